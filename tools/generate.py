@@ -161,7 +161,7 @@ def loader_method() -> str:
     whole = inspect.getdoc(make_loader) or ""
     start, stop = whole.index("    transforms:"), whole.index("Raises:")
     told = {name: re.sub(r"\s+", " ", text).strip() for name, text in _ARGUMENT.findall(whole[start:stop])}
-    text = docstring("The loader of this pipeline for this rank: `wdskit.make_loader(self, ...)`.", told)
+    text = docstring("Make the loader of this pipeline for this rank: `wdskit.make_loader(self, ...)`.", told)
     body = "import wdskit  # the public name, because the loader stands a layer above\n\npipeline: Any = self\n"
     body += f"return wdskit.make_loader(pipeline, {', '.join(f'{each}={each}' for each in names)})"
     return method("loader", "self,\n" + arguments, "Loader", text, body)
@@ -185,8 +185,8 @@ def methods() -> str:
 
 STAGES_HEAD = """# Stages
 
-A pipeline is a list of stages: one source first, then what is done to its samples. A stage has the same name and
-settings in YAML, and as a method of `wdskit.Pipeline`. `tools/generate.py` writes this page from the stages.
+A pipeline is a list of stages: first a source, then stages that process its samples. A stage has the same name and
+settings in YAML and as a method of `wdskit.Pipeline`. `tools/generate.py` writes this page from the stages.
 """
 
 

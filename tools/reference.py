@@ -29,7 +29,7 @@ def cli_page() -> str:
     head = f"""# CLI reference
 
 Every command of `wdskit`. `wdskit COMMAND --help` prints the same text. {NOTE.format("the commands")}
-Exit codes: 0, 1 for an error or a finding, 2 for a command line that is wrong, 130 for Ctrl-C.
+Exit codes: 0, 1 for an error or a finding, 2 for a wrong command line, 130 for Ctrl-C.
 """
     found = list(commands_below(typer.main.get_command(cli.app), ("wdskit",)))
     table = [f"| [`{' '.join(words)}`](#{'-'.join(words)}) | {first_sentence(command)} |" for words, command in found]

@@ -3,18 +3,18 @@
 ```
 WdskitError
 ├── StorageError         a URL or file cannot be read, or its scheme is not supported
-├── ShardError           the bytes of a shard are not what a shard holds
+├── ShardError           the bytes of a shard are damaged or invalid
 ├── FolderIndexError     the folder's index is missing, unreadable, or does not match its shards
 ├── SelectionError       a selection is missing, damaged, of other shards, or cannot be made
-├── KeyRuleError         a key or field name that not every reader would give back as it was written
-├── DecodeError          the bytes of a field are not what its name promises
-│   └── ImageTooLarge    an image's header promises more pixels than allowed
+├── KeyRuleError         a key or field name that some readers would change
+├── DecodeError          the bytes of a field do not have the format of its name
+│   └── ImageTooLarge    an image's header gives more pixels than allowed
 ├── SampleError          a stage failed on one sample
-├── PackError            packing cannot start or go on
+├── PackError            packing cannot start or continue
 │   └── RowError         one row (file, manifest line, Python row) cannot be packed
 ├── ConfigError          a configuration has problems; all of them are listed
 ├── PipelineError        a pipeline cannot run as it was composed
-│   └── StateError       a state cannot be taken, or does not fit
+│   └── StateError       a state cannot be saved, or does not fit
 └── RankError            rank or world size is unknown or contradicted
 ```
 
@@ -27,15 +27,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 PROCESS_ERRORS = (MemoryError, RecursionError, SystemError)
-"""What says something of this process, and nothing of the data at hand: it is never taken for damage, nor forgiven."""
+"""Errors of this process, not of the data: they never count as damage, and no error budget covers them."""
 
 
 class WdskitError(Exception):
-    """Base of every error that wdskit raises for something a user can cause or mend."""
+    """Base class of every error that a user can cause or correct."""
 
 
 class StorageError(WdskitError):
-    """A URL or file cannot be read. `url` names it; `status` is that of the HTTP response, 0 without one."""
+    """A URL or file cannot be read. `url` names it; `status` is the status of the HTTP response, or 0."""
 
     def __init__(self, message: str = "", *, url: str = "", status: int = 0) -> None:
         super().__init__(message)
@@ -44,12 +44,12 @@ class StorageError(WdskitError):
 
 
 class ShardError(WdskitError):
-    """The bytes of a shard are not what a shard holds.
+    """The bytes of a shard are damaged or invalid.
 
     Attributes:
         shard: Path or URL of the shard.
         offset: Byte offset of the header, member or byte at fault, from the start of the shard.
-        samples_read: Whole samples that came before the fault, -1 where nobody counted.
+        samples_read: Number of whole samples before the fault, or -1 if unknown.
         problem: What is wrong.
         remedy: What to do.
     """
@@ -76,7 +76,7 @@ class ShardError(WdskitError):
         self.samples_read = samples_read
 
     def after(self, samples_read: int) -> ShardError:
-        """The same error with how many whole samples came before."""
+        """The same error with the number of whole samples before it."""
         return ShardError(
             shard=self.shard,
             offset=self.offset,
@@ -97,7 +97,7 @@ class FolderIndexError(WdskitError):
 class SelectionError(WdskitError):
     """A selection of `folder` is missing, damaged, made for other shards, or cannot be made.
 
-    Where one sample is the reason: `shard`, `key` and `field` name it.
+    If one sample is the reason, `shard`, `key` and `field` name it.
     """
 
     def __init__(self, message: str = "", *, folder: str = "", shard: str = "", key: str = "", field: str = "") -> None:
@@ -109,7 +109,7 @@ class SelectionError(WdskitError):
 
 
 class KeyRuleError(WdskitError):
-    """`name` (a key or a field name) would not survive a round trip through every reader."""
+    """`name`, a key or a field name, does not exist, or some readers would change it."""
 
     def __init__(self, message: str = "", *, name: str = "") -> None:
         super().__init__(message)
@@ -117,7 +117,7 @@ class KeyRuleError(WdskitError):
 
 
 class DecodeError(WdskitError):
-    """The bytes of `field` are not what its name promises."""
+    """The bytes of `field` do not have the format of its name."""
 
     def __init__(self, message: str = "", *, field: str = "") -> None:
         super().__init__(message)
@@ -125,7 +125,7 @@ class DecodeError(WdskitError):
 
 
 class ImageTooLarge(DecodeError):
-    """An image's header promises more pixels than allowed."""
+    """An image's header gives more pixels than allowed."""
 
 
 class SampleError(WdskitError):
@@ -139,7 +139,7 @@ class SampleError(WdskitError):
 
 
 class PackError(WdskitError):
-    """Packing cannot start or go on."""
+    """Packing cannot start or continue."""
 
 
 class RowError(PackError):
@@ -156,9 +156,9 @@ class Problem:
     """One thing wrong in a configuration.
 
     Attributes:
-        where: `file:line`, or the name of the override or dict that holds it.
+        where: `file:line`, or the name of the override or dict.
         path: Dotted path of the setting, `""` for the whole document.
-        rule: What is wrong and what would be right, one sentence or two.
+        rule: What is wrong and how to correct it.
     """
 
     where: str
@@ -182,11 +182,11 @@ class PipelineError(WdskitError):
 
 
 class RankError(WdskitError):
-    """Rank or world size is unknown, or contradicted by the process group."""
+    """Rank or world size is unknown, or differs from the process group."""
 
 
 class StateError(PipelineError):
-    """A loader's state cannot be taken, or does not fit the loader."""
+    """A loader's state cannot be saved, is damaged, or does not fit the loader."""
 
 
 def error_text(err: BaseException) -> str:

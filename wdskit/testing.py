@@ -1,8 +1,8 @@
-"""For the tests of those who use wdskit: does a loader resume exactly, with their pipeline, settings and functions?
+"""For users' tests: does a loader resume exactly, with their pipeline, settings and functions?
 
 from wdskit.testing import assert_resumes_exactly
 
-def test_training_goes_on_where_it_stopped():
+def test_training_continues_where_it_stopped():
     assert_resumes_exactly(lambda: wdskit.make_loader("configs/train.yaml", pipeline="train", workers=2))
 """
 
@@ -19,23 +19,23 @@ import torch
 
 
 class Resumable(Protocol):
-    """What of a loader is needed; each of wdskit's has it."""
+    """The part of a loader that is needed; every loader of wdskit has it."""
 
     @property
     def epoch(self) -> int:
-        """The epoch that the next iteration runs, or the one that runs now."""
+        """The epoch that runs now, or that the next iteration runs."""
 
     def set_epoch(self, epoch: int) -> None:
-        """Make it the one that the next iteration runs; a loaded one keeps its position."""
+        """Set the epoch that the next iteration runs; that of a loaded state keeps its position."""
 
     def __iter__(self) -> Iterator[Any]:
         """One epoch, or what is left of a loaded one."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the consumer stands, as plain JSON."""
+        """The position of the consumer, as plain JSON."""
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on there with the next iteration."""
+        """Continue from the state with the next iteration."""
 
 
 class _Step(NamedTuple):
@@ -48,24 +48,23 @@ class _Step(NamedTuple):
 def assert_resumes_exactly(
     make_loader: Callable[[], Resumable], *, num_epochs: int = 2, steps: Iterable[int] | None = None
 ) -> None:
-    """Fail unless a loader that stops behind any step goes on as if it had not.
+    """Assert that a loader that stops after any step resumes as if it had not stopped.
 
-    A loader runs without a stop. Then, at each step, the state goes through JSON into a new loader, whose batches are
-    compared with those of the uninterrupted run, value by value, to the end of the epochs and one batch further. At
-    each step this happens with the state that was saved during the run, with the state of a loader that was itself
-    resumed at the step before, and with the state that a new loader saves before its first batch. Equal states count
-    once.
+    One loader runs without a stop. Then, for each step, the state goes through JSON into a new loader, and its batches
+    are compared with those of the first run, value by value, up to the end of the epochs and one batch further. Each
+    step is tested with three states: saved during the first run, saved by a loader that was itself resumed at the step
+    before, and saved by a new loader before its first batch. Equal states are tested once.
 
-    It takes about `num_steps / 2` times as long as the epochs themselves, and all their batches are held: use few
+    It takes about `num_steps / 2` times as long as the epochs themselves and holds all their batches in memory: use few
     samples, or few `steps`.
 
     Args:
         make_loader: Makes a loader as a new process would, always the same one.
-        num_epochs: How many epochs are compared, from the one that the loader begins with.
-        steps: After how many batches of all epochs to stop; 0 is before the first. None: after each.
+        num_epochs: Number of epochs to compare, from the first epoch of the loader.
+        steps: Numbers of batches, counted over all epochs, after which to stop; 0 is before the first. None: all.
 
     Raises:
-        AssertionError: A resumed loader yields something else; the message names step, place and both values.
+        AssertionError: A resumed loader yields something else; the message names the step, the place and both values.
     """
     whole = list(_take(make_loader(), num_epochs=num_epochs))
     if len(whole) < 2:

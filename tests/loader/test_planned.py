@@ -592,7 +592,7 @@ def test_a_stream_has_no_budget(numbers):
 
 def test_a_built_pipeline_forgives_nothing_that_nobody_counts(damaged):
     built = decoded(Pipeline().exact(damaged)).build(errors={"max_bad": 4})
-    with pytest.raises(PipelineError, match="errors: nobody counts and lists bad samples"):
+    with pytest.raises(PipelineError, match="errors: without a loader, nothing counts and lists bad samples"):
         next(iter(built))
 
 

@@ -253,7 +253,7 @@ def test_what_is_missing_or_wrong_is_named(numbers, s3):
 def test_a_machine_that_keeps_nothing_is_told_what_to_set(numbers, tmp_path, monkeypatch):
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    with pytest.raises(StorageError, match=r"cannot be kept there: .*\.\n  Set XDG_CACHE_HOME"):
+    with pytest.raises(StorageError, match=r"cannot be stored here: .*\.\n  Set XDG_CACHE_HOME"):
         read_all(f"{numbers[1]}/")
 
 
@@ -527,7 +527,7 @@ def test_a_damaged_part_is_fetched_again(here, there, tmp_path, caplog):
         data[len(data) // 3] ^= 1
         part.path.write_bytes(data)
     assert digest(pipe.loader(workers=0, **kept(tmp_path / "kept"))) == expected
-    assert "is damaged in it. It is fetched again." in caplog.text
+    assert "of the shard is damaged. It is fetched again." in caplog.text
 
 
 @pytest.mark.usefixtures("small_parts")
@@ -757,7 +757,7 @@ def test_a_disk_that_is_full_costs_no_sample(numbers, tmp_path):
     found, num_parts = json.loads(done.stdout)
     assert found == [[*range(61)]] * 3
     assert 0 < num_parts < 15
-    assert done.stderr.count("parts cannot be kept now: No space left on device.") == 1
+    assert done.stderr.count("parts cannot be stored now: No space left on device.") == 1
 
 
 def test_parts_are_fetched_no_faster_than_they_may(here, there, tmp_path):

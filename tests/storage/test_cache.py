@@ -215,7 +215,7 @@ def test_a_full_disk_is_said_once_and_not_tried_for_a_while(tmp_path, monkeypatc
         keep(cache, file=file)
     assert file.num_reads == 1
     assert [record.getMessage() for record in caplog.records] == [
-        f"{tmp_path}: parts cannot be kept now: No space left on device."
+        f"{tmp_path}: parts cannot be stored now: No space left on device."
     ]
     cache._full_until = 0
     keep(cache)
@@ -258,7 +258,7 @@ def test_files_of_others_are_left_alone(tmp_path):
 
 def test_a_folder_that_cannot_be_made_is_named(tmp_path):
     (tmp_path / "file").touch()
-    with pytest.raises(StorageError, match=r"the cache cannot be kept there: .*\n  Name another folder in cache.dir"):
+    with pytest.raises(StorageError, match=r"the cache cannot be stored here: .*\n  Name another folder in cache.dir"):
         PartCache(tmp_path / "file" / "below", 10**6)
 
 

@@ -35,26 +35,26 @@ def verify(
 ) -> VerifyResult:
     """Read every shard from end to end and report all that is invalid: `wdskit verify`.
 
-    Memory: 24 bytes a sample, and what one member takes, up to 32 MiB of it, in each process.
+    Memory: 24 bytes per sample, and in each process up to 32 MiB of one member.
 
     Args:
         path: A shard, folder, glob or brace pattern, local or remote; several joined by `::`. Where a folder has an
             index, the shards are compared with it; a remote folder or glob needs one.
-        images: `none`, `structure` (the first bytes against the name, JPEG markers to the end mark, PNG checksums) or
+        images: `none`, `structure` (the format against the name, JPEG markers up to the end marker, PNG checksums) or
             `decode` (all pixels too).
-        sample: Look at the images of this share of each shard's samples only, such as `1%`; exact within one sample a
-            shard, and of shards of one size in all. Chosen by `seed`.
-        seed: 0 <= seed < 2**64.
-        readers: Other readers to judge for: `hf`, `dali`, `energon`, `wids`, `open_clip`, `timm`, or `all`.
-        world_size: Ranks that are to share the shards of a stream alike.
+        sample: Check only the images of this share of each shard's samples, such as `1%`. It is exact within one sample
+            per shard, and exact in total for shards of equal size.
+        seed: Chooses the share; 0 <= seed < 2**64.
+        readers: Other readers to check for: `hf`, `dali`, `energon`, `wids`, `open_clip`, `timm`, or `all`.
+        world_size: Ranks of a stream, to check that each gets the same share.
         loader_workers: Worker processes of each rank's loader.
-        workers: Processes that read; default: the CPUs, fewer for little data.
-        max_pixels: Most pixels of an image; one that promises more is a finding.
+        workers: Processes that read. Default: the CPUs, fewer for little data.
+        max_pixels: Most pixels of an image; an image whose header gives more is a finding.
         progress: Called after each shard.
 
     Raises:
-        StorageError: There is nothing to look at; or it is remote, and `readers` are asked for.
-        ConfigError: An option has no such value.
+        StorageError: There is nothing to read; or it is remote, and `readers` is set.
+        ConfigError: An option has an unknown value.
     """
     if images not in IMAGE_CHECKS:
         raise ConfigError(f"images are checked as {', '.join(IMAGE_CHECKS)}, not {images!r}.")

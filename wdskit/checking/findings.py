@@ -28,16 +28,16 @@ NOTES: frozenset[Kind] = frozenset({"odd"})
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that is invalid.
+    """One fault, or a note.
 
     Attributes:
         kind: What it is about.
-        file: Path of the shard or index file; of the folder for what concerns all shards.
+        file: Path of the shard or index file, or of the folder if it concerns all shards.
         problem: What is wrong, with the value.
-        offset: Byte in the file, where there is one.
-        key: Key of the sample, where there is one.
-        more: How many more of this kind there are in this file, that are not listed.
-        rule: Of a finding about other readers, the name of the rule.
+        offset: Byte in the file, if known.
+        key: Key of the sample, if it concerns one.
+        more: Number of further findings of this kind in this file, which are not listed.
+        rule: Name of the rule, for a finding about other readers.
     """
 
     kind: Kind
@@ -57,11 +57,11 @@ class Finding:
 
 @dataclass(frozen=True)
 class ReaderVerdict:
-    """Whether a reader gives the samples back as they are.
+    """Whether a reader returns the samples unchanged.
 
     Attributes:
         reader: `hf`, `dali`, `energon`, `wids`, `open_clip` or `timm`.
-        reasons: Why it does not, a line for each rule; empty where it does.
+        reasons: Why it does not, one line per rule; empty if it does.
         num_findings: Members, samples and files that break its rules.
     """
 
@@ -81,15 +81,15 @@ class VerifyResult:
 
     Attributes:
         path: As the user wrote it.
-        num_shards: Shards that were looked at.
-        num_samples: Whole samples that were read; in a damaged shard those before the damage.
+        num_shards: Shards that were read.
+        num_samples: Whole samples that were read; of a damaged shard, those before the damage.
         num_bytes: Bytes that were read.
         num_images: Images that were checked.
-        num_large: Members that are too large to be looked at; only their bytes were compared with the digest.
+        num_large: Members that are too large to check; only their bytes were compared with the digest.
         num_ignored: Members that belong to no sample.
         is_indexed: Whether there was an index to compare with.
-        findings: All that is invalid, in the order of the shards, and notes.
-        verdicts: One for each reader that was asked for.
+        findings: All faults and notes, in the order of the shards.
+        verdicts: One for each of `readers`.
     """
 
     path: str
@@ -105,7 +105,7 @@ class VerifyResult:
 
     @property
     def is_clean(self) -> bool:
-        """Nothing was found that is wrong; there may be notes (`NOTES`)."""
+        """Whether no fault was found; there may be notes (`NOTES`)."""
         return all(finding.kind in NOTES for finding in self.findings)
 
 

@@ -1,7 +1,7 @@
 """The command line: one command a file.
 
 A command's module is loaded for `--help` too, so it imports what is heavy inside its function. Exit codes: 0, 1 for an
-error with its message, 2 for a command line that is wrong, 130 for Ctrl-C.
+error with its message, 2 for a wrong command line, 130 for Ctrl-C.
 """
 
 from __future__ import annotations

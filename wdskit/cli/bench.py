@@ -68,9 +68,9 @@ def bench_command(
 ) -> None:
     """Measure this machine and recommend workers and threads.
 
-    Reads and loads the shards of CONFIG, whose source must have an index, on the CPUs that this process may use: with
-    `taskset -c 0-7` on eight of them, as one rank of several on a node would. The decode limit is what one thread makes
-    of its CPU time, times the number of CPUs. It takes some minutes.
+    Reads and loads the shards of CONFIG on the CPUs that this process may use; the source must have an index.
+    `taskset -c 0-7` limits it to eight CPUs, as for one rank of several on a node. The decode limit is the rate of one
+    thread in its CPU time, times the number of CPUs. It takes some minutes.
 
     In Python: wdskit.bench
 

@@ -24,7 +24,7 @@ Folder = Annotated[Path, typer.Argument(metavar="DIR", help="The folder that `ca
 
 @app.command("ls", cls=Command)
 def ls_command(folder: Folder, json: JsonOption = False) -> None:
-    """List the shards of which parts are kept: parts, bytes, and when one was last used.
+    """List the shards that have parts in the cache: parts, bytes, and the time of last use.
 
     Examples:
         wdskit cache ls /nvme/wdskit
@@ -56,7 +56,7 @@ def prune_command(
     folder: Folder,
     to: Annotated[str, typer.Option(metavar="SIZE", help="How much to keep, such as 100GB; 0 removes all.")],
 ) -> None:
-    """Remove the parts that were not used for longest, and what killed processes left behind.
+    """Remove the least recently used parts, and files that killed processes left.
 
     Examples:
         wdskit cache prune /nvme/wdskit --to 100GB
@@ -76,9 +76,9 @@ def prune_command(
 
 @app.command("verify", cls=Command)
 def verify_command(folder: Folder) -> None:
-    """Read every part and remove those that are damaged; they are fetched again when they are wanted.
+    """Read every part and remove those that are damaged; they are fetched again when they are needed.
 
-    Exit code: 0 where none was, 1 where some were.
+    Exit code: 0 if no part was damaged, 1 if some were.
 
     Examples:
         wdskit cache verify /nvme/wdskit
@@ -103,7 +103,7 @@ def verify_command(folder: Folder) -> None:
 
 @app.command("warm", cls=Command)
 def warm_command(config: ConfigArgument, pipeline: PipelineOption = None, overrides: OverridesOption = None) -> None:
-    """Fetch the shards of a pipeline into the folder that its `cache` names, as far as they fit, before it runs.
+    """Fetch the shards of a pipeline into its cache folder before it runs, as far as they fit.
 
     Examples:
         wdskit cache warm train.yaml --pipeline train

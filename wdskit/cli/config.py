@@ -29,7 +29,7 @@ Overrides = Annotated[
 def check(file: File, overrides: Overrides = None, plugins: Plugins = None) -> None:
     """Print every problem of FILE, one per line, or its pipelines. Opens no shards. Python: wdskit.load_config.
 
-    Exit code: 0 without problems, 1 with problems, 2 where FILE or a plugin cannot be read.
+    Exit code: 0 without problems, 1 with problems, 2 if FILE or a plugin cannot be read.
 
     Examples:
         wdskit config check configs/imagenet.yaml
@@ -48,9 +48,9 @@ def check(file: File, overrides: Overrides = None, plugins: Plugins = None) -> N
 
 @app.command(cls=Command)
 def show(file: File, overrides: Overrides = None) -> None:
-    """Print FILE as it is understood: variables and --set filled in, defaults left out. It reads back as the same.
+    """Print FILE with variables and --set filled in, without defaults. The output loads as the same pipelines.
 
-    Exit code: 0 without problems, 1 with problems, 2 where FILE cannot be read.
+    Exit code: 0 without problems, 1 with problems, 2 if FILE cannot be read.
 
     Examples:
         wdskit config show configs/imagenet.yaml --set loader.workers=4

@@ -16,12 +16,12 @@ def diff_command(
     limit: Annotated[int, typer.Option(metavar="N", min=0, help="Number of lines to print of each kind.")] = 100,
     json: JsonOption = False,
 ) -> None:
-    """Compare the samples of A and B by key, wherever they stand.
+    """Compare the samples of A and B by key, in any order and any shards.
 
     One line per key: only in A, only in B, or the fields that differ (`json` in its bytes, `-txt` only A has, `+cls`
     only B has).
 
-    Exit code: 0 the same samples, 1 others, 2 it could not run.
+    Exit code: 0 the same samples, 1 differences, 2 it could not run.
 
     In Python: wdskit.diff
 

@@ -26,7 +26,7 @@ def extract_command(
 
     Nothing is written outside of DEST: a name that is not a plain relative path is listed and left out.
 
-    Exit code: 0, or 1 where a name was left out, or no sample has a key or field that was asked for.
+    Exit code: 0, or 1 if a name was left out, or if no sample has a given key or field.
 
     In Python: wdskit.extract
 

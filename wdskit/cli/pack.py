@@ -38,26 +38,26 @@ def pack_command(
 ) -> None:
     """Pack images and tables into shards.
 
-    Writes shards (POSIX tar) with an .idx beside each, classes.json where folders are classes, and last the index. The
-    same input gives the same bytes. A file has its name only once it is whole and on disk. After a kill, run the same
-    command again: it goes on with what is there.
+    Writes shards (POSIX tar) with an .idx beside each, classes.json if folders are classes, and the index last. The
+    same input gives the same bytes. A file gets its name only when it is complete and on disk. After a kill, run the
+    same command again: it continues.
 
     SOURCE is a folder of images whose sub-folders are classes, a table (.jsonl, .csv, .tsv, .parquet), COCO annotations
     (.json), a data set saved by Hugging Face's datasets, tars, zips, or - for paths on standard input. Several
-    .parquet, .tar or .zip files are a folder or a quoted pattern.
+    .parquet, .tar or .zip files are given as a folder or a quoted pattern.
 
-    --from names the kind where the path does not: folder, table (JSON lines on standard input), parquet, coco, hf, tar,
-    zip, list (one path per line), list0 (as find -print0 writes them).
+    --from names the kind if the path does not show it: folder, table (JSON lines on standard input), parquet, coco, hf,
+    tar, zip, list (one path per line), list0 (paths from find -print0).
 
     Images are copied byte for byte, unless --resize, --format or --orient changes them. Changed images keep their
-    colour profile and EXIF, and --max-samples alone limits their shards, because sizes are not known beforehand.
-    --validate says how each image is checked: structure (the default) reads the parts of its file and compares the
-    format with the name, magic its first bytes only, decode all pixels. JSON is parsed, too.
+    colour profile and EXIF, and only --max-samples limits their shards, because sizes are not known beforehand.
+    --validate sets how each image is checked: magic compares its first bytes with its name, structure (the default)
+    also reads the parts of its file, decode also all pixels. JSON is parsed, too.
 
     Several machines can share DEST: each packs one part, for example --part $SLURM_ARRAY_TASK_ID/8, and
     `wdskit pack-finish DEST` then writes the index.
 
-    A DEST in a bucket (s3://, gs://, az://) gets shard by shard as they are filled, its index last.
+    If DEST is in a bucket (s3://, gs://, az://), each shard is uploaded when it is filled, and the index last.
 
     In Python: wdskit.pack
 
@@ -95,8 +95,7 @@ def pack_finish_command(
 ) -> None:
     """Write the index of a folder that was packed in parts.
 
-    It is the index that one run would have written, byte for byte. If shards are missing, the parts to run again are
-    listed.
+    The index has the same bytes as that of a single run. If shards are missing, the parts to run again are listed.
 
     In Python: wdskit.finish_pack
 

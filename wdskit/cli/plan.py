@@ -47,7 +47,7 @@ def plan_command(
         bool | None,
         typer.Option(
             "--downloads/--no-downloads",
-            help="Compute what each node downloads from a store. Default: only where that takes seconds.",
+            help="Compute what each node downloads from a store. Default: only if that takes a few seconds.",
             rich_help_panel="Run",
             show_default=False,
         ),
@@ -75,9 +75,8 @@ def plan_command(
 ) -> None:
     """Show the steps of a run and what its ranks read.
 
-    Everything follows from the index; no sample is read. --quality takes the worst case, data sorted by
-    class, and compares the classes in batches of some steps with those of a uniform draw. --plot needs
-    matplotlib.
+    Only the index is read, no samples. --quality compares the classes in the batches of some steps with a uniform
+    draw, for the worst case: data sorted by class. --plot needs matplotlib.
 
     In Python: wdskit.plan
 

@@ -23,8 +23,8 @@ def repair_command(
 ) -> None:
     """Save the whole samples of damaged shards in another folder.
 
-    Behind damage it goes on at the next sample that the .idx promises, or else at the next valid header, and lists what
-    was lost. What damage may have touched is not saved. Shards without damage are copied as they are; DEST gets an
+    After damage it continues at the next sample of the .idx, or else at the next valid header, and lists what was lost.
+    Samples that the damage may have touched are not saved. Shards without damage are copied unchanged; DEST gets an
     index.
 
     Exit code: 0 all was saved, 1 something was lost or is in doubt, 2 it could not run.

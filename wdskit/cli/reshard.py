@@ -50,9 +50,9 @@ def reshard_command(
     """Write new shards from finished ones: merge, split, shuffle, filter, change.
 
     Samples are copied by ranges of bytes, and nothing is decoded unless --validate, --resize, --format, --orient or
-    --derive asks for that. The same sources and options give the same bytes. A file has its name only once it is whole
-    and on disk; after a kill, run the same command again. Sources without an index are read whole first. Images are not
-    checked (--validate none); those that are changed are checked to be whole (structure).
+    --derive asks for that. The same sources and options give the same bytes. A file gets its name only when it is
+    complete and on disk; after a kill, run the same command again. Sources without an index are first read as a whole.
+    Images are not checked (--validate none), except those that are changed (structure).
 
     In Python: wdskit.reshard, and wdskit.select for --selection
 
@@ -94,7 +94,7 @@ def _read(result: ReshardResult | SelectResult) -> str:
 
 
 def _left_out(result: ReshardResult | SelectResult) -> dict[str, int]:
-    """How many samples did not stay, by the reason."""
+    """How many samples were left out, by the reason."""
     return {
         "sampled_out": result.num_sampled_out,
         "filtered": result.num_filtered,

@@ -29,7 +29,7 @@ def split_command(
         str,
         typer.Option(
             metavar="key|json:PATH",
-            help="What decides: the key, or a value of the JSON (json:patient.id), whose samples stay together.",
+            help="Split by the key, or by a value of the JSON (json:patient.id), whose samples stay together.",
         ),
     ] = "key",
     seed: Annotated[int, typer.Option(metavar="N", min=0, help="A different seed gives a different split.")] = 0,
@@ -45,9 +45,9 @@ def split_command(
 ) -> None:
     """Split a folder into train, val and test.
 
-    Writes NAME.selection beside the index for each split; the shards stay as they are. A sample's split follows from
-    the seed, the shares, and its key or value alone: it stays the same when shards are added, reordered or packed anew.
-    After such a change run the same command again.
+    Writes NAME.selection beside the index for each split; the shards do not change. A sample's split depends only on
+    the seed, the shares, and its key or value: it stays the same when shards are added, reordered or packed again.
+    After such a change, run the same command again.
 
     In Python: wdskit.split
 

@@ -46,8 +46,8 @@ def stats_command(
 ) -> None:
     """Count what shards hold: classes, sizes, resolutions, JSON keys.
 
-    Reads headers, labels and JSON, and of an image its own header only; --digests reads all. A damaged shard is an
-    error; images, labels and JSON that cannot be read are counted, and the first are listed.
+    Reads tar headers, labels, JSON and the headers of images; --digests reads everything. A damaged shard is an error;
+    images, labels and JSON that cannot be read are counted, and the first are listed.
 
     PATH may be a URL: s3://bucket/train/.
 
@@ -97,8 +97,8 @@ def _details(found: ShardStats) -> Iterator[tuple[str, str]]:
     if found.num_bad:
         yield "bad fields", format_count(found.num_bad)
     if (twice := found.duplicates) is not None:
-        samples, contents = plural(twice.num_samples, "sample"), plural(twice.num_contents, "content")
-        yield "duplicates", f"{samples} of {contents} that came before" if twice.num_samples else "none"
+        samples, earlier = plural(twice.num_samples, "sample"), plural(twice.num_contents, "earlier sample")
+        yield "duplicates", f"{samples} with the content of {earlier}" if twice.num_samples else "none"
 
 
 def _range(numbers: NumberStats, show: Callable[[float], str]) -> str:

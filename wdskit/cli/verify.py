@@ -78,8 +78,8 @@ def verify_command(
 ) -> None:
     """Check shards against their index, and what is in them.
 
-    Reads every shard from end to end: size and sha256 as the index says, every header, the .idx, the same fields in
-    every sample, no key twice, JSON, images. It goes on after a fault and lists all.
+    Reads every shard from end to end and checks size and sha256 against the index, every header, the .idx, the same
+    fields in every sample, repeated keys, JSON and images. It continues after a fault and lists all faults.
 
     Exit code: 0 clean, perhaps with notes, 1 something was found, 2 it could not run.
 

@@ -48,8 +48,8 @@ def view_command(
     """Look through samples on a page in the browser.
 
     Shows images with their masks and boxes, JSON and classes; finds keys, and samples for which a filter is true. Only
-    the index is read at the start. The page is on 127.0.0.1, answers to nobody without the address that is printed, and
-    needs no network. Ctrl-C ends it. The command needs an extra: pip install "wdskit[view]".
+    the index is read at the start. The page is on 127.0.0.1, opens only with the printed address, and needs no network.
+    Ctrl-C ends it. The command needs an extra: pip install "wdskit[view]".
 
     Masks are further images of a sample that store numbers (`seg.png`). Boxes are `bbox`, `boxes` or the `annotations`
     of its JSON, as COCO writes them: x, y, width, height in pixels.

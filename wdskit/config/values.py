@@ -150,7 +150,7 @@ FieldChoices = Annotated[
 Shards = Annotated[str | tuple[str, ...], PlainValidator(_check_shards), WithJsonSchema(_NAMES_SCHEMA)]
 Classes = Literal["same", "any"]
 CLASSES: Any = Field(
-    "same", description="Whether the `classes.json` of all folders must name the same classes, or may be any."
+    "same", description="Whether the `classes.json` of all folders must name the same classes, or may differ."
 )
 Weights = Annotated[tuple[Positive, ...], Field(min_length=1), Items]
 Size = Annotated[

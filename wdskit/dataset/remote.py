@@ -1,7 +1,7 @@
 """Folders of shards in a store: their index, kept in a local copy, and their samples, read by ranges.
 
 What a planned source needs before it reads a sample (`index.json`, `index.bin`, a selection) is copied to
-`$XDG_CACHE_HOME/wdskit/folders`, once for each version of it, told by ETags. All processes of a machine share the copy.
+`$XDG_CACHE_HOME/wdskit/folders`, once for each version of it, by ETags. All processes of a machine share the copy.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from wdskit.storage.objects import ObjectFile
 
 PART_BYTES = 8 << 20
-"""About so many bytes of a shard are fetched and kept at once."""
+"""Approximate size of the parts of a shard that are fetched and kept."""
 
 T = TypeVar("T")
 Ints = NDArray[np.int64]
@@ -72,7 +72,7 @@ def _copy(url: str, names: Sequence[str]) -> Path:
             raise
         if err.url not in (files[INDEX_NAME].url, files[BINARY_NAME].url):
             raise SelectionError(f"{err}\n  Run `wdskit split` where the shards are.", folder=url) from err
-        msg = f"{err}\n  A planned source reads a folder with its index. Run `wdskit index` where the shards are."
+        msg = f"{err}\n  A planned source needs the index of its folder. Run `wdskit index` where the shards are."
         raise FolderIndexError(msg, folder=url) from err
     digest = hashlib.sha256("\n".join([url, *versions]).encode()).hexdigest()
     folder = user_cache() / "folders" / digest[:32]
@@ -83,20 +83,20 @@ def _copy(url: str, names: Sequence[str]) -> Path:
                 if not (folder / name).exists():
                     publish_bytes(folder / name, _whole(file))
     except OSError as err:
-        msg = f"{folder}: the index of {url} cannot be kept there: {err.strerror or err}."
-        raise StorageError(f"{msg}\n  Set XDG_CACHE_HOME to a folder with some space.", url=url) from err
+        msg = f"{folder}: the index of {url} cannot be stored here: {err.strerror or err}."
+        raise StorageError(f"{msg}\n  Set XDG_CACHE_HOME to a folder with free space.", url=url) from err
     return folder
 
 
 def user_cache() -> Path:
-    """Where files stand that are on their way from stores or to them: `$XDG_CACHE_HOME/wdskit`."""
+    """The folder of files on their way from or to stores: `$XDG_CACHE_HOME/wdskit`."""
     home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")  # noqa: PTH111 (no home is no error)
     return Path(home) / "wdskit"
 
 
 def _whole(file: ObjectFile) -> bytes:
     if file.num_bytes > MAX_INDEX_BYTES:
-        msg = f"{file.url}: it holds more than {MAX_INDEX_BYTES} bytes, which is not a file of this kind."
+        msg = f"{file.url}: it holds more than {MAX_INDEX_BYTES} bytes, too many for such a file."
         raise StorageError(msg, url=file.url)
     return file.read_at(0, file.num_bytes)
 
@@ -123,7 +123,7 @@ class RemoteShard(IndexedShard):
     def __init__(self, file: ObjectFile, entry: ShardEntry, idx: bytes, cache: PartCache | None = None) -> None:
         url = file.url
         if entry.idx_sha256 is None:
-            msg = f"{url}: the index of its folder has no digest of its {IDX_SUFFIX}: an older version made it."
+            msg = f"{url}: the index of its folder has no digest of its {IDX_SUFFIX}; an older version wrote it."
             raise FolderIndexError(f"{msg}\n  Run `wdskit index` where the shards are.", folder=url.rpartition("/")[0])
         offsets = parse_offsets(idx, url, num_bytes=entry.num_bytes, sha256=entry.idx_sha256)
         kept = None
@@ -262,7 +262,7 @@ class _KeptParts:
                 return None
             data = part.read(number - self._firsts[at], self._offsets[number], self._offsets[number + 1])
             if data is None:
-                self._cache.drop(part.name, f"{part.file.url}: sample {number} of its shard is damaged in it.")
+                self._cache.drop(part.name, f"{part.file.url}: its copy of sample {number} of the shard is damaged.")
                 return None
             found.append(data)
         return found[0] if len(found) == 1 else b"".join([*(data[:-BLOCK_BYTES] for data in found[:-1]), *found[-1:]])

@@ -49,7 +49,7 @@ def write_selection(
         name: As `check_selection_name` takes it. A selection of this name is replaced.
         samples_per_shard: For each shard, in the order of the index, the numbers of its samples, rising.
         recipe: How it is made; one line.
-        disk: What writes.
+        disk: Performs the file operations; tests replace it.
 
     Raises:
         FolderIndexError: The folder's index is missing or damaged.

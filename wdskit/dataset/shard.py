@@ -195,17 +195,17 @@ class IndexedShard:
 
 
 class LocalShard(IndexedShard):
-    """A local shard. Pickled, it is its path, and opens the shard again.
+    """A local shard. A pickle holds only its path, and opens the shard again.
 
     Args:
         path: A local shard with its `.idx` beside it.
-        idx_sha256: Hex digest that the folder's index says the `.idx` has, None where it does not say it.
-        num_bytes: Size that the folder's index says the shard has, None where it does not say it.
+        idx_sha256: Hex digest of the `.idx` in the folder's index; None if unknown.
+        num_bytes: Size of the shard in the folder's index; None if unknown.
 
     Raises:
         StorageError: The shard cannot be opened.
-        ShardError: It has another size, or what stands before the first sample is damaged.
-        FolderIndexError: The offsets are missing or cannot be those of this shard.
+        ShardError: It has another size, or the bytes before the first sample are damaged.
+        FolderIndexError: The `.idx` is missing or cannot belong to this shard.
     """
 
     file: LocalFile

@@ -61,10 +61,10 @@ class PlannedPipeline(IterableDataset[Any]):
         """
         plan, place = self.program.plan, self.program.run.place
         if plan.forgives:
-            msg = "errors: nobody counts and lists bad samples where a built pipeline is iterated."
+            msg = "errors: without a loader, nothing counts and lists bad samples."
             raise PipelineError(f"{msg}\n  Use pipe.loader(errors=...), or leave `errors` out.")
         if get_worker_info() is not None:
-            msg = "a planned pipeline is not shared by the workers of another loader."
+            msg = "a planned pipeline cannot run in the workers of another loader: each would read everything."
             raise PipelineError(f"{msg}\n  Use pipe.loader(workers=...), or wdskit.make_loader.")
         start = self._next_epoch * plan.epoch_samples
         steps = Steps(plan.epoch_samples, plan.batch, place.world_size, plan.tail)

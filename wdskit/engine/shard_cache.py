@@ -49,7 +49,7 @@ class ShardCache:
     """Reads samples through the offsets of their shards. Safe to share between threads.
 
     Args:
-        tables: The shards of each part, numbered through; the same part may stand several times.
+        tables: The shards of each part, numbered through; the same part may appear several times.
         parts: For each of `tables`, the number of its part.
         kept: Where parts of remote shards are kept; None for nowhere.
     """
@@ -81,7 +81,7 @@ class ShardCache:
 
     @property
     def is_remote(self) -> bool:
-        """Whether some of the shards stand in a store."""
+        """Whether some of the shards are in a store."""
         return any(table.is_remote for table in self.tables)
 
     def begin(self, shards: Ints, samples: Ints) -> ShardCache:
@@ -249,7 +249,7 @@ class ShardCache:
             return self._keep(shard, open_remote_shards([(table.path(inner), entry)], self.kept)[0])
         local = LocalShard(table.path(inner), idx_sha256=entry.idx_sha256, num_bytes=entry.num_bytes)
         if len(local) != entry.num_samples:
-            problem = f"its offsets are those of {len(local)} samples, the folder's index says {entry.num_samples}"
+            problem = f"its .idx has {len(local)} samples, but the folder's index has {entry.num_samples}"
             raise ShardError(shard=local.path, offset=0, problem=problem, remedy="Run `wdskit index` on its folder.")
         self._verified.check(local.file, entry.identity, entry.sha256)
         return self._keep(shard, local)

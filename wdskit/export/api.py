@@ -119,7 +119,7 @@ def export_shard(path: Path, members: ShardMembers, *, exports: Exports, before:
         members: What it holds.
         exports: The kinds.
         before: The kinds that the index before had, whose files are replaced.
-        disk: What writes.
+        disk: Performs the file operations; tests replace it.
 
     Raises:
         FolderIndexError: A kind cannot hold this shard, or something else has written a file in the way.

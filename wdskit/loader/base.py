@@ -19,23 +19,24 @@ _MAX_EPOCH = 10**9  # a stream's draws are numbers of 63 bits, 30 of which are t
 
 
 class Loader(ABC):
-    """Iterate it once an epoch; what a pipeline yields comes out, from any number of worker processes.
+    """What `make_loader` returns. Each iteration is one epoch and yields the items of the pipeline.
 
-    Epochs count themselves on when they end; after a `break`, the same epoch starts again. It makes no collective call.
+    When an epoch ends, the loader goes on to the next by itself; after a `break`, the same epoch starts again. The
+    loader makes no collective call.
 
     Args:
-        run: Of the pipeline: rank and world size that it reads for, threads.
-        spec: Workers, prefetch and the rest.
-        name: Of the pipeline, for reports.
-        process_group: The group that they came from, to compare with at the start of each iteration.
-        is_rank_given: Whether they were the caller's word alone, which no process group overrules.
+        run: Rank and world size that the pipeline reads for, and its threads.
+        spec: The settings: workers, prefetch and so on.
+        name: Name of the pipeline, for reports.
+        process_group: The group that gave rank and world size; each iteration compares them with it at its start.
+        is_rank_given: Whether only the caller gave them; then they are not compared with any process group.
 
     Raises:
-        PipelineError: What `stats` asks for cannot be had: its file, its port, or prometheus_client.
+        PipelineError: The file or the port of `stats` cannot be opened, or prometheus_client is not installed.
     """
 
     batch_sampler = None
-    """Lightning asks for it where there is a `sampler`."""
+    """Lightning asks for it if there is a `sampler`."""
 
     def __init__(
         self,
@@ -60,24 +61,32 @@ class Loader(ABC):
     @property
     @abstractmethod
     def epoch(self) -> int:
-        """The epoch that the next iteration runs, or the one that runs now."""
+        """The epoch that runs now, or that the next iteration runs."""
 
     @property
     @abstractmethod
     def remaining(self) -> int:
-        """Items between what the consumer has received and the end of the epoch."""
+        """Number of items of the epoch that the consumer has not received yet."""
 
     @abstractmethod
     def __len__(self) -> int:
-        """Items of a whole epoch on this rank."""
+        """Number of items of a whole epoch on this rank."""
 
     @abstractmethod
     def state_dict(self) -> dict[str, Any]:
-        """Where the consumer stands, as plain JSON."""
+        """The position of the consumer, as plain JSON."""
 
     @abstractmethod
     def load_state_dict(self, state: Mapping[str, Any], *, strict: bool = True) -> None:
-        """Go on where a state says, with the next iteration."""
+        """Continue from a state with the next iteration.
+
+        Args:
+            state: From `state_dict`. A planned source accepts it on any number of ranks, workers and threads.
+            strict: Whether a state of another order of samples is refused; otherwise it is logged and accepted.
+
+        Raises:
+            StateError: It is not a state, or one that does not fit; the message names what differs.
+        """
 
     @abstractmethod
     def _set_epoch(self, epoch: int, *, is_counted_elsewhere: bool) -> None: ...
@@ -87,14 +96,14 @@ class Loader(ABC):
         """One iteration, as a generator that does nothing before its first item is asked for."""
 
     def stats(self) -> LoaderStats:
-        """What happened since the running epoch began, or the last one: speed, waits and stages.
+        """Speed, waits and stages since the start of the running epoch, or of the last one.
 
-        It counts always, and costs less than 1 % of the work. For a person: `print(loader.stats())`.
+        The loader always counts them, for less than 1 % of the work. `print(loader.stats())` shows a table.
         """
         return self._meter.stats()
 
     def prometheus_text(self) -> str:
-        """All counters since the loader was made, as Prometheus reads them; what `stats: {port: 9400}` serves.
+        """All counters since the loader was made, in Prometheus' format, as `stats: {port: 9400}` serves them.
 
         Raises:
             PipelineError: prometheus_client is not installed.
@@ -102,13 +111,13 @@ class Loader(ABC):
         return metrics_text(self._meter)
 
     def set_epoch(self, epoch: int) -> None:
-        """Make `epoch` >= 0 the one that the next iteration runs; a loaded one keeps its position.
+        """Set the epoch (>= 0) that the next iteration runs. The epoch of a loaded state keeps its position.
 
-        Inside an epoch that one goes on as it is: `epoch`, `remaining` and `state_dict` are about it until it ends or
-        is left, and another epoch follows it. The number of the running one changes nothing.
+        A running epoch does not change: `epoch`, `remaining` and `state_dict` describe it until it ends or the loop is
+        left, and `epoch` follows it. The number of the running epoch itself has no effect.
 
         Raises:
-            StateError: A state of another epoch has been loaded and not used.
+            StateError: A state of another epoch was loaded and is not used yet.
         """
         self._set_next(_natural(epoch), is_counted_elsewhere=False)
 
@@ -127,10 +136,8 @@ class Loader(ABC):
 
     @property
     def sampler(self) -> _Sampler:
-        """Something with a `set_epoch`, as frameworks expect. Made on request: kept, it would be a cycle that outlives
-        the loader.
-        """
-        return _Sampler(self)
+        """An object with `set_epoch`, as frameworks expect."""
+        return _Sampler(self)  # not kept: it would be a reference cycle
 
     def __iter__(self) -> Iterator[Any]:
         """Start an iteration; nothing happens before the first item is asked for.
@@ -172,7 +179,7 @@ class Loader(ABC):
 
 
 class _Sampler:
-    """Stands where frameworks look for a DistributedSampler."""
+    """Takes the place of a DistributedSampler, where frameworks look for one."""
 
     def __init__(self, loader: Loader) -> None:
         self._loader = loader

@@ -44,25 +44,26 @@ def gather_valid(
 ) -> Tensor | list[Any]:
     """Collect what all ranks have computed for a batch, each sample once.
 
-    Every rank calls it, with as many rows; `tail: pad` sees to that. Without torch.distributed it is one rank.
+    Every rank must call it with the same number of rows, as `tail: pad` ensures. Without torch.distributed, this
+    process is the only rank.
 
-    With `tail: pad` the rows of all ranks, one rank behind the other, are in the order of their samples. With
-    `tail: drop` a rank takes those that its node reads: give `positions=loader.positions` for that order.
+    With `tail: pad`, the rows are in the order of their samples. With `tail: drop`, the rows of one rank follow those
+    of another, and `positions=loader.positions` sorts them by sample.
 
     Args:
-        rows: A tensor (batch, ...) on the device of the group's backend, or a list of anything that pickles.
+        rows: A tensor (batch, ...) on the device of the group's backend, or a list of values that can be pickled.
         valid: The batch's mask, bool (batch,): `__valid__` of a dict, the last element of a tuple. None: all are valid.
         positions: `loader.positions` of the batch, (batch,): sorts the rows.
-        reduce: None gives the rows. "sum" adds the valid ones up, "mean" divides by their number too, both as float64
-            for floating point and int64 for whole numbers.
-        group: A torch.distributed group, or one dimension of a DeviceMesh, as the loader was given; the default group
-            without.
+        reduce: None returns the rows. "sum" adds the valid rows, in float64 for floating point and int64 for whole
+            numbers; "mean" divides their sum in float64 by their number.
+        group: A torch.distributed group, or one dimension of a DeviceMesh, as given to the loader. Default: the default
+            group.
 
     Returns:
-        The valid rows of all ranks in the order of their samples, (num_valid, ...), or a list; or the reduced (...).
+        The valid rows of all ranks, (num_valid, ...) or a list; with `reduce` their sum or mean (...).
 
     Raises:
-        PipelineError: The mask does not fit the rows, or a mean of no row is asked for.
+        PipelineError: The mask does not fit the rows, or there is no valid row for a mean.
     """
     group = as_group(group)
     mask = torch.ones(len(rows), dtype=torch.bool) if valid is None else valid
@@ -116,16 +117,17 @@ def _all_gather(rows: Tensor, group: Any) -> list[Tensor]:
 
 
 def check_same_batches(batch: Any, group: Any = None) -> None:
-    """Compare a batch across the ranks that should have the same one, with one all_gather of 16 bytes a rank.
+    """Check that all ranks of a group have the same batch, with one all_gather of 16 bytes per rank.
 
-    Every rank of the group calls it, and every one fails where one differs. Without torch.distributed it is one rank.
+    Every rank of the group must call it; if one batch differs, it fails on every rank. Without torch.distributed there
+    is nothing to compare.
 
     Args:
         batch: Tensors, arrays, text, numbers, None, images, and lists, tuples, dicts and dataclasses of them.
-        group: A torch.distributed group, or one dimension of a DeviceMesh: `mesh["tp"]`. The default group without.
+        group: A torch.distributed group, or one dimension of a DeviceMesh: `mesh["tp"]`. Default: the default group.
 
     Raises:
-        RankError: They differ; the ranks that do are named, as the default group counts them.
+        RankError: The batches differ; the message names the ranks, by their numbers in the default group.
         PipelineError: The batch holds something that has no bytes to compare.
     """
     mine = _digest(batch)

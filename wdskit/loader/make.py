@@ -49,42 +49,44 @@ def make_loader(
 
     Args:
         config: A YAML file, the same as a dict, or a `Pipeline`.
-        pipeline: Which of a configuration's pipelines; may be left out where there is one.
-        overrides: `a.b.c=VALUE` each, as `wdskit config check --set` takes them.
-        transforms: Functions and classes by name, for `map` and the others or as stages, before those registered.
-        plugins: Modules to import first, so that they register their functions. Never taken from a configuration.
-        rank: With `world_size`. Without: the process group given, torch.distributed, torchrun's environment, Slurm's.
-        world_size: With `rank`.
-        process_group: A torch.distributed group whose rank and size count, or one dimension of a DeviceMesh. A `rank`
-            beside it has to be that of the group.
-        ranks_per_node: Ranks of each machine, which share what they read. Without: what torchrun or Slurm say, where
-            they or torch.distributed say the rank; else 1. The same on every rank.
-        workers: Worker processes, 0 for none; this and what follows overrule the configuration's `loader`. Without this
-            and `threads`, where images are decoded or functions called behind a planned source: one for two of this
-            machine's cores, shared by its ranks, at most 8, with two threads each; with functions of yours one for each
-            core, at most 16, with one thread each; else 1.
-        threads: Threads a process for one-to-one stages. Without: 1 if `workers` is 0, of a stream, where there is
-            little to do, and where functions of yours are called, which several threads would call at the same time;
-            else this machine's cores, shared by its ranks and workers, at most 8.
-        prefetch: Batches made ahead of the consumer: of a planned source in all, at least two a worker; of a
-            stream by each worker.
-        persistent_workers: Whether workers live on between epochs.
-        start_method: "fork", "spawn" or "forkserver". Without: torch's default, but never "fork" once CUDA is
+        pipeline: Name of the pipeline; needed only if the configuration has several.
+        overrides: Settings to change, each as `a.b.c=VALUE`, as for `wdskit config check --set`.
+        transforms: Functions and classes by name, for `map` and similar stages or as stages themselves. They are used
+            before registered ones.
+        plugins: Modules to import first, so that they register their functions. A configuration cannot name them.
+        rank: Needs `world_size`. Default: from `process_group`, torch.distributed, or the environment of torchrun or
+            Slurm, in this order.
+        world_size: Needs `rank`.
+        process_group: A torch.distributed group, or one dimension of a DeviceMesh, that gives rank and world size. A
+            `rank` must be that of the group.
+        ranks_per_node: Ranks of each machine, which share what they read; the same on every rank. Default: from
+            torchrun or Slurm if they or torch.distributed give the rank, else 1.
+        workers: Worker processes, 0 for none. This and the next arguments override the configuration's `loader`. If
+            neither this nor `threads` is set, and stages of a planned source decode images or call functions: one per
+            two cores of this machine, shared by its ranks, at most 8, with two threads each; with functions of yours
+            one per core, at most 16, with one thread each. Otherwise 1.
+        threads: Threads in each process, for one-to-one stages. Default: 1 if `workers` is 0, for a stream, if there is
+            little to do, or if functions of yours are called, because several threads would call them at the same time.
+            Otherwise the cores of this machine, shared by its ranks and workers, at most 8.
+        prefetch: Batches made ahead: in total with a planned source, and at least two per worker; by each worker with a
+            stream.
+        persistent_workers: Whether workers stay alive between epochs.
+        start_method: "fork", "spawn" or "forkserver". Default: as torch does, but never "fork" once CUDA is
             initialised.
-        pin_memory: Whether batches come in page-locked memory, where there is a GPU.
-        device: Where batches of a planned source go: "cuda", the current one, or "cuda:1". They are copied there on a
-            stream of their own, one ahead; images cross as uint8, and are normalized there.
-        stats: What the loader reports while it runs: every how many steps, or
-            `{"every": 100, "file": "stats.jsonl", "port": 9400}`. `loader.stats()` needs no such setting.
-        errors: What becomes of bad samples, `{"max_bad": 10, "dir": "bad"}`; overrules the configuration's `errors`.
-        cache: Where parts of remote shards are kept, `{"dir": "/nvme/wdskit", "size": "500GB"}`; overrules the
+        pin_memory: Whether batches are in page-locked memory, if there is a GPU.
+        device: Device for the batches of a planned source: "cuda" (the current one) or "cuda:1". One batch ahead is
+            copied there on a separate CUDA stream; images are copied as uint8 and normalized on the device.
+        stats: Reports during the run: the steps between them, or
+            `{"every": 100, "file": "stats.jsonl", "port": 9400}`. `loader.stats()` works without it.
+        errors: What to do with bad samples, `{"max_bad": 10, "dir": "bad"}`; overrides the configuration's `errors`.
+        cache: Where to keep parts of remote shards, `{"dir": "/nvme/wdskit", "size": "500GB"}`; overrides the
             configuration's `cache`.
 
     Raises:
         ConfigError: The configuration or the arguments have problems; all of them are listed.
         PipelineError: The pipeline cannot run as composed.
         StorageError, FolderIndexError: The shards cannot be listed.
-        RankError: Rank or world size are contradictory.
+        RankError: Rank and world size contradict each other.
     """
     _check_functions(transforms)
     _import_plugins(plugins)

@@ -105,14 +105,14 @@ class PlannedLoader(Loader):
         return {**self._passes.state_dict(), "bad": self._budget.count}
 
     def load_state_dict(self, state: Mapping[str, Any], *, strict: bool = True) -> None:
-        """Go on where a state says, with the next iteration.
+        """Continue from a state with the next iteration.
 
         Args:
             state: From `state_dict`, on any number of ranks, workers and threads.
-            strict: Whether a state of another sequence of samples is refused, or logged and taken.
+            strict: Whether a state of another sequence of samples is refused; otherwise it is logged and accepted.
 
         Raises:
-            StateError: It is no state, or one of another sequence; the field is named.
+            StateError: It is not a state, or one of another sequence; the field is named.
         """
         self._passes.load_state_dict(state, strict=strict)
         self._is_inside = False

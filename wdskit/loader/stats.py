@@ -1,4 +1,4 @@
-"""What a loader reports of itself: rates, the consumer's waits, and each stage's time."""
+"""What a loader reports: rates, the waits of the consumer, and the time of each stage."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ MIN_WAITS_S = 0.02
 
 @dataclass(frozen=True)
 class StageStats:
-    """What a stage took. Of samples so small that clocks would slow them down some were timed, and stand for all.
+    """The time that a stage took. If samples are very small, only some are timed, and the times are scaled to all.
 
     Attributes:
-        num: Values: samples, or behind `batched` batches.
-        mean_s: Of a value.
-        total_s: Of all, in all threads and workers together.
-        share_ratio: Its share of the time of all stages.
+        num: Number of values: samples, or batches after `batched`.
+        mean_s: Time per value.
+        total_s: Time for all values, in all threads and workers together.
+        share_ratio: Share of the time of all stages.
     """
 
     num: int
@@ -39,25 +39,25 @@ class StageStats:
 class LoaderStats:
     """What a loader and its consumer did since the running epoch began, or since the last report.
 
-    Times are those of the consumer, from one item that it received to the next: first it works, then it waits. The wait
-    for the first item of an epoch, in which processes start, stands by itself.
+    The consumer receives an item, works, and waits for the next one. The wait for the first item of an epoch, during
+    which processes start, is counted separately.
 
     Attributes:
         loader: Name of the pipeline.
-        rank: Of the loader.
-        epoch: The one that runs, or the last.
-        steps: Items that the consumer has received.
-        samples: In them, padding left out.
-        replaced: Bad samples for which others stand.
-        elapsed_s: From the first item that the consumer received to the last.
-        wait_s: What it waited of that, and
-        wait_ratio: as a share of `elapsed_s`.
-        first_wait_s: How long it waited for the first item.
-        samples_per_s: From the first item to the last.
-        bytes_read: From shards, for these samples.
-        bytes_per_s: At `samples_per_s`.
-        traffic: What came from stores and from a cache of their objects.
-        stages: What each stage took, in the order in which they run.
+        rank: Rank of the loader.
+        epoch: The epoch that runs, or the last one.
+        steps: Number of items that the consumer has received.
+        samples: Number of samples in them, without padding.
+        replaced: Number of bad samples that were replaced by others.
+        elapsed_s: Time from the first item that the consumer received to the last.
+        wait_s: Time of `elapsed_s` that it waited.
+        wait_ratio: `wait_s` as a share of `elapsed_s`.
+        first_wait_s: Time that it waited for the first item.
+        samples_per_s: Rate from the first item to the last.
+        bytes_read: Bytes read from shards for these samples.
+        bytes_per_s: Bytes read at `samples_per_s`.
+        traffic: What came from stores, and from the cache of their objects.
+        stages: The time of each stage, in the order in which they run.
     """
 
     loader: str
@@ -77,11 +77,11 @@ class LoaderStats:
     stages: Mapping[str, StageStats]
 
     def to_json(self) -> dict[str, Any]:
-        """As plain JSON, under the same names."""
+        """The same as plain JSON, with the same names."""
         return asdict(self) | {"traffic": self.traffic._asdict()}
 
     def line(self) -> str:
-        """Speed and waits in one line, with what to do about them where that is anything."""
+        """Speed and waits in one line, with advice if the consumer waits."""
         return f"{self._summary()} {self._hint()}".rstrip()
 
     def __str__(self) -> str:

@@ -125,14 +125,14 @@ class StreamLoader(Loader):
         return {**self._state().to_json(), "setting": self._setting, "fingerprint": dict(layout.fingerprint)}
 
     def load_state_dict(self, state: Mapping[str, Any], *, strict: bool = True) -> None:
-        """Go on where a state says, with the next iteration.
+        """Continue from a state with the next iteration.
 
         Args:
             state: From `state_dict` of this rank, with as many ranks, workers and threads.
-            strict: Whether a state of another order of samples is refused, or logged and taken.
+            strict: Whether a state of another order of samples is refused; otherwise it is logged and accepted.
 
         Raises:
-            StateError: It is no state, or one of other ranks, workers or data; what differs is named.
+            StateError: It is not a state, or one of other ranks, workers or data; what differs is named.
         """
         given: Any = state
         if not isinstance(given, Mapping) or given.get("version") != STATE_VERSION or "workers" not in given:

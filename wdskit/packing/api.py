@@ -50,21 +50,21 @@ class PackResult:
     """What `pack` wrote.
 
     Attributes:
-        folder: Where: a path, or as text a URL.
+        folder: Where the shards are: a path, or a URL as text.
         entries: The new shards, in order; none after a dry run.
         num_samples: Samples in them, or in the plan of a dry run.
         num_bytes: Bytes of their files.
         classes: Number of each class by name; empty where the source has none.
         rejected: Rows that were left out by `skip_bad`, in order.
-        num_other: Files of an image folder that are no images.
+        num_other: Files of an image folder that are not images.
         seconds: How long it took.
         plan: What was planned; None for rows that can be read once only.
-        duplicates: Rows whose images an earlier one has, in order, where that was asked for.
+        duplicates: Rows whose images an earlier row has, in order, if that was asked for.
         dry_run: Nothing was written.
-        was_done: The folder held all of it already, so that nothing was to do.
+        was_done: The folder already held all of it, so there was nothing to do.
         num_cleaned: Rows whose keys were changed, by `keys="clean"`.
-        source: What was packed, and what kind of source that was found to be: `photos: image folder`. Empty for rows
-            from Python.
+        source: What was packed, and the kind of source that was detected: `photos: image folder`. Empty for rows from
+            Python.
     """
 
     folder: Path | str
@@ -137,93 +137,97 @@ def pack(
 ) -> PackResult:
     """Write a folder of shards with its index: `wdskit pack`.
 
-    The same source and options give the same bytes, whatever the number of workers, the time, the locale or the order
-    in which a disk lists its files. No final name ever holds unfinished bytes, and the index comes last. A run that was
-    stopped is done again by the same call; no file that holds something else is overwritten.
+    The same source and options give the same bytes. The number of workers, the time, the locale and the order in which
+    a disk lists its files change nothing. A file gets its final name only when it is complete, and the index is written
+    last. After a stop, the same call continues the run. Only `overwrite` replaces files with other content.
 
     Args:
-        source: A folder of images (a sub-folder is a class); a table (.jsonl, .csv, .tsv, with .gz or without, or
-            .parquet); COCO annotations (.json); a folder that `datasets` saved; tars or zips; of Parquet files, tars
-            and zips a folder or a pattern too. `-` for paths on standard input. Or rows: dicts of `__key__` and fields,
-            whose values are bytes, a `pathlib.Path`, or what the field's name stands for (`cls` an int, ...). Rows that
-            can be read once only, as from a generator or standard input, are packed while they come.
-        dest: The folder to write to; created where it is missing. Not in the source. Or one of a bucket,
+        source: A folder of images (a sub-folder is a class); a table (.jsonl, .csv, .tsv, also with .gz, or .parquet);
+            COCO annotations (.json); a folder that `datasets` saved; tars or zips. Several Parquet files, tars or zips
+            can be a folder or a pattern. `-` reads paths from standard input. Or rows: dicts of `__key__` and fields,
+            whose values are bytes, a `pathlib.Path`, or the type that belongs to the field's name (`cls` an int, ...).
+            Rows that can be read only once, from a generator or standard input, are packed as they arrive.
+        dest: The folder to write to, created if it is missing. It cannot be inside the source. Or a folder of a bucket,
             `s3://bucket/train`: each shard is uploaded when it is filled, and removed here; the index is uploaded last.
-        staging: With a URL, where shards stand until then: a few of them. By default below `$XDG_CACHE_HOME/wdskit`.
-        options: All that follows but `progress` and `disk`, as one object; it stands alone.
-        max_samples: Most samples in a shard. Default: 10,000; with `num_shards`, any number.
-        max_bytes: Most bytes of a shard's file, a number or `200MB`. Default: 1 GB; with `num_shards`, any number.
-        num_shards: So many shards, equal within one sample.
-        multiple_of: A multiple of this number of shards, the least within the limits, equal within one sample: ranks
-            times workers, so that each has as many shards and samples as the others.
+        staging: If `dest` is a URL: folder for the few shards that wait for their upload. Default: below
+            `$XDG_CACHE_HOME/wdskit`.
+        options: All options as one object, in place of the other arguments. Only `progress` and `disk` may be added.
+        max_samples: Most samples in a shard. Default: 10,000; no limit with `num_shards`.
+        max_bytes: Most bytes of a shard's file, a number or `200MB`. Default: 1 GB; no limit with `num_shards`.
+        num_shards: Exactly this many shards. Their sizes differ by one sample at most.
+        multiple_of: The number of shards is the smallest multiple of this that keeps the limits, and sizes differ by
+            one sample at most. With ranks x workers, all workers get equal numbers of shards and samples.
         shuffle: Seed of a permutation of all rows; None keeps their order.
-        split: `train=0.9,val=0.1`, or a mapping, as for `split`: each sample goes by its key alone, as it would there,
-            into `train-%06d.tar` or `val-%06d.tar`. Each split is shuffled, numbered and divided on its own;
-            `num_shards` and `multiple_of` count the shards of each.
-        workers: Processes. With more than one, a script needs `if __name__ == "__main__":`, as for all that spawns.
-        on: `ray` fills the shards on the Ray cluster that this process, or `RAY_ADDRESS`, is connected to, or one that
-            is started on this machine; `ray://head:10001` on that one. All nodes must have this version of wdskit, and
-            see `dest` and the source under the same paths. A shard whose worker dies is filled again.
-        pattern: Names of the shards, `train-%06d.tar`; by default from the name of `dest`.
-        skip_bad: Leave bad rows out and list them in `rejected.jsonl`, instead of stopping at the first. All are read
-            twice then, unless they come from a generator. Two rows of one key are an error nevertheless.
-        keys: "given"; or, for names that not every reader would give back, "clean": `_` in the place of white space,
-            dots and all that is no ASCII; or "hashed": a hash of the image's path, or of the key where a row has one.
-            Path and key stand in `json`.
-        append: Add to a folder that is indexed already. The headers of its shards are read, for their keys.
-        dry_run: Only plan: `plan` of the result says what would be written, and nothing is.
-        overwrite: Replace what is packed there: its index goes first, then its shards, lists and selections.
-        restart: Where a run was stopped that packed something else, remove what it has written and begin anew.
-        part: `3/8` fills the fourth of eight parts of the shards and writes no index; parts may run at the same time,
-            on several machines that share the folder. `finish_pack` then completes it.
-        only: Fill the shard of this number again, which is lost or damaged. It must become what the index says.
-        from_: What kind of source it is (a name of `packing.sources.KINDS`), where its path does not say so.
-        fields: Of a table or COCO annotations: which columns become fields; of tars and zips: which names in a sample's
-            JSON (txt, cls, json and npy fields); `{"txt": "caption", "cls": "label"}` or
-            `["txt=caption"]`; see `packing.sources.records.parse_fields`. Texts of `cls` become class numbers, those of
-            `classes` or the sorted texts'. `json` keeps all columns but bytes and arrays of Parquet and `datasets`.
-        files: Of a folder: extensions of the files that are samples instead of images: `wav`, `flac`.
-        sidecars: Of a folder: extensions of the files beside an image that belong to its sample (`json`,
-            `txt`, `seg.png`). What a `json` says and what is known of the image both stand in the sample's `json`.
-        images: Of COCO annotations: the folder of their images; by default that of the file.
-        classes: Of a folder, or of the column of `cls`: the classes that there may be, by number, so that a val set
-            which lacks one gets the numbers of train: a packed folder, a `classes.json`, a text file with a name a
-            line; or names, or numbers by name. What is none of them is an error. By default the sub-folders, or the
-            texts in the column, sorted.
-        image_column: Of a table; see `packing.sources.records.Records`, and
-            `packing.sources.arrow.read_parquet`.
-        key_column: Of a table.
-        allow_no_image: Of a table, also of Parquet or saved by `datasets`: rows without an image are samples too.
-            Otherwise each is an error. Rows from Python, tars and zips name their fields themselves, and need no image.
-        export: Files for other readers beside the shards: some of `export.api.KINDS`. With `append` those that are
-            there are renewed, and no others can be asked for.
-        split_name: The split of all shards for timm and energon; by default what the shards are called.
-        validate: How images are checked before they are packed; this and what follows, to `duplicates`, is explained by
-            `packing.transforms.Transforms`. By default bytes pass untouched, and images are looked at but not decoded.
-        resize: Pixels of a side that larger images get. With this, `format`, `orient` and `derive` shards go by count:
-            their bytes are not known before.
-        resize_mode: "shorter", "longer", "crop" or "pad".
+        split: `train=0.9,val=0.1`, or a mapping. Each sample goes into `train-%06d.tar` or `val-%06d.tar` by its key
+            alone, as with `wdskit.split`. Each split is shuffled, numbered and divided separately; `num_shards` and
+            `multiple_of` count the shards of each split.
+        workers: Processes. With more than one, a script needs `if __name__ == "__main__":`, because they are spawned.
+        on: `ray` fills the shards on the Ray cluster that this process is connected to or `RAY_ADDRESS` names, or else
+            on a new one on this machine; `ray://head:10001` names a cluster. All nodes must have this version of
+            wdskit, and see `dest` and the source under the same paths. If a worker dies, its shard is filled again.
+        pattern: Names of the shards, `train-%06d.tar`. Default: from the name of `dest`.
+        skip_bad: Leave bad rows out and list them in `rejected.jsonl`, instead of stopping at the first. Then all rows
+            are read twice, unless they come from a generator. Two rows with the same key are still an error.
+        keys: "given" keeps the keys. The other two make keys that every reader returns unchanged: "clean" writes `_`
+            for each character other than ASCII letters, digits, `_`, `+`, `-` and `/`; "hashed" takes a hash of the
+            image's path, or of the key if the row has one. `json` keeps path and key.
+        append: Add shards to a folder that has an index. The headers of its shards are read for their keys.
+        dry_run: Write nothing; `plan` of the result describes the shards.
+        overwrite: Replace what is packed there. The old index is removed first, then its shards, lists and selections.
+        restart: If a stopped run packed something else here, remove what it wrote and start again.
+        part: `3/8` fills the fourth of eight parts of the shards and writes no index. Parts may run at the same time,
+            on several machines that share the folder. `finish_pack` then writes the index.
+        only: Number of a lost or damaged shard to write again. The result must match the index.
+        from_: Kind of the source, if its path does not show it: "folder", "table", "list" (one path per line), "list0"
+            (paths end with a null byte), "parquet", "hf", "coco", "tar" or "zip".
+        fields: Fields to make, `{"txt": "caption", "cls": "label"}` or `["txt=caption"]`: from columns of a table or of
+            COCO annotations, or from values in the JSON of tars and zips (txt, cls, json and npy fields). Texts for
+            `cls` become class numbers by `classes`, or in sorted order. `json` keeps all columns except bytes and
+            arrays of Parquet and `datasets`.
+        files: For a folder: extensions of the files that become samples in place of images: `wav`, `flac`.
+        sidecars: For a folder: extensions of files beside an image that belong to its sample (`json`, `txt`,
+            `seg.png`). The content of a `json` file and the metadata of the image go into one `json` field.
+        images: For COCO annotations: the folder of the images. Default: the folder of the annotations.
+        classes: All classes by number, for a folder or the column of `cls`, so that a val set without some class gets
+            the numbers of train: a packed folder, a `classes.json`, a text file with one name per line, a list of
+            names, or numbers by name. Any other class is an error. Default: the sub-folders, or the texts in the
+            column, sorted.
+        image_column: For a table: the column with the image. Default: `image`, `file_name`, `path` or `filepath`; in
+            Parquet also the only struct.
+        key_column: For a table: the column with the key. Default: `key`, else the image's path without extension, else
+            the row's number.
+        allow_no_image: Accept rows of a table, Parquet file or saved data set without an image; otherwise each is an
+            error. Rows from Python, tars and zips need no image.
+        export: Files for other readers beside the shards: "wids", "open_clip", "timm", "energon", "dali". With
+            `append`, the existing ones are renewed, and others cannot be added.
+        split_name: Name of the split for timm and energon. Default: from the names of the shards.
+        validate: How each image is checked before it is packed: "none", "magic" (its first bytes), "structure" (its
+            parts and checksums) or "decode" (all pixels). JSON is parsed too, except with "none". Default: "structure".
+        resize: Pixels of a side; larger images are made smaller. With `resize`, `format`, `orient` or `derive`, only
+            the number of samples limits a shard, because sizes are not known before.
+        resize_mode: The "shorter" or the "longer" side, or a square: "crop" or "pad". Default: "shorter".
         upscale: Make smaller images larger too.
-        format: "jpg", "webp" or "png": what images become.
-        quality: 1 to 100, of images that are encoded.
-        orient: Turn pixels as EXIF says, and remove the tag.
-        background: Colour behind transparent images that become jpg, and around padded ones.
-        image_fields: Which images of a row all this is about; by default its only one.
+        format: "jpg", "webp" or "png": the new format of images.
+        quality: 1 to 100, for images that are encoded again. Default: 90.
+        orient: Rotate pixels as EXIF says, and remove the tag.
+        background: Colour behind transparent images that become jpg, and around padded images.
+        image_fields: The images of a row that these options change. Default: its only image.
         derive: Metadata of the packed image for `json`: "width", "height", "bytes", "sha256".
-        require: Fields that each row must have, as they are packed: `jpg;png,json`.
-        missing: "error", "warn" or "skip" a row that lacks one.
-        duplicates: "keep", "report" or "drop" rows whose images are byte for byte those of an earlier one.
-        max_pixels: Most pixels of an image.
-        threads: Samples of a shard that a process reads and transforms at a time. They change no byte.
-        progress: Called now and then while rows are read and checked, after each sample that is written, or with
-            several workers after each shard.
-        disk: What writes.
+        require: Fields that each row must have, under their packed names: `jpg;png,json`.
+        missing: What to do with a row that lacks one: "error", "warn" or "skip". Default: "error".
+        duplicates: What to do with rows whose images have the same bytes as those of an earlier row: "keep", "report"
+            (in `duplicates.jsonl`) or "drop" (and report).
+        max_pixels: Most pixels of an image. Default: 100 million.
+        threads: Samples of a shard that one process reads and transforms at the same time. The result is the same.
+        progress: Called from time to time while rows are read and checked, then after each sample that is written, or
+            with several workers after each shard.
+        disk: Performs the file operations; tests replace it.
 
     Raises:
         RowError: A row cannot be packed; `where` names its file and line.
-        PackError: Nothing to pack, a bad option, or the folder cannot be written or is not free.
+        PackError: There is nothing to pack, an option is wrong, or the folder cannot be written or is not free.
         SelectionError: The shares of `split` are wrong.
-        FolderIndexError: Another process is writing there, or the index that is to be added to is not right.
+        FolderIndexError: Another process is writing there, or the index to add to is invalid.
         StorageError: The bucket cannot be read or written.
     """
     keywords = dict(locals())
@@ -272,15 +276,15 @@ def _pack(
 def finish_pack(dest: str | os.PathLike[str], *, disk: Disk = DISK) -> PackResult:
     """Write the index of a folder whose shards were filled in parts: `wdskit pack-finish`.
 
-    It is the index, byte for byte, that one run would have written. The shards are not read: their digests stand in
-    what each part has noted. A run of any kind that was stopped while it published its shards is ended too.
+    The index has the same bytes as that of a single run. The shards are not read: each part stored their digests. If
+    any run stopped while it published its shards, this completes it.
 
     Args:
         dest: The folder.
-        disk: What writes.
+        disk: Performs the file operations; tests replace it.
 
     Raises:
-        PackError: Nothing was begun there, or shards are missing; it names them and their parts.
+        PackError: No part was packed there, or shards are missing; the message names them and their parts.
         FolderIndexError: A part, or another process, is writing there.
     """
     start = time.perf_counter()

@@ -80,7 +80,7 @@ def fill_shard(
 
     Args:
         job: The shard.
-        disk: What writes.
+        disk: Performs the file operations; tests replace it.
         on_sample: Called after each sample.
         only_compare: Write nothing: the shard is there, and has the digest that the job knows.
 

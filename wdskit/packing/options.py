@@ -191,7 +191,7 @@ class WriteOptions:
         return None if self.split is None else parse_shares(self.split)
 
     def to_dict(self) -> dict[str, object]:
-        """Those that a shard could depend on, by name."""
+        """The options that a shard can depend on, by name."""
         from wdskit.packing.transforms import transform_versions
         from wdskit.shards.shares import format_shares
 
@@ -208,11 +208,11 @@ class WriteOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class PackOptions(WriteOptions):
-    """The options of `pack`, which takes them one by one or as this object. Each is explained by its argument there.
+    """The options of `pack`, for its argument `options`. The arguments of `pack` with the same names explain them.
 
     Raises:
         PackError: One is out of range, or two contradict each other.
-        ConfigError: `export` holds what is no kind.
+        ConfigError: `export` names an unknown kind.
         SelectionError: The shares of `split` are wrong.
     """
 
@@ -265,14 +265,14 @@ class PackOptions(WriteOptions):
         )
 
     def to_dict(self) -> dict[str, object]:
-        """As `WriteOptions.to_dict`."""
+        """The options that a shard can depend on, by name."""
         return {**super().to_dict(), "skip_bad": self.skip_bad, **self.source.to_dict()}
 
     def check_stream(self) -> None:
-        """Refuse what needs a plan: rows come once only.
+        """Refuse options that need a plan: the rows can be read only once.
 
         Raises:
-            PackError: Names the option.
+            PackError: Such an option is set; the message names it.
         """
         names = ("shuffle", "num_shards", "multiple_of", "dry_run", "part", "only", "split", "on")
         asked = [name for name in names if getattr(self, name) not in {None, False}]
@@ -284,7 +284,7 @@ class PackOptions(WriteOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class ReshardOptions(WriteOptions):
-    """The options of `reshard`. Each is explained by its argument there."""
+    """The options of `reshard`, for its argument `options`. The arguments of `reshard` explain them."""
 
     command = "reshard"
 
@@ -340,7 +340,7 @@ class ReshardOptions(WriteOptions):
         return make_changes(keep=self.keep, drop=self.drop, rename=self.rename, keys=self.keys, made=made)
 
     def to_dict(self) -> dict[str, object]:
-        """As `WriteOptions.to_dict`."""
+        """The options that a shard can depend on, by name."""
         from wdskit.shards.shares import parse_share
 
         return {

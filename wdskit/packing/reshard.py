@@ -44,21 +44,21 @@ class ReshardResult:
     """What `reshard` did.
 
     Attributes:
-        folder: Where it wrote: a path, or as text a URL.
+        folder: Where the new shards are: a path, or a URL as text.
         entries: The new shards, in order; none after a dry run.
         shards: Names, samples and bytes of these shards, planned or written.
         num_source_shards: Shards that were read.
-        num_source_samples: Samples in them: those that were written, and those of the next four.
+        num_source_samples: Samples in them: those that were written, and those of the next four counts.
         num_sampled_out: Samples outside the share of `sample`.
-        num_filtered: Samples for which the filter does not hold.
+        num_filtered: Samples for which the filter is false.
         num_missing: Samples that were left out because they lack what the filter asks for.
-        num_duplicates: Samples whose key an earlier one has.
+        num_duplicates: Samples with the key of an earlier sample.
         num_ignored: Members that belong to no sample; they are not written.
-        num_cleaned: Samples whose keys were changed, by `keys="clean"`.
-        num_copied: Samples whose bytes were copied as they are; the others have new headers.
-        merged: What was merged, where one name stood for shards of several splits (`train`, `val`); empty otherwise.
-        classes_lost: Why there is no `classes.json` where a source has one; empty otherwise.
-        was_done: The folder held all of it already, so that nothing was to do.
+        num_cleaned: Samples whose keys were changed by `keys="clean"`.
+        num_copied: Samples that were copied unchanged; the others have new headers.
+        merged: What was merged, if one name covered shards of several splits (`train`, `val`); else empty.
+        classes_lost: Why there is no `classes.json` although a source has one; else empty.
+        was_done: The folder already held all of it, so there was nothing to do.
         seconds: How long it took.
     """
 
@@ -140,43 +140,45 @@ def reshard(
     progress: OnProgress | None = None,
     disk: Disk = DISK,
 ) -> ReshardResult:
-    """Write finished shards anew: merged, split, re-sized, shuffled, filtered: `wdskit reshard`.
+    """Write new shards from finished ones: merge, split, resize, shuffle, filter: `wdskit reshard`.
 
-    The new shards are those that `pack` would have written of the same samples: members sorted by field, our headers,
-    an `.idx` beside each, the folder's index last. Nothing is decoded unless an option asks for it; samples that have
-    this form already are copied as they are. The same sources and options give the same bytes, whatever the number of
-    workers. A run that was stopped is gone on with by the same call, and refused where the sources, the options or the
-    version are others since; no file that holds something else is overwritten.
+    The new shards are those that `pack` writes for the same samples: members sorted by field, headers as `pack` writes
+    them, an `.idx` beside each shard, the folder's index last. Nothing is decoded unless an option asks for it, and
+    samples that already have this form are copied unchanged. The same sources and options give the same bytes, whatever
+    the number of workers. After a stop, the same call continues the run; with other sources, options or another version
+    it is refused. Only `overwrite` replaces files with other content.
 
     Args:
-        source: Shards as `dataset.patterns.list_shards` takes them. Those of an indexed folder are compared with its
-            index; others are read from end to end by the strict reader. Remote ones are read twice.
-        dest: The folder to write to; created where it is missing. Not one of the sources'. Or one of a bucket, as
-            `pack` takes it.
-        options: All that follows but `progress` and `disk`, as one object; it stands alone.
-        max_samples: As `pack` takes it, and so all that follows to `max_pixels`; but by default no image is looked at.
-        filter: What must hold for a sample to stay, as `json.width >= 256 and cls in (1, 2)`; see
-            `shards.filters.Expression`.
+        source: Shards, local or remote: a folder, glob or brace pattern, several joined by `::`, or a list. Shards of
+            an indexed folder are compared with its index; others are read from end to end first. Remote shards are read
+            twice.
+        dest: The folder to write to, created if it is missing, or a folder of a bucket, as for `pack`. It cannot be a
+            source's folder.
+        options: All options as one object, in place of the other arguments. Only `progress` and `disk` may be added.
+        max_samples: As for `pack`, and so are all arguments up to `max_pixels`; but by default images are not checked.
+        filter: Keep samples for which this is true: `json.width >= 256 and cls in (1, 2)`. In Python's syntax, `key` is
+            the key, `fields` the names of the fields, and `json`, `cls`, `txt`, ... the values of fields.
         missing: "error", or "skip": leave out samples that lack what the filter asks for.
-        sample: A share such as "10%": samples whose key's draw is in it. A key is in or out for ever, wherever it
-            stands; a smaller share of one seed is part of a larger one.
-        seed: Of these draws.
-        keep: Fields that stay, `jpg,cls` or a list; None for all.
-        drop: Fields that go.
-        rename: New names of fields, `jpeg=jpg`; they are kept and dropped by their old names.
-        keys: "given", "clean" or "hashed", as `pack` takes it; unless it is "given", the key stands in `json`.
-        duplicate_keys: "error", or "first": of samples with one key, the first.
-        check: "headers", or "sha256": the whole of each source shard is compared with the digest in its folder's index
-            before anything is written.
-        progress: Called now and then.
-        disk: What writes.
+        sample: Keep a share such as "10%", by a hash of the key. The result for a key is always the same, in any shard;
+            with one seed, a smaller share is part of a larger one.
+        seed: Seed of `sample`.
+        keep: Fields to keep, `jpg,cls` or a list; None for all.
+        drop: Fields to drop.
+        rename: New names of fields, `jpeg=jpg`; `keep` and `drop` take the old names.
+        keys: "given", "clean" or "hashed", as for `pack`. With the last two, `json` keeps the key.
+        duplicate_keys: "error", or "first": keep the first of the samples with one key.
+        check: "headers", or "sha256": compare each source shard as a whole with the digest in its folder's index before
+            anything is written.
+        progress: Called from time to time.
+        disk: Performs the file operations; tests replace it.
 
     Raises:
-        PackError: A bad option, no sample left, two samples of one key, or the folder cannot be written or is not free.
-        ConfigError: `export` holds what is no kind, or `sample` is no share.
-        RowError: A sample cannot be written as it has to be.
-        SelectionError: The filter is none, or has no answer for a sample.
-        ShardError: A source shard is not right, or changed meanwhile.
+        PackError: An option is wrong, no sample is left, two samples have the same key, or the folder cannot be written
+            or is not free.
+        ConfigError: `export` names an unknown kind, or `sample` is not a share.
+        RowError: A sample cannot be written in this form.
+        SelectionError: The filter is invalid, or has no answer for a sample.
+        ShardError: A source shard is invalid, or changed during the run.
         FolderIndexError: A source does not match its folder's index, or another process is writing in `dest`.
         StorageError: A source cannot be read.
     """

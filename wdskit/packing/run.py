@@ -54,7 +54,7 @@ class Work:
         more: What else its shards depend on, by name.
         splitter: Finds the split of each row; None where nothing is split.
         on_progress: Called with how far it is.
-        disk: What writes.
+        disk: Performs the file operations; tests replace it.
         upload: Uploads the shards; None where the folder is where they stay.
     """
 

@@ -99,7 +99,7 @@ class Staging:
         path: The staging folder in it.
         run: What is packed.
         log: Where this process, and its workers, note what they filled.
-        disk: What writes.
+        disk: Performs the file operations; tests replace it.
         upload: Uploads the shards; None where they stay in a local folder.
     """
 
@@ -226,7 +226,7 @@ def open_staging(
         part: Which part this is, and of how many.
         is_alone: Tells whether no other part is at work here.
         upload: Uploads the shards; what a run that is removed has uploaded goes, too.
-        disk: What writes.
+        disk: Performs the file operations; tests replace it.
 
     Raises:
         PackError: Another run was stopped here after it had filled shards, or another part of it is at work.

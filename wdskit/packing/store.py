@@ -48,7 +48,7 @@ class Spool:
     Args:
         room: Gives the folder for the rows on disk, when there are so many.
         name: What it is called there.
-        disk: What writes.
+        disk: Performs the file operations; tests replace it.
         most: Rows that are kept in memory; None for any number, where whoever gave them has them in memory anyway.
         on_key: Called with the key of each row.
 

@@ -134,7 +134,7 @@ class StreamedKeys:
     Args:
         room: Gives the folder for the keys on disk, when there are so many.
         name: What they are called there.
-        disk: What writes.
+        disk: Performs the file operations; tests replace it.
     """
 
     def __init__(self, room: Callable[[], Path], *, name: str = "wdskit-keys", disk: Disk = DISK) -> None:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Pipeline(StageMethods):
-    """An immutable description of a pipeline: one source, then stages. Each method returns a longer one.
+    """An immutable description of a pipeline: one source, then stages. Each method returns a new, longer pipeline.
 
     ```python
     pipe = (Pipeline()
@@ -35,7 +35,7 @@ class Pipeline(StageMethods):
     Generator that depends on the seed and on the sample's position only.
 
     Args:
-        stages: Stages, such as `stages.streaming.Shuffle(size=200)`, and callables, as another pipeline's `stages` are.
+        stages: Stages, such as `stages.streaming.Shuffle(size=200)`, and callables: the `stages` of another pipeline.
 
     Raises:
         PipelineError: One of them is neither.
@@ -55,7 +55,7 @@ class Pipeline(StageMethods):
         return type(self)((*self.stages, parse_stage(name, value, where=f"Pipeline.{name}")))
 
     def stage(self, stage: Callable[..., Any]) -> Pipeline:
-        """A stage that is not wdskit's: any stage of webdataset, or a callable from iterator to iterator."""
+        """Add a stage from outside wdskit: any stage of webdataset, or a callable from iterator to iterator."""
         return Pipeline((*self.stages, stage))
 
     def build(
@@ -71,25 +71,25 @@ class Pipeline(StageMethods):
         errors: Mapping[str, Any] | ErrorsSpec | None = None,
         cache: Mapping[str, Any] | CacheSpec | None = None,
     ) -> StreamPipeline | PlannedPipeline:
-        """The running form for this rank: of a stream a `webdataset.DataPipeline`.
+        """Make the running form for this rank; for a stream it is a `webdataset.DataPipeline`.
 
         Args:
-            rank: With `world_size`, else found as `pipeline.ranks` says.
-            world_size: With `rank`.
-            process_group: A torch.distributed group whose rank and size count, or one dimension of a DeviceMesh. A
-                `rank` beside it has to be that of the group.
-            ranks_per_node: Ranks of each machine, found where torchrun or Slurm say the rank, else 1.
-            threads: Threads for one-to-one stages, in each process.
-            max_workers: Most DataLoader workers it will be used with.
-            transforms: Functions by name, before those registered.
-            errors: What becomes of bad samples, as under `errors` in YAML.
-            cache: Where parts of remote shards are kept, as under `cache` in YAML.
+            rank: Needs `world_size`. Default: as for `make_loader`.
+            world_size: Needs `rank`.
+            process_group: A torch.distributed group, or one dimension of a DeviceMesh, that gives rank and world size.
+                A `rank` must be that of the group.
+            ranks_per_node: Ranks of each machine. Default: from torchrun or Slurm if they give the rank, else 1.
+            threads: Threads in each process, for one-to-one stages.
+            max_workers: The largest number of DataLoader workers that it will be used with.
+            transforms: Functions by name, used before registered ones.
+            errors: What to do with bad samples, as under `errors` in YAML.
+            cache: Where to keep parts of remote shards, as under `cache` in YAML.
 
         Raises:
             ConfigError: `threads`, `errors` or `cache` is wrong.
             PipelineError: The stages do not fit together.
             StorageError, FolderIndexError: The shards cannot be listed.
-            RankError: Rank or world size are contradictory.
+            RankError: Rank and world size contradict each other.
         """
         from wdskit.pipeline.build import build_pipeline
         from wdskit.pipeline.ranks import find_place
@@ -112,10 +112,10 @@ class Pipeline(StageMethods):
         )
 
     def check(self) -> None:
-        """Refuse stages that do not fit together, all at once.
+        """Check that the stages fit together.
 
         Raises:
-            PipelineError: Each line names a stage and its rule.
+            PipelineError: They do not; each line names a stage and its rule.
         """
         found = check_order(self.stages)
         if found:

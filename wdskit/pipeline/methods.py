@@ -45,21 +45,22 @@ class StageMethods(ABC):
         homes: int = 1,
         tail: Literal["drop", "pad"] = "drop",
     ) -> Self:
-        """A planned source: each sample exactly once an epoch, shuffled anew in each, over all ranks.
+        """A planned source: each sample exactly once per epoch over all ranks, in a new random order each epoch.
 
         Args:
-            shards: A path, glob, brace pattern or folder, several joined by `::`, or a list of such; indexed.
+            shards: A path, glob, brace pattern or folder, several joined by `::`, or a list of these. The shards need
+                an index.
             mixture: In place of `shards`: data sets, all with `weight` or all with `repeat`.
-            schedule: How scheduled weights change.
+            schedule: How weights with a schedule change.
             split: Only this split of the samples, made by `wdskit split`.
             range: Only a range of the samples: ["0%", "80%"], or their numbers.
             seed: Seed of the order and of everything random.
-            classes: Whether the `classes.json` of all folders must name the same classes, or may be any.
-            lanes: Parts of the data that are read side by side. Without: 240, or one for each 64 samples of a smaller
-                data set.
+            classes: Whether the `classes.json` of all folders must name the same classes, or may differ.
+            lanes: Parts of the data that are read side by side. Default: 240, or one per 64 samples of a smaller data
+                set.
             window: Samples of a lane that are shuffled with each other.
-            homes: Groups of shards that keep their stretch of each epoch, so that a node reads about the same shards in
-                all of them: for shards of a store and a `cache`, a few times the number of nodes.
+            homes: Groups of shards that keep their part of every epoch, so that a node reads mostly the same shards in
+                each epoch. For shards in a store with a `cache`: a few times the number of nodes.
             tail: What to do with an incomplete last global batch.
         """
         return self._with(
@@ -94,16 +95,17 @@ class StageMethods(ABC):
         window: int = 4096,
         tail: Literal["drop", "pad"] = "drop",
     ) -> Self:
-        """A planned source: samples drawn with replacement, a few neighbours at a time.
+        """A planned source: samples drawn with replacement, in chunks of consecutive samples.
 
         Args:
-            shards: A path, glob, brace pattern or folder, several joined by `::`, or a list of such; indexed.
+            shards: A path, glob, brace pattern or folder, several joined by `::`, or a list of these. The shards need
+                an index.
             mixture: In place of `shards`: data sets, all with `weight` or all with `repeat`.
-            schedule: How scheduled weights change.
+            schedule: How weights with a schedule change.
             split: Only this split of the samples, made by `wdskit split`.
             range: Only a range of the samples: ["0%", "80%"], or their numbers.
             seed: Seed of the order and of everything random.
-            classes: Whether the `classes.json` of all folders must name the same classes, or may be any.
+            classes: Whether the `classes.json` of all folders must name the same classes, or may differ.
             chunk: Consecutive samples that are drawn together.
             lanes: Parts of the sequence that are read side by side.
             window: Samples of a lane that are shuffled with each other.
@@ -138,16 +140,17 @@ class StageMethods(ABC):
         classes: Literal["same", "any"] = "same",
         tail: Literal["drop", "pad"] = "pad",
     ) -> Self:
-        """A planned source: every sample once, in the order of the index; for evaluation.
+        """A planned source for evaluation: every sample once, in the order of the index.
 
         Args:
-            shards: A path, glob, brace pattern or folder, several joined by `::`, or a list of such; indexed.
+            shards: A path, glob, brace pattern or folder, several joined by `::`, or a list of these. The shards need
+                an index.
             mixture: In place of `shards`: data sets, all with `weight` or all with `repeat`.
-            schedule: How scheduled weights change.
+            schedule: How weights with a schedule change.
             split: Only this split of the samples, made by `wdskit split`.
             range: Only a range of the samples: ["0%", "80%"], or their numbers.
             seed: Seed of the order and of everything random.
-            classes: Whether the `classes.json` of all folders must name the same classes, or may be any.
+            classes: Whether the `classes.json` of all folders must name the same classes, or may differ.
             tail: What to do with an incomplete last global batch.
         """
         return self._with(
@@ -177,18 +180,18 @@ class StageMethods(ABC):
         check: Literal["none", "size", "sha256"] = "size",
         classes: Literal["same", "any"] = "same",
     ) -> Self:
-        """The unplanned source: shards one after the other, no index needed.
+        """The unplanned source: reads shards one after the other and needs no index.
 
         Args:
-            shards: A path, URL, glob, brace pattern or folder, several joined by `::`, or a list of such.
+            shards: A path, URL, glob, brace pattern or folder, several joined by `::`, or a list of these.
             seed: Seed of the shards' order and of everything random.
             shuffle_shards: Whether to shuffle the shards in each epoch; otherwise they keep the listed order.
             resampled: Whether to draw shards with replacement, without end.
             weights: Relative frequency of each `::`-part or list item of `shards`. Needs `resampled: true`.
             upsampling: In place of `weights`, as in open_clip: relative frequency of each shard of a part, `1::2`.
-            split: `none`: every rank and worker reads everything, on purpose, although a splitter is missing.
-            check: What an indexed shard is compared with: its size and its samples as they are read, or its sha256.
-            classes: Whether the `classes.json` of all folders must name the same classes, or may be any.
+            split: `none`: every rank and worker reads everything. Otherwise a missing splitter is an error.
+            check: What to compare an indexed shard with: its size, and its samples as they are read, or its sha256.
+            classes: Whether the `classes.json` of all folders must name the same classes, or may differ.
         """
         return self._with(
             "stream",
@@ -206,15 +209,15 @@ class StageMethods(ABC):
         )
 
     def split_by_node(self) -> Self:
-        """Keep the draws of this rank."""
+        """Keep the shards that belong to this rank."""
         return self._with("split_by_node")
 
     def split_by_worker(self) -> Self:
-        """Keep the draws of this worker process."""
+        """Keep the shards that belong to this worker process."""
         return self._with("split_by_worker")
 
     def tarfile_to_samples(self) -> Self:
-        """Open the shards here. Without it they are opened at the first stage that is no splitter."""
+        """Open the shards here. Without this stage, the first stage that is not a splitter opens them."""
         return self._with("tarfile_to_samples")
 
     def shuffle(self, size: int, *, initial: int | None = None) -> Self:
@@ -227,7 +230,7 @@ class StageMethods(ABC):
         return self._with("shuffle", {"size": size, "initial": initial})
 
     def select(self, fn: Function) -> Self:
-        """Keep the values for which a function holds.
+        """Keep the values for which a function returns true.
 
         Args:
             fn: A function, or the name of a registered one.
@@ -235,10 +238,10 @@ class StageMethods(ABC):
         return self._with("select", {"fn": fn})
 
     def slice(self, *bounds: int | None) -> Self:
-        """Some of the values, as Python's slice.
+        """Keep a range of the values, like a slice in Python.
 
         Args:
-            *bounds: Number after the last one, or start, stop and step. null: no end.
+            *bounds: Number of the first value after the range, or start, stop and step. null: no end.
         """
         return self._with("slice", _one_or_all(bounds))
 
@@ -250,20 +253,20 @@ class StageMethods(ABC):
         fuse: bool = True,
         max_pixels: int = 100000000,
     ) -> Self:
-        """Fields into values. Nothing is unpickled; fields of unknown names stay bytes.
+        """Decode fields to values. Nothing is unpickled; fields with unknown names stay bytes.
 
         Args:
             images: What images become, in webdataset's terms; `index`: the numbers that masks store, one per pixel.
                 Default: they stay bytes.
             only: The fields to decode. Default: all.
-            fuse: Whether decoding and the crop directly after it run as one step, which decodes a large JPEG no larger
-                than the crop needs. Its pixels then differ by about one level of 255.
-            max_pixels: Largest width x height that an image's header may promise.
+            fuse: Whether decoding and the crop directly after it run as one step, which decodes a large JPEG only as
+                large as the crop needs. Its pixels then differ by about 1 of 255.
+            max_pixels: Largest width x height that an image's header may give.
         """
         return self._with("decode", {"images": images, "only": only, "fuse": fuse, "max_pixels": max_pixels})
 
     def map(self, fn: Function, *, global_rng: bool = False) -> Self:
-        """A function of each value.
+        """Call a function for each value.
 
         Args:
             fn: A function, or the name of a registered one. If it has a parameter `rng`, it gets a numpy Generator that
@@ -273,7 +276,7 @@ class StageMethods(ABC):
         return self._with("map", {"fn": fn, "global_rng": global_rng})
 
     def map_dict(self, /, **fields: Function) -> Self:
-        """A function for each of some fields.
+        """Call a function for each named field.
 
         Args:
             **fields: Field name: a function, or the name of a registered one.
@@ -281,7 +284,7 @@ class StageMethods(ABC):
         return self._with("map_dict", fields)
 
     def map_tuple(self, *fns: Function | None) -> Self:
-        """A function for each place of a tuple; null leaves an item as it is.
+        """Call a function for each item of a tuple; null leaves an item as it is.
 
         Args:
             *fns: Functions, or names of registered ones; null leaves an item as it is.
@@ -289,7 +292,7 @@ class StageMethods(ABC):
         return self._with("map_tuple", fns)
 
     def rename(self, /, **names: str) -> Self:
-        """Fields under new names; other fields stay.
+        """Give fields new names; other fields stay.
 
         Args:
             **names: New name: old name, or alternatives joined by `;`.
@@ -319,7 +322,7 @@ class StageMethods(ABC):
         fields: Fields | None = None,
         masks: Fields | None = None,
     ) -> Self:
-        """The middle of images; a smaller image is padded with zeros.
+        """Crop the middle of images; smaller images are padded with zeros.
 
         Args:
             size: Both sides in pixels, or [height, width].
@@ -337,7 +340,7 @@ class StageMethods(ABC):
         scale: Sequence[float] = (0.08, 1.0),
         ratio: Sequence[float] = (0.75, 1.3333333333333333),
     ) -> Self:
-        """A random part of images, resized: the same part of all fields.
+        """Crop a random part of images and resize it; it is the same part for all fields.
 
         Args:
             size: Both sides of the result in pixels, or [height, width].
@@ -374,7 +377,7 @@ class StageMethods(ABC):
         mean: Sequence[float] | None = None,
         std: Sequence[float] | None = None,
     ) -> Self:
-        """(image in 0..1 - mean) / std, as float32.
+        """Compute (image - mean) / std as float32, with the image in 0..1.
 
         Args:
             preset: Mean and std of ImageNet's training images.
@@ -385,7 +388,7 @@ class StageMethods(ABC):
         return self._with("normalize", {"preset": preset, "fields": fields, "mean": mean, "std": std})
 
     def to_tensor(self, fields: Fields | None = None) -> Self:
-        """Images as torch float32 (C, H, W) in 0..1.
+        """Convert images to torch float32 (C, H, W) in 0..1.
 
         Args:
             fields: The image fields to transform. Default: the sample's only image field.
@@ -393,7 +396,7 @@ class StageMethods(ABC):
         return self._with("to_tensor", {"fields": fields})
 
     def to_tuple(self, *fields: str) -> Self:
-        """The named fields as a tuple.
+        """Make a tuple of the named fields.
 
         Args:
             *fields: Fields in order; `jpg;png` takes the first that a sample has.
@@ -401,7 +404,7 @@ class StageMethods(ABC):
         return self._with("to_tuple", _one_or_all(fields))
 
     def to_dict(self, *fields: str) -> Self:
-        """The named fields as a dict, each under the name of its first alternative.
+        """Make a dict of the named fields, each under the name of its first alternative.
 
         Args:
             *fields: Fields in order; `jpg;png` takes the first that a sample has.
@@ -417,13 +420,13 @@ class StageMethods(ABC):
         collate: Function | None = None,
         ragged: Fields | None = None,
     ) -> Self:
-        """Values into batches.
+        """Make batches of values.
 
         Args:
             size: Samples per batch of one rank.
             global_size: In place of `size`: samples in the batches of all ranks together.
             partial: For a stream: whether to keep a last, smaller batch; otherwise it is dropped.
-            collate: Name of a registered function: list of samples to batch.
+            collate: Function from a list of samples to a batch.
             ragged: Fields with arrays of different lengths, which become values and offsets.
         """
         return self._with(
@@ -432,19 +435,19 @@ class StageMethods(ABC):
         )
 
     def unbatched(self) -> Self:
-        """Batches into samples again."""
+        """Split batches into samples again."""
         return self._with("unbatched")
 
     def with_epoch(self, n: int) -> Self:
-        """End an epoch after so many values of each rank; the stream goes on where it ended.
+        """End an epoch after `n` values on each rank; the next epoch continues there.
 
         Args:
-            n: Samples before `batched`, batches after it; per rank.
+            n: Number per rank: of samples before `batched`, of batches after it.
         """
         return self._with("with_epoch", {"n": n})
 
     def with_length(self, n: int) -> Self:
-        """What `len()` says; nothing else changes.
+        """Set what `len()` returns; nothing else changes.
 
         Args:
             n: The length.
@@ -471,38 +474,39 @@ class StageMethods(ABC):
         errors: Mapping[str, Any] | None = None,
         cache: Mapping[str, Any] | None = None,
     ) -> Loader:
-        """The loader of this pipeline for this rank: `wdskit.make_loader(self, ...)`.
+        """Make the loader of this pipeline for this rank: `wdskit.make_loader(self, ...)`.
 
         Args:
-            transforms: Functions and classes by name, for `map` and the others or as stages, before those registered.
-            plugins: Modules to import first, so that they register their functions. Never taken from a configuration.
-            rank: With `world_size`. Without: the process group given, torch.distributed, torchrun's environment,
-                Slurm's.
-            world_size: With `rank`.
-            process_group: A torch.distributed group whose rank and size count, or one dimension of a DeviceMesh. A
-                `rank` beside it has to be that of the group.
-            ranks_per_node: Ranks of each machine, which share what they read. Without: what torchrun or Slurm say,
-                where they or torch.distributed say the rank; else 1. The same on every rank.
-            workers: Worker processes, 0 for none; this and what follows overrule the configuration's `loader`. Without
-                this and `threads`, where images are decoded or functions called behind a planned source: one for two of
-                this machine's cores, shared by its ranks, at most 8, with two threads each; with functions of yours one
-                for each core, at most 16, with one thread each; else 1.
-            threads: Threads a process for one-to-one stages. Without: 1 if `workers` is 0, of a stream, where there is
-                little to do, and where functions of yours are called, which several threads would call at the same
-                time; else this machine's cores, shared by its ranks and workers, at most 8.
-            prefetch: Batches made ahead of the consumer: of a planned source in all, at least two a worker; of a stream
-                by each worker.
-            persistent_workers: Whether workers live on between epochs.
-            start_method: "fork", "spawn" or "forkserver". Without: torch's default, but never "fork" once CUDA is
+            transforms: Functions and classes by name, for `map` and similar stages or as stages themselves. They are
+                used before registered ones.
+            plugins: Modules to import first, so that they register their functions. A configuration cannot name them.
+            rank: Needs `world_size`. Default: from `process_group`, torch.distributed, or the environment of torchrun
+                or Slurm, in this order.
+            world_size: Needs `rank`.
+            process_group: A torch.distributed group, or one dimension of a DeviceMesh, that gives rank and world size.
+                A `rank` must be that of the group.
+            ranks_per_node: Ranks of each machine, which share what they read; the same on every rank. Default: from
+                torchrun or Slurm if they or torch.distributed give the rank, else 1.
+            workers: Worker processes, 0 for none. This and the next arguments override the configuration's `loader`. If
+                neither this nor `threads` is set, and stages of a planned source decode images or call functions: one
+                per two cores of this machine, shared by its ranks, at most 8, with two threads each; with functions of
+                yours one per core, at most 16, with one thread each. Otherwise 1.
+            threads: Threads in each process, for one-to-one stages. Default: 1 if `workers` is 0, for a stream, if
+                there is little to do, or if functions of yours are called, because several threads would call them at
+                the same time. Otherwise the cores of this machine, shared by its ranks and workers, at most 8.
+            prefetch: Batches made ahead: in total with a planned source, and at least two per worker; by each worker
+                with a stream.
+            persistent_workers: Whether workers stay alive between epochs.
+            start_method: "fork", "spawn" or "forkserver". Default: as torch does, but never "fork" once CUDA is
                 initialised.
-            pin_memory: Whether batches come in page-locked memory, where there is a GPU.
-            device: Where batches of a planned source go: "cuda", the current one, or "cuda:1". They are copied there on
-                a stream of their own, one ahead; images cross as uint8, and are normalized there.
-            stats: What the loader reports while it runs: every how many steps, or `{"every": 100, "file":
-                "stats.jsonl", "port": 9400}`. `loader.stats()` needs no such setting.
-            errors: What becomes of bad samples, `{"max_bad": 10, "dir": "bad"}`; overrules the configuration's
+            pin_memory: Whether batches are in page-locked memory, if there is a GPU.
+            device: Device for the batches of a planned source: "cuda" (the current one) or "cuda:1". One batch ahead is
+                copied there on a separate CUDA stream; images are copied as uint8 and normalized on the device.
+            stats: Reports during the run: the steps between them, or `{"every": 100, "file": "stats.jsonl", "port":
+                9400}`. `loader.stats()` works without it.
+            errors: What to do with bad samples, `{"max_bad": 10, "dir": "bad"}`; overrides the configuration's
                 `errors`.
-            cache: Where parts of remote shards are kept, `{"dir": "/nvme/wdskit", "size": "500GB"}`; overrules the
+            cache: Where to keep parts of remote shards, `{"dir": "/nvme/wdskit", "size": "500GB"}`; overrides the
                 configuration's `cache`.
         """
         import wdskit  # the public name, because the loader stands a layer above

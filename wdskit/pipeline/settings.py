@@ -275,14 +275,14 @@ def load_config(
     """Read and check a configuration.
 
     Args:
-        source: A YAML file, or the same as a dict. In a dict functions may stand where names do, a callable or a spec
-            may be an item of a pipeline, and `version` may be left out.
-        overrides: `a.b.c=VALUE` each, applied in order before anything is checked. VALUE is YAML; a list's item is
-            named by its position, or a stage by its name where it stands once: `pipelines.train.stream.seed=3`.
-        functions: Names that may stand for stages, besides wdskit's and those that are registered.
+        source: A YAML file, or the same as a dict. A dict may hold functions in place of names, callables and specs as
+            items of a pipeline, and no `version`.
+        overrides: Settings to change, each as `a.b.c=VALUE`, in this order and before any check. VALUE is YAML. An item
+            of a list has its position as name; a stage that appears once, its own: `pipelines.train.stream.seed=3`.
+        functions: Names to accept as stages, besides those of wdskit and the registered ones.
 
     Raises:
-        ConfigError: It has problems; all of them are listed.
+        ConfigError: The configuration has problems; all of them are listed.
         StorageError: The file cannot be read.
     """
     pipelines, sections, origin = load(source, overrides, _models(functions))

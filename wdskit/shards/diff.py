@@ -1,4 +1,4 @@
-"""`wdskit diff A B`: the samples of two sets of shards, compared by key and not by where they stand.
+"""`wdskit diff A B`: the samples of two sets of shards, compared by key and not by position.
 
 Each sample is held as 64 bits of its key, 64 of its fields and its place: 28 bytes, so 280 MB a side for 10**7 samples.
 Whatever differs is read again and compared in full, so that two keys with one hash are two.
@@ -29,9 +29,9 @@ class Difference:
 
     Attributes:
         key: The key.
-        in_a: Shard of A that has it, None where none has.
-        in_b: The same of B.
-        fields: Where both have it, the fields that differ: `json` in its bytes, `-txt` only A has, `+cls` only B has.
+        in_a: Shard of A that has it, or None.
+        in_b: Shard of B that has it, or None.
+        fields: If both have it, the fields that differ: `json` in its bytes, `-txt` only A has, `+cls` only B has.
     """
 
     key: str
@@ -49,9 +49,9 @@ class DiffResult:
         num_equal: Keys whose samples are the same.
         num_only_a: Keys that only A has.
         num_only_b: Keys that only B has.
-        num_differ: Keys that both have, with other fields.
-        num_repeated: Samples of A and of B whose key came before on their side; they are not compared.
-        differences: The first of each of the three, in the order of A, those that only B has last.
+        num_differ: Keys that both have, with different fields.
+        num_repeated: Samples of A and of B with the key of an earlier sample on the same side; they are not compared.
+        differences: The first of each of these three kinds, in the order of A; those that only B has come last.
     """
 
     num_samples: tuple[int, int]
@@ -64,7 +64,7 @@ class DiffResult:
 
     @property
     def is_same(self) -> bool:
-        """Both have the same samples, each once."""
+        """Whether both have the same samples, each once."""
         return not (self.num_only_a or self.num_only_b or self.num_differ or any(self.num_repeated))
 
 
@@ -115,13 +115,13 @@ def diff(
     Args:
         a: A shard, folder or pattern, local or remote.
         b: Another.
-        limit: Most differences of each kind that are listed; all are counted.
-        workers: Processes that read; default: the CPUs, fewer for little data.
+        limit: Most differences of each kind to list; all are counted.
+        workers: Processes that read. Default: the CPUs, fewer for little data.
         progress: Called after each shard.
 
     Raises:
-        ShardError: A shard is invalid; where several are, all are listed.
-        StorageError: There is nothing, or it cannot be read.
+        ShardError: Shards are invalid; all of them are listed.
+        StorageError: There is nothing to read, or it cannot be read.
     """
     urls_a, urls_b = find_shards(a).urls, find_shards(b).urls
     urls = [*urls_a, *urls_b]

@@ -47,12 +47,12 @@ class Extracted:
     """What `extract` did.
 
     Attributes:
-        num_samples: Samples of which something was written.
+        num_samples: Samples with at least one written field.
         num_bytes: Size of the files.
-        num_refused: Members whose names are no safe file names, and were not written.
+        num_refused: Members that were not written, because their names are not safe as file names.
         refused: The first of them, each with the reason.
-        missing_keys: Keys that were asked for and that no sample has; nothing where `limit` ended it before.
-        missing_fields: The same of fields.
+        missing_keys: Wanted keys that no sample has; empty if `limit` was reached first.
+        missing_fields: Wanted fields that no sample has, likewise.
     """
 
     folder: Path
@@ -66,22 +66,22 @@ class Extracted:
 
 
 def cat(url: str, name: str) -> bytes:
-    """One field of one sample: `wdskit cat`. Arguments and errors as `cat_pieces`."""
-    return b"".join(cat_pieces(url, name))
-
-
-def cat_pieces(url: str, name: str) -> Iterator[bytes]:
-    """One field of one sample in pieces, the first of which comes when the sample is known to be whole.
+    """Read one field of one sample: `wdskit cat`.
 
     Args:
         url: Path or URL of a shard.
-        name: Key and field as they stand in the shard: `photos/cat/000003.json`.
+        name: Key and field as in the shard: `photos/cat/000003.json`.
 
     Raises:
         KeyRuleError: The name has no key and field, or the shard has no such sample or field.
         ShardError: The shard is invalid before the end of the sample.
         StorageError: It cannot be read.
     """
+    return b"".join(cat_pieces(url, name))
+
+
+def cat_pieces(url: str, name: str) -> Iterator[bytes]:
+    """`cat` in pieces. The first comes when the sample is known to be whole."""
     split = split_name(name)
     if split is None:
         raise KeyRuleError(f"{name!r} is not KEY.FIELD. Write both, such as photos/cat/000003.json.", name=name)
@@ -111,19 +111,19 @@ def extract(
 ) -> Extracted:
     """Write fields as files called KEY.FIELD: `wdskit extract`.
 
-    Nothing is written outside of the folder, whatever the names in the shard are. A member whose name is no plain
-    relative path without control characters, or is in the way of another's, is not written and noted.
+    Nothing is written outside of the folder, whatever the names in the shard are. A member is listed and not written
+    if its name is not a plain relative path without control characters, or conflicts with the file of another member.
 
     Args:
-        path: A shard, folder or pattern, as `find_shards` takes it.
-        to: A folder that is empty or not there yet.
-        fields: Only these; without, all.
-        keys: Only these samples; without, all.
-        limit: Stop after so many samples with these keys.
-        disk: What writes.
+        path: A shard, folder, glob or brace pattern, local or remote; several joined by `::`.
+        to: A folder that is empty or does not exist.
+        fields: Names of the fields to write. Default: all.
+        keys: Keys of the samples to write. Default: all.
+        limit: Stop after this many of these samples.
+        disk: Performs the file operations; tests replace it.
 
     Raises:
-        ShardError: A shard is invalid; the whole samples before are written.
+        ShardError: A shard is invalid; the whole samples before the damage are written.
         StorageError: A shard cannot be read, `to` is not empty, or it cannot be written.
     """
     urls = find_shards(path).urls

@@ -56,9 +56,9 @@ class IndexReport:
         index: The index that it wrote.
         num_ignored: Members that belong to no sample, in all shards.
         workers: Processes that it used.
-        changed: Names of shards that have the size which the index before said, and other bytes.
-        disagreeing: For each of open_clip's and timm's files of counts that says otherwise: of which shards. No shard
-            where the file is not what its program reads.
+        changed: Names of shards with other bytes than in the previous index, but the same size.
+        disagreeing: For each file of open_clip or timm whose counts are wrong: the names of these shards, or none if
+            the program cannot read the file.
     """
 
     index: FolderIndex
@@ -79,26 +79,25 @@ def index_folder(
 ) -> IndexReport:
     """Read every `*.tar` of a folder from end to end and write the folder's index: `wdskit index`.
 
-    Written are `<shard>.idx` for each shard, then `index.bin` and `index.json`. An index that was there is replaced.
-    The same shards give the same bytes, whatever `workers` is. Files whose names start with a dot are passed over.
+    It writes `<shard>.idx` for each shard, then `index.bin` and `index.json`, and replaces an existing index. The same
+    shards give the same bytes, whatever `workers` is. Files whose names start with a dot are skipped.
 
     Args:
         folder: A local folder, or one of a bucket (`s3://bucket/train/`), into which the index is written last.
-        export: Files for other readers to keep beside the shards: some of `export.api.KINDS`, besides those that the
-            index before says are kept; or `none` alone. They are written in the same pass, those of a shard at once.
-        split_name: The split of all shards for timm and energon; by default what the shards are called.
-        workers: Processes that read; with 1, all is done in this one. Default: the CPUs that this process may use,
-            fewer where there is little to read.
-        progress: Called after each shard with the bytes read so far and the bytes in all.
-        disk: What writes.
+        export: Files for other readers to keep beside the shards, in addition to the existing ones: "wids",
+            "open_clip", "timm", "energon", "dali"; or only "none", to keep none. They are written in the same pass,
+            those of a single shard as soon as it is read.
+        split_name: Name of the split for timm and energon. Default: from the names of the shards.
+        workers: Processes that read; 1 is this process. Default: the CPUs that this process may use, fewer for little
+            data.
+        progress: Called after each shard with the number of bytes read and of all bytes.
+        disk: Performs the file operations; tests replace it.
 
     Raises:
-        FolderIndexError: A shard is invalid, and then no index was written; all at fault are listed. Or `pack` has
-            not finished here, another process is writing in the folder, or a file stands in the way that something
-            else has written.
-        ConfigError: `export` holds what is no kind.
-        StorageError: There is no such folder, no shard in it, or it cannot be written; or `export` is asked for of a
-            bucket.
+        FolderIndexError: Shards are invalid; all of them are listed, and no index is written. Or `pack` has not
+            finished here, another process is writing in the folder, or another program's file has a needed name.
+        ConfigError: `export` names an unknown kind.
+        StorageError: The folder does not exist, has no shard or cannot be written; or `export` is set for a bucket.
     """
     if not is_local(str(folder)):
         if export or split_name:

@@ -34,7 +34,7 @@ class FieldSummary:
     Attributes:
         name: `jpg`, `json`, `cls`, ...
         num_shards: Shards in which it occurs.
-        num_samples: Samples that have it; None from an index, which does not say.
+        num_samples: Samples that have it; None from an index, which does not store it.
         num_bytes: Its bytes in all samples; None from an index.
     """
 
@@ -66,14 +66,14 @@ class Summary:
 
     Attributes:
         path: As the user wrote it.
-        source: `index` where the folder's index was enough, `scan` where the shards were read.
+        source: `index` if the folder's index was enough, `scan` if the shards were read.
         num_bytes: Size of the files.
-        samples_per_shard: The least, the median and the most.
+        samples_per_shard: Minimum, median and maximum.
         fields: All fields, sorted by name.
         num_ignored: Members that belong to no sample; None from an index.
-        classes: Names by class number, from `classes.json` beside the shards; None where there is none.
-        selections: Those of a local folder or one of a bucket, sorted by name.
-        unfinished: How far an unfinished run of `pack` in this folder has come, and how to resume it; None without one.
+        classes: Names by class number, from `classes.json` beside the shards; None without that file.
+        selections: Selections of a folder, local or in a bucket, sorted by name.
+        unfinished: Progress of an unfinished run of `pack` in this folder, and how to resume it; None without one.
     """
 
     path: str
@@ -91,16 +91,16 @@ class Summary:
 
 
 def info(path: str, *, workers: int | None = None, progress: Progress | None = None) -> Summary:
-    """Summarize a shard, a folder or a pattern: `wdskit info`. Shards are opened only where no index describes them.
+    """Summarize a shard, a folder or a pattern: `wdskit info`. Only shards without an index are opened.
 
     Args:
-        path: As `find_shards` takes it.
-        workers: Processes that read; default as for `shards.index.index_folder`.
+        path: A shard, folder, glob or brace pattern, local or remote; several joined by `::`.
+        workers: Processes that read. Default: the CPUs, fewer for little data.
         progress: Called after each shard.
 
     Raises:
-        ShardError: A shard is invalid; where several are read, all that are not valid are listed.
-        StorageError: There is nothing, or it cannot be read.
+        ShardError: Shards are invalid; all of them are listed.
+        StorageError: There is nothing to read, or it cannot be read.
         FolderIndexError: The folder's index does not match its files.
     """
     target = find_shards(path)
@@ -168,14 +168,14 @@ def _read_selections(folder: Path) -> tuple[SelectionSummary, ...]:
 
 
 def read_target_classes(target: Target) -> tuple[str, ...] | None:
-    """The class names beside shards that stand in one folder."""
+    """The class names beside shards that are in one folder."""
     folders = {Path(local_path(url)).parent.resolve() if is_local(url) else split_url(url)[0] for url in target.urls}
     return read_classes(folders.pop()) if len(folders) == 1 else None
 
 
 @dataclass(frozen=True)
 class ShardRow:
-    """One shard in a listing: `name` is the file name in a folder, the path or URL elsewhere."""
+    """One shard in a listing: `name` is the file name for a folder, else the path or URL."""
 
     name: str
     num_samples: int
@@ -185,7 +185,7 @@ class ShardRow:
 
 @dataclass(frozen=True)
 class SampleRow:
-    """One sample in a listing: its place in the shard, from 0, its key, the byte offset of its first header, and name
+    """One sample in a listing: its number in the shard, from 0; its key; the byte offset of its first header; and name
     and size in bytes of each field, in the order of the members.
     """
 
@@ -197,7 +197,7 @@ class SampleRow:
 
 @dataclass(frozen=True)
 class MemberRow:
-    """One member in a listing: `offset` is that of its first header, `num_bytes` the size of its data."""
+    """One member in a listing: `offset` is the byte offset of its first header, `num_bytes` the size of its data."""
 
     name: str
     offset: int
@@ -208,17 +208,17 @@ def ls(path: str, *, limit: int | None = None, members: bool = False) -> Iterato
     """The shards of a folder or pattern, the samples of a shard, or its members: `wdskit ls`.
 
     Args:
-        path: As `find_shards` takes it.
-        limit: Stop after so many.
-        members: List a shard's members.
+        path: As for `info`.
+        limit: Stop after this many rows.
+        members: List the members of a shard.
 
     Yields:
         Rows of one kind.
 
     Raises:
-        ConfigError: `members` of what is not one shard.
-        ShardError: A shard is invalid; what is valid has been yielded, of several shards those behind it too.
-        StorageError: There is nothing, or it cannot be read.
+        ConfigError: `members` is set, and `path` is not a single shard.
+        ShardError: A shard is invalid; all valid rows have been yielded before, those of later shards too.
+        StorageError: There is nothing to read, or it cannot be read.
         FolderIndexError: The folder's index does not match its files.
     """
     target = find_shards(path)

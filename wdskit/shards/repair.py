@@ -27,14 +27,14 @@ from wdskit.tar.writer import END_BYTES
 
 @dataclass(frozen=True)
 class RepairedShard:
-    """What became of one shard.
+    """The result for one shard.
 
     Attributes:
         path: The shard that was read.
         num_saved: Samples that were saved; with 0, no shard was written.
-        lost: What was not.
-        is_suspect: Its sha256 is not the one in the index. Where bytes inside of a field changed, nothing but that
-            digest can show, so samples that were saved may have other contents than they had.
+        lost: What was not saved.
+        is_suspect: Its sha256 differs from the index. Only that digest shows a change inside a field, so saved samples
+            may have changed contents.
     """
 
     path: str
@@ -48,8 +48,8 @@ class RepairResult:
     """What `wdskit.repair` did.
 
     Attributes:
-        folder: Where the repaired shards and their index are.
-        shards: One for each shard that was read, or is missing.
+        folder: The folder of the repaired shards and their index.
+        shards: The result for each shard that was read, or is missing.
     """
 
     folder: Path
@@ -62,7 +62,7 @@ class RepairResult:
 
     @property
     def lost(self) -> tuple[Loss, ...]:
-        """All that was lost, in order."""
+        """Everything that was lost, in order."""
         return tuple(loss for one in self.shards for loss in one.lost)
 
 
@@ -76,20 +76,20 @@ def repair(
 ) -> RepairResult:
     """Write all whole samples of damaged shards to another folder, with an index: `wdskit repair`.
 
-    A shard without damage is copied as it is, byte for byte. Files for other readers (`export`) that the index of their
-    one folder says are kept there are written anew; in energon's, what a user changed is not taken over. Nothing is
-    changed where the shards are.
+    Shards without damage are copied byte for byte. If all shards are in one folder whose index lists files for other
+    readers (`export`), these are written again, without a user's changes to those of energon. The folder of the shards
+    stays unchanged.
 
     Args:
-        path: As `verify` takes it.
-        to: A folder that is empty or not there yet.
+        path: As for `verify`, but local.
+        to: A folder that is empty or does not exist.
         images: A sample with an image that fails this check is lost: `none`, `structure` or `decode`.
         progress: Called after each shard.
-        disk: What writes.
+        disk: Performs the file operations; tests replace it.
 
     Raises:
         StorageError: There is nothing to read, or it is not local; `to` is not empty, or it cannot be written.
-        ConfigError: `images` has no such value.
+        ConfigError: `images` has an unknown value.
     """
     if images not in IMAGE_CHECKS:
         raise ConfigError(f"images are checked as {', '.join(IMAGE_CHECKS)}, not {images!r}.")

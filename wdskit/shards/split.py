@@ -39,8 +39,8 @@ _MAX_CHARS = 1000
 
 @dataclass(frozen=True)
 class SplitPart:
-    """One split: its share as it was asked for, rounded, its samples, and how many different values they have of the
-    JSON field that it was split by, None where that was the key.
+    """One split: its wanted share, rounded; its samples; and the number of different values of the JSON field, or None
+    for a split by key.
     """
 
     name: str
@@ -54,10 +54,10 @@ class SplitReport:
     """What `split` did.
 
     Attributes:
-        folder: As it was named.
+        folder: The folder as given.
         parts: The splits, in the order of their shares.
-        recipe: The command that makes them, the folder left out, as it stands in the selections.
-        num_missing: Samples without the value that it was split by.
+        recipe: The command that makes them, without the folder, as the selections store it.
+        num_missing: Samples without the value to split by.
     """
 
     folder: str
@@ -67,7 +67,7 @@ class SplitReport:
 
     @property
     def num_samples(self) -> int:
-        """Samples in all splits, which are those of the folder."""
+        """Samples in all splits, which are all samples of the folder."""
         return sum(part.num_samples for part in self.parts)
 
 
@@ -85,26 +85,26 @@ def split(
 ) -> SplitReport:
     """Assign each sample of an indexed folder to a split, and write each split as a selection: `wdskit split`.
 
-    A sample's split depends on the seed, the shares, and its key or the value that `by` names, and on nothing else. So
-    it keeps its split when shards are added, reordered or packed anew with other sizes; run the same split again then.
+    A sample's split depends only on the seed, the shares, and its key or the value that `by` names. It stays the same
+    when shards are added, reordered or packed again with other sizes; after such a change, run the same split again.
 
     Args:
         folder: A local folder with its index.
         shares: `train=0.8,val=0.1,test=0.1`, or a mapping; they add up to 1.
-        by: `key`, or a JSON field and the way to a value in it (`json:patient.id`): samples with the same value stay
+        by: `key`, or a JSON field and the path of a value in it (`json:patient.id`): samples with the same value stay
             together.
-        seed: 0 <= seed < 2**64; another seed gives another split.
-        missing: The split that gets the samples without that value; without it, they are an error.
-        overwrite: Whether splits that were made otherwise may be replaced. All of such a split go, before the first of
-            the new one is written.
-        workers: Processes that read; default as for `shards.index.index_folder`. The result does not depend on it.
+        seed: 0 <= seed < 2**64; a different seed gives a different split.
+        missing: The split for samples without that value. Default: they are an error.
+        overwrite: Whether to replace splits that were made in another way. All of their selections are removed before
+            the first new one is written.
+        workers: Processes that read. Default: the CPUs, fewer for little data. The result does not depend on it.
         progress: Called after each shard.
-        disk: What writes.
+        disk: Performs the file operations; tests replace it.
 
     Raises:
-        SelectionError: The shares or `by` are wrong, samples lack the value, or another split is in the way.
+        SelectionError: The shares or `by` are wrong, samples lack the value, or another split has one of the names.
         FolderIndexError: The folder has no index, or one that does not match its shards; or another process is writing.
-        ShardError: A shard is invalid. Where several are, all are listed.
+        ShardError: Shards are invalid; all of them are listed.
         StorageError: There is no such folder, or it cannot be read or written.
     """
     parsed = parse_shares(shares)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Batched(StreamStage):
-    """Values into batches."""
+    """Make batches of values."""
 
     name: ClassVar[str] = "batched"
     kind: ClassVar[Kind] = "batch"
@@ -34,7 +34,7 @@ class Batched(StreamStage):
     partial: Bool = Field(
         True, description="For a stream: whether to keep a last, smaller batch; otherwise it is dropped."
     )
-    collate: Function | None = Field(None, description="Name of a registered function: list of samples to batch.")
+    collate: Function | None = Field(None, description="Function from a list of samples to a batch.")
     ragged: FieldNames | None = Field(
         None, description="Fields with arrays of different lengths, which become values and offsets."
     )
@@ -173,7 +173,7 @@ class Batcher:
 
 
 class Unbatched(StreamStage):
-    """Batches into samples again."""
+    """Split batches into samples again."""
 
     name: ClassVar[str] = "unbatched"
     kind: ClassVar[Kind] = "stream"

@@ -246,12 +246,12 @@ def _text(what: object) -> str:
 class Ragged:
     """One field of a batch whose arrays differ in their first axis, as `batched: {ragged: ...}` makes it.
 
-    `ragged[i]` is the array of sample i, a view; `len(ragged)` the number of samples. It goes where a tensor goes:
-    `ragged.to(device)`, `ragged.pin_memory()`.
+    `ragged[i]` is a view of the array of sample i; `len(ragged)` is the number of samples. Like a tensor it has
+    `ragged.to(device)` and `ragged.pin_memory()`.
 
     Attributes:
         values: All arrays end to end, (sum of the lengths, ...).
-        offsets: Where each starts, and where the last one ends, int64 (batch + 1,).
+        offsets: The start of each array in `values`, and the end of the last one; int64 (batch + 1,).
     """
 
     values: torch.Tensor
@@ -278,12 +278,12 @@ class Ragged:
         return iter(self.values.split(self.offsets.diff().tolist()))
 
     def to(self, *args: Any, **options: Any) -> Ragged:
-        """On another device, as `torch.Tensor.to` takes it; a dtype is that of the values."""
+        """A copy on another device or with another dtype of the values; arguments as for `torch.Tensor.to`."""
         values = self.values.to(*args, **options)
         return Ragged(values, self.offsets.to(values.device, non_blocking=bool(options.get("non_blocking", False))))
 
     def pin_memory(self) -> Ragged:
-        """In page-locked memory."""
+        """A copy in page-locked memory."""
         return Ragged(self.values.pin_memory(), self.offsets.pin_memory())
 
 

@@ -22,7 +22,7 @@ Functions = Annotated[tuple[Function | None, ...], Field(min_length=1), Items]
 
 
 class Decode(PerSampleStage):
-    """Fields into values. Nothing is unpickled; fields of unknown names stay bytes."""
+    """Decode fields to values. Nothing is unpickled; fields with unknown names stay bytes."""
 
     name: ClassVar[str] = "decode"
     shorthand: ClassVar[str | None] = "images"
@@ -36,10 +36,10 @@ class Decode(PerSampleStage):
     only: FieldNames | None = Field(None, description="The fields to decode. Default: all.")
     fuse: Bool = Field(
         True,
-        description="Whether decoding and the crop directly after it run as one step, which decodes a large JPEG no "
-        "larger than the crop needs. Its pixels then differ by about one level of 255.",
+        description="Whether decoding and the crop directly after it run as one step, which decodes a large JPEG only "
+        "as large as the crop needs. Its pixels then differ by about 1 of 255.",
     )
-    max_pixels: Count = Field(MAX_PIXELS, description="Largest width x height that an image's header may promise.")
+    max_pixels: Count = Field(MAX_PIXELS, description="Largest width x height that an image's header may give.")
 
     def bind(self, context: Context, label: str) -> FieldDecoder:  # noqa: ARG002 (nothing is drawn)
         """As `PerSampleStage.bind`."""
@@ -106,7 +106,7 @@ class FieldDecoder:
 
 
 class Map(PerSampleStage):
-    """A function of each value."""
+    """Call a function for each value."""
 
     name: ClassVar[str] = "map"
     takes_any: ClassVar[bool] = True
@@ -129,7 +129,7 @@ class Map(PerSampleStage):
 
 
 class MapDict(PerSampleStage):
-    """A function for each of some fields."""
+    """Call a function for each named field."""
 
     name: ClassVar[str] = "map_dict"
     shorthand: ClassVar[str | None] = "fields"
@@ -161,7 +161,7 @@ def _map_fields(calls: Mapping[str, ValueFunction], sample: Any, origin: Origin)
 
 
 class MapTuple(PerSampleStage):
-    """A function for each place of a tuple; null leaves an item as it is."""
+    """Call a function for each item of a tuple; null leaves an item as it is."""
 
     name: ClassVar[str] = "map_tuple"
     is_starred: ClassVar[str] = "fns"
@@ -189,7 +189,7 @@ def _map_places(calls: Sequence[ValueFunction | None], value: Any, origin: Origi
 
 
 class Rename(PerSampleStage):
-    """Fields under new names; other fields stay."""
+    """Give fields new names; other fields stay."""
 
     name: ClassVar[str] = "rename"
     shorthand: ClassVar[str | None] = "names"
@@ -221,7 +221,7 @@ class Rename(PerSampleStage):
 
 
 class ToTuple(PerSampleStage):
-    """The named fields as a tuple."""
+    """Make a tuple of the named fields."""
 
     name: ClassVar[str] = "to_tuple"
     is_starred: ClassVar[str] = "fields"
@@ -243,7 +243,7 @@ class ToTuple(PerSampleStage):
 
 
 class ToDict(PerSampleStage):
-    """The named fields as a dict, each under the name of its first alternative."""
+    """Make a dict of the named fields, each under the name of its first alternative."""
 
     name: ClassVar[str] = "to_dict"
     is_starred: ClassVar[str] = "fields"

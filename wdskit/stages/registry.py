@@ -55,10 +55,11 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {}
 
 
 def register(name: str) -> Callable[[F], F]:
-    """Decorator that makes a function or class known as `name`, for `- map: name` in YAML and `.map("name")` in Python.
+    """Decorator that gives a function or class a name, for `- map: name` in YAML and `.map("name")` in Python.
 
-    In YAML it is a stage of its own too, with settings: a function gets them as keyword arguments, a class is made with
-    them and its instance is called. One with a parameter `rng` gets a numpy Generator of the sample's position.
+    In YAML the name is also a stage with settings: a function gets them as keyword arguments; a class gets them when
+    its instance is made, and the instance is called. If it has a parameter `rng`, it gets a numpy Generator that
+    depends on the seed and on the sample's position only.
 
     ```python
     @wdskit.register("brighten")  # - brighten: {by: 0.2}
@@ -70,7 +71,8 @@ def register(name: str) -> Callable[[F], F]:
     Running the same definition again (a notebook cell, a reloaded module) replaces the function.
 
     Raises:
-        PipelineError: The name is no identifier, what is decorated is no function, or another function has the name.
+        PipelineError: The name is not an identifier, the decorated object is not callable, or another function has the
+            name.
     """
     if not is_function_name(name):
         raise PipelineError(

@@ -23,7 +23,7 @@ _MAX_PASSES = 64  # times as many draws as shards, at random, before those that 
 
 
 class TarfileToSamples(StreamStage):
-    """Open the shards here. Without it they are opened at the first stage that is no splitter."""
+    """Open the shards here. Without this stage, the first stage that is not a splitter opens them."""
 
     name: ClassVar[str] = "tarfile_to_samples"
     kind: ClassVar[Kind] = "open"

@@ -209,13 +209,14 @@ class PlannedSource(StageSpec):
 
     shards: Shards | None = Field(
         None,
-        description="A path, glob, brace pattern or folder, several joined by `::`, or a list of such; indexed.",
+        description="A path, glob, brace pattern or folder, several joined by `::`, or a list of these. The shards "
+        "need an index.",
         examples=["train-{000000..000127}.tar"],
     )
     mixture: tuple[MixturePart, ...] | None = Field(
         None, min_length=1, description="In place of `shards`: data sets, all with `weight` or all with `repeat`."
     )
-    schedule: Literal["step", "linear"] = Field("step", description="How scheduled weights change.")
+    schedule: Literal["step", "linear"] = Field("step", description="How weights with a schedule change.")
     split: Split | None = Field(None, description="Only this split of the samples, made by `wdskit split`.")
     range: Bounds | None = Field(None, description='Only a range of the samples: ["0%", "80%"], or their numbers.')
     seed: Natural = Field(0, description="Seed of the order and of everything random.")
@@ -302,21 +303,21 @@ def _part_seed(seed: int, number: int) -> int:
 
 
 class Exact(PlannedSource):
-    """A planned source: each sample exactly once an epoch, shuffled anew in each, over all ranks."""
+    """A planned source: each sample exactly once per epoch over all ranks, in a new random order each epoch."""
 
     name: ClassVar[str] = "exact"
     order_version: ClassVar[int] = 2  # 1: which cut is which lane was a random permutation
 
     lanes: Count | None = Field(
         None,
-        description="Parts of the data that are read side by side. Without: 240, or one for each 64 samples of a "
-        "smaller data set.",
+        description="Parts of the data that are read side by side. Default: 240, or one per 64 samples of a smaller "
+        "data set.",
     )
     window: Count = Field(DEFAULT_WINDOW, description="Samples of a lane that are shuffled with each other.")
     homes: Count = Field(
         1,
-        description="Groups of shards that keep their stretch of each epoch, so that a node reads about the same "
-        "shards in all of them: for shards of a store and a `cache`, a few times the number of nodes.",
+        description="Groups of shards that keep their part of every epoch, so that a node reads mostly the same shards "
+        "in each epoch. For shards in a store with a `cache`: a few times the number of nodes.",
     )
     tail: Literal["drop", "pad"] = Field("drop", description="What to do with an incomplete last global batch.")
 
@@ -326,7 +327,7 @@ class Exact(PlannedSource):
 
 
 class Resampled(PlannedSource):
-    """A planned source: samples drawn with replacement, a few neighbours at a time."""
+    """A planned source: samples drawn with replacement, in chunks of consecutive samples."""
 
     name: ClassVar[str] = "resampled"
 
@@ -341,7 +342,7 @@ class Resampled(PlannedSource):
 
 
 class Sequential(PlannedSource):
-    """A planned source: every sample once, in the order of the index; for evaluation."""
+    """A planned source for evaluation: every sample once, in the order of the index."""
 
     name: ClassVar[str] = "sequential"
 

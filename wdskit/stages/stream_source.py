@@ -28,7 +28,7 @@ _JOINT = re.compile(r"::(?![^\[\]/]*\])")  # between parts of `shards`; not the 
 
 
 class Stream(StreamStage):
-    """The unplanned source: shards one after the other, no index needed."""
+    """The unplanned source: reads shards one after the other and needs no index."""
 
     name: ClassVar[str] = "stream"
     kind: ClassVar[Kind] = "source"
@@ -36,7 +36,7 @@ class Stream(StreamStage):
     shorthand: ClassVar[str | None] = "shards"
 
     shards: Shards = Field(
-        description="A path, URL, glob, brace pattern or folder, several joined by `::`, or a list of such.",
+        description="A path, URL, glob, brace pattern or folder, several joined by `::`, or a list of these.",
         examples=["train-{000000..000127}.tar"],
     )
     seed: Natural = Field(0, description="Seed of the shards' order and of everything random.")
@@ -51,11 +51,11 @@ class Stream(StreamStage):
         None, description="In place of `weights`, as in open_clip: relative frequency of each shard of a part, `1::2`."
     )
     split: Literal["none"] | None = Field(
-        None, description="`none`: every rank and worker reads everything, on purpose, although a splitter is missing."
+        None, description="`none`: every rank and worker reads everything. Otherwise a missing splitter is an error."
     )
     check: Literal["none", "size", "sha256"] = Field(
         "size",
-        description="What an indexed shard is compared with: its size and its samples as they are read, or its sha256.",
+        description="What to compare an indexed shard with: its size, and its samples as they are read, or its sha256.",
     )
     classes: Classes = CLASSES
 
@@ -147,7 +147,7 @@ class StreamSource:
 
 
 class SplitByNode(StreamStage):
-    """Keep the draws of this rank."""
+    """Keep the shards that belong to this rank."""
 
     name: ClassVar[str] = "split_by_node"
     kind: ClassVar[Kind] = "splitter"
@@ -158,7 +158,7 @@ class SplitByNode(StreamStage):
 
 
 class SplitByWorker(StreamStage):
-    """Keep the draws of this worker process."""
+    """Keep the shards that belong to this worker process."""
 
     name: ClassVar[str] = "split_by_worker"
     kind: ClassVar[Kind] = "splitter"

@@ -178,7 +178,7 @@ class ShuffleBuffer:
 
 
 class Select(StreamStage):
-    """Keep the values for which a function holds."""
+    """Keep the values for which a function returns true."""
 
     name: ClassVar[str] = "select"
     kind: ClassVar[Kind] = "stream"
@@ -206,7 +206,7 @@ def _select(run: Run, predicate: Callable[[Any, Origin], Any], source: Iterable[
 
 
 class Slice(StreamStage):
-    """Some of the values, as Python's slice."""
+    """Keep a range of the values, like a slice in Python."""
 
     name: ClassVar[str] = "slice"
     kind: ClassVar[Kind] = "stream"
@@ -217,9 +217,9 @@ class Slice(StreamStage):
 
     start: Natural = Field(0, description="Number of the first value.")
     stop: Natural | None = Field(
-        description="Number after the last one, or start, stop and step. null: no end.", examples=[1000]
+        description="Number of the first value after the range, or start, stop and step. null: no end.", examples=[1000]
     )
-    step: Count = Field(1, description="Keep one of this many.")
+    step: Count = Field(1, description="Keep one of every `step` values.")
 
     @classmethod
     def expand(cls, value: object) -> dict[str, Any]:
@@ -272,14 +272,14 @@ def _slice(run: Run, start: int, stop: int | None, step: int, source: Iterable[A
 
 
 class WithEpoch(StreamStage):
-    """End an epoch after so many values of each rank; the stream goes on where it ended."""
+    """End an epoch after `n` values on each rank; the next epoch continues there."""
 
     name: ClassVar[str] = "with_epoch"
     kind: ClassVar[Kind] = "epoch"
     shorthand: ClassVar[str | None] = "n"
     is_counted: ClassVar[bool] = True
 
-    n: Count = Field(description="Samples before `batched`, batches after it; per rank.", examples=[1000])
+    n: Count = Field(description="Number per rank: of samples before `batched`, of batches after it.", examples=[1000])
 
     def bind(self, context: StreamContext) -> EpochCut:
         """The cut, behind which everything begins anew in each epoch."""
@@ -333,7 +333,7 @@ class EpochCut:
 
 
 class WithLength(StreamStage):
-    """What `len()` says; nothing else changes."""
+    """Set what `len()` returns; nothing else changes."""
 
     name: ClassVar[str] = "with_length"
     kind: ClassVar[Kind] = "epoch"

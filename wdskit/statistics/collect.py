@@ -55,27 +55,27 @@ def stats(
 ) -> ShardStats:
     """Count what shards hold: `wdskit stats`.
 
-    Headers are read, and labels and JSON; of an image no more than its own header, so that most of the bytes stay on
-    the disk unless digests are asked for. Remote shards are read from end to end, unless `sample` names a share of the
-    samples and the folder has an index. The result does not depend on `workers`.
+    Tar headers, labels, JSON and the headers of images are read; the other bytes stay on disk, unless `digests` is set.
+    Remote shards are read from end to end, unless `sample` is set and the folder has an index. The result does not
+    depend on `workers`.
 
-    Memory: a few MB, whatever the number of samples; in each process 16 bytes a sample of one shard, and with `digests`
-    16 bytes for each sample in all.
+    Memory: a few MB, whatever the number of samples, plus 16 bytes per sample of one shard in each process. `digests`
+    adds 16 bytes per sample of all shards.
 
     Args:
         path: A shard, a folder, or a pattern; several joined by `::`.
-        sample: Read this share of the samples of each shard only, such as `10%`.
-        seed: Chooses them, and the images of the report.
-        digests: Digest the images, and find samples whose images are the same bytes.
-        html: Write a report to this file, with bars and some of the images; needs jinja2.
-        workers: Processes that read; default: the CPUs, fewer for little data.
-        progress: Called after each shard, with the bytes so far and the bytes in all.
+        sample: Read only this share of the samples of each shard, such as `10%`.
+        seed: Chooses the share, and the images of the report.
+        digests: Find samples whose images have the same bytes, by their digests.
+        html: File for a report with bar charts and some of the images; needs jinja2.
+        workers: Processes that read. Default: the CPUs, fewer for little data.
+        progress: Called after each shard with the number of bytes read and of all bytes.
 
     Raises:
-        ShardError: A shard is invalid; where several are, all are listed. Bad fields are counted instead.
-        StorageError: There is nothing, or it cannot be read; or the report cannot be written.
+        ShardError: Shards are invalid; all of them are listed. Bad fields are counted instead.
+        StorageError: There is nothing to read, it cannot be read, or the report cannot be written.
         FolderIndexError: The folder's index does not match its files.
-        ConfigError: `sample` is no share, or jinja2 is missing.
+        ConfigError: `sample` is not a share, or jinja2 is missing.
     """
     if html is not None:
         check_report(html)

@@ -41,7 +41,7 @@ class FieldStats:
 
 @dataclass(frozen=True)
 class ClassStats:
-    """One class: what stands in `cls`, and its name in classes.json, None without one.
+    """One class: its number in `cls`, and its name in classes.json, or None.
 
     `num_samples` is 0 for a class that only classes.json names.
     """
@@ -137,21 +137,21 @@ class ShardStats:
         path: As the user wrote it.
         sample: The share that was read, such as `10%`, chosen by `seed`; None for all.
         num_samples: Samples in all shards.
-        num_read: Samples that were read; all that follows is of these, but for the shards.
+        num_read: Samples that were read; all other figures except those of shards count only these.
         num_bytes: Bytes of the shards' files.
-        num_ignored: Members that belong to no sample; None where a share was read.
+        num_ignored: Members that belong to no sample; None if only a share was read.
         shard_least: Name of the first shard with the fewest samples.
-        shard_most: Name of the first one with the most.
-        sample_sizes: Bytes of a sample's fields, tar headers and padding not counted.
+        shard_most: Name of the first shard with the most samples.
+        sample_sizes: Bytes of a sample's fields, without tar headers and padding.
         fields: Sorted by name.
         num_more_fields: Fields beyond the first 1,000 different ones, which are not counted separately.
-        classes: By number, of the field `cls`; None where no sample has one, or over 100,000 different ones came.
+        classes: Classes of the field `cls`, by number; None if no sample has it, or if there are over 100,000 classes.
         images: Sorted by field.
-        json_keys: By field, then in the order in which they first came.
+        json_keys: Sorted by field, then in the order in which they first appear.
         num_more_keys: Keys beyond the first 1,000 different ones of a field, which are not counted separately.
-        num_bad: Fields that are not what their names promise: images without a header, JSON and `cls` that do not read.
+        num_bad: Fields that cannot be read: images without a valid header, invalid JSON or `cls`.
         bad: The first of them.
-        duplicates: None where they were not asked for.
+        duplicates: Repeated images; None without `digests`.
     """
 
     path: str

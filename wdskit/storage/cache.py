@@ -77,7 +77,7 @@ class PartCache:
         try:
             make_folders(self.folder)
         except OSError as err:
-            msg = f"{self.folder}: the cache cannot be kept there: {err.strerror}."
+            msg = f"{self.folder}: the cache cannot be stored here: {err.strerror}."
             raise StorageError(f"{msg}\n  Name another folder in cache.dir.", url=str(folder)) from err
         self._open: OrderedDict[PartName, Part] = OrderedDict()
         self._wanted: dict[PartName, Future[None]] = {}
@@ -177,10 +177,10 @@ class PartCache:
                     if is_mine:
                         await self._fetch_claimed(name, file, starts)
         except StorageError as err:
-            _log.info("%s It is not kept.", err)  # who reads a sample of it says so
+            _log.info("%s Its part is not cached.", err)  # an error only if a sample of it is read
         except OSError as err:
             if time.monotonic() >= self._full_until:
-                _log.warning("%s: parts cannot be kept now: %s.", self.folder, err.strerror)
+                _log.warning("%s: parts cannot be stored now: %s.", self.folder, err.strerror)
             self._full_until = time.monotonic() + FULL_S
         finally:
             with self._lock:

@@ -83,7 +83,7 @@ class ObjectFile:
     def __reduce__(self) -> tuple[object, ...]:
         """What opens it again. A query may be a secret, which no pickle holds."""
         if self._full_url != self.url:
-            msg = f"{self.url}: an open URL with a query cannot be pickled. Pass its text to the other process."
+            msg = f"{self.url}: an open URL with a query cannot be pickled. Pass the URL as text to the other process."
             raise StorageError(msg, url=self.url)
         return _reopen, (self.url, self._num_bytes, self._etag)
 
@@ -250,14 +250,14 @@ class ObjectFile:
 
 
 class Chunk(NamedTuple):
-    """Bytes of an object, and where they stand in it."""
+    """Bytes of an object, and their place in it."""
 
     offset: int
     data: memoryview
 
     @property
     def stop(self) -> int:
-        """Where the byte behind it stands."""
+        """The offset of the byte after the last one."""
         return self.offset + len(self.data)
 
 

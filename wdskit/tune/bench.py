@@ -149,27 +149,27 @@ def bench(
 ) -> BenchResult:
     """Measure a planned pipeline on this machine: reading alone, and the loader with several workers and threads.
 
-    All is measured in turns, `repeats` times, with the samples in the order of a run; where an epoch ends, the next one
-    follows without a pause. Nothing is written: `errors.dir` stays as it is.
+    All measurements take turns, `repeats` times, with the samples in the order of a run; after the end of an epoch the
+    next one follows without a pause. Nothing is written, not even to `errors.dir`.
 
     Args:
         config: A YAML file, the same as a dict, or a `Pipeline`.
-        pipeline: Which of a configuration's pipelines; may be left out where there is one.
-        overrides: `a.b.c=VALUE` each, as `make_loader` takes them.
-        transforms: Functions by name, as `make_loader` takes them.
+        pipeline: Name of the pipeline; needed only if the configuration has several.
+        overrides: Settings to change, each as `a.b.c=VALUE`, as for `make_loader`.
+        transforms: Functions by name, as for `make_loader`.
         plugins: Modules to import first, so that they register their functions.
-        world_size: Ranks of the run; one of them is measured. Without: 1.
-        workers: Worker processes to try, each with each of `threads`. Without both, what suits the CPUs that this
-            process may use, and the configured setting; without one, that of the configured setting.
-        threads: Threads to try.
-        seconds: Length of each measurement.
-        repeats: How often each is made.
-        progress: Called with what is measured next, how many measurements are behind it, and how many there are.
+        world_size: Ranks of the run; one of them is measured. Default: 1.
+        workers: Worker processes to try, each with each of `threads`. Default: what suits the CPUs that this process
+            may use, and the configured setting; if only `threads` is given, the configured workers.
+        threads: Threads to try, with a default as for `workers`.
+        seconds: Length of each measurement in seconds.
+        repeats: Number of times that each measurement is made.
+        progress: Called with the name of the next measurement, the number of those done, and the number of all.
 
     Raises:
         ConfigError: The configuration has problems; all of them are listed.
-        PipelineError: It is a stream; it cannot run with a setting that was asked for, or with any; an argument is out
-            of range; this process is one of several ranks; or a worker died.
+        PipelineError: The pipeline is a stream, or cannot run with a given setting or with any; an argument is out of
+            range; this process is one of several ranks; or a worker died.
         StorageError, FolderIndexError, SelectionError: The shards cannot be listed, or have no index.
         ShardError, SampleError: Reading or decoding fails.
     """

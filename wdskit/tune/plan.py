@@ -184,20 +184,20 @@ def plan(
 
     Args:
         config: A YAML file, the same as a dict, or a `Pipeline`.
-        pipeline: Which of a configuration's pipelines; may be left out where there is one.
-        overrides: `a.b.c=VALUE` each, as `make_loader` takes them.
-        world_size: R, number of ranks.
-        workers: Worker processes of a rank; without, the configuration's, or those that a loader would choose here.
-        gpus_per_node: Ranks of a node, at most: the largest divisor of R that is no more.
-        epoch: Which one: a schedule of weights makes them differ.
-        downloads: Whether to find what nodes fetch of shards in a store. Without: where that takes seconds.
-        quality: Whether to compare batches with a uniform draw, of planned sources.
-        classes: Number of classes for `quality`; without, those of `classes.json`, or 1000.
-        plot: Where to draw a picture of the order, `.png` or `.svg`; of planned sources.
+        pipeline: Name of the pipeline; needed only if the configuration has several.
+        overrides: Settings to change, each as `a.b.c=VALUE`, as for `make_loader`.
+        world_size: Number of ranks, R.
+        workers: Worker processes per rank. Default: those of the configuration, or of a loader on this machine.
+        gpus_per_node: Most ranks per node; the largest divisor of R up to this number is used.
+        epoch: Number of the epoch; epochs differ if weights have a schedule.
+        downloads: Whether to compute what each node downloads from a store. Default: only if that takes a few seconds.
+        quality: Whether to compare batches with a uniform draw. Needs a planned source.
+        classes: Number of classes for `quality`. Default: those of `classes.json`, or 1000.
+        plot: File for a picture of the order, `.png` or `.svg`. Needs a planned source.
 
     Raises:
         ConfigError: The configuration has problems; all of them are listed.
-        PipelineError: It cannot run on so many ranks and workers, or an argument is out of range.
+        PipelineError: It cannot run on this number of ranks and workers, or an argument is out of range.
         StorageError, FolderIndexError, SelectionError: The shards cannot be listed, or have no index.
     """
     numbers = {"world_size": (world_size, 1), "gpus_per_node": (gpus_per_node, 1), "epoch": (epoch, 0)}

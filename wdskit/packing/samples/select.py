@@ -32,12 +32,12 @@ class SelectResult:
     Attributes:
         folders: Folders that have the selection now.
         name: Its name.
-        recipe: The command that makes it, the source left out, as it stands in it.
+        recipe: The command that makes it, without the source, as the selection stores it.
         num_source_shards: Shards that were read.
-        num_source_samples: Samples in them: those that were selected, and those of the next three.
+        num_source_samples: Samples in them: those that were selected, and those of the three counts after that.
         num_samples: Samples that were selected.
         num_sampled_out: Samples outside the share of `sample`.
-        num_filtered: Samples for which the filter does not hold.
+        num_filtered: Samples for which the filter is false.
         num_missing: Samples that were left out because they lack what the filter asks for.
     """
 
@@ -66,18 +66,19 @@ def select(
     progress: OnProgress | None = None,
     disk: Disk = DISK,
 ) -> SelectResult:
-    """Choose samples and store the choice as a selection of their folders: `wdskit reshard --selection`.
+    """Choose samples and store the choice as a selection in their folders: `wdskit reshard --selection`.
 
-    Planned sources take it as `split: NAME`. The shards stay as they are. Of shards that are not named nothing is
-    selected. The options are those of `reshard`.
+    Planned sources use it with `split: NAME`. The shards do not change. Nothing is selected in shards that `source`
+    does not name. The other arguments are those of `reshard`.
 
     Args:
         source: Local shards of indexed folders.
-        name: Of the selection.
-        overwrite: Whether a selection of this name that was made otherwise is replaced.
+        name: Name of the selection.
+        overwrite: Whether to replace a selection of this name that was made in another way.
 
     Raises:
-        SelectionError: The name or the filter is none, another selection is in the way, or the filter has no answer.
+        SelectionError: The name or the filter is invalid, another selection has the name, or the filter has no answer
+            for a sample.
         FolderIndexError: A folder has no index, or one that does not match its shards.
         PackError, ShardError, StorageError: As `reshard`.
     """

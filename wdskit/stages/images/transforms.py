@@ -195,7 +195,7 @@ class Resize(GeometricTransform):
 
 
 class CenterCrop(GeometricTransform):
-    """The middle of images; a smaller image is padded with zeros."""
+    """Crop the middle of images; smaller images are padded with zeros."""
 
     name: ClassVar[str] = "center_crop"
     shorthand: ClassVar[str | None] = "size"
@@ -210,7 +210,7 @@ class CenterCrop(GeometricTransform):
 
 
 class RandomResizedCrop(GeometricTransform):
-    """A random part of images, resized: the same part of all fields."""
+    """Crop a random part of images and resize it; it is the same part for all fields."""
 
     name: ClassVar[str] = "random_resized_crop"
     shorthand: ClassVar[str | None] = "size"
@@ -261,7 +261,7 @@ class RandomFlip(GeometricTransform):
 
 
 class Normalize(ImageTransform):
-    """(image in 0..1 - mean) / std, as float32."""
+    """Compute (image - mean) / std as float32, with the image in 0..1."""
 
     name: ClassVar[str] = "normalize"
     shorthand: ClassVar[str | None] = "preset"
@@ -296,7 +296,7 @@ class Normalize(ImageTransform):
 
 
 class ToTensor(ImageTransform):
-    """Images as torch float32 (C, H, W) in 0..1."""
+    """Convert images to torch float32 (C, H, W) in 0..1."""
 
     name: ClassVar[str] = "to_tensor"
     shorthand: ClassVar[str | None] = "fields"
