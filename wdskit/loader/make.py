@@ -79,8 +79,8 @@ def make_loader(
         stats: Reports during the run: the steps between them, or
             `{"every": 100, "file": "stats.jsonl", "port": 9400}`. `loader.stats()` works without it.
         errors: What to do with bad samples, `{"max_bad": 10, "dir": "bad"}`; overrides the configuration's `errors`.
-        cache: Where to keep parts of remote shards, `{"dir": "/nvme/wdskit", "size": "500GB"}`; overrides the
-            configuration's `cache`.
+        cache: Where to keep parts of remote shards, `{"dir": "/nvme/wdskit", "size": "500GB"}` or `{"memory": "50GB"}`;
+            overrides the configuration's `cache`.
 
     Raises:
         ConfigError: The configuration or the arguments have problems; all of them are listed.

@@ -506,8 +506,8 @@ class StageMethods(ABC):
                 9400}`. `loader.stats()` works without it.
             errors: What to do with bad samples, `{"max_bad": 10, "dir": "bad"}`; overrides the configuration's
                 `errors`.
-            cache: Where to keep parts of remote shards, `{"dir": "/nvme/wdskit", "size": "500GB"}`; overrides the
-                configuration's `cache`.
+            cache: Where to keep parts of remote shards, `{"dir": "/nvme/wdskit", "size": "500GB"}` or `{"memory":
+                "50GB"}`; overrides the configuration's `cache`.
         """
         import wdskit  # the public name, because the loader stands a layer above
 
