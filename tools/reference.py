@@ -79,14 +79,14 @@ def cell(text: str) -> str:
 
 
 API_GROUPS = {
-    "Pack": ["pack", "finish_pack", "PackOptions", "reshard", "ReshardOptions", "ReshardResult", "select",
+    "Pack": ["pack", "PackResult", "finish_pack", "PackOptions", "reshard", "ReshardOptions", "ReshardResult", "select",
              "SelectResult"],
     "Train": ["Pipeline", "make_loader", "load_config", "register", "gather_valid", "check_same_batches", "Ragged",
-              "LoaderStats", "StageStats", "plan", "bench"],
+              "LoaderStats", "StageStats", "plan", "EpochPlan", "StreamPlan", "bench", "BenchResult"],
     "Look at shards": ["info", "Summary", "ls", "ShardRow", "SampleRow", "MemberRow", "stats", "ShardStats",
                        "LocalShard", "cat", "extract", "Extracted", "diff", "DiffResult"],
     "Check, index and split": ["verify", "VerifyResult", "Finding", "repair", "RepairResult", "index_folder",
-                               "IndexReport", "split"],
+                               "IndexReport", "split", "SplitReport"],
 }  # fmt: skip
 AFTER = {
     "Pipeline": ["    options:", "      inherited_members: true"],  # a method for each stage

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from wdskit.loader.distributed import check_same_batches, gather_valid
     from wdskit.loader.make import make_loader
     from wdskit.loader.stats import LoaderStats, StageStats
-    from wdskit.packing.api import finish_pack, pack
+    from wdskit.packing.api import PackResult, finish_pack, pack
     from wdskit.packing.options import PackOptions, ReshardOptions
     from wdskit.packing.reshard import ReshardResult, reshard
     from wdskit.packing.samples.select import SelectResult, select
@@ -46,20 +46,22 @@ if TYPE_CHECKING:
     from wdskit.shards.index import IndexReport, index_folder
     from wdskit.shards.inspect import MemberRow, SampleRow, ShardRow, Summary, info, ls
     from wdskit.shards.repair import RepairResult, repair
-    from wdskit.shards.split import split
+    from wdskit.shards.split import SplitReport, split
     from wdskit.stages.collate import Ragged
     from wdskit.stages.registry import register
     from wdskit.statistics.collect import stats
     from wdskit.statistics.result import ShardStats
-    from wdskit.tune.bench import bench
-    from wdskit.tune.plan import plan
+    from wdskit.tune.bench import BenchResult, bench
+    from wdskit.tune.plan import EpochPlan, StreamPlan, plan
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "BenchResult",
     "ConfigError",
     "DecodeError",
     "DiffResult",
+    "EpochPlan",
     "Extracted",
     "Finding",
     "FolderIndexError",
@@ -71,6 +73,7 @@ __all__ = [
     "MemberRow",
     "PackError",
     "PackOptions",
+    "PackResult",
     "Pipeline",
     "PipelineError",
     "Problem",
@@ -87,9 +90,11 @@ __all__ = [
     "ShardError",
     "ShardRow",
     "ShardStats",
+    "SplitReport",
     "StageStats",
     "StateError",
     "StorageError",
+    "StreamPlan",
     "Summary",
     "VerifyResult",
     "WdskitError",
@@ -136,6 +141,7 @@ _HOMES = {
     "StageStats": "wdskit.loader.stats",
     "LocalShard": "wdskit.dataset.shard",
     "Pipeline": "wdskit.pipeline.builder",
+    "BenchResult": "wdskit.tune.bench",
     "bench": "wdskit.tune.bench",
     "check_same_batches": "wdskit.loader.distributed",
     "gather_valid": "wdskit.loader.distributed",
@@ -146,15 +152,19 @@ _HOMES = {
     "load_config": "wdskit.pipeline.settings",
     "make_loader": "wdskit.loader.make",
     "pack": "wdskit.packing.api",
+    "PackResult": "wdskit.packing.api",
     "finish_pack": "wdskit.packing.api",
     "PackOptions": "wdskit.packing.options",
     "ReshardOptions": "wdskit.packing.options",
     "reshard": "wdskit.packing.reshard",
     "SelectResult": "wdskit.packing.samples.select",
     "select": "wdskit.packing.samples.select",
+    "EpochPlan": "wdskit.tune.plan",
+    "StreamPlan": "wdskit.tune.plan",
     "plan": "wdskit.tune.plan",
     "register": "wdskit.stages.registry",
     "ShardStats": "wdskit.statistics.result",
+    "SplitReport": "wdskit.shards.split",
     "split": "wdskit.shards.split",
     "stats": "wdskit.statistics.collect",
     "repair": "wdskit.shards.repair",

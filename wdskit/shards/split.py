@@ -67,7 +67,7 @@ class SplitReport:
 
     @property
     def num_samples(self) -> int:
-        """Samples in all splits, which are all samples of the folder."""
+        """Samples in all splits: all samples of the folder."""
         return sum(part.num_samples for part in self.parts)
 
 

@@ -104,20 +104,20 @@ class Advice:
 
 @dataclass(frozen=True)
 class BenchResult:
-    """All that was measured.
+    """What `bench` measured.
 
     Attributes:
         sample_bytes: Mean bytes of a sample, headers and padding included.
         batch: Samples of a batch of a rank; 1 without `batched`.
-        world_size: Ranks of the run of which one is measured.
+        world_size: Ranks of the run, of which one is measured.
         num_cpus: CPUs that this process may use.
-        repeats: How often each was made, in turns.
-        configured: The setting of the configuration, or what a loader of it takes by itself.
-        read_samples_per_s: What one thread reads of the fields' bytes, through the index and in the pipeline's order.
+        repeats: Number of measurements of each, made in turns.
+        configured: The setting of the configuration, or the default of a loader.
+        read_samples_per_s: Rate at which one thread reads the bytes of the fields, in the order of the pipeline.
         read_cpu_ms: CPU time of a sample that is only read.
-        limit: The decode limit: samples/s of all CPUs, if each made as many as one thread does in its CPU time.
-        loaders: One a setting.
-        advice: What follows.
+        limit: The decode limit: samples/s of all CPUs, if each makes as many as one thread in its CPU time.
+        loaders: One for each setting.
+        advice: The recommended setting.
     """
 
     sample_bytes: float

@@ -82,36 +82,36 @@ class LanesPlan:
 
 @dataclass(frozen=True)
 class EpochPlan:
-    """An epoch of a planned source. Shards that stand in a source several times count each time.
+    """An epoch of a planned source. A shard that a source lists several times counts each time.
 
-    Steps and samples are exact. Shards of a rank are those into which the lanes of its node reach, the most that it
-    reads from; of `resampled` the expectation. Samples are taken to be of their shard's mean size.
+    Steps and samples are exact. The shards of a rank are those in the lanes of its node, the most that it can read
+    from; for `resampled`, the expected number. Each sample counts with the mean size of its shard.
 
     Attributes:
         source: "exact", "resampled" or "sequential".
-        world_size: R.
-        workers: Worker processes of a rank, 0 for none; where nobody says, those of a loader on this machine.
-        threads_reason: Why each of them has one thread, where functions of the user's are the reason.
-        gpus_per_node: Ranks of a node, which follow each other: a divisor of R.
-        epoch: Its number.
+        world_size: Number of ranks, R.
+        workers: Worker processes per rank, 0 for none. If they are not set, those of a loader on this machine.
+        threads_reason: Why each worker has one thread, if functions of the user are the reason.
+        gpus_per_node: Ranks per node, with consecutive numbers: a divisor of R.
+        epoch: Number of the epoch.
         num_samples: Samples of the epoch, over all ranks.
         batch: B, samples of a rank's batch; 1 without `batched`.
         global_batch: R x B.
         steps: Batches of each rank.
-        num_dropped: Samples at the end of the epoch that no step holds.
-        num_padded: Rows of the last step that hold no sample.
+        num_dropped: Samples at the end of the epoch that are in no step.
+        num_padded: Rows of the last step without a sample.
         num_shards: Shards of all parts with a selected sample.
         num_bytes: Bytes of the samples of all parts.
-        lanes: None for `sequential`.
-        rank_shards: Shards that a rank, and all of its node, read from in the epoch.
+        lanes: The lanes of the order; None for `sequential`.
+        rank_shards: Shards that a rank, like all of its node, reads from in the epoch.
         rank_bytes: Bytes of the samples that a rank reads in the epoch.
-        open_shards: The shards into which the windows of a node's lanes (for `sequential` its share of a step) reach at
-            once, at the moment with most, on the node with most.
-        node_bytes: Bytes of all samples of these windows: what must be at hand on a node at once.
-        parts: One data set, or those of a mixture.
-        warnings: What should be changed, each with what to do.
-        downloads: What nodes fetch of shards in a store, where that was asked for or is quickly found.
-        quality: How far batches are from a uniform draw, where that was asked for.
+        open_shards: Most shards that a node reads from at once: those in the windows of its lanes, or for `sequential`
+            in its share of a step.
+        node_bytes: Bytes of all samples of these windows: what a node must have at once.
+        parts: The data set, or those of a mixture.
+        warnings: What to change, and how.
+        downloads: What nodes download of shards in a store; None if it was not computed.
+        quality: How far batches are from a uniform draw; None without `quality`.
     """
 
     source: str
@@ -145,14 +145,14 @@ class StreamPlan:
 
     Attributes:
         source: "stream".
-        world_size: R.
-        workers: Worker processes of a rank, 0 for none.
+        world_size: Number of ranks.
+        workers: Worker processes per rank, 0 for none.
         num_shards: Shards of the stream.
-        resampled: Whether they are drawn with replacement, so that there is no pass over them.
-        rank_shards: Least and most shards that a rank draws in a pass; None where it is resampled.
-        worker_shards: The same of one worker.
+        resampled: Whether shards are drawn with replacement, so that there is no pass over all.
+        rank_shards: Least and most shards that a rank draws in a pass; None if they are resampled.
+        worker_shards: The same for one worker.
         batch: Samples of a batch; 1 without `batched`.
-        steps: Items of each rank in an epoch; None where only reading shows it.
+        steps: Items of each rank in an epoch; None if it is unknown before the run.
     """
 
     source: str
