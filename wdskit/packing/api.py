@@ -144,9 +144,10 @@ def pack(
     Args:
         source: A folder of images (a sub-folder is a class); a table (.jsonl, .csv, .tsv, with .gz or without, or
             .parquet); COCO annotations (.json); a folder that `datasets` saved; tars or zips; of Parquet files, tars
-            and zips a folder or a pattern too. `-` for paths on standard input. Or rows: dicts of `__key__` and fields,
-            whose values are bytes, a `pathlib.Path`, or what the field's name stands for (`cls` an int, ...). Rows that
-            can be read once only, as from a generator or standard input, are packed while they come.
+            and zips a folder or a pattern too. Tars may be in a store: `s3://bucket/old/*.tar`. `-` for paths on
+            standard input. Or rows: dicts of `__key__` and fields, whose values are bytes, a `pathlib.Path`, or what
+            the field's name stands for (`cls` an int, ...). Rows that can be read once only, as from a generator or
+            standard input, are packed while they come.
         dest: The folder to write to; created where it is missing. Not in the source. Or one of a bucket,
             `s3://bucket/train`: each shard is uploaded when it is filled, and removed here; the index is uploaded last.
         staging: With a URL, where shards stand until then: a few of them. By default below `$XDG_CACHE_HOME/wdskit`.
