@@ -190,7 +190,7 @@ def test_the_facts_beside_the_bar(now, text):
         (["nothing", "out"], 1, "nothing: there is no such folder or file."),
         (["", "out"], 1, "an empty path: there is no such folder or file."),
         (["photos", ""], 1, "'' is not a folder to pack into. Write . for this one."),
-        (["http://host/photos", "out"], 1, "http://host/photos: there is no such folder or file."),
+        (["http://host/photos", "out"], 1, "http://host/photos: only tars are packed from a store"),
         (["photos", "http://host/out"], 1, "http://host/out: only buckets of s3://, gs://, az:// can be written to."),
         (["table.parquet", "out"], 1, "table.parquet: it cannot be read as Parquet: "),
         (["photos", "table.parquet"], 1, "table.parquet: this is a file, not a folder to pack into."),

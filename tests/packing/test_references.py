@@ -12,14 +12,17 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from fault_server import BODY, FaultServer
 from shards import samples_in, write_shard
 
-from wdskit import PackError, RowError, WdskitError, pack, reshard
+from wdskit import PackError, RowError, StorageError, WdskitError, pack, reshard
 from wdskit.packing import references
+from wdskit.packing.references import ObjectBytes
 from wdskit.packing.row import file_bytes
 from wdskit.packing.samples import read as samples_read
 from wdskit.packing.sources import parquet
 from wdskit.storage import urls
+from wdskit.storage.objects import ObjectFile
 from wdskit.storage.urls import LocalFile
 
 NUM = 6
@@ -217,3 +220,19 @@ def test_no_call_reads_more_than_macos_allows(tmp_path, monkeypatch):
     samples_read.read_into(file, memoryview(part), 7)
     assert [reference.read(), bytes(memory), file.read_whole(0, len(data)), bytes(part)] == [data, data, data, data[7:]]
     file.close()
+
+
+def test_an_object_without_an_etag_is_compared_by_its_last_change():
+    with FaultServer() as server:
+        for name in ("replaced_without_etag", "anonymous"):
+            url = f"{server.url}/{name}.tar"
+            file = ObjectFile(url)
+            assert file.num_bytes == len(BODY)
+            assert file.etag is None
+            assert file.modified is not None
+            part = ObjectBytes(url, 700, 5, len(BODY), "", file.modified.isoformat())
+            if name == "anonymous":
+                assert part.read() == BODY[5:705]
+                continue
+            with pytest.raises(StorageError, match=r"replaced while it was read: its last change is"):
+                part.read()

@@ -333,11 +333,13 @@ def test_remote_shards_become_what_their_copies_become(tmp_path, source, how):
     assert bytes_in(tmp_path / "there" / "out") == bytes_in(tmp_path / "here" / "out")
 
 
-def test_shards_without_an_index_named_one_by_one(tmp_path, s3, source):
+def test_shards_without_an_index_named_one_by_one_or_listed(tmp_path, s3, source):
     folder, _ = source
     for name in ("p-000.tar", "q.tar"):
         put(f"{s3}/{BUCKET}/bare/{name}", (folder / name).read_bytes())
     reshard(f"{s3}/{BUCKET}/bare/{{p-000,q}}.tar", tmp_path / "there" / "out", shuffle=1)
+    reshard(f"s3://{BUCKET}/bare/*.tar", tmp_path / "listed" / "out", shuffle=1)
+    assert bytes_in(tmp_path / "listed" / "out") == bytes_in(tmp_path / "there" / "out")
     reshard([str(folder / "p-000.tar"), str(folder / "q.tar")], tmp_path / "here" / "out", shuffle=1)
     there = {name: data for name, data in bytes_in(tmp_path / "there" / "out").items() if name != "classes.json"}
     here = {name: data for name, data in bytes_in(tmp_path / "here" / "out").items() if name != "classes.json"}

@@ -44,7 +44,8 @@ def pack_command(
 
     SOURCE is a folder of images whose sub-folders are classes, a table (.jsonl, .csv, .tsv, .parquet), COCO annotations
     (.json), a data set saved by Hugging Face's datasets, tars, zips, or - for paths on standard input. Several
-    .parquet, .tar or .zip files are given as a folder or a quoted pattern.
+    .parquet, .tar or .zip files are given as a folder or a quoted pattern. Tars may be in a store:
+    s3://bucket/old/part-{000000..000012}.tar, or a pattern or folder of a bucket.
 
     --from names the kind if the path does not show it: folder, table (JSON lines on standard input), parquet, coco, hf,
     tar, zip, list (one path per line), list0 (paths from find -print0).

@@ -11,7 +11,7 @@ import functools
 import glob
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -93,7 +93,8 @@ def list_shards(shards: str | Sequence[str], *, need_index: bool = False, has_re
         shards: A path, URL, glob, brace pattern (`a-{000..127}.tar`) or folder; several joined by `::`, or a list of
             such.
         need_index: Whether every shard must stand in its folder's index; remote indexes are fetched then.
-        has_remote: Whether the index of a remote folder counts too where shards are named one by one, if it has one.
+        has_remote: Whether the index of a remote folder counts too where shards are named one by one, if it has one,
+            and the folder of a bucket that has none is listed.
 
     Raises:
         StorageError: Nothing matches, a local shard is missing, or a scheme is not supported.
@@ -111,7 +112,7 @@ def list_shards(shards: str | Sequence[str], *, need_index: bool = False, has_re
     for number, patterns in enumerate(expand_parts(shards)):
         for pattern in patterns:
             num_before = len(found)
-            for one in _match(pattern, open_index):
+            for one in _match(pattern, open_index, is_listed=has_remote):
                 if one.problem:
                     raise shard_error(one.url, one.problem)
                 found.append(one)
@@ -247,10 +248,10 @@ def remote_place(url: str) -> Place:
     return Place(folder, name or "*.tar", is_glob=is_glob)
 
 
-def _match(pattern: str, open_index: OpenIndex) -> Iterator[Found]:
+def _match(pattern: str, open_index: OpenIndex, *, is_listed: bool = False) -> Iterator[Found]:
     """The shards that one expanded pattern names; of a glob those of the index in its order, then the others."""
     if not is_local(pattern):
-        yield from _match_remote(pattern, open_index)
+        yield from _match_remote(pattern, open_index, is_listed=is_listed)
         return
     for folder, name, is_glob in find_places(pattern):
         if is_glob:
@@ -271,27 +272,52 @@ def _match_folder(folder: str, name: str, index: FolderIndex | None) -> Iterator
     for entry in listed.values():
         if fnmatch.fnmatchcase(entry.name, name):
             yield Found(join_url(folder, entry.name), entry, "" if entry.name in on_disk else GONE)
-    has_ending = "." in re.split(r"[*?\]]", name)[-1]  # without one a glob takes what ends in `.tar`
-    for each in sorted(on_disk.difference(listed)):
-        is_shard = (has_ending or each.endswith(".tar")) and each.startswith(".") <= name.startswith(".")
-        if is_shard and fnmatch.fnmatchcase(each, name):
-            yield Found(join_url(folder, each), None, UNLISTED if index else "")
+    for each in _select(on_disk.difference(listed), name):
+        yield Found(join_url(folder, each), None, UNLISTED if index else "")
 
 
-def _match_remote(url: str, open_index: OpenIndex) -> Iterator[Found]:
-    """One remote shard, or those of a remote folder's index that a glob selects."""
+def _select(names: Iterable[str], pattern: str) -> Iterator[str]:
+    """The names of shards that a glob matches, sorted."""
+    has_ending = "." in re.split(r"[*?\]]", pattern)[-1]  # without one a glob takes what ends in `.tar`
+    for each in sorted(names):
+        is_shard = (has_ending or each.endswith(".tar")) and each.startswith(".") <= pattern.startswith(".")
+        if is_shard and fnmatch.fnmatchcase(each, pattern):
+            yield each
+
+
+def _match_remote(url: str, open_index: OpenIndex, *, is_listed: bool) -> Iterator[Found]:
+    """One remote shard, or those that a glob selects of a remote folder's index; of a bucket's folder without one,
+    where it may be listed, of its objects.
+    """
     path, query, _ = url.partition("?")
     folder, name = split_url(path)
     if name and not _URL_GLOB.search(path.rpartition("/")[2]):
         yield _look_up(url, name, open_index(folder))
         return
     if query:
-        msg = f"{url}: a URL with a query names one shard, not a folder. Name each shard, or leave the query out."
-        raise StorageError(msg, url=url)
-    index = open_index(folder) or read_index(folder)
+        msg = f"{path}: a URL with a query names one shard, not a folder. Name each shard, or leave the query out."
+        raise StorageError(msg, url=path)
+    index = open_index(folder)
+    if index is None and is_listed:
+        yield from _list_remote(url, folder, name or "*.tar")
+        return
+    index = index or read_index(folder)
     for entry in index.entries:
         if fnmatch.fnmatchcase(entry.name, name or "*"):
             yield Found(index.url(entry), entry)
+
+
+def _list_remote(url: str, folder: str, pattern: str) -> Iterator[Found]:
+    """The tars of a bucket's folder that a glob matches."""
+    from wdskit.storage.buckets import list_objects
+
+    urls = {unquote(one.url.rpartition("/")[2]): one.url for one in list_objects(folder)}
+    names = [*_select(urls, pattern)]
+    if not names:
+        remedy = "Only tars are read from a store. Copy other files to a local disk first."
+        raise StorageError(f"{url}: no tar in this folder matches.\n  {remedy}", url=url)
+    for name in names:
+        yield Found(urls[name], None)
 
 
 def _look_up(url: str, name: str, index: FolderIndex | None) -> Found:

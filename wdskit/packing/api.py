@@ -144,9 +144,10 @@ def pack(
     Args:
         source: A folder of images (a sub-folder is a class); a table (.jsonl, .csv, .tsv, also with .gz, or .parquet);
             COCO annotations (.json); a folder that `datasets` saved; tars or zips. Several Parquet files, tars or zips
-            can be a folder or a pattern. `-` reads paths from standard input. Or rows: dicts of `__key__` and fields,
-            whose values are bytes, a `pathlib.Path`, or the type that belongs to the field's name (`cls` an int, ...).
-            Rows that can be read only once, from a generator or standard input, are packed as they arrive.
+            can be a folder or a pattern. Tars may be in a store: `s3://bucket/old/*.tar`. `-` reads paths from standard
+            input. Or rows: dicts of `__key__` and fields, whose values are bytes, a `pathlib.Path`, or the type that
+            belongs to the field's name (`cls` an int, ...). Rows that can be read only once, from a generator or
+            standard input, are packed as they arrive.
         dest: The folder to write to, created if it is missing. It cannot be inside the source. Or a folder of a bucket,
             `s3://bucket/train`: each shard is uploaded when it is filled, and removed here; the index is uploaded last.
         staging: If `dest` is a URL: folder for the few shards that wait for their upload. Default: below

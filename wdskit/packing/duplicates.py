@@ -19,6 +19,7 @@ from wdskit.codecs.formats import is_image_field
 from wdskit.dataset.keys import find_repeated, is_among
 from wdskit.errors import RowError, WdskitError
 from wdskit.limits import BLOCK_BYTES
+from wdskit.packing.ahead import read_ahead
 from wdskit.packing.row import OnProgress, Progress, Row
 from wdskit.packing.store import Spool
 from wdskit.packing.transforms import Transforms
@@ -148,7 +149,7 @@ class _Pieces(Sequence[Any]):
 
 def _check_rows(rows: Iterable[Row], *, transforms: Transforms, transform: bool) -> list[RowError | bytes | None]:
     verdicts: list[RowError | bytes | None] = []
-    for row in rows:
+    for row in read_ahead(rows):
         try:
             fields = row.read_fields()
             if transform:

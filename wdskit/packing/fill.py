@@ -19,6 +19,7 @@ from wdskit.export.api import export_shard, new_members
 from wdskit.export.dali import ShardMembers
 from wdskit.files import DISK, Buffer, Disk, TempFile, describe_os_error, publish
 from wdskit.limits import BLOCK_BYTES
+from wdskit.packing.ahead import read_ahead
 from wdskit.packing.references import FileBytes, Reference
 from wdskit.packing.row import OnProgress, Progress, Row, row_error
 from wdskit.packing.samples.fill import HandOver, SampleFiller
@@ -181,7 +182,7 @@ def _fill_rows(
 
 def _rows_of(job: ShardJob) -> Iterable[Row]:
     assert not isinstance(job.rows, SampleRows)
-    return job.rows
+    return read_ahead(job.rows)
 
 
 def _transform_rows(job: ShardJob, writer: TarWriter, record: ShardMembers | None) -> Iterator[list[str]]:

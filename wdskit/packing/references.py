@@ -1,8 +1,8 @@
 """Where the bytes of a field are until they are packed: references, small and plain enough to stand in a plan.
 
 Each kind is a frozen dataclass of texts and whole numbers that has `path`, `num_bytes` (of the field), the size, time
-of change and inode that the file had when the plan was made, and `read`. `KINDS` names them all, so that a plan can be
-written and read back.
+of change and inode that the file had when the plan was made (of an object its size and ETag), and `read`. `KINDS` names
+them all, so that a plan can be written and read back.
 """
 
 from __future__ import annotations
@@ -10,10 +10,14 @@ from __future__ import annotations
 import os
 import zlib
 from dataclasses import dataclass
-from typing import TypeAlias
+from datetime import datetime
+from typing import TYPE_CHECKING, TypeAlias
 
 from wdskit.limits import MAX_READ_BYTES
 from wdskit.storage.identity import FileIdentity
+
+if TYPE_CHECKING:
+    from wdskit.storage.objects import ObjectFile
 
 ZIP_HEADER_BYTES = 30  # then its name and extra field, whose sizes stand in the last four (PKWARE APPNOTE 4.3.7)
 _ZIP_HEADER_START = b"PK\x03\x04"
@@ -164,10 +168,50 @@ class CellBytes(_InFile):
         return data
 
 
-Reference: TypeAlias = FileBytes | PartBytes | ZipBytes | CellBytes
+@dataclass(frozen=True, slots=True)
+class ObjectBytes:
+    """Bytes that stand at `offset` of an object in a store: a member of a tar.
+
+    Attributes:
+        path: Its URL, without a query.
+        object_bytes: Size of the object.
+        etag: Its ETag, empty where the store has none.
+        modified: Its last change then, as in ISO 8601.
+    """
+
+    path: str
+    num_bytes: int
+    offset: int
+    object_bytes: int
+    etag: str
+    modified: str
+
+    def open(self) -> ObjectFile:
+        """The object, of the version that it had when the plan was made."""
+        from wdskit.storage.objects import ObjectFile  # only where there are objects
+
+        modified = datetime.fromisoformat(self.modified) if self.modified else None
+        return ObjectFile(self.path, num_bytes=self.object_bytes, etag=self.etag, modified=modified)
+
+    def read(self) -> bytes:
+        """The bytes.
+
+        Raises:
+            StorageError: The object cannot be read, or was replaced.
+        """
+        return self.open().read_whole(self.offset, self.num_bytes)
+
+
+Reference: TypeAlias = FileBytes | PartBytes | ZipBytes | CellBytes | ObjectBytes
 FieldBytes: TypeAlias = bytes | Reference
 
-KINDS: dict[str, type[Reference]] = {"file": FileBytes, "part": PartBytes, "zip": ZipBytes, "cell": CellBytes}
+KINDS: dict[str, type[Reference]] = {
+    "file": FileBytes,
+    "part": PartBytes,
+    "zip": ZipBytes,
+    "cell": CellBytes,
+    "object": ObjectBytes,
+}
 """The kinds of reference, by the name that a plan gives them."""
 
 

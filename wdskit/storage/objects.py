@@ -59,6 +59,7 @@ class ObjectFile:
             ais://BUCKET/KEY or http(s)://...
         num_bytes: Its size, where it is known.
         etag: Its ETag, where it is known.
+        modified: Its last change, where that is known; compared where the store has no ETags.
 
     Attributes:
         url: Names it in messages: without the query, which may hold a signature.
@@ -67,7 +68,9 @@ class ObjectFile:
         StorageError: The URL names no object.
     """
 
-    def __init__(self, url: str, *, num_bytes: int | None = None, etag: str | None = None) -> None:
+    def __init__(
+        self, url: str, *, num_bytes: int | None = None, etag: str | None = None, modified: datetime | None = None
+    ) -> None:
         self._location = locate(url)
         if not self._location.key and self._location.scheme not in ("http", "https"):
             raise StorageError(
@@ -77,7 +80,7 @@ class ObjectFile:
         self._full_url = url
         self._num_bytes = num_bytes
         self._etag = quoted(etag)
-        self._modified: datetime | None = None
+        self._modified = modified
         self._is_closed = False
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -101,6 +104,11 @@ class ObjectFile:
         if self._etag is None and self._modified is None:
             self.read_at(0, PROBE_BYTES)
         return self._etag
+
+    @property
+    def modified(self) -> datetime | None:
+        """Last change of the object, where the store has no ETag. Raises as `read_at`."""
+        return self._modified if self.etag is None else None
 
     def read_at(self, offset: int, size: int) -> bytes:
         """`size` bytes from `offset`, fewer only where the object ends.
@@ -301,11 +309,15 @@ class ReadAhead:
 
 
 class ObjectStream:
-    """An object read in order, one part ahead. Raises as `ObjectFile`."""
+    """An object read in order, one part ahead. Raises as `ObjectFile`.
+
+    Attributes:
+        file: The object, of which the first part is there.
+    """
 
     def __init__(self, url: str, *, num_bytes: int | None = None, etag: str | None = None) -> None:
-        self._file = ObjectFile(url, num_bytes=num_bytes, etag=etag)
-        self.url = self._file.url
+        self.file = ObjectFile(url, num_bytes=num_bytes, etag=etag)
+        self.url = self.file.url
         self._next = 0
         self._chunks: deque[memoryview] = deque()
         self._ahead: Future[list[Chunk]] | None = None
@@ -325,14 +337,14 @@ class ObjectStream:
 
     def close(self) -> None:
         """Give up what is read ahead."""
-        self._file.close()
+        self.file.close()
         if self._ahead is not None:
             self._ahead.cancel()
             self._ahead = None
         self._chunks.clear()
 
     def _read_ahead(self) -> None:
-        self._ahead = self._file.start_reading([(self._next, self._next + STREAM_BYTES)])
+        self._ahead = self.file.start_reading([(self._next, self._next + STREAM_BYTES)])
         self._next += STREAM_BYTES
 
     def _take(self) -> bool:
@@ -342,7 +354,7 @@ class ObjectStream:
         loop_of_this_process(self.url)
         ahead, self._ahead = self._ahead, None
         self._chunks.extend(chunk.data for chunk in result(ahead, self.url))
-        if self._next < self._file.num_bytes:
+        if self._next < self.file.num_bytes:
             self._read_ahead()
         return bool(self._chunks)
 

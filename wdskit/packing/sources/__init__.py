@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol
 
 from wdskit.codecs.formats import is_image_field
 from wdskit.dataset.braces import expand_patterns, split_parts
-from wdskit.dataset.patterns import has_wildcards
+from wdskit.dataset.patterns import has_wildcards, split_url
 from wdskit.errors import PackError, RowError
 from wdskit.files import describe_missing
 from wdskit.packing.duplicates import Duplicate
@@ -27,6 +27,7 @@ from wdskit.packing.sources.folder import FileNames, ImageFolder, list_names
 from wdskit.packing.sources.records import Records
 from wdskit.packing.sources.tables import STDIN, SUFFIXES, TextTable
 from wdskit.packing.transforms import Transforms
+from wdskit.storage.urls import is_local
 
 _SHOWN_REJECTS = 3
 
@@ -208,9 +209,12 @@ def find_source(source: Any, how: SourceOptions) -> Source:
 
 
 def _path_source(path: str, how: SourceOptions) -> Source:
-    name = how.from_ or _kind_of(path)
+    is_remote = _is_remote(path)
+    name = how.from_ or ("tar" if is_remote else _kind_of(path))
     if name not in KINDS:
         raise PackError(f"from: {name!r} is not a kind of source. The kinds are {', '.join(KINDS)}.")
+    if is_remote and name != "tar":
+        raise PackError(f"{path}: from: only tars are packed from a store. Copy other files to a local disk first.")
     kind = KINDS[name]
     _check_options(path, f"this is {kind.what}", kind.options, how)
     if how.classes is not None and "fields" in kind.options and "cls" not in how.fields:
@@ -220,6 +224,31 @@ def _path_source(path: str, how: SourceOptions) -> Source:
     what = kind.what.removeprefix("a ").removeprefix("an ")
     rows, classes = reader.rows(keys=how.keys), getattr(reader, "classes", {})
     return Source(shown, rows, what, is_stream=path == STDIN, classes=classes, reader=reader)
+
+
+def _is_remote(path: str) -> bool:
+    """Whether a path names tars of a store, in one of its parts at least.
+
+    Raises:
+        PackError: It names something else there, or has a query.
+        StorageError: It is no URL.
+    """
+    if os.path.lexists(path):
+        return False
+    urls = [part for part in split_parts(path) if "://" in part and not is_local(part)]
+    for url in urls:
+        from wdskit.storage.stores import locate  # needs obstore
+
+        shown = locate(url).url
+        if shown != url:
+            msg = f"{shown}: the query of a URL may be a secret, which the plan on disk would hold."
+            raise PackError(f"{msg}\n  Use a URL without one, or copy the file to a local disk first.")
+        name = split_url(url)[1]  # empty for a folder
+        suffix = os.path.splitext(name)[1].lower()
+        if name and suffix != ".tar" and (suffix or not has_wildcards(name)):
+            msg = f"{url}: only tars are packed from a store: by name, by pattern, or a folder of them."
+            raise PackError(f"{msg}\n  Copy other files to a local disk first.")
+    return bool(urls)
 
 
 def _counted(source: Source, rows: Iterable[Row | RowError]) -> Iterator[Row | RowError]:

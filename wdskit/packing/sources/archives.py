@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import re
 import stat
@@ -13,17 +14,21 @@ from operator import itemgetter
 
 from wdskit.dataset.binary import Verified
 from wdskit.dataset.classes import CLASSES_NAME, common_classes
+from wdskit.dataset.index import ShardEntry
 from wdskit.dataset.keys import split_name
-from wdskit.dataset.patterns import list_shards
-from wdskit.dataset.samples import HeaderReader
+from wdskit.dataset.patterns import list_shards, split_url
+from wdskit.dataset.samples import HeaderReader, ShardReader
 from wdskit.dataset.unfinished import refuse_part
-from wdskit.errors import PackError, RowError
-from wdskit.limits import MAX_UNPACK_RATIO, MAX_UNPACKED_BYTES
-from wdskit.packing.references import ZIP_HEADER_BYTES, FieldBytes, PartBytes, ZipBytes
+from wdskit.errors import FolderIndexError, PackError, RowError
+from wdskit.limits import MAX_ROW_BYTES, MAX_UNPACK_RATIO, MAX_UNPACKED_BYTES
+from wdskit.packing.references import ZIP_HEADER_BYTES, FieldBytes, ObjectBytes, PartBytes, ZipBytes
 from wdskit.packing.row import SAME_FIELD, Row, json_with_key, make_row, row_error
 from wdskit.packing.sources.records import Records, check_json_fields, json_fields
+from wdskit.shards.index import DigestedFile
 from wdskit.storage.identity import FileIdentity
 from wdskit.storage.urls import LocalFile, is_local, local_path
+from wdskit.tar.header import padded
+from wdskit.tar.window import Passed, size_of
 
 LEAVE_OUT = "leave the labels out: `wdskit reshard --drop cls`."
 """What to do where labels of several sources mean different classes."""
@@ -35,15 +40,15 @@ _log = logging.getLogger(__name__)
 
 
 class Tars:
-    """Local tars, as `dataset.patterns.list_shards` finds them.
+    """Tars, as `dataset.patterns.list_shards` finds them. Of local ones only headers are read here; those of a store
+    are read as streams.
 
     Attributes:
         num_other: Members read so far that belong to no sample.
         classes: Number of each class by name, where all folders that have labels have the same `classes.json`.
 
     Raises:
-        PackError: One is not on this machine.
-        StorageError: There are none.
+        StorageError: There are none, or the store cannot be read.
         FolderIndexError: They are what a run has come to that is not finished; or two `classes.json` disagree, or one
             does not read.
     """
@@ -51,12 +56,9 @@ class Tars:
     def __init__(self, shards: str, records: Records) -> None:
         check_json_fields(records)
         self._records = records
-        found = list_shards(shards)
-        remote = next((url for url in found.urls if not is_local(url)), None)
-        if remote is not None:
-            raise PackError(f"{remote}: only local tars can be packed. `wdskit reshard` reads remote ones.")
+        found = list_shards(shards, has_remote=True)
         refuse_part(shards, found)
-        self._shards = [(local_path(url), entry) for url, entry in zip(found.urls, found.entries, strict=True)]
+        self._shards = [*zip(found.urls, found.entries, strict=True)]
         self.num_other = 0
         self.classes: dict[str, int] = {}
         common = common_classes(found.folders, found.folders.__getitem__, way_out=LEAVE_OUT)
@@ -74,24 +76,52 @@ class Tars:
         Raises:
             ShardError: A tar is damaged.
             StorageError: One cannot be read.
+            FolderIndexError: One has other bytes than its folder's index says.
         """
-        for path, entry in self._shards:
-            file = LocalFile(path)
-            try:
-                if entry is not None:
-                    Verified().check(file, entry.identity, entry.sha256)
-                identity = FileIdentity.of(file.fd)
-                samples = HeaderReader(file, shard=path)
-                for sample in samples:
-                    fields = (
-                        (name, PartBytes(path, span.size, span.offset, *identity))
-                        for name, span in sample.items()
-                        if not name.startswith("__")
-                    )
-                    yield _row(sample["__key__"], fields, path, keys, self._records)
-                self.num_other += samples.num_ignored
-            finally:
-                file.close()
+        for url, entry in self._shards:
+            yield from (self._local_rows if is_local(url) else self._remote_rows)(url, entry, keys)
+
+    def _local_rows(self, url: str, entry: ShardEntry | None, keys: str) -> Iterator[Row | RowError]:
+        path = local_path(url)
+        with contextlib.closing(LocalFile(path)) as file:
+            if entry is not None:
+                Verified().check(file, entry.identity, entry.sha256)
+            identity = FileIdentity.of(file.fd)
+            samples = HeaderReader(file, shard=path)
+            for sample in samples:
+                fields = (
+                    (name, PartBytes(path, span.size, span.offset, *identity))
+                    for name, span in sample.items()
+                    if not name.startswith("__")
+                )
+                yield _row(sample["__key__"], fields, path, keys, self._records)
+            self.num_other += samples.num_ignored
+
+    def _remote_rows(self, url: str, entry: ShardEntry | None, keys: str) -> Iterator[Row | RowError]:
+        """As `_local_rows`, of an object that is read from end to end, since a request for each header takes longer."""
+        from wdskit.storage.objects import ObjectStream
+
+        has_json = keys != "given" or bool(self._records.fields)  # read here, not by a request a sample
+
+        def locate(_: str, split: tuple[str, str] | None, __: int, data: bytes) -> FieldBytes:
+            if has_json and split is not None and split[1] == "json" and not isinstance(data, Passed):
+                return data
+            size = size_of(data)
+            return ObjectBytes(url, size, samples.offset - padded(size), *version)
+
+        with contextlib.closing(ObjectStream(url)) as stream:
+            modified = stream.file.modified
+            version = stream.file.num_bytes, stream.file.etag or "", modified.isoformat() if modified else ""
+            shard = DigestedFile(stream)
+            samples = ShardReader(shard.read, shard=url, on_member=locate, hold_bytes=MAX_ROW_BYTES)
+            for sample in samples:
+                fields = ((name, data) for name, data in sample.items() if not name.startswith("__"))
+                yield _row(sample["__key__"], fields, url, keys, self._records)
+            self.num_other += samples.num_ignored
+        if entry is not None and shard.sha256.hexdigest() != entry.sha256:
+            folder = split_url(url)[0]
+            msg = f"{url}: its sha256 is not the one in the folder's index: its bytes changed."
+            raise FolderIndexError(f"{msg}\n  If the shard is right, run `wdskit index {folder}`.", folder=folder)
 
 
 class Zips:

@@ -1,0 +1,74 @@
+"""Rows whose fields are in objects of a store: the next megabytes are on their way while these are packed."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from itertools import groupby
+
+from wdskit.packing.references import ObjectBytes
+from wdskit.packing.row import Row, size_of
+from wdskit.packing.samples.read import joined
+from wdskit.storage.urls import RangeFile
+
+BATCH_BYTES = 8 << 20
+BATCH_ROWS = 512
+
+
+def read_ahead(rows: Iterable[Row]) -> Iterator[Row]:
+    """The same rows in their order, those of objects with their bytes: two batches of these are in memory.
+
+    Raises:
+        StorageError: An object cannot be read, or was replaced.
+    """
+    for is_remote, group in groupby(rows, _is_remote):
+        if not is_remote:
+            yield from group
+            continue
+        ready: Iterable[Row] = ()
+        for batch in _batches(group):
+            following = _with_bytes(batch, _start_reading(batch))
+            yield from ready
+            ready = following
+        yield from ready
+
+
+def _is_remote(row: Row) -> bool:
+    return any(type(data) is ObjectBytes for _, data in row.fields)
+
+
+def _batches(rows: Iterable[Row]) -> Iterator[list[Row]]:
+    """Rows of `BATCH_BYTES`, one at least."""
+    batch, num_bytes = [], 0
+    for row in rows:
+        batch.append(row)
+        num_bytes += sum([size_of(data) for _, data in row.fields])
+        if num_bytes >= BATCH_BYTES or len(batch) == BATCH_ROWS:
+            yield batch
+            batch, num_bytes = [], 0
+    if batch:
+        yield batch
+
+
+def _start_reading(rows: Iterable[Row]) -> dict[ObjectBytes, RangeFile]:
+    """The file that each reference of some rows is read from, once per object: what is asked for is on its way."""
+    found: dict[tuple[str, int, str, str], list[ObjectBytes]] = defaultdict(list)
+    for row in rows:
+        for _, data in row.fields:
+            if isinstance(data, ObjectBytes):
+                found[data.path, data.object_bytes, data.etag, data.modified].append(data)
+    files: dict[ObjectBytes, RangeFile] = {}
+    for references in found.values():
+        ranges = joined(sorted((one.offset, one.offset + one.num_bytes) for one in references))
+        files |= dict.fromkeys(references, references[0].open().ahead(ranges))
+    return files
+
+
+def _with_bytes(rows: Iterable[Row], files: dict[ObjectBytes, RangeFile]) -> Iterator[Row]:
+    for row in rows:
+        fields = tuple(
+            (name, files[data].read_whole(data.offset, data.num_bytes) if isinstance(data, ObjectBytes) else data)
+            for name, data in row.fields
+        )
+        yield dataclasses.replace(row, fields=fields)
