@@ -47,7 +47,7 @@ class ShardError(WdskitError):
     """The bytes of a shard are damaged or invalid.
 
     Attributes:
-        shard: Path or URL of the shard.
+        shard: Path or URL of the shard; of a URL without its query, which may be a secret.
         offset: Byte offset of the header, member or byte at fault, from the start of the shard.
         samples_read: Number of whole samples before the fault, or -1 if unknown.
         problem: What is wrong.
@@ -64,6 +64,8 @@ class ShardError(WdskitError):
         remedy: str = "",
         samples_read: int = -1,
     ) -> None:
+        if "://" in shard:
+            shard = shard.partition("?")[0]
         if not message:
             count = f" ({samples_read} samples read)" if samples_read >= 0 else ""
             message = f"{shard}, byte {offset}: {problem}{count}."

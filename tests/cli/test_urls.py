@@ -188,3 +188,28 @@ def test_a_shard_is_verified_in_parts_and_never_held_whole(s3, tmp_path, monkeyp
 def test_what_a_url_cannot_do_is_refused_with_a_way_out(there, call, message):
     with pytest.raises((StorageError, FolderIndexError), match=message):
         call(f"s3://{there}")
+
+
+@pytest.mark.usefixtures("there")
+@pytest.mark.parametrize(
+    "command",
+    [
+        "info",
+        "ls",
+        "stats",
+        "verify --images none",
+        "verify --images none --sample 50%",
+        "cat k000.json",
+        "cat k000.gif",
+    ],
+)
+def test_no_command_shows_the_query_of_a_url(run, here, s3, command):
+    """It may be a signature. A whole shard, one that is cut short, and none."""
+    name, *words = command.split()
+    base = f"{s3}/{BUCKET}/query"
+    put(f"{base}/whole.tar", (here / "p-000.tar").read_bytes())
+    put(f"{base}/cut.tar", (here / "p-000.tar").read_bytes()[:5000])
+    for shard, good in (("whole", True), ("cut", words == ["k000.json"]), ("gone", False)):
+        code, out = run(name, f"{base}/{shard}.tar?X-Amz-Signature=0123", *words)
+        assert "0123" not in out
+        assert (code == 0) == (good and "gif" not in command), out

@@ -19,7 +19,7 @@ from pack_cases import staged
 from shards import bytes_in, samples_in, write_shard
 from store_proxy import DROP, StoreProxy
 
-from wdskit import FolderIndexError, PackError, RowError, ShardError, StorageError, pack, verify
+from wdskit import FolderIndexError, PackError, RowError, ShardError, StorageError, pack, reshard, verify
 from wdskit.packing import ahead
 from wdskit.shards.index import index_folder
 from wdskit.storage import requests
@@ -334,3 +334,10 @@ def test_an_indexed_copy_of_the_folder_is_found_by_its_pattern(tmp_path, s3, sou
     before = packed(f"{url}/*.tar", tmp_path / "before")
     index_folder(url, workers=1)
     assert packed(f"{url}/*.tar", tmp_path / "after") == before
+
+
+def test_reshard_shows_no_query_either(tmp_path, s3):
+    for given in (f"{s3}/shards/a.tar?{SECRET}", [f"{s3}/shards/{{a,b}}.tar?{SECRET}"]):
+        with pytest.raises(PackError, match="the query of a URL may be a secret") as caught:
+            reshard(given, tmp_path / "out")
+        assert "0123" not in str(caught.value)

@@ -10,6 +10,7 @@ from wdskit.checking.findings import Finding, VerifyResult
 from wdskit.checking.readers import choose_readers, judge
 from wdskit.checking.shard import ShardJob, check_shard
 from wdskit.codecs.checks import IMAGE_CHECKS, ImageCheck
+from wdskit.dataset.braces import split_parts
 from wdskit.dataset.patterns import split_url
 from wdskit.dataset.shard import offsets_path
 from wdskit.errors import ConfigError, StorageError
@@ -17,7 +18,7 @@ from wdskit.export.api import check_folder_exports
 from wdskit.limits import MAX_PIXELS
 from wdskit.shards.parallel import Progress, file_sizes, read_shards
 from wdskit.shards.shares import parse_share
-from wdskit.storage.urls import is_local
+from wdskit.storage.urls import is_local, shown_url
 
 
 def verify(
@@ -61,16 +62,18 @@ def verify(
     share = parse_share(sample) if sample else None
     chosen = choose_readers(readers)
     target = find_targets(str(path))
+    shown = "::".join(map(shown_url, split_parts(str(path))))
     remote = next((name for name in target.shards if not is_local(name)), None)
     if chosen and remote is not None:
-        msg = f"{remote}: checks for other readers need local shards."
-        raise StorageError(f"{msg}\n  Copy the shards here first.", url=remote)
+        msg = f"{shown_url(remote)}: checks for other readers need local shards."
+        raise StorageError(f"{msg}\n  Copy the shards here first.", url=shown_url(remote))
     jobs = [
         ShardJob(
             path=name,
             number=number,
             entry=entry,
-            has_offsets=folder in target.indexes or (is_local(name) and offsets_path(name).exists()),
+            has_offsets=(folder in target.indexes and shown_url(name) == name)  # else a query hides the end of the name
+            or (is_local(name) and offsets_path(name).exists()),
             images=images,
             share=share,
             seed=seed,
@@ -82,19 +85,19 @@ def verify(
         for folder in [split_url(name)[0]]
     ]
     sizes = file_sizes((job.path for job in jobs), [job.entry for job in jobs])
-    reports = list(read_shards(check_shard, jobs, sizes, path=str(path), workers=workers, progress=progress))
+    reports = list(read_shards(check_shard, jobs, sizes, path=shown, workers=workers, progress=progress))
     findings = [*target.findings]
     findings += [
         Finding(*problem) for index in target.indexes.values() if index for problem in check_folder_exports(index)
     ]
     findings += [found for one in reports for found in one.findings]
-    findings += [*find_repeats(str(path), reports), *find_odd(str(path), reports)]
+    findings += [*find_repeats(shown, reports), *find_odd(shown, reports)]
     if world_size is not None:
-        findings += find_skew(str(path), reports, world_size, loader_workers)
+        findings += find_skew(shown, reports, world_size, loader_workers)
     verdicts, rules_broken = judge(chosen, reports, findings, is_indexed=bool(target.indexes))
     findings += rules_broken
     return VerifyResult(
-        path=str(path),
+        path=shown,
         num_shards=len(jobs),
         num_samples=sum(one.num_samples for one in reports),
         num_bytes=sum(one.num_bytes for one in reports),

@@ -26,7 +26,7 @@ from wdskit.dataset.unfinished import find_unfinished
 from wdskit.errors import ConfigError, FolderIndexError, StorageError, WdskitError
 from wdskit.files import publish_bytes
 from wdskit.limits import MAX_CHECKED_BYTES, MAX_INDEX_BYTES, MAX_LISTED
-from wdskit.storage.urls import ABSENT_STATUSES, LISTED_SCHEMES, is_local, open_ranges, read_bytes, scheme_of
+from wdskit.storage.urls import ABSENT_STATUSES, LISTED_SCHEMES, is_local, open_ranges, read_bytes, scheme_of, shown_url
 from wdskit.tar.reader import locate_members
 from wdskit.text import plural, shorten
 
@@ -75,7 +75,7 @@ def find_targets(path: str) -> Targets:
     targets.shards, faults = look_for_shards(path, open_index)
     for one in faults:
         kind: Kind = "unlisted" if one.problem == UNLISTED else "missing"
-        targets.findings.append(Finding(kind, one.url, one.problem))
+        targets.findings.append(Finding(kind, shown_url(one.url), one.problem))
     if not targets.shards and not targets.indexes and all(one.kind == "missing" for one in targets.findings):
         raise nothing_matches(path)
     return targets
@@ -171,7 +171,7 @@ def find_odd(folder: str, reports: Sequence[ShardReport]) -> tuple[Finding, ...]
         for names, one in report.field_sets.items():
             kinds = tuple(sorted(map(_kind_of, names)))
             counts[kinds] += one.count
-            first.setdefault(kinds, (report.path, one.key))
+            first.setdefault(kinds, (shown_url(report.path), one.key))
             for name in names:
                 spellings.setdefault(_kind_of(name), set()).add(name)
 
@@ -261,13 +261,17 @@ def _confirm(folder: str, places: Sequence[tuple[ShardReport, int]]) -> Finding 
     """The finding, unless the keys differ and only their hashes are equal: once in 400,000 data sets of 10**7 keys."""
     seen: dict[str, ShardReport] = {}
     for report, number in places:
-        key = read_key(report, number)
+        key, path = read_key(report, number), shown_url(report.path)
         if key is None:
             problem = f"sample {number} has the key of another sample and cannot be read again"
-            return Finding("repeated", report.path or folder, problem, int(report.starts[number]))
+            return Finding("repeated", path or folder, problem, int(report.starts[number]))
         if key in seen:
-            where = "in two places that are not side by side" if seen[key] is report else f"also in {seen[key].path}"
-            return Finding("repeated", report.path, f"it is {where}", int(report.starts[number]), shorten(key))
+            where = (
+                "in two places that are not side by side"
+                if seen[key] is report
+                else f"also in {shown_url(seen[key].path)}"
+            )
+            return Finding("repeated", path, f"it is {where}", int(report.starts[number]), shorten(key))
         seen[key] = report
     return None
 

@@ -31,7 +31,7 @@ from wdskit.files import Buffer
 from wdskit.limits import MAX_CHECKED_BYTES, MAX_IDX_BYTES, MAX_PIXELS
 from wdskit.shards.index import DigestedFile
 from wdskit.shards.shares import choose_samples
-from wdskit.storage.urls import LocalFile, Stream, is_local, open_ranges, open_stream, read_bytes
+from wdskit.storage.urls import LocalFile, Stream, is_local, open_ranges, open_stream, read_bytes, shown_url
 from wdskit.tar.header import padded
 from wdskit.tar.window import Passed, size_of
 from wdskit.text import shorten
@@ -138,7 +138,8 @@ class _Pass:
 
     def __init__(self, job: ShardJob) -> None:
         self._job = job
-        self._found = FindingList(job.path)
+        self._shown = shown_url(job.path)
+        self._found = FindingList(self._shown)
         self._report = ShardReport(job.path, quirks=Quirks() if job.with_quirks else None)
         self._hashes = bytearray()
         self._stop = 0  # of the last whole sample
@@ -173,7 +174,7 @@ class _Pass:
         report.findings = self._found.listed()
         if job.has_offsets:
             problem = compare_offsets(job.path, report, entry=job.entry)
-            report.findings += (Finding("offsets", f"{job.path}{IDX_SUFFIX}", problem),) if problem else ()
+            report.findings += (Finding("offsets", f"{self._shown}{IDX_SUFFIX}", problem),) if problem else ()
         if self._members is not None and report.is_whole:
             problems = check_shard_exports(job.path, self._members, job.exports)
             report.findings += tuple(Finding(*problem) for problem in problems)

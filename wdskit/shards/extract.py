@@ -16,7 +16,7 @@ from wdskit.errors import KeyRuleError, StorageError
 from wdskit.files import Disk, make_folders, publish, temp_path
 from wdskit.shards.index import refuse_filled
 from wdskit.shards.payloads import Payloads, fields_of
-from wdskit.storage.urls import is_local, local_path
+from wdskit.storage.urls import is_local, local_path, shown_url
 from wdskit.text import shorten
 
 MAX_REFUSED_LISTED = 1000
@@ -89,6 +89,7 @@ def cat_pieces(url: str, name: str) -> Iterator[bytes]:
         msg = f"{url}: this is a folder. Name one of its shards; `wdskit ls {url}` lists them."
         raise StorageError(msg, url=url)
     key, wanted = split
+    shown = shown_url(url)
     with Payloads(url) as shard:
         for sample in shard:
             if sample["__key__"] == key:
@@ -96,8 +97,8 @@ def cat_pieces(url: str, name: str) -> Iterator[bytes]:
                     yield from shard.pieces(sample[wanted])
                     return
                 there = shorten(", ".join(name for name, _ in fields_of(sample)))
-                raise KeyRuleError(f"{url}: sample {key!r} has no field {wanted!r}. It has: {there}.", name=name)
-    raise KeyRuleError(f"{url}: none of its {shard.reader.num_samples} samples has the key {key!r}.", name=name)
+                raise KeyRuleError(f"{shown}: sample {key!r} has no field {wanted!r}. It has: {there}.", name=name)
+    raise KeyRuleError(f"{shown}: none of its {shard.reader.num_samples} samples has the key {key!r}.", name=name)
 
 
 def extract(

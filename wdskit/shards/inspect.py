@@ -22,7 +22,7 @@ from wdskit.errors import ConfigError, FolderIndexError, SelectionError
 from wdskit.limits import MAX_HELD_BYTES
 from wdskit.shards.parallel import Progress, file_sizes, read_shards
 from wdskit.shards.payloads import Payloads, fields_of, payload_size
-from wdskit.storage.urls import LISTED_SCHEMES, is_local, local_path, open_stream, scheme_of
+from wdskit.storage.urls import LISTED_SCHEMES, is_local, local_path, open_stream, scheme_of, shown_url
 from wdskit.tar.reader import TarReader
 from wdskit.tar.window import size_of
 
@@ -121,7 +121,7 @@ def info(path: str, *, workers: int | None = None, progress: Progress | None = N
     folder = Path(local_path(target.path)) if target.kind == "folder" and is_local(target.path) else None
     run = find_unfinished(folder) if folder else None
     return Summary(
-        path=target.path,
+        path=shown_url(target.path),
         kind=target.kind,
         source="scan" if is_scan else "index",
         num_shards=len(counts),

@@ -36,7 +36,7 @@ from wdskit.shards.shares import choose_samples, parse_share
 from wdskit.statistics.counts import Numbers, Tally, count_values
 from wdskit.statistics.report import CLASS_FIELD, NUM_SHOWN, check_report, write_report
 from wdskit.statistics.result import BadField, ClassStats, Duplicates, FieldStats, ShardStats
-from wdskit.storage.urls import is_local, local_path, open_ranges
+from wdskit.storage.urls import is_local, local_path, open_ranges, shown_url
 from wdskit.text import shorten
 
 MAX_CONTENTS = 10  # that come more than once and are listed
@@ -126,7 +126,7 @@ def collect(
     sample_sizes = tally.sizes.result()
     fields = sorted(tally.fields.items())
     result = ShardStats(
-        path=target.path,
+        path=shown_url(target.path),
         sample=sample,
         seed=seed,
         num_shards=len(counts),

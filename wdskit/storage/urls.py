@@ -55,6 +55,11 @@ def is_local(url: str) -> bool:
     return scheme_of(url) == "file"
 
 
+def shown_url(url: str) -> str:
+    """A path as it is, or a URL without its query, which may be a secret. Raises as `scheme_of`."""
+    return url if is_local(url) else url.partition("?")[0]
+
+
 def local_path(url: str) -> str:
     """The path that a local URL names; `StorageError` for another host, a query or a fragment."""
     if not url.lower().startswith("file:"):

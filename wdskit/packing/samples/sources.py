@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from wdskit.dataset.braces import split_parts
 from wdskit.dataset.classes import CLASSES_NAME, MAX_CLASSES_BYTES, classes_json, common_classes
 from wdskit.dataset.index import join_url
 from wdskit.dataset.patterns import ShardList, list_shards, split_url
@@ -21,7 +22,7 @@ from wdskit.packing.samples.changes import Changes
 from wdskit.packing.samples.choice import Choice
 from wdskit.packing.samples.read import identity_of, open_path
 from wdskit.packing.samples.scan import ScanJob, Scanned, scan_source
-from wdskit.packing.sources.archives import LEAVE_OUT
+from wdskit.packing.sources.archives import LEAVE_OUT, refuse_query
 from wdskit.packing.store import blocks_of
 from wdskit.shards.parallel import file_sizes, map_shards
 from wdskit.storage.urls import is_local, read_bytes
@@ -31,9 +32,14 @@ def list_sources(source: str | Sequence[str]) -> ShardList:
     """The shards that are read.
 
     Raises:
+        PackError: A URL has a query.
         FolderIndexError: They are what a run has come to that is not finished, unless each is named.
         StorageError, FolderIndexError: As `list_shards`.
     """
+    for pattern in [source] if isinstance(source, str) else source:
+        for url in split_parts(pattern):
+            if "://" in url and not is_local(url):
+                refuse_query(url)
     found = list_shards(source, has_remote=True)
     refuse_part(source, found)
     return found

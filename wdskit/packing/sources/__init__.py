@@ -19,7 +19,7 @@ from wdskit.errors import PackError, RowError
 from wdskit.files import describe_missing
 from wdskit.packing.duplicates import Duplicate
 from wdskit.packing.row import Row, field_of, python_rows
-from wdskit.packing.sources.archives import Tars, Zips
+from wdskit.packing.sources.archives import Tars, Zips, refuse_query
 from wdskit.packing.sources.arrow import INFO_NAME, SPLITS_NAME, STATE_NAME, read_parquet, read_saved_dataset
 from wdskit.packing.sources.class_names import ClassNames
 from wdskit.packing.sources.coco import Coco
@@ -237,12 +237,7 @@ def _is_remote(path: str) -> bool:
         return False
     urls = [part for part in split_parts(path) if "://" in part and not is_local(part)]
     for url in urls:
-        from wdskit.storage.stores import locate  # needs obstore
-
-        shown = locate(url).url
-        if shown != url:
-            msg = f"{shown}: the query of a URL may be a secret, which the plan on disk would hold."
-            raise PackError(f"{msg}\n  Use a URL without one, or copy the file to a local disk first.")
+        refuse_query(url)
         name = split_url(url)[1]  # empty for a folder
         suffix = os.path.splitext(name)[1].lower()
         if name and suffix != ".tar" and (suffix or not has_wildcards(name)):

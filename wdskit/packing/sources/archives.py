@@ -39,6 +39,21 @@ _UNIX = 3
 _log = logging.getLogger(__name__)
 
 
+def refuse_query(url: str) -> None:
+    """Refuse a URL of a store that has a query.
+
+    Raises:
+        PackError: It has one.
+        StorageError: It is no URL.
+    """
+    from wdskit.storage.stores import locate  # needs obstore
+
+    shown = locate(url).url
+    if shown != url:
+        msg = f"{shown}: the query of a URL may be a secret, which the plan on disk would hold."
+        raise PackError(f"{msg}\n  Use a URL without one, or copy the file to a local disk first.")
+
+
 class Tars:
     """Tars, as `dataset.patterns.list_shards` finds them. Of local ones only headers are read here; those of a store
     are read as streams.
