@@ -209,7 +209,7 @@ def test_no_command_shows_the_query_of_a_url(run, here, s3, command):
     base = f"{s3}/{BUCKET}/query"
     put(f"{base}/whole.tar", (here / "p-000.tar").read_bytes())
     put(f"{base}/cut.tar", (here / "p-000.tar").read_bytes()[:5000])
-    for shard, good in (("whole", True), ("cut", words == ["k000.json"]), ("gone", False)):
+    for shard, good in (("whole", True), ("cut", False), ("gone", False)):
         code, out = run(name, f"{base}/{shard}.tar?X-Amz-Signature=0123", *words)
         assert "0123" not in out
         assert (code == 0) == (good and "gif" not in command), out
