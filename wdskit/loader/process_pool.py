@@ -17,7 +17,6 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from multiprocessing import connection as connections
-from multiprocessing import reduction
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
@@ -28,7 +27,7 @@ from torch.utils.data._utils import worker as torch_worker
 from wdskit.engine.batch import Batch, Here, Maker
 from wdskit.engine.outcome import Outcome
 from wdskit.errors import PipelineError
-from wdskit.loader.shared_memory import Bytes, Message, Ring, SharedBlock, borrow, map_file, pack, unpack
+from wdskit.loader.shared_memory import Bytes, Message, Ring, SharedBlock, borrow, pack, receive_block, unpack
 from wdskit.loader.starting import START_S, check_guard, explain_exit, load_once, warn_of_late_start
 from wdskit.loader.thread_pool import ThreadPool, ThreadTask
 from wdskit.processes import block_sigint, end_with_parent, refuse_fork
@@ -106,11 +105,7 @@ class _Worker:
         reply: Reply = self.connection.recv()
         self.has_started = True
         for number, num_bytes in reply.new:
-            file = reduction.recv_handle(self.connection)
-            try:
-                self.blocks[number] = map_file(file, num_bytes)
-            finally:
-                os.close(file)
+            self.blocks[number] = receive_block(self.connection, num_bytes)
         for number in reply.dropped:
             del self.blocks[number]
         return reply
@@ -223,7 +218,7 @@ class ProcessPool:
                     self._keep(worker, worker.receive())
             except (EOFError, ConnectionError):
                 self._raise_death(worker)
-            except (OSError, RuntimeError) as err:  # multiprocessing's, where a descriptor could not be received
+            except OSError as err:
                 self.close()
                 msg = f"a batch of worker {worker.number} cannot be received: {err}."
                 raise PipelineError(f"{msg}\n  Often too many files are open: see `ulimit -n`.") from err
@@ -342,9 +337,7 @@ class _Channel:
             self._known = (self._known - known) | new.keys()
             for number, block in new.items():
                 assert isinstance(block, SharedBlock)
-                assert block.file is not None
-                reduction.send_handle(self._connection, block.file, None)
-                block.close_file()
+                block.send(self._connection)
                 self.memory.give_back(number)
 
 
