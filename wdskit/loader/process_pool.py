@@ -67,7 +67,7 @@ class _Worker:
         self.number = number
         self.has_started = context.get_start_method() == "fork"
         self.connection, theirs = context.Pipe()
-        arguments = (theirs, pipeline, number, num_workers)
+        arguments = (theirs, pipeline, number, num_workers, dict(os.environ))
         self.process = context.Process(target=_serve, args=arguments, name=f"wdskit-worker-{number}", daemon=True)
         self.process.start()
         theirs.close()
@@ -263,9 +263,11 @@ def _close(workers: list[_Worker], owner: int) -> None:
 # In the worker process.
 
 
-def _serve(connection: Connection, pipeline: Any, number: int, num_workers: int) -> None:
+def _serve(connection: Connection, pipeline: Any, number: int, num_workers: int, environment: dict[str, str]) -> None:
     """Work until the other side says None or is gone."""
     end_with_parent()
+    os.environ.clear()  # under forkserver it is the one with which the server started: without the keys that came later
+    os.environ.update(environment)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the main process ends its workers
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     torch.set_num_threads(1)
