@@ -25,7 +25,7 @@ import wdskit
 
 EXTRAS = ("remote", "tables", "report", "metrics", "view")  # whose oldest versions `make release` tries
 OLDEST_TESTS = (
-    *("order", "tar", "config", "cli", "codecs", "statistics", "storage/test_objects.py"),
+    *("order", "tar", "config", "cli", "codecs", "statistics", "storage/test_objects.py", "view"),
     *(f"packing/test_{name}.py" for name in ("plan", "same_bytes", "select", "transforms")),
     *(f"packing/sources/test_{name}.py" for name in ("folder", "sources", "tables")),
     *("stages/images", "stages/test_fields.py", "loader/test_planned.py", "loader/test_metrics.py", "test_pins.py"),
@@ -172,9 +172,12 @@ def test_the_oldest_versions_that_are_allowed_work(built: tuple[Path, Path], tmp
     venv.create(tmp_path / "venv", symlinks=True)
     python = tmp_path / "venv" / "bin" / "python"
     pip = [sys.executable, "-m", "pip", "--python", python, "install", "--quiet"]
-    run(*pip, wheel, *oldest, "pytest", "pytest-xdist", "hypothesis", "psutil", "matplotlib", cwd=tmp_path)
+    client = "httpx<0.27"  # of the oldest Starlette's tests
+    tools = ["pytest", "pytest-xdist", "hypothesis", "psutil", "matplotlib", client]
+    run(*pip, wheel, *oldest, *tools, cwd=tmp_path)
     run(*pip, "--no-deps", "scikit-image", cwd=tmp_path)  # the photographs, not what draws on them
-    newest = ["-p", "no:anyio", "-W", "ignore:'click:DeprecationWarning"]  # of others, which warn about each other
+    # Of others, which warn about each other.
+    newest = ["-p", "no:anyio", "-W", "ignore:'click:DeprecationWarning", "-W", "ignore:The anyio:DeprecationWarning"]
     # typer words help and the error of an unknown option as it pleases.
     words = ["-q", "-n", "auto", "--dist", "loadfile", *newest, "-k", "not help_is_as_written and not max-sample"]
     out = run(python, "-m", "pytest", *words, *(f"tests/{name}" for name in OLDEST_TESTS), cwd=unpacked)

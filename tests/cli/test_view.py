@@ -36,8 +36,9 @@ def test_it_prints_its_address_answers_there_and_ends_with_ctrl_c(train: Path) -
     assert process.stdout.readline() == "Ctrl-C ends it.\n"
     with urllib.request.urlopen(f"{address}api/about", timeout=20) as answer:
         assert answer.read() == b'{"title":"train","num_samples":3}'
-    with pytest.raises(urllib.error.HTTPError, match="403"):
+    with pytest.raises(urllib.error.HTTPError, match="403") as refused:
         urllib.request.urlopen(address.rsplit("/", 2)[0] + "/", timeout=20)
+    refused.value.close()
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=20)
     assert (process.returncode, out, err) == (0, "", "")

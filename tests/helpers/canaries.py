@@ -324,6 +324,8 @@ RUNS: dict[str, tuple[Callable[[], None], list[Callable[[Path], list[str]]]]] = 
 
 def main_of_script(folder: Path) -> None:
     """All runs, each in a folder of its own; prints what happened in them."""
+    import torch  # noqa: F401 (its builds for CUDA start ldconfig when they are imported)
+
     os.environ["EVIL"] = f"touch {folder / (MARK + '.env')}"
     watch = Watch()
     watch.on = True

@@ -117,7 +117,8 @@ def test_bytes_are_those_of_the_files(folder):
 
 @pytest.mark.parametrize(("workers", "threads"), WAYS)
 def test_items_that_are_samples_are_counted_one_by_one(folder, workers, threads):
-    loader = Pipeline().exact(str(folder), seed=3).to_tuple("cls").loader(workers=workers, threads=threads)
+    pipe = Pipeline().exact(str(folder), seed=3).to_tuple("cls")
+    loader = pipe.loader(workers=workers, threads=threads, start_method="fork")
     num = 0
     for _ in loader:
         num += 1

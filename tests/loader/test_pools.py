@@ -172,6 +172,21 @@ def test_every_start_method_gives_the_same(pictures, method):
     assert [plain(batch) for batch in make(workers=workers, threads=2, start_method=method)] == expected
 
 
+def environment_of(sample):
+    return os.environ.get("AWS_PROFILE", "")
+
+
+@pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
+def test_workers_have_the_environment_of_the_moment(numbers, monkeypatch, method):
+    """As a fork server runs for long, it has none of the keys that a program or a notebook sets later."""
+    pipe = Pipeline().exact(numbers).map(environment_of)
+    for profile in ("one", "two", ""):
+        monkeypatch.delenv("AWS_PROFILE", raising=False)
+        if profile:
+            monkeypatch.setenv("AWS_PROFILE", profile)
+        assert set(pipe.loader(workers=1, start_method=method)) == {profile}
+
+
 SHARED = """
 import multiprocessing, os, sys
 from wdskit import Pipeline

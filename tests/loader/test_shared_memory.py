@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import gc
+import os
 import pickle
 import random
+import resource
 import threading
+from multiprocessing import Pipe
 from typing import Any
 
 import numpy as np
@@ -13,7 +16,17 @@ import pytest
 import torch
 
 from wdskit.loader import shared_memory as memory_module
-from wdskit.loader.shared_memory import MIN_BYTES, Block, Message, Ring, SharedBlock, borrow, pack, unpack
+from wdskit.loader.shared_memory import (
+    MIN_BYTES,
+    Block,
+    Message,
+    Ring,
+    SharedBlock,
+    borrow,
+    pack,
+    receive_block,
+    unpack,
+)
 
 SHAPE = (4, 3, 64, 96)
 
@@ -217,3 +230,34 @@ def test_shared_blocks_have_no_name_and_leave_no_descriptor():
     block.close_file()
     block.close_file()
     np.frombuffer(block.memory, np.uint8)[:] = 1
+
+
+def test_a_block_that_is_sent_takes_no_byte_of_a_request_that_comes_meanwhile():
+    here, there = Pipe()
+    here.send("a request")
+    block = SharedBlock(0, MIN_BYTES)
+    block.send(there)
+    assert block.file is None
+    memory = np.frombuffer(receive_block(here, MIN_BYTES), np.uint8)
+    np.frombuffer(block.memory, np.uint8)[:] = 7
+    assert (memory == 7).all()
+    assert there.recv() == "a request"
+    assert not here.poll()
+
+
+def test_a_block_that_cannot_be_received_is_an_error():
+    """Where too many files are open the kernel leaves the descriptor out; and the other side may be gone."""
+    here, there = Pipe()
+    SharedBlock(0, MIN_BYTES).send(there)
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    free = os.dup(here.fileno())
+    os.close(free)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free + 1, limits[1]))  # for the copy of the connection, and no more
+    try:
+        with pytest.raises(OSError, match="no file descriptor came with it"):
+            receive_block(here, MIN_BYTES)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    there.close()
+    with pytest.raises(EOFError):
+        receive_block(here, MIN_BYTES)

@@ -536,7 +536,9 @@ FAILING = {
 
 
 @pytest.mark.parametrize("stage", FAILING)
-@pytest.mark.parametrize("settings", [{"workers": 0}, {"workers": 1, "threads": 2}], ids=["here", "worker"])
+@pytest.mark.parametrize(
+    "settings", [{"workers": 0}, {"workers": 1, "threads": 2, "start_method": "fork"}], ids=["here", "worker"]
+)
 def test_a_failing_stage_names_itself_the_shard_and_the_key(six, stage, settings):
     with pytest.raises(SampleError) as caught:
         list(FAILING[stage](listed(six)).loader(**settings))

@@ -96,14 +96,20 @@ def main() -> None:
     code = _run()
     try:
         sys.stdout.flush()
+    except BrokenPipeError:  # the reader left (`| head`): nobody is left to read it
+        _discard_output()
     except OSError as err:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left in the buffer has nowhere to go
-        if not isinstance(err, BrokenPipeError):  # the reader left (`| head`): nobody is left to read it
-            code = _cannot_print(err)
+        code = _cannot_print(err)
     sys.exit(code)
 
 
+def _discard_output() -> None:
+    """Leave what is in the buffer, which has nowhere to go."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def _cannot_print(err: OSError) -> int:
+    _discard_output()
     print(f"the output cannot be written: {err.strerror or err}.", file=sys.stderr)
     return 1
 

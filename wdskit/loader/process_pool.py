@@ -17,7 +17,6 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from multiprocessing import connection as connections
-from multiprocessing import reduction
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
@@ -28,7 +27,7 @@ from torch.utils.data._utils import worker as torch_worker
 from wdskit.engine.batch import Batch, Here, Maker
 from wdskit.engine.outcome import Outcome
 from wdskit.errors import PipelineError
-from wdskit.loader.shared_memory import Bytes, Message, Ring, SharedBlock, borrow, map_file, pack, unpack
+from wdskit.loader.shared_memory import Bytes, Message, Ring, SharedBlock, borrow, pack, receive_block, unpack
 from wdskit.loader.starting import START_S, check_guard, explain_exit, load_once, warn_of_late_start
 from wdskit.loader.thread_pool import ThreadPool, ThreadTask
 from wdskit.processes import block_sigint, end_with_parent, refuse_fork
@@ -68,7 +67,7 @@ class _Worker:
         self.number = number
         self.has_started = context.get_start_method() == "fork"
         self.connection, theirs = context.Pipe()
-        arguments = (theirs, pipeline, number, num_workers)
+        arguments = (theirs, pipeline, number, num_workers, dict(os.environ))
         self.process = context.Process(target=_serve, args=arguments, name=f"wdskit-worker-{number}", daemon=True)
         self.process.start()
         theirs.close()
@@ -106,11 +105,7 @@ class _Worker:
         reply: Reply = self.connection.recv()
         self.has_started = True
         for number, num_bytes in reply.new:
-            file = reduction.recv_handle(self.connection)
-            try:
-                self.blocks[number] = map_file(file, num_bytes)
-            finally:
-                os.close(file)
+            self.blocks[number] = receive_block(self.connection, num_bytes)
         for number in reply.dropped:
             del self.blocks[number]
         return reply
@@ -223,7 +218,7 @@ class ProcessPool:
                     self._keep(worker, worker.receive())
             except (EOFError, ConnectionError):
                 self._raise_death(worker)
-            except (OSError, RuntimeError) as err:  # multiprocessing's, where a descriptor could not be received
+            except OSError as err:
                 self.close()
                 msg = f"a batch of worker {worker.number} cannot be received: {err}."
                 raise PipelineError(f"{msg}\n  Often too many files are open: see `ulimit -n`.") from err
@@ -268,9 +263,11 @@ def _close(workers: list[_Worker], owner: int) -> None:
 # In the worker process.
 
 
-def _serve(connection: Connection, pipeline: Any, number: int, num_workers: int) -> None:
+def _serve(connection: Connection, pipeline: Any, number: int, num_workers: int, environment: dict[str, str]) -> None:
     """Work until the other side says None or is gone."""
     end_with_parent()
+    os.environ.clear()  # under forkserver it is the one with which the server started: without the keys that came later
+    os.environ.update(environment)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the main process ends its workers
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     torch.set_num_threads(1)
@@ -342,9 +339,7 @@ class _Channel:
             self._known = (self._known - known) | new.keys()
             for number, block in new.items():
                 assert isinstance(block, SharedBlock)
-                assert block.file is not None
-                reduction.send_handle(self._connection, block.file, None)
-                block.close_file()
+                block.send(self._connection)
                 self.memory.give_back(number)
 
 

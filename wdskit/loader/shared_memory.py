@@ -17,11 +17,13 @@ import math
 import mmap
 import os
 import pickle
+import socket
 import tempfile
 import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
+from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -72,6 +74,15 @@ class SharedBlock(Block):
         os.ftruncate(self.file, self.num_bytes)
         return map_file(self.file, self.num_bytes)
 
+    def send(self, connection: Connection) -> None:
+        """Send the descriptor, and close it. Nothing is read from the connection: since Python 3.14, `send_handle` of
+        multiprocessing waits for an answer, and takes the first byte of a request for it.
+        """
+        assert self.file is not None
+        with socket.fromfd(connection.fileno(), socket.AF_UNIX, socket.SOCK_STREAM) as channel:
+            socket.send_fds(channel, [b"f"], [self.file])
+        self.close_file()
+
     def close_file(self) -> None:
         """Close the descriptor; the mapping stays."""
         if self.file is not None:
@@ -103,6 +114,25 @@ def map_file(file: int, num_bytes: int) -> Any:
     memory = (ctypes.c_ubyte * num_bytes).from_address(address)
     weakref.finalize(memory, _libc.munmap, address, num_bytes).atexit = False
     return memory
+
+
+def receive_block(connection: Connection, num_bytes: int) -> Any:
+    """The memory of a block that the other side sent.
+
+    Raises:
+        EOFError: The other side is gone.
+        OSError: Its descriptor did not come, or cannot be mapped.
+    """
+    with socket.fromfd(connection.fileno(), socket.AF_UNIX, socket.SOCK_STREAM) as channel:
+        data, files, _, _ = socket.recv_fds(channel, 1, 1)
+    if not data:
+        raise EOFError
+    if not files:
+        raise OSError("no file descriptor came with it")
+    try:
+        return map_file(files[0], num_bytes)
+    finally:
+        os.close(files[0])
 
 
 def _anonymous_file() -> int:

@@ -91,11 +91,12 @@ def start_method_of(stages: Iterable[Any], said: str | None, *, reads_store: boo
 
 def load_once(method: str) -> None:
     """Let the fork server load wdskit and torch, which its workers then share: each would take 2 s and 150 MB for its
-    own. What a program has said that the server loads is left as it is.
+    own. What a program has said that the server loads is left as it is. The script, which the server would run since
+    Python 3.14, is left to the workers: no message could say that it waits or ends in the server.
     """
     said = getattr(forkserver._forkserver, "_preload_modules", None)  # noqa: SLF001 (nothing else tells)
     if method == "forkserver" and said == ["__main__"]:
-        multiprocessing.set_forkserver_preload(["__main__", "wdskit.loader.make"])
+        multiprocessing.set_forkserver_preload(["wdskit.loader.make"])
 
 
 def check_guard(method: str) -> None:
