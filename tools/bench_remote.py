@@ -1,13 +1,15 @@
 """wdskit beside other loaders that read from a store which is some milliseconds away.
 
     python tools/bench_remote.py [--only NAME ...] [--nodes 1,4] [--num PHOTOS] [--batch N] [--shard-mb MB]
-                                 [--delay-ms MS] [--workers N] [--homes H] [--folder DIR] [--no-install] [--json FILE]
+                                 [--delay-ms MS] [--workers N] [--homes H] [--rounds N] [--folder DIR] [--no-install]
+                                 [--json FILE]
 
 Needs the extras `bench` and `dev`. The same photographs lie in an S3 server on loopback, in the format of each loader,
 behind a proxy that delays each chunk one way. A node is a group of processes with a folder of its own for what it
 keeps, and the ranks that torchrun would start; each loader reads the epochs 1 and 2, from nothing kept. Nothing is
-decoded: what is measured is how samples get to a node. The default size is for a first look: a window of wdskit's
-(4,096 samples) then spans all shards, so that each node needs each of them. `--num 16384` and more is a comparison.
+decoded: what is measured is how samples get to a node. The loaders take turns, and medians of all rounds are shown.
+The default size is for a first look: a window of wdskit's (4,096 samples) then spans all shards, so that each node
+needs each of them. `--num 16384` and more is a comparison.
 
     samples/s     of all ranks, from the moment when they are asked for an epoch until the last one has it
     CPU s/GB      of all processes of the nodes, for a gigabyte of samples
@@ -21,6 +23,7 @@ was wrong.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import shutil
@@ -28,9 +31,11 @@ import socket
 import subprocess
 import sys
 import time
+from collections import Counter
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from bench_peers import TOOLS, Failed, log, prepare
@@ -203,9 +208,9 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         for folder in {FORMATS[name] for name in pythons}:
             log(f"upload {folder}")
             upload(data / folder, f"{endpoint}/{BUCKET}/{folder}")
-        for num_nodes in options.nodes:
+        for num_nodes, turn in itertools.product(options.nodes, range(options.rounds)):
             for name, python in pythons.items():
-                log(f"{num_nodes} x {RANKS}: {name}")
+                log(f"{num_nodes} x {RANKS}, round {turn + 1}: {name}")
                 scheme = f"{proxy.url}/{BUCKET}" if name == "webdataset" else f"s3://{BUCKET}"
                 mine = replace(job, peer=name, url=f"{scheme}/{FORMATS[name]}", homes=options.homes)
                 try:
@@ -221,14 +226,21 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
 def markdown(found: dict[str, Any]) -> str:
     """One table, and what is to be said about it."""
     lines = [["nodes x ranks", "", "epoch", *COLUMNS.values()], ["---:", "---", "---:", *("---:" for _ in COLUMNS)]]
+    rounds: dict[tuple[int, str, int], list[dict[str, Any]]] = {}
     for one in found["rows"]:
-        numbers = [f"{one[name]:,.{DIGITS.get(name, 2)}f}" for name in COLUMNS]
-        lines.append([f"{one['nodes']} x {RANKS}", TITLES[one["name"]], str(one["epoch"]), *numbers])
+        rounds.setdefault((one["nodes"], one["name"], one["epoch"]), []).append(one)
+    for (nodes, name, epoch), rows in rounds.items():
+        numbers = [f"{median(one[key] for one in rows):,.{DIGITS.get(key, 2)}f}" for key in COLUMNS]
+        lines.append([f"{nodes} x {RANKS}", TITLES[name], str(epoch), *numbers])
     machine = found["machine"]
-    texts = ["\n".join(f"| {' | '.join(line)} |" for line in lines), *(f"{text}." for text in found["problems"])]
+    problems = [f"{text} ({num} times)" if num > 1 else text for text, num in Counter(found["problems"]).items()]
+    texts = ["\n".join(f"| {' | '.join(line)} |" for line in lines), *(f"{text}." for text in problems)]
+    num_rounds = max(map(len, rounds.values()), default=0)
+    of_each = f"Medians of {num_rounds}; " if num_rounds > 1 else ""
     texts.append(
-        f"{found['num_bytes'] / 1e6:,.0f} MB of photographs, {found['delay_ms']:g} ms each way, nodes simulated on "
-        f"{machine['cores']} cores ({machine['cpu']}), load {machine['load']} before, Python {machine['python']}."
+        f"{of_each}{found['num_bytes'] / 1e6:,.0f} MB of photographs, {found['delay_ms']:g} ms each way, nodes "
+        f"simulated on {machine['cores']} cores ({machine['cpu']}), load {machine['load']} before, "
+        f"Python {machine['python']}."
     )
     return "\n\n".join(texts)
 
@@ -249,6 +261,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--delay-ms", type=float, default=30, help="one way (default: %(default)s)")
     parser.add_argument("--workers", type=int, default=1, help="worker processes of a rank (default: %(default)s)")
     parser.add_argument("--homes", type=int, default=0, help="of wdskit's `exact` (default: not set)")
+    parser.add_argument("--rounds", type=int, default=1, help="of all loaders in turns (default: %(default)s)")
     parser.add_argument("--folder", type=Path, default=Path(".bench"), help="for samples and environments")
     parser.add_argument("--no-install", action="store_true", help="take only those who are installed already")
     parser.add_argument("--json", type=Path, metavar="FILE", help="every number")
