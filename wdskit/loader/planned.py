@@ -18,7 +18,7 @@ from wdskit.loader.budget import Budget
 from wdskit.loader.device import hand_over, make_mover
 from wdskit.loader.passes import Pass, Passes
 from wdskit.loader.prefetch import Prefetch, make_pool
-from wdskit.loader.starting import start_method_of
+from wdskit.loader.starting import start_fork_server, start_method_of
 from wdskit.pipeline.settings import ErrorsSpec, LoaderSpec
 
 
@@ -66,7 +66,7 @@ class PlannedLoader(Loader):
             start_method_of, self.pipeline.pipeline, spec.start_method, reads_store=is_remote
         )
         if spec.workers:
-            start_method()
+            start_fork_server(start_method())
         pool = make_pool(self.pipeline, spec.workers, start_method)
         self._prefetch = Prefetch(pool, _num_ahead(spec, pipeline.num_threads, is_remote=is_remote))
 

@@ -28,7 +28,7 @@ from wdskit.engine.batch import Batch, Here, Maker
 from wdskit.engine.outcome import Outcome
 from wdskit.errors import PipelineError
 from wdskit.loader.shared_memory import Bytes, Message, Ring, SharedBlock, borrow, pack, receive_block, unpack
-from wdskit.loader.starting import START_S, check_guard, explain_exit, load_once, warn_of_late_start
+from wdskit.loader.starting import START_S, check_guard, explain_exit, start_fork_server, warn_of_late_start
 from wdskit.loader.thread_pool import ThreadPool, ThreadTask
 from wdskit.processes import block_sigint, end_with_parent, refuse_fork
 
@@ -190,7 +190,7 @@ class ProcessPool:
     def _start(self) -> None:
         method = self._start_method()
         check_guard(method)
-        load_once(method)
+        start_fork_server(method)
         context = torch.multiprocessing.get_context(method)
         self._owner = os.getpid()
         with block_sigint():  # what has begun is known to who ends it

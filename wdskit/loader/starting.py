@@ -89,14 +89,18 @@ def start_method_of(stages: Iterable[Any], said: str | None, *, reads_store: boo
     return method
 
 
-def load_once(method: str) -> None:
+def start_fork_server(method: str) -> None:
     """Let the fork server load wdskit and torch, which its workers then share: each would take 2 s and 150 MB for its
-    own. What a program has said that the server loads is left as it is. The script, which the server would run since
-    Python 3.14, is left to the workers: no message could say that it waits or ends in the server.
+    own. That begins when a loader is made, beside what its program does until the first batch. What a program has said
+    that the server loads is left as it is. The script, which the server would run since Python 3.14, is left to the
+    workers: no message could say that it waits or ends in the server.
     """
+    if method != "forkserver" or multiprocessing.current_process().daemon:  # which may not start processes
+        return
     said = getattr(forkserver._forkserver, "_preload_modules", None)  # noqa: SLF001 (nothing else tells)
-    if method == "forkserver" and said == ["__main__"]:
+    if said == ["__main__"]:
         multiprocessing.set_forkserver_preload(["wdskit.loader.make"])
+    forkserver.ensure_running()
 
 
 def check_guard(method: str) -> None:

@@ -15,7 +15,7 @@ from wdskit.errors import PipelineError, StateError
 from wdskit.loader.base import Loader
 from wdskit.loader.device import hand_over, pin_mover
 from wdskit.loader.prefetch import make_pool
-from wdskit.loader.starting import start_method_of
+from wdskit.loader.starting import start_fork_server, start_method_of
 from wdskit.loader.states import beside, compare_fingerprints, unused_state
 from wdskit.pipeline.settings import LoaderSpec
 
@@ -54,7 +54,7 @@ class StreamLoader(Loader):
             logger.warning(msg, pipeline.layout.unsaved)
         start_method = functools.partial(start_method_of, pipeline.pipeline, spec.start_method)
         if spec.workers:
-            start_method()
+            start_fork_server(start_method())
         self._pool = make_pool(pipeline, spec.workers, start_method)
         self._mover = pin_mover(spec)
 
