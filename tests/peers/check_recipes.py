@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -23,5 +24,6 @@ def test_a_recipe_runs_as_written(package, tmp_path, load_tool):
     load_tool("make_photos").make_photos(tmp_path / "photos", num=36, seed=0)
     pack(tmp_path / "photos", tmp_path / "data", pattern="train-%06d.tar")
     (tmp_path / "recipe.py").write_text(block, encoding="utf-8")
-    done = subprocess.run([python, "recipe.py"], cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+    options = {"cwd": tmp_path, "env": {**os.environ, "PYTHONPATH": str(REPOSITORY)}, "capture_output": True}
+    done = subprocess.run([python, "recipe.py"], text=True, timeout=120, check=False, **options)
     assert done.returncode == 0, done.stderr
