@@ -110,6 +110,9 @@ class Answer(http.server.BaseHTTPRequestHandler):
     def busy_3(self):
         self.refuse(503, "SlowDown", Retry_After="0") if self.num <= 3 else self.give()
 
+    def busy_12(self):
+        self.refuse(503, "SlowDown") if self.num <= 12 else self.give()
+
     def busy(self):
         self.refuse(503, "SlowDown")
 

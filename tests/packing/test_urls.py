@@ -259,6 +259,7 @@ def test_a_store_that_fails_for_now_is_tried_again(tmp_path, url, proxy, fault):
 
 def test_a_store_that_fails_for_good(url, proxy, monkeypatch):
     monkeypatch.setattr(requests, "RETRIES", 2)
+    monkeypatch.setattr(requests, "RETRY_S", 0.5)
     for status, message in ((503, "answered 503"), (403, "and their permissions")):
         proxy.fail = lambda method, _, status=status: status if method == "PUT" else None
         with pytest.raises(StorageError, match=message):

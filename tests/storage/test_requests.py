@@ -44,7 +44,8 @@ def test_large_requests_count_as_several(monkeypatch, loop):
         assert server.most == 2
 
 
-def test_a_busy_server_gets_half_as_many_and_each_success_adds_one(loop):
+def test_a_busy_server_gets_half_as_many_and_each_success_adds_one(loop, monkeypatch):
+    monkeypatch.setattr(requests, "RETRY_S", 0.5)
     with FaultServer() as server:
         file = ObjectFile(f"{server.url}/busy_3.tar")
         file.read_at(0, 10)

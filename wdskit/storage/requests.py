@@ -28,11 +28,11 @@ MAX_IN_FLIGHT = 64
 """Units in flight at once: a request takes one, a large one `LARGE_UNITS`."""
 LARGE_UNITS = 8
 RETRIES = 8
-"""Tries behind the first for one part."""
+"""Tries behind the first for one part. A server that is busy gets more, as obstore does not show its Retry-After."""
 RETRY_S = 120.0
 """No try begins later than this after the first."""
 WAIT_S = 0.1
-"""Wait before the second try; it doubles for each that follows. obstore shows no Retry-After."""
+"""Wait before the second try; it doubles for each that follows."""
 MAX_WAIT_S = 15.0
 END_S = 2.0
 """Longest wait, when the process ends, for requests that are given up."""
@@ -149,6 +149,7 @@ class Tries:
         self._used = OpenStore(None, is_anonymous=False)
         self._start = time.monotonic()
         self._num = 0
+        self._waited_s = 0.0
         self._is_renewed = False
 
     def store(self) -> Any:
@@ -169,14 +170,17 @@ class Tries:
             if self._loop.stores.get(self._key) is self._used:  # no other request has opened it again
                 self._open(anonymous=has_none)
             return
-        if failure.status in _BUSY:
+        is_busy = failure.status in _BUSY
+        if is_busy:
             self._loop.limit = max(LARGE_UNITS, self._loop.limit // 2)
         self._num += 1
         wait_s = min(MAX_WAIT_S, WAIT_S * 2 ** (self._num - 1)) * random.uniform(0.75, 1.25)  # noqa: S311 (no secret)
         elapsed_s = time.monotonic() - self._start
-        if not failure.is_passing or self._num > RETRIES or elapsed_s + wait_s > RETRY_S + self._extra_s:
+        is_last = self._num > RETRIES and not (is_busy and self._waited_s + wait_s <= RETRY_S)
+        if is_last or not failure.is_passing or elapsed_s + wait_s > RETRY_S + self._extra_s:
             raise self._error(failure, elapsed_s) from None
         self._loop.count(Traffic(retries=1))
+        self._waited_s += wait_s
         await asyncio.sleep(wait_s)
 
     def _open(self, *, anonymous: bool) -> OpenStore:
