@@ -66,10 +66,13 @@ lint: $(STAMP)
 test: $(STAMP)
 	$(MAKE) --no-print-directory --jobs 2 lint pytest
 
-# One thread of torch per test process: with as many processes as cores, more threads only wait for each other.
-# Files come in the order that tests/conftest.py gives them, the longest first.
+# One thread of torch per test process: with a process per core, more threads only wait for each other. One process more
+# than cores, because many tests wait for something.
+# Files come in the order that tests/conftest.py gives them, the longest first. Many tests wait for processes, servers and
+# threads; a test that fails while others keep the machine busy runs a second time alone, and that result counts.
 pytest: $(STAMP)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $$(( $$(getconf _NPROCESSORS_ONLN) + 1 )) --dist loadfile --no-loadscope-reorder \
+		|| OMP_NUM_THREADS=1 $(BIN)/python -m pytest --last-failed --last-failed-no-failures none --maxfail 3
 
 # Shards of 60 MB and 100,000 samples beside two processes that keep the cores busy; `make test` takes a part.
 sizes: $(STAMP)
@@ -77,25 +80,28 @@ sizes: $(STAMP)
 
 # `make test` takes a fair part of these sweeps.
 faults: $(STAMP)
-	OMP_NUM_THREADS=1 WDSKIT_ALL_FAULTS=1 $(BIN)/python -m pytest -n auto tests/export/test_api.py tests/test_kills.py tests/packing/test_journal.py tests/packing/test_faults.py \
-		tests/packing/test_stream.py tests/packing/test_full_disk.py tests/packing/test_power.py tests/packing/test_staging.py tests/shards/test_repair.py tests/packing/test_reshard_faults.py tests/packing/test_reshard_runs.py \
-		tests/dataset/test_selection.py tests/shards/test_split.py tests/checking/test_shard.py
+	OMP_NUM_THREADS=1 WDSKIT_ALL_FAULTS=1 $(BIN)/python -m pytest -n auto tests/shards/test_export.py tests/test_kills.py tests/packing/test_journal.py tests/packing/test_faults.py \
+		tests/packing/test_stream.py tests/packing/test_full_disk.py tests/packing/test_power.py tests/packing/test_staging.py tests/packing/test_reshard_faults.py tests/packing/test_reshard_runs.py \
+		tests/dataset/test_selection.py tests/shards/test_split.py tests/checking/test_shard.py tests/test_flips.py tests/packing/test_foreign.py tests/packing/test_described_fields.py \
+		tests/engine/test_bad_samples.py tests/tar/test_reader.py tests/packing/test_verified.py
 
 # `make test` runs a part of the tests on the oldest webdataset; this runs all of them, and the readers that take
 # an environment each, as Ray does: 2 GB.
 peers: $(STAMP)
 	$(BIN)/python tools/environments.py $(VENV)/peers energon dali timm open_clip wids ray albumentations
-	OMP_NUM_THREADS=1 WDSKIT_ALL_PEERS=1 $(BIN)/python -m pytest tests/test_peers.py tests/peers tests/peers/check_readers.py tests/peers/check_ray.py tests/peers/check_recipes.py
+	OMP_NUM_THREADS=1 WDSKIT_ALL_PEERS=1 $(BIN)/python -m pytest tests/test_peers.py tests/test_bench_peers.py tests/peers tests/peers/check_readers.py tests/peers/check_ray.py tests/peers/check_recipes.py
 
 # `make test` takes two of the servers. One that cannot be installed is listed, and its tests are skipped by name: those
 # of Node.js need npm, nginx is taken from the PATH or needs apt-get.
 remote: $(STAMP)
 	-$(BIN)/python tools/environments.py $(VENV)/peers moto fake_gcs s3rver azurite nginx
-	OMP_NUM_THREADS=1 WDSKIT_ALL_REMOTE=1 $(BIN)/python -m pytest tests/test_servers.py tests/storage tests/loader/test_remote.py tests/loader/test_planned.py
+	OMP_NUM_THREADS=1 WDSKIT_ALL_REMOTE=1 $(BIN)/python -m pytest tests/test_servers.py tests/storage tests/dataset/test_remote.py tests/loader/test_remote.py \
+		tests/loader/test_planned.py
 
 # `make test` takes a part.
 soak: $(STAMP)
-	OMP_NUM_THREADS=1 WDSKIT_ALL_SOAK=1 $(BIN)/python -m pytest -n auto tests/loader/test_soak.py
+	OMP_NUM_THREADS=1 WDSKIT_ALL_SOAK=1 $(BIN)/python -m pytest -n auto tests/loader/test_soak.py tests/stages/test_random_pipelines.py \
+		tests/config/test_pairs.py
 
 # `make test` installs the wheel beside packages that are here. With Python 3.10 to 3.12 this also runs a part of the tests
 # with the oldest versions of what wdskit asks for.

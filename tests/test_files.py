@@ -20,13 +20,14 @@ from pathlib import Path
 from types import FrameType
 
 import pytest
-from disks import FailingDisk, KillingDisk, PowerLossDisk, SlowDisk, WatchedDisk, run_child
+from disks import FailingDisk, KillingDisk, PowerLossDisk, SlowDisk, Stopped, StoppingDisk, WatchedDisk, run_child
 from shards import write_shard
 
 from wdskit import pack
 from wdskit.dataset.binary import BINARY_NAME
 from wdskit.dataset.index import INDEX_NAME
 from wdskit.files import (
+    TEMP_SUFFIX,
     THREAD_BYTES,
     Disk,
     TempFile,
@@ -35,6 +36,7 @@ from wdskit.files import (
     publish,
     publish_bytes,
     remove_temp_files,
+    scratch,
     temp_path,
 )
 from wdskit.shards.index import index_folder
@@ -65,6 +67,7 @@ def _write(fd: int, disk: Disk) -> None:
 def _publish_wrongly(path: Path, disk: Disk, steps: str, temp: Path | None = None) -> None:
     """Steps in this order, w: write, s: write once, f: flush the file, r: rename, d: flush the folder."""
     temp = temp or temp_path(path)
+    temp.unlink(missing_ok=True)
     fd = disk.open(temp)
     try:
         for step in steps:
@@ -96,6 +99,7 @@ short_writes_ignored = partial(_publish_wrongly, steps="sfrd")
 
 
 def written_in_place(path: Path, disk: Disk) -> None:
+    path.unlink(missing_ok=True)
     fd = disk.open(path)
     _write(fd, disk)
     disk.fsync(fd)
@@ -586,7 +590,8 @@ def test_a_buffer_that_was_handed_over_comes_back_only_when_its_bytes_are_writte
         assert temp.hand_over(first, len(first)) is None
         threading.Timer(0.05, disk.go.set).start()
         assert temp.hand_over(second, len(second) - 1) is first
-        assert temp_path(path).stat().st_size >= len(LARGE[3])
+        [draft] = tmp_path.glob(f".*{TEMP_SUFFIX}")
+        assert draft.stat().st_size >= len(LARGE[3])
         first[:] = bytes(len(first))
         assert temp.hand_over(first, 3) is second
     assert path.read_bytes() == LARGE[3] + LARGE[0][:-1] + bytes(3)
@@ -598,7 +603,8 @@ def test_the_device_is_given_each_large_piece_at_once(tmp_path: Path) -> None:
 
     class Eager(Disk):
         def begin_flush(self, fd, start, num_bytes):
-            begun.append((tmp_path / ".large.wdskit-temp").read_bytes()[start : start + num_bytes])
+            [temp] = tmp_path.glob(f".large.*{TEMP_SUFFIX}")
+            begun.append(temp.read_bytes()[start : start + num_bytes])
             super().begin_flush(-1, start, num_bytes)  # which is no file
 
     with publish(tmp_path / "large", disk=Eager()) as temp:
@@ -684,25 +690,71 @@ def test_an_error_while_writing_leaves_what_was_there(tmp_path: Path, error: typ
     assert held(path) == OLD
 
 
-def test_a_draft_that_was_left_is_overwritten(tmp_path: Path) -> None:
+class Interrupted(WatchedDisk):
+    """Another process does something before operation number `at`."""
+
+    def __init__(self, at: int, other: Callable[[], None]) -> None:
+        super().__init__()
+        self.at = at
+        self.other = other
+
+    def before(self, name, *args):
+        if len(self.operations) == self.at:
+            self.other()
+        super().before(name, *args)
+
+
+@pytest.mark.parametrize("old", [None, OLD])
+def test_of_two_writers_of_one_path_each_publishes_its_whole_file(tmp_path: Path, old: bytes | None) -> None:
+    """At each operation of the first the second comes, ends or is killed in the middle of its file, and is whole."""
+    other = b"what the second one writes"
+
+    def come(path: Path, *, is_killed: bool) -> None:
+        before = held(path) if path.exists() else None
+        if is_killed:
+            with pytest.raises(Stopped):
+                publish_bytes(path, other, disk=StoppingDisk(2))
+            assert (held(path) if path.exists() else None) == before
+        else:
+            publish_bytes(path, other)
+            assert held(path) == other
+
+    for is_killed in (False, True):
+        number, disk = 0, WatchedDisk()
+        while number <= len(disk.operations):
+            path = fresh(tmp_path, old)
+            disk = Interrupted(number, partial(come, path, is_killed=is_killed))
+            publish_bytes(path, NEW, disk=disk)
+            is_last = disk.operations.index("rename") < number < len(disk.operations) and not is_killed
+            assert held(path) == (other if is_last else NEW)
+            left = [*path.parent.glob(f".*{TEMP_SUFFIX}")]
+            assert len(left) == (is_killed and number < len(disk.operations))
+            number += 1
+        assert number == 7  # 6 operations, and behind the last
+
+
+def test_a_scratch_file_replaces_one_that_was_left(tmp_path: Path) -> None:
     path = tmp_path / "a"
     temp_path(path).write_bytes(bytes(10_000))
-    publish_bytes(path, NEW)
-    assert held(path) == NEW
-    assert [*tmp_path.iterdir()] == [path]
+    with scratch(path) as temp:
+        temp.write(NEW)
+        assert held(temp_path(path)) == NEW
+    assert [*tmp_path.iterdir()] == []
 
 
-def test_a_link_in_the_place_of_a_draft_is_not_followed(tmp_path: Path) -> None:
+def test_a_link_with_the_name_of_a_temporary_file_leads_to_no_other_file(tmp_path: Path) -> None:
     victim = tmp_path / "victim"
     victim.write_bytes(OLD)
-    temp_path(tmp_path / "a").symlink_to(victim)
-    with pytest.raises(OSError, match="symbolic links"):
-        publish_bytes(tmp_path / "a", NEW)
-    assert held(victim) == OLD
-    remove_temp_files(tmp_path)
-    publish_bytes(tmp_path / "a", NEW)
-    assert held(victim) == OLD
-    assert held(tmp_path / "a") == NEW
+    for link in (temp_path(tmp_path / "a").symlink_to, temp_path(tmp_path / "a").hardlink_to):
+        link(victim)
+        with scratch(tmp_path / "a") as temp:
+            temp.write(NEW)
+        assert held(victim) == OLD
+        victim.with_name("link").unlink(missing_ok=True)
+        (tmp_path / "link").hardlink_to(victim)
+        with pytest.raises(FileExistsError):
+            Disk().open(tmp_path / "link")
+        assert held(victim) == OLD
 
 
 def test_a_final_name_that_is_a_link_is_replaced_and_its_target_kept(tmp_path: Path) -> None:
@@ -725,8 +777,14 @@ def test_only_drafts_are_removed(tmp_path: Path) -> None:
     keep = [tmp_path / name for name in ("a.tar", ".hidden", "a.wdskit-temp", "sub", ".wdskit-temp.tar")]
     for path in keep:
         path.touch()
-    for name in ("a.tar", "index.json", "x y", "[z]*", "ä"):
-        temp_path(tmp_path / name).touch()
+    of_a = [temp_path(tmp_path / "a.tar"), tmp_path / ".a.tar.0badcafe.wdskit-temp"]
+    others = [temp_path(tmp_path / name) for name in ("index.json", "x y", "[z]*", "ä", "a", "a.tar.idx")]
+    for path in (*of_a, *others, *(tmp_path / f"{path.name[:-12]}.0badcafe.wdskit-temp" for path in others)):
+        path.touch()
+    num_files = len([*tmp_path.iterdir()])
+    remove_temp_files(tmp_path, of=["a.tar", "b.tar"])
+    assert not any(path.exists() for path in of_a)
+    assert len([*tmp_path.iterdir()]) == num_files - 2
     remove_temp_files(tmp_path)
     assert sorted(tmp_path.iterdir()) == sorted(keep)
 

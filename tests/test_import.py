@@ -26,7 +26,7 @@ def test_import_loads_the_standard_library_only() -> None:
     loaded = modules_after("import wdskit")
     foreign = {name.split(".")[0] for name in loaded} - sys.stdlib_module_names - {"wdskit"}
     assert not foreign
-    assert [name for name in loaded if name.startswith("wdskit")] == ["wdskit", "wdskit.errors"]
+    assert [name for name in loaded if name.startswith("wdskit")] == ["wdskit", "wdskit.errors", "wdskit.text"]
 
 
 def test_dir_and_all_load_nothing() -> None:

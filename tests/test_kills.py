@@ -40,7 +40,7 @@ def sources(tmp_path_factory) -> Path:
 def commands(sources: Path) -> dict[str, list[str]]:
     small = ["--max-samples", "4", "--pattern", "p-%03d.tar", "--shuffle", "3", "--workers", "2"]
     return {
-        "pack": ["pack", str(sources / "photos"), *small, "--export", "wids,dali"],
+        "pack": ["pack", str(sources / "photos"), *small],
         "reshard": ["reshard", str(sources / "shards"), *small, "--drop", "json"],
     }
 

@@ -91,12 +91,6 @@ def test_the_line_is_that_of_the_violation(check) -> None:
     assert [line for line, _ in check("order/a.py", "import math\n\n\ndef f():\n    import torch\n")] == [5]
 
 
-def test_a_file_of_401_lines_is_too_long(check) -> None:
-    """400 lines are allowed, 401 are not."""
-    assert list(check("tar/a.py", "x = 1\n" * 400)) == []
-    assert [what for _, what in check("tar/a.py", "x = 1\n" * 401)] == ["the file has 401 lines, more than 400"]
-
-
 def test_the_command_prints_file_and_line_and_fails(tmp_path: Path, repository: Path) -> None:
     """`file:line: what` and exit code 1; nothing and 0 for a clean package."""
     package = tmp_path / "wdskit"

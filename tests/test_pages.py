@@ -28,7 +28,7 @@ KEPT = {"yaml"}  # written to the file that their first line names, and checked;
 SET_UP = {"sh"}  # for a fresh machine or for developers: looked at, not run
 OPTIONAL = {"albumentations", "open_clip", "torchvision", "transformers"}
 """A block that imports one of these runs where they are installed."""
-GENERATED = {"api.md", "cli.md", "messages.md", "stages.md"}  # by tools/generate.py, which has tests of its own
+GENERATED = {"api.md", "cli.md", "stages.md"}  # by tools/generate.py, which has tests of its own
 OWN_DATA = {"README.md", "docs/index.md"}  # these pages pack the data that the others use
 PACK = "wdskit pack photos data --split train=0.8,val=0.2 --shuffle 1 --max-samples 100"
 NUM_PHOTOS = 240
@@ -232,6 +232,22 @@ def test_links_lead_somewhere(page: str) -> None:
         )
 
 
+def test_no_page_writes_a_checkpoint_to_its_final_name() -> None:
+    """A kill while `torch.save` writes must leave the old checkpoint: each page saves to `*.tmp` and renames it."""
+    scripts = [*(REPOSITORY / "tools").glob("*.py"), *(REPOSITORY / "configs").iterdir()]
+    texts = {path: path.read_text(encoding="utf-8") for path in [*map(REPOSITORY.joinpath, PAGES), *scripts]}
+    targets = [
+        (path.name, target, "replace(" in text[at.end() : at.end() + 200])
+        for path, text in texts.items()
+        for at in re.finditer(r"torch\.save\(.*, (\S+)\)", text)
+        for target in [at[1]]
+    ]
+    assert {name for name, *_ in targets} == {"README.md", "train.md", "train_ddp.py"}
+    for name, target, is_renamed in targets:
+        assert is_renamed, name
+        assert target == "temp" or target.endswith('.tmp"'), (name, target)
+
+
 def slug(heading: str) -> str:
     """The anchor of a heading."""
     return re.sub(r"[^\w\- ]", "", heading.lstrip("# ").lower()).strip().replace(" ", "-")
@@ -263,11 +279,17 @@ def test_the_webdataset_page_names_all_of_webdataset() -> None:
 
 
 def test_the_messages_of_the_troubleshooting_page_are_those_of_the_source() -> None:
-    """A heading that quotes a message is a part of one in the generated list."""
-    listed = (REPOSITORY / "docs" / "messages.md").read_text(encoding="utf-8").replace("`", "'")
+    """Each part of a quoted message, between its values, is a text in the source of the package."""
+    trees = [ast.parse(path.read_text(encoding="utf-8")) for path in (REPOSITORY / "wdskit").rglob("*.py")]
+    constants = {
+        node.value for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Constant) and node.value
+    }
+    examples = (REPOSITORY / "tests" / "bad_configs" / "messages.txt").read_text(encoding="utf-8")
+    source = "\n".join([examples, *(text for text in constants if isinstance(text, str))]).replace("`", "'")
     page = (REPOSITORY / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
     quoted = re.findall(r"^### `(.*)`$", page, re.MULTILINE)
     assert len(quoted) > 25
     for text in quoted:
-        pattern = ".*?".join(re.escape(part) for part in re.split("[^\\w']*…", text))
-        assert re.search(pattern, listed), text
+        for part in re.split("[^\\w']*…[^\\w']*", text.replace("`", "'")):
+            for sentence in re.split(r"(?<=[.;:]) ", part):
+                assert sentence.strip(" .'") in source, (text, sentence)

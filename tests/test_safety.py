@@ -44,10 +44,11 @@ def told(tmp_path_factory, script_environment):
 OWN_EVENTS = {
     f"pickle.find_class ('wdskit.{module}', '{name}')"
     for module, names in {
+        "errors": ["SampleError", "WdskitError"],
         "engine.batch": ["Batch"],
-        "engine.outcome": ["Outcome"],
+        "engine.outcome": ["Outcome", "_arrived"],
         "engine.stream": ["Progress"],
-        "engine.stream_position": ["Mark", "Position"],
+        "engine.stream_position": ["EpochPosition", "Position"],
         "loader.process_pool": ["Reply"],
         "loader.shared_memory": ["Message"],
         "stages.timing": ["Timings"],
@@ -55,7 +56,7 @@ OWN_EVENTS = {
     }.items()
     for name in names
 }
-"""What a worker process sends: batches, where the stream stands behind them, and how long its stages took."""
+"""What a worker process sends: batches, errors of samples, the position of a stream, and the times of stages."""
 
 
 def test_nothing_in_shards_rows_or_configurations_runs(told):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import re
 import shutil
 import subprocess
@@ -82,22 +81,3 @@ def test_a_public_name_without_a_docstring_is_found(load_tool) -> None:
     assert list(tool.undocumented("Bare", Bare)) == ["Bare.method"]
     assert list(tool.undocumented("test", test_a_public_name_without_a_docstring_is_found)) == []
     assert list(tool.undocumented("none", lambda: None)) == ["none"]
-
-
-def test_messages_are_read_from_the_source(load_tool) -> None:
-    """Text of f-strings, of a variable set before, and of a function's result; values are gaps."""
-    source = """
-def fail(path, count):
-    if count:
-        msg = f"{path}: there are {count} of them"
-        raise PackError(f"{msg}.\\n  Take one away.")
-    raise ShardError(shard=path, problem="it stops before its end", remedy=_remedy())
-
-def _remedy():
-    return "Fetch it again."
-"""
-    found = sorted(load_tool("reference").messages_in(ast.parse(source)))
-    assert found == [
-        ("PackError", "…: there are … of them. Take one away."),
-        ("ShardError", "it stops before its end. Fetch it again."),
-    ]

@@ -63,6 +63,7 @@ class StageMethods(ABC):
 # What the types of settings are in a signature.
 TYPES = {
     "FieldChoices": "Fields", "FieldNames": "Fields", "FieldName": "str", "Alternatives": "str", "Count": "int",
+    "LaneCount": "int",
     "Natural": "int", "Number": "float", "Positive": "float", "Bool": "bool", "Text": "str", "Range": "Sequence[float]",
     "ShareRange": "Sequence[float]", "Channels": "Sequence[float]", "PositiveChannels": "Sequence[float]",
     "Weights": "Sequence[float]", "Bounds": "Sequence[int | str]", "Split": "str", "ImageSpec": "str",

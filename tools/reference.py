@@ -1,15 +1,13 @@
-"""The reference pages that tools/generate.py writes from the source: commands, public names, and messages.
+"""The reference pages that tools/generate.py writes from the source: commands and public names.
 
 It fails where a public name or one of its methods has no docstring.
 """
 
 from __future__ import annotations
 
-import ast
 import inspect
 import re
 import typing
-from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -81,11 +79,12 @@ def cell(text: str) -> str:
 API_GROUPS = {
     "Pack": ["pack", "PackResult", "finish_pack", "PackOptions", "reshard", "ReshardOptions", "ReshardResult", "select",
              "SelectResult"],
-    "Train": ["Pipeline", "make_loader", "load_config", "register", "gather_valid", "check_same_batches", "Ragged",
+    "Train": ["Pipeline", "make_loader", "load_config", "register", "thread_safe", "gather_valid",
+              "check_same_batches", "Ragged",
               "LoaderStats", "StageStats", "plan", "EpochPlan", "StreamPlan", "bench", "BenchResult"],
     "Look at shards": ["info", "Summary", "ls", "ShardRow", "SampleRow", "MemberRow", "stats", "ShardStats",
-                       "LocalShard", "cat", "extract", "Extracted", "diff", "DiffResult"],
-    "Check, index and split": ["verify", "VerifyResult", "Finding", "repair", "RepairResult", "index_folder",
+                       "LocalShard", "cat", "diff", "DiffResult"],
+    "Check, index and split": ["verify", "VerifyResult", "Finding", "index_folder", "export", "ExportReport",
                                "IndexReport", "split", "SplitReport"],
 }  # fmt: skip
 AFTER = {
@@ -124,137 +123,7 @@ def undocumented(name: str, value: Any) -> Iterable[str]:
                 yield f"{name}.{member}"
 
 
-MESSAGES_HEAD = f"""# Error messages
-
-Every message that wdskit raises, by the class of its error; `…` stands for a name or a number. Search this page for the
-words that you see. Most messages end with what to do; [Troubleshooting](troubleshooting.md) says more about the common
-ones. {NOTE.format("the source")}
-"""
-CARRIERS = {
-    "HeaderError": ("ShardError", 0),
-    "cut": ("ShardError", 0),
-    "damaged": ("ShardError", 1),
-    "_fault": ("ShardError", 2),
-    "refuse": ("ConfigError", 0),
-}
-"""Calls whose text becomes that of a public error, and the place of the text among their arguments."""
-
-
-def messages_page() -> str:
-    """docs/messages.md: the text of every error, from the calls that make it."""
-    found: dict[str, set[str]] = defaultdict(set)
-    for path in sorted((ROOT / "wdskit").rglob("*.py")):
-        for name, text in messages_in(ast.parse(path.read_text(encoding="utf-8"))):
-            found[name].add(text)
-    lines = [MESSAGES_HEAD]
-    for name, kind in vars(errors).items():
-        if inspect.isclass(kind) and issubclass(kind, errors.WdskitError) and (found[name] or name == "ConfigError"):
-            summary = " ".join((inspect.getdoc(kind) or "").partition("\n\n")[0].split())
-            lines += [f"## {name}", "", summary, "", *bullets(found[name])]
-        if name == "ConfigError":
-            lines += ["### Examples of every rule of a configuration file", "", *bullets(config_examples())]
-    return "\n".join(lines)
-
-
-def bullets(texts: Iterable[str]) -> list[str]:
-    """A list, sorted by its first words."""
-    return [*(f"- `` {text} ``" for text in sorted(texts, key=lambda text: text.lstrip("…:,. ").casefold())), ""]
-
-
-def config_examples() -> set[str]:
-    """What the tests expect of configurations that are wrong, without the names of their files."""
-    lines = (ROOT / "tests" / "bad_configs" / "messages.txt").read_text(encoding="utf-8").splitlines()
-    return {match[1] for line in lines if (match := re.match(r"[\w.]+\.yaml:\d+: (.*)", line))}
-
-
-Known = dict[str, list[ast.expr]]
-"""What names stand for: values that are assigned to a variable, or that a function returns."""
-
-
-def messages_in(tree: ast.Module) -> Iterator[tuple[str, str]]:
-    """(class of the error, text) of each call in a module that makes one with words of its own."""
-    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
-    shared = assigned(tree.body)
-    for function in functions:
-        returns = [node for node in ast.walk(function) if isinstance(node, ast.Return)]
-        shared[f"{function.name}()"] = [node.value for node in returns if node.value is not None]
-    for owner in functions:
-        raises = [node.lineno for node in ast.walk(owner) if isinstance(node, ast.Raise)]
-        own = assigned(ast.walk(owner))
-        for call in ast.walk(owner):
-            if not isinstance(call, ast.Call):
-                continue
-            since = max((line for line in raises if line < call.lineno), default=0)
-            known = {**shared, **{name: nearest(values, since, call.lineno) for name, values in own.items()}}
-            name = ast.unparse(call.func).rpartition(".")[2]
-            name, at = CARRIERS.get(name, (name, 0))
-            if not inspect.isclass(kind := getattr(errors, name, None)) or not issubclass(kind, errors.WdskitError):
-                continue
-            named = {each.arg: each.value for each in call.keywords}
-            parts = call.args[at : at + 1] or [named[key] for key in ("problem", "remedy") if key in named]
-            for text in joined([list(texts(part, known)) for part in parts]):
-                if text[:1] not in {".", ","} and len(re.findall(r"[a-z]{2,}", text)) >= 3:
-                    yield name, text
-
-
-def assigned(nodes: Iterable[ast.AST]) -> Known:
-    """What is assigned to each name; what is added to it later is one more value."""
-    found: Known = defaultdict(list)
-    changes = [node for node in nodes if isinstance(node, ast.Assign | ast.AugAssign)]
-    for node in sorted(changes, key=lambda node: node.lineno):
-        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
-            found[node.targets[0].id].append(node.value)
-        elif isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name) and found[node.target.id]:
-            longer = ast.BinOp(found[node.target.id][-1], node.op, node.value)
-            found[node.target.id].append(ast.copy_location(longer, node))
-    return found
-
-
-def nearest(values: list[ast.expr], since: int, until: int) -> list[ast.expr]:
-    """Of what is assigned to a name, what was since the last `raise` above a call; else the last of it, else all."""
-    before = sorted((value for value in values if value.lineno <= until), key=lambda value: value.lineno)
-    return [value for value in before if value.lineno >= since] or before[-1:] or values
-
-
-def joined(parts: list[list[str]]) -> Iterator[str]:
-    """Each way to put the sentences together, on one line, without repeated gaps."""
-    whole = [""]
-    for choices in parts:
-        whole = [f"{before}. {each}" if before else each for before in whole for each in choices][:8]
-    for text in whole:
-        yield re.sub(r"…(?:[ :]*…)+", "…", " ".join(text.replace("`", "'").split()))
-
-
-def texts(node: ast.expr, known: Known, depth: int = 3) -> Iterator[str]:
-    """What an expression of text can be; `…` where only a run knows."""
-    if isinstance(node, ast.Constant) and isinstance(node.value, str):
-        yield node.value
-    elif isinstance(node, ast.JoinedStr):
-        whole = [""]
-        for part in node.values:
-            whole = [before + each for before in whole for each in texts(part, known, depth)][:8]
-        yield from whole
-    elif isinstance(node, ast.FormattedValue):
-        yield from texts(node.value, known, depth)
-    elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
-        for left in texts(node.left, known, depth):
-            yield from (left + right for right in texts(node.right, known, depth))
-    elif isinstance(node, ast.IfExp):
-        yield from texts(node.body, known, depth)
-        yield from texts(node.orelse, known, depth)
-    elif isinstance(node, ast.Name) and depth and node.id in known:
-        inner = {name: values for name, values in known.items() if name != node.id}
-        choices = [each for value in known[node.id] for each in texts(value, inner, depth - 1)]
-        yield from dict.fromkeys(choices)
-    elif isinstance(node, ast.Call) and depth and f"{ast.unparse(node.func)}()" in known:
-        for value in known[f"{ast.unparse(node.func)}()"]:
-            yield from texts(value, known, depth - 1)
-    else:
-        yield "…"
-
-
 PAGES: dict[str, typing.Callable[[], str]] = {
     "docs/cli.md": cli_page,
     "docs/api.md": api_page,
-    "docs/messages.md": messages_page,
 }

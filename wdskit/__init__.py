@@ -41,12 +41,13 @@ if TYPE_CHECKING:
     from wdskit.packing.samples.select import SelectResult, select
     from wdskit.pipeline.builder import Pipeline
     from wdskit.pipeline.settings import load_config
+    from wdskit.shards.cat import cat
     from wdskit.shards.diff import DiffResult, diff
-    from wdskit.shards.extract import Extracted, cat, extract
+    from wdskit.shards.export import ExportReport, export
     from wdskit.shards.index import IndexReport, index_folder
     from wdskit.shards.inspect import MemberRow, SampleRow, ShardRow, Summary, info, ls
-    from wdskit.shards.repair import RepairResult, repair
     from wdskit.shards.split import SplitReport, split
+    from wdskit.stages.base import thread_safe
     from wdskit.stages.collate import Ragged
     from wdskit.stages.registry import register
     from wdskit.statistics.collect import stats
@@ -62,7 +63,7 @@ __all__ = [
     "DecodeError",
     "DiffResult",
     "EpochPlan",
-    "Extracted",
+    "ExportReport",
     "Finding",
     "FolderIndexError",
     "ImageTooLarge",
@@ -79,7 +80,6 @@ __all__ = [
     "Problem",
     "Ragged",
     "RankError",
-    "RepairResult",
     "ReshardOptions",
     "ReshardResult",
     "RowError",
@@ -103,7 +103,7 @@ __all__ = [
     "cat",
     "check_same_batches",
     "diff",
-    "extract",
+    "export",
     "finish_pack",
     "gather_valid",
     "index_folder",
@@ -114,11 +114,11 @@ __all__ = [
     "pack",
     "plan",
     "register",
-    "repair",
     "reshard",
     "select",
     "split",
     "stats",
+    "thread_safe",
     "verify",
 ]
 
@@ -127,9 +127,9 @@ _HOMES = {
     "diff": "wdskit.shards.diff",
     "Summary": "wdskit.shards.inspect",
     "info": "wdskit.shards.inspect",
-    "Extracted": "wdskit.shards.extract",
-    "cat": "wdskit.shards.extract",
-    "extract": "wdskit.shards.extract",
+    "cat": "wdskit.shards.cat",
+    "ExportReport": "wdskit.shards.export",
+    "export": "wdskit.shards.export",
     "IndexReport": "wdskit.shards.index",
     "index_folder": "wdskit.shards.index",
     "MemberRow": "wdskit.shards.inspect",
@@ -147,7 +147,6 @@ _HOMES = {
     "gather_valid": "wdskit.loader.distributed",
     "Ragged": "wdskit.stages.collate",
     "ReshardResult": "wdskit.packing.reshard",
-    "RepairResult": "wdskit.shards.repair",
     "VerifyResult": "wdskit.checking.findings",
     "load_config": "wdskit.pipeline.settings",
     "make_loader": "wdskit.loader.make",
@@ -167,7 +166,7 @@ _HOMES = {
     "SplitReport": "wdskit.shards.split",
     "split": "wdskit.shards.split",
     "stats": "wdskit.statistics.collect",
-    "repair": "wdskit.shards.repair",
+    "thread_safe": "wdskit.stages.base",
     "verify": "wdskit.checking.api",
 }
 

@@ -26,12 +26,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from wdskit.text import hide_secrets
+
 PROCESS_ERRORS = (MemoryError, RecursionError, SystemError)
 """Errors of this process, not of the data: they never count as damage, and no error budget covers them."""
 
 
 class WdskitError(Exception):
-    """Base class of every error that a user can cause or correct."""
+    """Base class of every error that a user can cause or correct. No message shows the password or query of a URL."""
+
+    def __init__(self, message: str = "") -> None:
+        super().__init__(hide_secrets(message))
 
 
 class StorageError(WdskitError):
@@ -39,7 +44,7 @@ class StorageError(WdskitError):
 
     def __init__(self, message: str = "", *, url: str = "", status: int = 0) -> None:
         super().__init__(message)
-        self.url = url
+        self.url = hide_secrets(url)
         self.status = status
 
 
@@ -64,8 +69,7 @@ class ShardError(WdskitError):
         remedy: str = "",
         samples_read: int = -1,
     ) -> None:
-        if "://" in shard:
-            shard = shard.partition("?")[0]
+        shard = hide_secrets(shard)
         if not message:
             count = f" ({samples_read} samples read)" if samples_read >= 0 else ""
             message = f"{shard}, byte {offset}: {problem}{count}."
@@ -79,7 +83,7 @@ class ShardError(WdskitError):
 
     def after(self, samples_read: int) -> ShardError:
         """The same error with the number of whole samples before it."""
-        return ShardError(
+        return type(self)(
             shard=self.shard,
             offset=self.offset,
             problem=self.problem,
@@ -88,12 +92,16 @@ class ShardError(WdskitError):
         )
 
 
+class UnsupportedMember(ShardError):
+    """A member is no plain file, such as a link or a sparse file, although its headers are undamaged."""
+
+
 class FolderIndexError(WdskitError):
     """The index of `folder` is missing, unreadable, or does not match the shards."""
 
     def __init__(self, message: str = "", *, folder: str = "") -> None:
         super().__init__(message)
-        self.folder = folder
+        self.folder = hide_secrets(folder)
 
 
 class SelectionError(WdskitError):
@@ -104,8 +112,8 @@ class SelectionError(WdskitError):
 
     def __init__(self, message: str = "", *, folder: str = "", shard: str = "", key: str = "", field: str = "") -> None:
         super().__init__(message)
-        self.folder = folder
-        self.shard = shard
+        self.folder = hide_secrets(folder)
+        self.shard = hide_secrets(shard)
         self.key = key
         self.field = field
 
@@ -131,12 +139,16 @@ class ImageTooLarge(DecodeError):
 
 
 class SampleError(WdskitError):
-    """A stage failed on one sample: `stage` on `key` of `shard`. The cause is chained."""
+    """A stage failed on one sample: `stage` on `key` of `shard`. The cause is chained. `is_function` is true if a
+    function of the user's raised it.
+    """
+
+    is_function = False
 
     def __init__(self, message: str = "", *, stage: str = "", shard: str = "", key: str = "") -> None:
         super().__init__(message)
         self.stage = stage
-        self.shard = shard
+        self.shard = hide_secrets(shard)
         self.key = key
 
 
@@ -149,8 +161,8 @@ class RowError(PackError):
 
     def __init__(self, message: str = "", *, where: str = "", problem: str = "") -> None:
         super().__init__(message)
-        self.where = where
-        self.problem = problem
+        self.where = hide_secrets(where)
+        self.problem = hide_secrets(problem)
 
 
 @dataclass(frozen=True)
@@ -166,6 +178,10 @@ class Problem:
     where: str
     path: str
     rule: str
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            object.__setattr__(self, name, hide_secrets(value))
 
     def __str__(self) -> str:
         return f"{self.where}: {self.path}: {self.rule}" if self.path else f"{self.where}: {self.rule}"

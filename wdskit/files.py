@@ -13,18 +13,24 @@ import errno
 import fcntl
 import hashlib
 import os
+import re
 import secrets
-from collections.abc import Iterator, Sequence
+import stat
+from collections.abc import Container, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextvars import ContextVar
 from itertools import islice
 from pathlib import Path
 from typing import TypeAlias
+
+from wdskit.errors import FolderIndexError
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
 DRAFT_PREFIX = "."
 TEMP_SUFFIX = ".wdskit-temp"
+_TOKEN_BYTES = 4
+_TOKEN = re.compile(rf"\.[0-9a-f]{{{2 * _TOKEN_BYTES}}}\Z")
+"""At the end of the name that a temporary file is made of."""
 
 _MAX_NEAR = 10_000  # names of a folder among which the nearest is looked for
 
@@ -36,16 +42,15 @@ class Disk:
     """The operations that change a disk. Tests derive from it to fail, count or kill."""
 
     def open(self, path: Path) -> int:
-        """Create or empty the file at `path` and return its descriptor, which is not inherited by children.
+        """Create the file at `path` and return its descriptor, which is not inherited by children.
 
-        A link is not followed: a temporary file's name is known beforehand, and its bytes are meant for the folder it
-        is in.
+        A file that exists is an error: another process may be writing it, or it is a link to a file elsewhere.
         """
-        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
+        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
 
     def open_log(self, path: Path) -> int:
         """Open a file to add to its end, created where it is missing, and return its descriptor."""
-        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
 
     def write(self, fd: int, data: Buffer) -> int:
         """Write a first part of `data` and return how many bytes that was."""
@@ -207,24 +212,14 @@ def describe_os_error(err: OSError) -> str:
     return f"{problem}\n  Free some space and run the same command again: it continues after the last complete shard."
 
 
-_own_word: ContextVar[str] = ContextVar("own_word", default="")
-
-
 def temp_path(path: Path) -> Path:
-    """Where the bytes of `path` are collected before they have that name."""
-    return path.with_name(f"{DRAFT_PREFIX}{path.name}{_own_word.get()}{TEMP_SUFFIX}")
+    """Return the name of a temporary file that one process at a time makes for `path`, which holds a lock for that."""
+    return path.with_name(f"{DRAFT_PREFIX}{path.name}{TEMP_SUFFIX}")
 
 
-@contextlib.contextmanager
-def own_temp_files() -> Iterator[None]:
-    """Give temporary files names that no other process gives them: for a process that may write a file beside another
-    one that writes the same.
-    """
-    token = _own_word.set(f".{secrets.token_hex(4)}")
-    try:
-        yield
-    finally:
-        _own_word.reset(token)
+def _unique_temp_path(path: Path) -> Path:
+    """Return a name that no other writer of `path` uses, so that two of them never write or rename one file."""
+    return path.with_name(f"{DRAFT_PREFIX}{path.name}.{secrets.token_hex(_TOKEN_BYTES)}{TEMP_SUFFIX}")
 
 
 @contextlib.contextmanager
@@ -232,10 +227,10 @@ def publish(path: Path, *, disk: Disk = DISK) -> Iterator[TempFile]:
     """Write a file that appears under `path` only when the block ends without an error.
 
     A file that had the name is replaced in one step. After an error the temporary file is removed and `path` is as it
-    was; only where the very last step failed, the folder's flush, it is the whole new file. Only one writer may publish
-    to a path at a time; `packing` holds the folder's lock for that.
+    was; only where the very last step failed, the folder's flush, it is the whole new file. Of several writers that
+    publish to one path at the same time each publishes its whole file, and the last one stays.
     """
-    temp = temp_path(path)
+    temp = _unique_temp_path(path)
     fd = disk.open(temp)
     closed = False
     handle = TempFile(fd, disk)
@@ -260,8 +255,11 @@ def publish(path: Path, *, disk: Disk = DISK) -> Iterator[TempFile]:
 
 @contextlib.contextmanager
 def scratch(path: Path, *, disk: Disk = DISK) -> Iterator[TempFile]:
-    """A temp that never gets a final name: it is gone when the block ends, or by `remove_temp_files` after a kill."""
+    """Write a temporary file, `temp_path(path)`, that never gets a final name. It is gone when the block ends; after a
+    kill it is replaced by the next one, or removed by `remove_temp_files`.
+    """
     temp = temp_path(path)
+    disk.remove(temp)
     fd = disk.open(temp)
     handle = TempFile(fd, disk)
     try:
@@ -278,6 +276,42 @@ def publish_bytes(path: Path, data: Buffer, *, disk: Disk = DISK) -> None:
     """`publish` a file whose bytes are at hand."""
     with publish(path, disk=disk) as temp:
         temp.write(data)
+
+
+def read_own(path: Path, *, limit: int = 1 << 30) -> bytes | None:
+    """Read a file that wdskit itself wrote into a folder: a plain file, never what a link leads to.
+
+    Returns:
+        Its bytes; None if the file does not exist.
+
+    Raises:
+        FolderIndexError: It is a link, a pipe, a device, or larger than `limit` bytes.
+        OSError: It cannot be read.
+    """
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except FileNotFoundError:
+        return None
+    except OSError as err:
+        if err.errno != errno.ELOOP:
+            raise
+        raise FolderIndexError(foreign(path, "is a link"), folder=str(path.parent)) from err
+    with open(fd, "rb") as file:  # noqa: PTH123 (a descriptor)
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise FolderIndexError(foreign(path, "is not a plain file"), folder=str(path.parent))
+        if os.fstat(fd).st_size > limit:
+            raise FolderIndexError(foreign(path, f"is larger than {limit:,} bytes"), folder=str(path.parent))
+        return file.read()
+
+
+def foreign(path: Path, problem: str) -> str:
+    """Return the message for a file or folder that wdskit did not make and will not use."""
+    return f"{path}: this {problem}, so wdskit did not write it. Nothing was changed.\n  Look at it, then remove it."
+
+
+def is_file_name(value: object) -> bool:
+    """True if a value that was read back is the plain name of a file in a folder: no path, no control character."""
+    return isinstance(value, str) and value not in ("", ".", "..") and "/" not in value and value.isprintable()
 
 
 def why_not(path: Path) -> str | None:
@@ -337,7 +371,35 @@ def make_folders(path: Path, *, disk: Disk = DISK) -> None:
     disk.fsync_folder(path.parent)
 
 
-def remove_temp_files(folder: Path, *, disk: Disk = DISK) -> None:
-    """Remove what a killed writer left unfinished in `folder`. Call it with the folder's lock held."""
+def remove_temp_files(folder: Path, *, of: Container[str] | None = None, disk: Disk = DISK) -> None:
+    """Remove what a killed writer left unfinished in `folder`. Call it with the folder's lock held.
+
+    Args:
+        folder: The folder.
+        of: Names of the files whose temporary files are removed. Default: all.
+        disk: Performs the file operations; tests replace it.
+    """
     for temp in sorted(folder.glob(f"{DRAFT_PREFIX}*{TEMP_SUFFIX}")):
-        disk.remove(temp)
+        name = temp.name.removeprefix(DRAFT_PREFIX).removesuffix(TEMP_SUFFIX)
+        if of is None or name in of or _TOKEN.sub("", name) in of:
+            disk.remove(temp)
+
+
+def is_temp(path: Path) -> bool:
+    """True for the name of a temporary file."""
+    return path.name.startswith(DRAFT_PREFIX) and path.name.endswith(TEMP_SUFFIX)
+
+
+def owner_of_new_files(folder: Path) -> int:
+    """Return the user id that a new file in `folder` gets. A network disk may give another one than the process has.
+
+    Raises:
+        OSError: No file can be made there.
+    """
+    path = folder / f"{DRAFT_PREFIX}{secrets.token_hex(8)}{TEMP_SUFFIX}"
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        return os.fstat(fd).st_uid
+    finally:
+        os.close(fd)
+        path.unlink()

@@ -26,6 +26,12 @@ MAX_CHECKED_BYTES = 32 << 20
 MAX_HELD_BYTES = 1 << 20
 """Largest field that is held in memory by what only lists, copies or compares it; a larger one goes by in pieces."""
 
+MAX_END_ZEROS_BYTES = 64 << 20
+"""Most zeros after the end marker: tar fills up its last record, 10 KiB by default and rarely more than 1 MiB."""
+
+MAX_HTTP_HEADER_BYTES = 1 << 18
+"""Most bytes of headers of one http response, redirects and trailers alike; real ones hold a few thousand bytes."""
+
 MAX_SHARD_BYTES = 10**12
 """No shard is asked to be as large: it is a unit too many."""
 
@@ -42,6 +48,7 @@ MAX_RECIPE_BYTES = 1 << 16
 """Longest text that says how a selection was made; a split into a hundred parts takes two thousand bytes."""
 
 MAX_PIXELS = 100_000_000
+MAX_SHOWN_PIXELS = 50_000_000  # of an image that is decoded to be looked at
 """Default for width x height of one image: 300 MB as RGB. Larger photos exist; larger training photos hardly do."""
 
 MAX_CONFIG_BYTES = 1 << 20

@@ -63,6 +63,13 @@ def hear_ctrl_c() -> None:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 
 
+def is_stopped(pid: int) -> bool:
+    """True if a process is stopped, as SIGSTOP and debuggers do. Only Linux knows it; elsewhere False."""
+    with contextlib.suppress(OSError):
+        return (_PROCESSES / str(pid) / "stat").read_text(errors="replace").rpartition(")")[2].split()[0] in {"T", "t"}
+    return False
+
+
 def cpu_s_of_tree() -> float | None:
     """CPU seconds that this process and all below it that live have used so far; None where only Linux knows it."""
     if not _PROCESSES.is_dir():
@@ -86,3 +93,17 @@ def _below(pid: int) -> list[int]:
     for each in found:  # grows on the way
         found += children.get(each, ())
     return found
+
+
+def usable_cores(quota: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
+    """Processor cores that this process may use: those it is bound to, or fewer where a container's share is less.
+
+    Args:
+        quota: Linux's file with the microseconds of processor time in a period, and its length.
+    """
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    try:
+        used, period = quota.read_text(encoding="ascii").split()
+        return max(1, min(cores, int(used) // int(period)))
+    except (OSError, ValueError):  # not in a container, or no limit: `max`
+        return cores

@@ -2,10 +2,36 @@
 
 from __future__ import annotations
 
+import operator
+import re
+from typing import Any
+
 MAX_TEXT = 300
 """Characters of a key or a problem that are kept."""
 
+_URL_SECRETS = re.compile(
+    r"""\b([A-Za-z][A-Za-z0-9+.-]*:/{1,2})  # scheme; a Path keeps one slash
+    (?:[^\s/?\#'"`]*@)?  # user and password
+    ([^ \n?'"`]*)  # host and path
+    (?:\?[^ '"`\n][^'"`\n]*?(?=[:.,;)\]}]+(?:\s|$)|['"`\n]|$))?  # query, with its spaces
+    """,
+    re.VERBOSE,
+)
 _UNITS = ("kB", "MB", "GB", "TB", "PB")
+
+
+def as_int(value: Any) -> Any:
+    """Return a whole number of numpy, torch or another library as a plain int, and any other value unchanged,
+    truth values too.
+    """
+    if type(value) is int or isinstance(value, bool) or not hasattr(value, "__index__"):
+        return value
+    if getattr(value, "ndim", 0) or "bool" in str(getattr(value, "dtype", "")):
+        return value
+    try:
+        return int(operator.index(value))
+    except TypeError:
+        return value
 
 
 def format_bytes(num_bytes: float) -> str:
@@ -43,11 +69,23 @@ def plural(count: int, noun: str) -> str:
     return f"{format_count(count)} {noun}{ending}"
 
 
+def hide_secrets(text: str) -> str:
+    """The text with its URLs as messages may show them: without user and password, and without the query, which may be
+    a signature.
+    """
+    return _URL_SECRETS.sub(r"\1\2", text) if ":/" in text else text
+
+
 def printable(text: str) -> str:
     r"""The text with everything that nothing should act on, or that does not show, as `\x1b`, `\u202e`, ..."""
     if text.isprintable():
         return text
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+
+
+def install_extra(name: str) -> str:
+    """Return the sentence that says how to install an extra of wdskit: from a clone, or of a released version."""
+    return f"Install it: `pip install '.[{name}]'` in a clone of wdskit, or `pip install 'wdskit[{name}]'`."
 
 
 def shorten(text: str) -> str:

@@ -27,15 +27,14 @@ from images import image_bytes
 from shards import write_shard
 from tar_corpus import CASES, END, header, member, pax, record
 
-from tests.peers.unsafe import UNSAFE, shard
 from wdskit import (
     ConfigError,
+    PackError,
     Pipeline,
     StorageError,
     WdskitError,
     ls,
     pack,
-    repair,
     reshard,
     split,
     stats,
@@ -85,7 +84,6 @@ def test_an_index_that_claims_what_no_file_has_costs_no_memory(tmp_path, num, pa
         "sequential": lambda: next(
             iter(Pipeline().sequential(str(folder)).to_tuple("cls").batched(2).loader(workers=0))
         ),
-        "repair": lambda: repair(folder, tmp_path / "repaired"),
     }
     for name, use in uses.items():
         tracemalloc.start()
@@ -226,7 +224,7 @@ def verify_report(num: int):
 
     hashes = np.arange(num, dtype=np.uint64) * np.uint64(977)
     starts = np.arange(num + 1, dtype=np.uint64)
-    return ShardReport("x.tar", num, num, True, 0, 0, 0, (), starts, hashes, {}, None)
+    return ShardReport("x.tar", num, num, True, 0, 0, 0, (), starts, hashes, {})
 
 
 def test_samples_with_other_fields_are_listed_by_their_fields(tmp_path):
@@ -398,151 +396,6 @@ def test_uneven_shards_are_found_where_a_world_size_is_given(tmp_path, counts, r
     assert [(finding.kind, finding.problem) for finding in found] == ([("skew", problem)] if problem else [])
 
 
-# Other readers.
-
-SAFE = {"a": {"jpg": JPG, "cls": b"1", "json": b'{"n": 1}', "txt": b"x"}}
-ALL_READERS = ("hf", "dali", "energon", "wids", "open_clip", "timm")
-
-
-def unsafe(path: Path) -> set[str]:
-    return {verdict.reader for verdict in verify(path, readers=ALL_READERS).verdicts if not verdict.is_safe}
-
-
-def test_what_pack_writes_is_safe_for_all(tmp_path):
-    row = {"__key__": "a", "jpg": JPG, "cls": 1, "json": {"n": 1}, "txt": "x"}
-    pack([row, {**row, "__key__": "b"}], tmp_path / "d", disk=HastyDisk())
-    result = verify(tmp_path / "d", readers=ALL_READERS)
-    assert result.is_clean
-    assert [verdict.reader for verdict in result.verdicts] == list(ALL_READERS)
-
-
-@pytest.mark.parametrize("name", UNSAFE)
-def test_each_rule_of_a_reader(tmp_path, name):
-    """Wrong for these readers and no others; `peers/check_readers.py` shows that they fail, and no others."""
-    (tmp_path / "s-0.tar").write_bytes(shard(name))
-    index_folder(tmp_path, disk=HastyDisk())
-    assert unsafe(tmp_path) == UNSAFE[name].readers
-
-
-def test_a_shard_without_a_sample_is_no_good_for_energon(tmp_path):
-    (tmp_path / "s.tar").write_bytes(END)
-    index_folder(tmp_path, disk=HastyDisk())
-    assert unsafe(tmp_path) == {"energon"}
-
-
-def test_a_finding_names_shard_member_rule_and_readers(tmp_path):
-    write_shard(tmp_path / "a.tar", SAFE)
-    for name in ("b.tar", "c.tar"):
-        key = name[0]
-        write_shard(tmp_path / name, {key: SAFE["a"], f"x {key}": SAFE["a"]})
-    findings = verify(tmp_path, readers=["dali", "hf"]).findings
-    assert [(Path(one.file).name, one.offset, one.rule, one.more) for one in findings] == [
-        (name, (tmp_path / name).read_bytes().index(b"x %c.jpg" % name[:1].encode()), "space", 3)
-        for name in ("b.tar", "c.tar")
-    ]
-    assert findings[0].problem == "dali: a name with a space, which breaks DALI's own index: 'x b.jpg'"
-    result = verify(tmp_path, readers=["dali", "hf"])
-    assert [(one.reader, one.num_findings) for one in result.verdicts] == [("dali", 8), ("hf", 0)]
-    [reason] = result.verdicts[0].reasons
-    assert reason.startswith(f"{tmp_path / 'b.tar'}: a name with a space")
-    assert reason.endswith("'x b.jpg' (and 7 more like it)")
-    index_folder(tmp_path, export=["dali"], disk=HastyDisk())
-    assert verify(tmp_path, readers=["dali"]).is_clean
-
-
-def test_what_breaks_a_rule_of_several_readers_is_one_finding(tmp_path):
-    (tmp_path / "a.tar").write_bytes(member(".DS_Store", b"x") + member("a.txt", b"x") + END)
-    index_folder(tmp_path, disk=HastyDisk())
-    [finding] = [one for one in verify(tmp_path, readers=["all"]).findings if one.rule == "dot_file"]
-    assert finding.problem == "dali, wids: a hidden file, which is taken for a sample: '.DS_Store'"
-
-
-def test_of_many_shards_at_fault_the_first_are_listed(tmp_path):
-    for number in range(MAX_LISTED + 3):
-        write_shard(tmp_path / f"{number:02d}.tar", {f"k {number}": {"txt": b"x"}})
-    findings = verify(tmp_path, readers=["dali"]).findings
-    assert len(findings) == MAX_LISTED
-    assert sum(1 + one.more for one in findings) == MAX_LISTED + 3
-
-
-def test_fields_that_come_late_or_change_are_no_good_for_hugging_face(tmp_path):
-    late = {f"k{n}": {"txt": b"x"} | ({"cls": b"1"} if n >= 5 else {}) for n in range(9)}
-    for samples, problem in [(late, "dropped: cls"), (dict(reversed(late.items())), "first five samples differ")]:
-        write_shard(tmp_path / "s.tar", samples)
-        [verdict] = verify(tmp_path / "s.tar", readers=["hf"]).verdicts
-        assert problem in verdict.reasons[0]
-
-
-def test_energon_needs_offsets_and_keys_of_their_own_and_wids_an_index(tmp_path):
-    shards(tmp_path / "d", SAFE, SAFE, index=False)
-    verdicts = {one.reader: " ".join(one.reasons) for one in verify(tmp_path / "d", readers=ALL_READERS).verdicts}
-    assert "it is also in" in verdicts["energon"]
-    assert "it has no .idx (and 1 more like it)" in verdicts["energon"]
-    assert "no index.json" in verdicts["wids"]
-    assert {name for name, reasons in verdicts.items() if reasons} == {"energon", "wids"}
-
-
-def test_a_damaged_shard_is_safe_for_nobody(tmp_path):
-    folder = shards(tmp_path / "d", SAFE)
-    data = bytearray((folder / "s-0.tar").read_bytes())
-    data[520] ^= 4
-    (folder / "s-0.tar").write_bytes(data)
-    assert unsafe(folder) == set(ALL_READERS)
-
-
-@pytest.mark.parametrize(
-    ("name", "right", "wrong", "reader"),
-    [
-        ("sizes.json", {"s-0.tar": 1}, {"s-0.tar": 2}, "open_clip"),
-        (
-            "_info.json",
-            {"splits": {"train": {"filenames": ["s-0.tar"], "shard_lengths": [1], "num_samples": 1}}},
-            {"splits": {"train": {"filenames": ["s-0.tar"], "shard_lengths": [3], "num_samples": 3}}},
-            "timm",
-        ),
-    ],
-)
-def test_counts_that_others_read_beside_the_shards_must_be_right(tmp_path, name, right, wrong, reader):
-    folder = shards(tmp_path / "d", SAFE)
-    (folder / name).write_text(json.dumps(right))
-    assert unsafe(folder) == {"hf"}  # which counts two JSON files beside one shard and its .idx
-    for text in [json.dumps(wrong), "{", "[]", '{"splits": 1}', "[" * 100_000]:
-        (folder / name).write_text(text)
-        assert unsafe(folder) == {"hf", reader}
-
-
-@pytest.mark.parametrize("pattern", ["train-%d.tar", "x-%d.tar", "a.val-%d.tar"])
-@pytest.mark.parametrize("export", [(), ("dali",), ("open_clip", "timm")])
-def test_a_folder_is_safe_for_hf_where_datasets_takes_it_for_tars(tmp_path, pattern, export):
-    """As `load_dataset(FOLDER)` infers it: the kind of file that most names tell."""
-    from datasets.data_files import DataFilesDict, get_data_patterns
-    from datasets.load import infer_module_for_data_files
-
-    for num_shards, others in itertools.product((1, 3), ((), ("classes.json",), ("notes.txt", "train.csv"))):
-        folder = tmp_path / f"{num_shards}{len(others)}"
-        rows = [{"__key__": f"{n}", "json": {"n": n}} for n in range(3)]
-        pack(rows, folder, pattern=pattern, num_shards=num_shards, export=export)
-        for other in others:
-            (folder / other).write_text("[]")
-        files = DataFilesDict.from_patterns(get_data_patterns(str(folder)), base_path=str(folder))
-        try:
-            is_tar = infer_module_for_data_files(files)[0] == "webdataset"
-        except ValueError:  # splits of several kinds
-            is_tar = False
-        (verdict,) = verify(folder, readers=["hf"], workers=1).verdicts
-        assert verdict.is_safe == is_tar, [path.name for path in folder.iterdir()]
-        if not is_tar:
-            assert "unless it is given data_files='*.tar'" in verdict.reasons[0]
-            (folder / "README.md").write_text("---\nconfigs:\n- config_name: default\n  data_files: '*.tar'\n---\n")
-            (verdict,) = verify(folder, readers=["hf"], workers=1).verdicts
-            assert verdict.is_safe
-
-
-def test_a_reader_that_is_not_known_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match=r"'tf' is not a known reader\. Known are: hf, dali"):
-        verify(shards(tmp_path / "d", SAFE), readers=["tf"])
-
-
 # Hostile files.
 
 
@@ -609,14 +462,12 @@ def test_twelve_bombs_are_named_errors_in_under_200_megabytes(tmp_path, script_e
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_every_archive_of_the_corpus_is_judged_as_it_is_read(tmp_path, case):
-    """Its fault is the finding, at that byte; and none of them stops a verification or a repair."""
+    """Its fault is the finding, at that byte; and none of them stops a verification."""
     (tmp_path / "a.tar").write_bytes(case.data)
-    result = verify(tmp_path / "a.tar", readers=ALL_READERS)
+    result = verify(tmp_path / "a.tar")
     found = [finding for finding in result.findings if finding.kind == "structure"]
     assert len(found) == (case.error is not None)
     assert not found or case.offset is None or found[0].offset == case.offset
-    done = repair(tmp_path / "a.tar", tmp_path / "to", disk=HastyDisk())
-    assert done.num_saved <= result.num_samples or case.error is not None
 
 
 @settings(max_examples=60)
@@ -625,15 +476,17 @@ def test_every_archive_of_the_corpus_is_judged_as_it_is_read(tmp_path, case):
         st.sampled_from([member("a.cls", b"1"), member("b.json", b"{"), END, bytes(512), b"x" * 700]), max_size=8
     )
 )
-def test_noise_never_stops_a_verification_or_a_repair(data, tmp_path_factory):
-    """And what was repaired reads."""
+def test_noise_never_stops_a_verification_or_what_saves_the_samples_before_the_damage(data, tmp_path_factory):
+    """And what was saved reads."""
     folder = tmp_path_factory.mktemp("noise")
     (folder / "a.tar").write_bytes(b"".join(data))
-    whole = {finding.kind for finding in verify(folder, readers=ALL_READERS).findings}
-    result = repair(folder / "a.tar", folder / "to", disk=HastyDisk())
-    assert result.lost or not whole & {"structure", "json", "repeated"}
-    if result.num_saved:
-        assert not {finding.kind for finding in verify(folder / "to").findings} & {"structure", "json", "repeated"}
+    kinds = {finding.kind for finding in verify(folder, workers=1).findings}
+    try:
+        result = pack(folder / "a.tar", folder / "to", skip_bad=True, workers=1, disk=HastyDisk())
+    except PackError:
+        return
+    assert result.rejected or not kinds & {"structure", "json", "repeated"}
+    assert not {finding.kind for finding in verify(folder / "to", workers=1).findings} & {"structure", "repeated"}
 
 
 def test_a_pipe_a_folder_and_a_dead_link_in_place_of_files_are_found(tmp_path):
@@ -683,7 +536,7 @@ def test_hostile_names_never_reach_the_terminal_raw(tmp_path, run):
     for number, name in enumerate(HOSTILE):
         (folder / f"{number}.tar").write_bytes(member(f"{name}.json", b"{") + member(f"{name}.x{name}", b"{") + END)
     (folder / "z\x1b]0;x\x07.tar").write_bytes(b"".join(member(f"{name}.cls", b"1") for name in HOSTILE) + END)
-    for options in ([], ["--json"], ["--for", "hf,dali"]):
+    for options in ([], ["--json"]):
         code, out, err = run("verify", str(folder), *options)
         assert (code, err) == (1, "")
         assert all(line.isprintable() for line in out.splitlines())
@@ -708,11 +561,11 @@ def test_findings_are_lines_and_exit_1(tmp_path, monkeypatch, run):
     with (folder / "s-1.tar").open("r+b") as file:
         file.truncate(1600)
     write_shard(folder / "s-2.tar", {"README x": {"jpg": b"none"}})
-    code, out, err = run("verify", "d", "--for", "timm,hf", "--world-size", "2", "--workers", "1")
+    code, out, err = run("verify", "d", "--world-size", "2", "--workers", "1")
     out = out.replace("Note: d/s-2", "d/s-2")
     assert (code, err) == (1, "")
     promise = "the name says JPEG, but it is not an image of a known format"
-    assert out.splitlines()[:8] == [
+    assert out.splitlines()[:7] == [
         "d/s-2.tar: the folder's index does not list this shard",
         "d/s-1.tar, byte 1600: the shard stops inside a member of 1 bytes (0 samples read)",
         "d/s-1.tar: it has 1600 bytes, the index says 3072",
@@ -720,40 +573,22 @@ def test_findings_are_lines_and_exit_1(tmp_path, monkeypatch, run):
         "d/s-2.tar.idx: cannot be read: No such file or directory",
         "d/s-2.tar: key 'README x': it has no cls, it also has jpg, most have cls (1 sample; this is the first)",
         "d: 3 shards for 2 ranks x 1 worker: some workers get 1 shard, others 2",
-        "d/s-1.tar: timm, hf: it is damaged, and other readers silently drop everything after the damage",
     ]
     assert out.splitlines()[-1].startswith("Verified d: ")
 
 
-def test_for_all_is_a_table_of_readers(tmp_path, run):
-    folder = shards(tmp_path / "d", {"a b": SAFE["a"], "c": SAFE["a"]})
-    code, out, _ = run("verify", str(folder), "--for", "all")
-    assert code == 1
-    assert out.splitlines()[1:9] == [
-        " reader      safe   findings",
-        "─────────────────────────────",
-        " hf          yes           0",
-        " dali        no            4",
-        " energon     yes           0",
-        " wids        yes           0",
-        " open_clip   yes           0",
-        " timm        yes           0",
-    ]
-
-
 def test_the_json_document_says_it_all(tmp_path, run):
     folder = shards(tmp_path / "d", *numbered(1))
-    code, out, _ = run("verify", str(folder), "--json", "--for", "energon")
+    code, out, _ = run("verify", str(folder), "--json")
     document = json.loads(out)
     assert code == 0
     assert document["is_clean"] is True
-    assert document["verdicts"] == [{"reader": "energon", "reasons": [], "num_findings": 0}]
     (folder / "s-0.tar.idx").unlink()
     code, out, _ = run("verify", str(folder), "--json")
     [finding] = json.loads(out)["findings"]
     assert code == 1
     assert finding["kind"] == "offsets"
-    assert finding.keys() == {"kind", "file", "problem", "offset", "key", "more", "rule"}
+    assert finding.keys() == {"kind", "file", "problem", "offset", "key", "more"}
 
 
 def test_findings_say_what_to_do_next(tmp_path, monkeypatch, run):
@@ -761,9 +596,8 @@ def test_findings_say_what_to_do_next(tmp_path, monkeypatch, run):
     folder = shards(tmp_path / "d", *numbered(3, 2))
     monkeypatch.chdir(tmp_path)
     anew = "If the shards are right, `wdskit index d` writes their index and offsets again."
-    again = "Damaged or missing shards: fetch them again, or pack them again (`wdskit pack --only`; "
-    again += "after `--split`, pack into another folder and copy them)."
-    save = "`wdskit repair d --to DEST` saves the samples that are whole."
+    again = "Damaged or missing shards: fetch them again, or pack them again (`wdskit pack --overwrite`)."
+    save = "`wdskit pack --skip-bad SHARD.tar DEST` saves the samples before the damage."
     (folder / "s-0.tar.idx").unlink()
     assert run("verify", "d")[1].splitlines()[-2] == anew
     assert run("verify", "d/s-0.tar")[1].splitlines()[-2] == anew
@@ -780,7 +614,6 @@ def test_findings_say_what_to_do_next(tmp_path, monkeypatch, run):
     "words",
     [
         ["--sample", "2"],
-        ["--for", "tf"],
         ["--workers", "2"],
         ["--images", "all"],
         ["--world-size", "0"],
@@ -792,3 +625,61 @@ def test_a_wrong_command_line_is_exit_2(tmp_path, run, words):
     code, out, err = run("verify", str(folder), *words)
     assert (code, out) == (2, "")
     assert err
+
+
+def test_shards_without_samples_are_not_clean(tmp_path):
+    for name in ("s", "t"):
+        (tmp_path / f"{name}.tar").write_bytes(END)
+    for _ in range(2):
+        assert told(verify(tmp_path)) == [("samples", tmp_path.name)]
+        index_folder(tmp_path, disk=HastyDisk())
+    write_shard(tmp_path / "t.tar", {"a": {"cls": b"1"}})
+    index_folder(tmp_path, disk=HastyDisk())
+    assert told(verify(tmp_path)) == []
+
+
+def test_a_share_of_the_images_leaves_no_file_open(tmp_path):
+    for number in range(20):
+        write_shard(tmp_path / f"s-{number}.tar", {f"k{number}": {"png": image_bytes("PNG")}})
+    before = len([*Path("/proc/self/fd").iterdir()])
+    assert verify(tmp_path, sample="100%", workers=1).num_images == 20
+    assert len([*Path("/proc/self/fd").iterdir()]) == before
+
+
+# Labels.
+
+
+def test_labels_are_compared_with_the_classes_of_their_folder(tmp_path):
+    shard = write_shard(
+        tmp_path / "a.tar", {f"k{n}": {"cls": data} for n, data in enumerate((b"0", b"-1", b"2", b"1"))}
+    )
+    index_folder(tmp_path)
+    assert verify(tmp_path).findings == ()
+    for names, problem in (
+        ('["cat", "dog"]', "cls: 2 is not the number of one of the 2 classes in classes.json"),
+        ("[]", "0"),
+    ):
+        (tmp_path / "classes.json").write_text(names)
+        for target in (tmp_path, shard):
+            found = verify(target).findings[0]
+            assert (found.kind, problem in found.problem) == ("label", True)
+        assert found.key == ("k2" if "cat" in names else "k0")
+    (tmp_path / "classes.json").write_text('{"cat": 0, "dog": 1, "eel": 2}')
+    assert verify(tmp_path).findings == ()
+
+
+def test_a_label_that_is_not_a_whole_number_is_a_finding(tmp_path):
+    write_shard(
+        tmp_path / "a.tar", {"a": {"cls": b"cat"}, "b": {"cls": b"1.0"}, "c": {"cls": b"1"}, "d": {"cls2": b"x"}}
+    )
+    assert [(found.kind, found.key) for found in verify(tmp_path / "a.tar").findings if found.kind != "odd"] == [
+        ("label", "a"), ("label", "b")
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("text", ["{", '{"cat": 1}', '"cat"', "[1]"])
+def test_classes_that_do_not_read_are_a_finding(tmp_path, text):
+    write_shard(tmp_path / "a.tar", {"a": {"cls": b"7"}})
+    index_folder(tmp_path)
+    (tmp_path / "classes.json").write_text(text)
+    assert told(verify(tmp_path)) == [("index", "classes.json")]

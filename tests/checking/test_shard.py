@@ -128,10 +128,9 @@ def undetected(damages: Iterable[Damage]) -> Iterator[str]:
 
 def test_what_was_packed_is_clean(folder):
     assert len(damaged_files(folder)) == 4 + 4 + 2
-    result = verify(folder, images="decode", readers=["hf", "dali", "energon", "wids"])
+    result = verify(folder, images="decode")
     assert result.findings == ()
     assert (result.num_shards, result.num_samples, result.num_images) == (4, 20, 20)
-    assert all(verdict.is_safe for verdict in result.verdicts)
 
 
 def test_every_flipped_bit_is_found(folder):

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
 from typer.testing import CliRunner
 
+from wdskit.cli import app as main_app
 from wdskit.cli.config import app
 from wdskit.pipeline.settings import json_schema
 from wdskit.stages import registry
@@ -103,17 +107,58 @@ def test_a_broken_plugin_is_exit_code_2() -> None:
 
 
 def test_show(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What it comes to, and the same again when that is shown."""
+    """Every setting that is used, `workers: 1` too, and the same again when that is shown."""
     monkeypatch.setenv("WDSKIT_A", "data")
     Path("long.yaml").write_text(
         "version: 1\npipeline:\n  - stream: {shards: ['${WDSKIT_A}/a.tar'], seed: 0, check: sha256}\n"
         "  - shuffle: {size: 5}\nloader: {workers: 1}\n"
     )
-    shown = "version: 1\npipeline:\n  - stream: {shards: [data/a.tar], check: sha256}\n  - shuffle: 7\n"
+    shown = (
+        "version: 1\npipeline:\n"
+        "  - stream: {shards: [data/a.tar], seed: 0, shuffle_shards: true, resampled: false, check: sha256, "
+        "classes: same}\n"
+        "  - shuffle: 7\n"
+        "loader: {workers: 1, persistent_workers: true, pin_memory: false}\n"
+        "errors: {max_bad: 0, transforms: false}\n"
+    )
     assert run("show", "long.yaml", "--set", "pipeline.shuffle=7") == (0, shown, "")
     Path("shown.yaml").write_text(shown)
     assert run("show", "shown.yaml") == (0, shown, "")
     assert run("show", "bad.yaml")[0] == 1
+
+
+def test_every_command_that_reads_a_configuration_takes_plugins() -> None:
+    """A pipeline may call functions that only a module registers."""
+
+    def commands(group: Any, name: str) -> Iterator[tuple[str, set[str]]]:
+        for own, command in getattr(group, "commands", {}).items():
+            yield from commands(command, f"{name} {own}")
+        if not hasattr(group, "commands"):
+            yield name, {option for param in group.params for option in param.opts}
+
+    readers = {
+        name: options for name, options in commands(typer.main.get_command(main_app), "wdskit") if "--set" in options
+    }
+    assert {"wdskit plan", "wdskit view", "wdskit bench", "wdskit cache warm", "wdskit config show"} <= {*readers}
+    assert [name for name, options in readers.items() if "--plugin" not in options] == []
+
+
+@pytest.mark.parametrize("command", [["config", "show"], ["plan"]])
+def test_a_stage_of_a_plugin_is_known(command: list[str]) -> None:
+    """A registered function that is a stage itself is unknown without its plugin."""
+    Path("plugin_with_a_stage.py").write_text(
+        "import wdskit\n@wdskit.register('brighter')\ndef brighter(sample, by=2):\n    return sample\n"
+    )
+    Path("stage.yaml").write_text("version: 1\npipeline:\n  - stream: a.tar\n  - brighter: {by: 3}\n")
+    Path("a.tar").write_bytes(bytes(1024))
+    missing = CliRunner().invoke(main_app, [*command, "stage.yaml"])
+    assert missing.exit_code
+    assert "`brighter` is not a stage" in f"{missing.stderr}{missing.exception}"
+    try:
+        found = CliRunner().invoke(main_app, [*command, "stage.yaml", "--plugin", "plugin_with_a_stage"])
+    finally:
+        sys.modules.pop("plugin_with_a_stage", None)
+    assert found.exit_code == 0, found
 
 
 def test_schema() -> None:
@@ -121,3 +166,50 @@ def test_schema() -> None:
     code, out, _ = run("schema")
     assert code == 0
     assert json.loads(out) == json_schema()
+
+
+REGISTERED = """
+import wdskit
+
+@wdskit.register("brighten")
+def brighten(sample, by=1, *, rng=None):
+    return sample
+
+@wdskit.register("anything")
+def anything(sample, **options):
+    return sample
+
+@wdskit.register("packed")
+def packed(sample, kwargs=None):
+    return sample
+"""
+
+
+@pytest.mark.parametrize(
+    ("stage", "problem"),
+    [
+        ("brighten: {by: 2}", ""),
+        ("brighten: {bye: 2}", "brighten: bye: no such setting. Did you mean `by`?"),
+        ("anything: {whatever: 2}", ""),
+        ("packed: {kwargs: {}}", ""),
+        ("packed: {size: 2}", "packed: size: no such setting"),
+    ],
+)
+def test_settings_of_registered_functions_are_checked(tmp_path: Path, stage: str, problem: str) -> None:
+    from shards import write_numbers
+
+    from wdskit import PipelineError, make_loader
+
+    Path("registered_of_the_test.py").write_text(REGISTERED)
+    write_numbers(tmp_path / "s", [2])
+    Path("r.yaml").write_text(f"version: 1\npipeline: [{{stream: s/}}, {{{stage}}}]\n")
+    try:
+        code, _, err = run("check", "r.yaml", "--plugin", "registered_of_the_test")
+        assert (code, problem in err) == (1 if problem else 0, True)
+        if problem:
+            with pytest.raises(PipelineError, match="no such setting"):
+                make_loader("r.yaml", plugins=["registered_of_the_test"])
+        else:
+            assert len(list(make_loader("r.yaml", workers=0))) == 2
+    finally:
+        sys.modules.pop("registered_of_the_test", None)

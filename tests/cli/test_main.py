@@ -96,7 +96,7 @@ def test_index_then_info_from_the_index(train: Path, run) -> None:
 
 
 @pytest.mark.parametrize(
-    "words", [["info", "train"], ["stats", "train"], ["ls", "train"], ["verify", "train", "--for", "all"],
+    "words", [["info", "train"], ["stats", "train"], ["ls", "train"], ["verify", "train"],
               ["pack", "list.csv", "out"]],
 )  # fmt: skip
 def test_no_line_ends_in_spaces_where_it_goes_to_a_file(train: Path, capsys, monkeypatch, words) -> None:
@@ -150,7 +150,7 @@ def test_ls_of_members_lists_those_of_no_sample_too(train: Path, run) -> None:
     assert run("ls", "train", "--members")[0] == 2
 
 
-@pytest.mark.parametrize("words", [["ls"], ["info"], ["stats"], ["verify"], ["extract", "--to", "to"]])
+@pytest.mark.parametrize("words", [["ls"], ["info"], ["stats"], ["verify"]])
 def test_several_folders_are_joined_by_two_colons_in_every_command(train: Path, run, words) -> None:
     """The first of them has no slash, and is no scheme of a URL either."""
     (train.parent / "more").mkdir()

@@ -48,6 +48,11 @@ TRAIN = """\
  a rank reads   1 to 2 shards, 33.6 kB to 34.0 kB
  at once        a node of 1 rank reads from 2 shards, in windows of 36.1 kB"""
 
+DROPPED = """
+
+Warning: 4 of 100 samples are dropped in each epoch (4.0%): they do not fill a batch of 4 on each of 3 ranks.
+  Use smaller batches, or `tail: pad`, which uses all samples."""
+
 MIXTURE = """\
  source         exact, 3 shards of 79.3 kB
  on             2 ranks, each with no worker
@@ -94,7 +99,7 @@ def test_the_plan_of_each_kind_of_pipeline(folder: Path, run) -> None:
     assert run("plan", "a.yaml", "--pipeline", "val") == (0, VAL, "")
     assert run("plan", "a.yaml", "--pipeline", "flow", "--world-size", "2") == (0, FLOW, "")
     words = ("--world-size", "3", "--gpus-per-node", "2")
-    assert run("plan", "a.yaml", "--pipeline", "train", *words) == (0, TRAIN, "")
+    assert run("plan", "a.yaml", "--pipeline", "train", *words) == (0, TRAIN + DROPPED, "")
     code, out, err = run("plan", "a.yaml", "--pipeline", "mix", "--world-size", "2", "--workers", "0", "--epoch", "1")
     assert (code, out, err) == (0, MIXTURE, "")
 
@@ -113,7 +118,7 @@ def test_quality_stands_below_and_a_picture_beside(folder: Path, run) -> None:
     words = ("--world-size", "3", "--gpus-per-node", "2", "--quality", "--classes", "4", "--plot", "a.png")
     code, out, err = run("plan", "a.yaml", "--pipeline", "train", *words)
     assert (code, err) == (0, "")
-    assert out == TRAIN + "\n" + QUALITY
+    assert out == TRAIN + "\n" + QUALITY + DROPPED
     assert (folder / "a.png").read_bytes()[:4] == b"\x89PNG"
     document = json.loads(run("plan", "a.yaml", "--pipeline", "train", "--quality", "--json")[1])
     assert document["quality"]["num_classes"] == 100

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from shards import write_shard
 
-from wdskit.dataset.selection import read_selection, selection_path
+from wdskit.dataset.index import read_index
+from wdskit.dataset.selection import read_selection, selection_path, write_selection
 from wdskit.shards.index import index_folder
 
 
@@ -59,11 +60,18 @@ def test_the_table_of_groups(data: Path, run) -> None:
     assert out.split("\n", 1)[1] == BY_PATIENT
 
 
-def test_notes_on_missing_values_and_empty_splits(data: Path, run) -> None:
-    shares = "train=0.99999999999,none=0.00000000001"
-    code, out, _ = run("split", "data", shares, "--by", "json:nobody", "--missing", "train", "--seed", "3")
+def test_samples_without_the_value_are_counted(data: Path, run) -> None:
+    code, out, _ = run("split", "data", "train=1", "--by", "json:nobody", "--missing", "train", "--seed", "3")
     assert code == 0
-    assert out.endswith("Note: 60 samples without json:nobody went to train.\nNote: none has no samples.")
+    assert out.endswith("Note: 60 samples without json:nobody went to train.")
+
+
+def test_an_empty_split_is_an_error(data: Path, run) -> None:
+    empty = (
+        "data: split 'val' (share 0.00000000001) would be empty, so nothing was written.\n"
+        "  60 samples would be divided into train 60, val 0. Choose a larger share or another seed, or leave it out."
+    )
+    assert run("split", "data", "train=0.99999999999,val=0.00000000001") == (1, "", empty)
 
 
 def test_the_result_as_json(data: Path, run) -> None:
@@ -153,7 +161,7 @@ def test_info_of_selections_without_samples_or_without_an_index(data: Path, run)
     for path in data.glob("s-*.tar"):
         write_shard(path, {})
     index_folder(data, workers=1)
-    run("split", "data", "train=1")
+    write_selection(data, "train", [[]] * len(read_index(data).entries), recipe="")
     assert run("info", "data")[1].split("\n")[-1].split() == ["train", "0", "-"]
     (data / "index.json").unlink()
     code, out, _ = run("info", "data")

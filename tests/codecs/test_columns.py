@@ -106,7 +106,7 @@ PIPES: dict[str, Callable[[Pipeline], Pipeline]] = {
     "tuple": lambda p: p.decode().to_tuple("nothing;json", "cls", "__key__", "cls", "npy", "npy").batched(4),
     "raw tuple": lambda p: p.to_tuple("__url__", "bin", "bin").batched(4),
     "dict": lambda p: p.decode().to_dict("x;npy", "n.json", "__key__").batched(4),
-    "rename": lambda p: p.rename(txt="json", image="x;npy").decode().batched(4),
+    "rename": lambda p: p.rename(text="json", image="x;npy").decode().batched(4),
     "rename behind": lambda p: p.decode().rename(jpg="npy", **{"a.png": "i.npy"}).to_dict("jpg", "a.png").batched(4),
     "an image's place": lambda p: p.decode().rename(jpg="npy").to_tuple("jpg", "npy;jpg").batched(4),
     "behind": lambda p: p.decode().batched(4).map(batch_keys),

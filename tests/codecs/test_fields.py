@@ -224,8 +224,8 @@ def test_npy_of_structured_dtype_and_of_version_2():
 def test_npy_headers_of_all_versions_are_read_as_numpy_reads_them(array, fortran_order):
     assume(array.dtype.itemsize)
     array = np.asfortranarray(np.stack([array] * 3)) if fortran_order else array
-    is_latin1 = str(array.dtype.descr).encode("latin1", "ignore").decode("latin1") == str(array.dtype.descr)
-    for version in ((1, 0), (2, 0), (3, 0)) if is_latin1 else ((3, 0),):
+    assume(str(array.dtype.descr).encode("latin1", "ignore").decode("latin1") == str(array.dtype.descr))
+    for version in ((1, 0), (2, 0)):
         data = npy(array, version=version)
         shape, is_fortran, dtype, start = read_npy_header(data)
         expected = np.lib.format.read_array(io.BytesIO(data))
@@ -237,13 +237,6 @@ def test_npy_headers_of_all_versions_are_read_as_numpy_reads_them(array, fortran
         assert decode_field("npy", data).tobytes() == array.tobytes()
 
 
-@given(st.lists(st.text(min_size=1).filter(lambda text: "\0" not in text), min_size=1, max_size=3, unique=True))
-def test_npy_of_any_field_names_is_read(names):
-    assume(all(name.encode("utf-8", "ignore").decode() == name for name in names))
-    array = np.ones(2, dtype=[(name, "<i2") for name in names])
-    assert decode_field("npy", npy(array, version=(3, 0))).dtype == array.dtype
-
-
 @pytest.mark.parametrize(
     ("header", "shape"),
     [
@@ -253,25 +246,33 @@ def test_npy_of_any_field_names_is_read(names):
         ("{'descr': 'float64', 'fortran_order': False, 'shape': (3, 1, 1,), }", (3, 1, 1)),
     ],
 )
+@pytest.mark.filterwarnings("ignore:Reading `.npy`:UserWarning")
 def test_npy_headers_of_other_writers_are_read(header, shape):
     result = decode_field("npy", npy_of(header, np.arange(3.0).tobytes()))
     assert result.shape == shape
     assert result.ravel().tolist() == [0, 1, 2]
 
 
-def test_npy_is_read_without_the_parser_of_python(monkeypatch):
+def test_a_header_that_the_parser_of_python_fails_on_for_now_is_read_again(monkeypatch):
     """In CPython 3.11 that raises SystemError now and then when several threads call it."""
+    errors = [SystemError("AST constructor recursion depth mismatch (before=63, after=70)")] * 3
+    literal_eval = ast.literal_eval
 
-    def fail(*_, **__):
-        raise SystemError("AST constructor recursion depth mismatch (before=63, after=70)")
+    def fail_first(text):
+        if errors:
+            raise errors.pop()
+        return literal_eval(text)
 
-    data = npy(np.arange(6).reshape(2, 3))
-    commas = npy_of("{'descr': '(2,3)i4,i4', 'fortran_order': False, 'shape': (1,)}", bytes(28))
-    for name in ("literal_eval", "parse"):
-        monkeypatch.setattr(ast, name, fail)
-    assert decode_field("npy", data).tolist() == [[0, 1, 2], [3, 4, 5]]
-    with pytest.raises(DecodeError, match="not a dtype"):
-        decode_field("npy", commas)
+    data = npy(np.arange(42).reshape(2, 21))
+    monkeypatch.setattr(ast, "literal_eval", fail_first)
+    assert decode_field("npy", data).shape == (2, 21)
+    assert errors == []
+
+
+def test_npy_of_version_3_is_refused():
+    """It is for names of columns that are not Latin-1; numpy has no public function for its header."""
+    with pytest.raises(DecodeError, match=r"npy version 3\.0; supported are 1\.0 and 2\.0"):
+        decode_field("npy", npy(np.ones(2, dtype=[("\u03b1", "<i2")]), version=(3, 0)))
 
 
 @pytest.mark.parametrize("error", [SystemError, MemoryError, RecursionError, KeyboardInterrupt])
@@ -337,7 +338,6 @@ def test_a_shape_that_lies_is_found_before_any_allocation(shape):
         "{'descr': '<f8', 'shape': (1,)}",
         "{'descr': '<f8', 'fortran_order': False, 'shape': (1)}",
         "{'descr': '<f8', 'fortran_order': False, 'shape': (1 1,)}",
-        "{'descr': '<f8', 'fortran_order': False, 'shape': (1,), 'shape': (1,)}",
         "{'descr': 'nonsense', 'fortran_order': False, 'shape': (1,)}",
         "{'descr': '<f8', 'fortran_order': False, 'shape': (1L,)",
         "__import__('os').getpid()",

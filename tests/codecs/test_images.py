@@ -410,3 +410,17 @@ def test_masks_are_images_that_store_one_number_a_pixel_without_loss() -> None:
     assert [may_be_mask(data, max_pixels=1000) for data in others] == [False] * 6
     with pytest.raises(DecodeError):
         make_mask_overlay(others[0], side=16, max_pixels=1000)
+
+
+@pytest.mark.parametrize("size", [(3000, 1600), (1200, 1000), (500, 300)])
+def test_a_thumbnail_of_a_large_jpeg_shows_what_the_whole_image_shows(size):
+    """It is decoded at a smaller scale; the size that is reported is the image's."""
+    image = Image.linear_gradient("L").resize(size).convert("RGB")
+    stream = io.BytesIO()
+    image.save(stream, "JPEG", quality=95)
+    data, found = make_thumbnail(stream.getvalue(), side=128, max_pixels=10**7)
+    shown = Image.open(io.BytesIO(data))
+    assert found == size
+    image.thumbnail((128, 128))
+    assert shown.size == image.size
+    assert np.abs(np.asarray(shown, dtype=int) - np.asarray(image, dtype=int)).mean() < 3

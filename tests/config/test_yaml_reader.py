@@ -155,3 +155,20 @@ def test_any_text_is_read_or_refused(data: str | bytes) -> None:
         value = stack.pop()
         assert type(value) in {dict, list, str, int, float, bool, type(None)}
         stack += value.values() if isinstance(value, dict) else value if isinstance(value, list) else []
+
+
+@pytest.mark.parametrize(
+    ("text", "tree"),
+    [
+        ("a: {b: ${X:-24}}", {"a": {"b": 24}}),
+        ("a: [${X:-24}, ${Y}]", {"a": [24, "q,r]"]}),
+        ("a: [${X:-1,2}, x${X:-{3}]", {"a": ["1,2", "x{3"]}),
+        ("a: ${X:-one: two #3}", {"a": "one: two #3"}),
+        ("{a: ${X:-1e-3}, b: '${X:-5}', c: \"${X:-5}\"}", {"a": 1e-3, "b": "5", "c": "5"}),
+        ("# ${X:-{\na: ${N:-true}", {"a": True}),
+    ],
+)
+def test_a_variable_needs_no_quotes_in_brackets(text: str, tree: object) -> None:
+    """What is in `${...}` is no syntax of YAML, in block style and in flow style."""
+    document = read_yaml(text, environment={"Y": "q,r]"})
+    assert (document.tree, document.flaws) == (tree, [])

@@ -93,7 +93,7 @@ def test_no_sample_of_a_regrouped_shard_is_a_half_one(tmp_path, kind, size):
 
 def check_pipeline(folder: Path, first: int, whole: list[dict[str, bytes]]) -> None:
     """One sample, and all from there on, by columns and one by one."""
-    base = Pipeline().sequential(str(folder), range=[first, 10**6])
+    base = Pipeline().sequential(str(folder), range=[first, "100%"])
     for pipe in (base.batched(2), base.map(dict).batched(4)):
         try:
             for batch in pipe.loader(workers=0):

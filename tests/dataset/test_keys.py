@@ -26,11 +26,11 @@ from wdskit.dataset.keys import (
     find_repeated,
     hashed_key,
     is_among,
-    split_name,
 )
 from wdskit.dataset.samples import ShardReader
 from wdskit.errors import KeyRuleError, RowError
 from wdskit.limits import MAX_NAME_BYTES
+from wdskit.tar.names import split_name
 from wdskit.tar.writer import TarWriter
 
 

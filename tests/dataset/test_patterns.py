@@ -593,3 +593,12 @@ def test_what_is_not_there_is_said_with_the_nearest_name(tmp_path, find):
         find(f"{base}/zzz")
     with pytest.raises(StorageError, match=r"s-1.tar: there is no such shard\.$"):  # its neighbours are not meant
         find(f"{base}/train/s-1.tar")
+
+
+def test_names_of_a_pattern_are_one_run_of_their_folder(tmp_path):
+    """A million names are not a million arrays."""
+    write_numbers(tmp_path, [1] * 6)
+    index_folder(tmp_path, workers=1)
+    one, others = f"{tmp_path}/s-00{{3,1}}.tar", f"{tmp_path}/s-*.tar"
+    runs = [numbers.tolist() for _, numbers in find_mapped([one, f"{tmp_path}/s-005.tar", others, one])]
+    assert runs == [[3, 1, 5], [*range(6)], [3, 1]]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import itertools
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import ClassVar
 
@@ -16,9 +18,10 @@ from tar_corpus import END, header, member, padded, pax_path
 
 from wdskit import Pipeline
 from wdskit.dataset import samples as grouping
-from wdskit.dataset.samples import ShardReader
+from wdskit.dataset.samples import ShardReader, read_sample
 from wdskit.errors import ShardError
 from wdskit.stages import shard_reader
+from wdskit.storage.urls import LocalFile
 from wdskit.tar.reader import TarReader
 
 # Names of members, one letter of content each; the samples that come out as {key: fields}, and how many members belong
@@ -295,3 +298,65 @@ def test_a_reader_that_lets_keys_or_fields_come_twice_is_caught(check, monkeypat
         case = "a field twice"
     with pytest.raises((AssertionError, pytest.fail.Exception)):
         test_what_would_mix_samples_is_an_error_at_its_second_place(case)
+
+
+UNFIT = {
+    "a field twice": (["a.jpg", "a.jpg"], "key 'a' has the field 'jpg': twice"),
+    "a field twice in other letters": (["a.jpg", "a.JPG"], "key 'a' has the field 'jpg': twice"),
+    "a reserved field": (["a.jpg", "a.__key__"], "key 'a' has the field '__key__': a name that readers reserve"),
+    "no member with a key": (["README"], "there is no sample here"),
+}
+
+
+@pytest.mark.parametrize("has_end", [True, False])
+@pytest.mark.parametrize("case", UNFIT)
+def test_a_sample_that_is_read_by_its_place_is_whole_or_an_error(case, has_end, tmp_path):
+    names, problem = UNFIT[case]
+    members = b"".join(member(name, b"x") for name in names)
+    path = tmp_path / "s.tar"
+    path.write_bytes(members + END)
+    with contextlib.closing(LocalFile(str(path))) as file, pytest.raises(ShardError) as caught:
+        read_sample(file, 0, len(members) if has_end else None)
+    assert caught.value.problem == problem
+
+
+def test_an_end_that_is_not_the_samples_is_an_error(tmp_path):
+    members = member("a.jpg", b"x") + member("b.jpg", b"x")
+    path = tmp_path / "s.tar"
+    path.write_bytes(members + END)
+    with contextlib.closing(LocalFile(str(path))) as file:
+        assert read_sample(file, 0)[0] == "a"
+        with pytest.raises(ShardError, match=r"the sample 'a' holds 'b\.jpg'"):
+            read_sample(file, 0, len(members))
+
+
+DEEP = "d" * 120
+
+# Names of members, and whether a changed byte may have made two samples of one.
+NEIGHBOURS: dict[str, tuple[list[str], bool]] = {
+    "the key of the last member": (["n1.jpg", "n1.json", "n2.cls"], True),
+    "the key of the first member": (["n2.jpg", "n1.json", "n1.cls"], True),
+    "a dot in the key": (["n.x.jpg", "nax.json", "nax.cls"], True),
+    "the dot of the key": (["n1.jpg", "n1aseg.png"], True),
+    "other samples, the same fields": (["n1.jpg", "n1.cls", "n2.jpg", "n2.cls"], False),
+    "other samples of one field": (["n1.jpg", "n2.jpg", "n3.jpg"], False),
+    "a field that the one before has not": (["n1.jpg", "n2.cap", "n2.jpg"], False),
+    "a field that the one after has not": (["n1.cap", "n1.jpg", "n2.jpg"], False),
+    "keys that differ in two bytes": (["n11.jpg", "n11.json", "n22.cls"], False),
+    "a key that the other begins with": (["n1.jpg", "n10.jpg", "n100.jpg"], False),
+}
+
+
+@pytest.mark.parametrize("folder", [DEEP, "d"])
+@pytest.mark.parametrize("case", NEIGHBOURS)
+def test_two_samples_that_one_byte_of_a_long_name_made_of_one_are_refused(case, folder):
+    """Short names are in the checksum of their header. All samples before the two are yielded."""
+    names, is_one = NEIGHBOURS[case]
+    data = b"".join(pax_path(f"{folder}/{name}".encode()) + member("cut", b"x") for name in ["first.jpg", *names])
+    found = []
+    reader = ShardReader(io.BytesIO(data + END).read, shard="s.tar")
+    with pytest.raises(ShardError, match="together are one sample") if is_one and folder == DEEP else nullcontext():
+        found.extend(sample["__key__"] for sample in reader)
+    keys = [*dict.fromkeys(f"{folder}/{name.split('.')[0]}" for name in ["first.jpg", *names])]
+    assert found == (keys[:1] if is_one and folder == DEEP else keys)
+    assert reader.num_samples == len(reader.starts) == len(found)

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import io
 import itertools
+import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from disks import HastyDisk, Stopped, WatchedDisk
+from disks import ALL, HastyDisk, Stopped, WatchedDisk
 from shards import bytes_in
 
-from wdskit import FolderIndexError, Pipeline, finish_pack, info, pack, reshard, verify
+from wdskit import FolderIndexError, Pipeline, WdskitError, finish_pack, info, pack, reshard, verify
+from wdskit.dataset import table
 from wdskit.dataset.index import INDEX_NAME, RUN_FOLDER
 from wdskit.dataset.unfinished import DESCRIPTION_NAME, find_unfinished, run_folders
 from wdskit.shards.index import index_folder
@@ -174,8 +178,8 @@ def test_what_is_being_replaced_is_whole_until_all_is_filled(tmp_path):
 @pytest.mark.parametrize("text", ["", "{", "[]", "{}", "[" * 100_000, '{"options": 1, "shards": [1], "parts": 0}'])
 def test_a_description_that_does_not_read_counts_as_a_run(tmp_path, text):
     pack(rows(0, 3), tmp_path, **OPTIONS, disk=HastyDisk())
-    (tmp_path / RUN_FOLDER / "x").mkdir(parents=True)
-    (tmp_path / RUN_FOLDER / "x" / DESCRIPTION_NAME).write_text(text)
+    (tmp_path / RUN_FOLDER / ("0" * 16)).mkdir(parents=True)
+    (tmp_path / RUN_FOLDER / ("0" * 16) / DESCRIPTION_NAME).write_text(text)
     assert is_told(tmp_path)
     with pytest.raises(FolderIndexError, match=rf"remove .*/{RUN_FOLDER} first"):
         index_folder(tmp_path)
@@ -218,3 +222,76 @@ def test_a_stream_of_a_part_is_refused_wherever_the_run_was_stopped(tmp_path, is
             assert list(Pipeline().stream(shards).loader(workers=0))
         if is_done:
             break
+
+
+READS = [(os, "stat"), (os, "lstat"), (os, "open"), (os, "listdir"), (os, "scandir"), (io, "open")]
+
+
+def interrupted(folder: Path, at: int, work: Callable[[], None], patch: pytest.MonkeyPatch) -> None:
+    """Read all samples, and call `work` before file operation number `at` in the folder, if there are as many."""
+    number = itertools.count()
+    is_busy = False
+
+    def watched(function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(path: Any = ".", *args: Any, **more: Any) -> Any:
+            nonlocal is_busy
+            if not is_busy and not isinstance(path, int) and str(folder) in str(path) and next(number) == at:
+                is_busy = True
+                work()
+                is_busy = False
+            return function(path, *args, **more)
+
+        return call
+
+    for module, name in READS:
+        patch.setattr(module, name, watched(getattr(module, name)))
+    found = {sample["__key__"] for sample in Pipeline().exact(str(folder)).loader(workers=0)}
+    assert found in ({row["__key__"] for row in rows(0, 5)}, {row["__key__"] for row in rows(10, 16)})
+
+
+def test_a_folder_whose_replacement_ends_in_the_middle_of_a_read_is_read_or_refused(tmp_path, monkeypatch):
+    """From each step of the replacement, it goes on to its end before each file operation of the reader."""
+    given = rows(10, 16)
+
+    ended = []
+
+    def finish() -> None:
+        ended.append(folder)
+        pack(given, folder, **OPTIONS, overwrite=True, disk=HastyDisk())
+
+    num_read = num_refused = 0
+    for step in itertools.count(0 if ALL else 40, 1 if ALL else 18):
+        start = tmp_path / f"{step}"
+        pack(rows(0, 5), start, **OPTIONS, disk=HastyDisk())
+        is_over = stop(start, given, step, overwrite=True)
+        for at in itertools.count(0 if ALL else step % 3, 1 if ALL else 3):
+            folder = shutil.copytree(start, tmp_path / "copy" / f"{step}-{at}")
+            with monkeypatch.context() as patch:
+                try:
+                    interrupted(folder, at, finish, patch)
+                    num_read += 1
+                except WdskitError:
+                    num_refused += 1
+            shutil.rmtree(folder)
+            if folder not in ended:
+                break
+        if is_over:
+            break
+    assert num_read > 5
+    assert num_refused > 5
+
+
+def test_a_replacement_that_ends_after_its_index_was_missed_is_read(tmp_path, monkeypatch):
+    for step in itertools.count(60):
+        folder = tmp_path / f"{step}"
+        pack(rows(0, 5), folder, **OPTIONS, disk=HastyDisk())
+        assert not stop(folder, rows(10, 16), step, overwrite=True)
+        if not (folder / INDEX_NAME).exists():
+            break
+
+    def ended(path: Path) -> object:
+        pack(rows(10, 16), folder, **OPTIONS, overwrite=True, disk=HastyDisk())
+        return find_unfinished(path)
+
+    monkeypatch.setattr(table, "find_unfinished", ended)
+    assert len(list(Pipeline().exact(str(folder)).loader(workers=0))) == 6

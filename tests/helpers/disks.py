@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +17,11 @@ ALL = bool(os.environ.get("WDSKIT_ALL_FAULTS"))  # set by `make faults`
 
 OWN = (".wdskit.lock", ".wdskit.files", ".wdskit.last-run")
 """What wdskit keeps in a folder for itself, which tells inodes and times."""
+
+
+def final_name(temp: str) -> str:
+    """The name that a temporary file of this name gets in the end."""
+    return re.fullmatch(r"\.(.+?)(\.[0-9a-f]{8})?\.wdskit-temp", temp)[1]
 
 
 class HastyDisk(Disk):

@@ -6,7 +6,9 @@ import gc
 import json
 import multiprocessing
 import os
+import select
 import threading
+import time
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -31,6 +33,21 @@ def open_things() -> dict[str, int]:
     }
 
 
+def opened_since(before: dict[str, int], limit_s: float = 10.0) -> dict[str, int]:
+    """Return how many more things of each kind are open than in `before`, as soon as none is or after `limit_s`.
+
+    Threads that were asked to end take a moment. Fewer things are no fault: what earlier tests left to the garbage
+    collector may go at any time.
+    """
+    until = time.monotonic() + limit_s
+    while True:
+        now = open_things()
+        more = {name: now[name] - before[name] for name in before if now[name] > before[name]}
+        if not more or time.monotonic() > until:
+            return more
+        select.select([], [], [], 0.01)
+
+
 def leftovers(make: Callable[[], Any]) -> dict[str, int]:
     """What a loader leaves when it is dropped after a whole epoch, a broken one and an error. No garbage collection:
     reference counts alone have to do.
@@ -44,8 +61,7 @@ def leftovers(make: Callable[[], Any]) -> dict[str, int]:
             use(loader, stop_at)
         alive = weakref.ref(loader)
         del loader
-        after = open_things()
-        left = {name: after[name] - before[name] for name in before if after[name] != before[name]}
+        left = opened_since(before)
         return left | ({"loader": 1} if alive() is not None else {})
     finally:
         gc.enable()
@@ -70,6 +86,7 @@ def start_endless(python: Interpreter, source: str, folder: Path, settings: dict
     """A script in a process group of its own that reads without end, with the expression of a source; its workers
     run.
     """
+    method = "fork" if settings["workers"] else None
     script = f"""
 import json, multiprocessing, torch
 from shards import number_of
@@ -77,7 +94,7 @@ from wdskit import Pipeline
 torch.utils.data._utils.worker.MP_STATUS_CHECK_INTERVAL = 0.2
 pipe = Pipeline(){source}.map(number_of).with_epoch(10**9)
 if __name__ == "__main__":
-    for number, _ in enumerate(pipe.loader(**{ {"start_method": "fork", **settings}!r})):
+    for number, _ in enumerate(pipe.loader(**{ {"start_method": method, **settings}!r})):
         if number == 20:
             print(json.dumps([worker.pid for worker in multiprocessing.active_children()]), flush=True)
 """

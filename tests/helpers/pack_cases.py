@@ -24,17 +24,15 @@ class Scenario:
         source: As `pack` takes it.
         options: As `pack` takes them.
         before: What is packed there first, None for a folder that is not there.
-        export: Files for other readers that are kept there.
     """
 
     source: Any
     options: dict[str, Any]
     before: list[dict[str, Any]] | None = None
-    export: tuple[str, ...] = ()
 
     def prepare(self, folder: Path) -> None:
         if self.before is not None:
-            options = {"max_samples": 2, "pattern": "p-%02d.tar", "skip_bad": True, "export": self.export}
+            options = {"max_samples": 2, "pattern": "p-%02d.tar", "skip_bad": True}
             pack(self.before, folder, disk=HastyDisk(), **options)
 
     def pack(self, folder: Path, disk: Disk) -> None:
@@ -106,19 +104,6 @@ class InParts(Scenario):
         finish_pack(folder, disk=disk)
 
 
-class Refilling(Scenario):
-    """A shard that is damaged is filled again."""
-
-    def prepare(self, folder: Path) -> None:
-        super().prepare(folder)
-        (folder / "p-01.tar").write_bytes(b"damaged")
-
-    def check(self, remains: dict[str, bytes], before: dict[str, bytes], after: dict[str, bytes]) -> None:
-        finals = without_temp_files(remains)
-        assert finals.keys() == after.keys()
-        assert all(data in (before[name], after[name]) for name, data in finals.items())
-
-
 class FromStream(Scenario):
     """Rows that come once."""
 
@@ -131,9 +116,9 @@ class Overwriting(Replacing, FromStream):
 
 
 def make_scenarios(base: Path) -> dict[str, Scenario]:
-    """Rows; a folder of classes with a bad image, shuffled; an addition, with bad rows before and now; an addition to
-    shards with files for other readers beside them; a packed folder that is replaced; parts, and parts of an addition;
-    one shard that is filled again; rows that come once, and such that replace a packed folder.
+    """Rows; a folder of classes with a bad image, shuffled; an addition, with bad rows before and now; a packed folder
+    that is replaced; parts, and parts of an addition;
+    rows that come once, and such that replace a packed folder.
     """
     photos = make_folder(base / "photos", {"cat": 3, "dog": 2})
     (photos / "cat" / "0001.jpg").write_bytes(b"bad")
@@ -143,15 +128,9 @@ def make_scenarios(base: Path) -> dict[str, Scenario]:
         "addition": Scenario(
             [*rows(3, 6), BAD_ROW], {"max_samples": 2, "skip_bad": True, "append": True}, [*rows(0, 3), BAD_ROW]
         ),
-        "beside": Scenario(rows(3, 4), {"append": True}, rows(0, 3), export=("open_clip", "timm", "energon", "dali")),
-        "replacing": Replacing(
-            rows(0, 5), {"max_samples": 2, "overwrite": True}, [*rows(20, 25), BAD_ROW], export=("timm", "dali")
-        ),
-        "parts": InParts(
-            [*rows(0, 5), BAD_ROW], {"max_samples": 2, "skip_bad": True, "export": ("open_clip", "energon")}
-        ),
+        "replacing": Replacing(rows(0, 5), {"max_samples": 2, "overwrite": True}, [*rows(20, 25), BAD_ROW]),
+        "parts": InParts([*rows(0, 5), BAD_ROW], {"max_samples": 2, "skip_bad": True}),
         "added parts": InParts(rows(3, 7), {"max_samples": 2, "append": True}, rows(0, 3)),
-        "again": Refilling(rows(0, 5), {"max_samples": 2, "only": 1}, rows(0, 5), export=("dali",)),
         "stream": FromStream([*rows(0, 5), BAD_ROW], {"max_samples": 2, "skip_bad": True}),
         "overwriting": Overwriting(rows(0, 3), {"max_samples": 2, "overwrite": True}, rows(20, 25)),
     }

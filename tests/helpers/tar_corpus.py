@@ -112,6 +112,7 @@ LARGE = bytes(range(256)) * 1300
 
 _DEEP = b"d" * 120 + b"/" + b"n" * 90 + b".txt"
 _LONG = b"folder/" * 40 + b"long.txt"
+_FULL = b"n" * 507 + b".txt"
 
 
 def _several(contents: list[bytes]) -> tuple[bytes | tuple[str, bytes], ...]:
@@ -183,12 +184,7 @@ def _good() -> list[Case]:
         good("pax-length-with-zeros-before", pax(b"0016 path=a.txt\n") + member("x", b"first") + END, A),
         good("pax-volume-label", pax(record(b"GNU.volume.label", b"x"), kind=b"g") + FIRST + END, A),
         good("pax-header-of-1-mb", pax(record(b"comment", b"c" * ((1 << 20) - 17))) + FIRST + END, A),
-        good(
-            "pax-overrules-a-size",
-            pax(record(b"size", b"5")) + member("a.txt", b"first", size=400) + SECOND + END,
-            A,
-            B,
-        ),
+        good("pax-size-the-same", pax(record(b"size", b"5")) + FIRST + SECOND + END, A, B),
         good("pax-global-comment", pax(record(b"comment", b"abc"), kind=b"g") + FIRST + SECOND + END, A, B),
         good("pax-global-twice", GLOBAL * 2 + FIRST + GLOBAL + SECOND + END, A, B),
         good("pax-global-between-pax-and-member", pax_path(b"a.txt") + GLOBAL + member("x", b"first") + END, A),
@@ -198,10 +194,11 @@ def _good() -> list[Case]:
         good(
             "gnu-long-name", long_name(_LONG) + member("cut", b"x", magic=GNU) + SECOND + END, (_LONG.decode(), b"x"), B
         ),
-        good(
-            "gnu-long-name-without-nul", long_name(_LONG, end=b"") + member("cut", b"x") + END, (_LONG.decode(), b"x")
-        ),
-        good("gnu-long-name-of-512-bytes", long_name(b"n" * 511) + member("cut", b"x") + END, ("n" * 511, b"x")),
+        good("gnu-long-name-of-512-bytes", long_name(_FULL) + member("cut", b"x") + END, (_FULL.decode(), b"x")),
+        good("gnu-long-name-cut-at-99", long_name(_LONG) + member(_LONG[:99], b"x") + END, (_LONG.decode(), b"x")),
+        good("gnu-long-name-cut-at-100", long_name(_LONG) + member(_LONG[:100], b"x") + END, (_LONG.decode(), b"x")),
+        good("pax-path-confirmed", pax_path(b"f/README") + member("f/README", b"x") + END, ("f/README", b"x")),
+        good("pax-path-replaced", pax_path("ä/README".encode()) + member("?/README", b"x") + END, ("ä/README", b"x")),
         good("directory", member("d/", b"", kind=b"5") + FIRST + END, A),
         good("directory-without-slash", member("d", b"", kind=b"5") + FIRST + END, A),
         good("directory-by-its-slash", member("d/", b"", magic=V7, kind=b"\x00") + FIRST + END, A),
@@ -209,7 +206,7 @@ def _good() -> list[Case]:
         good("directory-with-gnu-name", long_name(b"d" * 200 + b"/") + member("d/", b"", kind=b"5") + FIRST + END, A),
         good("directory-of-base-256-size", member("d/", b"", kind=b"5", size=b"\x80" + bytes(11)) + FIRST + END, A),
         good("directories-only", member("d/", b"", kind=b"5") + member("d/e/", b"", kind=b"5") + END),
-        good("directory-by-the-slash-of-a-pax-path", pax_path(b"d/") + member("d", b"") + FIRST + END, A),
+        good("directory-by-the-slash-of-a-pax-path", pax_path(b"d/") + member("d/", b"") + FIRST + END, A),
         good("name-not-ascii", member("ä.txt", b"x") + END, ("ä.txt", b"x")),
         good("name-of-one-byte", member("a", b"x") + END, ("a", b"x")),
         good("name-absolute", member("/etc/a.txt", b"x") + END, ("/etc/a.txt", b"x")),
@@ -307,6 +304,15 @@ def _bad_kinds() -> list[Case]:
             "a volume label",
             AT,
         ),
+        *(
+            Case(
+                name, FIRST + before + member("d/", b"", kind=b"\x00") + END, (A,), "readers disagree", AT + len(before)
+            )
+            for name, before in {
+                "old-folder-by-its-own-header-alone-pax": pax(record(b"path", b"l.txt")),
+                "old-folder-by-its-own-header-alone-gnu": long_name(b"l.txt"),
+            }.items()
+        ),
         Case("sparse-pax-global", FIRST + _global(b"GNU.sparse.major", b"1") + END, (A,), "a sparse file", AT),
         Case("pax-linkpath-global", FIRST + _global(b"linkpath", b"a") + SECOND + END, (A,), "a link", AT),
         Case(
@@ -369,7 +375,7 @@ def _bad_headers() -> list[Case]:
         bad("pax-path-not-utf-8", pax_path(b"\xff.txt") + SECOND, "is not UTF-8", AT + 1024),
         bad("pax-path-with-nul", pax_path(b"a\x00.txt") + SECOND, "holds a NUL byte", AT + 1024),
         bad("pax-path-empty", pax_path(b"") + SECOND, "an empty name"),
-        bad("gnu-name-with-nul", long_name(b"a\x00b.txt") + SECOND, "holds a NUL byte", AT + 1024),
+        bad("gnu-name-with-nul", long_name(b"a\x00b.txt") + SECOND, "does not end in its only NUL"),
         bad("gnu-name-empty", long_name(b"") + SECOND, "an empty name"),
         bad("pax-without-length", pax(b"path=a\n") + SECOND, "malformed at its byte 0"),
         bad("pax-length-too-small", pax(b"5 path=a\n") + SECOND, "malformed at its byte 0"),
@@ -392,6 +398,27 @@ def _bad_headers() -> list[Case]:
         bad("pax-header-of-2-to-the-60", header(b"x", b"\x80" + (1 << 60).to_bytes(11, "big"), kind=b"x"), "is over"),
         bad("pax-path-in-a-later-header", pax_path(b"a") + GLOBAL + pax_path(b"b") + SECOND, "contradict", AT + 2048),
         bad("gnu-long-name-over-the-limit", long_name(b"n" * (1 << 20)) + SECOND, "an extension header of 1048577"),
+        bad("gnu-long-name-without-nul", long_name(_LONG, end=b"") + SECOND, "does not end in its only NUL"),
+        bad("gnu-long-name-with-two-nuls", long_name(_LONG, end=bytes(2)) + SECOND, "does not end in its only NUL"),
+        bad(
+            "gnu-long-name-one-byte-off",
+            long_name(_LONG) + member(b"g" + _LONG[1:100], b"x"),
+            "differ in one byte",
+            AT + 1024,
+        ),
+        bad("gnu-long-name-without-a-key", long_name(_LONG[:-4]) + member("cut", b"x"), "has no key", AT + 1024),
+        bad("pax-path-without-a-key", pax_path(b"d/.b.txt") + member("n", b"x"), "has no key", AT + 1024),
+        bad("pax-path-one-byte-off", pax_path(b"d/a.txt") + member("d/b.txt", b"x"), "in one byte", AT + 1024),
+        bad("pax-path-with-a-slash-at-its-end", pax_path(b"d/") + member("d", b""), "has no key", AT + 1024),
+        bad(
+            "pax-overrules-a-size",
+            pax(record(b"size", b"6")) + member("b.txt", b"x", size=400),
+            "header 400",
+            AT + 1024,
+        ),
+        bad("pax-keyword-one-byte-off", pax(record(b"pauh", b"b.txt")) + SECOND, "one byte away"),
+        bad("pax-equals-one-byte-off", pax(record(b"path-b", b"b.txt")) + SECOND, "one byte away"),
+        bad("pax-record-in-a-value", pax(record(b"uname", b"x\n10 path=b")) + SECOND, "contains another record"),
         bad("gnu-long-name-without-data", long_name(b"", end=b"") + SECOND, "an empty name"),
         bad("gnu-long-name-not-utf-8", long_name(b"\xff" * 200) + SECOND, "is not UTF-8", AT + 1024),
         bad("name-cut-inside-a-character", member(b"n" * 99 + b"\xc3", b"x"), "is not UTF-8"),

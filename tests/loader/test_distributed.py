@@ -160,6 +160,40 @@ def test_what_cannot_be_gathered_is_refused():
         gather_valid(torch.ones(2), torch.zeros(2, dtype=torch.bool), reduce="mean")
 
 
+def refusals(rank):
+    """What one rank's wrong batch makes of a call, on this rank."""
+    bad, pair, both = rank == 1, torch.ones(2), torch.ones(2, dtype=torch.bool)
+    calls = [
+        lambda: gather_valid(pair, torch.ones(3, dtype=torch.bool) if bad else both),
+        lambda: gather_valid(pair, None, positions=[0] if bad else [0, 1]),
+        lambda: gather_valid([1, lambda: 2] if bad else [1, 2], None),
+        lambda: gather_valid(torch.ones(2, 3) if bad else pair, None),
+        lambda: gather_valid(pair, 7 if bad else both, reduce="sum"),
+        lambda: gather_valid(pair.double() if bad else pair, None, reduce="mean"),
+        lambda: check_same_batches(object() if bad else pair),
+    ]
+    texts = []
+    for call in calls:
+        with pytest.raises(PipelineError) as caught:
+            call()
+        texts.append(str(caught.value))
+    assert gather_valid(pair, both).tolist() == [1, 1, 1, 1]  # the ranks are still in step
+    return texts
+
+
+def test_a_rank_that_refuses_its_batch_is_an_error_on_every_rank(tmp_path):
+    first, second = run_ranks(2, refusals, tmp_path)
+    assert first == second
+    mask, positions, pickled, shape, kind, dtype, digest = first
+    assert mask.startswith("rank 1 has refused its batch: gather_valid: 2 rows, but a mask of (3,) torch.bool.")
+    assert "rank 1 has refused its batch: gather_valid: 2 rows, but positions of (1,)." in positions
+    assert "rank 1 has refused its batch: " in pickled
+    assert "the ranks give different rows (rank 0: torch.float32 (2,), rank 1: torch.float32 (2, 3))." in shape
+    assert "rank 1 has refused its batch: AttributeError" in kind
+    assert "rank 1: torch.float64 ('any',) for a mean" in dtype
+    assert "rank 1 has refused its batch: check_same_batches: a object has no bytes to compare." in digest
+
+
 # --- a mesh
 
 

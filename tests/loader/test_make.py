@@ -112,9 +112,10 @@ def test_arguments_count_over_overrides_over_the_file(config):
         return make_loader(config, pipeline="train", transforms=NOTE, **settings).spec
 
     assert spec() == LoaderSpec(workers=0, threads=2)
-    assert spec(overrides=["loader.threads=3", "loader.prefetch=2"]) == LoaderSpec(workers=0, threads=3, prefetch=2)
+    assert spec(overrides=["loader.threads=3", "loader.stats=2"]) == LoaderSpec(workers=0, threads=3, stats=2)
     assert spec(overrides=["loader.threads=3"], threads=4, workers=1) == LoaderSpec(workers=1, threads=4)
     every = {"workers": 2, "threads": 5, "prefetch": 7, "persistent_workers": False, "start_method": "fork"}
+    every |= {"timeout": 60.0}
     assert spec(**every) == LoaderSpec(**every)
     assert set(every) | {"pin_memory", "device", "stats", "ranks_per_node"} == set(LoaderSpec.model_fields)
 
@@ -141,6 +142,7 @@ BAD_SETTINGS = [
     {"prefetch": "many"},
     {"persistent_workers": 1},
     {"persistent_workers": "no"},
+    {"timeout": -1.0},
     {"start_method": "frok"},
     {"start_method": 5},
     {"pin_memory": "yes"},
@@ -281,7 +283,8 @@ def test_batches_do_not_depend_on_how_workers_are_run(tmp_path):
         base = batches_of(tmp_path, workers=workers)
         assert [len(epoch) for epoch in base] == [4, 4]
         assert base[0] != base[1]
-        ways = [{"threads": 3}, {"threads": 2, "prefetch": 1, "persistent_workers": False}, {"prefetch": 9}]
+        ways = [{"threads": 3}, {"threads": 2, "persistent_workers": False}]
+        ways += [{"prefetch": 1}, {"prefetch": 9}] if workers else []
         ways += [{"start_method": "forkserver", "threads": 2, "pin_memory": True}] if workers else []
         for settings in ways:
             assert batches_of(tmp_path, workers=workers, **settings) == base
@@ -357,7 +360,7 @@ def test_fork_is_refused_once_cuda_is_initialised(six):
     for source in (pipe, {"pipeline": [*pipe.stages], "loader": {"start_method": "fork"}}):
         with pytest.raises(PipelineError, match=r"CUDA is initialised, so workers cannot be forked\.\n  Use start"):
             make_loader(source, workers=1, start_method="fork")
-    assert len(list(pipe.loader(workers=0, start_method="fork"))) == 39
+    assert len(list(pipe.loader(workers=0))) == 39
 
 
 def test_fork_is_refused_too_where_cuda_is_initialised_after_the_loader_was_made(six, monkeypatch):

@@ -45,7 +45,12 @@ def doubled(batch):
 
 def pictures(folder, **settings):
     pipe = Pipeline().exact(str(folder), seed=3).decode("rgb8").resize([8, 8]).map(label_of).map(shift)
-    return pipe.to_tuple("jpg;png", "label").batched(8).map(doubled).loader(start_method="fork", **settings)
+    return (
+        pipe.to_tuple("jpg;png", "label")
+        .batched(8)
+        .map(doubled)
+        .loader(start_method="fork" if settings["workers"] else None, **settings)
+    )
 
 
 @pytest.mark.parametrize(("workers", "threads"), WAYS)
@@ -89,7 +94,7 @@ def consistent(found):
 def test_streams_count_too(folder, workers, threads):
     pipe = Pipeline().stream(str(folder / "p-*.tar"), seed=3).split_by_worker().decode("rgb8").resize([8, 8])
     pipe = pipe.to_tuple("jpg;png", "cls").batched(8).map(doubled)
-    loader = pipe.loader(workers=workers, threads=threads, start_method="fork")
+    loader = pipe.loader(workers=workers, threads=threads, start_method="fork" if workers else None)
     for epoch in range(2):
         delivered = [len(labels) for _, labels in loader]
         found = loader.stats()
@@ -118,7 +123,7 @@ def test_bytes_are_those_of_the_files(folder):
 @pytest.mark.parametrize(("workers", "threads"), WAYS)
 def test_items_that_are_samples_are_counted_one_by_one(folder, workers, threads):
     pipe = Pipeline().exact(str(folder), seed=3).to_tuple("cls")
-    loader = pipe.loader(workers=workers, threads=threads, start_method="fork")
+    loader = pipe.loader(workers=workers, threads=threads, start_method="fork" if workers else None)
     num = 0
     for _ in loader:
         num += 1
@@ -159,7 +164,12 @@ class Slow:
 def test_a_slow_stage_is_the_one_that_the_report_names(folder, workers, threads):
     """Wherever it runs, its time travels to the consumer, who waits for it."""
     pipe = Pipeline().exact(str(folder), seed=3).map(Slow()).to_tuple("cls").batched(8)
-    loader = pipe.loader(workers=workers, threads=threads, prefetch=2, start_method="fork")
+    loader = pipe.loader(
+        workers=workers,
+        threads=threads,
+        prefetch=2 if workers or threads > 1 else None,
+        start_method="fork" if workers else None,
+    )
     list(loader)
     found = loader.stats()
     assert found.stages["map"].mean_s >= 0.01

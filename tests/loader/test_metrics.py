@@ -119,7 +119,7 @@ def test_without_prometheus_client_the_message_says_how_to_install_it(numbers, m
     loader = pipe.loader(workers=0, stats=5)
     assert len(list(loader)) == 10
     for needs_it in (loader.prometheus_text, lambda: pipe.loader(workers=0, stats={"port": 0})):
-        with pytest.raises(PipelineError, match=r"not installed\.\n  Run `pip install wdskit\[metrics\]`\."):
+        with pytest.raises(PipelineError, match=r"not installed\.\n  Install it: `pip install '\.\[metrics\]'`"):
             needs_it()
 
 

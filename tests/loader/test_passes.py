@@ -207,3 +207,14 @@ def test_what_is_no_state_is_refused_and_nothing_changes(change, problem):
     with pytest.raises(StateError, match="not the state"):
         counter.load_state_dict([1])
     assert counter.state_dict() == before
+
+
+@pytest.mark.parametrize("consumed", [4, 12])
+def test_the_epoch_after_one_that_a_framework_ends_early_starts_where_that_one_would_have_ended(consumed):
+    """The loaded epoch has its own number of samples, as `with_epoch` on other ranks gives it."""
+    saved = passes(epoch_samples=16)
+    list(consume(saved, consumed // 4))
+    resumed = passes(epoch_samples=32, world_size=4)
+    resumed.load_state_dict(saved.state_dict())
+    resumed.set_epoch(saved.epoch + 1, is_counted_elsewhere=True)
+    assert resumed.begin().start == (saved.epoch + 1) * 16

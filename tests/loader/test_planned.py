@@ -159,6 +159,28 @@ def test_another_part_is_dropped_in_each_epoch(numbers):
     assert len(set.union(*left_out)) > 2 * (NUM % 10)
 
 
+def test_dropped_samples_are_reported_once_when_the_loader_is_made(numbers, caplog):
+    """More than 1 % of an epoch, by rank 0 only; not where samples are padded, or drawn with replacement."""
+    for loader in ranks_of(labels(Pipeline().exact(numbers)).batched(10), 2):
+        list(loader)
+    (reported,) = (record.message for record in caplog.records if "dropped" in record.message)
+    assert reported.splitlines()[0] == (
+        "pipeline: 9 of 29 samples are dropped in each epoch (31.0%): "
+        "they do not fill a batch of 10 on each of 2 ranks."
+    )
+    caplog.clear()
+    for pipe in (Pipeline().exact(numbers, tail="pad"), Pipeline().resampled(numbers), Pipeline().exact(numbers)):
+        ranks_of(labels(pipe).batched(1 if pipe.stages[0].name == "exact" else 10), 1)
+    assert not caplog.records
+
+
+def test_a_loader_describes_itself_in_one_line(numbers):
+    loader = labels(Pipeline().exact(numbers)).batched(global_size=4).loader(workers=0, rank=1, world_size=2)
+    assert repr(loader) == (
+        "PlannedLoader(pipeline: exact -> decode -> to_tuple -> batched, batch 2, rank 1 of 2, 0 workers x 1 thread)"
+    )
+
+
 def test_fewer_samples_than_ranks_are_padded_for_evaluation(numbers):
     pipe = labels(Pipeline().sequential(numbers, range=[0, 3])).batched(2)
     found = [next(iter(loader)) for loader in ranks_of(pipe, 5)]
@@ -278,7 +300,7 @@ def test_a_sample_by_sample_loader_resumes_inside_a_job(numbers):
     check_resumes(lambda: pipe.loader(workers=1), lambda num: {0, 1, 28, 29, 30, 50, num})
 
 
-@pytest.mark.parametrize("after", [1, 2, 3, 6, 8, 12])
+@pytest.mark.parametrize("after", [1, 3, 8, 12])
 @pytest.mark.parametrize("keep", [True, False])
 def test_it_resumes_on_another_number_of_ranks(pictures, after, keep):
     """With the global batch kept the batches are identical, else the sequence."""
@@ -393,7 +415,7 @@ def test_a_finite_mixture_repeats_each_part_as_often_as_it_says(numbers):
         (["0%", "50%"], range(14)),
         (["50%", "100%"], range(14, 29)),
         ([3, 7], range(3, 7)),
-        ([0, 1000], range(29)),
+        ([0, 29], range(29)),
         (["12.5%", 9], range(3, 9)),
     ],
 )

@@ -20,13 +20,14 @@ from typing import Any
 
 import pytest
 import torch
-from leaks import leftovers, memory_of, open_things, start_endless
+from leaks import leftovers, memory_of, open_things, opened_since, start_endless
 from shards import fail_on_7, number_of, write_numbers, write_pictures, write_shard
 
 from wdskit import Pipeline, PipelineError, SampleError, ShardError
 from wdskit.engine.batch import make_batches
 from wdskit.engine.outcome import WorkerTraceback
 from wdskit.engine.program import Job
+from wdskit.loader import prefetch as prefetch_module
 from wdskit.loader import process_pool as pool_module
 from wdskit.loader.device import finish_numbers
 from wdskit.order.steps import Steps
@@ -257,6 +258,81 @@ def test_the_next_epoch_is_begun_before_it_is_asked_for(numbers):
         assert len(counted.made) == (epoch + 1) * 39 + 6
 
 
+@pytest.mark.parametrize("workers", [0, 1, 2])
+def test_prefetch_bounds_small_batches_too(numbers, workers):
+    """Workers make small batches together, but no more than `prefetch`, and two per worker."""
+    pipe = exact(numbers).to_tuple("__key__").batched(2)
+    order = [*pipe.loader(workers=0)]
+    for prefetch in (1, 2, 5, 9, 40):
+        loader = pipe.loader(workers=workers, threads=2 - bool(workers), prefetch=prefetch, start_method=FORK[workers])
+        ahead, found = loader._prefetch, []
+        for batch in loader:
+            num_ahead = sum(job.stop - job.first for job, _ in ahead._waiting) + len(ahead._made)
+            assert num_ahead <= loader.most_ahead <= max(prefetch, 2 * workers)
+            found.append(batch)
+        assert found == order
+
+
+FORK = [None, "fork", "fork"]
+
+
+def test_after_an_epoch_few_bytes_of_the_next_are_made(numbers, monkeypatch):
+    """And nothing after `break`."""
+    for num_bytes, num_ahead in ((0, 0), (100, 4), (10**9, 6)):
+        monkeypatch.setattr(prefetch_module, "MOST_FOLLOWING_BYTES", num_bytes)
+        counted = Counted()
+        loader = exact(numbers).map(counted).batched(3).loader(workers=0, threads=2, prefetch=6)
+        assert len([*loader]) == 13
+        assert len(loader._prefetch._waiting) == num_ahead
+        counted.wait_for(39 + 3 * num_ahead)
+        assert len([*loader]) == 13
+        counted.wait_for(78 + 3 * num_ahead)
+        next(iter(loader))
+        assert not loader._prefetch._waiting
+
+
+class Node:
+    """A value of a user's that refers to itself, to a class and to a module."""
+
+    def __init__(self, number: int) -> None:
+        self.number, self.me, self.kind, self.module = number, self, Node, sys
+
+
+def test_a_batch_may_refer_to_itself(numbers):
+    """Also where its size is estimated at the end of an epoch."""
+    loader = exact(numbers).map(lambda sample: Node(number_of(sample))).batched(3).loader(workers=0, threads=2)
+    for _ in range(2):
+        assert sorted(node.number for batch in loader for node in batch) == list(range(39))
+    assert prefetch_module.num_bytes_of([Node(1)]) < 10_000
+    assert prefetch_module.num_bytes_of({"a": [torch.zeros(10)] * 2, "b": torch.zeros(5)}) == 60
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize("way", WAYS[2:4], ids=str)
+def test_workers_free_memory_after_an_epoch_and_after_a_break(numbers, way, monkeypatch):
+    monkeypatch.setattr(prefetch_module, "MOST_FOLLOWING_BYTES", 0)
+    loader = exact(numbers).map(large).batched(3).loader(**way, start_method="fork")
+    for stop_at in (13, 2, 12):
+        for number, _ in enumerate(loader, 1):
+            if number == stop_at:
+                break
+        del _
+        [worker] = multiprocessing.active_children()
+        until = time.monotonic() + 30
+        while (left := shared_kb(worker.pid)) > 20_000:  # of up to 80 MB; the last batch may not be back yet
+            assert time.monotonic() < until, left
+            select.select([], [], [], 0.01)
+
+
+def large(sample: Any) -> torch.Tensor:
+    return torch.full((1 << 20,), float(number_of(sample)))  # 12 MB a batch
+
+
+def shared_kb(pid: int) -> int:
+    [line] = [line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("RssShmem")]
+    return int(line.split()[1])
+
+
 def test_what_was_made_ahead_for_another_epoch_is_not_used(numbers):
     pipe = exact(numbers).map(number_of).batched(3)
     for way in WAYS[1:]:
@@ -344,8 +420,9 @@ def test_an_error_of_a_function_names_stage_shard_and_key(numbers, way):
     assert (caught.value.stage, caught.value.key) == ("map", "n000007")
     assert caught.value.shard == f"{numbers}/s-001.tar"
     if way["workers"]:
-        assert type(caught.value.__cause__) is WorkerTraceback
-        assert "in fail_on_7" in str(caught.value.__cause__)
+        assert type(caught.value.__cause__) is ValueError
+        assert type(caught.value.__cause__.__cause__) is WorkerTraceback
+        assert "in fail_on_7" in str(caught.value.__cause__.__cause__)
 
 
 @pytest.mark.parametrize("way", PROCESSES, ids=str)
@@ -411,9 +488,8 @@ def test_fifty_epochs_leak_nothing(pictures, way):
     for _ in range(50):
         assert sum(1 for _ in loader) == 4
     gc.collect()
-    after = open_things()
-    assert abs(after.pop("files") - before.pop("files")) < 8  # Python keeps one open for each block
-    assert after == before
+    before["files"] += 8  # Python keeps one open for each block
+    assert not opened_since(before)
     for pid, size in sizes.items():
         assert memory_of(pid) - size < 12 << 20, (pid, size, memory_of(pid))
 
@@ -423,8 +499,8 @@ def test_threads_and_processes_that_do_not_persist_end_with_the_epoch(numbers):
         loader = ENDS["batches"](numbers).loader(**way, persistent_workers=False)
         before = open_things()
         list(loader)
-        after = open_things()
-    assert after == before
+        more = opened_since(before)
+    assert not more
 
 
 @pytest.mark.parametrize("way", [WAYS[1], WAYS[2], WAYS[4]], ids=str)

@@ -7,6 +7,7 @@ import os
 import pickle
 import random
 import resource
+import sys
 import threading
 from multiprocessing import Pipe
 from typing import Any
@@ -90,6 +91,21 @@ def test_sizes_that_vary_find_each_others_blocks_and_those_not_wanted_go():
         ring.empty([100_000], torch.uint8)
     assert len(ring.dropped) >= 1
     assert len(ring._free) <= 3
+
+
+def test_free_blocks_give_their_pages_back_and_stay_usable():
+    for kind in (Block, SharedBlock):
+        ring = Ring(kind)
+        kept, dropped = (ring.empty((1 << 20,), torch.uint8) for _ in range(2))
+        kept.fill_(1), dropped.fill_(2)
+        block = ring._borrowed[ring.locate(dropped.data_ptr())[0]]
+        del dropped
+        ring.free_pages()
+        if kind is SharedBlock and sys.platform == "linux":
+            assert os.fstat(block.file).st_blocks == 0
+        assert kept.eq(1).all()
+        assert ring.empty((1 << 20,), torch.uint8).fill_(3).eq(3).all()
+        assert kept.eq(1).all()
 
 
 def test_small_tensors_are_left_to_malloc():

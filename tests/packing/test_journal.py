@@ -25,7 +25,7 @@ from wdskit.packing import destination
 from wdskit.packing import run as packing_run
 
 OPTIONS: dict[str, Any] = {"max_samples": 2, "pattern": "p-%02d.tar"}
-NAMES = ["rows", "folder", "addition", "beside", "replacing", "parts", "added parts", "stream", "overwriting"]
+NAMES = ["rows", "folder", "addition", "replacing", "parts", "added parts", "stream", "overwriting"]
 
 
 @pytest.fixture(scope="module")
@@ -88,13 +88,12 @@ def packs(given: Any, **options: Any) -> Callable[[Path, Disk], None]:
     ("given", "options"),
     [
         (rows(0, 5), {"split": "a=0.5,b=0.5", "pattern": None}),
-        (rows(0, 5), {"export": ("open_clip", "timm", "energon", "dali"), "shuffle": 1}),
+        (rows(0, 5), {"shuffle": 1}),
         (rows(0, 5), {"overwrite": True}),
-        (tuple(rows(0, 5)), {"export": ("dali",)}),
         (tuple(rows(0, 5)), {"overwrite": True}),
     ],
 )
-def test_splits_files_for_others_and_streams_too(tmp_path, given, options):
+def test_splits_and_streams_too(tmp_path, given, options):
     done = []
     for folder, after in ends_of(packs(given, **options), tmp_path / "nothing", tmp_path, step=1 if ALL else 4):
         rows_again = given if isinstance(given, list) else iter(given)
@@ -138,7 +137,6 @@ def over(tmp_path) -> Callable[..., Path]:
         (rows(0, 6), {}, "the source had 5 rows and has 6."),
         ([*rows(0, 4), {"__key__": "x", "cls": 1}], {}, r"row 4 \(row 4 \('x'\)\) differs, the first of 1."),
         (tuple(rows(0, 5)), {}, "only one of the two sources can be read more than once"),
-        (rows(0, 5), {"export": ("timm",)}, r"export was \[\] and is \['timm'\]."),
         (rows(0, 5), {"part": "0/2", "shuffle": 1}, "shuffle was None and is 1."),
     ],
 )
@@ -189,7 +187,7 @@ def test_a_shard_that_is_lost_since_is_told(over):
     (folder / "p-01.tar").unlink()
     with pytest.raises(PackError, match=r"p-01.tar or its .idx is gone, or has a different size"):
         packs(rows(0, 5))(folder, HastyDisk())
-    pack(rows(0, 5), folder, only=1, disk=HastyDisk(), **OPTIONS)
+    pack(rows(0, 5), folder, overwrite=True, disk=HastyDisk(), **OPTIONS)
     packs(rows(0, 5))(folder.with_name("same"), HastyDisk())
     assert bytes_in(folder) == bytes_in(folder.with_name("same"))
 

@@ -6,6 +6,7 @@ import dataclasses
 import inspect
 
 import pytest
+from images import make_folder
 from shards import bytes_in
 
 import wdskit
@@ -47,3 +48,31 @@ def test_a_wrong_option_is_refused_where_it_is_made():
 def test_options_cannot_change():
     with pytest.raises(dataclasses.FrozenInstanceError):
         PackOptions().workers = 2
+
+
+@pytest.mark.parametrize(
+    ("make", "problem"),
+    [
+        (lambda: PackOptions(split_name="x"), "split_name: it has no effect without export"),
+        (lambda: PackOptions(max_pixels=9, validate="magic"), "max_pixels: it has no effect with validate magic"),
+        (lambda: PackOptions(max_pixels=9, validate="none"), "max_pixels: it has no effect with validate none"),
+        (lambda: ReshardOptions(max_pixels=9), "max_pixels: it has no effect with validate none"),
+        (lambda: ReshardOptions(split_name="x"), "split_name: it has no effect without export"),
+    ],
+)
+def test_an_option_that_would_be_ignored_is_refused(make, problem):
+    with pytest.raises(PackError, match=problem):
+        make()
+    assert PackOptions(max_pixels=9, validate="magic", resize=3).max_pixels == 9
+    assert ReshardOptions(max_pixels=9, derive="width").max_pixels == 9
+
+
+def test_options_of_rows_without_an_image_belong_to_tables(tmp_path):
+    make_folder(tmp_path / "photos", {"cat": 1})
+    with pytest.raises(PackError, match=r"allow_no_image is for a table of text or .*, but this is an image folder"):
+        wdskit.pack(tmp_path / "photos", tmp_path / "out", allow_no_image=True)
+
+
+def test_an_addition_that_would_not_compare_the_images_of_the_folder_is_refused():
+    with pytest.raises(PackError, match="`append` and `duplicates` cannot be combined"):
+        PackOptions(append=True, duplicates="drop")

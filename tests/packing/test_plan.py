@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
-import re
 import shutil
 import tempfile
-import time
 import tracemalloc
 from pathlib import Path
 from typing import NamedTuple
@@ -19,7 +16,7 @@ from hypothesis import strategies as st
 from images import make_folder
 from shards import bytes_in, samples_in
 
-from wdskit import PackError, RowError, pack, reshard
+from wdskit import PackError, RowError, pack
 from wdskit.packing import api, plan
 from wdskit.packing.plan import Limits, Names, RowTooLarge, divide, fill_in_turn, make_limits, row_bytes
 from wdskit.packing.row import Row
@@ -160,88 +157,13 @@ def test_a_number_of_shards_is_met_and_they_are_equal_within_one_sample():
             divide(blocks, make_limits(None, None, num_shards=num_rows + 1))
 
 
-def test_a_multiple_is_the_least_that_the_limits_allow():
-    """Every number of rows up to 40, every multiple of up to 12, several limits, told by trying all numbers."""
-    for num_rows, step, max_samples, room in itertools.product(range(1, 41), range(1, 13), (1, 3, 7, 50), (4, 9, 1000)):
-        blocks = np.array([1 + number * 7 % 4 for number in range(num_rows)], dtype=np.uint32)
-        limits = make_limits(max_samples, 512 * (room + 2), multiple_of=step)
-        fits = None
-        for number in range(step, num_rows + 1, step):
-            spans = divide(blocks, make_limits(None, None, num_shards=number))
-            if all(b - a <= max_samples and size <= limits.max_bytes for a, b, size in spans):
-                fits = spans
-                break
-        if fits is None:
-            with pytest.raises(PackError, match=r"cannot fill|no multiple of"):
-                divide(blocks, limits)
-        else:
-            assert divide(blocks, limits) == fits
-
-
-LARGE_AND_CLOSE = {
-    "two": (np.r_[np.ones(9), [1500, 1500], np.ones(39_989)], [9, 10]),
-    "two among small ones": (np.r_[np.ones(9), [1500, 9, 9, 1500], np.ones(39_987)], [9, 12]),
-    "at the start": (np.r_[[1900, 1900], np.ones(40_000)], [0, 1]),
-    "at the end": (np.r_[np.ones(40_000), [1900, 1900]], [40_000, 40_001]),
-    "many": (np.r_[np.ones(40_000), np.full(50, 1999)], None),
-    "every other": (np.tile([1, 1, 1500, 1500, 1, 1, 1, 1], 5000), None),
-    "rising": (np.linspace(1, 1999, 40_000), []),
-    "none": (np.full(40_000, 7), []),
-}
-
-
-@pytest.mark.parametrize("step", [1, 8, 1000])
-@pytest.mark.parametrize("name", LARGE_AND_CLOSE)
-def test_large_neighbours_are_named_in_bounded_time(name, step):
-    """Instead of as many shards as there are rows, after a search of minutes."""
-    blocks, places = LARGE_AND_CLOSE[name]
-    blocks = blocks.astype(np.uint32)
-    limits = make_limits(None, 512 * 2002, multiple_of=step)
-    least = -(-int(blocks.sum()) // 2002 // step) * step
-    start = time.process_time()
-    spans, problem = [], ""
-    try:
-        spans = divide(blocks, limits, name="<{}>".format)
-    except PackError as err:
-        problem = str(err)
-    assert time.process_time() - start < 1
-    if not problem:
-        assert places in (None, []) or step == 1000
-        assert least <= len(spans) <= max(64, 10 * least)
-        assert len(spans) % step == 0
-        assert max(span.num_bytes for span in spans) <= limits.max_bytes
-        return
-    assert places != [], "it could be balanced"
-    assert re.search(r"no multiple of .*\n  Raise --max-bytes", problem)
-    named = [int(place) for place in re.findall("<([0-9]+)>", problem)]
-    assert len(named) >= 2
-    assert blocks[named].min() >= 1500
-    assert named[-1] - named[0] < 6
-    assert places in (None, named)
-
-
-def test_large_neighbours_are_named_by_their_files_or_places(tmp_path):
-    rows = [{"__key__": f"{n:04d}", "bin": bytes(60_000 if n in (3, 4) else 10)} for n in range(1000)]
-    problem = "these 2 of [0-9]+ neighbours are too large together"
-    with pytest.raises(PackError, match=rf"{problem} .*: row 3 \('0003'\), row 4 \('0004'\)"):
-        pack(rows, tmp_path / "out", multiple_of=2, max_bytes=100_000)
-    pack(rows, tmp_path / "source", pattern="s-%d.tar")
-    with pytest.raises(PackError, match=rf"{problem} .*: .*s-0.tar \(byte 3072\), .*s-0.tar \(byte 64"):
-        reshard(str(tmp_path / "source"), tmp_path / "out", multiple_of=2, max_bytes=100_000)
-    assert pack(rows, tmp_path / "out", multiple_of=2, max_bytes=100_000, shuffle=1).num_samples == 1000
-
-
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
         ({"num_shards": 2, "max_samples": 4}, "with 2 shards, one would have 5 samples, more than max_samples 4"),
         ({"num_shards": 2, "max_bytes": 5000}, "with 2 shards, one would have 6144 bytes, more than max_bytes 5000"),
         ({"num_shards": 11}, "10 samples cannot fill 11 shards"),
-        ({"multiple_of": 11}, "10 samples cannot fill 11 shards"),
-        ({"multiple_of": 4, "max_samples": 1}, "no multiple of 4 up to the 10 samples makes shards within"),
-        ({"num_shards": 6, "multiple_of": 4}, "num_shards: 6 is not a multiple of multiple_of, 4"),
         ({"num_shards": 0}, "num_shards: 0 is not a number of shards"),
-        ({"multiple_of": -1}, "multiple_of: -1 is not a number of shards"),
         ({"num_shards": 2.0}, "num_shards: 2.0 is not a whole number"),
     ],
 )  # fmt: skip
@@ -255,7 +177,7 @@ def test_packed_shards_are_balanced(tmp_path):
     rows = [{"__key__": f"{n:02d}", "cls": n} for n in range(50)]
     result = pack(rows, tmp_path / "out", num_shards=4)
     assert [entry.num_samples for entry in result.entries] == [13, 13, 12, 12]
-    result = pack(rows, tmp_path / "more", multiple_of=3, max_samples=10, shuffle=1)
+    result = pack(rows, tmp_path / "more", num_shards=6, max_samples=10, shuffle=1)
     assert [entry.num_samples for entry in result.entries] == [9, 9, 8, 8, 8, 8]
     assert (
         sorted(samples_in(tmp_path / "more")) == list(samples_in(tmp_path / "out")) == [f"{n:02d}" for n in range(50)]
@@ -264,12 +186,11 @@ def test_packed_shards_are_balanced(tmp_path):
 
 def test_a_number_of_shards_lifts_the_usual_limits_only():
     assert make_limits(None, None) == Limits(10_000, 10**9)
-    assert make_limits(None, None, multiple_of=4) == Limits(10_000, 10**9, None, 4)
     assert len(divide(np.ones(25_000, dtype=np.uint32), make_limits(None, None, num_shards=2))) == 2
     assert make_limits(7, None, num_shards=2).max_samples == 7
 
 
-@pytest.mark.parametrize("option", ["num_shards", "multiple_of", "workers"])
+@pytest.mark.parametrize("option", ["num_shards", "workers"])
 def test_a_stream_cannot_be_balanced(tmp_path, option):
     with pytest.raises(PackError, match=f"{option}: rows that can be read only once"):
         pack(iter([{"__key__": "a", "cls": 1}]), tmp_path / "out", **{option: 2})

@@ -71,7 +71,9 @@ def test_a_key_keeps_its_split_whatever_else_is_packed(tmp_path):
     assert few & both == many & both
 
 
-@pytest.mark.parametrize("how", [{}, {"shuffle": 3}, {"multiple_of": 2}, {"num_shards": 3, "max_samples": None}])
+@pytest.mark.parametrize(
+    "how", [{}, {"shuffle": 3}, {"num_shards": 2, "max_samples": None}, {"num_shards": 3, "max_samples": None}]
+)
 def test_a_split_is_packed_as_if_it_were_alone(tmp_path, how):
     """Its shards do not change when rows of another split come or go."""
     pack(rows(0, 50), tmp_path / "out", **{**OPTIONS, **how})
@@ -144,22 +146,24 @@ def test_bad_rows_go_before_they_are_split(tmp_path):
     assert shards_in(tmp_path / "out") == shards_in(tmp_path / "good")
 
 
-def test_a_split_without_samples_has_no_shards(tmp_path):
+@pytest.mark.parametrize("more", [{}, {"dry_run": True}])
+def test_a_split_without_samples_is_refused_but_not_in_an_addition(tmp_path, more):
     options = {**OPTIONS, "split": "train=0.999999,val=0.000001"}
-    plan = pack(rows(0, 9), tmp_path / "out", **options, dry_run=True).plan
-    assert plan is not None
-    assert {name: len(shards) for name, shards in plan.splits.items()} == {"train": 3, "val": 0}
-    pack(rows(0, 9), tmp_path / "out", **options)
-    assert len(read_index(tmp_path / "out").entries) == 3
+    with pytest.raises(PackError, match=r"split: val \(share 0.000001\) of 9 samples would be empty.\n  Choose"):
+        pack(rows(0, 9), tmp_path / "out", **options, **more)
+    assert not [*tmp_path.rglob("*.tar")]
     with pytest.raises(PackError, match=r"split val: it has no samples, but num_shards asks for 2 shards"):
         pack(rows(0, 9), tmp_path / "other", **{**options, "max_samples": None}, num_shards=2)
+    options["split"] = "train=0.5,val=0.5"
+    pack(rows(0, 9), tmp_path / "out", **options)
+    added = pack(rows(9, 10), tmp_path / "out", **options, append=True, **more)
+    assert added.num_samples == 1
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"pattern": "a-%06d.tar"}, "`pattern` and `split` cannot be combined"),
-        ({"only": 1}, "`--only` cannot be combined with `--split`. Pack into a new folder and copy the shard."),
         ({"split_name": "train"}, "`split_name` and `split` cannot be combined"),
         ({"num_shards": 200}, "split train: "),
     ],

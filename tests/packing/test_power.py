@@ -83,11 +83,11 @@ def _stop(
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_whatever_a_power_loss_leaves_the_same_run_goes_on(tmp_path, scenarios, name):
     num_others = lose_power(scenarios[name], tmp_path, NUM_STATES)
-    assert num_others >= NUM_STATES // 10  # of few operations, as when one shard is filled again, many are alike
+    assert num_others >= NUM_STATES // 10  # of few operations many are alike
 
 
 def test_in_full_these_are_more_than_500_states():
-    assert NUM_STATES * len(SCENARIOS) >= (500 if ALL else 80)
+    assert NUM_STATES * len(SCENARIOS) >= (500 if ALL else 60)
 
 
 @pytest.mark.parametrize("name", ["rows", "replacing", "parts"])

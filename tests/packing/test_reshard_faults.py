@@ -48,10 +48,10 @@ class Scenario:
     before: bool = False
 
     def prepare(self, folder: Path) -> None:
-        """Nothing is there before, or a packed folder with splits and files for other readers."""
+        """Nothing is there before, or a packed folder with splits."""
         if self.before:
             rows = [{"__key__": f"x{n}", "cls": n} for n in range(5)]
-            pack(rows, folder, max_samples=2, pattern="p-%02d.tar", export=["timm", "dali"], disk=HastyDisk())
+            pack(rows, folder, max_samples=2, pattern="p-%02d.tar", disk=HastyDisk())
             split(folder, "a=0.5,b=0.5", disk=HastyDisk())
 
     def pack(self, folder: Path, disk: Disk) -> None:
@@ -68,9 +68,7 @@ class Scenario:
 
 @pytest.fixture(scope="module")
 def scenarios(tmp_path_factory) -> dict[str, Scenario]:
-    """Samples copied in another order; of others' shards some, written anew, with a list of classes; files for other
-    readers beside shards; and a packed folder that is replaced.
-    """
+    """Samples copied in another order; of others' shards some, written anew, with classes; a packed folder replaced."""
     base = tmp_path_factory.mktemp("reshard-faults")
     rows = [{"__key__": f"{n:02d}", "cls": n, "bin": bytes([n]) * 700} for n in range(7)]
     pack(rows, base / "ours", max_samples=4, disk=HastyDisk())
@@ -80,13 +78,13 @@ def scenarios(tmp_path_factory) -> dict[str, Scenario]:
     return {
         "copied": Scenario(str(base / "ours"), {"max_samples": 3, "shuffle": 1}),
         "anew": Scenario(str(base / "theirs"), {"num_shards": 2, "filter": "cls != 4", "rename": "z=y"}),
-        "beside": Scenario(str(base / "ours"), {"max_samples": 4, "export": ["open_clip", "energon", "dali"]}),
+        "same": Scenario(str(base / "ours"), {"max_samples": 4}),
         "replacing": Scenario(str(base / "ours"), {"max_samples": 3, "overwrite": True}, before=True),
     }
 
 
-NAMES = ["copied", "anew", "beside", "replacing"]
-FAULTS = [("copied", errno.ENOSPC, True, 2), ("anew", errno.EIO, False, 2), ("beside", errno.EIO, True, 8)]
+NAMES = ["copied", "anew", "same", "replacing"]
+FAULTS = [("copied", errno.ENOSPC, True, 2), ("anew", errno.EIO, False, 2), ("same", errno.EIO, True, 8)]
 FAULTS += [("replacing", errno.EINTR, False, 8)]
 ALL_FAULTS = [(*each, 1) for each in itertools.product(NAMES, CODES, [False, True])]
 
@@ -161,9 +159,9 @@ def test_what_a_killed_run_left_is_never_mixed_with_what_other_options_make(tmp_
 
 def test_wherever_a_run_was_stopped_another_one_may_begin_anew(tmp_path, scenarios):
     """Nothing of the first one is left then, unless it came as far as its index."""
-    options: list[dict[str, Any]] = [{"max_samples": 2}, {"max_samples": 3, "shuffle": 2, "export": ["open_clip"]}]
-    runs = [Scenario(scenarios["beside"].source, {**each, "restart": True}) for each in options]
-    num_refused = mix(scenarios["beside"], runs, tmp_path, step=1 if ALL else 9)
+    options: list[dict[str, Any]] = [{"max_samples": 2}, {"max_samples": 3, "shuffle": 2}]
+    runs = [Scenario(scenarios["same"].source, {**each, "restart": True}) for each in options]
+    num_refused = mix(scenarios["same"], runs, tmp_path, step=1 if ALL else 9)
     assert num_refused < (150 if ALL else 15)
 
 
@@ -175,12 +173,12 @@ def test_a_run_that_takes_over_whatever_has_a_shards_name_is_caught(tmp_path, sc
         mix(scenarios["copied"], others, tmp_path, step=2, has_record=False)
 
 
-@pytest.mark.parametrize("name", ["copied", "anew", "beside"])
+@pytest.mark.parametrize("name", ["copied", "anew", "same"])
 def test_a_power_loss_at_any_moment_leaves_whole_files(tmp_path, scenarios, name):
     check_power(scenarios[name], tmp_path)
 
 
-@pytest.mark.parametrize("name", NAMES if ALL else ["beside", "replacing"])
+@pytest.mark.parametrize("name", NAMES if ALL else ["same", "replacing"])
 def test_whatever_a_power_loss_leaves_the_same_run_goes_on(tmp_path, scenarios, name):
     assert lose_power(scenarios[name], tmp_path, 100 if ALL else 6) > 3
 

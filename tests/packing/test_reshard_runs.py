@@ -10,15 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from disks import HastyDisk, KillingDisk, WatchedDisk, run_child
+from disks import HastyDisk, KillingDisk, WatchedDisk, final_name, run_child
 from pack_cases import staged
 from shards import bytes_in, samples_in, write_shard
 
 import wdskit
-from wdskit import ConfigError, FolderIndexError, PackError, WdskitError, finish_pack, pack, split, verify
-from wdskit.dataset.index import INDEX_NAME, RUN_FOLDER, read_index
+from wdskit import FolderIndexError, PackError, finish_pack, pack, split
+from wdskit.dataset.index import INDEX_NAME, RUN_FOLDER
 from wdskit.dataset.unfinished import DESCRIPTION_NAME
-from wdskit.export.api import KINDS
 from wdskit.packing import reshard, staging
 from wdskit.packing.staging import read_description
 from wdskit.shards.index import index_folder
@@ -93,8 +92,8 @@ def test_what_is_published_is_not_copied_again(source, tmp_path):
     disk = WatchedDisk()
     names = temp_names(disk)
     assert resharded(source, tmp_path / "out", shuffle=3, disk=disk) == whole
-    written = [name for name in names if ".tar." in name and ".idx" not in name]
-    assert written == [".p-03.tar.wdskit-temp", ".p-04.tar.wdskit-temp"]
+    written = [name for name in map(final_name, names) if name.endswith(".tar")]
+    assert written == ["p-03.tar", "p-04.tar"]
 
 
 def test_a_stopped_run_may_go_on_with_other_workers(source, tmp_path):
@@ -105,13 +104,13 @@ def test_a_stopped_run_may_go_on_with_other_workers(source, tmp_path):
 
 def test_a_description_is_deterministic_read_back_and_gone_in_the_end(source, tmp_path):
     for name in ("a", "b"):
-        stop(source, tmp_path / name, 2, filter="cls < 2", export=["dali"])
+        stop(source, tmp_path / name, 2, filter="cls < 2")
     data = (staged(tmp_path / "a") / DESCRIPTION_NAME).read_bytes()
     assert data == (staged(tmp_path / "b") / DESCRIPTION_NAME).read_bytes()
     found = read_description(staged(tmp_path / "a"))
     assert found.to_json() == data
     assert found.num_rows == 2
-    left = resharded(source, tmp_path / "a", filter="cls < 2", export=["dali"])
+    left = resharded(source, tmp_path / "a", filter="cls < 2")
     assert not [name for name in left if name.startswith(".")]
 
 
@@ -131,15 +130,12 @@ CHANGES = {
     "keys": ({"keys": "hashed"}, "keys was 'given' and is 'hashed'."),
     "duplicate_keys": ({"duplicate_keys": "first"}, "duplicate_keys was 'error' and is 'first'."),
     "pattern": ({"pattern": "q-%02d.tar"}, "pattern was 'p-%02d.tar' and is 'q-%02d.tar'."),
-    "export": ({"export": ["timm"]}, "export was [] and is ['timm']."),
-    "split_name": ({"split_name": "x"}, "split_name was '' and is 'x'."),
 }
 AS_IN_PACK = {"split", "validate", "resize", "resize_mode", "upscale", "format", "quality", "orient", "background"}
-AS_IN_PACK |= {"image_fields", "derive", "max_pixels", "fields", "classes"}
+AS_IN_PACK |= {"image_fields", "mask_fields", "mask_fill", "derive", "max_pixels", "fields", "classes"}
 NO_OPTIONS_OF_SHARDS = {
     "on",
     "part",
-    "only",
     "threads",
     "source",
     "dest",
@@ -149,6 +145,8 @@ NO_OPTIONS_OF_SHARDS = {
     "append",
     "overwrite",
     "restart",
+    "export",
+    "split_name",
     "options",
     "staging",
     "progress",
@@ -160,7 +158,7 @@ def test_every_option_that_a_shard_depends_on_is_tried():
     import inspect
 
     known = {*inspect.signature(wdskit.reshard).parameters} - NO_OPTIONS_OF_SHARDS - AS_IN_PACK
-    assert known == {*CHANGES} | {"max_bytes", "multiple_of"}  # as max_samples and num_shards
+    assert known == {*CHANGES} | {"max_bytes"}  # as max_samples
 
 
 @pytest.mark.parametrize("change", CHANGES)
@@ -293,19 +291,18 @@ def test_the_command_has_the_same_words(source, tmp_path, run):
     words = ["reshard", str(source), str(tmp_path / "out"), "--pattern", "p-%02d.tar", "--max-samples", "2"]
     stop(source, tmp_path / "out", 2, shuffle=1)
     assert run(*words)[0] == 1
-    code, out, _ = run(*words, "--restart", "--export", "timm,dali", "--split-name", "test", "--json")
+    code, out, _ = run(*words, "--restart", "--json")
     assert code == 0
     assert json.loads(out)["was_done"] is False
-    assert bytes_in(tmp_path / "out") == resharded(
-        source, tmp_path / "wanted", export=["timm", "dali"], split_name="test"
-    )
+    assert bytes_in(tmp_path / "out") == resharded(source, tmp_path / "wanted")
+    assert run(*words, "--overwrite", "--shuffle", "3")[0] == 0
     assert run(*words)[0] == 1
     assert run(*words, "--overwrite")[0] == 0
     assert bytes_in(tmp_path / "out") == resharded(source, tmp_path / "plain")
 
 
 def test_another_one_may_replace_it(source, tmp_path):
-    stop_behind_index(source, tmp_path / "out", export=["timm", "dali"])
+    stop_behind_index(source, tmp_path / "out")
     assert resharded(source, tmp_path / "out", shuffle=1, overwrite=True) == resharded(
         source, tmp_path / "wanted", shuffle=1
     )
@@ -315,8 +312,10 @@ def test_another_one_may_replace_it(source, tmp_path):
 
 
 def test_a_packed_folder_is_replaced_only_when_that_is_said(source, tmp_path):
-    """With its lists, selections and files for other readers; and nothing else is touched."""
-    folder = packed(tmp_path / "out", [*rows(20, 27), {"__key__": "bad"}], skip_bad=True, export=KINDS)
+    """With its lists, selections and exported files; and nothing else is touched."""
+    folder = packed(
+        tmp_path / "out", [*rows(20, 27), {"__key__": "bad"}], skip_bad=True, export=["open_clip", "timm", "dali"]
+    )
     split(folder, "a=0.5,b=0.5", disk=HastyDisk())
     (folder / "notes.txt").write_text("mine")
     before = bytes_in(folder)
@@ -352,72 +351,10 @@ def test_strange_shards_are_not_replaced(source, tmp_path):
     assert bytes_in(folder) == before
 
 
-# Files for other readers.
-
-
-def give_to_others(folder: Path) -> None:
-    """Shards as others write them: samples that are not copied, and keys beyond ASCII."""
-    for path in folder.iterdir():
-        path.unlink()
-    samples = {
-        f"ä{row['__key__']}": {
-            "txt": row["txt"].encode(),
-            "json": b'{"n": %d}' % number,
-            "cls": b"1",
-        }
-        for number, row in enumerate(rows(0, 9))
-    }
-    write_shard(folder / "a.tar", samples)
-
-
-@pytest.mark.parametrize("kinds", [*([kind] for kind in KINDS), KINDS])
-def test_they_are_those_that_pack_writes(source, tmp_path, kinds):
-    found = resharded(source, tmp_path / "t", export=kinds, shuffle=1, split_name="test")
-    packed(tmp_path / "u" / "t", rows(0, 9), export=kinds, shuffle=1, split_name="test")
-    assert found.pop("classes.json")
-    assert found == bytes_in(tmp_path / "u" / "t")
-    assert read_index(tmp_path / "t").exports.kinds == tuple(kinds)
-
-
-@pytest.mark.parametrize("workers", [1, 2])
-def test_of_samples_that_are_written_anew_too(source, tmp_path, workers):
-    give_to_others(source)
-    found = resharded(source, tmp_path / "t", export=KINDS, workers=workers, rename="txt=text")
-    given = [
-        {"__key__": f"ä{row['__key__']}", "text": row["txt"].encode(), "json": b'{"n": %d}' % number, "cls": b"1"}
-        for number, row in enumerate(rows(0, 9))
-    ]
-    packed(tmp_path / "u" / "t", given, export=KINDS)
-    assert found == bytes_in(tmp_path / "u" / "t")
-    assert verify(tmp_path / "t").is_clean
-
-
 def test_what_is_read_at_once_changes_nothing(source, tmp_path, monkeypatch):
-    whole = resharded(source, tmp_path / "whole", export=KINDS)
+    whole = resharded(source, tmp_path / "whole")
     monkeypatch.setattr("wdskit.packing.samples.fill.BATCH_BYTES", 3000)
-    assert resharded(source, tmp_path / "out", export=KINDS) == {
-        name: data.replace(b"whole-", b"out-") for name, data in whole.items()
-    }
-
-
-def test_what_something_else_wrote_is_never_overwritten(source, tmp_path):
-    (tmp_path / "out").mkdir()
-    for name in ("p-00.idx", "sizes.json"):
-        (tmp_path / "out" / name).write_text("mine")
-        with pytest.raises(WdskitError, match=f"{name}: this file exists already"):
-            resharded(source, tmp_path / "out", export=["dali", "open_clip"])
-        assert (tmp_path / "out" / name).read_text() == "mine"
-        assert not (tmp_path / "out" / "index.json").exists()
-        (tmp_path / "out" / name).unlink()
-    assert resharded(source, tmp_path / "out", export=["dali", "open_clip"]) == resharded(
-        source, tmp_path / "wanted", export=["dali", "open_clip"]
-    )
-
-
-def test_wrong_kinds_are_refused_before_anything_is_written(source, tmp_path):
-    with pytest.raises(ConfigError, match="'tf' is not a kind"):
-        resharded(source, tmp_path / "out", export=["tf"])
-    assert not (tmp_path / "out").exists()
+    assert resharded(source, tmp_path / "out") == whole
 
 
 # Mutants.
@@ -451,8 +388,8 @@ def test_a_run_that_trusts_no_log_is_caught(source, tmp_path, monkeypatch):
         "--split a=0.5,b=0.5",
         "--part 0/1",
         "--threads 2 --validate structure",
-        "--derive bytes --image-fields jpg",
-        "--max-pixels 9",
+        "--validate magic",
+        "--max-pixels 900 --validate structure",
     ],
 )
 def test_the_command_takes_what_pack_takes(source, tmp_path, run, words):

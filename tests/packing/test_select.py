@@ -100,7 +100,7 @@ def test_the_summary_of_a_selection(data, run):
     assert run("reshard", "data", "--selection", "few", "--filter", "cls == 3") == (
         0, "Selected 10 of 40 samples in 4 shards as few.\nfiltered: 30", ""
     )  # fmt: skip
-    others = (["--shuffle", "1"], ["--restart"], ["--export", "dali"], ["--split-name", "x"])
+    others = (["--shuffle", "1"], ["--restart"], ["--export", "dali"], ["--export", "timm", "--split-name", "x"])
     for words in (["out", "--selection", "x"], [], *(["--selection", "x", *other] for other in others)):
         code, _, err = run("reshard", "data", *words)
         assert code == 2
@@ -126,3 +126,10 @@ def test_two_spellings_of_a_folder_are_one(tmp_path, monkeypatch):
         with pytest.raises(SelectionError, match="a shard is named twice"):
             select(f"sel/b.tar::{other}", "twice", filter="cls > 0")
         assert verify(f"sel/a.tar::sel/b.tar::{other}").is_clean
+
+
+def test_a_selection_of_no_sample_is_refused_and_not_written(tmp_path):
+    pack([{"__key__": "a", "json": {"n": 1}}], tmp_path / "out")
+    with pytest.raises(SelectionError, match="none of the 1 samples is selected"):
+        select(str(tmp_path / "out"), "large", filter="json.n > 1")
+    assert not (tmp_path / "out" / "large.selection").exists()

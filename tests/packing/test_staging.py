@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from disks import HastyDisk, KillingDisk, Stopped, StoppingDisk, WatchedDisk, killed, run_child
+from disks import HastyDisk, KillingDisk, Stopped, StoppingDisk, WatchedDisk, final_name, killed, run_child
 from images import make_folder
 from pack_cases import staged
 from shards import bytes_in, samples_in
@@ -70,10 +70,8 @@ def test_what_is_published_is_not_read_again(tmp_path):
     disk.before = lambda name, *args: read.append(args[0].name) if name == "open" else None
     pack(source, tmp_path / "out", **OPTIONS, disk=disk)
     assert bytes_in(tmp_path / "out") == whole
-    assert [name for name in read if ".tar." in name and ".idx" not in name] == [
-        ".p-03.tar.wdskit-temp",
-        ".p-04.tar.wdskit-temp",
-    ]
+    names = [final_name(name) for name in read]
+    assert [name for name in names if name.endswith(".tar")] == ["p-03.tar", "p-04.tar"]
 
 
 def test_a_stopped_run_may_go_on_with_other_workers_and_from_disk(tmp_path, monkeypatch):
@@ -115,7 +113,7 @@ def test_a_stream_goes_on_and_writes_nothing_twice(tmp_path):
     disk.before = lambda name, *args: opened.append(args[0].name) if name == "open" else None
     pack(iter(rows(0, 9)), tmp_path / "out", **OPTIONS, disk=disk)
     assert bytes_in(tmp_path / "out") == whole
-    assert not {f".{name}.wdskit-temp" for name in there} & {*opened}
+    assert not there & {*map(final_name, opened)}
 
 
 # What has changed since.
@@ -202,8 +200,8 @@ def test_a_run_that_has_published_nothing_is_forgotten(tmp_path):
 
 @pytest.mark.parametrize("text", ["", "{}", "[1]", '{"wdskit_run": 1}', "[" * 9999, '{"wdskit_run": 2, "shards": 5}'])
 def test_a_description_that_cannot_be_read_is_an_error(tmp_path, text):
-    (tmp_path / "out" / RUN_FOLDER / "x").mkdir(parents=True)
-    (tmp_path / "out" / RUN_FOLDER / "x" / DESCRIPTION_NAME).write_text(text)
+    (tmp_path / "out" / RUN_FOLDER / ("0" * 16)).mkdir(parents=True)
+    (tmp_path / "out" / RUN_FOLDER / ("0" * 16) / DESCRIPTION_NAME).write_text(text)
     with pytest.raises(
         PackError, match=r"run.json: this version of wdskit cannot read this description of a run.\n.*remove"
     ):
@@ -251,18 +249,17 @@ def with_duplicates(folder: Path) -> Path:
 def test_wherever_a_run_was_stopped_another_one_may_begin_anew(tmp_path):
     """Nothing of the first one is left then: no list of all shards either, which it wrote just before the index."""
     source = with_duplicates(tmp_path / "photos")
-    export = ("open_clip", "timm", "energon", "dali")
     disk = WatchedDisk()
-    pack(source, tmp_path / "whole", export=export, duplicates="report", disk=disk, **OPTIONS)
-    assert {"duplicates.jsonl", "sizes.json", ".nv-meta/.info.json"} <= {*bytes_in(tmp_path / "whole")}
-    wanted = packed(tmp_path / "wanted", source, shuffle=1, export=("open_clip",))
+    pack(source, tmp_path / "whole", duplicates="report", disk=disk, **OPTIONS)
+    assert "duplicates.jsonl" in bytes_in(tmp_path / "whole")
+    wanted = packed(tmp_path / "wanted", source, shuffle=1)
     first = disk.operations.index("open_log")  # of the first shard that is noted
     for number in range(first, len(disk.operations), 1 if ALL else 5):
         folder = tmp_path / f"{number}"
         run = KillingDisk(number)
-        run_child(lambda: pack(source, folder, export=export, duplicates="report", disk=run, **OPTIONS))  # noqa: B023
+        run_child(lambda: pack(source, folder, duplicates="report", disk=run, **OPTIONS))  # noqa: B023
         if not (folder / "index.json").exists() and not (staged(folder) / JOURNAL_NAME).exists():
-            pack(source, folder, shuffle=1, export=("open_clip",), restart=True, disk=HastyDisk(), **OPTIONS)
+            pack(source, folder, shuffle=1, restart=True, disk=HastyDisk(), **OPTIONS)
             assert bytes_in(folder) == wanted
 
 
@@ -498,6 +495,20 @@ def test_parts_that_start_at_once_are_all_done(tmp_path):
     assert bytes_in(tmp_path / "out") == whole
 
 
+def test_a_part_removes_its_own_temporary_files_and_not_those_of_a_running_part(tmp_path):
+    pack(rows(0, 12), tmp_path / "out", part="0/3", **OPTIONS)
+    own, other = (staged(tmp_path / "out") / f".p-0{number}.tar.0badcafe.wdskit-temp" for number in (4, 5))
+    for path in (own, other):
+        path.write_bytes(b"half")
+    with share_folder(tmp_path / "out"):
+        pack(rows(0, 12), tmp_path / "out", part="1/3", **OPTIONS)
+    assert not own.exists()
+    assert other.exists()
+    pack(rows(0, 12), tmp_path / "out", part="2/3", **OPTIONS)
+    finish_pack(tmp_path / "out")
+    assert bytes_in(tmp_path / "out") == packed(tmp_path / "whole", rows(0, 12))
+
+
 def test_a_part_and_finishing_may_be_killed_at_each_operation(tmp_path):
     whole = packed(tmp_path / "whole", rows(0, 7))
     for what in ("part", "finish"):
@@ -542,14 +553,12 @@ def test_a_part_beyond_the_last_is_told_how_many_there_are(text, tmp_path):
     [
         ({"part": "0/2", "overwrite": True}, "overwrite and part cannot be combined"),
         ({"append": True, "overwrite": True}, "append and overwrite cannot be combined"),
-        ({"only": 1, "part": "0/2"}, "part and only cannot be combined"),
-        ({"only": -1}, "only: -1 is not the number of a shard"),
     ],
 )
 def test_options_that_contradict_each_other_are_refused(tmp_path, options, message):
     with pytest.raises(PackError, match=message):
         pack(rows(0, 3), tmp_path / "out", **options)
-    with pytest.raises(PackError, match=r"only once|cannot be combined|not (a|the) number"):
+    with pytest.raises(PackError, match=r"only once|cannot be combined"):
         pack(iter(rows(0, 3)), tmp_path / "out", **options)
 
 
@@ -572,11 +581,8 @@ def test_a_run_that_is_not_divided_is_not_finished_without_its_lists(tmp_path):
     assert packed(tmp_path / "out", source) == packed(tmp_path / "whole", source)
 
 
-# One shard again.
-
-
 @pytest.mark.parametrize("damage", ["gone", "cut", "flipped", "offsets"])
-def test_a_lost_or_damaged_shard_is_filled_again(tmp_path, damage):
+def test_a_lost_or_damaged_shard_is_filled_again_by_overwrite(tmp_path, damage):
     whole = packed(tmp_path / "out", rows(0, 9), shuffle=1)
     shard = tmp_path / "out" / "p-02.tar"
     if damage == "gone":
@@ -587,24 +593,8 @@ def test_a_lost_or_damaged_shard_is_filled_again(tmp_path, damage):
         data = bytearray(shard.read_bytes())
         data[600] ^= 1
         shard.write_bytes(data[: 1000 if damage == "cut" else None])
-    result = pack(rows(0, 9), tmp_path / "out", only=2, shuffle=1, **OPTIONS)
-    assert [entry.name for entry in result.entries] == ["p-02.tar"]
+    pack(rows(0, 9), tmp_path / "out", overwrite=True, shuffle=1, **OPTIONS)
     assert bytes_in(tmp_path / "out") == whole
-
-
-def test_a_shard_that_would_be_another_is_not_replaced(tmp_path):
-    packed(tmp_path / "out", rows(0, 9))
-    before = bytes_in(tmp_path / "out")
-    for given, options in ((rows(1, 10), {}), (rows(0, 9), {"shuffle": 1})):
-        with pytest.raises(
-            PackError, match=r"p-02.tar: its rows now give other bytes than those in the folder's index"
-        ):
-            pack(given, tmp_path / "out", only=2, **options, **OPTIONS)
-    with pytest.raises(PackError, match=r"only: no p-05.tar: .* ends with p-04.tar, .* with p-04.tar\.\n  Use the"):
-        pack(rows(0, 9), tmp_path / "out", only=5, **OPTIONS)
-    assert bytes_in(tmp_path / "out") == before
-    with pytest.raises(PackError, match="only: it has no index, so it is not packed yet"):
-        pack(rows(0, 9), tmp_path / "new", only=2, **OPTIONS)
 
 
 # Mutants.

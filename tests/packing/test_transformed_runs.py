@@ -57,15 +57,6 @@ def test_rows_that_come_once_are_treated_too(tmp_path):
     assert bytes_in(tmp_path / "list") == bytes_in(tmp_path / "stream")
 
 
-def test_a_shard_is_done_again_with_the_same_bytes(tmp_path):
-    source = photos(tmp_path / "photos")
-    pack(source, tmp_path / "out", **TREATED)
-    before = bytes_in(tmp_path / "out")
-    (tmp_path / "out" / "out-000001.tar").unlink()
-    pack(source, tmp_path / "out", only=1, **TREATED)
-    assert bytes_in(tmp_path / "out") == before
-
-
 def test_shards_of_unknown_size_go_by_count_alone(tmp_path):
     source = photos(tmp_path / "photos")
     for options in ({"resize": 16}, {"derive": "bytes"}):

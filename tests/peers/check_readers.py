@@ -1,4 +1,4 @@
-"""The programs for which `--export` writes files read the shards by them; and what `verify --for` says is what they do.
+"""The programs for which `wdskit export` writes files read the shards by them, and docs/readers.md says what they do.
 
 `make peers` installs them, each in an environment of its own, and runs this. It is not a part of `make test`.
 """
@@ -19,7 +19,7 @@ from disks import HastyDisk
 from images import image_bytes
 
 from tests.peers.unsafe import READERS, UNSAFE, shard
-from wdskit import pack
+from wdskit import export, pack
 from wdskit.dataset.samples import ShardReader
 from wdskit.shards.index import index_folder
 
@@ -57,7 +57,7 @@ def hashed(samples: Sequence[Sample]) -> list[list[Any]]:
     return [[key, {name: sha256(data) for name, data in fields.items()}] for key, fields in samples]
 
 
-# What `--export` writes.
+# What `wdskit export` writes.
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +70,8 @@ def packed(tmp_path_factory) -> Path:
             for n in range(start, stop)
         ]
         pattern = f"{name}-%03d.tar"
-        pack(rows, folder, pattern=pattern, max_samples=2, append=name == "val", **({} if start else {"export": KINDS}))
+        pack(rows, folder, pattern=pattern, max_samples=2, append=name == "val")
+    export(folder, KINDS)
     return folder
 
 
@@ -104,7 +105,7 @@ def test_wids_reads_by_the_index(packed, tmp_path):
     assert found == hashed(all_of(packed, "*.tar"))
 
 
-# What `verify --for` says.
+# What docs/readers.md says.
 
 
 class Shard(NamedTuple):
@@ -126,7 +127,8 @@ def shards(tmp_path_factory) -> dict[str, Shard]:
         folder = root / f"{number}"
         folder.mkdir()
         (folder / "s-0.tar").write_bytes(shard(name))
-        index_folder(folder, export=["open_clip", "timm", "energon"], disk=HastyDisk())
+        index_folder(folder, disk=HastyDisk())
+        export(folder, ["open_clip", "timm", "energon"], disk=HastyDisk())
         made[name] = Shard(folder, samples_of(folder / "s-0.tar"))
     return made
 
@@ -142,7 +144,7 @@ def test_a_reader_fails_where_it_was_said_to_and_nowhere_else(shards, reader):
 
 def test_dali_reads_by_our_index_what_it_does_not_read_by_its_own(shards):
     for one in shards.values():
-        index_folder(one.folder, export=["dali"], disk=HastyDisk())
+        export(one.folder, "dali", disk=HastyDisk())
     right = dali_by(list(shards.values()), with_index=True)
     assert [name for name, is_right in zip(shards, right, strict=True) if not is_right] == ["upper case"]
 

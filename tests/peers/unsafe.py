@@ -1,6 +1,6 @@
 """Hand-written shards that break a rule of some reader, with the readers that cannot take them.
 
-`test_verify.py` compares this with what `verify --for` says, `check_readers.py` with what the readers do.
+docs/readers.md lists these rules; `check_readers.py` shows that each reader fails on these shards and on no other.
 """
 
 from __future__ import annotations

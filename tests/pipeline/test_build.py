@@ -8,7 +8,6 @@ import pytest
 from shards import even, number_of, write_numbers
 
 from wdskit import Pipeline
-from wdskit.pipeline.build import patience_of
 
 
 @pytest.fixture
@@ -80,16 +79,6 @@ def test_the_first_stage_that_cannot_be_resumed_is_named(six, change, threads, r
     assert (before.stateless, before.unsaved) == (reason, reason)
     assert (behind.stateless, behind.unsaved) == ("", reason)
     assert (alone.stateless, alone.unsaved) == (reason, reason)
-
-
-def test_patience_is_what_stages_hold_in_samples():
-    pipe = Pipeline().stream("a")
-    assert patience_of(pipe.shuffle(100).stages, 1) == 104
-    assert patience_of(pipe.shuffle(100).stages, 3) == 112
-    assert patience_of(pipe.batched(4).shuffle(100).stages, 1) == 4 + 4 + 400
-    assert patience_of(pipe.batched(global_size=4).unbatched().shuffle(100).stages, 1) == 4 + 4 + 100
-    assert patience_of(pipe.slice(5, None, 3).with_epoch(10).stages, 1) == 4 + 8
-    assert patience_of(pipe.stage(iter).stages, 1) == 4 + 1_000_000
 
 
 def test_the_shards_are_opened_at_the_first_stage_that_is_no_splitter(six):

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import os
 
+import numpy as np
 import pytest
+import torch
 from shards import number_of, write_numbers
 
 import wdskit
 from tests.config.test_export import SCHEMA, fits
-from wdskit import ConfigError, Pipeline, load_config, make_loader
+from wdskit import ConfigError, FolderIndexError, Pipeline, RankError, load_config, make_loader
 from wdskit.pipeline import settings
-from wdskit.pipeline.settings import LoaderSpec, StatsSpec, choose_workers, usable_cores
+from wdskit.pipeline.settings import LoaderSpec, StatsSpec, choose_workers
+from wdskit.processes import usable_cores
 from wdskit.shards.index import index_folder
 
 EXACT = Pipeline().exact("a")
@@ -208,3 +212,78 @@ def test_arguments_overrule_the_file(tmp_path):
         "loader": {"workers": 0, "stats": {"every": 5, "file": "never.jsonl"}},
     }
     assert make_loader(written, stats=7).spec.stats == StatsSpec(every=7)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [{"mean": [123.0], "std": [0.5]}, {"mean": [-0.1], "std": [1]}, {"mean": [0.5], "std": [58.4]}],
+)
+def test_normalize_takes_numbers_of_pixels_in_0_to_1(values) -> None:
+    with pytest.raises(ConfigError, match=r"is not within 0\.\.1, as the pixels are"):
+        load_config({"pipeline": [{"stream": "a.tar"}, {"decode": "rgb8"}, {"normalize": values}]})
+
+
+@pytest.mark.parametrize("source", ["exact", "sequential", "resampled"])
+def test_a_range_beyond_the_samples_is_refused(tmp_path, source) -> None:
+    write_numbers(tmp_path, [20, 23])
+    index_folder(tmp_path, workers=1)
+
+    def make(bounds):
+        pipe = {"pipeline": [{source: {"shards": str(tmp_path), "range": bounds}}]}
+        return make_loader(pipe, workers=0)
+
+    for bounds in ([5, 44], [100, 1_000_000]):
+        message = rf"`range` ends at sample {bounds[1]}, but there are 43 samples"
+        with pytest.raises(FolderIndexError, match=message):
+            make(bounds)
+    assert len(make([5, 43])) == len(make([5, "100%"])) == 38
+
+
+def test_ranks_per_node_shares_the_cores_where_workers_are_chosen(monkeypatch):
+    monkeypatch.setattr("wdskit.pipeline.settings.usable_cores", lambda: 64)
+    stages = Pipeline().exact("a.tar").decode("rgb8").stages
+    alone = choose_workers(LoaderSpec(), stages, {})
+    shared = choose_workers(LoaderSpec(ranks_per_node=8), stages, {})
+    assert alone.workers * alone.threads == 16
+    assert shared.workers * shared.threads == 8
+
+
+@pytest.mark.parametrize("whole", [np.int64, np.uint8, torch.tensor], ids=["int64", "uint8", "tensor"])
+def test_whole_numbers_of_numpy_and_torch_are_plain_ints(tmp_path, whole) -> None:
+    write_numbers(tmp_path, [20, 23])
+    index_folder(tmp_path, workers=1)
+
+    def loader_of(number):
+        source = {"seed": 3, "window": 9, "lanes": 4, "homes": 2}
+        source = {name: number(value) for name, value in source.items()} | {"range": [number(2), number(40)]}
+        pipe = Pipeline().exact(tmp_path, **source).batched(number(2)).with_epoch(number(12))
+        settings = {"workers": 0, "threads": 2, "prefetch": 3, "ranks_per_node": 1, "stats": 7, "world_size": 2}
+        settings = {name: number(value) for name, value in settings.items()} | {"rank": number(0)}
+        return pipe.loader(**settings, errors={"max_bad": number(1)})
+
+    loader, plain = loader_of(whole), loader_of(int)
+    for each, number in ((loader, whole), (plain, int)):
+        each.set_epoch(number(4))
+        each.sampler.set_epoch(number(5))
+    assert loader.spec == plain.spec
+    assert json.dumps(loader.state_dict()) == json.dumps(plain.state_dict())
+    assert [batch["__key__"] for batch in loader] == [batch["__key__"] for batch in plain]
+    assert written_with(whole) == written_with(int)
+    found = wdskit.plan(Pipeline().exact(tmp_path).batched(2), world_size=whole(2), epoch=whole(1), workers=whole(1))
+    assert type(found.world_size) is int
+
+
+def written_with(number) -> str:
+    part = {"shards": "a", "weight": {number(0): number(3), number(8): 0.5}}
+    stages = [{"exact": {"mixture": [part]}}, {"decode": "rgb8"}, {"resize": [number(8), number(9)]}]
+    return load_config({"pipeline": [*stages, {"with_epoch": number(4)}]}).to_yaml()
+
+
+@pytest.mark.parametrize("value", [np.bool_(True), torch.tensor(True), np.float64(3), np.array([3]), torch.tensor([3])])
+def test_what_is_no_whole_number_stays_refused(value) -> None:
+    with pytest.raises(ConfigError, match=r"seed"):
+        Pipeline().exact("a.tar", seed=value)
+    with pytest.raises(ConfigError, match=r"max_bad"):
+        load_config({"pipeline": [{"stream": "a.tar"}], "errors": {"max_bad": value}})
+    with pytest.raises(RankError, match=r"whole numbers"):
+        Pipeline().stream("a.tar").loader(rank=value, world_size=value)

@@ -168,6 +168,22 @@ def test_hostile_values_end_soon_and_in_little_memory():
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200_000
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "txt.strip(txt) == ''", "txt.lstrip(txt) == ''", "txt.find(txt.upper()) == 0", "txt.count(txt) == 1",
+        "txt.startswith(('a', txt))", "txt in txt", "txt not in txt", "txt.split(txt) == ['', '']",
+    ],
+)  # fmt: skip
+def test_a_long_text_is_not_searched_for(text):
+    """Otherwise one filter takes a minute for 4 MB."""
+    assert holds(text, fields={"txt": "a" * 2000}) in {True, False}
+    start = time.process_time()
+    with pytest.raises(ExpressionError, match="more than the 2000 to search for"):
+        holds(text, fields={"txt": "ab" * 2_000_000})
+    assert time.process_time() - start < 1
+
+
 @given(st.text(max_size=60))
 def test_any_text_is_an_expression_or_a_selection_error(text):
     try:

@@ -113,8 +113,6 @@ def test_what_is_no_folder_of_shards_is_refused(tmp_path: Path) -> None:
         index_folder(tmp_path / "file")
     with pytest.raises(StorageError, match=r"only buckets of s3://, gs://, az:// can be written to"):
         index_folder("http://localhost/train")
-    with pytest.raises(StorageError, match=r"files for other readers are only written into local folders"):
-        index_folder("s3://bucket/train", export="wids")
 
 
 def test_a_folder_that_another_process_writes_is_refused(folder: Path) -> None:

@@ -35,7 +35,7 @@ Samples = dict[str, dict[str, bytes]]
 def numbered(num: int, *, groups: int = 7) -> Samples:
     """Samples with a key, a class and, in their JSON, the patient they belong to."""
     return {
-        f"k{at:05d}": {"cls": b"1", "json": json.dumps({"patient": {"id": f"p{at % groups}"}}).encode()}
+        f"k{at:05d}": {"cls": b"1", "json": json.dumps({"patient": {"id": f"q{at % groups}"}}).encode()}
         for at in range(num)
     }
 
@@ -227,8 +227,9 @@ def test_the_same_patients_are_in_the_same_split_in_every_folder(tmp_path: Path)
 
 @given(st.lists(st.integers(0, 9), max_size=40), st.integers(1, 5), st.integers(0, 3))
 def test_all_samples_of_a_group_stay_together(tmp_path_factory, groups: list[int], size: int, seed: int) -> None:
+    groups = [*groups, *range(100, 120)]  # of which each split has some
     samples = {f"k{at}": {"json": json.dumps({"a": {"b": group}}).encode()} for at, group in enumerate(groups)}
-    shards = [dict(list(samples.items())[at : at + size]) for at in range(0, len(samples), size)] or [{}]
+    shards = [dict(list(samples.items())[at : at + size]) for at in range(0, len(samples), size)]
     folder = make_folder(tmp_path_factory.mktemp("groups"), shards)
     report = split(folder, by="json:a.b", seed=seed)
     found = splits_of(folder)
@@ -253,8 +254,7 @@ def test_types_that_differ_do_not_tear_a_group(tmp_path: Path) -> None:
     values = [17, "17", 17.0, 18, "18", True, "true"]
     samples = {f"k{at}": {"json": json.dumps({"id": value}).encode()} for at, value in enumerate(values)}
     folder = make_folder(tmp_path / "data", [samples])
-    shares = ",".join(f"s{at}=0.02" for at in range(50))
-    report = split(folder, shares, by="json:id")
+    report = split(folder, "a=0.5,b=0.5", by="json:id", seed=2)
     found = splits_of(folder)
     assert found["k0"] == found["k1"] == found["k2"] != found["k3"] == found["k4"]
     assert found["k5"] == found["k6"]
@@ -357,9 +357,9 @@ def test_faults_of_several_shards_are_listed_and_nothing_is_written(tmp_path: Pa
 @pytest.mark.parametrize("name", ["a b", "it's", "größe", "a$(x)`", "*"])
 def test_a_recipe_is_a_command_that_a_shell_reads_back(tmp_path: Path, name: str) -> None:
     folder = make_folder(tmp_path / "data", [{"k": {"json": json.dumps({name: 1}).encode()}}])
-    report = split(folder, by=f"json:{name}", seed=5)
-    assert shlex.split(report.recipe) == ["split", SHARES, "--by", f"json:{name}", "--seed", "5"]
-    assert split(folder, by=f"json:{name}", seed=5) == report
+    report = split(folder, "all=1", by=f"json:{name}", seed=5)
+    assert shlex.split(report.recipe) == ["split", "all=1", "--by", f"json:{name}", "--seed", "5"]
+    assert split(folder, "all=1", by=f"json:{name}", seed=5) == report
 
 
 # --- what is read, and what is refused
@@ -442,10 +442,12 @@ def test_shards_that_do_not_match_their_index_are_an_error(folder: Path) -> None
     assert list_selections(folder) == []
 
 
-def test_a_folder_without_samples_has_empty_splits(tmp_path: Path) -> None:
-    folder = make_folder(tmp_path / "data", [{}])
-    assert [part.num_samples for part in split(folder, by="json:x").parts] == [0, 0, 0]
-    assert splits_of(folder) == {}
+@pytest.mark.parametrize("count", [0, 1, 2])
+def test_a_split_without_a_sample_is_refused_with_the_numbers(tmp_path: Path, count: int) -> None:
+    folder = make_folder(tmp_path / "data", [{f"k{number}": {"cls": b"1"} for number in range(count)}])
+    with pytest.raises(SelectionError, match=r"split '\w+' \(share 0.\d\) would be empty.*\n  .* train \d, val \d"):
+        split(folder)
+    assert list_selections(folder) == []
 
 
 def test_progress_ends_at_all_bytes(folder: Path) -> None:

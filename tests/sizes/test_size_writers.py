@@ -21,7 +21,6 @@ from real_sizes import (
     check_folder,
     large,
     make_samples,
-    pick,
     read_shard,
     rows,
     small,
@@ -29,7 +28,7 @@ from real_sizes import (
     write_tars,
 )
 
-from wdskit import extract, finish_pack, pack, repair, reshard
+from wdskit import finish_pack, pack, reshard
 from wdskit.files import THREAD_BYTES, Disk, TempFile
 
 SIZES: dict[str, Callable[[], Samples]] = {"large": large, "small": small} if ALL else {"large": large}
@@ -228,30 +227,6 @@ def test_reshard_of_tars_that_others_wrote(tmp_path: Path) -> None:
     source = write_tars(tmp_path / "source", large(), each=250)
     reshard(str(source / "t-{000..002}.tar"), tmp_path / "new")
     check_folder(tmp_path / "new", large())
-
-
-# Repairing and extracting.
-
-
-def test_repair_saves_all_that_is_whole(packed: Path, tmp_path: Path) -> None:
-    (tmp_path / "damaged").mkdir()
-    for path in packed.iterdir():
-        (tmp_path / "damaged" / path.name).write_bytes(path.read_bytes())
-    (shard,) = (tmp_path / "damaged").glob("*.tar")
-    offsets = memoryview((packed / f"{shard.name}.idx").read_bytes()).cast("Q")
-    with shard.open("r+b") as file:
-        file.seek(offsets[300] + 5)
-        file.write(b"\xff")
-    repair(tmp_path / "damaged", tmp_path / "saved")
-    check_folder(tmp_path / "saved", pick(large(), [number for number in range(600) if number != 300]))
-
-
-def test_extract(packed: Path, tmp_path: Path) -> None:
-    extract(str(packed), tmp_path / "files")
-    found = {path.name: path for path in (tmp_path / "files").rglob("*") if path.is_file()}
-    names = {f"{key}.{name}": data for key, fields in large().items() for name, data in fields.items()}
-    assert found.keys() == names.keys()
-    assert all(found[name].read_bytes() == data for name, data in names.items())
 
 
 # Each of these ways to be wrong is caught by the checks above.

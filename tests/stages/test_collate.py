@@ -20,17 +20,23 @@ from tests.codecs.test_columns import npy
 from wdskit import ConfigError, Pipeline, PipelineError, Ragged, WdskitError, load_config
 from wdskit.shards.index import index_folder
 from wdskit.stages.collate import FRESH, Collate, make_ragged
-from wdskit.stages.layouts import NOTHING_KNOWN, Layouts
+from wdskit.stages.marks import ARRAY, IMAGE, marked
 
 LAST = torch.channels_last
 
 
-def collate(samples, layouts=NOTHING_KNOWN, ragged=frozenset()):
-    return Collate(layouts, ragged)(samples)
+def collate(samples, marks=None, ragged=frozenset(), places=None):
+    """A batch of samples whose values are marked in some slots."""
+    for sample in samples:
+        for slot, mark in (marks or {}).items():
+            has_slot = slot in sample if isinstance(sample, dict) else isinstance(sample, tuple) and slot < len(sample)
+            if has_slot and isinstance(sample[slot], (np.ndarray, torch.Tensor)):
+                marked(sample[slot], mark)
+    return Collate(ragged, places)(samples)
 
 
 def images_at(*slots):
-    return Layouts(images=frozenset(slots))
+    return dict.fromkeys(slots, IMAGE)
 
 
 def pixels(*shape, seed=0):
@@ -109,7 +115,7 @@ def test_everything_else_stays_a_list_of_the_same_objects(values):
 @pytest.mark.parametrize("shape", [(), (0,), (3,), (2, 3), (4, 5, 3)])
 def test_arrays_are_stacked(dtype, shape):
     arrays = [(np.ones(shape) * n).astype(dtype) for n in range(3)]
-    (batch,) = collate([(array,) for array in arrays], Layouts(arrays=frozenset({0})))
+    (batch,) = collate([(array,) for array in arrays], {0: ARRAY})
     assert batch.is_contiguous()
     assert np.array_equal(batch.numpy(), np.stack(arrays))
     assert batch.numpy().dtype == np.dtype(dtype).newbyteorder("=")
@@ -166,14 +172,14 @@ def test_chw_tensors_become_channels_last_images(channels, layout):
 def test_other_slots_keep_their_axes():
     """An array is an image only where the pipeline says so; (3, 4, 5) in an image slot is no HWC image."""
     array = pixels(4, 5, 3)
-    layouts = Layouts(frozenset({0}), frozenset({1}))
-    assert collate([(array, array)], layouts)[1].shape == (1, 4, 5, 3)
+    assert collate([(array, array.copy())], {0: IMAGE, 1: ARRAY})[1].shape == (1, 4, 5, 3)
     assert collate([(pixels(3, 4, 5),)], images_at(0))[0].shape == (1, 3, 4, 5)
+    array = array.copy()
     assert collate([{"npy": array, "left.npy": array}])["left.npy"].shape == (1, 4, 5, 3)
     assert collate([{"jpg": pixels(5)}], images_at("jpg"))["jpg"].shape == (1, 5)
 
 
-@pytest.mark.parametrize("slots", [Layouts(arrays=frozenset({0})), images_at(0)])
+@pytest.mark.parametrize("slots", [{0: ARRAY}, images_at(0)])
 @pytest.mark.parametrize("kind", ["array", "tensor"])
 def test_batches_are_fresh_memory(kind, slots):
     """Even of one sample: the batch may be written to, and pinned."""
@@ -252,7 +258,7 @@ def test_images_are_copied_once():
 )
 def test_messages_name_the_slot(samples, message):
     with pytest.raises(PipelineError) as caught:
-        collate(samples, images_at(0, "jpg"))
+        collate(samples, images_at(0))
     assert str(caught.value) == message
 
 
@@ -349,7 +355,7 @@ def test_it_travels_from_workers_and_is_written_in_yaml(folder: str, tmp_path: P
     )
     config.write_text(f"version: 1\npipeline: {stages}\nloader: {{workers: 1}}\n")
     pipe = Pipeline(load_config(config).pipeline())
-    assert pipe.stages[-1].written() == {"batched": {"size": 4, "ragged": ("npy",)}}
+    assert pipe.stages[-1].written() == {"batched": {"size": 4, "partial": True, "ragged": ("npy",)}}
     batches = list(pipe.loader(workers=1))
     assert [type(batch[0]) for batch in batches] == [Ragged, Ragged]
     lengths = [batch[0].offsets.diff().tolist() for batch in batches]
@@ -380,9 +386,9 @@ def test_what_cannot_be_ragged_is_refused_with_its_name(folder: str, fields: Any
 def test_arrays_that_differ_in_more_than_their_length_are_refused() -> None:
     for other in (np.zeros((1, 3)), np.zeros((1, 2), np.float32), np.zeros(2)):
         with pytest.raises(PipelineError, match=r"slot 0 is \(1, 2\) of torch.float64 in sample 0 but .* in sample 1"):
-            collate([(np.zeros((1, 2)),), (other,)], ragged=frozenset({0}))
+            collate([(np.zeros((1, 2)),), (other,)], ragged=frozenset({"x"}), places=("x",))
     with pytest.raises(PipelineError, match=r"slot 0 in sample 0: can't convert np\.ndarray"):
-        collate([(np.array(["a"]),)], ragged=frozenset({0}))
+        collate([(np.array(["a"]),)], ragged=frozenset({"x"}), places=("x",))
 
 
 @given(st.lists(st.lists(st.integers(-9, 9), max_size=5), min_size=1, max_size=6))

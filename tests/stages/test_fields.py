@@ -8,9 +8,11 @@ import random
 import numpy as np
 import pytest
 import torch
-from shards import draw, listed, write_numbers
+from shards import draw, listed, write_numbers, write_shard
 
-from wdskit import ConfigError, Pipeline, PipelineError
+from wdskit import ConfigError, Pipeline, PipelineError, SampleError, WdskitError
+from wdskit.shards.index import index_folder
+from wdskit.stages.fields import Rename, warn_of_bytes
 
 
 @pytest.fixture
@@ -75,8 +77,8 @@ class Number:
     ids=["partial", "object", "method", "static", "classmethod", "class", "lambda"],
 )
 def test_a_function_may_be_of_any_kind(six, function):
-    for workers in (0, 1):  # which are forked, as a lambda asks for
-        loader = listed(six).map(function).loader(workers=workers, start_method="fork")
+    for settings in ({"workers": 0}, {"workers": 1, "start_method": "fork"}):  # as a lambda asks for
+        loader = listed(six).map(function).loader(**settings)
         assert list(loader) == list(range(10, 49))
 
 
@@ -155,7 +157,7 @@ def test_global_rng_is_refused_with_several_threads(six, tmp_path):
 
 def test_a_function_that_forgets_to_return_is_an_error(six):
     for workers in (0, 1):
-        with pytest.raises(PipelineError, match="map: the function returned None"):
+        with pytest.raises(SampleError, match="map failed: the function returned None"):
             list(listed(six).map(forget).batched(4).loader(workers=workers))
 
 
@@ -166,3 +168,38 @@ def forget(sample):
 def test_global_rng_beside_the_fields_of_map_dict_is_named_as_a_setting_of_map():
     with pytest.raises(ConfigError, match="`global_rng` is a setting of `map`"):
         Pipeline().map_dict(cls=str, global_rng=True)
+
+
+def test_a_decode_of_fields_that_a_sample_does_not_have_is_an_error(tmp_path):
+    write_numbers(tmp_path, [3])
+    index_folder(tmp_path, workers=1)
+    for source in (Pipeline().exact(str(tmp_path)), Pipeline().stream(str(tmp_path))):
+        for pipe in (source.decode(only="nope"), source.decode(only=["nope", "no"]).batched(2)):
+            with pytest.raises(SampleError, match=r"decode failed: no field `no.*` \(`only`\); the sample has: cls"):
+                list(pipe.loader(workers=0))
+        assert len(list(source.decode(only=["nope", "cls"]).loader(workers=0))) == 3
+
+
+def test_rename_replaces_and_drops_no_field():
+    sample = {"__key__": "k", "left.png": 1, "right.png": 2, "cls": 3}
+    picked = Rename(names={"a": "left.png;right.png"})(sample)
+    assert picked == {"__key__": "k", "right.png": 2, "cls": 3, "a": 1}
+    assert Rename(names={"cls": "left.png", "left.png": "cls"})(sample) == {**sample, "cls": 1, "left.png": 3}
+    assert Rename(names={"cls": "cls"})(sample) == sample
+    for names in ({"cls": "left.png"}, {"right.png": "left.png;right.png"}):
+        with pytest.raises(WdskitError, match=r"would replace the field `\S+` of the sample"):
+            Rename(names=names)(sample)
+
+
+def test_fields_that_only_webdataset_decodes_are_named_once(tmp_path, caplog):
+    fields = dict.fromkeys(("npz", "json.gz", "pkl", "txt", "bin"), b"x")
+    write_shard(tmp_path / "s.tar", {f"k{n}": fields for n in range(4)})
+    index_folder(tmp_path, workers=1)
+    for columns in (True, False):
+        warn_of_bytes.cache_clear()
+        caplog.clear()
+        pipe = Pipeline().exact(str(tmp_path)).decode()
+        batches = list((pipe if columns else pipe.map(dict)).batched(2).loader(workers=0))
+        assert batches[0]["npz"] == [b"x", b"x"]
+        said = sorted(record.args[0] for record in caplog.records if "stays bytes" in record.msg)
+        assert said == ["json.gz", "npz", "pkl"]

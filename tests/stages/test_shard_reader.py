@@ -7,18 +7,21 @@ import io
 import itertools
 import os
 import random
+import re
 import tarfile
 from pathlib import Path
 from typing import Any
 
 import pytest
 from shards import listed, nothing, number_of, write_numbers, write_shard
+from tar_corpus import END, GNU, member, pax, record
 
 from wdskit import Pipeline
 from wdskit.dataset.samples import ShardReader
 from wdskit.dataset.shard import offsets_path, read_offsets
 from wdskit.errors import FolderIndexError, PipelineError, ShardError
 from wdskit.shards.index import index_folder
+from wdskit.stages import progress
 
 
 def stream(path: Path | str, **settings: Any) -> Pipeline:
@@ -166,6 +169,30 @@ def test_members_of_a_key_that_are_apart_are_an_error_before_the_first_sample(tm
     assert isinstance(error, ShardError)
 
 
+UNREADABLE = {
+    "sparse": member("x.bin", b"", kind=b"S", magic=GNU),
+    "sparse by pax": pax(record(b"GNU.sparse.major", b"1")) + member("x.bin", b""),
+    "a link": member("x.bin", b"", kind=b"2", link=b"y"),
+}
+
+
+@pytest.mark.parametrize("kind", UNREADABLE)
+def test_keys_that_continue_after_a_member_that_is_no_file_give_no_part_of_a_sample(tmp_path, kind):
+    names = ["a.cls", "b.cls", "a.txt"]
+    first, second, third = (member(name, b"1") for name in names)
+    path = tmp_path / "s.tar"
+    path.write_bytes(first + second + UNREADABLE[kind] + third + END)
+    samples, error = read(stream(path))
+    assert samples == []
+    assert isinstance(error, ShardError)
+    assert (error.samples_read, error.offset) == (0, len(first + second))
+    one_after_the_other = io.BytesIO(first + UNREADABLE[kind] + third + second + END)  # as from a store
+    with pytest.raises(ShardError) as caught:
+        samples += ShardReader(one_after_the_other.read, shard="s.tar")
+    assert samples == []
+    assert (caught.value.samples_read, caught.value.offset) == (0, len(first))
+
+
 def test_damage_behind_whole_samples_is_told_behind_them(tmp_path):
     """Looking ahead takes nothing from what a stream gives before a shard's damage."""
     path = write_shard(tmp_path / "s.tar", SAMPLES)
@@ -218,14 +245,31 @@ def test_a_filter_that_keeps_one_shard_of_many_is_no_silence(tmp_path, options, 
     assert set(items) == {22, 23}
 
 
-@pytest.mark.parametrize("options", [{}, {"resampled": True}, {"shuffle_shards": False}], ids=str)
-@pytest.mark.parametrize("world_size", [1, 2])
-def test_a_filter_that_keeps_nothing_is_told_on_every_rank(tmp_path, options, world_size):
-    pattern = write_numbers(tmp_path, [2] * 12)
-    pipe = Pipeline().stream(pattern, **options).split_by_node().select(nothing).with_epoch(1)
-    for rank in range(world_size):
-        with pytest.raises(PipelineError, match="dropped all of the last"):
-            list(pipe.loader(workers=0, rank=rank, world_size=world_size))
+@pytest.mark.parametrize(("num_samples", "batch", "threads"), [(200, 64, 2), (2000, 256, 4)])
+def test_threads_that_hold_more_batches_than_the_shards_have_are_no_silence(tmp_path, num_samples, batch, threads):
+    pattern = write_numbers(tmp_path, [num_samples])
+    pipe = Pipeline().stream(pattern).map(number_of).batched(batch).map(list).with_epoch(3)
+    assert [len(items) for items in pipe.loader(workers=0, threads=threads)] == [batch] * 3
+
+
+@pytest.mark.parametrize("settings", [{"workers": 0}, {"workers": 1, "start_method": "fork"}, None], ids=str)
+def test_a_filter_that_keeps_nothing_is_logged_and_goes_on(tmp_path, monkeypatch, caplog, settings):
+    """By the loader, or by a stream that runs without one."""
+    monkeypatch.setattr(progress, "REPORT_S", 0.2)
+    flag = tmp_path / "logged"
+    caplog.handler.addFilter(lambda record: flag.touch() or True)
+    pipe = Pipeline().stream(write_numbers(tmp_path, [2] * 12), split="none").select(lambda _: flag.exists())
+    pipe = pipe.with_epoch(3)
+    assert len(list(pipe.build() if settings is None else pipe.loader(**settings))) == 3
+    pattern = r"no sample has come out of .* for 0 s: [1-9]\d* samples were read in this time, and all were dropped"
+    assert re.match(pattern, caplog.messages[0])
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_filter_that_keeps_nothing_ends_with_the_timeout(tmp_path, workers):
+    pipe = Pipeline().stream(write_numbers(tmp_path, [2] * 12), split="none").select(nothing).with_epoch(1)
+    with pytest.raises(PipelineError, match=r"^no batch came within 0.3 s \(timeout\): no sample has come out of "):
+        list(pipe.loader(workers=workers, timeout=0.3))
 
 
 def test_a_row_of_empty_shards_is_no_end(tmp_path):
@@ -238,6 +282,13 @@ def test_empty_shards_say_so_instead_of_looping(tmp_path):
     pattern = write_numbers(tmp_path, [0, 0])
     with pytest.raises(PipelineError, match="hold no samples"):
         list(Pipeline().stream(pattern).map(number_of).with_epoch(2).loader(workers=0))
+
+
+def test_a_built_stream_of_shards_without_samples_is_an_error(tmp_path):
+    pattern = write_numbers(tmp_path, [0, 0])
+    for pipe in (Pipeline().stream(pattern), Pipeline().stream(write_numbers(tmp_path / "full", [3])).select(nothing)):
+        with pytest.raises(PipelineError, match="epoch 0 is empty: the shards hold no samples"):
+            list(pipe.build())
 
 
 def test_a_cut_shard_yields_whole_samples_then_raises(tmp_path):

@@ -13,7 +13,7 @@ import pytest
 import torch
 from shards import fail_on_7, listed, write_numbers, write_pictures
 
-from wdskit import Pipeline, PipelineError, SampleError
+from wdskit import Pipeline, SampleError
 from wdskit.pipeline.settings import load_config
 from wdskit.stages.registry import STAGES
 
@@ -477,7 +477,7 @@ def test_a_dict_made_by_a_function_behind_to_tuple_is_collated_by_its_names(patt
 
 def test_the_message_of_an_image_renamed_before_decode_says_so(pattern):
     pipe = Pipeline().stream(pattern).rename(image="jpg;png").decode("rgb8").center_crop(8)
-    with pytest.raises(PipelineError, match=r"`image` is not decoded yet.*, before the field gets this name"):
+    with pytest.raises(SampleError, match=r"`image` is not decoded yet.*, before the field gets this name"):
         list(pipe.loader(workers=0))
 
 
@@ -511,11 +511,11 @@ def test_alternatives_of_fields_and_masks_that_meet_in_a_sample_are_an_error(pat
     """Else the mask would be blended as an image and then resized once more."""
     pipe = Pipeline().stream(pattern, shuffle_shards=False).decode("rgb8").resize(6, fields=["jpg;png"], masks=["png"])
     loader = iter(pipe.loader(workers=0))
-    with pytest.raises(PipelineError, match=r"k000: resize: no field `png`"):
+    with pytest.raises(SampleError, match=r"k000: resize: no field `png`"):
         next(loader)
     pipe = Pipeline().stream(pattern, shuffle_shards=False).decode("rgb8").slice(1, 2)
     for stage in (pipe.random_flip, functools.partial(pipe.resize, 6)):
-        with pytest.raises(PipelineError, match=r"k001: \w+: `fields` and `masks` both select `png`"):
+        with pytest.raises(SampleError, match=r"k001: \w+: `fields` and `masks` both select `png`"):
             list(stage(fields=["jpg;png"], masks=["png"]).loader(workers=0))
 
 

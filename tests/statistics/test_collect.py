@@ -59,7 +59,6 @@ def test_numbers_are_exact_on_a_known_folder(known):
         (1, None, 3),
         (2, None, 3),
     ]
-    assert (found.num_bad, found.bad, found.duplicates) == (0, (), None)
     assert found.sample_sizes.total == sum(one.sizes.total for one in found.fields)
 
 
@@ -81,23 +80,21 @@ def test_json_keys_have_types_presence_and_range(known):
     assert (half.key, half.types, half.min, half.max) == ("half", {"number": 9}, 0.0, 4.0)
 
 
-@pytest.mark.parametrize("options", [{}, {"digests": True}, {"sample": "40%", "seed": 3}])
+@pytest.mark.parametrize("options", [{}, {"sample": "40%", "seed": 3}])
 def test_any_number_of_workers_gives_the_same(known, options):
     told = [stats(known, workers=workers, **options).as_dict() for workers in (1, 3)]
     assert told[0] == told[1]
     shown = [
-        collect(known, **{"sample": None, "seed": 0, "digests": False, **options}, num_shown=4, workers=workers)[1]
-        for workers in (1, 3)
+        collect(known, **{"sample": None, "seed": 0, **options}, num_shown=4, workers=workers)[1] for workers in (1, 3)
     ]
     assert shown[0] == shown[1]
 
 
 def test_the_dict_is_json_and_has_every_attribute(known):
-    found = stats(known, digests=True)
+    found = stats(known)
     told = found.as_dict()
     assert json.loads(json.dumps(told, allow_nan=False)).keys() == ShardStats.__dataclass_fields__.keys()
     assert told["fields"][0]["sizes"]["p99"] == 1
-    assert found.duplicates.num_samples == 0
 
 
 def test_class_names_come_from_classes_json_and_empty_classes_are_told(tmp_path):
@@ -151,25 +148,6 @@ def test_bad_fields_are_counted_and_the_first_are_listed(tmp_path):
     assert (found.images[0].num_images, found.classes[0].num_samples) == (1, 29)
 
 
-def test_images_of_the_same_bytes_are_found_across_shards(tmp_path):
-    twice, thrice = image_bytes(number=1), image_bytes(number=2)
-    write_shard(tmp_path / "a.tar", {"one": {"jpg": twice, "cls": b"1"}, "two": {"jpg": thrice}})
-    write_shard(
-        tmp_path / "b.tar", {"three": {"jpg": thrice}, "four": {"cls": b"2", "jpg": twice}, "five": {"cls": b"1"}}
-    )
-    write_shard(tmp_path / "c.tar", {"six": {"jpg": thrice, "json": b"{}"}, "seven": {"cls": b"3"}})
-    found = stats(tmp_path, digests=True).duplicates
-    assert (found.num_samples, found.num_contents) == (3, 2)
-    a, b, c = (str(tmp_path / name) for name in ("a.tar", "b.tar", "c.tar"))
-    assert found.first == (((a, "one"), (b, "four")), ((a, "two"), (b, "three"), (c, "six")))
-
-
-def test_texts_are_the_same_where_all_their_fields_are(tmp_path):
-    samples = {"a": {"txt": b"x", "cls": b"1"}, "b": {"txt": b"x", "cls": b"2"}, "c": {"txt": b"x", "cls": b"1"}}
-    write_shard(tmp_path / "s.tar", samples)
-    assert stats(tmp_path, digests=True).duplicates.num_samples == 1
-
-
 def test_ever_new_fields_take_no_memory(tmp_path):
     samples = {f"k{number}": {f"f{number}": b"x", "cls": b"1"} for number in range(MAX_FIELDS + 5)}
     write_shard(tmp_path / "a.tar", samples)
@@ -180,7 +158,7 @@ def test_ever_new_fields_take_no_memory(tmp_path):
 
 
 def test_chosen_samples_are_whole_ones_with_an_image(known):
-    _, shown = collect(known, sample=None, seed=5, digests=False, num_shown=6)
+    _, shown = collect(known, sample=None, seed=5, num_shown=6)
     keys = set()
     for url, start in shown:
         file = LocalFile(url)
@@ -216,13 +194,13 @@ def test_what_cannot_be_counted_is_refused(known, path, options, error):
 
 def test_a_shard_without_samples_counts_nothing(tmp_path):
     write_shard(tmp_path / "s.tar", {})
-    found = stats(tmp_path, digests=True)
+    found = stats(tmp_path)
     assert (found.num_samples, found.fields, found.classes, found.images) == (0, (), None, ())
     assert found.sample_sizes.bins == ()
 
 
 def test_the_command_prints_tables_and_json(run, known):
-    code, out, err = run("stats", str(known), "--digests")
+    code, out, err = run("stats", str(known))
     assert (code, err) == (0, "")
     for part in (
         "samples           10",

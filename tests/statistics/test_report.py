@@ -105,7 +105,7 @@ def report_of(folder: Path, tmp_path: Path, **options) -> str:
 
 
 def test_a_page_of_hostile_names_is_only_text(tmp_path):
-    text = report_of(write_hostile(tmp_path / "data"), tmp_path, digests=True)
+    text = report_of(write_hostile(tmp_path / "data"), tmp_path)
     page = check_page(text)
     shown = "".join(page.texts)
     assert HOSTILE in shown  # the name of a class, readable
@@ -169,7 +169,7 @@ def test_an_image_that_does_not_decode_says_why(tmp_path):
 )
 def test_every_kind_of_data_has_a_page(tmp_path, samples):
     write_shard(tmp_path / "s.tar", samples)
-    check_page(report_of(tmp_path, tmp_path, digests=True))
+    check_page(report_of(tmp_path, tmp_path))
 
 
 def test_many_resolutions_keys_and_classes_make_a_page_of_bounded_size(tmp_path):

@@ -7,7 +7,6 @@ import fcntl
 import itertools
 import os
 import pickle
-import struct
 import tempfile
 import threading
 import time
@@ -26,12 +25,13 @@ from wdskit.files import DRAFT_PREFIX
 from wdskit.limits import BLOCK_BYTES
 from wdskit.storage import cache as cache_module
 from wdskit.storage.cache import PartCache
-from wdskit.storage.parts import PartName, parts_of, prune
+from wdskit.storage.parts import PartName, part_bytes, parts_of, prune
 
 
 def read_all(cache: PartCache, name: PartName = NAME, starts: Any = STARTS) -> list[bytes | None] | None:
-    part = cache.find(name)
-    return part and [part.read(at, *starts[at : at + 2]) for at in range(len(starts) - 1)]
+    if cache.find(name) is None:
+        return None
+    return [cache.read(name, at, *starts[at : at + 2]) for at in range(len(starts) - 1)]
 
 
 def expected(starts: Any = STARTS) -> list[bytes]:
@@ -76,31 +76,36 @@ def test_every_byte_that_changes_is_seen(tmp_path):
     path = NAME.path(tmp_path)
     whole = path.read_bytes()
     cache = PartCache(tmp_path, 10**6)
-    for at in (*range(0, len(whole) - 100, 41), *range(len(whole) - 100, len(whole))):
-        path.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+    for at in (*range(0, len(whole) - 200, 41), *range(len(whole) - 200, len(whole))):
+        write(path, whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
         cache._open.clear()
-        part = cache.find(NAME)
         found = read_all(cache) or [None] * 3
+        assert None in found
         assert all(one in (None, good) for one, good in zip(found, expected(), strict=True))
-        assert part is None or not part.is_right()
-        path.write_bytes(whole)
-    cache._open.clear()
-    part = cache.find(NAME)
-    assert part is not None
-    assert part.is_right()
-    for size in (0, 5, 16, len(whole) // 2, len(whole) - 1):
-        path.write_bytes(whole[:size])
-        assert PartCache(tmp_path, 10**6).find(NAME) is None
         assert not path.exists()  # it is fetched again
-        path.write_bytes(whole)
+        write(path, whole)
+    cache._open.clear()
+    assert read_all(cache) == expected()
+    for size in (0, 5, 16, len(whole) // 2, len(whole) - 1):
+        write(path, whole[:size])
+        assert PartCache(tmp_path, 10**6).find(NAME) is None
+        assert not path.exists()
+        write(path, whole)
     for lost in (slice(0, 4096), slice(4096, None), slice(None)):  # pages that a power cut took
         left = bytearray(whole)
         left[lost] = bytes(len(left[lost]))
-        path.write_bytes(left)
+        write(path, left)
         found = read_all(PartCache(tmp_path, 10**6)) or [None] * 3
         assert None in found
         assert all(one in (None, good) for one, good in zip(found, expected(), strict=True))
-        path.write_bytes(whole)
+        write(path, whole)
+
+
+def write(path: Path, data: bytes | bytearray, mode: int = 0o600) -> None:
+    """A file that only this user may write, as the cache makes them; one that was there is replaced."""
+    path.unlink(missing_ok=True)
+    path.write_bytes(data)
+    path.chmod(mode)
 
 
 def test_a_checker_that_compares_no_sum_is_caught(tmp_path, monkeypatch):
@@ -217,13 +222,13 @@ def test_a_full_disk_is_said_once_and_not_tried_for_a_while(tmp_path, monkeypatc
     assert [record.getMessage() for record in caplog.records] == [
         f"{tmp_path}: parts cannot be stored now: No space left on device."
     ]
-    cache._full_until = 0
+    cache._full_until = 0.0
     keep(cache)
     assert read_all(cache) == expected()
 
 
 def test_what_was_not_used_for_long_makes_room_and_what_is_in_use_does_not(tmp_path):
-    size = STARTS[-1] - STARTS[0] + BLOCK_BYTES + 8 * 4 + 4 * 3 + 16
+    size = part_bytes(NAME, 3)
     cache = PartCache(tmp_path, 4 * size)
     names = [PartName(f"{at:064x}", *NAME[1:]) for at in range(10)]
     files = [keep(cache, name) for name in names]
@@ -280,7 +285,7 @@ def test_pruning_takes_what_was_not_used_for_longest_and_what_the_killed_have_le
         keep(cache, name)
         os.utime(name.path(tmp_path), (at, at))
     size = names[0].path(tmp_path).stat().st_size
-    for name in (f"{DRAFT_PREFIX}left.part.tmp", "0-512.lock"):
+    for name in (f"{DRAFT_PREFIX}0-512.part.0123abcd", "0-512.lock"):
         (tmp_path / names[4].shard / name).touch()
         os.utime(tmp_path / names[4].shard / name, (0, 0))
     (tmp_path / "notes.txt").touch()
@@ -292,10 +297,174 @@ def test_pruning_takes_what_was_not_used_for_longest_and_what_the_killed_have_le
     assert [*(tmp_path / names[4].shard).iterdir()] == [names[4].path(tmp_path)]
 
 
-def test_fetches_stand_in_one_line_however_long_it_is(tmp_path):
-    """Forty of eight seconds each; and a time that is hours ahead is that of a clock that was set back."""
-    path = tmp_path / "rate"
-    waits = [cache_module._take_turn(path, 8.0) for _ in range(40)]
-    assert waits == pytest.approx([8.0 * number for number in range(40)], abs=0.5)
-    path.write_bytes(struct.pack("<d", time.time() + 2 * cache_module.MAX_LINE_S))
-    assert [cache_module._take_turn(path, 8.0) for _ in range(2)] == pytest.approx([0.0, 8.0], abs=0.5)
+FORGED = bytes(len(DATA))
+
+
+def forge(folder: Path, name: PartName = NAME) -> Path:
+    """A part whose checksums are right and whose bytes are not those of the store, as anybody can make one."""
+    keep(PartCache(folder, 10**6), name, file=Object(FORGED))
+    return name.path(folder)
+
+
+def link_file(path: Path, other: Path) -> None:
+    forge(other).replace(other / "moved")
+    path.symlink_to(other / "moved")
+
+
+def link_folder(path: Path, other: Path) -> None:
+    path.parent.rmdir()
+    path.parent.symlink_to(forge(other).parent)
+
+
+def make_pipe(path: Path, _: Path) -> None:
+    os.mkfifo(path, 0o600)
+
+
+def writable(mode: int) -> Any:
+    return lambda path, other: write(path, forge(other).read_bytes(), mode)
+
+
+def writable_folder(path: Path, other: Path) -> None:
+    write(path, forge(other).read_bytes())
+    path.parent.chmod(0o777)
+
+
+def another_range(path: Path, other: Path) -> None:
+    name = NAME._replace(start=NAME.start + 512, stop=NAME.stop + 512)
+    keep(PartCache(other, 10**6), name, [start + 512 for start in STARTS])
+    name.path(other).replace(path)
+
+
+def another_shard(path: Path, other: Path) -> None:
+    forge(other, NAME._replace(shard="cd" * 32)).replace(path)
+
+
+FOREIGN = {
+    "a file that its group may write": writable(0o660),
+    "a file that all may write": writable(0o602),
+    "a folder that all may write": writable_folder,
+    "a link": link_file,
+    "a link to a folder": link_folder,
+    "a pipe": make_pipe,
+    "the part of another shard": another_shard,
+    "another part of the shard": another_range,
+}
+
+
+@pytest.mark.parametrize("case", FOREIGN)
+def test_a_part_that_somebody_else_could_have_written_is_no_part(tmp_path, case):
+    """None of its bytes is read, and what a link leads to stays."""
+    folder, other = tmp_path / "kept", tmp_path / "other"
+    cache = PartCache(folder, 10**6)
+    NAME.path(folder).parent.mkdir(0o700)
+    FOREIGN[case](NAME.path(folder), other)
+    there = {path: path.read_bytes() for path in other.rglob("*") if path.is_file()} if other.exists() else {}
+    assert cache.find(NAME) is None
+    keep(cache)
+    assert read_all(cache) in (None, expected())
+    assert (read_all(cache) is None) == (case in ("a link to a folder", "a folder that all may write"))
+    prune(folder, 0)
+    assert all(path.read_bytes() == data for path, data in there.items())
+
+
+def test_a_part_of_another_user_is_no_part(tmp_path):
+    forge(tmp_path)
+    cache = PartCache(tmp_path, 10**6)
+    cache._owner += 1  # as if this process were somebody else's
+    assert cache.find(NAME) is None
+    assert keep(cache).num_reads == 0
+    assert NAME.path(tmp_path).exists()  # it is in a folder of another user
+
+
+def test_a_cache_of_another_user_is_refused(tmp_path, monkeypatch):
+    """At the start, with one message, instead of two lines a sample."""
+    for mode in (0o770, 0o757):
+        (tmp_path / oct(mode)).mkdir()
+        (tmp_path / oct(mode)).chmod(mode)
+        with pytest.raises(
+            StorageError, match=r"other users own this folder or may write to it.\n  Name another folder"
+        ):
+            PartCache(tmp_path / oct(mode), 10**6)
+    monkeypatch.setattr(cache_module, "owner_of_new_files", lambda _: os.getuid() + 1)
+    with pytest.raises(StorageError, match=r"other users own this folder or may write to it"):
+        PartCache(tmp_path / "own", 10**6)
+
+    def refuse(_: Path) -> int:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    monkeypatch.setattr(cache_module, "owner_of_new_files", refuse)
+    with pytest.raises(
+        StorageError, match=r"the cache cannot be stored here: Permission denied.\n  Name another folder"
+    ):
+        PartCache(tmp_path / "own", 10**6)
+
+
+def test_a_cache_is_private_whatever_the_umask(tmp_path):
+    before = os.umask(0)
+    try:
+        cache = PartCache(tmp_path / "deep" / "kept", 10**6)
+        keep(cache)
+    finally:
+        os.umask(before)
+    assert read_all(cache) == expected()
+    made = [tmp_path / "deep" / "kept", NAME.path(cache.folder).parent, NAME.path(cache.folder)]
+    assert [path.stat().st_mode & 0o777 for path in made] == [0o700, 0o700, 0o600]
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.EACCES, errno.EIO, errno.ESTALE])
+def test_what_a_process_cannot_read_now_is_kept(tmp_path, monkeypatch, caplog, number):
+    """Without a free descriptor, say. Only damage that was seen removes a part."""
+    keep(PartCache(tmp_path, 10**6))
+
+    def refuse(*_: object) -> Any:
+        raise OSError(number, os.strerror(number))
+
+    for name in ("open", "pread"):
+        cache = PartCache(tmp_path, 10**6)
+        if name == "pread":
+            assert cache.find(NAME) is not None
+        with monkeypatch.context() as patched:
+            patched.setattr(f"wdskit.storage.parts.os.{name}", refuse)
+            found = [cache.read(NAME, 0, *STARTS[:2]) for _ in range(3)]
+        assert found == [None] * 3
+        assert read_all(cache) == expected()
+    assert [record.getMessage() for record in caplog.records] == [
+        f"{tmp_path}: parts cannot be read now: {os.strerror(number)}."
+    ] * 2
+
+
+def test_a_link_to_a_folder_is_neither_listed_nor_emptied(tmp_path):
+    other = tmp_path / "other"
+    forged = forge(other)
+    (forged.parent / "0-512.lock").touch()
+    os.utime(forged.parent / "0-512.lock", (0, 0))
+    (tmp_path / "kept").mkdir()
+    (tmp_path / "kept" / ("cd" * 32)).symlink_to(forged.parent)
+    (tmp_path / "kept" / SHA).mkdir()
+    (tmp_path / "kept" / SHA / "0-512.part").symlink_to(forged)
+    assert not [*parts_of(tmp_path / "kept")]
+    assert not prune(tmp_path / "kept", 0)
+    assert sorted(path.name for path in forged.parent.iterdir()) == ["0-512.lock", forged.name]
+
+
+def test_a_full_cache_is_counted_seldom(tmp_path, monkeypatch):
+    """It is freed to 95 %. Its parts are counted for one in many that come, however many there are."""
+    size, num = part_bytes(NAME, 3), 2000
+    cache, old = PartCache(tmp_path, num * size), time.time() - 1000
+    scans = []
+
+    def count(folder: Path) -> Any:
+        scans.append(1)
+        return parts_of(folder)
+
+    monkeypatch.setattr(cache_module, "parts_of", count)
+    folder = tmp_path / SHA
+    folder.mkdir(0o700)
+    for at in range(num):
+        with (folder / f"{at * 512}-{at * 512 + 512}.part").open("xb") as file:
+            file.truncate(size)
+        os.utime(folder / f"{at * 512}-{at * 512 + 512}.part", (old, old))
+    assert cache._make_room(size)
+    assert sum(part.num_bytes for part in parts_of(tmp_path)) <= 0.95 * num * size
+    assert all(cache._make_room(size) for _ in range(90))
+    assert len(scans) < 15

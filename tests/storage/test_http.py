@@ -8,6 +8,7 @@ import re
 import ssl
 import threading
 import time
+from dataclasses import dataclass
 
 import pytest
 from folders import GOLDEN
@@ -23,15 +24,26 @@ PEM = GOLDEN / "loopback.pem"
 """A certificate for 127.0.0.1 with its key, which nothing else trusts."""
 
 
+@dataclass
+class Endless:
+    """A response that starts with `head` and goes on with `part` until the client leaves."""
+
+    head: bytes
+    part: bytes
+    pause_s: float = 0
+
+
 class Shaky(http.server.ThreadingHTTPServer):
     """Answers by a script: one entry for each request, the last for all that follow.
 
     Attributes:
-        script: A status with headers, or a number of bytes after which the body is cut; None gives the rest.
+        script: A status with headers, an `Endless`, or a number of bytes after which the body is cut; None gives the
+            rest.
         etag: Validator of the file; empty for none.
         body: The file.
         asked: The Range header of each request.
         paths: What each asked for.
+        headers: All headers of each.
         gives_parts: Whether Range is heard.
     """
 
@@ -43,6 +55,7 @@ class Shaky(http.server.ThreadingHTTPServer):
         self.gives_parts, self.chunked = gives_parts, chunked
         self.asked = []
         self.paths = []
+        self.headers = []
         self.scheme = "http"
         self.validators = []
 
@@ -53,6 +66,9 @@ class Shaky(http.server.ThreadingHTTPServer):
     def __exit__(self, *_):
         self.shutdown()
         self.server_close()
+
+    def handle_error(self, *_):
+        pass  # a client that gave up
 
     @property
     def url(self):
@@ -66,6 +82,7 @@ class Answer(http.server.BaseHTTPRequestHandler):
         server = self.server
         server.asked.append(self.headers.get("Range"))
         server.paths.append(self.path)
+        server.headers.append(dict(self.headers))
         server.validators.append(self.headers.get("If-Range"))
         step = server.script[min(len(server.asked), len(server.script)) - 1]
         self.close_connection = True
@@ -73,6 +90,11 @@ class Answer(http.server.BaseHTTPRequestHandler):
             step = step(server)
         if step == "nothing":
             return
+        if isinstance(step, Endless):
+            self.wfile.write(step.head)
+            while True:
+                self.wfile.write(step.part)
+                threading.Event().wait(step.pause_s)
         if isinstance(step, tuple):
             status, headers = step
             self.send_response(status)
@@ -179,6 +201,85 @@ def test_the_server_says_how_long_to_wait(waits):
         assert len(server.asked) == 1
 
 
+@pytest.mark.parametrize(
+    ("asked", "seconds"),
+    [
+        ("9" * 30, 86400),
+        ("Fri, 31 Dec 9999 23:59:59 GMT", 86400),
+        ("Fri, 31 Dec 9999 23:59:59 -2359", 86400),
+        ("Fri, 31 Dec 99999 23:59:59 GMT", None),
+    ],
+)
+def test_a_wait_of_any_length_that_a_server_asks_for_is_a_finite_number(asked, seconds, waits):
+    with Shaky((503, {"Retry-After": asked}), None) as server:
+        if seconds is None:
+            assert read_all(server.url) == BODY
+            return
+        with pytest.raises(StorageError, match=rf"The server asks to wait for {seconds} s\.$"):
+            read_all(server.url)
+        assert (len(server.asked), waits) == (1, [])
+
+
+@pytest.mark.parametrize(
+    ("asked", "wait_s"), [("-7", 0.5), ("Thu, 01 Jan 1970 00:00:00 GMT", 0), ("Mon, 01 Jan 0001 00:00:00 +2359", 0)]
+)
+def test_a_wait_is_never_negative(asked, wait_s, waits):
+    with Shaky((503, {"Retry-After": asked}), None) as server:
+        assert read_all(server.url) == BODY
+    assert waits == [wait_s]
+
+
+OK = b"HTTP/1.1 200 OK\r\n"
+
+
+@pytest.mark.parametrize(
+    "slow",
+    [
+        Endless(OK + b"Content-Length: 9999\r\n\r\n", b"x", 0.01),
+        Endless(OK + b"Transfer-Encoding: chunked\r\n\r\n", b"1\r\nx\r\n", 0.01),
+        Endless(OK, b"X", 0.01),
+        Endless(OK, b"A: b\r\n", 0.01),
+        Endless(b"", b"H", 0.01),
+    ],
+    ids=["body", "chunks", "header", "headers", "status"],
+)
+def test_a_server_that_sends_a_byte_now_and_then_is_an_error(slow, monkeypatch):
+    monkeypatch.setattr(http_module, "RATE_S", 0.05)
+    with Shaky(slow) as server, pytest.raises(StorageError, match=r"the server sent \d+ bytes in \d+ s"):
+        read_all(server.url)
+
+
+@pytest.mark.parametrize(
+    "endless",
+    [
+        Endless(b"", b"HTTP/1.1 100 Continue\r\n\r\n" * 100),
+        Endless(OK + b"Transfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\n", b"A: b\r\n" * 100),
+    ],
+    ids=["continue", "trailers"],
+)
+def test_headers_without_end_are_an_error(endless):
+    with Shaky(endless) as server, pytest.raises(StorageError, match="the server sent more than 262144 bytes of head"):
+        read_all(server.url)
+
+
+def test_the_body_of_a_redirect_is_not_read():
+    with Shaky(None) as last:
+        moved = f"HTTP/1.1 302 Found\r\nLocation: {last.url}\r\nContent-Length: {10**15}\r\n\r\n".encode()
+        with Shaky(Endless(moved, b"x" * 1000)) as first:
+            assert read_all(first.url) == BODY
+
+
+def test_a_least_rate_leaves_time_to_whoever_reads(monkeypatch):
+    """Only the time of reading counts: training may need a minute for one batch."""
+    monkeypatch.setattr(http_module, "RATE_S", 0.2)
+    with Shaky(Endless(OK + b"\r\n", b"x", 0.01)) as server:
+        body = http_module.HttpBody(server.url)
+        for _ in range(4):
+            assert body.read(1000)
+            threading.Event().wait(0.1)
+        body.close()
+
+
 @pytest.mark.parametrize("chunked", [False, True])
 @pytest.mark.parametrize("etag", ['"one"', "Sun, 06 Nov 1994 08:49:37 GMT"])
 def test_a_cut_body_goes_on_where_it_was_cut(etag, chunked):
@@ -247,6 +348,18 @@ def test_a_web_page_is_no_damaged_shard(page):
 def test_a_folder_of_a_web_server_ends_with_a_slash():
     with pytest.raises(StorageError, match="A folder of a web server ends with a slash"):
         Pipeline().exact("http://127.0.0.1:1/data").to_tuple("__key__").loader(workers=0)
+
+
+def test_a_redirect_tells_the_other_host_nothing_of_the_first(monkeypatch):
+    """No query, and no password of a proxy that is not used for it."""
+    with Shaky(None) as last, Shaky((302, {"Location": f"{last.url}?part=1", "Set-Cookie": "hush=1"})) as proxy:
+        monkeypatch.setenv("http_proxy", f"http://user:hush@127.0.0.1:{proxy.server_port}")
+        monkeypatch.setenv("no_proxy", "127.0.0.1")
+        assert read_all("http://data.invalid/a.tar?sig=hush") == BODY
+    assert "Proxy-Authorization" in {name.title() for name in proxy.headers[0]}
+    assert last.paths == ["/a.tar?part=1"]
+    assert {name.title() for name in last.headers[0]} <= {"Accept-Encoding", "Connection", "Host", "User-Agent"}
+    assert "hush" not in str(last.headers)
 
 
 # From https to http.

@@ -122,11 +122,22 @@ def test_what_passes_gives_the_right_bytes(faults, name):
 )
 def test_what_does_not_pass_is_a_named_error(faults, name, what, monkeypatch):
     monkeypatch.setattr(requests, "RETRY_S", 0.5 if name == "busy" else requests.RETRY_S)
+    monkeypatch.setattr(http, "follow", lambda url: url)
     with pytest.raises(StorageError, match=what) as caught:
         ObjectFile(f"{faults.url}/{name}.tar?sig={SECRET}").read_at(100, 2000)
     assert str(caught.value).startswith(f"{faults.url}/{name}.tar: ")
     assert SECRET not in "".join(traceback.format_exception(caught.value))
     assert caught.value.url == f"{faults.url}/{name}.tar"
+
+
+@pytest.mark.parametrize("name", ["busy", "broken", "reset"])
+def test_a_server_that_fails_before_its_redirects_are_known_is_a_named_error(faults, name, monkeypatch):
+    """Reading on could send the query to another host."""
+    monkeypatch.setattr(http, "WAIT_S", 0.001)
+    found = problem(ObjectFile(f"{faults.url}/{name}.tar?sig={SECRET}").read_at, 0, 9)
+    assert found.startswith(f"{faults.url}/{name}.tar: ")
+    assert found.endswith("(5 tries).")
+    assert len(faults.requests) == 5
 
 
 @pytest.mark.parametrize("name", ["stall", "silence"])
@@ -513,8 +524,8 @@ def test_what_is_not_there(bucket):
             getattr(Pipeline(), source)("s3://no-such-bucket/a/").to_tuple("cls").batched(1).loader()
 
 
-@pytest.mark.parametrize("workers", [0, 1])
-def test_a_stream_pipeline_reads_shards_of_a_real_s3(bucket, tmp_path: Path, workers):
+@pytest.mark.parametrize("settings", [{"workers": 0}, {"workers": 1, "start_method": "spawn"}], ids=str)
+def test_a_stream_pipeline_reads_shards_of_a_real_s3(bucket, tmp_path: Path, settings):
     keys = []
     for number in range(3):
         samples = {f"{number}-{index:03d}": {"bin": os.urandom(40_000)} for index in range(30)}
@@ -523,7 +534,7 @@ def test_a_stream_pipeline_reads_shards_of_a_real_s3(bucket, tmp_path: Path, wor
     expected = [(sample["__key__"], sample["bin"]) for sample in local_samples(str(tmp_path / "{0..2}.tar"))]
     assert [key for key, _ in expected] == keys
     pipe = Pipeline().stream(f"s3://{BUCKET}/p/{{0..2}}.tar", shuffle_shards=False)
-    loader = pipe.to_tuple("__key__", "bin").batched(7).loader(workers=workers, start_method="spawn")
+    loader = pipe.to_tuple("__key__", "bin").batched(7).loader(**settings)
     found = [pair for keys_, data in loader for pair in zip(keys_, data, strict=True)]
     assert found == expected
 

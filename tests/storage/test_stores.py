@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import traceback
 
@@ -10,7 +11,7 @@ from fault_server import BODY, FaultServer
 from folders import GOLDEN
 
 from wdskit.errors import StorageError
-from wdskit.storage import requests
+from wdskit.storage import http, requests
 from wdskit.storage.buckets import list_objects, put_object
 from wdskit.storage.objects import ObjectFile, ObjectStream
 from wdskit.storage.stores import is_metadata_failure, locate
@@ -150,6 +151,23 @@ def test_https_never_ends_at_http(monkeypatch, faults):
         assert faults.requests == []
         faults.location = f"{server.url}/ok"
         assert ObjectFile(f"{faults.url}/moved.tar").read_at(0, 9) == BODY[:9]
+
+
+@pytest.mark.parametrize("fault", ["ok", "denied", "missing", "reset", "busy_3"])
+def test_a_redirect_tells_the_other_host_no_query(faults, monkeypatch, fault):
+    monkeypatch.setattr(http, "WAIT_S", 0.001)
+    url = f"{faults.url}/moved.tar?sig={SECRET}"
+    with FaultServer() as other:
+        faults.location = other.url.replace("127.0.0.1", "localhost") + f"/{fault}.tar?part=1"
+        if fault in ("ok", "busy_3"):
+            assert ObjectFile(url).read_at(0, 9) == BODY[:9]
+            with contextlib.closing(ObjectStream(url.replace("moved", "d//moved"))) as stream:
+                assert BODY.startswith(stream.read(9))
+        else:
+            assert problem(url).startswith(f"{faults.url}/moved.tar: ")
+        assert {path for path, _ in other.requests} == {f"/{fault}.tar?part=1"}
+        assert SECRET not in str(other.requests)
+    assert {path.partition("?")[2] for path, _ in faults.requests} == {f"sig={SECRET}"}
 
 
 # S3.

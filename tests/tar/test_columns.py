@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wdskit.dataset.keys import split_name
 from wdskit.tar import columns as plain_module
 from wdskit.tar.columns import Headers, key_sizes, parse_headers, start_alike
 from wdskit.tar.header import build_header
+from wdskit.tar.names import split_name
 from wdskit.tar.reader import plain_member
 
 NAMES = [

@@ -136,7 +136,7 @@ def test_a_picture_that_cannot_be_drawn_is_refused(folder, tmp_path, monkeypatch
     with pytest.raises(StorageError, match=r"no/a\.png: the picture cannot be written: No such file"):
         wdskit.plan(pipe(folder), plot=tmp_path / "no" / "a.png")
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(PipelineError, match=r"needs matplotlib.\n  Install it: pip install 'wdskit\[plot\]'"):
+    with pytest.raises(PipelineError, match=r"needs matplotlib.\n  Install it: `pip install '\.\[plot\]'` in a clone"):
         wdskit.plan(pipe(folder), plot=tmp_path / "a.png")
     assert list(tmp_path.iterdir()) == []
 

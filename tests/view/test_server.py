@@ -7,6 +7,7 @@ import io
 import json
 import re
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,8 @@ from starlette.testclient import TestClient
 
 import wdskit
 from tests.view.conftest import IMG, NUM_SAMPLES, SCRIPT
+from wdskit.limits import MAX_PIXELS, MAX_SHOWN_PIXELS
+from wdskit.view import server
 from wdskit.view.samples import open_folder
 from wdskit.view.server import Guard, make_app
 
@@ -193,3 +196,26 @@ def test_a_damaged_sample_is_one_card_with_the_reason(folder: Path, tmp_path: Pa
     assert {42, 49} <= {*found["rows"]}
     assert client.get("api/sample", params={"row": 40}).status_code == 422
     assert ask(client, "api/counts")["num_bad"] >= 1
+
+
+def test_one_image_is_decoded_at_a_time_and_none_that_is_too_large(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Forty requests for a large image took all memory of a machine."""
+    num_now = most = 0
+    decode = server.make_thumbnail
+
+    def counted(data, *, side: int, max_pixels: int):
+        nonlocal num_now, most
+        assert max_pixels == MAX_SHOWN_PIXELS < MAX_PIXELS
+        num_now += 1
+        most = max(most, num_now)
+        made = [decode(data, side=side, max_pixels=max_pixels) for _ in range(4)]
+        num_now -= 1
+        return made[0]
+
+    monkeypatch.setattr(server, "make_thumbnail", counted)
+    with ThreadPoolExecutor(8) as pool:
+        answers = [*pool.map(lambda _: client.get(f"{ROOT}image?row=0&field=jpg").status_code, range(16))]
+    assert answers == [200] * 16
+    assert most == 1

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
-from wdskit.checking.dataset import find_odd, find_repeats, find_skew, find_targets
+from wdskit.checking.dataset import find_odd, find_repeats, find_skew, find_targets, read_classes_of
 from wdskit.checking.findings import Finding, VerifyResult
-from wdskit.checking.readers import choose_readers, judge
 from wdskit.checking.shard import ShardJob, check_shard
 from wdskit.codecs.checks import IMAGE_CHECKS, ImageCheck
 from wdskit.dataset.braces import split_parts
 from wdskit.dataset.patterns import split_url
 from wdskit.dataset.shard import offsets_path
-from wdskit.errors import ConfigError, StorageError
-from wdskit.export.api import check_folder_exports
+from wdskit.errors import ConfigError
 from wdskit.limits import MAX_PIXELS
+from wdskit.shards.export import export_problems
 from wdskit.shards.parallel import Progress, file_sizes, read_shards
 from wdskit.shards.shares import parse_share
-from wdskit.storage.urls import is_local, shown_url
+from wdskit.storage.urls import is_local, local_path, shown_url
 
 
 def verify(
@@ -27,7 +25,6 @@ def verify(
     images: ImageCheck = "structure",
     sample: str | None = None,
     seed: int = 0,
-    readers: Sequence[str] = (),
     world_size: int | None = None,
     loader_workers: int = 1,
     workers: int | None = None,
@@ -46,7 +43,6 @@ def verify(
         sample: Check only the images of this share of each shard's samples, such as `1%`. It is exact within one sample
             per shard, and exact in total for shards of equal size.
         seed: Chooses the share; 0 <= seed < 2**64.
-        readers: Other readers to check for: `hf`, `dali`, `energon`, `wids`, `open_clip`, `timm`, or `all`.
         world_size: Ranks of a stream, to check that each gets the same share.
         loader_workers: Worker processes of each rank's loader.
         workers: Processes that read. Default: the CPUs, fewer for little data.
@@ -54,19 +50,16 @@ def verify(
         progress: Called after each shard.
 
     Raises:
-        StorageError: There is nothing to read; or it is remote, and `readers` is set.
+        StorageError: There is nothing to read.
         ConfigError: An option has an unknown value.
     """
     if images not in IMAGE_CHECKS:
         raise ConfigError(f"images are checked as {', '.join(IMAGE_CHECKS)}, not {images!r}.")
     share = parse_share(sample) if sample else None
-    chosen = choose_readers(readers)
     target = find_targets(str(path))
     shown = "::".join(map(shown_url, split_parts(str(path))))
-    remote = next((name for name in target.shards if not is_local(name)), None)
-    if chosen and remote is not None:
-        msg = f"{shown_url(remote)}: checks for other readers need local shards."
-        raise StorageError(f"{msg}\n  Copy the shards here first.", url=shown_url(remote))
+    folders = {split_url(name)[0] for name in target.shards}
+    classes = {folder: read_classes_of(folder, target.findings) for folder in sorted(folders)}
     jobs = [
         ShardJob(
             path=name,
@@ -78,8 +71,7 @@ def verify(
             share=share,
             seed=seed,
             max_pixels=max_pixels,
-            with_quirks=bool(readers),
-            exports=index.exports.kinds if entry and (index := target.indexes[folder]) else (),
+            num_classes=None if (names := classes[folder]) is None else len(names),
         )
         for number, (name, entry) in enumerate(target.shards.items())
         for folder in [split_url(name)[0]]
@@ -87,15 +79,16 @@ def verify(
     sizes = file_sizes((job.path for job in jobs), [job.entry for job in jobs])
     reports = list(read_shards(check_shard, jobs, sizes, path=shown, workers=workers, progress=progress))
     findings = [*target.findings]
-    findings += [
-        Finding(*problem) for index in target.indexes.values() if index for problem in check_folder_exports(index)
-    ]
+    for folder in sorted(target.indexes):
+        if is_local(folder):
+            problems = export_problems(Path(local_path(folder)))
+            findings += [Finding("outdated", file, problem) for file, problem in problems]
     findings += [found for one in reports for found in one.findings]
     findings += [*find_repeats(shown, reports), *find_odd(shown, reports)]
     if world_size is not None:
         findings += find_skew(shown, reports, world_size, loader_workers)
-    verdicts, rules_broken = judge(chosen, reports, findings, is_indexed=bool(target.indexes))
-    findings += rules_broken
+    if reports and all(one.is_whole and not one.num_samples for one in reports):
+        findings.append(Finding("samples", shown, "there are no samples in these shards"))
     return VerifyResult(
         path=shown,
         num_shards=len(jobs),
@@ -106,5 +99,4 @@ def verify(
         num_ignored=sum(one.num_ignored for one in reports),
         is_indexed=bool(target.indexes),
         findings=tuple(findings),
-        verdicts=verdicts,
     )

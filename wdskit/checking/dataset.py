@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import fnmatch
-import json
 import tempfile
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -18,15 +17,16 @@ from wdskit.checking.findings import Finding, Kind
 from wdskit.checking.shard import Fields, ShardReport
 from wdskit.codecs.formats import is_image_field
 from wdskit.dataset.binary import BINARY_NAME, BinaryIndex
-from wdskit.dataset.classes import CLASSES_NAME, MAX_CLASSES_BYTES
+from wdskit.dataset.classes import CLASSES_NAME, read_classes
 from wdskit.dataset.index import INDEX_NAME, FolderIndex, ShardEntry, join_url, read_index
-from wdskit.dataset.keys import find_repeated, is_among, split_name
+from wdskit.dataset.keys import find_repeated, is_among
 from wdskit.dataset.patterns import UNLISTED, look_for_shards, nothing_matches, split_url
 from wdskit.dataset.unfinished import find_unfinished
 from wdskit.errors import ConfigError, FolderIndexError, StorageError, WdskitError
 from wdskit.files import publish_bytes
 from wdskit.limits import MAX_CHECKED_BYTES, MAX_INDEX_BYTES, MAX_LISTED
 from wdskit.storage.urls import ABSENT_STATUSES, LISTED_SCHEMES, is_local, open_ranges, read_bytes, scheme_of, shown_url
+from wdskit.tar.names import split_name
 from wdskit.tar.reader import locate_members
 from wdskit.text import plural, shorten
 
@@ -89,12 +89,6 @@ def look_at_index(folder: Path) -> tuple[FolderIndex | None, tuple[Finding, ...]
             return None, (Finding("index", str(path), f"it is missing beside {BINARY_NAME}"),)
         return None, ()
     problems: dict[Path, str] = {}
-    classes = folder / CLASSES_NAME
-    try:
-        if classes.is_file():
-            json.loads(read_bytes(str(classes), limit=MAX_CLASSES_BYTES))
-    except (ValueError, RecursionError, WdskitError) as err:
-        problems[classes] = f"it is not JSON: {shorten(str(err))}"
     index = None
     try:
         index = read_index(folder)
@@ -109,10 +103,20 @@ def look_at_index(folder: Path) -> tuple[FolderIndex | None, tuple[Finding, ...]
     return index, tuple(Finding("index", str(file), problem) for file, problem in problems.items())
 
 
+def read_classes_of(folder: str, findings: list[Finding]) -> tuple[str, ...] | None:
+    """The class names of a folder; None where it has none. A `classes.json` that is invalid is a finding."""
+    try:
+        return read_classes(folder)
+    except (FolderIndexError, StorageError) as err:
+        path = join_url(folder, CLASSES_NAME)
+        findings.append(Finding("index", shown_url(path), _plain(err, Path(path))))
+        return None
+
+
 def _look_at_remote_index(url: str) -> tuple[FolderIndex | None, tuple[Finding, ...]]:
     """As `look_at_index`, of a remote folder; where that can be listed, shards that are not in the index too."""
     with tempfile.TemporaryDirectory() as room:
-        for name in (INDEX_NAME, BINARY_NAME, CLASSES_NAME):
+        for name in (INDEX_NAME, BINARY_NAME):
             try:
                 data = read_bytes(join_url(url, name), limit=MAX_INDEX_BYTES)
             except StorageError as err:

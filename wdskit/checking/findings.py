@@ -6,20 +6,21 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from wdskit.limits import MAX_LISTED
-from wdskit.text import shorten
+from wdskit.text import plural, shorten
 
 Kind = Literal[
     "structure", "digest", "bytes", "samples", "fields", "missing", "unlisted", "unreadable", "index", "offsets",
-    "name", "repeated", "odd", "json", "image", "skew", "reader", "beside", "unfinished",
+    "name", "repeated", "odd", "json", "image", "skew", "outdated", "unfinished", "label",
 ]  # fmt: skip
 """What a finding is about.
 
-`structure` the tar or the order of its members; `digest`, `bytes`, `samples`, `fields` differ from the index; `missing`
-and `unlisted` shards; `unreadable` files; `index` index.json or index.bin themselves; `offsets` the .idx; `name` a
-member whose name no sample should have; `repeated` keys in two shards, or twice in one; `odd` samples without the
-fields of the others; `json`, `image` a field that does not read; `skew` shards that do not feed all workers alike;
-`reader` what another reader would make of it; `beside` a file for another reader that is kept beside the shards and
-does not match them; `unfinished` a folder with a run of `pack` that is not finished.
+`structure` the tar or the order of its members; `digest`, `bytes`, `samples`, `fields` differ from the index, or there
+are no samples at all; `missing` and `unlisted` shards; `unreadable` files; `index` index.json or index.bin themselves;
+`offsets` the .idx; `name` a member whose name no sample should have; `repeated` keys in two shards, or twice in one;
+`odd` samples without the fields of the others; `json`, `image` a field that does not read; `skew` shards that do not
+feed all workers alike; `outdated` files for other readers (`wdskit export`) that do not match the shards or the
+index; `unfinished` a folder with a run of `pack` that is not finished;
+`label` a `cls` that is not a whole number, or not the number of a class in classes.json.
 """
 
 NOTES: frozenset[Kind] = frozenset({"odd"})
@@ -37,7 +38,6 @@ class Finding:
         offset: Byte in the file, if known.
         key: Key of the sample, if it concerns one.
         more: Number of further findings of this kind in this file, which are not listed.
-        rule: Name of the rule, for a finding about other readers.
     """
 
     kind: Kind
@@ -46,33 +46,12 @@ class Finding:
     offset: int | None = None
     key: str | None = None
     more: int = 0
-    rule: str | None = None
 
     def __str__(self) -> str:
         place = "" if self.offset is None else f", byte {self.offset}"
         key = "" if self.key is None else f"key {self.key!r}: "
         more = f" (and {self.more:,} more like it)" if self.more else ""
         return f"{self.file}{place}: {key}{self.problem}{more}"
-
-
-@dataclass(frozen=True)
-class ReaderVerdict:
-    """Whether a reader returns the samples unchanged.
-
-    Attributes:
-        reader: `hf`, `dali`, `energon`, `wids`, `open_clip` or `timm`.
-        reasons: Why it does not, one line per rule; empty if it does.
-        num_findings: Members, samples and files that break its rules.
-    """
-
-    reader: str
-    reasons: tuple[str, ...]
-    num_findings: int
-
-    @property
-    def is_safe(self) -> bool:
-        """Nothing was found that this reader does not take."""
-        return not self.reasons
 
 
 @dataclass(frozen=True)
@@ -89,7 +68,6 @@ class VerifyResult:
         num_ignored: Members that belong to no sample.
         is_indexed: Whether there was an index to compare with.
         findings: All faults and notes, in the order of the shards.
-        verdicts: One for each of `readers`.
     """
 
     path: str
@@ -101,7 +79,12 @@ class VerifyResult:
     num_ignored: int
     is_indexed: bool
     findings: tuple[Finding, ...]
-    verdicts: tuple[ReaderVerdict, ...]
+
+    def __repr__(self) -> str:
+        """Return one line: the path, what was read, and the number of faults."""
+        num_faults = sum(1 + finding.more for finding in self.findings if finding.kind not in NOTES)
+        read = f"{plural(self.num_samples, 'sample')} in {plural(self.num_shards, 'shard')}"
+        return f"VerifyResult({self.path}: {read}, {'clean' if self.is_clean else plural(num_faults, 'fault')})"
 
     @property
     def is_clean(self) -> bool:

@@ -16,24 +16,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wdskit.checking.findings import Finding, FindingList
-from wdskit.checking.quirks import Quirks
 from wdskit.codecs.checks import Check, ImageCheck, field_check
-from wdskit.codecs.fields import is_json_field
+from wdskit.codecs.fields import decode_field, is_json_field
 from wdskit.codecs.formats import is_image_field
+from wdskit.dataset.classes import CLASSES_NAME
 from wdskit.dataset.index import ShardEntry
 from wdskit.dataset.keys import hash_key
 from wdskit.dataset.patterns import ABSENT, GONE
 from wdskit.dataset.samples import ShardReader, read_sample
 from wdskit.dataset.shard import IDX_SUFFIX, digest_offsets, offsets_path, parse_offsets, read_offsets
 from wdskit.errors import DecodeError, FolderIndexError, ShardError, StorageError
-from wdskit.export.api import check_shard_exports, new_members
 from wdskit.files import Buffer
 from wdskit.limits import MAX_CHECKED_BYTES, MAX_IDX_BYTES, MAX_PIXELS
 from wdskit.shards.index import DigestedFile
 from wdskit.shards.shares import choose_samples
-from wdskit.storage.urls import LocalFile, Stream, is_local, open_ranges, open_stream, read_bytes, shown_url
-from wdskit.tar.header import padded
-from wdskit.tar.window import Passed, size_of
+from wdskit.storage.urls import Stream, is_local, open_ranges, open_stream, read_bytes, shown_url
+from wdskit.tar.window import Passed
 from wdskit.text import shorten
 
 Fields = tuple[str, ...]
@@ -68,8 +66,7 @@ class ShardJob:
         share: Of its samples whose images are checked, None for all.
         seed: Chooses them.
         max_pixels: Most pixels of an image.
-        with_quirks: Whether to collect what other readers trip over.
-        exports: What is kept beside the shard for other readers, which is compared with it.
+        num_classes: Classes in its folder's classes.json; None without one.
     """
 
     path: str
@@ -80,8 +77,7 @@ class ShardJob:
     share: Fraction | None = None
     seed: int = 0
     max_pixels: int = MAX_PIXELS
-    with_quirks: bool = False
-    exports: tuple[str, ...] = ()
+    num_classes: int | None = None
 
 
 @dataclass
@@ -108,7 +104,6 @@ class ShardReport:
         starts: Byte offset of each sample, then the end of the last, (num_samples + 1,) uint64; 8 bytes a sample.
         hashes: 64 bits of each sample's key, (num_samples,) uint64; 8 bytes a sample.
         field_sets: Samples by their fields, sorted.
-        quirks: What other readers trip over, if it was asked for.
     """
 
     path: str
@@ -122,7 +117,6 @@ class ShardReport:
     starts: NDArray[np.uint64] = field(default_factory=lambda: np.zeros(1, np.uint64))
     hashes: NDArray[np.uint64] = field(default_factory=lambda: np.zeros(0, np.uint64))
     field_sets: dict[Fields, FieldSet] = field(default_factory=dict)
-    quirks: Quirks | None = None
 
 
 def check_shard(job: ShardJob) -> ShardReport:
@@ -140,10 +134,9 @@ class _Pass:
         self._job = job
         self._shown = shown_url(job.path)
         self._found = FindingList(self._shown)
-        self._report = ShardReport(job.path, quirks=Quirks() if job.with_quirks else None)
+        self._report = ShardReport(job.path)
         self._hashes = bytearray()
         self._stop = 0  # of the last whole sample
-        self._members = new_members(job.exports)
         self._check_of = functools.lru_cache(maxsize=MAX_FIELD_SETS)(
             lambda name: field_check(name, job.images if job.share is None else "none", job.max_pixels)
         )
@@ -175,15 +168,12 @@ class _Pass:
         if job.has_offsets:
             problem = compare_offsets(job.path, report, entry=job.entry)
             report.findings += (Finding("offsets", f"{self._shown}{IDX_SUFFIX}", problem),) if problem else ()
-        if self._members is not None and report.is_whole:
-            problems = check_shard_exports(job.path, self._members, job.exports)
-            report.findings += tuple(Finding(*problem) for problem in problems)
         return report
 
     def _read(self, shard: DigestedFile[Stream]) -> None:
         """Look at every member, then at the images of a share of the samples."""
         report = self._report
-        reader = self._reader = ShardReader(
+        reader = ShardReader(
             shard.read,
             shard=self._job.path,
             on_member=self._look_at_member,
@@ -191,8 +181,6 @@ class _Pass:
             on_fault=lambda start, key, problem: self._found.add("name", problem, offset=start, key=key),
             hold_bytes=MAX_CHECKED_BYTES,
         )
-        if isinstance(shard.file, LocalFile):
-            self._file = shard.file
         try:
             for _ in reader:
                 pass
@@ -209,16 +197,26 @@ class _Pass:
         if self._job.share is not None and self._job.images != "none":
             self._look_at_share(self._job.share)
 
-    def _look_at_member(self, name: str, split: tuple[str, str] | None, start: int, data: bytes) -> None:
+    def _look_at_member(self, _: str, split: tuple[str, str] | None, start: int, data: bytes) -> None:
         """Look at a member by itself. Nothing of it is kept."""
-        if self._members is not None:
-            self._members.add(name, self._reader.offset - padded(size_of(data)), data)
-        if self._report.quirks is not None:
-            self._report.quirks.look(self._file, name, split, start, data)
         if split is not None:
             check = self._check_of(split[1])
             if check:
                 self._look(check, split[1], data, start, split[0])
+            if split[1] == "cls" and not isinstance(data, Passed):
+                self._look_at_label(data, start, split[0])
+
+    def _look_at_label(self, data: bytes, start: int, key: str) -> None:
+        """Compare a label with the classes of the folder; -1 is a sample without a class."""
+        num_classes = self._job.num_classes
+        try:
+            number = decode_field("cls", data)
+        except DecodeError as err:
+            self._found.add("label", str(err), offset=start, key=key)
+            return
+        if num_classes is not None and not (isinstance(number, int) and -1 <= number < num_classes):
+            problem = f"cls: {number} is not the number of one of the {num_classes} classes in {CLASSES_NAME}"
+            self._found.add("label", problem, offset=start, key=key)
 
     def _look(self, check: Check, name: str, data: Buffer, start: int, key: str) -> None:
         """Check what a field of JSON or with an image holds."""
@@ -236,23 +234,23 @@ class _Pass:
     def _look_at_share(self, share: Fraction) -> None:
         """Check the images of a share of the samples, which are read again."""
         job, starts = self._job, self._report.starts.tolist()
-        file = open_ranges(job.path)
         chosen = choose_samples(len(starts) - 1, share, seed=job.seed, shard=job.number, purpose="verify")
-        for number in chosen.tolist():
-            start, stop = starts[number], starts[number + 1]
-            if stop - start > 2 * MAX_CHECKED_BYTES:
-                self._report.num_large += 1
-                continue
-            try:
-                key, fields = read_sample(file, start, stop)
-            except ShardError as err:
-                problem = f"{err.problem}: it changed while it was verified"
-                self._found.add("structure", problem, offset=err.offset)
-                continue
-            for name, data in fields.items():
-                check = field_check(name, job.images, job.max_pixels) if is_image_field(name) else None
-                if check:
-                    self._look(check, name, data, start, key)
+        with contextlib.closing(open_ranges(job.path)) as file:
+            for number in chosen.tolist():
+                start, stop = starts[number], starts[number + 1]
+                if stop - start > 2 * MAX_CHECKED_BYTES:
+                    self._report.num_large += 1
+                    continue
+                try:
+                    key, fields = read_sample(file, start, stop)
+                except ShardError as err:
+                    problem = f"reading its images again: {err.problem}"
+                    self._found.add("structure", problem, offset=err.offset)
+                    continue
+                for name, data in fields.items():
+                    check = field_check(name, job.images, job.max_pixels) if is_image_field(name) else None
+                    if check:
+                        self._look(check, name, data, start, key)
 
     def _count(self, number: int, start: int, stop: int, sample: Mapping[str, object]) -> None:  # noqa: ARG002
         """Count a sample that is whole."""
@@ -268,8 +266,6 @@ class _Pass:
         is_known = fields in report.field_sets or len(report.field_sets) < MAX_FIELD_SETS
         names = fields if is_known else OTHER_FIELDS
         report.field_sets.setdefault(names, FieldSet(0, shorten(key))).count += 1
-        if report.quirks is not None and len(report.quirks.first_samples) < 5:
-            report.quirks.first_samples.append((shorten(key), fields))
 
     def _compare_entry(self, shard: DigestedFile[Stream], *, is_whole: bool) -> None:
         """What the index says of the file; of its samples only where all of them were seen."""

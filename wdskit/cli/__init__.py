@@ -24,14 +24,13 @@ from wdskit.cli.cat import cat_command
 from wdskit.cli.config import app as config_app
 from wdskit.cli.console import print_error
 from wdskit.cli.diff import diff_command
-from wdskit.cli.extract import extract_command
+from wdskit.cli.export import export_command
 from wdskit.cli.index import index_command
 from wdskit.cli.info import info_command
 from wdskit.cli.ls import ls_command
-from wdskit.cli.options import Command
+from wdskit.cli.options import Command, Group
 from wdskit.cli.pack import pack_command, pack_finish_command
 from wdskit.cli.plan import plan_command
-from wdskit.cli.repair import repair_command
 from wdskit.cli.reshard import reshard_command
 from wdskit.cli.split import split_command
 from wdskit.cli.stats import stats_command
@@ -42,6 +41,7 @@ from wdskit.errors import WdskitError
 # Help as plain text: it stays readable in logs and pipes, and brackets in it are brackets.
 app = typer.Typer(
     name="wdskit",
+    cls=Group,
     no_args_is_help=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
@@ -68,6 +68,7 @@ def _wdskit(
 app.command("pack", cls=Command, context_settings={"allow_extra_args": True})(pack_command)
 app.command("pack-finish", cls=Command)(pack_finish_command)
 app.command("index", cls=Command)(index_command)
+app.command("export", cls=Command)(export_command)
 app.command("info", cls=Command)(info_command)
 app.command("ls", cls=Command)(ls_command)
 app.command("stats", cls=Command)(stats_command)
@@ -76,9 +77,7 @@ app.command("split", cls=Command)(split_command)
 app.command("plan", cls=Command)(plan_command)
 app.command("bench", cls=Command)(bench_command)
 app.command("verify", cls=Command)(verify_command)
-app.command("repair", cls=Command)(repair_command)
 app.command("cat", cls=Command)(cat_command)
-app.command("extract", cls=Command)(extract_command)
 app.command("diff", cls=Command)(diff_command)
 app.command("view", cls=Command)(view_command)
 app.add_typer(config_app, name="config")

@@ -10,14 +10,22 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from wdskit.cli.console import escape, format_bytes, numbers_table, plural, print_json, print_tables, show_steps
-from wdskit.cli.options import Command, ConfigArgument, JsonOption, OverridesOption, PipelineOption
+from wdskit.cli.options import (
+    Command,
+    ConfigArgument,
+    JsonOption,
+    OverridesOption,
+    PipelineOption,
+    Plugins,
+    import_plugins,
+)
 from wdskit.errors import ConfigError, StorageError
 from wdskit.files import describe_missing
 
 if TYPE_CHECKING:
     from wdskit.storage.parts import PartFile
 
-app = typer.Typer(help="Inspect, check and empty the folder that caches parts of remote shards.", no_args_is_help=True)
+app = typer.Typer(help="Inspect, fill and empty the folder that caches parts of remote shards.", no_args_is_help=True)
 
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="The folder that `cache: {dir: ...}` names.")]
 
@@ -74,35 +82,13 @@ def prune_command(
     print(f"Removed {plural(len(removed), 'part')}, {format_bytes(freed)}.")
 
 
-@app.command("verify", cls=Command)
-def verify_command(folder: Folder) -> None:
-    """Read every part and remove those that are damaged; they are fetched again when they are needed.
-
-    Exit code: 0 if no part was damaged, 1 if some were.
-
-    Examples:
-        wdskit cache verify /nvme/wdskit
-    """
-    from wdskit.storage.parts import Part
-
-    parts, damaged = _parts(folder), 0
-    for one in parts:
-        try:
-            part = Part(one.name, one.path)
-            is_right = part.is_right()
-        except StorageError as err:
-            is_right = isinstance(err.__cause__, FileNotFoundError)
-        if not is_right:
-            damaged += 1
-            one.path.unlink(missing_ok=True)
-            print(f"{escape(str(one.path))}: damaged, removed")
-    print(f"Read {plural(len(parts), 'part')}: {damaged} damaged.")
-    if damaged:
-        raise typer.Exit(1)
-
-
 @app.command("warm", cls=Command)
-def warm_command(config: ConfigArgument, pipeline: PipelineOption = None, overrides: OverridesOption = None) -> None:
+def warm_command(
+    config: ConfigArgument,
+    pipeline: PipelineOption = None,
+    overrides: OverridesOption = None,
+    plugins: Plugins = None,
+) -> None:
     """Fetch the shards of a pipeline into its cache folder before it runs, as far as they fit.
 
     Examples:
@@ -111,6 +97,7 @@ def warm_command(config: ConfigArgument, pipeline: PipelineOption = None, overri
     from wdskit.engine.shard_cache import ShardCache
     from wdskit.pipeline.builder import open_pipeline
 
+    import_plugins(plugins)
     opened = open_pipeline(config, pipeline, overrides or [], caller="cache warm")
     kept, source = None if opened.cache.dir is None else opened.cache.open(), opened.pipe.stages[0]
     if kept is None:

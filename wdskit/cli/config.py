@@ -12,6 +12,7 @@ import typer
 
 from wdskit.cli.console import escape, print_error
 from wdskit.cli.options import Command, Plugins, import_plugins
+from wdskit.text import hide_secrets
 
 if TYPE_CHECKING:
     from wdskit.pipeline.settings import Config
@@ -29,6 +30,8 @@ Overrides = Annotated[
 def check(file: File, overrides: Overrides = None, plugins: Plugins = None) -> None:
     """Print every problem of FILE, one per line, or its pipelines. Opens no shards. Python: wdskit.load_config.
 
+    The classes.json files of local folders are compared: pipelines of one FILE must number classes alike.
+
     Exit code: 0 without problems, 1 with problems, 2 if FILE or a plugin cannot be read.
 
     Examples:
@@ -37,6 +40,7 @@ def check(file: File, overrides: Overrides = None, plugins: Plugins = None) -> N
     """
     import_plugins(plugins)
     config = _load(file, overrides)
+    _check_together(config)
     print(f"{escape(str(file))}: ok")
     for name, stages in config.pipelines.items():
         names = " -> ".join(getattr(stage, "name", "?") for stage in stages)
@@ -47,16 +51,20 @@ def check(file: File, overrides: Overrides = None, plugins: Plugins = None) -> N
 
 
 @app.command(cls=Command)
-def show(file: File, overrides: Overrides = None) -> None:
-    """Print FILE with variables and --set filled in, without defaults. The output loads as the same pipelines.
+def show(file: File, overrides: Overrides = None, plugins: Plugins = None) -> None:
+    """Print every setting that will be used: FILE with variables, --set and defaults filled in.
 
-    Exit code: 0 without problems, 1 with problems, 2 if FILE cannot be read.
+    The output loads as the same pipelines. Settings without a value are left out; `workers` and `threads` too, if the
+    loader chooses them, and the query of a URL, which may be a signature.
+
+    Exit code: 0 without problems, 1 with problems, 2 if FILE or a plugin cannot be read.
 
     Examples:
         wdskit config show configs/imagenet.yaml --set loader.workers=4
     """
+    import_plugins(plugins)
     config = _load(file, overrides)
-    sys.stdout.write(config.to_yaml())
+    sys.stdout.write(hide_secrets(config.to_yaml()))
 
 
 @app.command(cls=Command)
@@ -84,6 +92,21 @@ def _load(file: Path, overrides: list[str] | None) -> Config:
     except StorageError as err:
         print_error(err)
         raise typer.Exit(2) from err
+
+
+def _check_together(config: Config) -> None:
+    """Compare the classes of the pipelines, and the settings of registered stages with what these take."""
+    from wdskit.errors import WdskitError
+    from wdskit.pipeline.classes import check_pipelines
+    from wdskit.stages.registry import check_registered
+
+    try:
+        for name, stages in config.pipelines.items():
+            check_registered(stages, where=f"{config.origin}: {name}" if len(config.pipelines) > 1 else config.origin)
+        check_pipelines(config.pipelines, local_only=True)
+    except WdskitError as err:
+        print_error(err)
+        raise typer.Exit(1) from err
 
 
 def _unregistered(config: Config) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import sys
 import time
@@ -27,6 +28,7 @@ PIPE_WIDTH = 100
 """Columns of a table that goes to a file or a pipe, where COLUMNS says nothing."""
 
 _REFRESH_S = 0.1
+_LOG_EVERY_S = 60
 
 escape = wording.printable
 format_bytes = wording.format_bytes
@@ -158,6 +160,21 @@ def _show_bar(*columns: Any, **options: Any) -> Iterator[Any]:
         yield bar
 
 
+class _Log:
+    """Prints a line on stderr once a minute where no bar can be shown: a job's log is not a terminal."""
+
+    def __init__(self, *, is_silent: bool) -> None:
+        self._start_s = time.monotonic()
+        self._next_s = math.inf if is_silent else self._start_s + _LOG_EVERY_S
+
+    def note(self, make_line: Callable[[float], str]) -> None:
+        """Print the line for the seconds since the start, if a minute has passed since the last one."""
+        now_s = time.monotonic()
+        if now_s >= self._next_s:
+            self._next_s = now_s + _LOG_EVERY_S
+            print(escape(make_line(now_s - self._start_s)), file=sys.stderr, flush=True)
+
+
 @contextlib.contextmanager
 def show_bytes(title: str) -> Iterator[Callable[[int, int | None], None]]:
     """A bar with MB/s and the time left.
@@ -169,8 +186,13 @@ def show_bytes(title: str) -> Iterator[Callable[[int, int | None], None]]:
 
     numbers = (DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
     with _show_bar(TextColumn("{task.description}"), BarColumn(), *numbers) as bar:
-        task = bar.add_task(escape(title), total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
+        task, log = bar.add_task(escape(title), total=None), _Log(is_silent=not bar.disable)
+
+        def show(done: int, total: int | None) -> None:
+            bar.update(task, completed=done, total=total)
+            log.note(lambda seconds: f"{title}: {_byte_rates(done, total, seconds)}")
+
+        yield show
 
 
 @contextlib.contextmanager
@@ -184,8 +206,13 @@ def show_steps() -> Iterator[Callable[[str, int, int], None]]:
 
     columns = (TextColumn("{task.description:<24}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with _show_bar(*columns) as bar:
-        task = bar.add_task("starting", total=None)
-        yield lambda what, done, total: bar.update(task, description=escape(what), completed=done, total=total)
+        task, log = bar.add_task("starting", total=None), _Log(is_silent=not bar.disable)
+
+        def show(what: str, done: int, total: int) -> None:
+            bar.update(task, description=escape(what), completed=done, total=total)
+            log.note(lambda _: f"{what}: {format_count(done)} of {format_count(total)}")
+
+        yield show
 
 
 @contextlib.contextmanager
@@ -203,10 +230,13 @@ def show_packing() -> Iterator[OnProgress]:
     columns = (TextColumn("{task.description}"), BarColumn(bar_width=None), Rates(""))
     try:
         with _show_bar(*columns, expand=True) as bar:
-            stage, next_s = "", 0.0
+            stage, next_s, log = "", 0.0, _Log(is_silent=not bar.disable)
 
             def show(now: Progress) -> None:
                 nonlocal stage, next_s
+                log.note(lambda seconds: f"{now.stage}: {_rates(now, seconds)}")
+                if bar.disable:
+                    return
                 is_last = now.num_samples == now.total_samples
                 if now.stage == stage and time.monotonic() < next_s and not is_last:
                     return
@@ -217,7 +247,7 @@ def show_packing() -> Iterator[OnProgress]:
                 stage, next_s = now.stage, time.monotonic() + _REFRESH_S
                 bar.update(bar.task_ids[0], completed=now.num_samples, now=now, refresh=is_last)
 
-            yield (lambda _: None) if bar.disable else show
+            yield show
     except KeyboardInterrupt:
         print(
             "Stopped. Every file with its final name is complete, and the same command continues from there.",
@@ -235,10 +265,21 @@ def _rates(now: Progress, seconds: float) -> str:
         rates.append(f"{format_count(round(now.num_samples / seconds))} samples/s")
         if now.num_bytes:
             rates.append(f"{format_bytes(now.num_bytes / seconds)}/s")
-        done, total = (
-            (now.num_samples, now.total_samples) if now.total_bytes is None else (now.num_bytes, now.total_bytes)
-        )
-        if done and total is not None:
-            left = seconds * (total - done) / done
-            rates.append(f"{timedelta(seconds=round(left))} left")
+        if now.total_bytes is None:
+            rates += _time_left(now.num_samples, now.total_samples, seconds)
+        else:
+            rates += _time_left(now.num_bytes, now.total_bytes, seconds)
     return "  ".join(rates)
+
+
+def _byte_rates(done: int, total: int | None, seconds: float) -> str:
+    """`1.20 GB of 40.0 GB  95.1 MB/s  0:06:48 left`, as far as that is known."""
+    size = format_bytes(done) + ("" if total is None else f" of {format_bytes(total)}")
+    return "  ".join([size, f"{format_bytes(done / seconds)}/s", *_time_left(done, total, seconds)])
+
+
+def _time_left(done: int, total: int | None, seconds: float) -> list[str]:
+    """`0:00:48 left`; an empty list if it is unknown."""
+    if not done or total is None:
+        return []
+    return [f"{timedelta(seconds=round(seconds * (total - done) / done))} left"]

@@ -3,25 +3,19 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from wdskit.cli.console import escape, format_bytes, ignored_note, plural, print_json, show_bytes
-from wdskit.cli.options import JsonOption, ReadersOption, SplitNameOption
+from wdskit.cli.options import JsonOption, ReadersOption
 
 
 def index_command(
     folder: Annotated[
         str, typer.Argument(metavar="FOLDER", help="Folder that holds the shards, local or in a bucket.")
     ],
-    export: Annotated[
-        str | None,
-        typer.Option(
-            metavar="KINDS", help="Keep files for other readers too: wids,open_clip,timm,energon,dali; or none."
-        ),
-    ] = None,
-    split_name: SplitNameOption = "",
     workers: ReadersOption = None,
     json: JsonOption = False,
 ) -> None:
@@ -30,34 +24,32 @@ def index_command(
     Reads every *.tar from end to end, checks it, and writes index.json, index.bin and an .idx beside each shard. If a
     shard is damaged, all faults are listed and no index is written. `pack` writes the index itself.
 
-    Files for other readers (--export) are written in the same pass, and renewed each time from then on.
-
     In Python: wdskit.index_folder
 
     Examples:
         wdskit index data/train
-        wdskit index data/train --export wids,timm
     """
+    from wdskit.shards.export import outdated
     from wdskit.shards.index import index_folder
+    from wdskit.storage.urls import is_local, local_path
 
     start = time.perf_counter()
     with show_bytes("indexing") as show:
-        report = index_folder(folder, export=export or (), split_name=split_name, workers=workers, progress=show)
+        report = index_folder(folder, workers=workers, progress=show)
     seconds = time.perf_counter() - start
     index = report.index
     num_bytes = sum(entry.num_bytes for entry in index.entries)
-    kinds = list(index.exports.kinds)
     if json:
         document = {"folder": folder, "num_shards": len(index.entries), "num_samples": index.num_samples}
-        document |= {"num_bytes": num_bytes, "num_ignored": report.num_ignored, "export": kinds}
+        document |= {"num_bytes": num_bytes, "num_ignored": report.num_ignored}
         print_json({**document, "changed": report.changed, "disagreeing": report.disagreeing})
         return
     print(
         f"Indexed {escape(folder)}: {plural(len(index.entries), 'shard')}, {plural(index.num_samples, 'sample')}, "
         f"{format_bytes(num_bytes)} in {seconds:.1f} s ({format_bytes(num_bytes / seconds)}/s)."
     )
-    if kinds:
-        print(f"Files for other readers: {', '.join(kinds)}.")
+    if is_local(folder) and (note := outdated(Path(local_path(folder)))):
+        print(f"Note: {escape(note)}")
     if report.changed:
         print(
             f"Note: {plural(len(report.changed), 'shard')} of the same size as before, but with other bytes, first "

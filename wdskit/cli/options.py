@@ -19,18 +19,19 @@ import typer.core
 
 from wdskit.cli.console import print_error
 from wdskit.packing.options import WriteOptions
+from wdskit.text import hide_secrets
 
 GROUPS = {
-    "Source": ("from_", "sidecars", "files", "images", "image_column", "key_column", "allow_no_image"),
+    "Source": ("from_", "sidecars", "files", "images", "image_column", "key_column", "allow_no_image", "omit"),
     "Samples": ("filter", "sample", "seed", "keys", "duplicate_keys", "require", "missing", "skip_bad", "duplicates"),
     "Fields": ("fields", "classes", "keep", "drop", "rename", "derive"),
     "Images": (
         "validate", "max_pixels", "resize", "resize_mode", "upscale", "format", "quality", "orient", "background",
-        "image_fields",
+        "image_fields", "mask_fields", "mask_fill",
     ),
-    "Shards": ("max_samples", "max_bytes", "num_shards", "multiple_of", "shuffle", "split", "pattern"),
+    "Shards": ("max_samples", "max_bytes", "num_shards", "shuffle", "split", "pattern"),
     "Run": ("workers", "threads", "on", "part", "check", "dry_run"),
-    "Existing shards, restart": ("append", "overwrite", "restart", "staging", "only"),
+    "Existing shards, restart": ("append", "overwrite", "restart", "staging"),
     "Other readers": ("export", "split_name"),
 }  # fmt: skip
 """The options of `pack` and `reshard` as their help groups them."""
@@ -51,9 +52,6 @@ ReadersOption = Annotated[
     typer.Option(
         metavar="N", min=1, help="Processes that read. Default: one per CPU, fewer for little data.", show_default=False
     ),
-]
-SplitNameOption = Annotated[
-    str, typer.Option(metavar="NAME", help="The split for timm and energon. Default: from the shards' names.")
 ]
 ConfigArgument = Annotated[Path, typer.Argument(metavar="CONFIG", help="A YAML configuration.", show_default=False)]
 PipelineOption = Annotated[
@@ -86,6 +84,21 @@ Plugins = Annotated[
         rich_help_panel="Configuration",
     ),
 ]
+
+
+_UsageError: Any = typer.BadParameter.__base__  # of click, which newer versions of typer contain
+
+
+class Group(typer.core.TyperGroup):
+    """Commands whose usage errors do not repeat the secrets of a URL."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Read the words of a command line, and run its command."""
+        try:
+            return super().invoke(ctx)
+        except _UsageError as err:
+            err.message = hide_secrets(err.message)
+            raise
 
 
 class Command(typer.core.TyperCommand):

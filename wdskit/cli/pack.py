@@ -11,9 +11,13 @@ from wdskit.cli.console import escape, print_json, show_packing
 from wdskit.cli.options import JsonOption, takes
 from wdskit.cli.packed import print_result, to_json
 from wdskit.packing.options import PackOptions
+from wdskit.processes import usable_cores
 
 if TYPE_CHECKING:
     from wdskit.packing.api import PackResult
+
+_SLOW_S = 10
+"""After a longer run a line names `--workers`."""
 
 
 @takes(PackOptions)
@@ -48,7 +52,7 @@ def pack_command(
     s3://bucket/old/part-{000000..000012}.tar, or a pattern or folder of a bucket.
 
     --from names the kind if the path does not show it: folder, table (JSON lines on standard input), parquet, coco, hf,
-    tar, zip, list (one path per line), list0 (paths from find -print0).
+    tar, zip, list (one path per line).
 
     Images are copied byte for byte, unless --resize, --format or --orient changes them. Changed images keep their
     colour profile and EXIF, and only --max-samples limits their shards, because sizes are not known beforehand.
@@ -84,6 +88,15 @@ def pack_command(
     with show_packing() as show:
         result = pack(source, dest, options=options, progress=show)
     _print(result, json=json)
+    num_cpus = usable_cores()
+    if (
+        result.seconds >= _SLOW_S
+        and options.workers == 1 < num_cpus
+        and options.on is None
+        and result.plan
+        and not json
+    ):
+        print(f"It ran in one process. `--workers {num_cpus}` uses all CPUs of this machine.")
     if options.part is not None and not json:
         print(f"This is part {escape(options.part)}. When all parts are done: wdskit pack-finish {escape(dest)}")
 

@@ -49,6 +49,8 @@ def _notes(result: PackResult) -> Iterator[str]:
         yield f"rejected: {err.where}: {err.problem}"
     if len(result.rejected) > _SHOWN_REJECTS:
         yield f"rejected: {format_count(len(result.rejected) - _SHOWN_REJECTS)} more"
+    for note in result.notes:
+        yield f"Note: {note}"
 
 
 def format_rates(result: PackResult | ReshardResult) -> str:
@@ -83,6 +85,7 @@ def to_json(result: PackResult) -> dict[str, object]:
         "num_cleaned": result.num_cleaned,
         "num_duplicates": len(result.duplicates),
         "num_other": result.num_other,
+        "notes": list(result.notes),
         "seconds": result.seconds,
     }
 

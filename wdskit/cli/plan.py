@@ -18,7 +18,7 @@ from wdskit.cli.console import (
     print_json,
     print_tables,
 )
-from wdskit.cli.options import ConfigArgument, JsonOption, OverridesOption, PipelineOption
+from wdskit.cli.options import ConfigArgument, JsonOption, OverridesOption, PipelineOption, Plugins, import_plugins
 
 if TYPE_CHECKING:
     from wdskit.tune.downloads import DownloadPlan
@@ -30,6 +30,7 @@ def plan_command(
     config: ConfigArgument,
     pipeline: PipelineOption = None,
     overrides: OverridesOption = None,
+    plugins: Plugins = None,
     world_size: Annotated[int, typer.Option(metavar="N", min=1, help="Ranks of the run.", rich_help_panel="Run")] = 1,
     workers: Annotated[
         int | None,
@@ -85,6 +86,7 @@ def plan_command(
     """
     from wdskit.tune.plan import StreamPlan, plan
 
+    import_plugins(plugins)
     found = plan(
         config,
         pipeline=pipeline,

@@ -134,7 +134,7 @@ def _facts(result: ReshardResult, *, dry_run: bool) -> Iterator[tuple[str, str]]
     least, most = (pick(shard.num_samples for shard in result.shards) for pick in (min, max))
     sizes = f"{plural(most, 'sample')} each" if least == most else f"{format_count(least)} to {plural(most, 'sample')}"
     yield "shards", f"{format_names(result.shards)}, {sizes}"
-    yield "bytes", format_bytes(result.num_bytes)
+    yield "bytes", format_bytes(result.num_bytes) if result.num_bytes else "not known before the images are changed"
     if not dry_run and not result.was_done:
         yield "time", format_rates(result)
 
@@ -150,5 +150,7 @@ def _notes(result: ReshardResult, *, dry_run: bool) -> Iterator[str]:
         yield f"Note: {result.merged}"
     if result.classes_lost:
         yield f"Note: {result.classes_lost}"
+    for note in result.notes:
+        yield f"Note: {note}"
     if dry_run:
         yield "Nothing was written (--dry-run)."

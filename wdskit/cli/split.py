@@ -72,7 +72,7 @@ def split_command(
     titles = ["split", "samples", "share", "wanted"]
     rows = []
     for part in report.parts:
-        share = part.num_samples / report.num_samples if report.num_samples else 0
+        share = part.num_samples / report.num_samples
         rows.append([part.name, format_count(part.num_samples), f"{share:.2%}", f"{part.wanted_ratio:.2%}"])
         if part.num_groups is not None:
             rows[-1].append(format_count(part.num_groups))
@@ -81,6 +81,3 @@ def split_command(
     print_tables([numbers_table(titles, rows)])
     if report.num_missing:
         print(f"Note: {plural(report.num_missing, 'sample')} without {escape(by)} went to {missing}.")
-    for part in report.parts:
-        if not part.num_samples:
-            print(f"Note: {part.name} has no samples.")

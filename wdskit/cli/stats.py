@@ -37,7 +37,6 @@ def stats_command(
         str | None, typer.Option(metavar="SHARE", help="Read this share of the samples only: 10%.")
     ] = None,
     seed: Annotated[int, typer.Option(metavar="N", min=0, help="Seed that chooses the share and the thumbnails.")] = 0,
-    digests: Annotated[bool, typer.Option("--digests", help="Find images with identical bytes.")] = False,
     html: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Also write a report with plots and thumbnails.")
     ] = None,
@@ -46,8 +45,8 @@ def stats_command(
 ) -> None:
     """Count what shards hold: classes, sizes, resolutions, JSON keys.
 
-    Reads tar headers, labels, JSON and the headers of images; --digests reads everything. A damaged shard is an error;
-    images, labels and JSON that cannot be read are counted, and the first are listed.
+    Reads tar headers, labels, JSON and the headers of images. A damaged shard is an error; images, labels and JSON that
+    cannot be read are counted, and the first are listed.
 
     PATH may be a URL: s3://bucket/train/.
 
@@ -60,7 +59,7 @@ def stats_command(
     from wdskit.statistics.collect import stats
 
     with show_bytes("counting") as show:
-        found = stats(path, sample=sample, seed=seed, digests=digests, html=html, workers=workers, progress=show)
+        found = stats(path, sample=sample, seed=seed, html=html, workers=workers, progress=show)
     if json:
         print_json(found)
         return
@@ -96,9 +95,6 @@ def _details(found: ShardStats) -> Iterator[tuple[str, str]]:
     yield "bytes a sample", _range(found.sample_sizes, format_bytes)
     if found.num_bad:
         yield "bad fields", format_count(found.num_bad)
-    if (twice := found.duplicates) is not None:
-        samples, earlier = plural(twice.num_samples, "sample"), plural(twice.num_contents, "earlier sample")
-        yield "duplicates", f"{samples} with the content of {earlier}" if twice.num_samples else "none"
 
 
 def _range(numbers: NumberStats, show: Callable[[float], str]) -> str:
@@ -170,8 +166,6 @@ def _notes(found: ShardStats) -> Iterator[str]:
         yield f"Bad: {bad.shard}, {bad.key}.{bad.field}: {bad.problem}."
     if found.num_bad > len(found.bad):
         yield f"Bad: {format_count(found.num_bad - len(found.bad))} more."
-    for places in found.duplicates.first if found.duplicates else ():
-        yield "The same: " + ", ".join(f"{key} ({shard})" for shard, key in places) + "."
     named = [one for one in found.classes or () if one.name is not None]
     empty = [str(one.name) for one in named if not one.num_samples]
     if empty and len(empty) < len(named) and not found.sample:

@@ -12,14 +12,10 @@ from wdskit.cli.console import (
     escape,
     exit_2_on_error,
     format_bytes,
-    format_count,
     ignored_note,
-    numbers_table,
     plural,
     print_json,
-    print_tables,
     show_bytes,
-    split_names,
 )
 from wdskit.cli.options import JsonOption, PathArgument
 
@@ -30,7 +26,7 @@ if TYPE_CHECKING:
     from wdskit.codecs.checks import ImageCheck
 
 _DAMAGE = {"structure", "digest", "bytes", "missing"}
-_STALE = {"index", "unlisted", "offsets", "beside", "samples", "fields"}
+_STALE = {"index", "unlisted", "offsets", "samples", "fields"}
 
 
 def verify_command(
@@ -52,24 +48,15 @@ def verify_command(
     seed: Annotated[
         int, typer.Option(metavar="N", min=0, help="Seed that chooses the share.", rich_help_panel="Images")
     ] = 0,
-    readers: Annotated[
-        str | None,
-        typer.Option(
-            "--for",
-            metavar="NAMES",
-            help="Check for other readers: hf,dali,energon,wids,open_clip,timm, or all.",
-            rich_help_panel="Readers",
-        ),
-    ] = None,
     world_size: Annotated[
         int | None,
         typer.Option(
-            metavar="N", min=1, help="Ranks of a stream: does each get the same share?", rich_help_panel="Readers"
+            metavar="N", min=1, help="Ranks of a stream: does each get the same share?", rich_help_panel="Streams"
         ),
     ] = None,
     workers: Annotated[
         int | None,
-        typer.Option(metavar="N", min=1, help="With --world-size: loader workers per rank.", rich_help_panel="Readers"),
+        typer.Option(metavar="N", min=1, help="With --world-size: loader workers per rank.", rich_help_panel="Streams"),
     ] = None,
     processes: Annotated[
         int | None, typer.Option(metavar="N", min=1, help="Processes that read. Default: one per CPU.")
@@ -89,7 +76,7 @@ def verify_command(
 
     Examples:
         wdskit verify data/train
-        wdskit verify data/train --images decode --sample 1% --for all
+        wdskit verify data/train --images decode --sample 1%
     """
     from wdskit.checking.api import verify
 
@@ -102,7 +89,6 @@ def verify_command(
             images=cast("ImageCheck", images),
             sample=sample,
             seed=seed,
-            readers=split_names(readers),
             world_size=world_size,
             loader_workers=workers or 1,
             workers=processes,
@@ -120,9 +106,6 @@ def _print(result: VerifyResult, seconds: float) -> None:
 
     for finding in result.findings:
         print(escape(f"Note: {finding}" if finding.kind in NOTES else str(finding)))
-    if result.verdicts:
-        rows = [(one.reader, "yes" if one.is_safe else "no", format_count(one.num_findings)) for one in result.verdicts]
-        print_tables([numbers_table(["reader", "safe", "findings"], rows, text="safe")])
     for line in _advice(result):
         print(line)
     if result.num_ignored:
@@ -154,10 +137,9 @@ def _advice(result: VerifyResult) -> Iterator[str]:
         yield f"No index: sizes and digests could not be compared. `wdskit index {folder}` creates one."
     if kinds & _DAMAGE:
         if is_remote:
-            yield "Damaged or missing shards: upload them again, or copy them here and run `wdskit repair` on the copy."
+            yield "Damaged or missing shards: upload them again."
             return
-        again = "pack them again (`wdskit pack --only`; after `--split`, pack into another folder and copy them)"
-        yield f"Damaged or missing shards: fetch them again, or {again}."
-        yield f"`wdskit repair {escape(result.path)} --to DEST` saves the samples that are whole."
+        yield "Damaged or missing shards: fetch them again, or pack them again (`wdskit pack --overwrite`)."
+        yield "`wdskit pack --skip-bad SHARD.tar DEST` saves the samples before the damage."
     elif kinds & _STALE:
         yield f"If the shards are right, `wdskit index {folder}` writes their index and offsets again."

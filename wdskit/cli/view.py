@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from wdskit.cli.options import OverridesOption, PipelineOption
+from wdskit.cli.options import OverridesOption, PipelineOption, Plugins, import_plugins
 
 
 def view_command(
@@ -30,6 +30,7 @@ def view_command(
     ] = None,
     pipeline: PipelineOption = None,
     overrides: OverridesOption = None,
+    plugins: Plugins = None,
     rank: Annotated[
         int, typer.Option(metavar="R", min=0, help="The rank whose samples to show.", rich_help_panel="Configuration")
     ] = 0,
@@ -49,7 +50,7 @@ def view_command(
 
     Shows images with their masks and boxes, JSON and classes; finds keys, and samples for which a filter is true. Only
     the index is read at the start. The page is on 127.0.0.1, opens only with the printed address, and needs no network.
-    Ctrl-C ends it. The command needs an extra: pip install "wdskit[view]".
+    Ctrl-C ends it. The command needs the extra `view`: pip install ".[view]" in a clone of wdskit.
 
     Masks are further images of a sample that store numbers (`seg.png`). Boxes are `bbox`, `boxes` or the `annotations`
     of its JSON, as COCO writes them: x, y, width, height in pixels.
@@ -65,15 +66,16 @@ def view_command(
         if (err.name or "").partition(".")[0] not in {"starlette", "uvicorn", "anyio"}:
             raise
         from wdskit.errors import ConfigError
+        from wdskit.text import install_extra
 
-        raise ConfigError("a page needs Starlette and uvicorn.\n  Install them: pip install 'wdskit[view]'.") from err
+        raise ConfigError(f"a page needs Starlette and uvicorn.\n  {install_extra('view')}") from err
     from wdskit.view.samples import open_folder, open_order
 
     if (shards is None) == (config is None):
         raise typer.BadParameter("give either DIR, or --config with a pipeline.")
     if config is None:
         assert shards is not None
-        given = {"--pipeline": pipeline, "--set": overrides, "--rank": rank, "--epoch": epoch}
+        given = {"--pipeline": pipeline, "--set": overrides, "--plugin": plugins, "--rank": rank, "--epoch": epoch}
         for option, value in (*given.items(), ("--world-size", world_size - 1)):
             if value:
                 raise typer.BadParameter(f"{option} needs --config.")
@@ -81,6 +83,7 @@ def view_command(
     else:
         if split is not None:
             raise typer.BadParameter("--split is for DIR; a pipeline names its own split.")
+        import_plugins(plugins)
         samples = open_order(
             config,
             pipeline=pipeline,

@@ -19,7 +19,7 @@ ImageLevel = Literal["none", "magic", "structure", "decode"]
 ImageCheck = Literal["none", "structure", "decode"]
 
 IMAGE_CHECKS: tuple[ImageCheck, ...] = ("none", "structure", "decode")
-"""The levels that `verify` and `repair` offer."""
+"""The levels that `verify` offers."""
 
 IMAGE_LEVELS: tuple[ImageLevel, ...] = ("none", "magic", "structure", "decode")
 """How much of an image is looked at; each level includes those before it."""

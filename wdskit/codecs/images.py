@@ -135,7 +135,7 @@ def decode_image(data: Buffer, spec: str, *, max_pixels: int) -> NDArray[Any] | 
     return _numbers(pixels, wanted)
 
 
-def decode_index(data: Buffer, *, max_pixels: int) -> NDArray[Any]:
+def decode_index(data: Buffer, *, max_pixels: int) -> NDArray[np.int32]:
     """The numbers that an image stores, one a pixel, as masks and depth maps have them.
 
     Of a palette the places in it, of grey the numbers as they are, whatever their bits: 0 and 1 for one bit. No colour,
@@ -146,8 +146,7 @@ def decode_index(data: Buffer, *, max_pixels: int) -> NDArray[Any]:
         max_pixels: As in `decode_image`.
 
     Returns:
-        Array (height, width), C-contiguous, writable and owned by the caller: uint8 for up to 8 bits a pixel, int32 for
-        more, which torch's functions all take.
+        Array (height, width), int32 whatever the file, C-contiguous, writable and owned by the caller.
 
     Raises:
         ImageTooLarge: The header promises more than `max_pixels`.
@@ -165,9 +164,7 @@ def decode_index(data: Buffer, *, max_pixels: int) -> NDArray[Any]:
         with pillow_errors(name):
             image.load()
             pixels = np.array(image)
-    if mode in _DEEP_MODES:
-        return np.asarray(pixels, np.int32)
-    numbers: NDArray[np.uint8] = pixels.astype(np.uint8, copy=False)
+    numbers: NDArray[np.int32] = pixels.astype(np.int32)
     if mode == "L" and most < 255:  # Pillow spreads them over 0 to 255
         numbers //= 255 // most
     return numbers
@@ -195,8 +192,13 @@ def _tags(image: ImageFile) -> Any:
     return image.tag_v2  # type: ignore[attr-defined]  # of TIFF
 
 
-def stores_other_numbers(data: Buffer, *, max_pixels: int) -> str:
-    """Why `decode_image` gives other numbers than an image stores, as a user may say it; "" where it gives those.
+def stores_other_numbers(data: Buffer, *, max_pixels: int, is_grey: bool) -> str:
+    """Why `decode_image` gives other uint8 numbers than an image stores, as a user may say it; "" where it gives those.
+
+    Args:
+        data: The whole encoded file.
+        max_pixels: As in `decode_image`.
+        is_grey: Whether the numbers are wanted without colours.
 
     Raises:
         ImageTooLarge, DecodeError: As `decode_image`, of the header.
@@ -205,11 +207,15 @@ def stores_other_numbers(data: Buffer, *, max_pixels: int) -> str:
     if name == "PNG":  # nearly every mask
         with contextlib.suppress(DecodeError):  # decoding says what is damaged
             mode, bits = structure.png_header(data).mode, structure.png_bits(data)
-            return "a palette" if mode == "P" else "" if bits == 8 else f"{bits} bit{'s' * (bits > 1)}  per pixel"
-    mode = "L" if name == "JPEG" else open_pillow(data, max_pixels=max_pixels).mode
+            if mode == "P" or bits != 8:
+                return "a palette" if mode == "P" else f"{bits} bit{'s' * (bits > 1)} per pixel"
+            return "colours" if is_grey and mode not in {"L", "LA"} else ""
+    mode = open_pillow(data, max_pixels=max_pixels).mode
     if mode in {"P", "PA"}:
         return "a palette"
-    return "over 8 bits  per pixel" if mode in _DEEP_MODES else "1 bit  per pixel" if mode == "1" else ""
+    if mode in _DEEP_MODES or mode == "1":
+        return "1 bit per pixel" if mode == "1" else "over 8 bits per pixel"
+    return "colours" if is_grey and mode not in {"L", "LA"} else ""
 
 
 def open_pillow(data: Buffer, *, max_pixels: int) -> ImageFile:
@@ -345,13 +351,20 @@ def _numbers(pixels: NDArray[np.uint8], wanted: ImageSpec) -> NDArray[Any] | tor
 def make_thumbnail(data: Buffer, *, side: int, max_pixels: int) -> tuple[bytes, tuple[int, int]]:
     """A JPEG of at most side x side pixels, and the width and height of the image itself.
 
-    It shows what a training loop gets: EXIF orientation is not applied. Transparency is shown as grey.
+    It shows what a training loop gets: EXIF orientation is not applied. Transparency is shown as grey. A large JPEG
+    is decoded at a smaller scale.
 
     Raises:
         ImageTooLarge, DecodeError: As `decode_image`.
     """
-    image: Any = decode_image(data, "pilrgba", max_pixels=max_pixels)
-    size = image.size
+    image: Any = None
+    found = jpeg_size(data, max_pixels=max_pixels)
+    step = next((step for step in STEPS if max(found) >= 2 * side * step), 0) if found else 0
+    if found and step and (pixels := decode_jpeg(data, found, step)) is not None:
+        image, size = Image.fromarray(pixels).convert("RGBA"), found[::-1]
+    else:
+        image = decode_image(data, "pilrgba", max_pixels=max_pixels)
+        size = image.size
     image.thumbnail((side, side))
     thumbnail = Image.new("RGB", image.size, _BEHIND_TRANSPARENT)
     thumbnail.paste(image, mask=image.getchannel("A"))

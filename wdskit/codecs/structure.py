@@ -249,20 +249,26 @@ def check_png(view: memoryview, max_pixels: int) -> None:
         raise DecodeError(f"PNG, byte {at}: the end chunk comes before any pixel data")
 
 
+def webp_chunks(view: memoryview) -> Iterator[tuple[int, bytes, int]]:
+    """Where each chunk of a WebP file starts, its type, and the length that it states."""
+    at, end = 12, 8 + int.from_bytes(view[4:8], "little")
+    while at + 8 <= end:
+        length = int.from_bytes(view[at + 4 : at + 8], "little")
+        yield at, bytes(view[at : at + 4]), length
+        at += 8 + length + length % 2
+
+
 def check_webp(view: memoryview) -> None:
     """Check the sizes of the file and of every chunk: type, length, data, a byte of padding where the length is odd."""
     end = 8 + int.from_bytes(view[4:8], "little")
     if end > len(view):
         raise DecodeError(f"WebP, byte 4: it states {end} bytes, but the file stops at byte {len(view)}")
-    at, kinds = 12, set()
-    while at + 8 <= end:
-        length = int.from_bytes(view[at + 4 : at + 8], "little")
-        kind = bytes(view[at : at + 4])
+    kinds = set()
+    for at, kind, length in webp_chunks(view):
         kinds.add(kind)
         if at + 8 + length > end:
             raise DecodeError(
                 f"WebP, byte {at}: chunk {kind!r} of {length} bytes ends past the end of the file, at {end}"
             )
-        at += 8 + length + length % 2
     if not kinds & {b"VP8 ", b"VP8L", b"ANMF"}:
         raise DecodeError(f"WebP, byte {end}: the file ends before any pixel data")

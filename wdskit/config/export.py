@@ -22,11 +22,11 @@ _REFERENCE = "#/$defs/{model}"
 
 
 def to_yaml(pipelines: Mapping[str, tuple[Stage, ...]], sections: Mapping[str, Mapping[str, Any]], origin: str) -> str:
-    """A configuration as YAML text that reads back as the same, shorthands where possible.
+    """A configuration as YAML text that reads back as the same, with every setting that is not null.
 
     Args:
         pipelines: Stages by pipeline name.
-        sections: The settings of `loader` and `errors` that are not the default.
+        sections: The settings of `loader`, `errors` and `cache` that are not null.
         origin: Where it came from, for messages.
 
     Raises:
@@ -58,7 +58,7 @@ def settings_to_yaml(name: str, settings: Mapping[str, Any]) -> str:
 def _stage(stage: Stage) -> str:
     if not isinstance(stage, StageSpec):
         raise TypeError(stage)
-    value = stage.shorten()
+    value = stage.write_settings()
     return stage.name if value is None else f"{stage.name}: {_value(value)}"
 
 

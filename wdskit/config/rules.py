@@ -13,7 +13,8 @@ _ONCE = {"splitter", "open", "epoch"}
 """Kinds of stages of which a pipeline has each at most once."""
 
 _WAYS_OUT = {
-    "select": "Make a selection of samples with `wdskit split`, or use the source `stream`.",
+    "select": "Select the samples once with `wdskit reshard SHARDS --filter EXPR --selection NAME`, and read them with "
+    "`split: NAME`; or use the source `stream`.",
     "shuffle": "Its order is shuffled already: see `window` and `lanes` of the source. Remove it.",
     "slice": "Use `range` of the source, or `with_epoch`.",
     "unbatched": "Put what belongs to samples before `batched`, or use the source `stream`.",

@@ -10,6 +10,7 @@ from pydantic_core import PydanticCustomError
 
 from wdskit.config.messages import Flaw, dotted, flaws_of, show, unknown_stage
 from wdskit.errors import ConfigError, Problem
+from wdskit.text import hide_secrets
 
 Model = TypeVar("Model", bound=BaseModel)
 Kind = Literal["source", "splitter", "open", "each", "stream", "batch", "epoch"]
@@ -41,6 +42,11 @@ class StageSpec(BaseModel):
     is_planned: ClassVar[bool] = False
     items: ClassVar[dict[str, type[BaseModel]]] = {}
 
+    def __repr__(self) -> str:
+        return hide_secrets(super().__repr__())
+
+    __str__ = __repr__
+
     @classmethod
     def expand(cls, value: object) -> dict[str, Any]:
         """The settings that a value written behind the stage's name stands for.
@@ -56,19 +62,20 @@ class StageSpec(BaseModel):
             raise ValueError(f"it takes no arguments, but {show(value)} was given. Write `- {cls.name}`.")
         return {cls.shorthand: value}
 
-    def shorten(self) -> Any:
-        """The opposite of `expand`, as short as can be: None for defaults only, a bare value, or a dict."""
-        fields = {name: value for name, value in self if value != type(self).model_fields[name].default}
-        if not fields:
-            return None
-        value = next(iter(fields.values()))
-        if list(fields) == [self.shorthand] and (self.is_mapping or not isinstance(value, Mapping)):
-            return value
-        return fields
+    def write_settings(self) -> Any:
+        """Return the opposite of `expand`: every setting except those that are null; None if no setting is left.
+
+        A stage of one setting is written as a bare value, if `expand` reads it so.
+        """
+        fields = {name: value for name, value in self if value is not None}
+        name = self.shorthand
+        if name is not None and list(fields) == [name] and (self.is_mapping or not isinstance(fields[name], Mapping)):
+            return (fields[name] or None) if self.is_mapping else fields[name]
+        return fields or None
 
     def written(self) -> Any:
         """As an item of a list of stages in YAML."""
-        value = self.shorten()
+        value = self.write_settings()
         return self.name if value is None else {self.name: value}
 
 

@@ -11,6 +11,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator, Str
 
 from wdskit.config.messages import describe, forbidden_character, show, wrong_kind
 from wdskit.config.spec import refuse
+from wdskit.text import as_int
 
 _SHARE = re.compile(r"(\d{1,3}(?:\.\d{1,9})?)%")
 
@@ -69,12 +70,13 @@ def _check_size(value: object) -> object:
     sides = value if isinstance(value, (list, tuple)) else [value]
     if len(sides) != 2 and isinstance(value, (list, tuple)):
         raise refuse(f"{show(value)} has {len(sides)} items; a size is one number or [height, width].")
+    sides = [as_int(side) for side in sides]
     for side in sides:
         if isinstance(side, bool) or not isinstance(side, int):
             raise refuse(wrong_kind(side, "a whole number of pixels is needed, or [height, width]"))
         if not 1 <= side <= 65_535:
             raise refuse(f"{show(side)} is not a size in pixels; it must be 1 to 65535.")
-    return tuple(sides) if isinstance(value, (list, tuple)) else value
+    return tuple(sides) if isinstance(value, (list, tuple)) else sides[0]
 
 
 def _check_range(value: object) -> tuple[float, float]:
@@ -103,6 +105,7 @@ def _check_channels(values: tuple[float, ...]) -> tuple[float, ...]:
 
 
 def _check_budget(value: object) -> int | str:
+    value = as_int(value)
     if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63:
         return value
     if isinstance(value, str) and (match := _SHARE.fullmatch(value)) and float(match[1]) <= 100:
@@ -116,6 +119,12 @@ def _check_device(value: object) -> str:
     raise refuse(wrong_kind(value, "`cuda` or `cuda:1` is needed"))
 
 
+def _check_unit(values: tuple[float, ...]) -> tuple[float, ...]:
+    if any(not 0 <= value <= 1 for value in _check_channels(values)):
+        raise refuse(f"{show(values)} is not within 0..1, as the pixels are. Divide numbers for 0..255 by 255.")
+    return values
+
+
 _NAMES_SCHEMA = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}, "minItems": 1}]}
 _SIDE_SCHEMA = {"type": "integer", "minimum": 1, "maximum": 65_535}
 _RANGE_SCHEMA = {"type": "array", "items": {"type": "number"}, "minItems": 2, "maxItems": 2}
@@ -125,8 +134,10 @@ ImageSpec = Literal[
     "l8", "rgb8", "rgba8", "l", "rgb", "rgba", "torchl8", "torchrgb8", "torchrgba8", "torchl", "torchrgb", "torch",
     "torchrgba", "pill", "pil", "pilrgb", "pilrgba", "index",
 ]  # fmt: skip
-Natural = Annotated[int, Strict(), Field(ge=0, lt=2**63)]
-Count = Annotated[int, Strict(), Field(ge=1, lt=2**63)]
+WHOLE = BeforeValidator(as_int)
+"""Last in an annotation, so that the schema keeps the bounds before it."""
+Natural = Annotated[int, Strict(), Field(ge=0, lt=2**63), WHOLE]
+Count = Annotated[int, Strict(), Field(ge=1, lt=2**63), WHOLE]
 Budget = Annotated[
     int | str,
     PlainValidator(_check_budget),
@@ -139,6 +150,7 @@ Bool = Annotated[bool, Strict()]
 Number = Annotated[float, Strict()]
 Text = Annotated[str, Strict(), AfterValidator(_check_text)]
 Positive = Annotated[float, Strict(), Field(gt=0)]
+Timeout = Annotated[float, Strict(), Field(ge=0, lt=math.inf)]
 FieldName = Annotated[str, Strict(), AfterValidator(_check_field_name)]
 Alternatives = Annotated[str, Strict(), AfterValidator(_check_alternatives)]
 FieldNames = Annotated[
@@ -160,5 +172,5 @@ Size = Annotated[
 ]
 Range = Annotated[tuple[float, float], PlainValidator(_check_range), WithJsonSchema(_RANGE_SCHEMA)]
 ShareRange = Annotated[tuple[float, float], PlainValidator(_check_share), WithJsonSchema(_RANGE_SCHEMA)]
-Channels = Annotated[tuple[Number, ...], Items, AfterValidator(_check_channels)]
-PositiveChannels = Annotated[tuple[Positive, ...], Items, AfterValidator(_check_channels)]
+Channels = Annotated[tuple[Number, ...], Items, AfterValidator(_check_unit)]
+PositiveChannels = Annotated[tuple[Positive, ...], Items, AfterValidator(_check_unit)]

@@ -19,6 +19,7 @@ import yaml
 
 from wdskit.config.messages import UNREADABLE, Flaw, Path, forbidden_character, show
 from wdskit.limits import MAX_CONFIG_BYTES, MAX_CONFIG_DEPTH
+from wdskit.text import as_int
 
 MAX_FLAWS = 100
 """Reading stops at so many."""
@@ -32,7 +33,17 @@ MAX_DIGITS = 25
 NUMBERED = {("weight",)}
 """Last parts of the paths of mappings whose names are numbers: a schedule, `weight: {0: 1.0, 10000: 0.2}`."""
 
-_BAD_CHARACTER = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff\ud800-\udfff]")
+_SYNTAX = "{}[],:#"
+_HIDDEN = "".join(chr(0x10000 * plane + 0xFFFE) for plane in range(1, 1 + len(_SYNTAX)))
+"""Characters that are never text (Unicode's noncharacters). While PyYAML parses, they stand for those of YAML's syntax
+inside of `${...}`, so that a variable needs no quotes in `{size: ${BATCH:-24}}`.
+"""
+
+_HIDE = str.maketrans(_SYNTAX, _HIDDEN)
+_UNHIDE = str.maketrans(_HIDDEN, _SYNTAX)
+_BAD_CHARACTER = re.compile(
+    f"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff\ud800-\udfff{_HIDDEN}]"
+)
 _VARIABLE = re.compile(r"\$\$|\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}|\$\{[^}\n]{0,60}\}?")
 _WORDS: dict[str, bool | None] = {
     **dict.fromkeys(("", "~", "null", "Null", "NULL")),
@@ -176,7 +187,7 @@ class _Reader:
         if bad := _BAD_CHARACTER.search(text):
             self.line = text.count("\n", 0, bad.start()) + 1
             self._stop(f"the character U+{ord(bad[0]):04X} is not allowed in YAML; remove it.")
-        return text
+        return _VARIABLE.sub(_hide_syntax, text)
 
     def _stream(self) -> Any:
         self._next()  # the stream's start
@@ -195,6 +206,8 @@ class _Reader:
     def _next(self) -> Any:
         event = next(self.events)
         self.line = event.start_mark.line + 1
+        if isinstance(event, yaml.ScalarEvent):
+            event.value = event.value.translate(_UNHIDE)
         self._count(isinstance(event, yaml.NodeEvent))
         return event
 
@@ -320,12 +333,18 @@ class _Reader:
         if not isinstance(value, Mapping):
             return [self.copy(item, (*path, at)) for at, item in enumerate(value)]
         mapping = {}
-        for name, item in value.items():
+        for given, item in value.items():
+            name = as_int(given)
             if rule := _name_rule(name, path):
                 self._flaw((*path, UNREADABLE), rule)
             else:
                 mapping[str(name)] = self.copy(item, (*path, str(name)))
         return mapping
+
+
+def _hide_syntax(found: re.Match[str]) -> str:
+    is_variable = found[1] is not None and "\n" not in found[0]
+    return found[0].translate(_HIDE) if is_variable else found[0]
 
 
 def _alias_rule(event: yaml.AliasEvent) -> str:
@@ -340,7 +359,7 @@ def _name_rule(name: object, path: Path) -> str:
 
 
 def _plain_english(err: yaml.MarkedYAMLError) -> str:
-    problem = err.problem or err.context or "it cannot be read"
+    problem = (err.problem or err.context or "it cannot be read").translate(_UNHIDE)
     advice = next((f" {advice}" for part, advice in _ADVICE if part in problem), "")
     context = f" ({err.context}, line {err.context_mark.line + 1})" if err.context and err.context_mark else ""
     problem = problem.replace("'\\x00'", "the end").replace("'<stream end>'", "the end")

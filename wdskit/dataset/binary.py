@@ -19,6 +19,7 @@ copies of a folder are other files too. Little-endian: magic `WDSKFIL1`, sha256 
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import itertools
 import logging
@@ -32,6 +33,7 @@ from numpy.typing import NDArray
 
 from wdskit.errors import FolderIndexError, ShardError
 from wdskit.files import Disk, publish_bytes
+from wdskit.limits import BLOCK_BYTES
 from wdskit.storage.identity import FileIdentity
 from wdskit.storage.urls import LocalFile
 
@@ -127,6 +129,10 @@ class BinaryIndex:
         self.identities = read_identities(folder / BINARY_NAME, num_shards)
         self.idx_digests = body[ends[3] + num_name_bytes :].reshape(num_shards, _DIGEST_BYTES)
         self._check_names(num_name_bytes)
+        if url and np.any(self.counts > self.sizes // BLOCK_BYTES):  # local shards are compared when they are opened
+            shard = int(np.argmax(self.counts > self.sizes // BLOCK_BYTES))
+            what = f"{self.counts[shard]} samples in {self.sizes[shard]} bytes"
+            raise self._error(f"it says that {self.name(shard)} has {what}, and each takes {BLOCK_BYTES} bytes or more")
         if expected not in (None, self.digest):
             msg = f"{self.place}/{BINARY_NAME}: it was replaced while it was in use. Start again."
             raise FolderIndexError(msg, folder=self.place)
@@ -168,6 +174,18 @@ class BinaryIndex:
             idx_sha256=self.idx_sha256(shard),
             identity=FileIdentity(num_bytes, mtime_ns, inode),
         )
+
+    def fields(self, shard: int) -> frozenset[str]:
+        """All fields that samples of a shard have, empty if the index does not list them. The first call reads
+        `index.json`. Raises FolderIndexError if that is invalid.
+        """
+        return self._fields.get(self.name(shard), frozenset())
+
+    @functools.cached_property
+    def _fields(self) -> dict[str, frozenset[str]]:
+        from wdskit.dataset.index import read_index
+
+        return {entry.name: frozenset(entry.fields) for entry in read_index(self.folder).entries}
 
     def names(self) -> Iterator[list[str]]:
         """File names of all shards in order, some thousand at a time: a tenth of the time of `name` for each."""

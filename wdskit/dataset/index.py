@@ -22,7 +22,7 @@ from urllib.parse import quote
 
 from wdskit.dataset.binary import BINARY_NAME, build_binary, read_identities, write_identities
 from wdskit.errors import FolderIndexError, StorageError
-from wdskit.files import DISK, Disk, publish_bytes
+from wdskit.files import DISK, Disk, is_file_name, publish_bytes
 from wdskit.limits import MAX_INDEX_BYTES
 from wdskit.storage.identity import FileIdentity
 from wdskit.storage.urls import ABSENT_STATUSES, is_local, local_path, read_bytes
@@ -53,6 +53,8 @@ class ShardEntry:
         idx_sha256: Hex digest of its `.idx`, None in an index that was made before it was written there.
         identity: Of the file that the index was made of: zeros are not known. None is the file that is there when the
             index is written. It stands beside the index, not in it.
+        unused: Of a shard that was filled just now, for each part of images that decoding ignores: its name, the number
+            of images, and where the first of them comes from. It is not in the index.
     """
 
     name: str
@@ -62,23 +64,7 @@ class ShardEntry:
     fields: tuple[str, ...]
     idx_sha256: str | None = None
     identity: FileIdentity | None = field(default=None, compare=False)
-
-
-@dataclass(frozen=True)
-class Exports:
-    """What is kept beside the shards for other readers.
-
-    Attributes:
-        kinds: `dali`, `timm`, ...; see `export.api.KINDS`.
-        split_name: The split that all shards belong to, "" where their names say it.
-    """
-
-    kinds: tuple[str, ...] = ()
-    split_name: str = ""
-
-
-NO_EXPORTS = Exports()
-"""Beside the shards is what wdskit needs, and no more."""
+    unused: tuple[tuple[str, int, str], ...] = field(default=(), compare=False, repr=False)
 
 
 @dataclass(frozen=True)
@@ -87,7 +73,6 @@ class FolderIndex:
 
     folder: str
     entries: tuple[ShardEntry, ...]
-    exports: Exports = NO_EXPORTS
 
     @property
     def num_samples(self) -> int:
@@ -155,17 +140,15 @@ def folder_has_labels(folder: str) -> bool:
     return any(is_label(field) for entry in read_index(folder).entries for field in entry.fields)
 
 
-def write_index(
-    folder: Path, entries: Sequence[ShardEntry], *, exports: Exports = NO_EXPORTS, disk: Disk = DISK
-) -> None:
+def write_index(folder: Path, entries: Sequence[ShardEntry], *, disk: Disk = DISK) -> None:
     """Publish both forms of the index in the order of `entries`: twin, which files the shards are, then the JSON."""
-    data = index_json(entries, exports)
+    data = index_json(entries)
     publish_bytes(folder / BINARY_NAME, build_binary(entries, hashlib.sha256(data).digest()), disk=disk)
     write_identities(folder / BINARY_NAME, entries, disk=disk)
     publish_bytes(folder / INDEX_NAME, data, disk=disk)
 
 
-def index_json(entries: Iterable[ShardEntry], exports: Exports) -> bytes:
+def index_json(entries: Iterable[ShardEntry]) -> bytes:
     """The bytes of `index.json`."""
     lines = ",\n".join(
         "    "
@@ -184,9 +167,6 @@ def index_json(entries: Iterable[ShardEntry], exports: Exports) -> bytes:
     )
     shards = f"[\n{lines}\n  ]" if lines else "[]"
     head = f'  "__kind__": "{_KIND}",\n  "wids_version": 1,\n  "wdskit_index_version": {INDEX_VERSION},\n'
-    if exports.kinds:
-        split = {"split_name": exports.split_name} if exports.split_name else {}
-        head += f'  "export": {json.dumps({"kinds": exports.kinds, **split}, ensure_ascii=False)},\n'
     return f'{{\n{head}  "shardlist": {shards}\n}}\n'.encode()
 
 
@@ -207,7 +187,6 @@ def read_index(folder: str | Path) -> FolderIndex:
         raise FolderIndexError(msg, folder=folder) from err
     try:
         entries = _parse_entries(document)
-        exports = _parse_exports(document.get("export", document.get("also", {})))
     except ValueError as err:
         msg = f"{url}: it is not an index of wdskit: {err}.\n  Run `wdskit index {folder or '.'}` to make it again."
         raise FolderIndexError(msg, folder=folder) from err
@@ -218,17 +197,7 @@ def read_index(folder: str | Path) -> FolderIndex:
             replace(entry, identity=FileIdentity(entry.num_bytes, mtime_ns, inode))
             for entry, (inode, mtime_ns) in zip(entries, known, strict=False)
         ]
-    return FolderIndex(folder, tuple(entries), exports)
-
-
-def _parse_exports(value: Any) -> Exports:
-    if isinstance(value, dict):
-        kinds, split_name = value.get("kinds", []), value.get("split_name", "")
-        if isinstance(kinds, list) and all(
-            isinstance(text, str) and text.isprintable() for text in (*kinds, split_name)
-        ):
-            return Exports(tuple(kinds), split_name)
-    raise ValueError(f"`export` is {_SHORT.repr(value)}")
+    return FolderIndex(folder, tuple(entries))
 
 
 def _parse_entries(document: Any) -> list[ShardEntry]:
@@ -245,7 +214,7 @@ def _parse_entries(document: Any) -> list[ShardEntry]:
         raise ValueError(f"`shardlist` is {_SHORT.repr(shards)}, not a list")  # noqa: TRY004 (what is wrong is the file)
     entries: dict[str, ShardEntry] = {}
     for number, item in enumerate(shards):
-        problem = _entry_problem(item)
+        problem = entry_problem(item)
         if not problem and item["url"] in entries:
             problem = f"{_SHORT.repr(item['url'])} appears twice"
         if problem:
@@ -253,10 +222,6 @@ def _parse_entries(document: Any) -> list[ShardEntry]:
         name, num_samples, num_bytes, sha256, fields = (item[part] for part in _RULES)
         entries[name] = ShardEntry(name, num_samples, num_bytes, sha256, tuple(fields), item.get("idx_sha256"))
     return list(entries.values())
-
-
-def _is_file_name(value: Any) -> bool:
-    return isinstance(value, str) and value not in ("", ".", "..") and "/" not in value and value.isprintable()
 
 
 def _is_count(value: Any) -> bool:
@@ -272,12 +237,12 @@ def _are_fields(value: Any) -> bool:
 
 
 _RULES = {
-    "url": _is_file_name, "nsamples": _is_count, "filesize": _is_count, "sha256": _is_digest, "fields": _are_fields
+    "url": is_file_name, "nsamples": _is_count, "filesize": _is_count, "sha256": _is_digest, "fields": _are_fields
 }  # fmt: skip
 
 
-def _entry_problem(item: Any) -> str:
-    """What is wrong with an entry of the shardlist."""
+def entry_problem(item: Any) -> str:
+    """Return what is wrong with an entry of the shardlist, "" if it is valid."""
     if not isinstance(item, dict):
         return f"{_SHORT.repr(item)} is not a shard"
     for part, is_right in _RULES.items():
@@ -321,7 +286,7 @@ def _parse_sizes(document: Any) -> dict[str, int]:
     for name, count in document.items():
         is_text = isinstance(count, str) and count.isascii() and count.isdecimal() and len(count) < 19
         counts[name] = int(count) if is_text else count  # open_clip calls int()
-    return _checked(counts, map(_is_file_name, counts))
+    return _checked(counts, map(is_file_name, counts))
 
 
 def _parse_timm_info(document: Any) -> dict[str, int]:
@@ -332,7 +297,7 @@ def _parse_timm_info(document: Any) -> dict[str, int]:
         counts = _unique(zip(filenames, lengths, strict=True))
         if not is_split or not isinstance(split.get("alt_label", ""), str):
             raise ValueError("no split")
-        found |= _checked(counts, (all(map(_is_file_name, path.split("/"))) for path in counts))
+        found |= _checked(counts, (all(map(is_file_name, path.split("/"))) for path in counts))
         if type(split["num_samples"]) is not int or split["num_samples"] != sum(counts.values()):
             raise ValueError("the sum of its shards' samples differs")
     return found

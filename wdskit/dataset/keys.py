@@ -1,7 +1,6 @@
-"""Keys and fields: how a member's name splits, which names survive a round trip through every reader, and 64-bit hashes
-of very many keys.
+"""Keys and fields: which names survive a round trip through every reader, and 64-bit hashes of very many keys.
 
-Key = the path up to the first dot after the last slash; field = the rest (WebDataset's rule).
+How a name splits into key and field: `tar.names`.
 """
 
 from __future__ import annotations
@@ -9,7 +8,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import re
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,30 +17,12 @@ from numpy.typing import NDArray
 from wdskit.errors import KeyRuleError
 from wdskit.limits import MAX_NAME_BYTES
 
-_META = re.compile(r"__[^/]*__($|/)")  # webdataset passes these over; energon and others keep notes there
 _FIELD = re.compile(r"[a-z0-9_+-]+(\.[a-z0-9_+-]+)*")
 _PIECE = 1 << 20
 _PARTS = 16
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _PLAIN_KEY = re.compile(r"(?!__)[A-Za-z0-9_+-]+(?:/(?!__)[A-Za-z0-9_+-]+)*")
-
-
-def split_name(name: str) -> tuple[str, str] | None:
-    """Split a member's name into key and lower-cased field.
-
-    Returns:
-        None for a member that belongs to no sample: its basename starts with a dot, has none, or ends in its only one,
-        or its name begins with `__meta__`-like text.
-    """
-    key, _, field = name.partition(".")
-    if "/" in field:  # the first dot is a folder's
-        base = name.rfind("/") + 1
-        stem, _, field = name[base:].partition(".")
-        key = name[:base] + stem
-    if not field or not key or key.endswith("/") or (name.startswith("__") and _META.match(name)):
-        return None
-    return key, field.lower()
 
 
 def check_key(key: str) -> None:
@@ -75,6 +56,13 @@ def check_field(field: str) -> None:
     if not _FIELD.fullmatch(field) or field.startswith("__"):
         msg = f"field {field!r}: a field name has a-z, 0-9, _, + and -, with single dots between, and no leading __."
         raise KeyRuleError(msg, name=field)
+
+
+def field_problem(field: str, fields: Container[str]) -> str:
+    """Return why a member cannot add `field` to the fields of its sample, "" if it can."""
+    if field.startswith("__"):
+        return "a name that readers reserve"
+    return "twice" if field in fields else ""
 
 
 def check_member_name(key: str, field: str) -> None:

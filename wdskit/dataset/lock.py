@@ -8,6 +8,7 @@ and a run begins when nobody does. The kernel frees both locks, however a proces
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import functools
 import os
@@ -36,19 +37,10 @@ def lock_folder(folder: Path, name: str = LOCK_NAME, problem: str = "", *, wait:
         FolderIndexError: Another process holds it, and is not waited for.
         StorageError: The folder cannot be written.
     """
-    from filelock import FileLock, Timeout
-
-    lock = FileLock(folder / name, timeout=-1 if wait else 0)
-    try:
-        lock.acquire()
-    except Timeout as err:
-        raise _in_use(folder, problem) from err
-    except OSError as err:
-        raise StorageError(f"{folder}: cannot be written: {err.strerror or err}.", url=str(folder)) from err
-    try:
+    with _opened(folder, name) as fd:
+        if not _try(fd, fcntl.LOCK_EX, folder, wait=wait):
+            raise _in_use(folder, problem)
         yield
-    finally:
-        lock.release()
 
 
 @contextlib.contextmanager
@@ -62,30 +54,62 @@ def share_folder(folder: Path) -> Iterator[Callable[[], bool]]:
         FolderIndexError: A process holds it alone.
         StorageError: The folder cannot be written.
     """
-    try:
-        fd = os.open(folder / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    except OSError as err:
-        raise StorageError(f"{folder}: cannot be written: {err.strerror or err}.", url=str(folder)) from err
+    with _opened(folder, LOCK_NAME) as fd:
 
-    def is_alone() -> bool:
-        alone = _try(fd, fcntl.LOCK_EX)
-        if not _try(fd, fcntl.LOCK_SH):  # the kernel lets go of a lock that cannot be changed, and another was quick
-            raise _in_use(folder)
-        return alone
+        def is_alone() -> bool:
+            alone = _try(fd, fcntl.LOCK_EX, folder)
+            # A change of a lock that fails frees it, so another process may have been quicker.
+            if not _try(fd, fcntl.LOCK_SH, folder):
+                raise _in_use(folder)
+            return alone
 
-    try:
-        if not _try(fd, fcntl.LOCK_SH):
+        if not _try(fd, fcntl.LOCK_SH, folder):
             raise _in_use(folder)
         yield is_alone
+
+
+@contextlib.contextmanager
+def _opened(folder: Path, name: str) -> Iterator[int]:
+    """Open a lock file for `flock`, created if it does not exist. A link is not followed: it may lead anywhere.
+
+    The lock is freed at the end of the block, also if a process that was forked meanwhile has the descriptor too.
+
+    Yields:
+        Its descriptor.
+
+    Raises:
+        StorageError: The file is a link, or the folder cannot be written.
+    """
+    path = folder / name
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644)
+    except OSError as err:
+        if err.errno == errno.ELOOP:
+            msg = f"{path}: this is a link, and wdskit does not lock what it leads to.\n  Remove the link."
+            raise StorageError(msg, url=str(folder)) from err
+        raise StorageError(f"{folder}: cannot be written: {err.strerror or err}.", url=str(folder)) from err
+    owner = os.getpid()
+    try:
+        yield fd
     finally:
+        if os.getpid() == owner:  # the end of a forked process frees no lock of its parent
+            with contextlib.suppress(OSError):  # a file system without locks, which was reported
+                fcntl.flock(fd, fcntl.LOCK_UN)
         os.close(fd)
 
 
-def _try(fd: int, kind: int) -> bool:
+def _try(fd: int, kind: int, folder: Path, *, wait: bool = False) -> bool:
+    """Take a lock; False if another process holds it. StorageError: the file system has no locks."""
     try:
-        fcntl.flock(fd, kind | fcntl.LOCK_NB)
+        fcntl.flock(fd, kind if wait else kind | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
+    except OSError as err:
+        if err.errno not in (errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK, errno.EINVAL):
+            raise
+        msg = f"{folder}: this file system has no `flock` ({err.strerror}), which keeps two writers apart."
+        remedy = "Mount it with locks (Lustre: `-o flock`; NFS: without `nolock`), or write to another file system."
+        raise StorageError(f"{msg}\n  {remedy}", url=str(folder)) from err
     return True
 
 

@@ -1,15 +1,26 @@
 """Folders of shards in a store: their index, kept in a local copy, and their samples, read by ranges.
 
 What a planned source needs before it reads a sample (`index.json`, `index.bin`, a selection) is copied to
-`$XDG_CACHE_HOME/wdskit/folders`, once for each version of it, by ETags. All processes of a machine share the copy.
+`$XDG_CACHE_HOME/wdskit/folders`, once for each version of it, by ETags. All processes of a user on a machine share the
+copy. Copies that were not used for `UNUSED_S` are removed.
+
+Beside the copies is noted which version of each shard was read (`SeenVersion`). A shard that is replaced while the
+index stays is so an error in later epochs and runs, as on a local disk.
 """
 
 from __future__ import annotations
 
 import bisect
+import contextlib
+import fcntl
+import functools
 import hashlib
 import itertools
+import logging
 import os
+import re
+import shutil
+import threading
 import time
 from collections.abc import Callable, Sequence
 from http import HTTPStatus
@@ -19,14 +30,14 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from wdskit.dataset.binary import BINARY_NAME
+from wdskit.dataset.binary import BINARY_NAME, changed_bytes
 from wdskit.dataset.index import INDEX_NAME, ShardEntry, join_url
 from wdskit.dataset.lock import lock_folder
-from wdskit.dataset.shard import IDX_SUFFIX, IndexedShard, parse_offsets
+from wdskit.dataset.shard import IDX_SUFFIX, IndexedShard, foreign_offsets, parse_offsets
 from wdskit.errors import FolderIndexError, SelectionError, StorageError
-from wdskit.files import make_folders, publish_bytes
-from wdskit.limits import BLOCK_BYTES, MAX_INDEX_BYTES
-from wdskit.storage.cache import PartCache
+from wdskit.files import publish_bytes, read_own, remove_temp_files
+from wdskit.limits import BLOCK_BYTES, MAX_IDX_BYTES, MAX_INDEX_BYTES
+from wdskit.storage.cache import PartCache, make_private_folder
 from wdskit.storage.parts import PartName
 from wdskit.storage.traffic import Traffic
 
@@ -35,6 +46,16 @@ if TYPE_CHECKING:
 
 PART_BYTES = 8 << 20
 """Approximate size of the parts of a shard that are fetched and kept."""
+
+UNUSED_S = 90 * 86400.0
+"""Copies of indexes that were not used for so long are removed."""
+VERSIONS_SUFFIX = ".versions"
+"""Of the file of an index, by its URL and digest: sha256 of the version of each shard that was read, zeros for none."""
+
+_COPY = re.compile(rf"[0-9a-f]{{32}}({re.escape(VERSIONS_SUFFIX)})?")
+_DIGEST_BYTES = 32
+_DIGEST_SUFFIX = ".sha256"
+_log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 Ints = NDArray[np.int64]
@@ -55,7 +76,7 @@ def read_copy(url: str, names: Sequence[str], read: Callable[[Path], T]) -> T:
     folder = _copy(url, (INDEX_NAME, BINARY_NAME, *names))
     try:
         return read(folder)
-    except FolderIndexError:
+    except (FolderIndexError, SelectionError):
         for name in (INDEX_NAME, BINARY_NAME, *names):
             (folder / name).unlink(missing_ok=True)
         return read(_copy(url, (INDEX_NAME, BINARY_NAME, *names)))
@@ -65,8 +86,15 @@ def _copy(url: str, names: Sequence[str]) -> Path:
     from wdskit.storage.objects import ObjectFile
 
     files = {name: ObjectFile(join_url(url, name)) for name in names}
+    fetched: dict[str, bytes] = {}
+    versions: list[str] = []
     try:
-        versions = [f"{name} {file.version}" for name, file in files.items()]
+        for name, file in files.items():
+            version = file.version
+            if version is None:  # a copy could be one of an older version: its own bytes say which it is
+                fetched[name] = _whole(file)
+                version = hashlib.sha256(fetched[name]).hexdigest()
+            versions.append(f"{name} {version}")
     except StorageError as err:
         if err.status != HTTPStatus.NOT_FOUND:
             raise
@@ -75,17 +103,124 @@ def _copy(url: str, names: Sequence[str]) -> Path:
         msg = f"{err}\n  A planned source needs the index of its folder. Run `wdskit index` where the shards are."
         raise FolderIndexError(msg, folder=url) from err
     digest = hashlib.sha256("\n".join([url, *versions]).encode()).hexdigest()
-    folder = user_cache() / "folders" / digest[:32]
+    copies = user_cache() / "folders"
+    folder, remedy = copies / digest[:32], "Set XDG_CACHE_HOME to a folder of your own with free space"
+    make_private_folder(copies, f"the index of {url}", remedy)
+    is_new = not folder.is_dir()
+    make_private_folder(folder, f"the index of {url}", remedy)
     try:
-        make_folders(folder)
         with lock_folder(folder, wait=True):
+            remove_temp_files(folder)
             for name, file in files.items():
-                if not (folder / name).exists():
-                    publish_bytes(folder / name, _whole(file))
+                if not _is_sound(folder / name):
+                    data = fetched[name] if name in fetched else _whole(file)
+                    if name not in _SELF_CHECKED:
+                        publish_bytes(folder / (name + _DIGEST_SUFFIX), hashlib.sha256(data).digest())
+                    publish_bytes(folder / name, data)
+        os.utime(folder)
     except OSError as err:
         msg = f"{folder}: the index of {url} cannot be stored here: {err.strerror or err}."
-        raise StorageError(f"{msg}\n  Set XDG_CACHE_HOME to a folder with free space.", url=url) from err
+        raise StorageError(f"{msg}\n  {remedy}.", url=url) from err
+    if is_new:
+        _remove_unused(copies)
     return folder
+
+
+_SELF_CHECKED = (INDEX_NAME, BINARY_NAME)
+"""Files that are compared with their digests whenever they are opened."""
+
+
+def _is_sound(path: Path) -> bool:
+    """Whether a copy exists, and has the bytes that were fetched."""
+    if path.name in _SELF_CHECKED or not path.exists():
+        return path.exists()
+    expected = read_own(path.with_name(path.name + _DIGEST_SUFFIX))
+    with path.open("rb") as file:
+        digest = hashlib.sha256()
+        while part := file.read(1 << 20):
+            digest.update(part)
+    return digest.digest() == expected
+
+
+def _remove_unused(copies: Path) -> None:
+    """Remove the copies, and the versions, that no process has used for `UNUSED_S`."""
+    for path in copies.iterdir():
+        with contextlib.suppress(OSError):
+            if _COPY.fullmatch(path.name) and time.time() - path.lstat().st_mtime > UNUSED_S:
+                if path.suffix == VERSIONS_SUFFIX:
+                    path.unlink()
+                else:
+                    shutil.rmtree(path)  # which does not follow links
+
+
+class SeenVersion:
+    """Compares the version of one shard with the version that was read before, in any process of this user, while the
+    index was the same.
+
+    Args:
+        copy: Folder of the copy of the index.
+        url: Of the folder of the shards.
+        index: Digest of the index.
+        number: Of the shard in the index.
+        sha256: Hex digest of the shard in the index.
+    """
+
+    def __init__(self, copy: Path, url: str, index: bytes, number: int, sha256: str) -> None:
+        name = hashlib.sha256(url.encode() + b"\0" + index).hexdigest()[:32]
+        self._path = copy.with_name(name + VERSIONS_SUFFIX)
+        self._number = number
+        self._sha256 = sha256
+        self._lock = threading.Lock()
+        self._is_checked = False
+
+    def check(self, file: ObjectFile) -> None:
+        """Compare the object, once. A new version that has the digest of the index is noted in place of the old one.
+
+        Raises:
+            ShardError: It is another version, with other bytes than the index says.
+            StorageError: As `ObjectFile.read_at`.
+        """
+        with self._lock:
+            if self._is_checked:
+                return
+            version = file.version
+            if version is None:
+                _warn_of_versions(file.url.rpartition("/")[0])
+            elif not self._note(hashlib.sha256(version.encode()).digest(), replace=False):
+                digest = hashlib.sha256()
+                for start in range(0, file.num_bytes, PART_BYTES):
+                    digest.update(file.read_at(start, PART_BYTES))
+                if digest.hexdigest() != self._sha256:
+                    raise changed_bytes(file.url, file.num_bytes, digest.hexdigest(), self._sha256)
+                self._note(hashlib.sha256(version.encode()).digest(), replace=True)
+            self._is_checked = True
+
+    def _note(self, version: bytes, *, replace: bool) -> bool:
+        """Write down a version where none is, or with `replace`; whether it is the one that is written down now."""
+        try:
+            fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX)  # for microseconds; the kernel frees it when the process ends
+                found = os.pread(fd, _DIGEST_BYTES, self._number * _DIGEST_BYTES)
+                if replace or not any(found):
+                    os.pwrite(fd, version, self._number * _DIGEST_BYTES)
+                    return True
+                os.utime(fd)  # it is used
+                return found == version
+            finally:
+                os.close(fd)
+        except OSError as err:
+            _log.warning("%s: cannot be written: %s. Later runs cannot compare versions.", self._path, err.strerror)
+            return True
+
+
+@functools.cache
+def _warn_of_versions(folder: str) -> None:
+    _log.warning(
+        "%s: its server sends neither a strong ETag nor Last-Modified. A shard that is replaced by one of its size is "
+        "not noticed, and nothing is cached",
+        folder,
+    )
 
 
 def user_cache() -> Path:
@@ -113,6 +248,7 @@ class RemoteShard(IndexedShard):
         entry: What the index says of it.
         idx: The bytes of its `.idx`.
         cache: Where parts of it are kept; None for nowhere. The object's version is known then.
+        seen: Compares its version with what was read before; None for no comparison.
 
     Raises:
         FolderIndexError: The index does not say the digest of its `.idx`, or another one.
@@ -120,17 +256,28 @@ class RemoteShard(IndexedShard):
 
     file: _ShardFile
 
-    def __init__(self, file: ObjectFile, entry: ShardEntry, idx: bytes, cache: PartCache | None = None) -> None:
+    def __init__(
+        self,
+        file: ObjectFile,
+        entry: ShardEntry,
+        idx: bytes,
+        cache: PartCache | None = None,
+        seen: SeenVersion | None = None,
+    ) -> None:
+        from wdskit.storage.objects import is_strong
+
         url = file.url
         if entry.idx_sha256 is None:
             msg = f"{url}: the index of its folder has no digest of its {IDX_SUFFIX}; an older version wrote it."
             raise FolderIndexError(f"{msg}\n  Run `wdskit index` where the shards are.", folder=url.rpartition("/")[0])
         offsets = parse_offsets(idx, url, num_bytes=entry.num_bytes, sha256=entry.idx_sha256)
+        if len(offsets) != entry.num_samples + 1:
+            raise foreign_offsets(url, f"it has {len(offsets) - 1} samples, but the index says {entry.num_samples}")
         kept = None
-        if cache is not None:
-            version = file.version if file.etag else f"{url} {file.version}"
+        if cache is not None and (version := file.version) is not None:
+            version = version if is_strong(file.etag) else f"{url} {version}"
             kept = _KeptParts(cache, hashlib.sha256(f"{entry.sha256} {version}".encode()).hexdigest(), offsets)
-        super().__init__(url, _ShardFile(file, kept), offsets)
+        super().__init__(url, _ShardFile(file, kept, seen), offsets)
         self.edges[:] = b"\1" * len(self.edges)
 
     def ahead(self, numbers: Sequence[int], *, at_once: bool) -> IndexedShard:
@@ -162,11 +309,18 @@ class _ShardFile:
 
     fd = -1
 
-    def __init__(self, file: ObjectFile, kept: _KeptParts | None, ranges: Sequence[tuple[int, int]] = ()) -> None:
+    def __init__(
+        self,
+        file: ObjectFile,
+        kept: _KeptParts | None,
+        seen: SeenVersion | None,
+        ranges: Sequence[tuple[int, int]] = (),
+    ) -> None:
         from wdskit.storage.requests import loop_of_this_process  # which needs obstore
 
         self._object = file
         self._kept = kept
+        self._seen = seen
         self._ahead = file.ahead(ranges)
         self._loop = loop_of_this_process(file.url)
 
@@ -176,7 +330,13 @@ class _ShardFile:
         return self._object.num_bytes
 
     def read_whole(self, offset: int, size: int) -> bytes:
-        """`size` bytes, fewer only where the object ends."""
+        """`size` bytes, fewer only where the object ends. Raises as `SeenVersion.check`."""
+        data = self._read_whole(offset, size)
+        if self._seen is not None:
+            self._seen.check(self._object)
+        return data
+
+    def _read_whole(self, offset: int, size: int) -> bytes:
         data = None if self._kept is None else self._kept.read(offset, size)
         if data is not None:
             self._loop.count(Traffic(from_cache=len(data)))
@@ -205,7 +365,7 @@ class _ShardFile:
 
     def ahead(self, ranges: Sequence[tuple[int, int]]) -> _ShardFile:
         """The same, with some ranges on their way."""
-        return _ShardFile(self._object, self._kept, ranges)
+        return _ShardFile(self._object, self._kept, self._seen, ranges)
 
     def close(self) -> None:
         """Nothing: others may read the object on."""
@@ -254,15 +414,12 @@ class _KeptParts:
         found: list[bytes] = []
         for number in range(first, stop):
             at = self._part_of(number)
-            part = self._cache.find(self._name(at))
-            if part is None and wait:
-                self._cache.wait_for(self._name(at))
-                part = self._cache.find(self._name(at))
-            if part is None:
-                return None
-            data = part.read(number - self._firsts[at], self._offsets[number], self._offsets[number + 1])
+            name = self._name(at)
+            where = number - self._firsts[at], self._offsets[number], self._offsets[number + 1]
+            if wait and self._cache.find(name) is None:
+                self._cache.wait_for(name)
+            data = self._cache.read(name, *where)
             if data is None:
-                self._cache.drop(part.name, f"{part.file.url}: its copy of sample {number} of the shard is damaged.")
                 return None
             found.append(data)
         return found[0] if len(found) == 1 else b"".join([*(data[:-BLOCK_BYTES] for data in found[:-1]), *found[-1:]])
@@ -275,7 +432,11 @@ class _KeptParts:
         return PartName(self._digest, self._offsets[first], self._offsets[stop])
 
 
-def open_remote_shards(named: Sequence[tuple[str, ShardEntry]], cache: PartCache | None = None) -> list[RemoteShard]:
+def open_remote_shards(
+    named: Sequence[tuple[str, ShardEntry]],
+    cache: PartCache | None = None,
+    seen: Sequence[SeenVersion] | None = None,
+) -> list[RemoteShard]:
     """Open shards by their URLs and what the index says of them; what is read of them is read at the same time. Raises
     as `RemoteShard`, and `StorageError` where a store cannot be read.
     """
@@ -283,11 +444,17 @@ def open_remote_shards(named: Sequence[tuple[str, ShardEntry]], cache: PartCache
 
     files = [ObjectFile(url, num_bytes=entry.num_bytes) for url, entry in named]
     sizes = [8 * (entry.num_samples + 1) for _, entry in named]
+    for (url, entry), size in zip(named, sizes, strict=True):
+        most = min(8 * (entry.num_bytes // BLOCK_BYTES + 1), MAX_IDX_BYTES)
+        if size > most:  # before so much is asked for
+            what = f"{entry.num_samples} samples in {entry.num_bytes} bytes"
+            raise foreign_offsets(url, f"the index says that the shard has {what}, too many to be true")
     reads = [ObjectFile(f"{url}{IDX_SUFFIX}").ahead([(0, size)]) for (url, _), size in zip(named, sizes, strict=True)]
     if cache is not None:  # the version of each, before a part of another one is taken for its own
         for read in [file.ahead([(0, PROBE_BYTES)]) for file in files]:
             read.read_whole(0, PROBE_BYTES)
+    checks: Sequence[SeenVersion | None] = seen or [None] * len(named)
     return [
-        RemoteShard(file, entry, read.read_whole(0, size), cache)
-        for file, (_, entry), read, size in zip(files, named, reads, sizes, strict=True)
+        RemoteShard(file, entry, read.read_whole(0, size), cache, check)
+        for file, (_, entry), read, size, check in zip(files, named, reads, sizes, checks, strict=True)
     ]

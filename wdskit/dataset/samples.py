@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
-from wdskit.dataset.keys import split_name
-from wdskit.errors import ShardError, StorageError
-from wdskit.limits import MAX_READ_MEMBER_BYTES
+from wdskit.dataset.keys import field_problem
+from wdskit.errors import ShardError, StorageError, UnsupportedMember
+from wdskit.limits import MAX_NAME_BYTES, MAX_READ_MEMBER_BYTES
 from wdskit.storage.urls import LocalFile, RangeFile
+from wdskit.tar.names import restored_field, split_name
 from wdskit.tar.reader import TarReader, locate_members
 from wdskit.tar.walk import Span, TarWalk
 from wdskit.tar.window import Read, Spill
@@ -29,6 +30,51 @@ OnFault = Callable[[int, str, str], None]
 """Called with the offset of a member, its key, and why it cannot be a field of that key's sample."""
 
 _PACK_AGAIN = "Pack it again, with the fields of each sample side by side and unique keys."
+
+
+class Held(NamedTuple):
+    """A sample that is not yielded before the next one is complete: one changed byte after the first 100 of a name,
+    which no checksum covers, may have made two samples of one. Then one of the two has a single field.
+
+    Attributes:
+        start: Where it starts, and
+        stop: ends in the shard.
+        sample: Its fields.
+        next_field: The field that the next sample's first member would add to it, "" for none.
+        own_field: The field that its only member would add to the next sample, "" for none.
+    """
+
+    start: int
+    stop: int
+    sample: dict[str, Any]
+    next_field: str
+    own_field: str
+
+    @classmethod
+    def find(cls, start: int, stop: int, sample: dict[str, Any], last: str, name: str) -> Held | None:
+        """Return the sample from `start` to `stop` whose last member is `last` if it has to be held before the sample
+        whose first member is `name`.
+        """
+        split = split_name(name)
+        assert split is not None
+        field = restored_field(name, sample["__key__"])
+        held = cls(
+            start,
+            stop,
+            sample,
+            next_field="" if field in sample else field,
+            own_field=restored_field(last, split[0]) if len(sample) == _SINGLE else "",
+        )
+        return held if held.next_field or held.own_field else None
+
+    def is_part(self, following: dict[str, Any]) -> bool:
+        """Return whether this sample and the next one are one."""
+        if self.next_field and len(following) == _SINGLE:
+            return True
+        return bool(self.own_field) and self.own_field not in following
+
+
+_SINGLE = 3  # entries of a sample with one field: its key and URL too
 
 
 class ShardReader:
@@ -96,6 +142,8 @@ class ShardReader:
         key = None
         first = 0
         sample: dict[str, Any] = {}
+        last = ""  # name of the sample's last member
+        held: Held | None = None
         on_member, on_fault = self._on_member, self._on_fault
         try:
             for name, start, data in self._reader:
@@ -106,7 +154,15 @@ class ShardReader:
                     continue
                 if split[0] != key:
                     if key is not None:
-                        yield self._whole(first, start, sample)
+                        if held is not None:
+                            yield self._pass(held, first, sample)
+                        held = (
+                            Held.find(first, start, sample, last, name)
+                            if len(name) > MAX_NAME_BYTES or not name.isascii()
+                            else None
+                        )
+                        if held is None:
+                            yield self._whole(first, start, sample)
                     key = split[0]
                     if on_fault is None:
                         if key in keys:
@@ -114,9 +170,9 @@ class ShardReader:
                         keys.add(key)
                     first = start
                     sample = {"__key__": key, "__url__": self.shard}
-                field = split[1]
-                if field in sample or field.startswith("__"):
-                    problem = "a name that readers reserve" if field.startswith("__") else "twice"
+                last, field = name, split[1]
+                problem = field_problem(field, sample)
+                if problem:
                     if on_fault is None:
                         raise _fault(self.shard, start, f"key {key!r} has the field {field!r}: {problem}")
                     on_fault(start, key, f"it has the field {field!r}: {problem}")
@@ -126,7 +182,16 @@ class ShardReader:
             self.partial = None if key is None else (first, sample)
             raise err.after(self.num_samples) from err.__cause__
         if key is not None:
+            if held is not None:
+                yield self._pass(held, first, sample)
             yield self._whole(first, self.stop, sample)
+
+    def _pass(self, held: Held, first: int, sample: dict[str, Any]) -> dict[str, Any]:
+        """Return the held sample, unless the sample after it, which starts at `first`, is a part of it."""
+        if held.is_part(sample):
+            problem = f"keys {held.sample['__key__']!r} and {sample['__key__']!r} differ in one byte of a long name"
+            raise _fault(self.shard, first, f"{problem}, and together are one sample").after(self.num_samples)
+        return self._whole(held.start, held.stop, held.sample)
 
     def _whole(self, start: int, stop: int, sample: dict[str, Any]) -> dict[str, Any]:
         """Count a sample that is complete, which is when the next key or the end marker has been seen."""
@@ -161,11 +226,12 @@ def _fault(shard: str, offset: int, problem: str) -> ShardError:
 
 def refuse_divided(file: LocalFile, *, shard: str) -> None:
     """Refuse a shard in which the members of a key do not stand side by side, as where they are grouped by extension:
-    a reader would only know it at the second part, behind samples that lack a field. Only headers are read; whatever
-    else is wrong is left to who reads the shard.
+    a reader would only know it at the second part, after samples that lack a field. A member that is no plain file is
+    refused here too: the reading ends there, and a key before it may continue after it. Only headers are read; damage
+    is left to the reader of the shard, which yields the whole samples before it.
 
     Raises:
-        ShardError: A key stands in two places.
+        ShardError: A key is in two places, or a member is no plain file.
     """
     keys: set[str] = set()
     key = None
@@ -173,6 +239,8 @@ def refuse_divided(file: LocalFile, *, shard: str) -> None:
     while True:
         try:
             name, start, _ = next(members)
+        except UnsupportedMember as err:
+            raise err.after(0) from err.__cause__
         except (StopIteration, ShardError):
             return
         split = split_name(name)
@@ -205,7 +273,9 @@ def read_sample(file: RangeFile, start: int, stop: int | None = None) -> tuple[s
         StorageError: It cannot be read.
     """
     if stop is None:
-        sample = next(iter(HeaderReader(file, shard=file.url, start=start)), {"__key__": ""})
+        sample = next(iter(HeaderReader(file, shard=file.url, start=start)), None)
+        if sample is None:
+            raise _fault(file.url, start, "there is no sample here")
         spans = ((name, span) for name, span in sample.items() if isinstance(span, Span))
         return sample["__key__"], {name: memoryview(read_span(file, span)) for name, span in spans}
     key, fields = "", dict[str, memoryview]()
@@ -214,9 +284,14 @@ def read_sample(file: RangeFile, start: int, stop: int | None = None) -> tuple[s
         split = split_name(name)
         if split is None:
             continue
-        if fields and split[0] != key:
-            break
-        key, fields[split[1]] = split[0], memoryview(data)[first:last]
+        key = key or split[0]
+        if split[0] != key:
+            raise _fault(file.url, start, f"the sample {key!r} holds {name!r}")
+        if problem := field_problem(split[1], fields):
+            raise _fault(file.url, start, f"key {key!r} has the field {split[1]!r}: {problem}")
+        fields[split[1]] = memoryview(data)[first:last]
+    if not key:
+        raise _fault(file.url, start, "there is no sample here")
     return key, fields
 
 

@@ -12,7 +12,7 @@ import hashlib
 import operator
 import os
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -20,12 +20,13 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import Self
 
-from wdskit.dataset.keys import split_name
+from wdskit.dataset.keys import field_problem
 from wdskit.errors import FolderIndexError, ShardError, StorageError
 from wdskit.files import DISK, Disk, publish_bytes
-from wdskit.limits import BLOCK_BYTES, MAX_IDX_BYTES
+from wdskit.limits import BLOCK_BYTES, MAX_IDX_BYTES, MAX_NAME_BYTES
 from wdskit.storage.urls import LocalFile
 from wdskit.tar.header import padded
+from wdskit.tar.names import split_name
 from wdskit.tar.reader import TarReader, locate_members, plain_member
 from wdskit.tar.walk import TarWalk
 from wdskit.tar.writer import END_BYTES
@@ -69,6 +70,8 @@ class IndexedShard:
 
     Attributes:
         edges: For each of the offsets, 1 once it is known that the members on its two sides have different keys.
+        find_fields: Returns all fields of the shard's samples, empty if they are not known. It is called for samples
+            with long names only: one changed byte after the first 100 can rename a field.
     """
 
     def __init__(self, path: str, file: File, offsets: NDArray[np.int64]) -> None:
@@ -78,6 +81,7 @@ class IndexedShard:
         self.offsets: memoryview[int] = memoryview(offsets.data)
         self.edges = bytearray(len(offsets))
         self.edges[0] = self.edges[-1] = 1
+        self.find_fields: Callable[[], frozenset[str]] = frozenset
 
     def __len__(self) -> int:
         """Number of samples."""
@@ -174,19 +178,23 @@ class IndexedShard:
 
     def _parse_members(self, data: bytes, number: int, start: int, stop: int) -> tuple[str, dict[str, memoryview]]:
         """Key and fields of a sample in any form that can be read."""
-        key = ""
+        key, is_long = "", False
         fields: dict[str, memoryview] = {}
         view = memoryview(data)
         for name, first, last in locate_members(data, shard=self.path, offset=start, stop=stop - start):
             split = split_name(name)
             if split is None:
                 continue
-            key = key or split[0]
-            if split[0] != key or split[1] in fields:
+            key, is_long = key or split[0], is_long or len(name.encode()) > MAX_NAME_BYTES
+            if split[0] != key:
                 raise self._error(start + first - BLOCK_BYTES, f"sample {number} holds {name!r} beside the key {key!r}")
+            if problem := field_problem(split[1], fields):
+                raise self._error(start + first - BLOCK_BYTES, f"key {key!r} has the field {split[1]!r}: {problem}")
             fields[split[1]] = view[first:last]
         if not key:
             raise self._error(start, f"sample {number} has no member")
+        if is_long and (known := self.find_fields()) and (others := sorted(fields.keys() - known)):
+            raise self._error(start, f"sample {number} has fields that are not in the index: {', '.join(others)}")
         return key, fields
 
     def _error(self, offset: int, problem: str) -> ShardError:
@@ -276,7 +284,7 @@ def _plain_sample(data: bytes, stop: int) -> tuple[str, dict[str, memoryview]] |
             field = name[len(prefix) :].lower()
             if not name.startswith(prefix) or not field or "/" in field:
                 return None
-        if field in fields:
+        if field in fields or field.startswith("__"):
             return None
         fields[field] = view[at : at + size]
         at += -(-size // BLOCK_BYTES) * BLOCK_BYTES

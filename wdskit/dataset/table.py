@@ -8,6 +8,7 @@ import hashlib
 import itertools
 import os
 import re
+from array import array
 from collections.abc import Sequence
 from fractions import Fraction
 from pathlib import Path
@@ -29,10 +30,10 @@ from wdskit.dataset.patterns import (
     remote_place,
     shard_error,
 )
-from wdskit.dataset.remote import read_copy
+from wdskit.dataset.remote import SeenVersion, read_copy
 from wdskit.dataset.selection import read_selection, selection_name
 from wdskit.dataset.unfinished import find_unfinished
-from wdskit.errors import FolderIndexError, StorageError
+from wdskit.errors import FolderIndexError, SelectionError, StorageError
 from wdskit.storage.urls import is_local
 
 Ints = NDArray[np.int64]
@@ -65,10 +66,12 @@ class ShardTable:
         try:
             found = find_mapped(shards, split=split)
         except FolderIndexError as err:
-            begun = find_unfinished(Path(err.folder)) if err.folder and is_local(err.folder) else None
-            if begun is None:
+            if not err.folder or not is_local(err.folder):
                 raise
-            raise begun.error() from err
+            begun = find_unfinished(Path(err.folder))
+            if begun is not None:
+                raise begun.error() from err
+            found = find_mapped(shards, split=split)  # a run that replaced the folder may just have ended
         self._indexes = [*dict.fromkeys(index for index, _ in found)]
         folders = np.array([self._indexes.index(index) for index, _ in found], dtype=np.int32)
         self._folder_numbers = np.repeat(folders, [len(numbers) for _, numbers in found])
@@ -121,6 +124,16 @@ class ShardTable:
         """What the index says of a shard, but for its fields."""
         index = self._indexes[int(self._folder_numbers[shard])]
         return index.entry(int(self._numbers[shard]))
+
+    def seen(self, shard: int) -> SeenVersion:
+        """What compares the version of a remote shard with the version that was read before."""
+        index, number = self._indexes[int(self._folder_numbers[shard])], int(self._numbers[shard])
+        return SeenVersion(index.folder, index.url, index.digest, number, index.digests[number].tobytes().hex())
+
+    def fields(self, shard: int) -> frozenset[str]:
+        """All fields of a shard's samples, empty if the index does not list them; the first call reads `index.json`."""
+        index = self._indexes[int(self._folder_numbers[shard])]
+        return index.fields(int(self._numbers[shard]))
 
     def number(self, shard: int, sample: int) -> int:
         """Which sample of the file is sample `sample` of those that count, 0 <= sample < counts[shard].
@@ -176,8 +189,17 @@ class ShardTable:
         return np.concatenate(parts, dtype=np.int64, casting="unsafe")
 
     def _cut(self, first: Bound, stop: Bound) -> None:
-        """Let only samples `first` to `stop` count."""
+        """Let only samples `first` to `stop` count.
+
+        Raises:
+            FolderIndexError: There are fewer samples than the range says.
+        """
         total = int(self.counts.sum())
+        beyond = [bound for bound in (first, stop) if isinstance(bound, int) and bound > total]
+        if beyond:
+            folder = self.folders[0]
+            msg = f"{folder}: `range` ends at sample {beyond[-1]}, but there are {total} samples."
+            raise FolderIndexError(f"{msg} Write a smaller number, or shares such as `100%`.", folder=folder)
         start, end = (
             min(total, int(bound * total) if isinstance(bound, Fraction) else bound) for bound in (first, stop)
         )
@@ -199,11 +221,11 @@ def find_mapped(shards: str | Sequence[str], *, split: str | None = None) -> lis
     def open_index(folder: str) -> BinaryIndex:
         if is_local(folder):
             return BinaryIndex(Path(folder))
-        return read_copy(folder, selections, lambda copy: BinaryIndex(copy, url=folder))
+        return read_copy(folder, selections, functools.partial(_read_files, url=folder, split=split))
 
     compare = functools.cache(_compare_with_disk)
     number_names = functools.cache(_number_names)
-    found: list[tuple[BinaryIndex, Ints]] = []
+    found: list[tuple[BinaryIndex, Ints | array[int]]] = []  # a run of names is one array: 200 MB less of 10**6 names
     for pattern in expand_patterns(shards):
         places = find_places(pattern) if is_local(pattern) else [remote_place(pattern)]
         if not places:
@@ -219,14 +241,27 @@ def find_mapped(shards: str | Sequence[str], *, split: str | None = None) -> lis
                 numbers = _matching(index, name)
                 if not len(numbers):
                     raise nothing_matches(pattern)
+                found.append((index, numbers))
             elif name in number_names(index):
-                numbers = np.array([number_names(index)[name]])
+                if not found or found[-1][0] is not index or not isinstance(found[-1][1], array):
+                    found.append((index, array("q")))
+                found[-1][1].append(number_names(index)[name])  # type: ignore[union-attr]
             else:
                 raise shard_error(path, UNLISTED)
-            found.append((index, numbers))
     if not found:
         raise StorageError("no shards: the list is empty. Name a path, a glob, a brace pattern or a folder.")
-    return found
+    return [(index, np.asarray(numbers, dtype=np.int64)) for index, numbers in found]
+
+
+def _read_files(copy: Path, *, url: str, split: str | None) -> BinaryIndex:
+    """The index in the copy of a remote folder, once its selection is known to be whole."""
+    index = BinaryIndex(copy, url=url)
+    try:
+        _ = read_selection(copy, split) if split else None
+    except SelectionError as err:
+        problem = str(err).partition("\n")[0].replace(str(copy), url)
+        raise SelectionError(f"{problem}\n  Run `wdskit split` again where the shards are.", folder=url) from err
+    return index
 
 
 def _matching(index: BinaryIndex, name: str) -> Ints:
@@ -246,8 +281,10 @@ def _compare_with_disk(folder: str, index: BinaryIndex) -> None:
     """Refuse shards that the index does not know, and those that only it knows."""
     if len(index) > MAX_COMPARED:
         return
-    with os.scandir(folder or ".") as files:
-        on_disk = {file.name for file in files if file.name.endswith(".tar") and not file.name.startswith(".")}
+    try:
+        on_disk = {name for name in os.listdir(folder or ".") if name.endswith(".tar") and not name.startswith(".")}
+    except OSError as err:
+        raise FolderIndexError(f"{folder or '.'}: cannot be read: {err.strerror}.", folder=folder) from err
     listed = set(itertools.chain.from_iterable(index.names()))
     if on_disk - listed:
         raise shard_error(join_url(folder, min(on_disk - listed)), UNLISTED)

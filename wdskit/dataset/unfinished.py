@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,11 +16,14 @@ from pathlib import Path
 from wdskit.dataset.braces import expand_patterns
 from wdskit.dataset.index import INDEX_NAME, RUN_FOLDER
 from wdskit.dataset.patterns import ShardList
-from wdskit.errors import FolderIndexError, StorageError
-from wdskit.storage.urls import is_local, local_path, read_bytes
+from wdskit.errors import FolderIndexError
+from wdskit.files import read_own
+from wdskit.storage.urls import is_local, local_path
 
 DESCRIPTION_NAME = "run.json"
 JOURNAL_NAME = "journal.json"
+RUN_NAME = re.compile(r"[0-9a-f]{16}")
+"""Of a staging folder: the digest of what the run packs."""
 MAX_DESCRIPTION_BYTES = 1 << 30  # 10**7 shards
 
 
@@ -68,30 +72,46 @@ class Unfinished:
 
 
 def run_folders(folder: Path) -> list[Path]:
-    """The staging folders of runs in a folder that is packed into, sorted."""
+    """Return the staging folders of the runs in `folder`, sorted. A link, and a name that wdskit does not give, is none
+    of them.
+    """
     root = folder / RUN_FOLDER
-    return sorted(path for path in root.iterdir() if path.is_dir()) if root.is_dir() else []
+    if root.is_symlink():
+        return []
+    try:
+        paths = list(root.iterdir())
+    except (FileNotFoundError, NotADirectoryError):  # there is no run, or it has just ended
+        return []
+    return sorted(path for path in paths if RUN_NAME.fullmatch(path.name) and is_own_folder(path))
+
+
+def is_own_folder(path: Path) -> bool:
+    """True for a folder; False for a link to one."""
+    return path.is_dir() and not path.is_symlink()
 
 
 def find_unfinished(folder: Path) -> Unfinished | None:
     """What a run that has not finished has come to, None where there is no such run."""
     for path in run_folders(folder):
-        file = path / DESCRIPTION_NAME
-        if not file.is_file():
-            continue  # it was stopped before it began, or in the middle of its removal
         try:
-            document = json.loads(read_bytes(str(file), limit=MAX_DESCRIPTION_BYTES))
+            data = read_own(path / DESCRIPTION_NAME, limit=MAX_DESCRIPTION_BYTES)
+            if data is None:
+                continue  # the run was stopped before it began, or in the middle of its removal
+            document = json.loads(data)
             command = "reshard" if document["options"].get("command") == "reshard" else "pack"
             num_shards = None if document["shards"] is None else len(document["shards"])
             num_parts = int(document["parts"])
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError, StorageError):
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError, OSError, FolderIndexError):
             return Unfinished(folder)
         is_publishing = (path / JOURNAL_NAME).exists()
         staged, index = path / INDEX_NAME, folder / INDEX_NAME
-        is_published = not staged.exists() or (index.exists() and index.read_bytes() == staged.read_bytes())
+        is_published = not staged.exists() or (index.exists() and read_own(index) == read_own(staged))
         if is_publishing and is_published:
             continue  # it came as far as the folder's index
-        num_filled = len(list(path.glob("*.tar")))
+        try:
+            num_filled = sum(file.suffix == ".tar" for file in path.iterdir())
+        except FileNotFoundError:
+            continue  # the run has just ended
         return Unfinished(folder, command, num_filled, num_shards, num_parts, is_publishing)
     return None
 

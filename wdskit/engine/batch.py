@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple, Protocol
@@ -13,20 +14,24 @@ import torch
 from wdskit.engine.outcome import Outcome
 from wdskit.engine.program import Places, Program
 from wdskit.engine.shard_cache import ShardCache
-from wdskit.errors import PROCESS_ERRORS, SampleError
+from wdskit.errors import PROCESS_ERRORS, PipelineError, SampleError
 from wdskit.stages.base import NOWHERE, Origin
-from wdskit.stages.collate import FRESH, Memory
+from wdskit.stages.collate import FRESH, Memory, Ragged
 from wdskit.stages.images.fused import FusedStep
-from wdskit.stages.layouts import names_image
+from wdskit.stages.marks import names_image
+from wdskit.stages.progress import IDLE, Slot
 from wdskit.stages.timing import Timings
 
 VALID = "__valid__"
 
-CHUNK = 8
-"""Samples that a thread takes at a time."""
+WHOLE_BATCH = 1
+"""`major` on the board of a thread that works on a batch, not on one of its samples."""
 
-_FIELD_STAGES = frozenset({"decode", "to_tuple", "to_dict", "rename"})
-"""Stages whose failure means that a field is missing or cannot be decoded."""
+CHUNK = 8
+"""Most samples that a thread takes at a time."""
+
+_MAX_SUBSTITUTES = 100
+"""Neighbours that are tried in place of a bad sample. If all are bad, the pipeline is wrong rather than the samples."""
 
 
 _DO_DECODE = "Pack it again without this sample (`--skip-bad`), or allow some: `errors: {max_bad: 10}`."
@@ -96,6 +101,10 @@ class Maker(Protocol):
         """Do a job that has begun. It raises nothing."""
         ...
 
+    def close(self) -> None:
+        """Let go of what jobs share; the next job begins anew."""
+        ...
+
 
 def make_batches(
     program: Program,
@@ -119,11 +128,16 @@ def make_batches(
         SampleError where a stage failed on a sample and that is not forgiven.
     """
     batches: list[Batch] = []
+    board = program.run.board
+    slot = board.claim()
+    slot[0] = WHOLE_BATCH
     try:
-        timings = _make(program, places, shards or program.shards, memory, task or Here(), batches)
+        timings = _make(program, places, shards or program.shards, memory, task or Here(), batches, slot)
         batches[0] = batches[0]._replace(timings=timings)
     except BaseException as err:  # noqa: BLE001 (the consumer's to see, whatever it is)
         return Outcome(batches, err)
+    finally:
+        board.release(slot)
     return Outcome(batches)
 
 
@@ -132,18 +146,26 @@ class _Cancelled(Exception):
 
 
 def _make(
-    program: Program, places: Places, cache: ShardCache, memory: Memory, task: Task, batches: list[Batch]
+    program: Program,
+    places: Places,
+    cache: ShardCache,
+    memory: Memory,
+    task: Task,
+    batches: list[Batch],
+    slot: Slot,
 ) -> Timings:
-    """Add the batches of a job one by one."""
+    """Add the batches of a job one by one. `slot` says so on the board, but not while single samples are made."""
     _, numbers, is_sample, shards, samples = places
     size = program.plan.batch
     bounds = [slice(first, first + size) for first in range(0, len(numbers), size)]
     columns, timings = program.columns, program.pace.begin()
+    first = int(numbers[0])
+    slot[1] = first if columns is not None else IDLE
     columnar = None if columns is None else columns.make(cache, numbers, shards, samples, bounds, memory)
     if columns is not None and columnar is None and len(bounds) > 1:  # one of the batches is not like that
         total = Timings()
         for at in bounds:
-            total.merge(_make(program, places.part(at), cache, memory, task, batches))
+            total.merge(_make(program, places.part(at), cache, memory, task, batches, slot))
         return total
     total = Timings(bytes_read=program.shards.mean_bytes(shards))
     collated: Iterable[tuple[Any, Origin, Any, tuple[Bad, ...], int | str | None]]
@@ -153,7 +175,9 @@ def _make(
         collated = ((value, origin, True, (), None) for value, origin in columnar)
     else:
         rows = _Rows(program, places, cache, memory)
+        slot[1] = IDLE
         rows.make(bounds, task, total)
+        slot[1] = first
         if timings is not None:
             timings.start()
         collated = itertools.starmap(rows.collate, enumerate(bounds))
@@ -164,6 +188,8 @@ def _make(
             value = program.behind.apply(value, origin, timings=timings)
         mask = is_sample[bound]
         if program.plan.tail == "pad":
+            if program.batched is not None and program.behind is not None:
+                _check_rows(value, len(mask), origin)
             value = with_mask(value, torch.from_numpy(mask & good) if program.batched else bool((mask & good)[0]))
         batches.append(Batch(value, int(np.count_nonzero(mask)), bad, raw))
     if timings is not None:
@@ -203,14 +229,19 @@ class _Rows:
                 slot = self._memory.empty(shape, writer.out_ending.dtype, channels_last=True)
                 self._images += slot.split(1)
             self._slots.append(slot)
-        num_chunks = -(-num // CHUNK)
+        size = max(1, min(CHUNK, num // program.run.num_threads))  # small batches too are made in all threads
+        num_chunks = -(-num // size)
         timed: list[Timings] = []  # each from one thread
 
         def run(chunk: int) -> None:
             timings = program.chunk_pace.begin()
-            if self._run(range(chunk * CHUNK, min(num, (chunk + 1) * CHUNK)), task, timings) and timings is not None:
+            slot = program.run.board.claim()
+            slot[0] = 0
+            rows = range(chunk * size, min(num, (chunk + 1) * size))
+            if self._run(rows, task, timings, slot) and timings is not None:
                 program.chunk_pace.end(timings)
                 timed.append(timings)
+            program.run.board.release(slot)
 
         task.map(run, num_chunks)
         if task.is_cancelled:  # not all are made
@@ -218,21 +249,22 @@ class _Rows:
         for each in timed:
             total.merge(each)
 
-    def _run(self, rows: range, task: Task, timings: Timings | None) -> bool:
+    def _run(self, rows: range, task: Task, timings: Timings | None, slot: Slot) -> bool:
         """Make the samples of one chunk. False where one of them, or one before, failed."""
         at = rows.start
         try:
-            decoded = self._decode(rows, timings) if self._program.first is not None else {}
+            decoded = self._decode(rows, timings, slot) if self._program.first is not None else {}
             for at in rows:
                 if task.is_cancelled or (self._errors and min(self._errors.copy()) < at):
                     return False
+                slot[1] = self._found[at][0]
                 self._results[at] = self._one(at, timings, decoded.pop(at, None))
         except BaseException as err:  # noqa: BLE001 (the consumer's to see, whatever it is)
             self._errors[at] = err
             return False
         return True
 
-    def _decode(self, rows: range, timings: Timings | None) -> dict[int, tuple[Any, Origin]]:
+    def _decode(self, rows: range, timings: Timings | None, slot: Slot) -> dict[int, tuple[Any, Origin]]:
         """Samples behind the first stage, which decodes an image: first all are read, then all prepared, then their
         pixels follow. One by one, all of it would run with caches that a decoder has filled, and hold Python's lock
         three to five times as long. What goes wrong with one is left to `_one`.
@@ -242,6 +274,7 @@ class _Rows:
         read, prepared, decoded = [], [], {}
         for at in rows:
             place, shard, sample = self._found[at]
+            slot[1] = place
             with contextlib.suppress(Exception):
                 path, key, part, fields = self._cache.read(shard, sample, names_image)
                 read.append((at, Origin(path, key, 0, place, part), fields))
@@ -254,6 +287,7 @@ class _Rows:
             timings.lap("headers", len(rows))
         label = self._program.stages.steps[0].label
         for at, each in prepared:
+            slot[1] = self._found[at][0]
             with contextlib.suppress(Exception):
                 decoded[at] = first.carry_out(each, self._images[at] if self._images else None), each.origin
                 if timings is not None:
@@ -282,21 +316,28 @@ class _Rows:
             return self._substitute(err.with_traceback(None), place, out, timings)
 
     def _substitute(
-        self, bad: SampleError, place: int, out: tuple[FusedStep, torch.Tensor] | None, timings: Timings | None
+        self,
+        bad: SampleError,
+        place: int,
+        out: tuple[FusedStep, torch.Tensor] | None,
+        timings: Timings | None,
+        check: Callable[[Any, Origin], object] = lambda *_: None,
     ) -> tuple[Any, Origin, str]:
-        for attempt in itertools.count(1):
+        """The next good sample that `check` does not refuse with a SampleError."""
+        for attempt in range(1, _MAX_SUBSTITUTES + 1):
             other = self._program.plan.order.substitute(place, attempt)
             if other is None:
-                msg = f"{bad}\n  No sample near it can replace it: all {attempt} are bad."
-                raise SampleError(msg, stage=bad.stage, shard=bad.shard, key=bad.key) from bad
+                break
             try:
-                value, _ = self._sample(place, *other, out, timings)
+                value, origin = self._sample(place, *other, out, timings)
+                check(value, origin)
             except SampleError as err:
                 if not self._forgives(err):
                     raise
             else:
                 return value, Origin(bad.shard, bad.key, 0, place, 0), str(bad)
-        raise AssertionError
+        msg = f"{bad}\n  No sample near it can replace it: all {attempt} are bad."
+        raise SampleError(msg, stage=bad.stage, shard=bad.shard, key=bad.key) from bad
 
     def _sample(
         self,
@@ -316,7 +357,7 @@ class _Rows:
         plan = self._program.plan
         if isinstance(err.__cause__, PROCESS_ERRORS):
             return False
-        return plan.forgives and (err.stage in _FIELD_STAGES or plan.forgives_functions)
+        return plan.forgives and (plan.forgives_functions or not err.is_function)
 
     def collate(self, number: int, bound: slice) -> tuple[Any, Origin, Any, tuple[Bad, ...], int | str | None]:
         """One batch, or one sample where nothing is batched; its origin, which of its samples are good, those that are
@@ -327,6 +368,58 @@ class _Rows:
             SampleError: A stage failed on a sample, and that is not forgiven.
         """
         self._raise_before(bound.stop)
+        try:
+            return self._collate(number, bound)
+        except SampleError as err:
+            if not self._forgives(err):
+                raise
+            self._replace_misfits(bound)
+        return self._collate(number, bound)
+
+    def _replace_misfits(self, bound: slice) -> None:
+        """Put other samples in place of those that do not batch with most of their batch, or not even alone."""
+        batched = self._program.batched
+        assert batched is not None
+        rows = range(*bound.indices(len(self._found)))
+        owned = {at: self._owned(self._results[at][0], at) for at in rows}
+        groups: list[list[int]] = []
+
+        def check(at: int, value: Any, origin: Origin) -> None:
+            """Raise the SampleError of this value, alone or with the first one of the largest group."""
+            firsts = [max(groups, key=len)[0]] if groups else []
+            values = [*(owned[first] for first in firsts), self._owned(value, at)]
+            batched.collated(values, [*(self._results[first][1] for first in firsts), origin])
+
+        for at in rows:
+            for group in [*groups, None]:
+                try:
+                    pair = [at] if group is None else [group[0], at]
+                    batched.collated([owned[each] for each in pair], [self._results[each][1] for each in pair])
+                except SampleError:
+                    continue
+                groups.append([at]) if group is None else group.append(at)
+                break
+        usual = max(groups, key=len, default=[])
+        for at in rows:
+            if at in usual:
+                continue
+            value, origin, reason = self._results[at]
+            try:
+                check(at, value, origin)
+                continue  # it is the whole batch that does not fit
+            except SampleError as err:
+                bad = err.with_traceback(None)
+            writer = self._program.writer
+            out = (writer, self._images[at]) if writer is not None else None
+            found = self._substitute(bad, self._found[at][0], out, None, functools.partial(check, at))
+            self._results[at] = found if reason is None else (found[0], origin, reason)
+
+    def _owned(self, value: Any, at: int) -> Any:
+        """A sample whose image is not part of the batch."""
+        writer = self._program.writer
+        return value if writer is None else _own(value, self._images[at], writer)
+
+    def _collate(self, number: int, bound: slice) -> tuple[Any, Origin, Any, tuple[Bad, ...], int | str | None]:
         values, origins, reasons = map(list, zip(*self._results[bound], strict=True))
         good: Any = True
         bad: tuple[Bad, ...] = ()
@@ -387,9 +480,34 @@ def _own(sample: Any, image: torch.Tensor, writer: FusedStep) -> Any:
     return sample
 
 
+def _check_rows(value: Any, num_rows: int, origin: Origin) -> None:
+    """Refuse a batch whose columns do not have the rows of its mask, since a function has changed their number.
+
+    Raises:
+        PipelineError: It names the column.
+    """
+    columns = (
+        value.items() if isinstance(value, Mapping) else enumerate(value if isinstance(value, tuple) else (value,))
+    )
+    for name, column in columns:
+        is_column = isinstance(column, (list, Ragged)) or getattr(column, "ndim", 0) > 0
+        if is_column and len(column) != num_rows:
+            raise PipelineError(
+                f"{origin}: after `batched`, a function made {len(column)} rows of {num_rows} in `{name}`. `tail: pad` "
+                f"adds a mask of {num_rows} rows, `{VALID}`.\n  Keep the number of rows, or use `tail: drop`."
+            )
+
+
 def with_mask(value: Any, mask: Any) -> Any:
-    """A batch or sample that carries its mask: as `__valid__` in a dict, as the last element of a tuple."""
+    """A batch or sample that carries its mask: as `__valid__` in a dict, as the last element of a tuple.
+
+    Raises:
+        PipelineError: The dict has a field of this name.
+    """
     if isinstance(value, Mapping):
+        if VALID in value:
+            msg = f"`{VALID}` is the mask that `tail: pad` adds, but the samples have a field of this name."
+            raise PipelineError(f"{msg}\n  `rename` it, or use `tail: drop`.")
         return {**value, VALID: mask}
     if isinstance(value, tuple):
         return (*value, mask)

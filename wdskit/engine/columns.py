@@ -6,7 +6,7 @@ they are made one by one: then the error, or the sample that stands in for a bad
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -22,8 +22,7 @@ from wdskit.order.base import Ints
 from wdskit.stages.base import Origin
 from wdskit.stages.batching import Batcher
 from wdskit.stages.collate import Collate, Memory, Ragged, make_ragged, offsets_of
-from wdskit.stages.fields import FieldDecoder, Rename, ToDict, ToTuple
-from wdskit.stages.layouts import Layouts
+from wdskit.stages.fields import FieldDecoder, Rename, ToDict, ToTuple, marked_array, warn_of_bytes
 
 Column: TypeAlias = Spans | NpyColumn | list[Any]
 """One field of all samples: bytes that are still where they were read, arrays that are, or values."""
@@ -84,20 +83,12 @@ class Columns:
         for step in self.steps:
             columns = _run(step, columns)
         first, last = (Origin(found.paths[at], found.keys[at], 0, int(places[at]), parts[at]) for at in (0, -1))
+        ragged = self.collate.ragged_slots(columns)
         if isinstance(columns, dict):
-            self.collate.check_ragged(columns)
-            batch: Any = {name: self._batch(name, column, memory) for name, column in columns.items()}
+            batch: Any = {name: _batch(name, column, memory, ragged) for name, column in columns.items()}
         else:
-            batch = tuple(self._batch(place, column, memory) for place, column in enumerate(columns))
+            batch = tuple(_batch(place, column, memory, ragged) for place, column in enumerate(columns))
         return batch, last._replace(members=(first, last))
-
-    def _batch(self, slot: str | int, column: Column, memory: Memory) -> Any:
-        if slot not in self.collate.ragged:
-            return _batch(column, self.collate.layouts.is_image(slot) is True, memory)
-        if isinstance(column, Spans):
-            raise _NotColumns  # bytes, which cannot be ragged
-        found = _ragged(column, memory) if isinstance(column, NpyColumn) else None
-        return found or make_ragged(column.arrays() if isinstance(column, NpyColumn) else column, str(slot), memory)
 
 
 def columns_of(stages: SampleStages, batched: Batcher | None) -> Columns | None:
@@ -125,6 +116,7 @@ def _run(step: FieldDecoder | Rename | ToTuple | ToDict, columns: Any) -> Any:
     """The columns behind a step. The steps but `decode` take fields by their names, whatever the values are."""
     if not isinstance(step, FieldDecoder):
         return step(columns)
+    step.check_fields(columns)
     return {name: _decoded(step, name, column) for name, column in columns.items()}
 
 
@@ -135,22 +127,27 @@ def _decoded(decode: FieldDecoder, name: str, column: Column) -> Column:
         if decode.images is None:
             return column
         raise _NotColumns
+    warn_of_bytes(name)
     return decode_column(name, column)
 
 
-def _batch(column: Column, is_image: bool, memory: Memory) -> Any:  # noqa: FBT001 (private)
-    """What `collate` makes of the column's values."""
+def _batch(slot: str | int, column: Column, memory: Memory, ragged: Collection[str | int]) -> Any:
+    """What `collate` makes of the column's values; no decoded image is among them."""
+    if slot in ragged:
+        if isinstance(column, Spans):
+            raise _NotColumns  # bytes, which cannot be ragged
+        found = _ragged(column, memory) if isinstance(column, NpyColumn) else None
+        return found or make_ragged(column.arrays() if isinstance(column, NpyColumn) else column, str(slot), memory)
     if isinstance(column, Spans):
         return column.cut()
     if isinstance(column, NpyColumn):
-        stacked = None if is_image else _stacked(column, memory)
+        stacked = _stacked(column, memory)
         if stacked is not None:
             return stacked
         column = column.arrays()
     if set(map(type, column)) <= _LISTED:
         return column.copy()  # a field may stand at two places
-    layouts = Layouts(images=frozenset({0})) if is_image else Layouts(arrays=frozenset({0}))
-    return Collate(layouts)([(value,) for value in column], memory)[0]
+    return Collate()([(marked_array(value),) for value in column], memory)[0]
 
 
 def _stacked(column: NpyColumn, memory: Memory) -> torch.Tensor | None:

@@ -14,8 +14,9 @@ T = TypeVar("T")
 
 
 class Outcome(Generic[T]):
-    """The result of some work. Pickled, an error arrives as the exception that it was, with its traceback as cause; one
-    that does not survive that arrives as a PipelineError that says the same.
+    """The result of some work. Pickled, an error arrives as the exception that it was, with the exceptions that caused
+    it and, as the cause of the first of them, its traceback. An error that cannot be pickled arrives as a PipelineError
+    that says the same; a cause that cannot be pickled is only in the traceback, which says so.
 
     Args:
         value: What was made; beside an error, what was made before it.
@@ -56,26 +57,37 @@ class Outcome(Generic[T]):
     def __reduce__(self) -> tuple[Callable[..., Outcome[T]], tuple[Any, ...]]:
         if self.error is None:
             return Outcome, (self.value,)
-        trace = "".join(traceback.format_exception(self.error))
-        return _arrived, (
-            self.value,
-            _pickled(self.error),
-            error_text(self.error),
-            f"{self.where}:\n{trace}",
-            self.where,
-        )
+        trace = f"{self.where}:\n{''.join(traceback.format_exception(self.error))}"
+        causes: list[bytes] = []
+        cause = self.error.__cause__
+        while cause is not None and len(causes) < _MAX_CAUSES:
+            pickled = _pickled(cause)
+            if pickled is None:
+                trace += f"\n{type(cause).__name__} cannot be pickled, so this text is all that is left of it."
+                break
+            causes.append(pickled)
+            cause = cause.__cause__
+        return _arrived, (self.value, _pickled(self.error), error_text(self.error), causes, trace, self.where)
 
 
 class WorkerTraceback(Exception):
     """The traceback of a worker process."""
 
 
-def _arrived(value: Any, pickled: bytes | None, text: str, trace: str, where: str) -> Outcome[Any]:
+_MAX_CAUSES = 16  # a chain of exceptions may be a cycle
+
+
+def _arrived(value: Any, pickled: bytes | None, text: str, causes: list[bytes], trace: str, where: str) -> Outcome[Any]:
     error: BaseException = PipelineError(text)
     if pickled is not None:
         with contextlib.suppress(Exception):  # a module that only the worker has
             error = pickle.loads(pickled)  # noqa: S301 (of a worker of ours)
-    error.__cause__ = WorkerTraceback(trace)
+    last = error
+    with contextlib.suppress(Exception):
+        for each in causes:
+            last.__cause__ = pickle.loads(each)  # noqa: S301 (of a worker of ours)
+            last = last.__cause__
+    last.__cause__ = WorkerTraceback(trace)
     return Outcome(value, error, where)
 
 

@@ -7,9 +7,10 @@ import threading
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+import numpy as np
 from torch.utils.data import IterableDataset, get_worker_info
 
-from wdskit.engine.batch import Batch, Task, make_batches
+from wdskit.engine.batch import WHOLE_BATCH, Batch, Task, make_batches
 from wdskit.engine.outcome import Outcome
 from wdskit.engine.program import Job, Places, Program
 from wdskit.engine.shard_cache import ShardCache
@@ -51,6 +52,12 @@ class PlannedPipeline(IterableDataset[Any]):
     def start(self, worker: int, num_workers: int) -> BatchMaker:  # noqa: ARG002 (all are alike)
         """What makes the batches of jobs in one worker."""
         return BatchMaker(self.program)
+
+    def describe(self, major: int, minor: int) -> str:
+        """Name the sample, or the batch, that a slot of the `Board` says. It reads the key from a local shard."""
+        [shard], [sample] = self.program.plan.order.take(np.array([minor]))
+        name = f"sample {self.program.shards.describe(int(shard), int(sample))}"
+        return f"the batch of {name}" if major == WHOLE_BATCH else name
 
     def __iter__(self) -> Iterator[Any]:
         """One epoch.
@@ -126,6 +133,9 @@ class BatchMaker:
             return Outcome(error=work.error)
         # Bound to no name: the traceback of an error leads to this frame, and would be a cycle with it.
         return make_batches(self._program, work.places, memory, task, shards=work.shards)
+
+    def close(self) -> None:
+        """See `Maker`: jobs share shards that stay open."""
 
 
 class Work(NamedTuple):

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from wdskit.stages.base import Origin, Run, Step, StepFailed, note_place, stage_error
+from wdskit.engine.threads import Threads
+from wdskit.stages.base import Origin, Run, Step, StepFailed, cause_of, note_place, stage_error
 from wdskit.stages.timing import Pace, Timings
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ class SampleStages:
             start: 1 where the first stage is done already.
 
         Raises:
-            SampleError, PipelineError: A stage failed; it names stage, shard and key.
+            SampleError: A stage failed; it names stage, shard and key.
             BaseException: What is no Exception stays as it is.
         """
         steps = (*self.parts[origin.part], *self.steps) if self.parts else self.steps
@@ -57,9 +58,9 @@ class SampleStages:
                 else:
                     value = step.function(value, origin)
             except StepFailed as failed:
-                raise stage_error(failed.stage, origin, failed.err) from failed.err
-            except Exception as err:
-                raise stage_error(step.name, origin, err) from err
+                raise stage_error(failed.stage, origin, failed.err) from cause_of(failed.err)
+            except Exception as err:  # noqa: BLE001 (it is the cause of what is raised)
+                raise stage_error(step.name, origin, err) from cause_of(err)
             except BaseException as err:
                 note_place(step.name, origin, err)
                 raise
@@ -100,6 +101,7 @@ class Each:
         left = weight = 1  # values up to the next that is timed, which counts for all of them
         for value in self._with_kept(source):
             origin = self.run.origin
+            self.run.note(self.run.board.main, origin)
             left -= 1
             if left:
                 done = self.stages.apply(value, origin)
@@ -127,19 +129,36 @@ class Each:
         run = self.run
         ahead = 2 * run.num_threads
         waiting: list[tuple[Future[Any], Timings | None]] = []
-        with ThreadPoolExecutor(run.num_threads, thread_name_prefix=f"wdskit-{self.name}") as pool:
-            try:
-                for value in self._with_kept(source):
-                    self.kept.append((run.origin, value))
-                    timings = self._pace.begin()
-                    waiting.append((pool.submit(self._started, value, run.origin, timings), timings))
-                    if len(waiting) > ahead:
-                        yield self._oldest(waiting)
-                while waiting:
+        threads = Threads(run.num_threads, self.name)
+        try:
+            for value in self._with_kept(source):
+                self.kept.append((run.origin, value))
+                timings = self._pace.begin()
+                waiting.append((Future(), timings))
+                threads.submit(self._fulfil, waiting[-1][0], value, run.origin, timings)
+                if len(waiting) > ahead:
                     yield self._oldest(waiting)
-            finally:
-                for future, _ in waiting:
-                    future.cancel()
+            while waiting:
+                yield self._oldest(waiting)
+        finally:
+            for future, _ in waiting:
+                future.cancel()
+            threads.close()
+
+    def _fulfil(self, future: Future[Any], value: Any, origin: Origin, timings: Timings | None) -> None:
+        if not future.set_running_or_notify_cancel():
+            return
+        slot = self.run.board.claim()
+        self.run.note(slot, origin)
+        try:
+            done = self._started(value, origin, timings)
+        except BaseException as err:  # noqa: BLE001 (the consumer's to see, whatever it is)
+            future.set_exception(err)
+        else:
+            future.set_result(done)
+        finally:
+            self.run.board.release(slot)
+            del future  # the traceback of its error refers to this frame: a cycle would keep the value alive
 
     def _started(self, value: Any, origin: Origin, timings: Timings | None) -> Any:
         if timings is not None:

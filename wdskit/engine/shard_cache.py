@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import functools
 import itertools
 import resource
 import threading
@@ -22,6 +23,7 @@ from wdskit.errors import ShardError
 from wdskit.order.base import Ints
 from wdskit.storage.cache import MAX_FETCHING, PartCache
 from wdskit.storage.traffic import NO_TRAFFIC, Traffic
+from wdskit.storage.urls import shown_url
 
 MAX_OPEN_SHARDS = 4096  # each takes 9 bytes a sample; ImageNet on one rank stands in 1,221 at a time
 USUAL_OPEN_SHARDS = 512  # half of the descriptors that a process has by default
@@ -163,6 +165,17 @@ class ShardCache:
         given = {name: view if viewed(name) else bytes(view) for name, view in fields.items()}
         return local.path, key, self.parts[at], given
 
+    def describe(self, shard: int, sample: int) -> str:
+        """Name a sample by its shard and key; one of a store, which may not answer, by its number there."""
+        at = self._table_of(shard)
+        table = self.tables[at]
+        inner = shard - self._stop_list[at] + len(table)
+        path, number = table.path(inner), table.number(inner, sample)
+        if table.is_remote:
+            return f"{number} of {shown_url(path)}"
+        with LocalShard(path) as local:
+            return f"{path}: {local.key(number)}"
+
     def mean_bytes(self, shards: Ints) -> int:
         """Bytes of some samples in these shards, as many as each is named: that of the mean sample of each."""
         return int(self._means()[shards].sum())
@@ -231,7 +244,7 @@ class ShardCache:
         missing = [shard for shard in wanted if shard not in found]
         if table.is_remote and missing:  # all at once
             inner = [shard - start for shard in missing]
-            remote = open_remote_shards([(table.path(one), table.entry(one)) for one in inner], self.kept)
+            remote = _open_remote(table, inner, self.kept)
             found |= {shard: self._keep(shard, one) for shard, one in zip(missing, remote, strict=True)}
         return {shard: found.get(shard) or self._shard(shard, table, shard - start) for shard in wanted}
 
@@ -246,7 +259,7 @@ class ShardCache:
                 return found
         entry = table.entry(inner)
         if table.is_remote:
-            return self._keep(shard, open_remote_shards([(table.path(inner), entry)], self.kept)[0])
+            return self._keep(shard, _open_remote(table, [inner], self.kept)[0])
         local = LocalShard(table.path(inner), idx_sha256=entry.idx_sha256, num_bytes=entry.num_bytes)
         if len(local) != entry.num_samples:
             problem = f"its .idx has {len(local)} samples, but the folder's index has {entry.num_samples}"
@@ -255,8 +268,17 @@ class ShardCache:
         return self._keep(shard, local)
 
     def _keep(self, shard: int, opened: IndexedShard) -> IndexedShard:
+        at = self._table_of(shard)
+        table = self.tables[at]
+        opened.find_fields = functools.partial(table.fields, shard - self._stop_list[at] + len(table))
         with self._lock:
             self._open[shard] = opened
             if len(self._open) > self._most:
                 self._open.popitem(last=False)
         return opened
+
+
+def _open_remote(table: ShardTable, shards: Sequence[int], kept: PartCache | None) -> list[RemoteShard]:
+    """Open remote shards of a table. Raises as `open_remote_shards`."""
+    named = [(table.path(shard), table.entry(shard)) for shard in shards]
+    return open_remote_shards(named, kept, [table.seen(shard) for shard in shards])

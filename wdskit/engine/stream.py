@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import itertools
 import os
 import weakref
@@ -16,12 +17,15 @@ from torch.utils.data import get_worker_info
 from wdskit.engine.batch import Batch
 from wdskit.engine.outcome import Outcome
 from wdskit.engine.stream_epochs import SharedEpochs
-from wdskit.engine.stream_position import How, Mark, Position, Positions, Start, clear, max_numbers, spacing
+from wdskit.engine.stream_position import EpochPosition, How, Position, Positions, Start, clear, max_numbers, spacing
 from wdskit.errors import PipelineError
 from wdskit.order.draws import Draws
 from wdskit.stages.base import Run
 from wdskit.stages.foreign import splits_nodes, splits_workers
-from wdskit.text import plural
+from wdskit.stages.progress import IDLE
+from wdskit.stages.stream_source import StreamSource
+from wdskit.storage.urls import shown_url
+from wdskit.text import as_int, plural
 
 
 @dataclass(frozen=True)
@@ -64,7 +68,7 @@ class Progress(NamedTuple):
     """
 
     begun: Position | None = None
-    mark: Mark | None = None
+    mark: EpochPosition | None = None
     following: Position | None = None
     is_end: bool = False
 
@@ -91,6 +95,12 @@ class _Live:
     next_epoch: int | None
     readers: tuple[int, ...]
     close: Callable[[], object]
+
+
+def empty_epoch(epoch: int) -> PipelineError:
+    """The error of an epoch without values."""
+    msg = f"epoch {epoch} is empty: the shards hold no samples, or the pipeline dropped all of them."
+    return PipelineError(f"{msg}\n  Check its select and slice stages, and run `wdskit info` on the shards.")
 
 
 class StreamPipeline(webdataset.DataPipeline):  # type: ignore[misc]  # webdataset ships no annotations that mypy can use
@@ -128,8 +138,19 @@ class StreamPipeline(webdataset.DataPipeline):  # type: ignore[misc]  # webdatas
         """Threads of each process that make its items, one after the other: its stages have threads of their own."""
         return 1
 
+    def describe(self, major: int, minor: int) -> str:
+        """Name the sample that a slot of the `Board` says: its shard, and its number there; "" where only a stage that
+        is not wdskit's knows it.
+        """
+        source = self.pipeline[0]
+        if major < 0 or not isinstance(source, StreamSource):
+            return ""
+        shard = copy.copy(source.draws).shard(major)  # which keeps an order, and may be at work in another thread
+        return f"sample {minor} of {shown_url(source.shards.urls[shard])}"
+
     def set_epoch(self, epoch: int) -> None:
         """Make `epoch` >= 0 the one that the next iteration runs, in every worker of a torch DataLoader."""
+        epoch = as_int(epoch)
         if type(epoch) is not int or epoch < 0:
             raise PipelineError(f"set_epoch({epoch!r}): an epoch is a whole number, 0 or more.")
         self._epochs.set(epoch)
@@ -163,19 +184,23 @@ class StreamPipeline(webdataset.DataPipeline):  # type: ignore[misc]  # webdatas
         """The values, as long as no other iteration of this pipeline starts: they would share one place in the stream.
 
         Raises:
-            PipelineError: One has.
+            PipelineError: One has; or this is the only worker, and the epoch has no values.
         """
         run, epochs = self.run, self._epochs
         ranks = (*run.place[:2], run.num_workers)
         begun = epochs.load(run.worker, epoch, ranks)
         last = epochs.last_finished(run.worker)
+        is_empty = run.num_workers == 1
         for batch in self.items(StreamJob(epoch, Start(How.NEXT, epoch, begun=begun), last)):
             for at, position in ((epoch, batch.position.begun), (epoch + 1, batch.position.following)):
                 if position is not None:
                     epochs.save(run.worker, at, ranks, position)
             if batch.position.is_end:
+                if is_empty:
+                    raise empty_epoch(epoch)
                 epochs.finish(run.worker, epoch)
                 return
+            is_empty = False
             yield batch.value
             if self._turn is not turn:
                 msg = "another iterator of this pipeline has started in the meantime."
@@ -252,7 +277,7 @@ class StreamPipeline(webdataset.DataPipeline):  # type: ignore[misc]  # webdatas
         is_new = start.how in (How.LEAVE, How.ANEW) or start.position is None
         return live, self._between_epochs() if is_new else None
 
-    def _marked(self, start: Start, values: Iterator[Any]) -> Iterator[tuple[Any, Mark | None]]:
+    def _marked(self, start: Start, values: Iterator[Any]) -> Iterator[tuple[Any, EpochPosition | None]]:
         """The values behind those that were received before, some with a mark."""
         is_resumed = start.how is How.RESUME
         first = start.mark.num_items if is_resumed and start.mark is not None else 0
@@ -260,7 +285,7 @@ class StreamPipeline(webdataset.DataPipeline):  # type: ignore[misc]  # webdatas
             mark = None
             if number % self._spacing == 0 and not self.layout.unsaved:
                 left = 0 if self.layout.cut is None else self.pipeline[self.layout.cut].left
-                mark = Mark(number, self._positions.take(self.pipeline, left))
+                mark = EpochPosition(number, self._positions.take(self.pipeline, left))
             if not is_resumed or number > start.num_items:
                 yield value, mark
 
@@ -296,7 +321,10 @@ class StreamItems:
         """The next item of an epoch; none behind its end."""
         if work.start is not None:
             self._items = self._pipeline.items(work)
-        return Outcome.of(lambda: list(itertools.islice(self._items, 1)))
+        try:
+            return Outcome.of(lambda: list(itertools.islice(self._items, 1)))
+        finally:
+            self._pipeline.run.board.main[1] = IDLE
 
     def close(self) -> None:
         """Let the stages put away files and threads; the next job begins a new stream where its epoch starts."""
@@ -356,9 +384,11 @@ def _num_samples(value: Any, batch: int) -> int:
 
 
 def _close(values: Iterator[Any]) -> None:
-    """Let the stages put away files and threads; another library's iterator may have nothing to close."""
+    """Let the stages put away files and threads; another library's iterator may have nothing to close. One in which a
+    thread hangs is left to that thread.
+    """
     close = getattr(values, "close", None)
-    if close is not None:
+    if close is not None and not getattr(values, "gi_running", False):
         close()
 
 

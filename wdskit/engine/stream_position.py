@@ -77,7 +77,7 @@ def spacing(stages: list[Any], batch: int) -> int:
     return -(-sum(stage.capacity + 2 for stage in _keepers(stages)) // batch) or 1
 
 
-class Mark(NamedTuple):
+class EpochPosition(NamedTuple):
     """A position inside an epoch: behind how many items of one worker, and how to go on there."""
 
     num_items: int
@@ -107,7 +107,7 @@ class Start(NamedTuple):
     how: How
     epoch: int = 0
     num_items: int = 0
-    mark: Mark | None = None
+    mark: EpochPosition | None = None
     begun: Position | None = None
 
     @property
@@ -138,7 +138,7 @@ class Start(NamedTuple):
             how=How(worker["how"]),
             epoch=_natural("a worker's epoch", worker["epoch"], _MAX_EPOCH),
             num_items=_natural("received", worker["received"]),
-            mark=mark and Mark(_natural("mark", mark[0]), _unpacked("mark", mark[1])),
+            mark=mark and EpochPosition(_natural("mark", mark[0]), _unpacked("mark", mark[1])),
             begun=begun and _unpacked("begun", begun),
         )
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from wdskit.errors import PipelineError, RankError
 from wdskit.loader.meter import Meter
@@ -14,6 +14,10 @@ from wdskit.loader.stats import LoaderStats
 from wdskit.pipeline.ranks import group_place, initialised_place
 from wdskit.pipeline.settings import LoaderSpec
 from wdskit.stages.base import Run
+from wdskit.text import as_int, plural
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 _MAX_EPOCH = 10**9  # a stream's draws are numbers of 63 bits, 30 of which are the epoch's
 
@@ -28,6 +32,7 @@ class Loader(ABC):
         run: Rank and world size that the pipeline reads for, and its threads.
         spec: The settings: workers, prefetch and so on.
         name: Name of the pipeline, for reports.
+        stages: The stages of the pipeline, its source first; for `repr`.
         process_group: The group that gave rank and world size; each iteration compares them with it at its start.
         is_rank_given: Whether only the caller gave them; then they are not compared with any process group.
 
@@ -44,19 +49,34 @@ class Loader(ABC):
         spec: LoaderSpec,
         *,
         name: str = "pipeline",
+        stages: Sequence[Any] = (),
         process_group: Any = None,
         is_rank_given: bool = False,
     ) -> None:
         self.spec = spec
+        self._stages = stages
         self._place = run.place
         self._process_group = process_group
         self._is_rank_given = is_rank_given
         self._running: weakref.ref[Any] | None = None
         self._is_inside = False  # whether the running iteration is where the consumer stands
+        self._was_closed = False  # in the midst of the running iteration
         self._next_epoch: int | None = None  # what `set_epoch` said meanwhile
         self._meter = Meter(name=name, rank=run.place.rank, spec=spec.stats)
         if spec.stats is not None and spec.stats.port is not None:
             serve(self._meter, spec.stats.host, spec.stats.port)
+
+    def __repr__(self) -> str:
+        """Return one line: name and stages of the pipeline, batch, rank, workers and threads."""
+        rank, world_size, _ = self._place
+        names = [str(getattr(stage, "name", getattr(stage, "__name__", repr(stage)))) for stage in self._stages]
+        batched = self._stages[names.index("batched")] if "batched" in names else None
+        parts = [f"{self._meter.name}: {' -> '.join(names)}" if names else self._meter.name]
+        if batched is not None:
+            parts.append(f"batch {batched.size_on(world_size)}")
+        parts.append(f"rank {rank} of {world_size}")
+        parts.append(f"{plural(self.spec.workers, 'worker')} x {plural(self.spec.threads or 1, 'thread')}")
+        return f"{type(self).__name__}({', '.join(parts)})"
 
     @property
     @abstractmethod
@@ -92,8 +112,31 @@ class Loader(ABC):
     def _set_epoch(self, epoch: int, *, is_counted_elsewhere: bool) -> None: ...
 
     @abstractmethod
+    def _close_pool(self) -> None:
+        """End threads and worker processes."""
+
+    @abstractmethod
     def _items(self) -> Any:
         """One iteration, as a generator that does nothing before its first item is asked for."""
+
+    def close(self) -> None:
+        """End the running iteration, the threads and the worker processes, within a second even if a sample hangs.
+
+        The epoch that was running starts again with the next iteration, which starts new workers. `with` closes too:
+        `with wdskit.make_loader("train.yaml") as loader: ...`.
+        """
+        running = self._running() if self._running is not None else None
+        if running is not None and running.gi_frame is not None:
+            self._was_closed = True
+            running.close()
+            self._leave()
+        self._close_pool()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def stats(self) -> LoaderStats:
         """Speed, waits and stages since the start of the running epoch, or of the last one.
@@ -158,10 +201,13 @@ class Loader(ABC):
         items = self._items()
         self._running = weakref.ref(items)
         self._is_inside, self._next_epoch = True, None
+        self._was_closed = False
         try:
             yield from items
         finally:
             self._leave()
+        if self._was_closed:
+            raise PipelineError("this loader was closed in the middle of an epoch. Start a new iteration.")
 
     def _check_rank(self) -> None:
         """Compare the captured rank with the process group that exists now.
@@ -194,6 +240,7 @@ class _Sampler:
 
 
 def _natural(epoch: object) -> int:
+    epoch = as_int(epoch)
     if type(epoch) is not int or not 0 <= epoch <= _MAX_EPOCH:
         raise PipelineError(f"set_epoch({epoch!r}): an epoch is a whole number, 0 to {_MAX_EPOCH}.")
     return epoch

@@ -8,7 +8,7 @@ from fractions import Fraction
 from pathlib import Path
 
 from wdskit.engine.batch import Bad
-from wdskit.errors import SampleError
+from wdskit.errors import PipelineError, SampleError, StorageError
 from wdskit.files import append_lines, make_folders
 from wdskit.pipeline.settings import ErrorsSpec
 
@@ -24,6 +24,9 @@ class Budget:
     Attributes:
         count: Bad samples of the running epoch so far.
         limit: How many there may be.
+
+    Raises:
+        PipelineError: `errors.dir` names a file, or a place below a file.
     """
 
     def __init__(self, spec: ErrorsSpec, *, rank: int, num_samples: int) -> None:
@@ -32,12 +35,18 @@ class Budget:
         self._max_bad = spec.max_bad
         self._rank = rank
         self._path = None if spec.dir is None else Path(spec.dir) / f"bad-rank{rank:05d}.jsonl"
+        for folder in () if self._path is None else self._path.parents:
+            if folder.exists():
+                if not folder.is_dir():
+                    raise PipelineError(f"errors.dir: {folder} is not a folder.\n  Choose another name for the folder.")
+                break
 
     def spend(self, epoch: int, bad: Sequence[Bad]) -> None:
         """List and count the bad samples of a batch that is about to be handed out.
 
         Raises:
             SampleError: There would be too many in this epoch; then nothing is counted.
+            StorageError: The file cannot be written.
         """
         if not bad:
             return
@@ -50,8 +59,14 @@ class Budget:
             raise SampleError(msg, stage="errors", shard=last.shard, key=last.key)
         self.count = count
         if self._path is not None:
-            make_folders(self._path.parent)
-            append_lines(self._path, [json.dumps({"epoch": epoch, **each._asdict()}) for each in bad])
+            try:
+                make_folders(self._path.parent)
+                append_lines(self._path, [json.dumps({"epoch": epoch, **each._asdict()}) for each in bad])
+            except OSError as err:
+                msg = f"errors.dir: {self._path} cannot be written: {err.strerror or err}."
+                raise StorageError(
+                    f"{msg}\n  Free space there, or choose another folder.", url=str(self._path)
+                ) from err
 
 
 def _limit(max_bad: int | str, num_samples: int) -> int:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import threading
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from dataclasses import fields, is_dataclass
+from queue import SimpleQueue
 from typing import Any, Protocol
 
 import torch
@@ -19,6 +21,7 @@ from wdskit.stages.collate import Ragged
 from wdskit.stages.images.jpeg_crop import Ending, finish_batch
 
 _NUM_AHEAD = 2  # one that is being moved while the other waits to be taken
+_JOIN_S = 0.3  # for the copy that is being started
 
 
 class Mover(Protocol):
@@ -38,7 +41,7 @@ class Pin:
 
     def send(self, value: Any) -> Any:
         """See `Mover`."""
-        return map_tensors(value, pinned)
+        return map_tensors(value, pinned, own=_pin_own)
 
     def receive(self, sent: Any) -> Any:
         """See `Mover`."""
@@ -66,7 +69,9 @@ class ToDevice:
             return moved, self._stream.record_event()
 
     def receive(self, sent: Any) -> Any:
-        """See `Mover`: what the consumer does next on its stream waits for the copy."""
+        """See `Mover`: what the consumer does next on its stream waits for the copy. An object with a method `to` moves
+        here, on the consumer's stream, because its tensors cannot be recorded there.
+        """
         moved, event = sent
         stream = torch.cuda.current_stream(self._device)
         stream.wait_event(event)
@@ -76,7 +81,7 @@ class ToDevice:
                 tensor.record_stream(stream)  # its memory is not used again before this stream is done with it
             return tensor
 
-        return map_tensors(moved, note)
+        return map_tensors(moved, note, own=lambda value: value.to(self._device))
 
 
 def make_mover(program: Program, spec: LoaderSpec) -> tuple[Mover | None, Program]:
@@ -118,81 +123,121 @@ def pinned(tensor: torch.Tensor) -> torch.Tensor:
     return tensor if tensor.is_cuda or tensor.is_pinned() else tensor.pin_memory()
 
 
-def map_tensors(value: Any, function: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """A batch with a function done to every tensor in it."""
+def _pin_own(value: Any) -> Any:
+    return value.pin_memory() if hasattr(value, "pin_memory") else value
+
+
+def map_tensors(
+    value: Any,
+    function: Callable[[torch.Tensor], torch.Tensor],
+    *,
+    own: Callable[[Any], Any] = lambda value: value,
+) -> Any:
+    """Return a batch with a function applied to every tensor in it.
+
+    Tuples, lists, mappings (transformers' BatchEncoding) and dataclasses keep their type and their other attributes.
+
+    Args:
+        value: The batch, or a part of it.
+        function: Applied to each tensor.
+        own: Applied to any other object that has a method `to`, such as torch's PackedSequence.
+    """
     if isinstance(value, torch.Tensor):
         return function(value)
+
+    def each(part: Any) -> Any:
+        return map_tensors(part, function, own=own)
+
+    if isinstance(value, Batch):
+        return value._replace(value=each(value.value))
     if isinstance(value, Mapping):
-        return {name: map_tensors(each, function) for name, each in value.items()}
+        return _rebuild_mapping(value, {name: each(part) for name, part in value.items()})
     if isinstance(value, Ragged):
         return Ragged(function(value.values), function(value.offsets))
+    if callable(getattr(value, "to", None)):
+        return value if isinstance(value, type) else own(value)
     if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(map_tensors(each, function) for each in value))
+        return type(value)(*map(each, value))
     if isinstance(value, (tuple, list)):
-        return type(value)([map_tensors(each, function) for each in value])
+        return type(value)(map(each, value))
+    if is_dataclass(value) and not isinstance(value, type):
+        rebuilt = copy.copy(value)
+        for field in fields(value):
+            if hasattr(value, field.name):
+                object.__setattr__(rebuilt, field.name, each(getattr(value, field.name)))  # it may be frozen
+        return rebuilt
     return value
 
 
-def hand_over(source: Iterator[Any], mover: Mover) -> Iterator[Any]:
-    """The values of `source`, each moved, in their order. `source` runs in a thread that ends with this iteration."""
-    queue = _Queue()
-    thread = threading.Thread(target=_send_all, args=(source, mover, queue), name="wdskit-device", daemon=True)
-    thread.start()
+def _rebuild_mapping(value: Mapping[Any, Any], items: dict[Any, Any]) -> Any:
+    """A mapping of the type of `value` with these items; a dict where the type allows no copy."""
+    if type(value) is dict:
+        return items
     try:
-        while (outcome := queue.get()) is not None:
+        if not isinstance(value, MutableMapping):
+            return type(value)(items)  # type: ignore[call-arg]
+        rebuilt = copy.copy(value)
+        rebuilt.update(items)
+    except TypeError:  # as torch's pin_memory does
+        return items
+    return rebuilt
+
+
+def hand_over(source: Iterator[Any], mover: Mover, is_ready: Callable[[], bool]) -> Iterator[Any]:
+    """The values of `source`, each moved, in their order.
+
+    This thread takes the values from `source`, so that Ctrl-C and `close` never wait for a value that is being made.
+    Another thread moves them, and ends with this iteration.
+
+    Args:
+        source: Is closed at the end.
+        mover: How each value is moved.
+        is_ready: Whether the next value comes without a wait; only then it is taken ahead.
+    """
+    unsent: SimpleQueue[Any] = SimpleQueue()
+    sent: SimpleQueue[Outcome[Any]] = SimpleQueue()
+    thread: threading.Thread | None = None
+    num_ahead, error, is_over = 0, None, False
+    try:
+        while True:
+            while not is_over and num_ahead <= _NUM_AHEAD and (not num_ahead or is_ready()):
+                try:
+                    value = next(source, _END)
+                except Exception as err:  # noqa: BLE001 (it comes after the values before it)
+                    value, error = _END, err
+                if value is _END:
+                    is_over = True
+                    break
+                if thread is None:  # worker processes have started: none of them is forked with this thread
+                    thread = threading.Thread(
+                        target=_send_all, args=(mover, unsent, sent), name="wdskit-device", daemon=True
+                    )
+                    thread.start()
+                unsent.put(value)
+                del value
+                num_ahead += 1
+            if not num_ahead:
+                break
+            outcome = sent.get()
+            num_ahead -= 1
             yield mover.receive(outcome.result())
             del outcome
+        if error is not None:
+            raise error
     finally:
-        queue.end()
-        thread.join()
-        queue.clear()
-
-
-class _Queue:
-    """Between the two threads: outcomes, and None behind the last."""
-
-    def __init__(self) -> None:
-        self._changed = threading.Condition()
-        self._waiting: deque[Outcome[Any]] = deque()
-        self._is_over = False
-
-    def put(self, outcome: Outcome[Any]) -> bool:
-        """Wait for room. False when nobody wants any more."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._is_over or len(self._waiting) < _NUM_AHEAD)
-            if not self._is_over:
-                self._waiting.append(outcome)
-                self._changed.notify_all()
-            return not self._is_over
-
-    def end(self) -> None:
-        """There is no more, or no more is wanted."""
-        with self._changed:
-            self._is_over = True
-            self._changed.notify_all()
-
-    def get(self) -> Outcome[Any] | None:
-        """The next one; waits for it."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._is_over or self._waiting)
-            self._changed.notify_all()
-            return self._waiting.popleft() if self._waiting else None
-
-    def clear(self) -> None:
-        """Let go of what nobody took."""
-        self._waiting.clear()
-
-
-def _send_all(source: Iterator[Any], mover: Mover, queue: _Queue) -> None:
-    try:
-        for value in source:
-            if not queue.put(Outcome(mover.send(value))):
-                break
-            del value
-    except BaseException as err:  # noqa: BLE001 (the consumer's to see, whatever it is)
-        queue.put(Outcome(error=err))
-    finally:
-        queue.end()
+        del error
+        unsent.put(_END)
+        if thread is not None:
+            thread.join(_JOIN_S)
         close = getattr(source, "close", None)
         if close is not None:
             close()
+
+
+_END = object()
+
+
+def _send_all(mover: Mover, unsent: SimpleQueue[Any], sent: SimpleQueue[Outcome[Any]]) -> None:
+    while (value := unsent.get()) is not _END:
+        sent.put(Outcome.of(mover.send, value))
+        del value

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import itertools
 import operator
-from collections.abc import Iterator, Mapping, Sequence
+import pickle
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal, overload
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from wdskit.errors import PipelineError, RankError
+from wdskit.errors import PipelineError, RankError, WdskitError, error_text
 from wdskit.pipeline.ranks import as_group
 
 Reduction = Literal["sum", "mean"]
 
 _DIGEST_BYTES = 16
+_RECORD_BYTES = 512
+"""What a rank says of its batch before any collective call that depends on it."""
 
 
 @overload
@@ -63,24 +67,96 @@ def gather_valid(
         The valid rows of all ranks, (num_valid, ...) or a list; with `reduce` their sum or mean (...).
 
     Raises:
-        PipelineError: The mask does not fit the rows, or there is no valid row for a mean.
+        PipelineError: On every rank: the mask or the positions of a rank do not fit its rows, the rows of the ranks
+            differ in dtype or shape, or there is no valid row for a mean.
     """
     group = as_group(group)
-    mask = torch.ones(len(rows), dtype=torch.bool) if valid is None else valid
-    if mask.dtype != torch.bool or tuple(mask.shape) != (len(rows),):
-        msg = f"gather_valid: {len(rows)} rows, but a mask of {tuple(mask.shape)} {mask.dtype}."
-        raise PipelineError(f"{msg} Give the mask that came with the batch.")
+    own = _Rows(rows, valid, positions, reduce)
+    kinds = [kind.decode() for kind in _exchange(own.prepare, group)]
+    if len(set(kinds)) > 1:
+        msg = ", ".join(f"rank {rank}: {kind}" for rank, kind in zip(_ranks(group), kinds, strict=True))
+        raise PipelineError(f"gather_valid: the ranks give different rows ({msg}).\n  Use `tail: pad`.")
+    mask = own.mask
     if not isinstance(rows, Tensor):
-        return _gather_objects(rows, mask, positions, group)
+        return _gather_objects(own, group)
     if reduce is not None:
         return _reduce(rows, mask.to(rows.device), reduce, group)
     whole = torch.cat(_all_gather(rows, group))
     wanted = torch.cat(_all_gather(mask.to(rows.device), group))
-    if positions is not None:
-        own = torch.as_tensor(positions, dtype=torch.int64, device=rows.device)
-        in_order = torch.argsort(torch.cat(_all_gather(own, group)), stable=True)
+    if own.positions is not None:
+        own_positions = own.positions.to(rows.device)
+        in_order = torch.argsort(torch.cat(_all_gather(own_positions, group)), stable=True)
         whole, wanted = whole[in_order], wanted[in_order]
     return whole[wanted]
+
+
+class _Rows:
+    """The rows of this rank, checked before any of them is sent."""
+
+    def __init__(self, rows: Tensor | Sequence[Any], valid: Tensor | None, positions: Any, reduce: Any) -> None:
+        self._given = rows, valid, positions, reduce
+        self.mask = torch.ones(0, dtype=torch.bool)
+        self.positions: Tensor | None = None
+        self.pickled = b""
+
+    def prepare(self) -> bytes:
+        """Return what must be the same on all ranks, as text.
+
+        Raises:
+            PipelineError: The mask or the positions do not fit the rows.
+            Exception: A row cannot be pickled.
+        """
+        rows, valid, positions, reduce = self._given
+        self.mask = torch.ones(len(rows), dtype=torch.bool) if valid is None else valid
+        if self.mask.dtype != torch.bool or tuple(self.mask.shape) != (len(rows),):
+            msg = f"gather_valid: {len(rows)} rows, but a mask of {tuple(self.mask.shape)} {self.mask.dtype}."
+            raise PipelineError(f"{msg} Give the mask that came with the batch.")
+        if positions is not None:
+            self.positions = torch.as_tensor(positions, dtype=torch.int64)
+            if tuple(self.positions.shape) != (len(rows),):
+                msg = f"gather_valid: {len(rows)} rows, but positions of {tuple(self.positions.shape)}."
+                raise PipelineError(f"{msg} Give `loader.positions` of this batch.")
+        ordered = "" if positions is None else " with positions"
+        if not isinstance(rows, Tensor):
+            numbers = [0] * len(rows) if self.positions is None else self.positions.tolist()
+            self.pickled = pickle.dumps(list(zip(numbers, self.mask.tolist(), rows, strict=True)))
+            return f"a list{ordered}".encode()
+        shape = tuple(rows.shape) if reduce is None else ("any", *rows.shape[1:])
+        return f"{rows.dtype} {shape}{ordered}{'' if reduce is None else f' for a {reduce}'}".encode()
+
+
+def _exchange(make: Callable[[], bytes], group: Any) -> list[bytes]:
+    """Return what `make` returns on each rank, at most `_RECORD_BYTES - 1` bytes.
+
+    Raises:
+        PipelineError: `make` has failed on a rank; every rank raises it, and it names the rank. So no rank waits for
+            another one that has refused its batch.
+        Exception: Without torch.distributed, what `make` raises.
+    """
+    error = None
+    try:
+        record = b"\0" + make()
+    except Exception as err:
+        if not _is_distributed():
+            raise
+        error = err
+        record = b"\1" + (str(err) if isinstance(err, WdskitError) else error_text(err)).encode()
+    if not _is_distributed():
+        return [record[1:]]
+    backend = torch.distributed.get_backend(group)
+    device = torch.device("cuda", torch.cuda.current_device()) if backend == "nccl" else torch.device("cpu")
+    tensor = torch.frombuffer(bytearray(record[:_RECORD_BYTES].ljust(_RECORD_BYTES, b"\0")), dtype=torch.uint8)
+    records = [bytes(part.tolist()) for part in _all_gather(tensor.to(device), group)]
+    for rank, each in zip(_ranks(group), records, strict=True):
+        if each[0]:
+            text = each[1:].rstrip(b"\0").decode(errors="ignore")
+            raise PipelineError(f"rank {rank} has refused its batch: {text}") from error
+    return [each[1:].rstrip(b"\0") for each in records]
+
+
+def _ranks(group: Any) -> list[int]:
+    """The ranks of a group, by their numbers in the default group."""
+    return torch.distributed.get_process_group_ranks(group or torch.distributed.group.WORLD)
 
 
 def _reduce(rows: Tensor, mask: Tensor, reduce: Reduction, group: Any) -> Tensor:
@@ -97,14 +173,13 @@ def _reduce(rows: Tensor, mask: Tensor, reduce: Reduction, group: Any) -> Tensor
     return total / count
 
 
-def _gather_objects(rows: Sequence[Any], mask: Tensor, positions: Any, group: Any) -> list[Any]:
-    numbers = [0] * len(rows) if positions is None else [int(each) for each in positions]
-    mine = list(zip(numbers, mask.tolist(), rows, strict=True))
-    parts: list[Any] = [mine]
+def _gather_objects(own: _Rows, group: Any) -> list[Any]:
+    parts: list[Any] = [own.pickled]
     if _is_distributed():
         parts = [None] * torch.distributed.get_world_size(group)
-        torch.distributed.all_gather_object(parts, mine, group=group)
-    found = sorted(itertools.chain.from_iterable(parts), key=operator.itemgetter(0))  # stable
+        torch.distributed.all_gather_object(parts, own.pickled, group=group)
+    rows = itertools.chain.from_iterable(map(pickle.loads, parts))
+    found = sorted(rows, key=operator.itemgetter(0))  # stable
     return [row for _, is_valid, row in found if is_valid]
 
 
@@ -117,7 +192,7 @@ def _all_gather(rows: Tensor, group: Any) -> list[Tensor]:
 
 
 def check_same_batches(batch: Any, group: Any = None) -> None:
-    """Check that all ranks of a group have the same batch, with one all_gather of 16 bytes per rank.
+    """Check that all ranks of a group have the same batch, with one all_gather of 512 bytes per rank.
 
     Every rank of the group must call it; if one batch differs, it fails on every rank. Without torch.distributed there
     is nothing to compare.
@@ -128,19 +203,13 @@ def check_same_batches(batch: Any, group: Any = None) -> None:
 
     Raises:
         RankError: The batches differ; the message names the ranks, by their numbers in the default group.
-        PipelineError: The batch holds something that has no bytes to compare.
+        PipelineError: On every rank: the batch of a rank holds something that has no bytes to compare.
     """
-    mine = _digest(batch)
+    group = as_group(group)
+    digests = _exchange(functools.partial(_digest, batch), group)
     if not _is_distributed():
         return
-    group = as_group(group)
-    backend = torch.distributed.get_backend(group)
-    device = torch.device("cuda", torch.cuda.current_device()) if backend == "nccl" else torch.device("cpu")
-    tensor = torch.frombuffer(bytearray(mine), dtype=torch.uint8).to(device)
-    parts = [torch.empty_like(tensor) for _ in range(torch.distributed.get_world_size(group))]
-    torch.distributed.all_gather(parts, tensor, group=group)
-    digests = [bytes(part.tolist()) for part in parts]
-    ranks = torch.distributed.get_process_group_ranks(group or torch.distributed.group.WORLD)
+    ranks = _ranks(group)
     most = max(digests, key=digests.count)  # of as many, the first
     differing = [rank for rank, digest in zip(ranks, digests, strict=True) if digest != most]
     if differing:

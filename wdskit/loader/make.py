@@ -15,10 +15,13 @@ from wdskit.errors import ConfigError, PipelineError, Problem
 from wdskit.loader.base import Loader
 from wdskit.loader.planned import PlannedLoader
 from wdskit.loader.stream import StreamLoader
+from wdskit.pipeline.build import build_pipeline
 from wdskit.pipeline.builder import Pipeline, open_pipeline
 from wdskit.pipeline.ranks import find_place
 from wdskit.pipeline.settings import CacheSpec, ErrorsSpec, LoaderSpec, choose_workers
+from wdskit.pipeline.unused import warn_unused
 from wdskit.stages.base import is_function_name
+from wdskit.stages.registry import STAGES
 
 logger = logging.getLogger(__name__)
 
@@ -39,6 +42,7 @@ def make_loader(
     prefetch: int | None = None,
     persistent_workers: bool | None = None,
     start_method: str | None = None,
+    timeout: float | None = None,
     pin_memory: bool | None = None,
     device: str | None = None,
     stats: int | Mapping[str, Any] | None = None,
@@ -68,19 +72,23 @@ def make_loader(
         threads: Threads in each process, for one-to-one stages. Default: 1 if `workers` is 0, for a stream, if there is
             little to do, or if functions of yours are called, because several threads would call them at the same time.
             Otherwise the cores of this machine, shared by its ranks and workers, at most 8.
-        prefetch: Batches made ahead: in total with a planned source, and at least two per worker; by each worker with a
-            stream.
+        prefetch: Most batches made ahead: in total with a planned source, and at least two per worker; by each worker
+            with a stream. Default: 4; more of a planned source's small batches, because a worker makes up to 256
+            samples together. After an epoch, a planned source's loader keeps at most 256 MiB of the next one.
         persistent_workers: Whether workers stay alive between epochs.
         start_method: "fork", "spawn" or "forkserver". Default: as torch does, but never "fork" once CUDA is
             initialised.
+        timeout: Longest wait for a batch in seconds, after which the loader raises a PipelineError that names the
+            worker and its sample. Default, and 0: no limit. Every wait of a minute is logged in any case, unless
+            `workers` is 0 and `threads` 1.
         pin_memory: Whether batches are in page-locked memory, if there is a GPU.
         device: Device for the batches of a planned source: "cuda" (the current one) or "cuda:1". One batch ahead is
             copied there on a separate CUDA stream; images are copied as uint8 and normalized on the device.
         stats: Reports during the run: the steps between them, or
             `{"every": 100, "file": "stats.jsonl", "port": 9400}`. `loader.stats()` works without it.
         errors: What to do with bad samples, `{"max_bad": 10, "dir": "bad"}`; overrides the configuration's `errors`.
-        cache: Where to keep parts of remote shards, `{"dir": "/nvme/wdskit", "size": "500GB"}` or `{"memory": "50GB"}`;
-            overrides the configuration's `cache`.
+        cache: Where to keep parts of remote shards, `{"dir": "/nvme/wdskit", "size": "500GB"}`; overrides the
+            configuration's `cache`.
 
     Raises:
         ConfigError: The configuration or the arguments have problems; all of them are listed.
@@ -99,12 +107,14 @@ def make_loader(
         "prefetch": prefetch,
         "persistent_workers": persistent_workers,
         "start_method": start_method,
+        "timeout": timeout,
         "pin_memory": pin_memory,
         "device": device,
         "stats": stats,
         "ranks_per_node": ranks_per_node,
     }
-    settings = spec.model_dump(exclude_unset=True) | {name: value for name, value in said.items() if value is not None}
+    said = {name: value for name, value in said.items() if value is not None}
+    settings = spec.model_dump(exclude_unset=True) | said
     spec = parse_settings(LoaderSpec, settings, where="make_loader")
     num_workers, num_threads, reason = choose_workers(spec, pipe.stages)
     logger.info("workers: %d, threads: %d%s", num_workers, num_threads, reason and f" ({reason})")
@@ -114,18 +124,19 @@ def make_loader(
     if cache is not None:
         kept = parse_settings(CacheSpec, cache, where="make_loader: cache")
     place = find_place(rank, world_size, process_group, ranks_per_node=spec.ranks_per_node)
-    built = pipe.build(
-        rank=place.rank,
-        world_size=place.world_size,
-        ranks_per_node=place.ranks_per_node,
-        threads=num_threads,
+    built = build_pipeline(
+        pipe.stages,
+        place=place,
+        num_threads=num_threads,
         max_workers=num_workers,
-        transforms=transforms,
+        functions=transforms,
         errors=forgiven,
         cache=kept,
     )
+    warn_unused(built, spec, kept)
     origin = {
         "name": name,
+        "stages": pipe.stages,
         "process_group": process_group,
         "is_rank_given": rank is not None and process_group is None,
     }
@@ -151,6 +162,8 @@ def _check_functions(functions: Mapping[str, Callable[..., Any]] | None) -> None
             raise _refuse("transforms", f"{show(name)} is not a valid name for a function (letters, digits, _).")
         if not callable(function):
             raise _refuse(f"transforms.{name}", wrong_kind(function, "a function is needed"))
+        if name in STAGES:
+            raise _refuse(f"transforms.{name}", f"`{name}` is a stage of wdskit. Use another name: `my_{name}`.")
 
 
 def _import_plugins(plugins: Iterable[object]) -> None:

@@ -14,6 +14,7 @@ from weakref import WeakValueDictionary
 from wdskit.errors import PipelineError
 from wdskit.loader.meter import Meter
 from wdskit.loader.stats import LoaderStats
+from wdskit.text import install_extra
 
 logger = logging.getLogger(__name__)
 
@@ -118,7 +119,7 @@ def _client() -> ModuleType:
         import prometheus_client
     except ImportError as err:
         msg = "stats: Prometheus's metrics need prometheus_client, which is not installed."
-        raise PipelineError(f"{msg}\n  Run `pip install wdskit[metrics]`.") from err
+        raise PipelineError(f"{msg}\n  {install_extra('metrics')}") from err
     return prometheus_client
 
 

@@ -125,7 +125,11 @@ class Passes:
 
     def _start_of(self, epoch: int) -> int:
         anchor, start = self._anchor
-        return start + (epoch - anchor) * self._own_samples if epoch >= anchor else epoch * self._own_samples
+        if epoch < anchor:
+            return epoch * self._own_samples
+        loaded, num_loaded = self._loaded_samples or (epoch, 0)
+        further = num_loaded - self._own_samples if anchor <= loaded < epoch else 0
+        return start + (epoch - anchor) * self._own_samples + further
 
     def _steps(self, num_samples: int, consumed: int) -> Steps:
         return Steps(num_samples, self._batch, self._world_size, self._tail, consumed)

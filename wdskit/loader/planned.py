@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import logging
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -11,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wdskit.engine.planned import PlannedPipeline
-from wdskit.engine.program import Job
+from wdskit.engine.program import Job, Program
 from wdskit.errors import PipelineError
 from wdskit.loader.base import Loader
 from wdskit.loader.budget import Budget
@@ -19,7 +20,10 @@ from wdskit.loader.device import hand_over, make_mover
 from wdskit.loader.passes import Pass, Passes
 from wdskit.loader.prefetch import Prefetch, make_pool
 from wdskit.loader.starting import start_fork_server, start_method_of
-from wdskit.pipeline.settings import ErrorsSpec, LoaderSpec
+from wdskit.order.steps import Steps
+from wdskit.pipeline.settings import DEFAULT_PREFETCH, ErrorsSpec, LoaderSpec
+
+logger = logging.getLogger(__name__)
 
 
 class PlannedLoader(Loader):
@@ -34,6 +38,9 @@ class PlannedLoader(Loader):
         spec: Workers, prefetch and the rest.
         errors: How many bad samples an epoch may have.
         origin: Name of the pipeline, where the rank comes from, and the rest that `Loader` takes.
+
+    Attributes:
+        most_ahead: How many batches are made, at most, before the consumer asks for them.
 
     Raises:
         PipelineError: The pipeline cannot be run with these workers.
@@ -57,8 +64,12 @@ class PlannedLoader(Loader):
             tail=plan.tail,
             fingerprint=plan.fingerprint,
         )
+        if self._place.rank == 0 and plan.fingerprint.get("source") != "resampled":
+            steps = Steps(plan.epoch_samples, plan.batch, self._place.world_size, plan.tail)
+            if dropped := steps.describe_dropped():
+                logger.warning("%s: %s", self._meter.name, dropped)
         self._last: tuple[Pass, int] | None = None
-        self._steps_a_job = program.batches_a_job
+        self._steps_a_job, num_ahead = _jobs_ahead(spec, program)
         num_samples = len(self._passes) * plan.batch
         self._budget = Budget(errors or ErrorsSpec(), rank=self._place.rank, num_samples=num_samples)
         is_remote = program.shards.is_remote
@@ -67,8 +78,9 @@ class PlannedLoader(Loader):
         )
         if spec.workers:
             start_fork_server(start_method())
-        pool = make_pool(self.pipeline, spec.workers, start_method)
-        self._prefetch = Prefetch(pool, _num_ahead(spec, pipeline.num_threads, is_remote=is_remote))
+        pool = make_pool(self.pipeline, spec.workers, start_method, spec.timeout)
+        self._prefetch = Prefetch(pool, num_ahead)
+        self.most_ahead = num_ahead * self._steps_a_job + self._steps_a_job - 1
 
     @property
     def epoch(self) -> int:
@@ -128,7 +140,7 @@ class PlannedLoader(Loader):
         self._meter.begin(running.epoch)
         step = 0
         try:
-            for batch in taken if self._mover is None else hand_over(taken, self._mover):
+            for batch in taken if self._mover is None else hand_over(taken, self._mover, self._prefetch.is_ready):
                 self._meter.received(batch.num_samples, replaced=len(batch.bad), timings=batch.timings)
                 budget.spend(running.epoch, batch.bad)
                 self._passes.received(running, step)
@@ -145,7 +157,11 @@ class PlannedLoader(Loader):
         finally:
             if not self.spec.persistent_workers:
                 self._prefetch.close()
+            self._prefetch.rest(is_left=step < num_steps)
         assert step == num_steps
+
+    def _close_pool(self) -> None:
+        self._prefetch.close()
 
     def _jobs(self, running: Pass) -> Iterator[Job]:
         """The jobs of a pass, and those of the next one if there will be someone to make them."""
@@ -156,8 +172,17 @@ class PlannedLoader(Loader):
                 yield Job(start, steps, first, stop)
 
 
-def _num_ahead(spec: LoaderSpec, num_threads: int, *, is_remote: bool) -> int:
-    """Jobs that are at work or ready beside the one that is waited for; of a store's samples, on their way."""
-    if spec.workers:
-        return max(spec.prefetch, 2 * spec.workers)
-    return spec.prefetch if num_threads > 1 or is_remote else 0
+def _jobs_ahead(spec: LoaderSpec, program: Program) -> tuple[int, int]:
+    """Return the batches that a worker makes together, and how many such jobs are ahead of the consumer.
+
+    `prefetch` is the most batches that are ahead, at least two per worker; of shards in a store, those that are being
+    fetched too. Without `prefetch`, workers make small batches together because that takes half the time.
+    """
+    size, workers = program.batches_a_job, spec.workers
+    if not workers and program.run.num_threads == 1 and not program.shards.is_remote:
+        return size, 0
+    most = max(spec.prefetch or DEFAULT_PREFETCH, 2 * workers)
+    if spec.prefetch is None:
+        return size, most
+    size = min(size, max(1, most // (2 * max(1, workers) + 1)))  # one job is in the consumer's hands
+    return size, (most + 1 - size) // size

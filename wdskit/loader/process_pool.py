@@ -28,11 +28,14 @@ from wdskit.engine.batch import Batch, Here, Maker
 from wdskit.engine.outcome import Outcome
 from wdskit.errors import PipelineError
 from wdskit.loader.shared_memory import Bytes, Message, Ring, SharedBlock, borrow, pack, receive_block, unpack
-from wdskit.loader.starting import START_S, check_guard, explain_exit, start_fork_server, warn_of_late_start
+from wdskit.loader.starting import GUARD, check_guard, explain_exit, start_fork_server
 from wdskit.loader.thread_pool import ThreadPool, ThreadTask
+from wdskit.loader.watch import Watch
 from wdskit.processes import block_sigint, end_with_parent, refuse_fork
+from wdskit.stages.progress import BOARD_BYTES, Board, slots_in
 
-_PATIENCE_S = 1.0  # for a worker that is in the midst of a batch when it is asked to end; then it is killed
+_BOARD = -1  # number of the block in which a worker says what it works on; others are numbered from 0
+_PATIENCE_S = 0.5  # for a worker that is in the midst of a batch when it is asked to end; then it is killed
 
 
 class Request(NamedTuple):
@@ -43,12 +46,14 @@ class Request(NamedTuple):
         returned: Blocks that nobody shares any more.
         ticket: Of the job that is asked for.
         job: What to make; None to ask for nothing.
+        rests: Whether an epoch is over, so that the worker frees the memory that no batch uses.
     """
 
     forgotten: tuple[int, ...]
     returned: tuple[int, ...]
     ticket: int = 0
     job: Any = None
+    rests: bool = False
 
 
 class Reply(NamedTuple):
@@ -83,11 +88,11 @@ class _Worker:
         """Whether a request would not have to wait for it, in the midst of a job, to read others."""
         return bool(self._poll.poll(0))
 
-    def send(self, ticket: int = 0, job: Any = None) -> None:
+    def send(self, ticket: int = 0, job: Any = None, *, rests: bool = False) -> None:
         """Ask it for a job, or only say what it need not do."""
         returned = tuple(self.returned.popleft() for _ in range(len(self.returned)))
         forgotten, self.forgotten = tuple(self.forgotten), []
-        self.connection.send(Request(forgotten, returned, ticket, job))
+        self.connection.send(Request(forgotten, returned, ticket, job, rests))
         if job is not None:
             self.tickets.add(ticket)
 
@@ -96,9 +101,16 @@ class _Worker:
         left = self.tickets.intersection(tickets)
         self.tickets -= left
         self.forgotten += left
+        self._send_if_open()
+
+    def rest(self) -> None:
+        """Let it free the memory that no batch uses; if it cannot hear that now, it keeps the memory."""
+        self._send_if_open(rests=True)
+
+    def _send_if_open(self, *, rests: bool = False) -> None:
         if self.is_open_to:
             with contextlib.suppress(OSError):  # it died, as will be seen
-                self.send()
+                self.send(rests=rests)
 
     def receive(self) -> Reply:
         """Its next reply; waits for it. New blocks are mapped."""
@@ -109,6 +121,17 @@ class _Worker:
         for number in reply.dropped:
             del self.blocks[number]
         return reply
+
+    def look(self, watch: Watch) -> None:
+        """See `Watch.look`."""
+        hint = "It may be running the script's own code, such as init_process_group: put that under " + GUARD
+        memory = self.blocks.get(_BOARD)
+        watch.look(
+            f"worker {self.number} (pid {self.process.pid})",
+            self.process.pid,
+            None if memory is None else slots_in(memory),
+            start_hint="" if self.has_started else f"{hint}.",
+        )
 
     def borrow(self, block: int) -> Bytes:
         """All bytes of a block of a message, until they are collected."""
@@ -129,9 +152,10 @@ class ProcessPool:
         pipeline: Its `start` gives in each process what makes batches; its threads are those of each process.
         num_workers: How many processes.
         start_method: How they start, asked when they do.
+        watch: Watches the waits for them.
     """
 
-    def __init__(self, pipeline: Any, num_workers: int, start_method: Callable[[], str]) -> None:
+    def __init__(self, pipeline: Any, num_workers: int, start_method: Callable[[], str], watch: Watch) -> None:
         self._pipeline = pipeline
         self._num_workers = num_workers
         self._start_method = start_method
@@ -139,7 +163,7 @@ class ProcessPool:
         self._replies: dict[int, tuple[_Worker, Message]] = {}
         self._next_ticket = 0
         self._owner = 0
-        self._warned = False
+        self._watch = watch
         self._closing: Any = None
 
     def submit(self, job: Any, worker: int | None = None) -> int:
@@ -149,8 +173,11 @@ class ProcessPool:
         refuse_fork(self._owner)
         self._receive_all(timeout_s=0)
         found = self._workers[worker] if worker is not None else min(self._workers, key=lambda each: len(each.tickets))
+        if not found.is_open_to:
+            self._watch.begin()
         while not found.is_open_to:  # it may wait for this process to take its replies
             self._receive_all(timeout_s=0.01)
+            self._look(found)
         self._next_ticket += 1
         try:
             found.send(self._next_ticket, job)
@@ -162,15 +189,28 @@ class ProcessPool:
         """See `Pool`.
 
         Raises:
-            PipelineError: A worker died, or this process was forked from the one that has them.
+            PipelineError: A worker died, the wait has lasted for the `timeout`, or this process was forked from the one
+                that has the workers.
         """
         refuse_fork(self._owner)
+        if ticket not in self._replies:
+            self._watch.begin()
         while ticket not in self._replies:
-            assert self._workers, "the job was forgotten"
-            self._receive_all(timeout_s=None)
+            maker = next((worker for worker in self._workers if ticket in worker.tickets), None)
+            assert maker is not None, "the job was forgotten"
+            self._receive_all(self._watch.step_s)
+            if ticket not in self._replies:
+                self._look(maker)
         worker, message = self._replies.pop(ticket)
         outcome: Outcome[list[Batch]] = unpack(message, worker.borrow)
         return outcome
+
+    def is_ready(self, ticket: int) -> bool:
+        """See `Pool`."""
+        refuse_fork(self._owner)
+        if ticket not in self._replies:
+            self._receive_all(timeout_s=0)
+        return ticket in self._replies
 
     def forget(self, tickets: Sequence[int]) -> None:
         """See `Pool`."""
@@ -180,6 +220,12 @@ class ProcessPool:
             self._drop(self._replies.pop(ticket, None))
         for worker in self._workers:
             worker.forget(tickets)
+
+    def rest(self) -> None:
+        """See `Pool`."""
+        if self._owner == os.getpid():
+            for worker in self._workers:
+                worker.rest()
 
     def close(self) -> None:
         """See `Pool`."""
@@ -202,16 +248,23 @@ class ProcessPool:
                 self.close()
                 raise
 
-    def _receive_all(self, timeout_s: float | None) -> None:
+    def _look(self, worker: _Worker) -> None:
+        try:
+            worker.look(self._watch)
+        except PipelineError:
+            self.close()
+            raise
+
+    def _receive_all(self, timeout_s: float) -> None:
         """Take what has come, and wait for something if there is time."""
         by_handle: dict[Any, _Worker] = {}
         for worker in self._workers:
             by_handle[worker.connection] = by_handle[worker.process.sentinel] = worker
-        late = [worker.number for worker in self._workers if not (worker.has_started or self._warned)]
-        ready = connections.wait(list(by_handle), START_S if late and timeout_s is None else timeout_s)
-        if late and timeout_s is None and not ready:
-            self._warned = True
-            warn_of_late_start(late[0])
+        # A process that a worker has forked holds its pipe and its sentinel open: look at the exit status too.
+        ready = connections.wait(list(by_handle), timeout_s)
+        dead = [each for each in self._workers if not ready and each.process.exitcode is not None]
+        for worker in dead:
+            self._raise_death(worker)
         for worker in dict.fromkeys(by_handle[handle] for handle in ready):
             try:
                 while worker.connection.poll():  # what a worker sent before it died counts
@@ -272,8 +325,11 @@ def _serve(connection: Connection, pipeline: Any, number: int, num_workers: int,
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     torch.set_num_threads(1)
     _seed(pipeline, number, num_workers)
+    block = SharedBlock(_BOARD, BOARD_BYTES)
+    pipeline.run.board, pipeline.run.is_watched = Board(block.memory), True
     with contextlib.suppress(ConnectionError):
-        connection.send(Reply(0, Message(b"", ()), (), ()))  # it has started
+        connection.send(Reply(0, Message(b"", ()), ((_BOARD, BOARD_BYTES),), ()))  # it has started
+        block.send(connection)
     make = pipeline.start(number, num_workers)
     with contextlib.suppress(EOFError, ConnectionError):  # the main process is gone, or does not want any more
         channel = _Channel(connection, number)
@@ -352,19 +408,29 @@ def _pickles(batch: Batch) -> bool:
 
 
 def _serve_alone(channel: _Channel, make: Maker) -> None:
-    requests: deque[tuple[int, Any]] = deque()
+    asked: dict[int, Any] = {}
+    begun: dict[int, Any] = {}
+    made: dict[int, Outcome[list[Batch]]] = {}
     task = Here()
     while True:
-        while not requests or channel.has_request():
+        while channel.has_request() or not (asked or begun or made):
             request = channel.request()
             if request is None:
                 return
-            if request.forgotten:
-                requests = deque(kept for kept in requests if kept[0] not in request.forgotten)
+            for ticket in request.forgotten:
+                for jobs in (asked, begun, made):
+                    jobs.pop(ticket, None)
             if request.job is not None:
-                requests.append((request.ticket, make.begin(request.job)))
-        ticket, work = requests.popleft()
-        channel.answer(ticket, make(work, channel.memory, task))
+                asked[request.ticket] = request.job
+            if request.rests:
+                channel.memory.free_pages()
+        while made:  # after the requests: a batch that the main process has forgotten is not sent
+            channel.answer(*made.popitem())
+        begun |= {ticket: make.begin(job) for ticket, job in asked.items()}
+        asked.clear()
+        if begun:
+            ticket = next(iter(begun))
+            made[ticket] = make(begun.pop(ticket), channel.memory, task)
 
 
 def _serve_threads(channel: _Channel, make: Maker, num_threads: int) -> None:
@@ -386,6 +452,8 @@ def _serve_threads(channel: _Channel, make: Maker, num_threads: int) -> None:
     while (request := channel.request()) is not None:
         forgotten = [tasks.pop(ticket, None) for ticket in request.forgotten]  # a thread may be about to take it out
         pool.forget([task for task in forgotten if task is not None])
+        if request.rests:
+            pool.rest()
         if request.job is not None:
             tasks[request.ticket] = pool.submit(request.job, done=functools.partial(finish, request.ticket))
     pool.close()

@@ -61,6 +61,10 @@ class Block:
     def _map(self) -> Any:
         return mmap.mmap(-1, self.num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
 
+    def free_pages(self) -> None:
+        """Return the pages to the system. The block stays mapped, and reads as zeros or as before."""
+        _libc.madvise(self.address, self.num_bytes, mmap.MADV_DONTNEED)
+
 
 class SharedBlock(Block):
     """Memory that another process can map too, by its descriptor. It has no name that could be left behind, and is not
@@ -83,6 +87,11 @@ class SharedBlock(Block):
             socket.send_fds(channel, [b"f"], [self.file])
         self.close_file()
 
+    def free_pages(self) -> None:
+        """See `Block`: of all processes that have mapped the block."""
+        if hasattr(mmap, "MADV_REMOVE"):  # Linux
+            _libc.madvise(self.address, self.num_bytes, mmap.MADV_REMOVE)
+
     def close_file(self) -> None:
         """Close the descriptor; the mapping stays."""
         if self.file is not None:
@@ -97,6 +106,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mmap.restype = ctypes.c_void_p
 _libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
 _libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+_libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 _FAILED = ctypes.c_void_p(-1).value
 
 
@@ -203,6 +213,13 @@ class Ring:
     def give_back(self, number: int) -> None:
         """Let go of a block that was held."""
         self._back.append(number)
+
+    def free_pages(self) -> None:
+        """Return the pages of all free blocks to the system, until the next epoch writes into the blocks again."""
+        with self._lock:
+            self._collect()
+            for block in self._free:
+                block.free_pages()
 
     def _collect(self) -> None:
         while self._back:

@@ -20,10 +20,7 @@ from wdskit.errors import PipelineError
 
 logger = logging.getLogger(__name__)
 
-START_S = 60.0
-"""Importing torch and a large script takes a tenth of this; after it a worker that has not started is reported."""
-
-_GUARD = '`if __name__ == "__main__":`'
+GUARD = '`if __name__ == "__main__":`'
 
 
 def choose_start_method(said: str | None, *, reads_store: bool = False) -> str:
@@ -131,26 +128,16 @@ def check_guard(method: str) -> None:
         names = (node.id for node in ast.walk(statement) if isinstance(node, ast.Name))
         if is_current and not isinstance(statement, ast.If) and "__name__" not in names:
             msg = f"{path}:{frame.f_lineno}: each worker process would run this line again (start_method {method})."
-            raise PipelineError(f"{msg}\n  Put the code that runs the loader under {_GUARD}.")
-
-
-def warn_of_late_start(number: int) -> None:
-    """Log that a worker has not started within `START_S`."""
-    logger.warning(
-        "worker %d has not started within %.0f s. It may be running the script's own code, such as "
-        "init_process_group: put that under %s",
-        number,
-        START_S,
-        _GUARD,
-    )
+            raise PipelineError(f"{msg}\n  Put the code that runs the loader under {GUARD}.")
 
 
 def explain_exit(code: int | None, *, has_started: bool) -> str:
     """How a worker ended, and what that may mean."""
     if code is not None and code < 0:
         advice = "Often memory ran out: try fewer workers, a smaller shuffle, or smaller batches."
-        return f"was killed by {signal.Signals(-code).name}.\n  {advice}"
+        known = {each.value: each.name for each in signal.Signals}
+        return f"was killed by {known.get(-code, f'signal {-code}')}.\n  {advice}"
     how = "is gone" if code is None else f"exited with status {code}"
     if has_started:
         return f"{how}.\n  It printed why, or one of your functions ended it."
-    return f"{how}.\n  It printed why. Often the script's own code is not under {_GUARD}. Put it there."
+    return f"{how}.\n  It printed why. Often the script's own code is not under {GUARD}. Put it there."

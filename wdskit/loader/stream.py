@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from wdskit.engine.batch import Batch
-from wdskit.engine.stream import Progress, StreamJob, StreamPipeline, check_splits
+from wdskit.engine.stream import Progress, StreamJob, StreamPipeline, check_splits, empty_epoch
 from wdskit.engine.stream_position import STATE_VERSION, How, Start, StreamState
 from wdskit.errors import PipelineError, StateError
 from wdskit.loader.base import Loader
@@ -17,7 +17,7 @@ from wdskit.loader.device import hand_over, pin_mover
 from wdskit.loader.prefetch import make_pool
 from wdskit.loader.starting import start_fork_server, start_method_of
 from wdskit.loader.states import beside, compare_fingerprints, unused_state
-from wdskit.pipeline.settings import LoaderSpec
+from wdskit.pipeline.settings import DEFAULT_PREFETCH, LoaderSpec
 
 logger = logging.getLogger(__name__)
 
@@ -48,6 +48,7 @@ class StreamLoader(Loader):
         self._received = [0] * self._num_workers  # what it has had of that from each worker, and
         self._next_worker = 0  # whose turn it is
         self._progress = [Progress()] * self._num_workers  # what each has said in it last
+        self._waiting: deque[tuple[int, Any]] = deque()  # workers and the tickets of their jobs, in turns
         self._check()
         if pipeline.layout.unsaved:
             msg = "this stream cannot be resumed, and `state_dict` is an error: %s holds what cannot be read again"
@@ -55,7 +56,7 @@ class StreamLoader(Loader):
         start_method = functools.partial(start_method_of, pipeline.pipeline, spec.start_method)
         if spec.workers:
             start_fork_server(start_method())
-        self._pool = make_pool(pipeline, spec.workers, start_method)
+        self._pool = make_pool(pipeline, spec.workers, start_method, spec.timeout)
         self._mover = pin_mover(spec)
 
     @property
@@ -196,7 +197,7 @@ class StreamLoader(Loader):
         num_items = sum(self._received)
         self._meter.begin(epoch)
         taken = self._take(jobs, first)
-        moved = taken if self._mover is None else hand_over(taken, self._mover)
+        moved = taken if self._mover is None else hand_over(taken, self._mover, self._is_ready)
         for worker, batch in moved:
             self._keep(worker, batch.position)
             if batch.position.is_end:
@@ -225,11 +226,11 @@ class StreamLoader(Loader):
         """What the workers give in turns, from `first` on: the items of an epoch, and the end of each worker."""
         pool = self._pool
         turns = [(first + turn) % self._num_workers for turn in range(self._num_workers)]
-        waiting: deque[tuple[int, Any]] = deque()
+        waiting = self._waiting = deque()
         following = StreamJob(jobs[0].epoch)
         try:
             waiting += [(worker, pool.submit(jobs[worker], worker)) for worker in turns]
-            for _ in range(1, self.spec.prefetch if self.spec.workers else 1):
+            for _ in range(1, (self.spec.prefetch or DEFAULT_PREFETCH) if self.spec.workers else 1):
                 waiting += [(worker, pool.submit(following, worker)) for worker in turns]
             while waiting:
                 worker, ticket = waiting[0]
@@ -243,8 +244,16 @@ class StreamLoader(Loader):
                 yield worker, batches.pop()  # not held here while it is used
         finally:
             pool.forget([ticket for _, ticket in waiting])
+            waiting.clear()
             if not self.spec.persistent_workers:
                 pool.close()
+            pool.rest()
+
+    def _is_ready(self) -> bool:
+        return bool(self._waiting) and self._pool.is_ready(self._waiting[0][1])
+
+    def _close_pool(self) -> None:
+        self._pool.close()
 
     def _keep(self, worker: int, said: Progress) -> None:
         """Note what a worker says of its stream with an item that the consumer is about to get."""
@@ -283,8 +292,7 @@ class StreamLoader(Loader):
     def _end(self, epoch: int, num_items: int) -> None:
         """The end of an epoch whose length was not known."""
         if num_items == 0:
-            msg = f"epoch {epoch} is empty: the shards hold no samples, or the pipeline dropped all of them."
-            raise PipelineError(f"{msg}\n  Check its select and slice stages, and run `wdskit info` on the shards.")
+            raise empty_epoch(epoch)
         self._finish(epoch)
 
     def _num_items(self) -> int | None:

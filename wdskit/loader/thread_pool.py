@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import threading
+import time
 import weakref
 from collections.abc import Callable, Sequence
-from queue import SimpleQueue
-from typing import Any
-
-import torch
+from typing import Any, NamedTuple
 
 from wdskit.engine.batch import Batch, Maker
 from wdskit.engine.outcome import Outcome
+from wdskit.engine.threads import JOIN_S, Threads
+from wdskit.errors import PipelineError
 from wdskit.loader.shared_memory import Ring
+from wdskit.loader.watch import Watch
 from wdskit.processes import block_sigint, refuse_fork
+from wdskit.stages.progress import Board
 
 _JOBS_AT_WORK = 2  # while the last samples of one are made, those of the next are begun
-_JOIN_S = 5.0  # a thread is in the midst of a sample, unless a function of the user's hangs
 
 
 class ThreadTask:
@@ -76,6 +76,13 @@ class ThreadTask:
             done.acquire()
 
 
+class Watched(NamedTuple):
+    """The watch of the threads of this process, and the board on which they note their samples."""
+
+    watch: Watch
+    board: Board
+
+
 class ThreadPool:
     """Threads of this process.
 
@@ -83,10 +90,14 @@ class ThreadPool:
         make: Does the jobs.
         num_threads: How many work on samples.
         memory: Where batches are written.
+        watched: Watches the waits of `take`, which only the pool of a main process has.
     """
 
-    def __init__(self, make: Maker, num_threads: int, memory: Ring | None = None) -> None:
+    def __init__(
+        self, make: Maker, num_threads: int, memory: Ring | None = None, watched: Watched | None = None
+    ) -> None:
         self._make = make
+        self._watched = watched
         self._memory = memory or Ring()
         self._num_threads = num_threads
         self._threads: tuple[Threads, Threads] | None = None  # of jobs, and of samples
@@ -118,21 +129,40 @@ class ThreadPool:
         """See `Pool`.
 
         Raises:
-            PipelineError: This process was forked from the one that has the threads.
+            PipelineError: The wait has lasted for the `timeout`, or this process was forked from the one that has the
+                threads.
         """
         refuse_fork(self._owner)
-        ticket.is_done.wait()
+        if not ticket.is_done.is_set():
+            assert self._watched is not None
+            watch, board = self._watched
+            watch.begin()
+            while not ticket.is_done.wait(watch.step_s):
+                try:
+                    watch.look("this process", os.getpid(), board.slots)
+                except PipelineError:
+                    self.close()
+                    raise
         return ticket.taken()
+
+    def is_ready(self, ticket: ThreadTask) -> bool:
+        """See `Pool`."""
+        return ticket.is_done.is_set()
 
     def forget(self, tickets: Sequence[ThreadTask]) -> None:
         """See `Pool`: the threads leave them within the present sample."""
         for ticket in tickets:
             ticket.cancel()
 
+    def rest(self) -> None:
+        """See `Pool`."""
+        self._memory.free_pages()
+
     def close(self) -> None:
         """See `Pool`."""
         self._closing()
         self._threads, self._closing = None, _nothing
+        self._make.close()
 
 
 def _nothing() -> None: ...
@@ -144,8 +174,9 @@ def _close(jobs: Threads, chunks: Threads, tasks: weakref.WeakSet[ThreadTask], o
     with block_sigint():
         for task in [*tasks]:
             task.cancel()
-        jobs.close()  # which needs the others
-        chunks.close()
+        deadline = time.monotonic() + JOIN_S
+        jobs.close(deadline)  # which needs the others
+        chunks.close(deadline)
 
 
 def _run(
@@ -155,60 +186,8 @@ def _run(
     done: Callable[[ThreadTask], None] | None,
 ) -> None:
     task.make(make, memory)
+    if task.is_cancelled:
+        memory.free_pages()
     if done is not None:
         done(task)
     task.is_done.set()
-
-
-class Threads:
-    """Threads that call functions, which raise nothing, in the order in which these come.
-
-    Args:
-        number: How many.
-        name: For debuggers.
-    """
-
-    def __init__(self, number: int, name: str) -> None:
-        self._calls: SimpleQueue[tuple[Any, ...] | None] = SimpleQueue()
-        before = torch.get_num_threads()
-        ready = threading.Barrier(number + 1)
-        self._threads = [
-            threading.Thread(target=_work, args=(self._calls, ready), name=f"wdskit-{name}-{at}", daemon=True)
-            for at in range(number)
-        ]
-        try:
-            for thread in self._threads:
-                thread.start()
-        except BaseException:  # there can be no more of them
-            ready.abort()
-            raise
-        ready.wait()
-        torch.set_num_threads(before)  # those that were just started keep theirs
-
-    def submit(self, function: Callable[..., None], *args: Any) -> None:
-        """Call it behind the others."""
-        self._calls.put((function, *args))
-
-    def close(self) -> None:
-        """End the threads behind all calls."""
-        for _ in self._threads:
-            self._calls.put(None)
-        for thread in self._threads:
-            if thread is not threading.current_thread():
-                thread.join(_JOIN_S)
-
-
-def _work(calls: SimpleQueue[tuple[Any, ...] | None], ready: threading.Barrier) -> None:
-    torch.set_num_threads(1)  # of this thread: several images at a time instead of several threads an image
-    torch.get_num_threads()  # torch looks at the number again where a thread first asks, which may be later
-    with contextlib.suppress(threading.BrokenBarrierError):  # another could not start
-        ready.wait()
-        _call_all(calls)
-
-
-def _call_all(calls: SimpleQueue[tuple[Any, ...] | None]) -> None:
-    while (call := calls.get()) is not None:
-        function, *args = call
-        del call
-        function(*args)
-        del function, args  # while this thread waits, it holds no batch

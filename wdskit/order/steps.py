@@ -11,6 +11,9 @@ from typing import Literal
 
 Tail = Literal["drop", "pad"]
 
+MUCH_DROPPED = 0.01
+"""Share of an epoch. A larger part that is dropped is reported."""
+
 
 @dataclass(frozen=True)
 class Steps:
@@ -44,6 +47,16 @@ class Steps:
     def num_dropped(self) -> int:
         """Samples at the end of the epoch that no step holds."""
         return 0 if self.tail == "pad" else max(0, self.num_samples - self.consumed) % self.global_batch
+
+    def describe_dropped(self) -> str:
+        """Return the warning that a part of the epoch is dropped; empty if it is at most `MUCH_DROPPED`."""
+        if self.num_dropped <= MUCH_DROPPED * self.num_samples:
+            return ""
+        return (
+            f"{self.num_dropped:,} of {self.num_samples:,} samples are dropped in each epoch "
+            f"({self.num_dropped / self.num_samples:.1%}): they do not fill a batch of {self.batch:,} on each of "
+            f"{self.world_size:,} ranks.\n  Use smaller batches, or `tail: pad`, which uses all samples."
+        )
 
     @property
     def num_padded(self) -> int:

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from wdskit.dataset.index import Exports, ShardEntry, read_index
+from wdskit.dataset.index import ShardEntry, read_index
 from wdskit.dataset.lock import lock_folder, wait_for_workers
 from wdskit.dataset.unfinished import run_folders
-from wdskit.errors import PackError, RowError
-from wdskit.files import DISK, Disk, describe_missing, remove_temp_files
+from wdskit.errors import FolderIndexError, PackError, RowError, ShardError, StorageError
+from wdskit.files import DISK, Disk, describe_missing, read_own, remove_temp_files
 from wdskit.packing.destination import (
     Destination,
     finish_what_was_stopped,
@@ -24,23 +24,24 @@ from wdskit.packing.destination import (
 )
 from wdskit.packing.duplicates import Duplicate
 from wdskit.packing.journal import (
-    LIST_NAMES,
     find_last_run,
     finish_publishing,
     is_publishing,
     remove_finished,
     remove_locks,
 )
-from wdskit.packing.options import PackOptions, given_options
+from wdskit.packing.options import PackOptions, WriteOptions, given_options
 from wdskit.packing.plan import PackPlan
 from wdskit.packing.ray import import_ray
 from wdskit.packing.row import OnProgress
 from wdskit.packing.run import open_work, pack_planned, plan_jobs, publish_all, read_plan
 from wdskit.packing.sources import Source, find_source
-from wdskit.packing.staging import Staging, read_description, read_filled
+from wdskit.packing.staging import LIST_NAMES, Staging, check_runs, read_description, read_filled
 from wdskit.packing.store import ROWS_IN_MEMORY, Spool
 from wdskit.packing.stream import pack_stream
 from wdskit.packing.upload import Upload, open_upload
+from wdskit.shards.export import export, outdated
+from wdskit.text import format_bytes, plural
 
 _SHOWN_SHARDS = 10
 
@@ -65,6 +66,9 @@ class PackResult:
         num_cleaned: Rows whose keys were changed, by `keys="clean"`.
         source: What was packed, and the kind of source that was detected: `photos: image folder`. Empty for rows from
             Python.
+        notes: Sentences about images with an EXIF orientation or several frames, which decoding ignores: their number
+            in the shards that this call filled, and the first; none with `validate` "none" or "magic". And whether
+            exported files are outdated.
     """
 
     folder: Path | str
@@ -81,6 +85,14 @@ class PackResult:
     was_done: bool = False
     num_cleaned: int = 0
     source: str = ""
+    notes: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        """Return one line: the folder, samples, shards, size and time."""
+        shards = self.plan.shards if self.plan and self.dry_run else self.entries
+        size = f"{plural(self.num_samples, 'sample')} in {plural(len(shards), 'shard')}"
+        size += "" if self.dry_run else f", {format_bytes(self.num_bytes)}, {self.seconds:.1f} s"
+        return f"PackResult({self.folder}: {'would write ' if self.dry_run else ''}{size})"
 
 
 def pack(
@@ -91,7 +103,6 @@ def pack(
     max_samples: int | None = None,
     max_bytes: int | str | None = None,
     num_shards: int | None = None,
-    multiple_of: int | None = None,
     shuffle: int | None = None,
     split: str | Mapping[str, object] | None = None,
     pattern: str | None = None,
@@ -99,7 +110,6 @@ def pack(
     threads: int = 1,
     on: str | None = None,
     part: str | None = None,
-    only: int | None = None,
     append: bool = False,
     overwrite: bool = False,
     restart: bool = False,
@@ -118,6 +128,8 @@ def pack(
     orient: bool = False,
     background: str | None = None,
     image_fields: str | Sequence[str] = (),
+    mask_fields: str | Sequence[str] = (),
+    mask_fill: int | None = None,
     derive: str | Sequence[str] = (),
     max_pixels: int | None = None,
     keys: str = "given",
@@ -129,6 +141,7 @@ def pack(
     image_column: str | None = None,
     key_column: str | None = None,
     allow_no_image: bool = False,
+    omit: str | Sequence[str] = (),
     require: str | Sequence[str] = (),
     missing: str | None = None,
     duplicates: str = "keep",
@@ -156,12 +169,10 @@ def pack(
         max_samples: Most samples in a shard. Default: 10,000; no limit with `num_shards`.
         max_bytes: Most bytes of a shard's file, a number or `200MB`. Default: 1 GB; no limit with `num_shards`.
         num_shards: Exactly this many shards. Their sizes differ by one sample at most.
-        multiple_of: The number of shards is the smallest multiple of this that keeps the limits, and sizes differ by
-            one sample at most. With ranks x workers, all workers get equal numbers of shards and samples.
         shuffle: Seed of a permutation of all rows; None keeps their order.
         split: `train=0.9,val=0.1`, or a mapping. Each sample goes into `train-%06d.tar` or `val-%06d.tar` by its key
-            alone, as with `wdskit.split`. Each split is shuffled, numbered and divided separately; `num_shards` and
-            `multiple_of` count the shards of each split.
+            alone, as with `wdskit.split`. Each split is shuffled, numbered and divided separately; `num_shards` counts
+            the shards of each split.
         workers: Processes. With more than one, a script needs `if __name__ == "__main__":`, because they are spawned.
         on: `ray` fills the shards on the Ray cluster that this process is connected to or `RAY_ADDRESS` names, or else
             on a new one on this machine; `ray://head:10001` names a cluster. All nodes must have this version of
@@ -170,7 +181,8 @@ def pack(
         skip_bad: Leave bad rows out and list them in `rejected.jsonl`, instead of stopping at the first. Then all rows
             are read twice, unless they come from a generator. Two rows with the same key are still an error.
         keys: "given" keeps the keys. The other two make keys that every reader returns unchanged: "clean" writes `_`
-            for each character other than ASCII letters, digits, `_`, `+`, `-` and `/`; "hashed" takes a hash of the
+            for each character other than ASCII letters, digits, `_`, `+`, `-` and `/`, and one `_` for several at the
+            start of a name, because readers ignore members whose names begin with `__`; "hashed" takes a hash of the
             image's path, or of the key if the row has one. `json` keeps path and key.
         append: Add shards to a folder that has an index. The headers of its shards are read for their keys.
         dry_run: Write nothing; `plan` of the result describes the shards.
@@ -178,9 +190,8 @@ def pack(
         restart: If a stopped run packed something else here, remove what it wrote and start again.
         part: `3/8` fills the fourth of eight parts of the shards and writes no index. Parts may run at the same time,
             on several machines that share the folder. `finish_pack` then writes the index.
-        only: Number of a lost or damaged shard to write again. The result must match the index.
-        from_: Kind of the source, if its path does not show it: "folder", "table", "list" (one path per line), "list0"
-            (paths end with a null byte), "parquet", "hf", "coco", "tar" or "zip".
+        from_: Kind of the source, if its path does not show it: "folder", "table", "list" (one path per line),
+            "parquet", "hf", "coco", "tar" or "zip".
         fields: Fields to make, `{"txt": "caption", "cls": "label"}` or `["txt=caption"]`: from columns of a table or of
             COCO annotations, or from values in the JSON of tars and zips (txt, cls, json and npy fields). Texts for
             `cls` become class numbers by `classes`, or in sorted order. `json` keeps all columns except bytes and
@@ -199,8 +210,10 @@ def pack(
             the row's number.
         allow_no_image: Accept rows of a table, Parquet file or saved data set without an image; otherwise each is an
             error. Rows from Python, tars and zips need no image.
-        export: Files for other readers beside the shards: "wids", "open_clip", "timm", "energon", "dali". With
-            `append`, the existing ones are renewed, and others cannot be added.
+        omit: Columns that do not go into `json`. A field can still be made of one; an omitted column `cls` is no label.
+            For a folder: those of `path`, `class` and `cls` that are not added to `json`.
+        export: Files for other readers, which `wdskit.export` writes at the end: "open_clip", "timm", "energon",
+            "dali".
         split_name: Name of the split for timm and energon. Default: from the names of the shards.
         validate: How each image is checked before it is packed: "none", "magic" (its first bytes), "structure" (its
             parts and checksums) or "decode" (all pixels). JSON is parsed too, except with "none". Default: "structure".
@@ -212,7 +225,10 @@ def pack(
         quality: 1 to 100, for images that are encoded again. Default: 90.
         orient: Rotate pixels as EXIF says, and remove the tag.
         background: Colour behind transparent images that become jpg, and around padded images.
-        image_fields: The images of a row that these options change. Default: its only image.
+        image_fields: The images of a row that these options change. Default: its only image that is not a mask.
+        mask_fields: PNG masks that `resize` and `orient` move with the image: `seg.png`. Numbers are never blended, and
+            bits and palette stay.
+        mask_fill: The number of mask pixels that `resize_mode="pad"` adds; without it, padding a mask is an error.
         derive: Metadata of the packed image for `json`: "width", "height", "bytes", "sha256".
         require: Fields that each row must have, under their packed names: `jpg;png,json`.
         missing: What to do with a row that lacks one: "error", "warn" or "skip". Default: "error".
@@ -240,7 +256,34 @@ def pack(
         return dataclasses.replace(result, folder=upload.url)
     with raised_as_pack_errors(Path(dest)):
         folder = folder_of(os.fsdecode(dest))
-    return _pack(source, folder, options, progress=progress, disk=disk)
+    result = _pack(source, folder, options, progress=progress, disk=disk)
+    return dataclasses.replace(result, notes=(*result.notes, *export_packed(folder, options, disk)))
+
+
+def export_packed(folder: Path, options: WriteOptions, disk: Disk) -> tuple[str, ...]:
+    """Export a folder that a run has published, as its options say.
+
+    Returns:
+        Notes: files that a user has changed and that were not replaced, and exports that are outdated.
+
+    Raises:
+        PackError: The files cannot be written.
+    """
+    if options.dry_run or options.part is not None:
+        return ()
+    notes = []
+    if options.export:
+        try:
+            report = export(folder, options.export, split_name=options.split_name, disk=disk)
+        except (FolderIndexError, ShardError, StorageError) as err:
+            msg = f"{folder}: its shards are packed, but not exported: {err}\n  Then run `wdskit export`."
+            raise PackError(msg) from err
+        notes += [
+            f"{name} was changed by hand and was not replaced. Check that it fits the new shards."
+            for name in report.kept
+        ]
+    notes += filter(None, [outdated(folder)])
+    return tuple(notes)
 
 
 def _pack(
@@ -305,6 +348,7 @@ def finish_pack(dest: str | os.PathLike[str], *, disk: Disk = DISK) -> PackResul
         num_other=0,
         seconds=time.perf_counter() - start,
         was_done=was_done,
+        notes=tuple(filter(None, [outdated(folder)])),
     )
 
 
@@ -317,6 +361,7 @@ def _publish_parts(folder: Path, disk: Disk) -> tuple[Sequence[ShardEntry], bool
     Raises:
         PackError: Nothing was begun here, or shards are missing; it names them and their parts.
     """
+    check_runs(folder)
     if is_publishing(folder):
         finish_publishing(folder, disk)
         last = find_last_run(folder)
@@ -346,10 +391,10 @@ def _publish_parts(folder: Path, disk: Disk) -> tuple[Sequence[ShardEntry], bool
     entries = [filled[shard.name] for shard in run.shards]
     staging = Staging(folder, path, run, path / "shards.log", disk)
     remove_temp_files(path, disk=disk)
-    append = run.options["append"]
+    append = run.options.get("append") is True
     target = Destination(folder, append=append, index=read_index(folder) if append else None)
-    lists = {name: (path / name).read_bytes() for name in LIST_NAMES if (path / name).exists()}
-    publish_all(target, staging, entries, lists, Exports(tuple(run.options["export"]), run.options["split_name"]))
+    lists = {name: data for name in LIST_NAMES if (data := read_own(path / name)) is not None}
+    publish_all(target, staging, entries, lists)
     return entries, False
 
 
@@ -373,4 +418,22 @@ def _result(
         was_done=target.is_done,
         num_cleaned=found.num_cleaned,
         source=f"{found.name}: {found.kind}" if found.kind else "",
+        notes=_notes_on(entries or ()),
     )
+
+
+_UNUSED = {
+    "orientation": ("an EXIF orientation", "Decoding ignores it; `--orient` turns the pixels while packing."),
+    "frames": ("more than one frame", "Decoding uses the first frame only."),
+}
+
+
+def _notes_on(entries: Sequence[ShardEntry]) -> tuple[str, ...]:
+    """A sentence for each part of images that decoding ignores."""
+    notes = []
+    for part, (has, effect) in _UNUSED.items():
+        found = [(count, first) for entry in entries for name, count, first in entry.unused if name == part]
+        if found:
+            num = plural(sum(count for count, _ in found), "image")
+            notes.append(f"{num} with {has}, first {found[0][1]}. {effect}")
+    return tuple(notes)

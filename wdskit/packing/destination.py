@@ -14,17 +14,14 @@ from typing import Any
 
 import numpy as np
 
-from wdskit.dataset.classes import CLASSES_NAME, classes_json, parse_classes
-from wdskit.dataset.index import INDEX_NAME, NO_EXPORTS, RUN_FOLDER, Exports, FolderIndex, ShardEntry, read_index
+from wdskit.dataset.classes import CLASSES_NAME, classes_json, read_classes
+from wdskit.dataset.index import INDEX_NAME, RUN_FOLDER, FolderIndex, ShardEntry, read_index
 from wdskit.dataset.lock import lock_folder
 from wdskit.dataset.samples import HeaderReader
 from wdskit.dataset.unfinished import JOURNAL_NAME, run_folders
 from wdskit.errors import FolderIndexError, PackError, RowError
-from wdskit.export.api import folder_export_names, parse_exports
-from wdskit.files import Disk, describe_os_error, make_folders, remove_temp_files
+from wdskit.files import Disk, describe_os_error, make_folders, read_own, remove_temp_files
 from wdskit.packing.journal import (
-    DUPLICATES_NAME,
-    REJECTED_NAME,
     LastRun,
     find_last_run,
     finish_publishing,
@@ -32,16 +29,24 @@ from wdskit.packing.journal import (
     indexed_already,
     is_publishing,
     remove_locks,
-    shard_files,
 )
 from wdskit.packing.options import WriteOptions
 from wdskit.packing.plan import Names, PlannedShard
 from wdskit.packing.planning import Store
 from wdskit.packing.row import OnProgress, Progress, Row, row_error
 from wdskit.packing.sources import Source
-from wdskit.packing.staging import differences, read_begun, read_filled, remove_run
+from wdskit.packing.staging import (
+    DUPLICATES_NAME,
+    REJECTED_NAME,
+    check_runs,
+    differences,
+    read_begun,
+    read_filled,
+    remove_run,
+    shard_files,
+)
 from wdskit.packing.store import Ints, suspects
-from wdskit.packing.upload import Upload
+from wdskit.packing.upload import SentFile, Upload
 from wdskit.storage.urls import LocalFile, is_local, local_path
 
 _PART = "part-{}-of-{}.lock"
@@ -64,8 +69,6 @@ def check_place(folder: Path, source: object, options: WriteOptions) -> None:
     if options.append and not is_indexed:
         msg = f"{folder}: append: it has no index, so --append has nothing to add to. Pack without --append."
         raise PackError(f"{msg}\n  If others wrote shards there, run `wdskit index {folder}` first.")
-    if options.only is not None and not is_indexed:
-        raise PackError(f"{folder}: only: it has no index, so it is not packed yet. Pack it without --only.")
 
 
 def refuse_other_options(folder: Path, intent: WriteOptions, described: Mapping[str, Any], *, is_stream: bool) -> None:
@@ -80,7 +83,7 @@ def refuse_other_options(folder: Path, intent: WriteOptions, described: Mapping[
     Raises:
         PackError: It is packed already, and is neither added to nor replaced.
     """
-    if intent.append or intent.overwrite or intent.only is not None or not (folder / INDEX_NAME).exists():
+    if intent.append or intent.overwrite or not (folder / INDEX_NAME).exists():
         return
     last = find_last_run(folder)
     if last is None:
@@ -120,23 +123,6 @@ class Destination:
             return ()
         own = len(self.last_run.entries) if self.last_run is not None and self.is_done else 0
         return self.index.entries[: len(self.index.entries) - own]
-
-    @property
-    def exports(self) -> Exports:
-        """What is kept beside the shards that stay, for other readers."""
-        return self.index.exports if self.index is not None and self.append else NO_EXPORTS
-
-    def exports_with(self, kinds: Sequence[str], split_name: str) -> Exports:
-        """What is to be kept beside all shards: these kinds, and what is kept already.
-
-        Raises:
-            PackError: The shards here have not all of them.
-        """
-        exports = parse_exports(kinds, split_name=split_name, before=self.exports)
-        if self.append and exports != self.exports:
-            msg = f"{self.folder}: its shards were packed with a different set of files for other readers."
-            raise PackError(f"{msg}\n  Run `wdskit index {self.folder} --export ...` first, then add to them.")
-        return exports
 
     def first_number(self, names: Names) -> int:
         """The number of the first new shard: behind all that the index has under this pattern."""
@@ -192,7 +178,7 @@ class Destination:
         finally:
             file.close()
 
-    def check_free(self, shards: Sequence[PlannedShard], exports: Exports) -> None:
+    def check_free(self, shards: Sequence[PlannedShard]) -> None:
         """Refuse files in the way, before anything is written.
 
         Raises:
@@ -200,15 +186,12 @@ class Destination:
         """
         known: set[str] = set()
         if self.index is not None:
-            known = {name for entry in self.index.entries for name in shard_files(entry.name, self.index.exports)}
+            known = {name for entry in self.index.entries for name in shard_files(entry.name)}
         others = self._others()
         for shard in () if self.is_done else shards:
-            for name in shard_files(shard.name, exports):
+            for name in shard_files(shard.name):
                 if (name in others or (self.folder / name).exists()) and not (self.replaces and name in known):
                     raise in_the_way(self.folder / name)
-        for name in () if self.is_done else folder_export_names(exports.kinds):
-            if name in others:  # of a local folder they are compared when they are made
-                raise in_the_way(self.folder / name)
         tars = fnmatch.filter({*others, *(path.name for path in self.folder.glob("*.tar"))}, "[!.]*.tar")
         strays = sorted(name for name in tars if name not in known)
         if strays:
@@ -220,15 +203,17 @@ class Destination:
         """Compare the shards of the run that made the index with the folder. Raises as `LastRun.check_there`."""
         if self.upload is None:
             last.check_there()
-        elif lost := self.upload.lost(last.entries):
-            raise indexed_already(self.folder, [f"{name} is gone, or has a different size." for name in lost])
+        elif lost := self.upload.lost(last.entries, last.etags):
+            raise indexed_already(self.folder, [f"{name} is gone, or was replaced." for name in lost])
 
     def _others(self) -> set[str]:
-        """The files in the folder of a bucket that no run of this machine has begun to upload."""
+        """Return the names in the bucket's folder that no run of this machine has uploaded. Raises as `find_others`."""
         if self.upload is None:
             return set()
-        own = set().union(*map(read_begun, run_folders(self.folder)))
-        return self.upload.objects().keys() - own
+        sent: dict[str, SentFile] = {}
+        for path in run_folders(self.folder):
+            sent |= read_begun(path)
+        return self.upload.find_others(sent)
 
     def lists(self, found: Source) -> dict[str, bytes]:
         """The bytes of `classes.json`, `rejected.jsonl` and `duplicates.jsonl`, where there is something to write."""
@@ -246,8 +231,7 @@ class Destination:
 
     def _before(self, name: str) -> bytes:
         """What is added to."""
-        path = self.folder / name
-        return path.read_bytes() if self.append and path.exists() else b""
+        return (read_own(self.folder / name) or b"") if self.append else b""
 
     def check_lists(self, lists: Mapping[str, bytes]) -> None:
         """Refuse to replace a list that something else has written, or to leave one that is not of this run.
@@ -259,12 +243,20 @@ class Destination:
         others = set() if self.is_done else self._others()
         for name in names:
             path = self.folder / name
-            if name in others or (path.exists() and path.read_bytes() != lists.get(name)):
+            if name in others or (os.path.lexists(path) and read_own(path) != lists.get(name)):
                 raise in_the_way(path)
 
 
-def look_at_destination(folder: Path, options: WriteOptions, classes: Mapping[str, int]) -> Destination:
+def look_at_destination(
+    folder: Path, options: WriteOptions, classes: Mapping[str, int], *, has_labels: bool
+) -> Destination:
     """Look at the folder to pack into. Whether its last run was the same is found out later.
+
+    Args:
+        folder: Where.
+        options: Of the run.
+        classes: Number of each class that the run adds, by name.
+        has_labels: Whether samples that the run adds have a `cls`.
 
     Raises:
         PackError: It is indexed and should not be, or the other way round, or its classes are others.
@@ -279,8 +271,9 @@ def look_at_destination(folder: Path, options: WriteOptions, classes: Mapping[st
     last_run = find_last_run(folder)
     if options.append:
         _check_sizes(folder, index.entries)
-        _check_classes(folder, classes)
-    elif last_run is None and options.only is None:
+        if classes or has_labels:
+            _check_classes(folder, classes)
+    elif last_run is None:
         raise indexed_already(folder)
     return Destination(folder, append=options.append, index=index, last_run=last_run)
 
@@ -300,12 +293,17 @@ def _check_sizes(folder: Path, entries: Iterable[ShardEntry]) -> None:
 
 def _check_classes(folder: Path, classes: Mapping[str, int]) -> None:
     path = folder / CLASSES_NAME
-    names = parse_classes(path.read_bytes(), str(path)) if path.exists() else ()
+    names = read_classes(folder) or ()
     known = {name: number for number, name in enumerate(names)}
     if known != dict(classes):
         msg = f"{path}: its classes ({len(known)}) differ from those that you add ({len(classes)})"
-        if not known or not classes:
-            raise PackError(f"{msg}: one of the two has labels without names.\n  Pack into another folder.")
+        if not classes:
+            remedy = f"With --classes {folder} they are checked and get these names."
+            raise PackError(f"{msg}: the labels that you add have no names.\n  {remedy}")
+        if not known:
+            raise PackError(
+                f"{folder}: its labels have no names, but those that you add do.\n  Pack into another folder."
+            )
         name = next(name for name in [*classes, *known] if known.get(name) != classes.get(name))
         numbers = f"{name!r} is {known.get(name, 'not there')} and {classes.get(name, 'not there')}"
         remedy = f"With --classes {folder}, images get the existing numbers; new classes need another folder."
@@ -347,6 +345,7 @@ def locked(folder: Path, part: tuple[int, int] | None, disk: Disk) -> Iterator[P
     """
     root = folder / RUN_FOLDER
     with raised_as_pack_errors(folder):
+        check_runs(folder)
         make_folders(root, disk=disk)
     if part is not None:
         with lock_folder(root, _PART.format(*part), f"part {part[0]}/{part[1]} is running already"):
@@ -357,7 +356,6 @@ def locked(folder: Path, part: tuple[int, int] | None, disk: Disk) -> Iterator[P
             with raised_as_pack_errors(folder):
                 finish_publishing(folder, disk)
                 make_folders(root, disk=disk)
-                remove_temp_files(folder, disk=disk)
                 remove_temp_files(root, disk=disk)
             yield root
         except BaseException:
@@ -386,6 +384,7 @@ def finish_what_was_stopped(folder: Path, source: object, options: WriteOptions,
         FolderIndexError: Another process is writing in the folder.
     """
     with raised_as_pack_errors(folder):
+        check_runs(folder)
         if is_publishing(folder) and not options.dry_run:
             with lock_folder(folder):
                 finish_publishing(folder, disk)

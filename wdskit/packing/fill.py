@@ -12,13 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from wdskit.dataset.index import NO_EXPORTS, Exports, ShardEntry
+from wdskit.codecs.formats import is_image_field
+from wdskit.codecs.unused import find_unused
+from wdskit.dataset.index import ShardEntry
 from wdskit.dataset.shard import digest_offsets, write_offsets
 from wdskit.errors import DecodeError, PackError, RowError
-from wdskit.export.api import export_shard, new_members
-from wdskit.export.dali import ShardMembers
 from wdskit.files import DISK, Buffer, Disk, TempFile, describe_os_error, publish
-from wdskit.limits import BLOCK_BYTES
 from wdskit.packing.ahead import read_ahead
 from wdskit.packing.references import FileBytes, Reference
 from wdskit.packing.row import OnProgress, Progress, Row, row_error
@@ -59,48 +58,43 @@ class ShardJob:
         path: Its file.
         rows: Its rows in order; they are taken once.
         num_bytes: The bytes that it will have; 0 where it is not known before.
-        exports: What is kept beside it.
         transforms: What happens to its samples.
         threads: So many of them at a time.
-        sha256: Its digest, where it is filled again.
+        sha256: The digest of the shard that was packed before. Its rows are compared with it, and nothing is written.
     """
 
     path: Path
     rows: Rows | SampleRows | Iterable[Row]
     num_bytes: int
-    exports: Exports = NO_EXPORTS
     transforms: Transforms = UNTOUCHED
     threads: int = 1
     sha256: str | None = None
 
 
-def fill_shard(
-    job: ShardJob, *, disk: Disk = DISK, on_sample: OnSample | None = None, only_compare: bool = False
-) -> ShardEntry:
-    """Write one shard and its `.idx`, and return its line of the index.
+def fill_shard(job: ShardJob, *, disk: Disk = DISK, on_sample: OnSample | None = None) -> ShardEntry:
+    """Write one shard and its `.idx`, or compare it where `job.sha256` is set, and return its line of the index.
 
     Args:
         job: The shard.
         disk: Performs the file operations; tests replace it.
         on_sample: Called after each sample.
-        only_compare: Write nothing: the shard is there, and has the digest that the job knows.
 
     Raises:
         RowError: A row turned out to be bad.
-        PackError: The folder cannot be written, or the bytes have not the digest that they should have.
+        PackError: The folder cannot be written, or the bytes do not have the digest `job.sha256`.
     """
-    record = None if only_compare else new_members(job.exports.kinds)
     try:
-        if only_compare:
-            filled = _fill(job, hashlib.sha256(), record, on_sample)
-        else:
+        if job.sha256 is None:
             with publish(job.path, disk=disk) as temp:
-                filled = _fill(job, temp, record, on_sample)
-                if job.sha256 not in (None, filled.sha256):
-                    raise _other_bytes(job.path)
+                filled = _fill(job, temp, on_sample)
             write_offsets(job.path, filled.offsets, disk=disk)
-        if job.sha256 not in (None, filled.sha256):
-            raise _other_bytes(job.path)
+        else:
+            filled = _fill(job, hashlib.sha256(), on_sample)
+            if filled.sha256 != job.sha256:
+                msg = (
+                    f"{job.path}: its rows now give other bytes than those in the folder's index. Nothing was replaced."
+                )
+                raise PackError(f"{msg}\n  Use the source as it was when it was packed, and the same options.")
         entry = ShardEntry(
             name=job.path.name,
             num_samples=len(filled.offsets) - 1,
@@ -108,10 +102,8 @@ def fill_shard(
             sha256=filled.sha256,
             fields=filled.fields,
             idx_sha256=digest_offsets(filled.offsets),
+            unused=filled.unused,
         )
-        if record:
-            before = NO_EXPORTS if job.sha256 is None else job.exports
-            export_shard(job.path, record, exports=job.exports, before=before, disk=disk)
     except OSError as err:
         raise PackError(f"{job.path}: cannot be written: {describe_os_error(err)}") from err
     return entry
@@ -124,18 +116,17 @@ class _Filled(NamedTuple):
     num_bytes: int
     fields: tuple[str, ...]
     offsets: list[int]
+    unused: tuple[tuple[str, int, str], ...] = ()
 
 
-def _fill(
-    job: ShardJob, sink: TempFile | hashlib._Hash, record: ShardMembers | None, on_sample: OnSample | None
-) -> _Filled:
+def _fill(job: ShardJob, sink: TempFile | hashlib._Hash, on_sample: OnSample | None) -> _Filled:
     """Write the bytes of a shard to a temporary file, or only into a digest."""
     if not isinstance(job.rows, SampleRows):
-        return _fill_rows(job, sink, record, on_sample)
-    filler = SampleFiller(job.rows, str(job.path), record)
+        return _fill_rows(job, sink, on_sample)
+    filler = SampleFiller(job.rows, str(job.path))
     try:
         if not job.transforms.passes:
-            return _fill_rows(dataclasses.replace(job, rows=filler.rows()), sink, record, on_sample)
+            return _fill_rows(dataclasses.replace(job, rows=filler.rows()), sink, on_sample)
         num_bytes = 0
         for num_samples, added in filler.copy(sink.hand_over if isinstance(sink, TempFile) else _update(sink)):
             num_bytes += added
@@ -162,22 +153,32 @@ def _digest_of(sink: TempFile | hashlib._Hash) -> str:
     return sink.sha256 if isinstance(sink, TempFile) else sink.hexdigest()
 
 
-def _fill_rows(
-    job: ShardJob, sink: TempFile | hashlib._Hash, record: ShardMembers | None, on_sample: OnSample | None
-) -> _Filled:
+def _fill_rows(job: ShardJob, sink: TempFile | hashlib._Hash, on_sample: OnSample | None) -> _Filled:
     """As `_fill`, of rows one by one."""
     fields: set[str] = set()
     offsets = [0]
     writer = TarWriter(sink.write, hand_over=sink.hand_over) if isinstance(sink, TempFile) else TarWriter(sink.update)
     passes = job.threads == 1 and not job.transforms.changes_bytes
-    for names in (_pass_rows if passes else _transform_rows)(job, writer, record):
+    unused: dict[str, tuple[int, str]] = {}
+    for names in (_pass_rows if passes else _transform_rows)(job, writer, unused):
         offsets.append(writer.offset)
         fields.update(names)
         if on_sample:
             on_sample(1, offsets[-1] - offsets[-2])
     writer.finish()
     assert job.num_bytes in {0, writer.offset}
-    return _Filled(_digest_of(sink), writer.offset, tuple(sorted(fields)), offsets)
+    noted = tuple((part, *unused[part]) for part in sorted(unused))
+    return _Filled(_digest_of(sink), writer.offset, tuple(sorted(fields)), offsets, noted)
+
+
+def _note_unused(
+    row: Row, field: str, data: Buffer, transforms: Transforms, unused: dict[str, tuple[int, str]]
+) -> None:
+    """Count an image that is packed for each of its parts that decoding ignores."""
+    if transforms.checks_structure and is_image_field(field):
+        for part in find_unused(data):
+            count, first = unused.get(part, (0, row.where))
+            unused[part] = count + 1, first
 
 
 def _rows_of(job: ShardJob) -> Iterable[Row]:
@@ -185,29 +186,25 @@ def _rows_of(job: ShardJob) -> Iterable[Row]:
     return read_ahead(job.rows)
 
 
-def _transform_rows(job: ShardJob, writer: TarWriter, record: ShardMembers | None) -> Iterator[list[str]]:
+def _transform_rows(job: ShardJob, writer: TarWriter, unused: dict[str, tuple[int, str]]) -> Iterator[list[str]]:
     """Add the samples, and give the names of the fields of each."""
     for row, transformed in read_transformed(_rows_of(job), job.transforms, threads=job.threads):
         for field, data in transformed:
-            name = f"{row.key}.{field}"
-            if record:
-                record.add(name, writer.offset + BLOCK_BYTES, data)
-            writer.add(name, data)
+            writer.add(f"{row.key}.{field}", data)
+            _note_unused(row, field, data, job.transforms, unused)
         yield [field for field, _ in transformed]
 
 
-def _pass_rows(job: ShardJob, writer: TarWriter, record: ShardMembers | None) -> Iterator[list[str]]:
+def _pass_rows(job: ShardJob, writer: TarWriter, unused: dict[str, tuple[int, str]]) -> Iterator[list[str]]:
     """As `_transform_rows`, of rows that pass through: large files are read to where they are written from."""
     for row in _rows_of(job):
         for field, source in row.fields:
             name = f"{row.key}.{field}"
-            offset = writer.offset + BLOCK_BYTES
             data: Buffer = source if isinstance(source, bytes) else _read(writer, name, row, source)
             if not isinstance(data, memoryview):  # which is in its place
                 writer.add(name, data)
             row.check(field, data, job.transforms)
-            if record:
-                record.add(name, offset, data)
+            _note_unused(row, field, data, job.transforms, unused)
         yield [field for field, _ in row.fields]
 
 
@@ -219,11 +216,6 @@ def _read(writer: TarWriter, name: str, row: Row, source: Reference) -> bytes | 
             row.read_file_into(source, room)
             return room
     return row.read_field(source)
-
-
-def _other_bytes(path: Path) -> PackError:
-    msg = f"{path}: its rows now give other bytes than those in the folder's index. Nothing was replaced."
-    return PackError(f"{msg}\n  Use the source as it was when it was packed, and the same options.")
 
 
 _log = logging.getLogger(__name__)

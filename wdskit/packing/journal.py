@@ -20,14 +20,12 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from wdskit.dataset.binary import BINARY_NAME, IDENTITIES_NAME, Verified, build_binary
-from wdskit.dataset.classes import CLASSES_NAME
 from wdskit.dataset.index import (
     INDEX_NAME,
-    NO_EXPORTS,
     RUN_FOLDER,
-    Exports,
     FolderIndex,
     ShardEntry,
     index_json,
@@ -36,18 +34,25 @@ from wdskit.dataset.index import (
 )
 from wdskit.dataset.samples import HeaderReader
 from wdskit.dataset.selection import list_selections, selection_path
-from wdskit.dataset.shard import offsets_path
 from wdskit.dataset.unfinished import DESCRIPTION_NAME, JOURNAL_NAME, run_folders
-from wdskit.errors import PackError
-from wdskit.export.api import folder_export_names, folder_files, shard_export_names
-from wdskit.files import Disk, make_folders, publish_bytes, temp_path
-from wdskit.packing.staging import RunDescription, Staging, first_few, is_there, remove_run
+from wdskit.errors import FolderIndexError, PackError
+from wdskit.files import Disk, foreign, make_folders, publish_bytes, read_own, remove_temp_files, temp_path
+from wdskit.limits import MAX_INDEX_BYTES
+from wdskit.packing.staging import (
+    LIST_NAMES,
+    RunDescription,
+    Staging,
+    check_runs,
+    first_few,
+    is_own_name,
+    is_there,
+    read_begun,
+    remove_run,
+    shard_files,
+)
 from wdskit.packing.upload import LAST_RUN_NAME, WAYS
-from wdskit.storage.urls import LocalFile
-
-REJECTED_NAME = "rejected.jsonl"
-DUPLICATES_NAME = "duplicates.jsonl"
-LIST_NAMES = (CLASSES_NAME, REJECTED_NAME, DUPLICATES_NAME)
+from wdskit.shards.export import remove_exports
+from wdskit.storage.urls import LocalFile, read_bytes
 
 
 @dataclass(frozen=True)
@@ -58,11 +63,13 @@ class LastRun:
         folder: Where.
         run: What it packed; its `shards` are left out.
         entries: The shards that it added to the index.
+        etags: ETags of the files that it uploaded, by name; empty for a local folder.
     """
 
     folder: Path
     run: RunDescription
     entries: tuple[ShardEntry, ...]
+    etags: Mapping[str, Sequence[str]]
 
     def first_key(self) -> str:
         """The key of the first sample that it added."""
@@ -94,7 +101,6 @@ def publish_run(
     *,
     lists: Mapping[str, bytes],
     before: FolderIndex | None,
-    exports: Exports,
     replaces: bool,
 ) -> None:
     """Make the filled shards the folder's, with an index of them all. The folder's lock is held. Those of a bucket are
@@ -105,7 +111,6 @@ def publish_run(
         entries: Their lines of the index, in order.
         lists: Files of all of them, by name.
         before: The folder's index; None where there is none.
-        exports: What is kept beside the shards for other readers.
         replaces: The shards of `before` go. Otherwise they stay.
 
     Raises:
@@ -116,46 +121,28 @@ def publish_run(
     all_ = (*kept, *entries)
     for name, data in lists.items():
         publish_bytes(path / name, data, disk=disk)
-    come = [name for entry in entries for name in shard_files(entry.name, exports)] + [*lists]
-    come += _export(staging, all_, exports, before, replaces=replaces)
+    come = [name for entry in entries for name in shard_files(entry.name)] + [*lists]
     if staging.upload is not None:
-        publish_bytes(path / INDEX_NAME, index_json(all_, exports), disk=disk)
+        staging.finish_uploads()
+        publish_bytes(path / INDEX_NAME, index_json(all_), disk=disk)
         last = {"run": _description(staging.run), "num_shards": len(entries), "index": index_digest(path)}
+        last["etags"] = {name: sorted(file.etags) for name, file in read_begun(path).items() if file.etags}
         publish_bytes(path / LAST_RUN_NAME, json.dumps(last).encode() + b"\n", disk=disk)
-        digest = hashlib.sha256((path / INDEX_NAME).read_bytes()).digest()
+        digest = hashlib.sha256(read_own(path / INDEX_NAME) or b"").digest()
         publish_bytes(path / BINARY_NAME, build_binary(all_, digest), disk=disk)
-        shards = {name for entry in entries for name in shard_files(entry.name, exports)}
-        staging.publish([*(name for name in come if name not in shards), LAST_RUN_NAME, BINARY_NAME, INDEX_NAME])
+        staging.publish([*lists, LAST_RUN_NAME, BINARY_NAME, INDEX_NAME])
         remove_run(path, disk)
         remove_locks(folder, disk)
         return
     new = {*come}
     go = [name for name in _files_of(before) if name not in new] if before is not None and replaces else []
-    publish_bytes(path / INDEX_NAME, index_json(all_, exports), disk=disk)
+    publish_bytes(path / INDEX_NAME, index_json(all_), disk=disk)
     last = {"run": _description(staging.run), "num_shards": len(entries), "index": index_digest(path)}
     journal = {"go": go, "come": come, "replaces": replaces, "last_run": last}
     publish_bytes(path / JOURNAL_NAME, json.dumps(journal, indent=0).encode() + b"\n", disk=disk)
     replay(folder, path, disk)
-
-
-def shard_files(shard: str, exports: Exports) -> list[str]:
-    """The names of a shard's files: itself, its offsets, and what is beside it for other readers."""
-    return [shard, offsets_path(shard).name, *shard_export_names(shard, exports.kinds)]
-
-
-def _export(
-    staging: Staging, entries: Sequence[ShardEntry], exports: Exports, before: FolderIndex | None, *, replaces: bool
-) -> Iterable[str]:
-    """Write the files of all shards for other readers into the staging folder, and give their names."""
-    disk = staging.disk
-    kinds, earlier = (before.exports, before.entries) if before is not None else (NO_EXPORTS, ())
-    # What is replaced goes before they come, so nothing of it is in the way.
-    folder = staging.path if replaces else staging.folder
-    for name, data in folder_files(folder, entries, exports=exports, before=kinds, earlier=earlier):
-        if (staging.path / name).parent != staging.path:
-            make_folders((staging.path / name).parent, disk=disk)
-        publish_bytes(staging.path / name, data, disk=disk)
-        yield name
+    if replaces:
+        remove_exports(folder, disk)
 
 
 def _files_of(index: FolderIndex) -> Iterable[str]:
@@ -163,8 +150,7 @@ def _files_of(index: FolderIndex) -> Iterable[str]:
     folder = Path(index.folder)
     yield from (BINARY_NAME, IDENTITIES_NAME, LAST_RUN_NAME)
     for entry in index.entries:
-        yield from shard_files(entry.name, index.exports)
-    yield from folder_export_names(index.exports.kinds)
+        yield from shard_files(entry.name)
     yield from (selection_path(folder, name).name for name in list_selections(folder))
     yield from LIST_NAMES
 
@@ -173,11 +159,11 @@ def replay(folder: Path, path: Path, disk: Disk) -> None:
     """Do what a journal says, or what is left of it.
 
     Raises:
-        PackError: A file of the run is gone.
+        PackError: A file of the run is gone, or the journal names what is no file of the data set.
     """
     if (path / INDEX_NAME).exists():
         disk.fsync_folder(path)  # for good: whoever wrote the journal may have been killed before it came to this
-        journal = json.loads((path / JOURNAL_NAME).read_bytes())
+        journal = _read_journal(path)
         index = read_index(path)
         if journal["replaces"]:
             _remove(folder, [INDEX_NAME], disk)  # first, so that it never stands beside shards of another run
@@ -186,13 +172,34 @@ def replay(folder: Path, path: Path, disk: Disk) -> None:
         _link_all(folder, path, [name for name in journal["come"] if name in shards], disk)
         _link_all(folder, path, [name for name in journal["come"] if name not in shards], disk)
         publish_bytes(folder / LAST_RUN_NAME, json.dumps(journal["last_run"]).encode() + b"\n", disk=disk)
-        write_index(folder, _with_identities(folder, index.entries), exports=index.exports, disk=disk)
+        write_index(folder, _with_identities(folder, index.entries), disk=disk)
         disk.remove(path / INDEX_NAME)
         disk.fsync_folder(path)  # for good: a journal that came back after a later run would undo that
     else:
         disk.fsync_folder(folder)  # the index has its name for good now, wherever the run was killed
     remove_run(path, disk)
     remove_locks(folder, disk)
+
+
+def _read_journal(path: Path) -> dict[str, Any]:
+    """Return the journal of a run whose names are all names of files of a data set.
+
+    Raises:
+        PackError: The file is damaged, or wdskit did not write it.
+    """
+    file = path / JOURNAL_NAME
+    try:
+        journal = json.loads(read_own(file) or b"")
+        names = [*journal["go"], *journal["come"]]
+        is_right = isinstance(journal["replaces"], bool) and isinstance(journal["last_run"], dict)
+    except (ValueError, TypeError, KeyError, RecursionError) as err:
+        raise PackError(foreign(file, "is not a journal of a run")) from err
+    for name in names:
+        if not is_own_name(name):
+            raise PackError(foreign(file, f"names {name!r:.200}, which is not a file of this folder"))
+    if not is_right:
+        raise PackError(foreign(file, "is not a journal of a run"))
+    return dict(journal)
 
 
 def _with_identities(folder: Path, entries: Iterable[ShardEntry]) -> list[ShardEntry]:
@@ -262,15 +269,22 @@ def remove_locks(folder: Path, disk: Disk) -> None:
 def remove_finished(folder: Path, disk: Disk) -> None:
     """Remove what a power loss has brought back of the staging folder of the run that made the folder's index."""
     last = find_last_run(folder)
-    if last is not None and (folder / RUN_FOLDER / last.run.digest).is_dir():
+    if last is not None and folder / RUN_FOLDER / last.run.digest in run_folders(folder):
         remove_run(folder / RUN_FOLDER / last.run.digest, disk)
 
 
 def finish_publishing(folder: Path, disk: Disk) -> None:
-    """Replay the journal of a run that was stopped while it published, if there is one. The folder's lock is held."""
+    """Replay the journal of a run that was stopped while it published, if there is one, and remove the temporary files
+    that it left in the folder. The folder's lock is held.
+
+    Raises:
+        PackError: As `check_runs` and `replay`.
+    """
+    check_runs(folder)
     for path in run_folders(folder):
         if (path / JOURNAL_NAME).exists():
             replay(folder, path, disk)
+    remove_temp_files(folder, disk=disk)
 
 
 def is_publishing(folder: Path) -> bool:
@@ -283,20 +297,21 @@ def find_last_run(folder: Path) -> LastRun | None:
     if not (folder / INDEX_NAME).exists():
         return None
     try:
-        document = json.loads((folder / LAST_RUN_NAME).read_bytes())
+        document = json.loads(read_own(folder / LAST_RUN_NAME) or b"")
         if document["index"] != index_digest(folder):
             return None
         run = RunDescription.from_json(json.dumps(document["run"]).encode(), folder / LAST_RUN_NAME)
         count = int(document["num_shards"])
-    except (OSError, ValueError, TypeError, KeyError, RecursionError, PackError):
+        etags = {str(name): [*map(str, known)] for name, known in document.get("etags", {}).items()}
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError, PackError, FolderIndexError):
         return None
     entries = read_index(folder).entries
-    return LastRun(folder, run, entries[len(entries) - count :]) if 0 < count <= len(entries) else None
+    return LastRun(folder, run, entries[len(entries) - count :], etags) if 0 < count <= len(entries) else None
 
 
 def index_digest(folder: Path) -> str:
     """sha256 of the `index.json` in a folder."""
-    return hashlib.sha256((folder / INDEX_NAME).read_bytes()).hexdigest()
+    return hashlib.sha256(read_bytes(str(folder / INDEX_NAME), limit=MAX_INDEX_BYTES)).hexdigest()
 
 
 def _description(run: RunDescription) -> dict[str, object]:

@@ -16,6 +16,17 @@ _MOST_DIGITS = 4000  # of which Python makes a number
 _encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode
 
 
+_decode_part = json.JSONDecoder().raw_decode
+
+
+class OtherMetadata(ValueError):
+    """A JSON object has another value under the name of metadata that is added to it."""
+
+    def __init__(self, name: str, problem: str) -> None:
+        super().__init__(problem)
+        self.name = name
+
+
 def to_json(value: Any) -> bytes:
     """A JSON field: compact, UTF-8, keys in their order.
 
@@ -49,7 +60,7 @@ def add_metadata(data: bytes, metadata: Mapping[str, Any], *, at_end: bool = Fal
         if name not in new:
             raise ValueError(f"the name {name!r} appears twice")
         if type(value) is not type(metadata[name]) or value != metadata[name]:
-            raise ValueError(f"it says {name!r} is {value!r}, but it is {metadata[name]!r}")
+            raise OtherMetadata(name, f"it says {name!r} is {value!r}, but it is {metadata[name]!r}")
         del new[name]
     if not new:
         return data
@@ -59,6 +70,39 @@ def add_metadata(data: bytes, metadata: Mapping[str, Any], *, at_end: bool = Fal
     else:
         place, added = data.index(b"{") + 1, added + (b"," if own else b"")
     return data[:place] + added + data[place:]
+
+
+def replace_member(data: bytes, name: str, value: bytes) -> bytes:
+    """A JSON object whose top-level member `name` has another value; every other byte stays as it is.
+
+    Args:
+        data: The object, in UTF-8.
+        name: One of its members.
+        value: JSON.
+
+    Raises:
+        ValueError: `data` is not a JSON object, or it does not have the member exactly once.
+    """
+    text = data.decode()
+    places = []
+    at = _skip_space(text, text.index("{") + 1)
+    while text[at] != "}":
+        member, at = _decode_part(text, at)
+        start = _skip_space(text, _skip_space(text, at) + 1)  # after the colon
+        _, stop = _decode_part(text, start)
+        if member == name:
+            places.append((start, stop))
+        at = _skip_space(text, stop)
+        if text[at] == ",":
+            at = _skip_space(text, at + 1)
+    [(start, stop)] = places
+    return text[:start].encode() + value + text[stop:].encode()
+
+
+def _skip_space(text: str, at: int) -> int:
+    while text[at] in " \t\r\n":
+        at += 1
+    return at
 
 
 def field_with_metadata(data: FieldBytes, metadata: Mapping[str, Any]) -> bytes:

@@ -17,14 +17,14 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from wdskit.errors import PackError
 from wdskit.limits import MAX_PIXELS, MAX_SHARD_BYTES
-from wdskit.text import parse_bytes
+from wdskit.text import as_int, parse_bytes
 
 if TYPE_CHECKING:
+    from wdskit.packing.labels import ClassNames
     from wdskit.packing.plan import Limits
     from wdskit.packing.samples.changes import Changes
     from wdskit.packing.samples.choice import Choice
     from wdskit.packing.sources import SourceOptions
-    from wdskit.packing.sources.class_names import ClassNames
     from wdskit.packing.transforms import Transforms
     from wdskit.shards.shares import Shares
 
@@ -53,9 +53,6 @@ class WriteOptions:
     max_samples: int | None = option(None, "Most samples in a shard. Default: 10,000.", "N", least=1)
     max_bytes: int | str | None = option(None, "Most bytes in a shard's file: 200MB, 1GiB. Default: 1GB.", "SIZE")
     num_shards: int | None = option(None, "Exactly N shards of equal size. Turns off default limits.", "N", least=1)
-    multiple_of: int | None = option(
-        None, "A number of equal shards that is a multiple of N (ranks x workers), within the limits.", "N", least=1
-    )
     shuffle: int | None = option(None, "Shuffle with this seed. Default: keep the order.", "SEED", least=0)
     split: str | Mapping[str, object] | None = option(
         None, "Split the samples by key; each split has its own shards: train=0.9,val=0.1.", "SHARES"
@@ -65,7 +62,6 @@ class WriteOptions:
     threads: int = option(1, "Threads of each process, for images.", "N", least=1)
     on: str | None = option(None, "Pack on a Ray cluster whose nodes see SOURCE and DEST.", "ray[://HOST:PORT]")
     part: str | None = option(None, "Fill part I of N, counted from 0; then run `wdskit pack-finish`.", "I/N")
-    only: int | None = option(None, "Write this one shard again, if it is lost or damaged.", "NUMBER", least=0)
     append: bool = option(False, "Add shards to those in DEST.")
     overwrite: bool = option(False, "Replace the shards in DEST.")
     restart: bool = option(False, "Remove what an unfinished run with other options left, and start again.")
@@ -73,9 +69,7 @@ class WriteOptions:
         None, "Folder where shards for a URL wait for the upload. Default: in ~/.cache/wdskit.", "DIR"
     )
     dry_run: bool = option(False, "Show what would be written, but write nothing.")
-    export: str | Sequence[str] = option(
-        (), "Write files for other readers: wids,open_clip,timm,energon,dali.", "KINDS"
-    )
+    export: str | Sequence[str] = option((), "Run `wdskit export` at the end: open_clip,timm,energon,dali.", "KINDS")
     split_name: str = option("", "Name of the split for timm and energon. Default: from the shards' names.", "NAME")
     fields: Mapping[str, str] | Sequence[str] = option(
         (), "Make a field from a column or a JSON value: txt=caption, cls=label. Repeatable.", "FIELD=COLUMN"
@@ -94,15 +88,21 @@ class WriteOptions:
     orient: bool = option(False, "Rotate images as their EXIF orientation says, and remove it.")
     background: str | None = option(None, "Colour for transparency and padding: white, #ff0000.", "COLOUR")
     image_fields: str | Sequence[str] = option(
-        (), "Image fields to change if a sample has several: jpg,seg.png.", "FIELDS"
+        (), "Image fields to change if a sample has several: left.jpg,right.jpg.", "FIELDS"
+    )
+    mask_fields: str | Sequence[str] = option(
+        (), "PNG masks that --resize and --orient move with the image, without blending: seg.png.", "FIELDS"
+    )
+    mask_fill: int | None = option(
+        None, "Number of the mask pixels that --resize-mode pad adds, such as 255.", "N", least=0, most=65535
     )
     derive: str | Sequence[str] = option((), "Add metadata of the image to json: width,height,bytes,sha256.", "NAMES")
     max_pixels: int | None = option(None, "Most pixels of an image. Default: 100 million.", "N", least=1)
 
     def __post_init__(self) -> None:
-        from wdskit.export.api import parse_exports
-
-        for name in ("export", "sidecars", "files"):
+        for name, value in [*vars(self).items()]:
+            object.__setattr__(self, name, as_int(value))
+        for name in ("export", "sidecars", "files", "omit"):
             value = getattr(self, name, ())
             if isinstance(value, str):
                 object.__setattr__(self, name, tuple(part.strip() for part in value.split(",") if part.strip()))
@@ -112,14 +112,36 @@ class WriteOptions:
                 raise PackError(f"{name}: {number!r} is not a number of {what}; 1 is this one.")
         if self.shuffle is not None and (type(self.shuffle) is not int or not 0 <= self.shuffle < 1 << 64):
             raise PackError(f"shuffle: the seed {self.shuffle!r} must be 0 or more, and below 2**64.")
-        if self.only is not None and (type(self.only) is not int or self.only < 0):
-            raise PackError(f"only: {self.only!r} is not the number of a shard; the first is 0.")
-        parse_exports(self.export, split_name=self.split_name)
+        from wdskit.shards.export import parse_kinds
+
+        parse_kinds(self.export)
+        if self.export and self.part is not None:
+            raise PackError("export: parts write no index. Run `wdskit export` after `wdskit pack-finish`.")
         _ = self.transforms, self.limits, self.part_of, self.shares, self.columns
+        self._check_columns()
         self._check_together()
+        if self.split_name and not self.export:
+            raise PackError("split_name: it has no effect without export. Leave it out.")
+        checks_pixels = self.transforms.validate not in {"none", "magic"} or self.transforms.changes_bytes
+        if self.max_pixels is not None and not checks_pixels:
+            msg = f"max_pixels: it has no effect with validate {self.transforms.validate}"
+            raise PackError(f"{msg}, which does not read the size of images. Leave one of them out.")
+
+    def _check_columns(self) -> None:
+        """Refuse a field made of values that describe an image, if the image changes: nobody would update the field."""
+        if not self.transforms.changes_images:
+            return
+        from wdskit.packing.annotations import names_places
+        from wdskit.packing.transforms import DERIVED
+
+        for name, column in self.columns.items():
+            is_place = self.transforms.moves_images and names_places(column)
+            if is_place or re.split(r"[./\s]", column.strip())[-1].lower() in DERIVED:
+                msg = f"fields: {name}={column} describes the image, which resize, format or orient changes."
+                raise PackError(f"{msg} Make the field from the new shards: wdskit reshard --field {name}={column}")
 
     def _check_together(self) -> None:
-        given = {name: getattr(self, name) for name in ("append", "overwrite", "dry_run", "part", "only")}
+        given = {name: getattr(self, name) for name in ("append", "overwrite", "dry_run", "part")}
         asked = [name for name, value in given.items() if value is not None and value is not False]
         for one, other in itertools.combinations(asked, 2):
             if {one, other} not in _TOGETHER:
@@ -130,13 +152,7 @@ class WriteOptions:
             check_address(self.on)
             if self.workers > 1:
                 raise PackError("`workers` and `on` cannot be combined: the cluster has its own workers.")
-            if self.only is not None:
-                raise PackError("`only` and `on` cannot be combined: one shard is filled on this machine.")
         if self.split is not None:
-            if self.only is not None:
-                raise PackError(
-                    "`--only` cannot be combined with `--split`. Pack into a new folder and copy the shard."
-                )
             if self.split_name:
                 raise PackError("`split_name` and `split` cannot be combined: the shards are named after their splits.")
             if self.pattern is not None:
@@ -160,7 +176,6 @@ class WriteOptions:
             self.max_samples,
             parse_size(self.max_bytes) if isinstance(self.max_bytes, str) else self.max_bytes,
             num_shards=self.num_shards,
-            multiple_of=self.multiple_of,
             by_count=self.transforms.changes_bytes,
         )
 
@@ -179,7 +194,7 @@ class WriteOptions:
     @cached_property
     def class_names(self) -> ClassNames | None:
         """The classes that there may be. A file of them is read here; `PackError` where it cannot be."""
-        from wdskit.packing.sources.class_names import find_class_names
+        from wdskit.packing.labels import find_class_names
 
         return None if self.classes is None else find_class_names(self.classes)
 
@@ -233,6 +248,7 @@ class PackOptions(WriteOptions):
     )
     key_column: str | None = option(None, "Table's column with the key. Default: key, else the image's path.", "NAME")
     allow_no_image: bool = option(False, "Also pack rows of a table that have no image.")
+    omit: str | Sequence[str] = option((), "Columns to leave out of json; of a folder: path, class, cls.", "COLUMNS")
     require: str | Sequence[str] = option((), "Fields that each sample must have: jpg;png,json.", "FIELDS")
     missing: str | None = option(None, "What to do if such a field is missing. Default: error.", "error|warn|skip")
     duplicates: str = option(
@@ -244,6 +260,9 @@ class PackOptions(WriteOptions):
 
         check_word("keys", self.keys, ("given", "clean", "hashed"))
         super().__post_init__()
+        if self.append and self.duplicates != "keep":
+            msg = "`append` and `duplicates` cannot be combined: the images that the folder holds are not compared."
+            raise PackError(f"{msg} Leave out `duplicates`, or pack all images into a new folder.")
 
     @cached_property
     def source(self) -> SourceOptions:
@@ -259,6 +278,7 @@ class PackOptions(WriteOptions):
             fields=self.columns,
             sidecars=self.sidecars,
             files=self.files,
+            omit=self.omit,
             images=None if self.images is None else os.fspath(self.images),
             classes=self.class_names,
             in_order=self.shuffle is None or self.dry_run,
@@ -274,7 +294,7 @@ class PackOptions(WriteOptions):
         Raises:
             PackError: Such an option is set; the message names it.
         """
-        names = ("shuffle", "num_shards", "multiple_of", "dry_run", "part", "only", "split", "on")
+        names = ("shuffle", "num_shards", "dry_run", "part", "split", "on")
         asked = [name for name in names if getattr(self, name) not in {None, False}]
         asked += ["workers"] * (self.workers > 1) + ["duplicates"] * (self.duplicates != "keep")
         if asked:
@@ -336,7 +356,7 @@ class ReshardOptions(WriteOptions):
         from wdskit.packing.samples.changes import make_changes
         from wdskit.packing.sources.records import Records
 
-        made = Records("", fields=self.columns, classes=self.class_names) if self.columns else None
+        made = Records("", fields=self.columns, classes=self.class_names) if self.columns or self.class_names else None
         return make_changes(keep=self.keep, drop=self.drop, rename=self.rename, keys=self.keys, made=made)
 
     def to_dict(self) -> dict[str, object]:

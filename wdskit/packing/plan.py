@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,9 +26,6 @@ _PATTERN = re.compile(r"([^%/\\{}\[\]*?:]*)%(?:0(\d{1,2}))?d([^%/\\{}\[\]*?:]*\.
 MAX_SAMPLES = 10_000
 MAX_BYTES = 1_000_000_000
 NO_LIMIT = 1 << 62
-_MOST_TIMES = 10  # as many equal shards as the limits need at least; more would be nearly empty but for one
-_SMALL_NUMBER = 64  # of shards, up to which all are tried
-_SHOWN = 5
 
 
 class PlannedShard(NamedTuple):
@@ -82,13 +79,11 @@ class Limits:
         max_samples: Most samples.
         max_bytes: Most bytes of the file, headers, padding and end marker included.
         num_shards: So many shards, equal within one sample; None for as many as the limits make.
-        multiple_of: A multiple of this number of shards, equal within one sample.
     """
 
     max_samples: int
     max_bytes: int
     num_shards: int | None = None
-    multiple_of: int | None = None
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
@@ -100,20 +95,12 @@ class Limits:
             raise PackError(f"max_samples: {self.max_samples} is too small; a shard holds at least one sample.")
         if self.max_bytes < END_BYTES + member_bytes(1):
             raise PackError(f"max_bytes: {self.max_bytes} is too small; an empty sample takes more.")
-        for name, number in (("num_shards", self.num_shards), ("multiple_of", self.multiple_of)):
-            if number is not None and number < 1:
-                raise PackError(f"{name}: {number} is not a number of shards; it is 1 or more.")
-        if self.num_shards is not None and self.multiple_of is not None and self.num_shards % self.multiple_of:
-            raise PackError(f"num_shards: {self.num_shards} is not a multiple of multiple_of, {self.multiple_of}.")
+        if self.num_shards is not None and self.num_shards < 1:
+            raise PackError(f"num_shards: {self.num_shards} is not a number of shards; it is 1 or more.")
 
     def described(self) -> dict[str, int | None]:
         """Each by name; None where there is none."""
         return {name: None if value == NO_LIMIT else value for name, value in vars(self).items()}
-
-    @property
-    def are_balanced(self) -> bool:
-        """Whether all shards are to be equal."""
-        return self.num_shards is not None or self.multiple_of is not None
 
 
 def make_limits(
@@ -121,7 +108,6 @@ def make_limits(
     max_bytes: int | None,
     *,
     num_shards: int | None = None,
-    multiple_of: int | None = None,
     by_count: bool = False,
 ) -> Limits:
     """Limits, of which those that nobody gave are the usual ones; none where the number of shards is said, and none of
@@ -137,7 +123,7 @@ def make_limits(
         max_bytes = NO_LIMIT
     usual = (MAX_SAMPLES, MAX_BYTES) if num_shards is None else (NO_LIMIT, NO_LIMIT)
     most = usual[0] if max_samples is None else max_samples
-    return Limits(most, usual[1] if max_bytes is None else max_bytes, num_shards, multiple_of)
+    return Limits(most, usual[1] if max_bytes is None else max_bytes, num_shards)
 
 
 class Span(NamedTuple):
@@ -157,7 +143,7 @@ class RowTooLarge(Exception):
         self.num_bytes = num_bytes
 
 
-def divide(blocks: NDArray[Any], limits: Limits, *, name: Callable[[int], str] = "row {}".format) -> list[Span]:
+def divide(blocks: NDArray[Any], limits: Limits) -> list[Span]:
     """The shards of rows that take so many blocks of 512 bytes each, (num_rows,), in this order.
 
     As `fill_in_turn`; or all shards equal within one sample, the larger ones first, where limits say so.
@@ -165,12 +151,10 @@ def divide(blocks: NDArray[Any], limits: Limits, *, name: Callable[[int], str] =
     Args:
         blocks: Of each row.
         limits: What a shard may hold.
-        name: What messages call the row at a place in this order.
 
     Raises:
         RowTooLarge: A row alone is over `max_bytes`.
-        PackError: The number of shards that was asked for is over the limits, or there are fewer rows; or equal shards
-            would have to be many times as many as the limits need, as large rows stand close together.
+        PackError: The number of shards that was asked for is over the limits, or there are fewer rows.
     """
     room = (limits.max_bytes - END_BYTES) // BLOCK_BYTES
     too_large = np.flatnonzero(blocks > room)
@@ -179,7 +163,9 @@ def divide(blocks: NDArray[Any], limits: Limits, *, name: Callable[[int], str] =
         raise RowTooLarge(place, int(blocks[place]) * BLOCK_BYTES + END_BYTES)
     ends = blocks.astype(np.int64)
     np.cumsum(ends, out=ends)  # in place: `dtype=` would take as much again
-    return _balanced(ends, limits, name) if limits.are_balanced else list(_in_turn(ends, limits, room))
+    return (
+        list(_in_turn(ends, limits, room)) if limits.num_shards is None else _balanced(ends, limits, limits.num_shards)
+    )
 
 
 def _in_turn(ends: NDArray[np.int64], limits: Limits, room: int) -> Iterator[Span]:
@@ -191,67 +177,23 @@ def _in_turn(ends: NDArray[np.int64], limits: Limits, room: int) -> Iterator[Spa
         start, done = stop, int(ends[stop - 1])
 
 
-def _balanced(ends: NDArray[np.int64], limits: Limits, name: Callable[[int], str]) -> list[Span]:
-    num_rows, step = len(ends), limits.multiple_of or 1
-    number = limits.num_shards or step
-    if limits.num_shards is None:  # the least that may be enough
-        least = max(-(-num_rows // limits.max_samples), -(-int(ends[-1]) * BLOCK_BYTES // limits.max_bytes))
-        number = -(-least // step) * step
-    most = min(num_rows, max(_MOST_TIMES * number, _SMALL_NUMBER))
-    largest = None
-    while number <= most:
-        stops, sizes = _equal(ends, number)
-        at = int(sizes.argmax())
-        largest = Span(int(stops[at - 1]) if at else 0, int(stops[at]), int(sizes[at]))
-        if largest.num_bytes <= limits.max_bytes and -(-num_rows // number) <= limits.max_samples:
-            starts = [0, *stops[:-1].tolist()]
-            return [Span(*three) for three in zip(starts, stops.tolist(), sizes.tolist(), strict=True)]
-        if limits.num_shards is not None:
-            raise _over(-(-num_rows // number), largest, limits)
-        number += -(-(number // 200 + 1) // step) * step  # half a percent more, so that it ends soon
-    if largest is not None:
-        raise _too_close(ends, largest, most, limits, name)
-    if limits.num_shards is None and number > step:
-        msg = f"multiple_of: no multiple of {step} up to the {num_rows} samples makes shards within max_samples"
-        raise PackError(f"{msg} {limits.max_samples} and max_bytes {limits.max_bytes}.\n  Raise --max-bytes.")
-    raise PackError(f"{num_rows} samples cannot fill {number} shards; each holds at least one. Use fewer shards.")
-
-
-def _equal(ends: NDArray[np.int64], number: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Where each of so many shards ends, and its bytes. The first have one more row where it does not come out even."""
+def _balanced(ends: NDArray[np.int64], limits: Limits, number: int) -> list[Span]:
+    """Return `number` shards, equal within one row; the first shards have the additional rows."""
+    if number > len(ends):
+        raise PackError(f"{len(ends)} samples cannot fill {number} shards; each holds at least one. Use fewer shards.")
     least, more = divmod(len(ends), number)
     numbers = np.arange(1, number + 1)
     stops = numbers * least + np.minimum(numbers, more)
-    return stops, np.diff(ends[stops - 1], prepend=0) * BLOCK_BYTES + END_BYTES
-
-
-def _len(span: Span) -> int:
-    return span.stop - span.start
-
-
-def _over(samples: int, largest: Span, limits: Limits) -> PackError:
-    what = f"{largest.num_bytes} bytes, more than max_bytes {limits.max_bytes}"
-    if samples > limits.max_samples:
-        what = f"{samples} samples, more than max_samples {limits.max_samples}"
-    return PackError(
-        f"num_shards: with {limits.num_shards} shards, one would have {what}.\n  Use more shards, or raise the limit."
-    )
-
-
-def _too_close(
-    ends: NDArray[np.int64], largest: Span, most: int, limits: Limits, name: Callable[[int], str]
-) -> PackError:
-    """The error for large rows so close together that only very many equal shards would part them."""
-    sizes = np.diff(ends[largest.start : largest.stop], prepend=ends[largest.start - 1] if largest.start else 0)
-    order = np.argsort(-sizes, kind="stable")
-    room = (limits.max_bytes - END_BYTES) // BLOCK_BYTES
-    count = int(np.searchsorted(np.cumsum(sizes[order]), room, side="right")) + 1
-    names = [name(largest.start + at) for at in sorted(order[:count].tolist())]
-    listed = ", ".join(names[:_SHOWN]) + (f" and {count - _SHOWN} more" if count > _SHOWN else "")
-    msg = f"multiple_of: no multiple of {limits.multiple_of} up to {most} shards stays within {limits.max_bytes} bytes"
-    what = f"these {count} of {_len(largest)} neighbours are too large together ({largest.num_bytes} bytes): {listed}"
-    remedy = "Raise --max-bytes, spread large samples with --shuffle, or leave --multiple-of out."
-    return PackError(f"{msg}: {what}.\n  {remedy}")
+    sizes = np.diff(ends[stops - 1], prepend=0) * BLOCK_BYTES + END_BYTES
+    what = ""
+    if least + bool(more) > limits.max_samples:
+        what = f"{least + bool(more)} samples, more than max_samples {limits.max_samples}"
+    elif sizes.max() > limits.max_bytes:
+        what = f"{sizes.max()} bytes, more than max_bytes {limits.max_bytes}"
+    if what:
+        msg = f"num_shards: with {number} shards, one would have {what}."
+        raise PackError(f"{msg}\n  Use more shards, or raise the limit.")
+    return [Span(*three) for three in zip([0, *stops[:-1].tolist()], stops.tolist(), sizes.tolist(), strict=True)]
 
 
 def row_bytes(row: Row) -> int:

@@ -13,7 +13,6 @@ from typing import Any, NamedTuple, Protocol, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from wdskit.dataset.index import Exports
 from wdskit.errors import PackError, RowError
 from wdskit.order.keys import permutation
 from wdskit.packing.duplicates import Digests, find_duplicates, look_at_rows
@@ -43,6 +42,10 @@ class Store(Protocol):
     @property
     def num_fields(self) -> Mapping[tuple[str, ...], int]:
         """Rows by the names of their fields; empty where that is not known."""
+
+    @property
+    def has_labels(self) -> bool:
+        """Whether a row may have the field `cls`."""
 
     def __len__(self) -> int:
         """Number of rows."""
@@ -88,7 +91,6 @@ class Jobs:
         order: Numbers of the rows in the order in which they are packed; None for all, in the source's.
         spans: The rows of each shard, by their places in that order.
         series: How the shards are numbered.
-        exports: What is kept beside them for other readers.
         transforms: What happens to their samples.
         threads: So many samples of a shard at a time.
     """
@@ -97,7 +99,6 @@ class Jobs:
     order: Ints | None
     spans: Sequence[Span]
     series: Sequence[Series]
-    exports: Exports
     transforms: Transforms
     threads: int
 
@@ -112,7 +113,6 @@ class Jobs:
             path=folder / self.name(number),
             rows=self.store.take(_places(self.order, span.start, span.stop)),
             num_bytes=span.num_bytes,
-            exports=self.exports,
             transforms=self.transforms,
             threads=self.threads,
         )
@@ -221,15 +221,12 @@ def divide_rows(
     if by_count:
         spans = divide(np.ones(len(store) if order is None else len(order), np.uint32), limits)
         return order, [span._replace(num_bytes=0) for span in spans]
-
-    def where(place: int) -> str:
-        return store.where(int(_places(order, place, place + 1)[0]))
-
     try:
-        return order, divide(blocks if order is None else blocks[order], limits, name=where)
+        return order, divide(blocks if order is None else blocks[order], limits)
     except RowTooLarge as err:
         problem = f"even alone in its shard it takes {err.num_bytes} bytes, more than max_bytes {limits.max_bytes}"
-        raise row_error(where(err.place), problem, "Raise --max-bytes.") from None
+        where = store.where(int(_places(order, err.place, err.place + 1)[0]))
+        raise row_error(where, problem, "Raise --max-bytes.") from None
 
 
 def _read(
@@ -249,6 +246,8 @@ def _read(
             else:
                 raise row
     spool.finish()
+    if len(spool):
+        transforms.check_used(name for names in spool.num_fields for name in names)
     if not skip_bad and transforms.duplicates == "keep":
         return None
     is_good = np.ones(len(spool), dtype=np.bool_)

@@ -22,11 +22,12 @@ from wdskit.dataset.index import ShardEntry
 from wdskit.dataset.lock import held_meanwhile
 from wdskit.dataset.unfinished import DESCRIPTION_NAME
 from wdskit.errors import PackError, RowError, WdskitError
-from wdskit.files import Disk, own_temp_files
+from wdskit.files import Disk
 from wdskit.packing.fill import ShardJob, fill_shard
 from wdskit.packing.row import row_error
 from wdskit.packing.staging import Staging
 from wdskit.packing.store import RecordedRows
+from wdskit.text import install_extra
 
 _MOST_TRIES = 4
 _LEAST_AHEAD = 64  # shards that wait at least, so that a cluster that grows with its work has some to grow for
@@ -66,7 +67,7 @@ def import_ray() -> ModuleType:
     try:
         import ray
     except ImportError as err:
-        raise PackError("on: Ray is not installed. Run `pip install wdskit[ray]`.") from err
+        raise PackError(f"on: Ray is not installed. {install_extra('ray')}") from err
     found: ModuleType = ray
     return found
 
@@ -145,8 +146,7 @@ def fill_on_node(job: ShardJob, site: Site) -> ShardEntry | WdskitError:
                 msg = f"{path}: host {host} does not see the same file as {site.host}."
                 remedy = "Pack into a folder on a disk that all nodes of the cluster have under this path."
                 raise PackError(f"{msg}\n  {remedy}")
-        # A worker that seems to be dead, and is not, may write the same shard.
-        with held_meanwhile(site.log), own_temp_files():
+        with held_meanwhile(site.log):
             return fill_shard(job, disk=site.disk)
     except RowError as err:
         if host == site.host:

@@ -14,6 +14,7 @@ from pathlib import Path
 from wdskit.dataset.classes import CLASSES_NAME, parse_classes
 from wdskit.dataset.index import ShardEntry
 from wdskit.files import DISK, Disk
+from wdskit.packing.api import export_packed
 from wdskit.packing.destination import (
     finish_what_was_stopped,
     folder_of,
@@ -37,6 +38,7 @@ from wdskit.packing.samples.sources import (
 from wdskit.packing.samples.store import Samples
 from wdskit.packing.sources import Source
 from wdskit.packing.upload import Upload, open_upload
+from wdskit.text import format_bytes, plural
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,7 @@ class ReshardResult:
         classes_lost: Why there is no `classes.json` although a source has one; else empty.
         was_done: The folder already held all of it, so there was nothing to do.
         seconds: How long it took.
+        notes: A sentence, if files that were exported before are outdated.
     """
 
     folder: Path | str
@@ -78,6 +81,12 @@ class ReshardResult:
     classes_lost: str
     was_done: bool
     seconds: float
+    notes: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        """Return one line: the folder, samples, shards, size and time."""
+        size = f"{self.num_samples:,} of {self.num_source_samples:,} samples in {plural(len(self.shards), 'shard')}"
+        return f"ReshardResult({self.folder}: {size}, {format_bytes(self.num_bytes)}, {self.seconds:.1f} s)"
 
     @property
     def num_samples(self) -> int:
@@ -98,7 +107,6 @@ def reshard(
     max_samples: int | None = None,
     max_bytes: int | str | None = None,
     num_shards: int | None = None,
-    multiple_of: int | None = None,
     shuffle: int | None = None,
     split: str | Mapping[str, object] | None = None,
     pattern: str | None = None,
@@ -106,7 +114,6 @@ def reshard(
     threads: int = 1,
     on: str | None = None,
     part: str | None = None,
-    only: int | None = None,
     append: bool = False,
     overwrite: bool = False,
     restart: bool = False,
@@ -125,6 +132,8 @@ def reshard(
     orient: bool = False,
     background: str | None = None,
     image_fields: str | Sequence[str] = (),
+    mask_fields: str | Sequence[str] = (),
+    mask_fill: int | None = None,
     derive: str | Sequence[str] = (),
     max_pixels: int | None = None,
     filter: str | None = None,  # noqa: A002 (as the command line has it)
@@ -191,7 +200,8 @@ def reshard(
         return dataclasses.replace(result, folder=upload.url)
     with raised_as_pack_errors(Path(dest)):
         folder = folder_of(os.fsdecode(dest))
-    return _reshard(source, folder, options, progress=progress, disk=disk)
+    result = _reshard(source, folder, options, progress=progress, disk=disk)
+    return dataclasses.replace(result, notes=export_packed(folder, options, disk))
 
 
 def _reshard(
@@ -228,14 +238,14 @@ def _reshard(
         samples = Samples(seen.counted(scan_all(jobs, workers=options.workers, on_progress=work.on_progress)), changes)
         kept = samples.unique(first_of_key=options.duplicate_keys == "first")
         num_kept = len(samples) if kept is None else len(kept)
-        seen.check(num_kept, len(samples) - num_kept, changes)
+        seen.check(num_kept, len(samples) - num_kept, changes, options.transforms)
         if work.splitter is not None:
             work.splitter.add_draws(samples.draws)
         plan = Plan(samples, kept, len(found.urls), block_shards, blocks, found.urls.__getitem__, lists)
         target, run, shards = plan_jobs(work, plan)
         entries = () if options.dry_run else pack_planned(work, plan, target, run, shards)
         planned = shards.plan().shards
-    if options.part is not None or options.only is not None:
+    if not options.dry_run:  # the bytes of shards with changed images are not known before
         planned = tuple(PlannedShard(entry.name, entry.num_samples, entry.num_bytes) for entry in entries)
     return ReshardResult(
         folder=folder,

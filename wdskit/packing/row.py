@@ -16,6 +16,7 @@ from wdskit.errors import DecodeError, KeyRuleError, RowError
 from wdskit.files import Buffer
 from wdskit.limits import MAX_USTAR_SIZE_BYTES
 from wdskit.packing.json_merge import field_with_metadata
+from wdskit.packing.labels import CLASS_FIELD, ClassNames, label_number
 from wdskit.packing.references import FieldBytes, FileBytes
 from wdskit.packing.transforms import UNTOUCHED, Transforms
 from wdskit.storage.identity import FileChanged
@@ -218,18 +219,20 @@ def make_row(key: str, fields: Mapping[str, FieldBytes], where: str, *, keys: st
 
 def clean_key(key: str) -> str:
     """The key with `_` for each character that not all readers take: others than letters and digits of ASCII, `_`, `+`,
-    `-` and the slashes of a relative path.
+    `-` and the slashes of a relative path. Several `_` at the start of a name become one: webdataset ignores `__a`.
     """
     parts = [_UNCLEAN.sub("_", part) for part in key.split("/") if part not in {"", ".", ".."}]
     return "/".join(part if not part.startswith("__") else f"_{part.lstrip('_')}" for part in parts)
 
 
-def python_rows(rows: Iterable[Mapping[str, Any]], *, keys: str) -> Iterator[Row | RowError]:
+def python_rows(
+    rows: Iterable[Mapping[str, Any]], *, keys: str, classes: ClassNames | None = None
+) -> Iterator[Row | RowError]:
     """Rows from Python: `{"__key__": key, field: value, ...}`, as webdataset's writers take them.
 
     A value is bytes, a `pathlib.Path` whose file is packed, or what `codecs.fields.encode_field` takes for the field's
-    name. Fields whose names begin with two underscores are not packed. With cleaned or hashed keys, the one given
-    stands in `json` under `key`.
+    name; a `cls` that is not a path is a label, one of `classes` where these are given. Fields whose names
+    begin with two underscores are not packed. With cleaned or hashed keys, the one given stands in `json` under `key`.
 
     Yields:
         A row, or the error of one that cannot be packed.
@@ -237,12 +240,12 @@ def python_rows(rows: Iterable[Mapping[str, Any]], *, keys: str) -> Iterator[Row
     for number, row in enumerate(rows):
         where = f"row {number}"
         try:
-            yield _python_row(row, where, keys)
+            yield _python_row(row, where, keys, classes)
         except RowError as err:
             yield err
 
 
-def _python_row(row: Any, where: str, keys: str) -> Row:
+def _python_row(row: Any, where: str, keys: str, classes: ClassNames | None) -> Row:
     key = row.get("__key__") if isinstance(row, Mapping) else None
     if not isinstance(key, str):
         raise row_error(where, f"it is {_kind(row)}", 'A row is a dict with the text "__key__" and its fields.')
@@ -257,6 +260,16 @@ def _python_row(row: Any, where: str, keys: str) -> Row:
         if field in values:
             raise row_error(where, f"it has the field {field!r} twice", "Write fields in lower case.")
         values[field] = value
+    if CLASS_FIELD in values and not isinstance(values[CLASS_FIELD], Path):
+        label = values.pop(CLASS_FIELD)
+        if isinstance(label, bytes | bytearray | memoryview):
+            label = bytes(label).decode(errors="surrogateescape")
+        try:
+            number = label_number(label, classes)
+        except ValueError as err:
+            raise row_error(where, f"its field 'cls': {err}", "Correct it, or use --skip-bad.") from err
+        if number is not None:
+            values[CLASS_FIELD] = number
     fields = {field: _encode(field, value, where) for field, value in values.items()}
     if keys != "given" and fields:
         fields["json"] = json_with_key(fields.get("json", b"{}"), key, where)

@@ -12,10 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from wdskit.dataset.index import Exports, ShardEntry, read_index
+from wdskit.dataset.index import ShardEntry
 from wdskit.dataset.lock import hold, lock_folder, share_folder
 from wdskit.errors import PackError, WdskitError
-from wdskit.export.api import check_export_names, parse_exports
 from wdskit.files import Disk, publish_bytes
 from wdskit.packing.destination import (
     Destination,
@@ -36,7 +35,9 @@ from wdskit.packing.staging import RunDescription, Staging, differences, open_st
 from wdskit.packing.store import Ints, Spool, digest_blocks
 from wdskit.packing.upload import Upload
 from wdskit.shards.parallel import map_shards
+from wdskit.shards.shares import format_share
 from wdskit.tar.writer import END_BYTES
+from wdskit.text import plural
 
 _BEGINS = "begins.lock"
 
@@ -84,22 +85,22 @@ class Work:
         part = self.options.part_of
         return "plan" if part is None else f"plan-{part[0]}-of-{part[1]}"
 
-    def look(self) -> Destination:
-        """Look at the folder that is packed into; it is locked where something is going to be written."""
+    def look(self, *, has_labels: bool) -> Destination:
+        """Look at the folder that is packed into; it is locked where something is going to be written. `has_labels`
+        says whether samples of this run have a `cls`.
+        """
         _ = self.room
         with raised_as_pack_errors(self.folder):
-            target = look_at_destination(self.folder, self.options, self.found.classes)
+            target = look_at_destination(self.folder, self.options, self.found.classes, has_labels=has_labels)
             return dataclasses.replace(target, upload=self.upload)
 
-    def to_dict(self, exports: Exports) -> dict[str, Any]:
-        """All that a shard, or what is exported beside it, could depend on, by name."""
+    def to_dict(self) -> dict[str, Any]:
+        """All that a shard could depend on, by name."""
         patterns = [names.pattern for names in self.names]
         return {
             **self.options.to_dict(),
             **self.more,
             "pattern": patterns[0] if self.splitter is None else patterns,
-            "export": list(exports.kinds),
-            "split_name": exports.split_name,
         }
 
 
@@ -124,8 +125,7 @@ def open_work(
     splitter = None if options.shares is None else Splitter(options.shares)
     on_progress = progress or (lambda _: None)
     work = Work(stack, folder, found, names, options, more or {}, splitter, on_progress, disk, upload)
-    exports = parse_exports(options.export, split_name=options.split_name)
-    refuse_other_options(folder, options, work.to_dict(exports), is_stream=found.is_stream)
+    refuse_other_options(folder, options, work.to_dict(), is_stream=found.is_stream)
     return work
 
 
@@ -181,24 +181,23 @@ def plan_jobs(work: Work, plan: Plan) -> tuple[Destination, RunDescription, Jobs
         plan.store.forget_hashes()
     divided = _divided(work, plan)
     with raised_as_pack_errors(work.folder):
-        target = work.look()
-        exports = target.exports_with(options.export, options.split_name)
-        run = RunDescription(work.to_dict(exports), plan.num_sources, plan.block_rows, plan.blocks, None)
-        target = resolve_last_run(target, run, plan.where_of, options)
+        target = work.look(has_labels=plan.store.has_labels)
+        run = RunDescription(work.to_dict(), plan.num_sources, plan.block_rows, plan.blocks, None)
+        target = resolve_last_run(target, run, plan.where_of)
         if target.append and not target.is_done:
             target.check_keys(plan.store, plan.kept, work.on_progress)
         firsts = map(target.first_number, work.names)
         lengths = map(len, divided.shards)
         series = [Series(*each) for each in zip(work.names, firsts, lengths, divided.splits, strict=True)]
         spans = [*itertools.chain(*divided.shards)]
-        jobs = Jobs(plan.store, divided.order, spans, series, exports, options.transforms, options.threads)
+        jobs = Jobs(plan.store, divided.order, spans, series, options.transforms, options.threads)
+        if target.is_done and target.last_run is not None and len(target.last_run.entries) != len(jobs):
+            raise indexed_already(
+                target.folder, [f"it wrote {len(target.last_run.entries)} shards, and this run has {len(jobs)}."]
+            )
         run = dataclasses.replace(run, shards=jobs.plan().shards, first=tuple(each.first for each in jobs.series))
-        check_export_names(
-            [*(entry.name for entry in target.entries), *map(jobs.name, range(len(jobs)))], exports.kinds
-        )
-        if options.only is None:
-            target.check_free(jobs.plan().shards, exports)
-            target.check_lists(lists_of(work, target, plan))
+        target.check_free(jobs.plan().shards)
+        target.check_lists(lists_of(work, target, plan))
     return target, run, jobs
 
 
@@ -209,9 +208,7 @@ def lists_of(work: Work, target: Destination, plan: Plan) -> Mapping[str, bytes]
     return {} if target.append else plan.lists
 
 
-def resolve_last_run(
-    target: Destination, run: RunDescription, where_of: Callable[[int], str], options: WriteOptions
-) -> Destination:
+def resolve_last_run(target: Destination, run: RunDescription, where_of: Callable[[int], str]) -> Destination:
     """The destination; `is_done` where the run that made its index is this one.
 
     Raises:
@@ -219,7 +216,7 @@ def resolve_last_run(
             the same run is gone.
     """
     last = target.last_run
-    if last is None or options.only is not None:
+    if last is None:
         return target
     changes = differences(last.run, dataclasses.replace(run, shards=None, first=last.run.first), where_of)
     if not changes:
@@ -249,6 +246,10 @@ def _divided(work: Work, plan: Plan) -> _Divided:
         order, spans = divide_rows(plan.store, plan.kept, **how)
         return _Divided(order, [spans], [""])
     split_order, shards = divide_splits(plan.store, plan.kept, work.splitter, **how)
+    for (name, share), spans in zip(work.splitter.shares.items(), shards, strict=True):
+        if not spans and not options.append:  # an addition may be too small for each split
+            msg = f"split: {name} (share {format_share(share)}) of {plural(len(split_order), 'sample')} would be empty."
+            raise PackError(f"{msg}\n  Choose a larger share, or leave it out.")
     return _Divided(split_order, shards, [*work.splitter.shares])
 
 
@@ -262,8 +263,6 @@ def pack_planned(work: Work, plan: Plan, target: Destination, run: RunDescriptio
     numbers = range(len(jobs)) if part is None else range(part[0], len(jobs), part[1])
     lists = lists_of(work, target, plan)
     with raised_as_pack_errors(work.folder):
-        if options.only is not None:
-            return [_fill_again(work, target, jobs, options.only)]
         if target.is_done:
             assert target.last_run is not None
             if part is None:
@@ -281,7 +280,7 @@ def pack_planned(work: Work, plan: Plan, target: Destination, run: RunDescriptio
     entries = fill_rest([jobs.name(number) for number in numbers], staging, count, fill)
     with raised_as_pack_errors(work.folder):
         if part is None:
-            publish_all(target, staging, entries, lists, jobs.exports)
+            publish_all(target, staging, entries, lists)
         else:
             for name, data in lists.items():
                 publish_bytes(staging.path / name, data, disk=work.disk)
@@ -289,13 +288,13 @@ def pack_planned(work: Work, plan: Plan, target: Destination, run: RunDescriptio
 
 
 def publish_all(
-    target: Destination, staging: Staging, entries: Sequence[ShardEntry], lists: Mapping[str, bytes], exports: Exports
+    target: Destination, staging: Staging, entries: Sequence[ShardEntry], lists: Mapping[str, bytes]
 ) -> None:
     """Publish filled shards, once more compared with what stands in the folder now."""
     shards = [PlannedShard(entry.name, entry.num_samples, entry.num_bytes) for entry in entries]
-    target.check_free(shards, exports)
+    target.check_free(shards)
     target.check_lists(lists)
-    publish_run(staging, entries, lists=lists, before=target.index, exports=exports, replaces=target.replaces)
+    publish_run(staging, entries, lists=lists, before=target.index, replaces=target.replaces)
 
 
 def begin(work: Work, run: RunDescription, where_of: Callable[[int], str]) -> Staging:
@@ -311,21 +310,6 @@ def begin(work: Work, run: RunDescription, where_of: Callable[[int], str]) -> St
             remove_finished(folder, disk)
         how: Any = {"restart": options.restart, "part": options.part_of, "is_alone": is_alone, "disk": disk}
         return open_staging(folder, run, where_of, **how)
-
-
-def _fill_again(work: Work, target: Destination, jobs: Jobs, only: int) -> ShardEntry:
-    """Fill one shard of a packed folder again."""
-    index = read_index(target.folder)
-    name = work.names[0][only]
-    if name not in index.by_name or only >= len(jobs):
-        last = index.entries[-1].name if index.entries else "nothing"
-        msg = f"{target.folder}: only: no {name}: its index ends with {last}, but with these options the source ends"
-        raise PackError(f"{msg} with {jobs.name(len(jobs) - 1)}.\n  Use the options that it was packed with.")
-    entry = index.by_name[name]
-    count = Count(work.on_progress, (entry.num_samples, entry.num_bytes - END_BYTES))
-    job = dataclasses.replace(jobs.job(only, target.folder), sha256=entry.sha256, exports=index.exports)
-    fill_shard(job, disk=work.disk, on_sample=count)
-    return entry
 
 
 def fill_rest(

@@ -7,26 +7,51 @@ same digest, so the same command finds what was filled before. Another plan is r
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import json
+import os
+import re
+import stat
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from wdskit import __version__
-from wdskit.dataset.index import RUN_FOLDER, ShardEntry
+from wdskit.dataset.binary import BINARY_NAME, IDENTITIES_NAME
+from wdskit.dataset.classes import CLASSES_NAME
+from wdskit.dataset.index import INDEX_NAME, RUN_FOLDER, ShardEntry, entry_problem
 from wdskit.dataset.lock import wait_for_workers
+from wdskit.dataset.selection import selection_of
 from wdskit.dataset.shard import offsets_path
-from wdskit.dataset.unfinished import DESCRIPTION_NAME, JOURNAL_NAME, run_folders
+from wdskit.dataset.unfinished import DESCRIPTION_NAME, JOURNAL_NAME, RUN_NAME, run_folders
 from wdskit.errors import PackError
-from wdskit.export.api import shard_export_names
-from wdskit.files import Disk, append_lines, make_folders, publish_bytes, remove_temp_files
+from wdskit.files import (
+    Disk,
+    append_lines,
+    foreign,
+    is_file_name,
+    make_folders,
+    owner_of_new_files,
+    publish_bytes,
+    read_own,
+    remove_temp_files,
+)
 from wdskit.packing.plan import PlannedShard
-from wdskit.packing.upload import MAX_PENDING, Upload, Uploaded
+from wdskit.packing.upload import LAST_RUN_NAME, MAX_PENDING, SentFile, Upload, Uploaded, digest_of
 
 DESCRIPTION_VERSION = 3
+REJECTED_NAME = "rejected.jsonl"
+DUPLICATES_NAME = "duplicates.jsonl"
+LIST_NAMES = (CLASSES_NAME, REJECTED_NAME, DUPLICATES_NAME)
+OWN_NAMES = frozenset({INDEX_NAME, BINARY_NAME, IDENTITIES_NAME, LAST_RUN_NAME, *LIST_NAMES})
+"""Of files of a data set, apart from its shards and selections."""
+_RUN_FILE = re.compile(r"run\.json|journal\.json|shards(-\d+-of-\d+)?\.log|\..*\.wdskit-temp")
+"""Of further files in a staging folder."""
+_ROOT_FILE = re.compile(r"begins\.lock|part-\d+-of-\d+\.lock|\..*\.wdskit-temp")
+"""Of files next to the staging folders: locks, and plans that are too large for memory."""
 _SHOWN = 5
 
 
@@ -84,10 +109,19 @@ class RunDescription:
             shards = document.pop("shards")
             planned = None if shards is None else tuple(PlannedShard(*shard) for shard in shards)
             blocks, first = tuple(document.pop("blocks")), tuple(document.pop("first"))
-            return cls(shards=planned, blocks=blocks, first=first, **document)
+            run = cls(shards=planned, blocks=blocks, first=first, **document)
+            counts = [run.block_rows, run.parts, *first] + ([] if run.num_rows is None else [run.num_rows])
+            counts += [count for shard in planned or () for count in (shard.num_samples, shard.num_bytes)]
+            names = [shard.name for shard in planned or ()]
+            is_right = all(map(is_file_name, names)) and all(type(count) is int and count >= 0 for count in counts)
+            is_right &= isinstance(run.options, dict)
+            if is_right and all(isinstance(block, str) for block in blocks):
+                return run
+            problem: Exception | None = None
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as err:
-            msg = f"{path}: this version of wdskit cannot read this description of a run."
-            raise PackError(f"{msg}\n  Pack into another folder, or remove {path.parent}.") from err
+            problem = err
+        msg = f"{path}: this version of wdskit cannot read this description of a run."
+        raise PackError(f"{msg}\n  Pack into another folder, or remove {path.parent}.") from problem
 
 
 @dataclass(frozen=True)
@@ -115,13 +149,12 @@ class Staging:
         if self.upload is None:
             self._write(_line(entry))
             return
-        names = (entry.name, offsets_path(entry.name).name, *shard_export_names(entry.name, self.run.options["export"]))
-        self._write({"begun": names})
-        self.upload.start(entry, {name: self.path / name for name in names})
+        names = shard_files(entry.name)
+        self.upload.start(entry, self._begin_upload(names, {entry.name: entry.sha256}))
         self._note_uploaded(MAX_PENDING)
 
-    def publish(self, names: Sequence[str]) -> None:
-        """Upload files of all shards together in this order, the index last, once all shards are in the bucket.
+    def finish_uploads(self) -> None:
+        """Return once all shards are in the bucket, and noted with their ETags.
 
         Raises:
             PackError: A shard is not there any more.
@@ -135,14 +168,27 @@ class Staging:
             raise PackError(
                 f"{url}: it is gone, or another writer replaced it.\n  Run the same command again to continue."
             )
-        self._write({"begun": names})
-        self.upload.put({name: self.path / name for name in names})
+
+    def publish(self, names: Sequence[str]) -> None:
+        """Upload files of all shards together in this order, the index last. Raises as `Upload.put`."""
+        assert self.upload is not None
+        self.upload.put(self._begin_upload(names, {}))
 
     def filled(self) -> dict[str, ShardEntry]:
         """The shards that were filled and are there with their sizes, by name."""
         if self.upload is None:
             return read_filled(self.path)
-        return self.upload.find_there(one for one in _read_log(self.path) if isinstance(one, Uploaded))
+        shards = (one for one in _read_log(self.path) if isinstance(one, Uploaded))
+        return self.upload.find_there(shards, read_begun(self.path))
+
+    def _begin_upload(self, names: Sequence[str], known: Mapping[str, str]) -> dict[str, Path]:
+        """Note the size and digest of files that are about to be uploaded, so that a later run knows these objects.
+        `known` has the digests that need not be computed, by name.
+        """
+        files = {name: self.path / name for name in names}
+        digests = {name: known.get(name) or digest_of(str(path.absolute())) for name, path in files.items()}
+        self._write({"begun": {name: (path.stat().st_size, digests[name]) for name, path in files.items()}})
+        return files
 
     def _note_uploaded(self, most: int) -> None:
         assert self.upload is not None
@@ -163,8 +209,8 @@ def read_description(path: Path) -> RunDescription | None:
     Raises:
         PackError: It cannot be read.
     """
-    file = path / DESCRIPTION_NAME
-    return RunDescription.from_json(file.read_bytes(), file) if file.exists() else None
+    data = read_own(path / DESCRIPTION_NAME)
+    return None if data is None else RunDescription.from_json(data, path / DESCRIPTION_NAME)
 
 
 def read_filled(path: Path) -> dict[str, ShardEntry]:
@@ -178,31 +224,98 @@ def read_filled(path: Path) -> dict[str, ShardEntry]:
     return found
 
 
-def read_begun(path: Path) -> set[str]:
-    """The files that the run of a staging folder may have uploaded."""
-    return {name for one in _read_log(path) if isinstance(one, frozenset) for name in one}
+def read_begun(path: Path) -> dict[str, SentFile]:
+    """The files that the run of a staging folder may have uploaded, by name."""
+    begun: dict[str, SentFile] = {}
+    for one in _read_log(path):
+        if isinstance(one, dict):
+            begun |= {name: file._replace(etags=begun.get(name, file).etags) for name, file in one.items()}
+        elif isinstance(one, Uploaded):
+            for name, etag in one.etags.items():
+                if name in begun and etag is not None:
+                    begun[name] = begun[name]._replace(etags=begun[name].etags | {etag})
+    return begun
 
 
-def _read_log(path: Path) -> Iterator[ShardEntry | Uploaded | frozenset[str]]:
-    """What a run has noted: shards that are filled, or uploaded, and names of files that it was about to upload."""
+def _read_log(path: Path) -> Iterator[ShardEntry | Uploaded | dict[str, SentFile]]:
+    """What a run has noted: shards that are filled, or uploaded, and files that it was about to upload."""
     for log in sorted(path.glob("*.log")):
-        for line in log.read_bytes().splitlines():
+        for line in (read_own(log) or b"").splitlines():
             try:
                 noted = json.loads(line)
+                names = noted["begun"] if isinstance(noted, dict) else noted[:1]
+                if not all(map(is_own_name, names)):
+                    continue  # wdskit did not write this line
                 if isinstance(noted, dict):
-                    yield frozenset(noted["begun"])
+                    yield {name: SentFile(num_bytes, sha256) for name, (num_bytes, sha256) in names.items()}
                     continue
                 name, num_samples, num_bytes, sha256, fields, idx_sha256, *etags = noted
+                item = {"url": name, "nsamples": num_samples, "filesize": num_bytes, "sha256": sha256, "fields": fields}
+                if entry_problem(item if idx_sha256 is None else {**item, "idx_sha256": idx_sha256}):
+                    continue
                 entry = ShardEntry(name, num_samples, num_bytes, sha256, tuple(fields), idx_sha256)
+                found = Uploaded(entry, dict(etags[0])) if etags else entry
             except (ValueError, TypeError, KeyError, RecursionError):  # it was cut short
                 continue
-            yield Uploaded(entry, etags[0]) if etags else entry
+            yield found
 
 
 def is_there(folder: Path, entry: ShardEntry) -> bool:
     """Whether a shard and its offsets are in a folder, with the sizes that they had."""
     sizes = {folder / entry.name: entry.num_bytes, offsets_path(folder / entry.name): 8 * (entry.num_samples + 1)}
     return all(path.is_file() and path.stat().st_size == size for path, size in sizes.items())
+
+
+def is_own_name(name: object) -> bool:
+    """True if wdskit may have given a file of a data set this name: a shard, a file next to one, a list, a selection,
+    the index. Names that are read back from a folder are compared with this before they are used.
+    """
+    if not isinstance(name, str) or name in OWN_NAMES:
+        return isinstance(name, str)
+    return is_file_name(name) and (name.endswith((".tar", ".idx")) or bool(selection_of(name)))
+
+
+def check_runs(folder: Path) -> None:
+    """Refuse staging folders that this user's wdskit did not make, before anything in them is used or removed.
+
+    Raises:
+        PackError: `.wdskit-run`, or something in it, is a link, belongs to another user, or has a name that wdskit
+            does not give.
+    """
+    root = folder / RUN_FOLDER
+    if not os.path.lexists(root):
+        return
+    users = {os.geteuid()}
+    _check_own(root, users, is_folder=True)
+    for path in sorted(root.iterdir()):
+        is_run = RUN_NAME.fullmatch(path.name) is not None
+        if not is_run and not _ROOT_FILE.fullmatch(path.name):
+            raise PackError(foreign(path, "is no file of a run"))
+        _check_own(path, users, is_folder=is_run)
+        inners: list[Path] = []
+        with contextlib.suppress(FileNotFoundError):  # another part of the run has just removed it
+            inners = sorted(path.iterdir()) if is_run else []
+        for inner in inners:
+            if not _RUN_FILE.fullmatch(inner.name) and not is_own_name(inner.name):
+                raise PackError(foreign(inner, "is no file of a run"))
+            _check_own(inner, users, is_folder=False)
+
+
+def _check_own(path: Path, users: set[int], *, is_folder: bool) -> None:
+    """Refuse what is not a folder, or a plain file, of one of these users; `users` gains what new files here have."""
+    try:
+        status = path.lstat()
+    except FileNotFoundError:  # another part of the run has just ended
+        return
+    if not (stat.S_ISDIR if is_folder else stat.S_ISREG)(status.st_mode):
+        raise PackError(foreign(path, f"is {'a link' if path.is_symlink() else 'not a plain file or folder'}"))
+    if path.suffix == ".log" and status.st_nlink > 1:
+        raise PackError(foreign(path, "has a second name somewhere"))
+    if status.st_uid not in users:
+        users.add(owner_of_new_files(path.parent))
+    if status.st_uid not in users:
+        msg = f"{path}: this belongs to another user (uid {status.st_uid}). Nothing was changed."
+        raise PackError(f"{msg}\n  That user can complete or remove the run. To start anew, remove {path}.")
 
 
 def open_staging(
@@ -260,11 +373,20 @@ def open_staging(
         for log in path.glob("*.log"):
             wait_for_workers(log)
         remove_temp_files(path, disk=disk)
-    if not description.exists() or description.read_bytes() != run.to_json():
+    if read_own(description) != run.to_json():
         publish_bytes(description, run.to_json(), disk=disk)
     disk.close(disk.open_log(staging.log))  # its workers hold it
     wait_for_workers(staging.log)
+    if part is not None and run.shards is not None:  # other parts may be writing theirs
+        own = run.shards[part[0] :: part[1]]
+        names = {name for shard in own for name in shard_files(shard.name)}
+        remove_temp_files(path, of=names, disk=disk)
     return staging
+
+
+def shard_files(shard: str) -> list[str]:
+    """Return the names of a shard's files: itself and its offsets."""
+    return [shard, offsets_path(shard).name]
 
 
 def log_path(path: Path, part: tuple[int, int] | None) -> Path:
@@ -277,11 +399,9 @@ def remove_run(path: Path, disk: Disk) -> None:
     for log in path.glob("*.log"):
         wait_for_workers(log)
     last = path / JOURNAL_NAME
-    others = [file for file in path.rglob("*") if file != last and not file.is_dir()]
+    others = [file for file in path.iterdir() if file != last]
     for file in sorted(others, key=lambda file: (file.suffix != ".log", file)):
         disk.remove(file)
-    for inner in sorted((file for file in path.rglob("*") if file.is_dir()), reverse=True):
-        disk.remove_folder(inner)
     disk.remove(last)
     disk.remove_folder(path)
 

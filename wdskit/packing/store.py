@@ -27,6 +27,7 @@ from typing_extensions import Self
 from wdskit.dataset.keys import find_repeated, is_among
 from wdskit.files import DISK, Disk, TempFile, scratch, temp_path
 from wdskit.limits import BLOCK_BYTES
+from wdskit.packing.labels import CLASS_FIELD
 from wdskit.packing.plan import row_bytes
 from wdskit.packing.references import KINDS, FieldBytes, Reference
 from wdskit.packing.row import Row, key_taken
@@ -57,6 +58,11 @@ class Spool:
         hashes: A hash of each row's key, of this process.
         num_fields: Rows by the names of their fields.
     """
+
+    @property
+    def has_labels(self) -> bool:
+        """Whether a row has the field `cls`."""
+        return any(count and CLASS_FIELD in names for names, count in self.num_fields.items())
 
     def __init__(
         self,

@@ -6,21 +6,23 @@ import contextlib
 import dataclasses
 import itertools
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
 import orjson
 from typing_extensions import Self
 
-from wdskit.dataset.index import Exports, ShardEntry
+from wdskit.dataset.classes import CLASSES_NAME
+from wdskit.dataset.index import ShardEntry
 from wdskit.dataset.keys import SortedRuns, is_among
 from wdskit.files import DISK, Disk, TempFile, scratch, temp_path
 from wdskit.packing.destination import Destination, raised_as_pack_errors
 from wdskit.packing.fill import Count, ShardJob, fill_shard, required_rows
 from wdskit.packing.journal import indexed_already, remove_finished
+from wdskit.packing.labels import CLASS_FIELD
 from wdskit.packing.plan import PlannedShard, fill_in_turn
-from wdskit.packing.row import OnProgress, Row, key_taken
+from wdskit.packing.row import OnProgress, Row, key_taken, row_error
 from wdskit.packing.run import Work, begin, publish_all, resolve_last_run
 from wdskit.packing.sources import streamed_rows
 from wdskit.packing.staging import RunDescription, Staging
@@ -43,27 +45,38 @@ def pack_stream(work: Work, *, skip_bad: bool) -> tuple[Destination, list[ShardE
     if first_row is None:
         raise found.nothing()
     with raised_as_pack_errors(work.folder):
-        target = work.look()
-        exports = target.exports_with(options.export, options.split_name)
-        run = RunDescription(work.to_dict(exports), None, 1, (), None)
-        target = resolve_last_run(target, run, str, options)
+        has_labels = CLASS_FIELD in dict(first_row.fields)
+        target = work.look(has_labels=has_labels)
+        if target.append and not has_labels and not found.classes and (work.folder / CLASSES_NAME).exists():
+            rows = _unlabelled(rows, work.folder)
+        run = RunDescription(work.to_dict(), None, 1, (), None)
+        target = resolve_last_run(target, run, str)
         if target.is_done and options.append and target.last_run is not None:
             target = dataclasses.replace(target, is_done=first_row.key == target.last_run.first_key())
         first = target.first_number(work.names[0])
-        target.check_free([], exports)
+        target.check_free([])
         staging = None if target.is_done else begin(work, dataclasses.replace(run, first=(first,)), str)
     with StreamedKeys(lambda: work.room, disk=work.disk) as keys:
         if target.append:
             keys.add_taken(target, work.on_progress)
-        entries = _fill(work, target, staging, itertools.chain([first_row], rows), keys, first, exports)
+        entries = _fill(work, target, staging, itertools.chain([first_row], rows), keys, first)
     lists = target.lists(found)
     with raised_as_pack_errors(work.folder):
         if staging is not None:
-            publish_all(target, staging, entries, lists, exports)
+            publish_all(target, staging, entries, lists)
         else:
             target.check_lists(lists)
             remove_finished(work.folder, work.disk)
     return target, entries
+
+
+def _unlabelled(rows: Iterable[Row], folder: Path) -> Generator[Row, None, None]:
+    """The rows of an addition without class names to a folder that has them, none of which may have a label."""
+    for row in rows:
+        if CLASS_FIELD in dict(row.fields):
+            problem = f"it has a label, whose name is not known, but {folder} has {CLASSES_NAME}"
+            raise row_error(row.where, problem, f"Pack with --classes {folder}.")
+        yield row
 
 
 def _fill(
@@ -73,7 +86,6 @@ def _fill(
     rows: Iterable[Row],
     keys: StreamedKeys,
     first: int,
-    exports: Exports,
 ) -> list[ShardEntry]:
     """Fill the shards, each while its rows come; before it has its name its keys are compared with all before them.
     A shard that is there already is compared.
@@ -90,12 +102,12 @@ def _fill(
         if staging is None and known is None:
             raise indexed_already(target.folder, [f"its rows made {len(there)} shards, and these rows make more."])
         if known is None:
-            target.check_free([PlannedShard(name, 0, 0)], exports)
+            target.check_free([PlannedShard(name, 0, 0)])
         path = (target.folder if staging is None else staging.path) / name
         sha256 = None if known is None else known.sha256
-        job = ShardJob(path, keys.watch(shard), 0, exports, options.transforms, options.threads, sha256)
+        job = ShardJob(path, keys.watch(shard), 0, options.transforms, options.threads, sha256)
         try:
-            entry = fill_shard(job, disk=work.disk, on_sample=count, only_compare=known is not None)
+            entry = fill_shard(job, disk=work.disk, on_sample=count)
         except _SourceFault as fault:
             raise fault.error from fault.error.__cause__
         assert by_count or entry.num_bytes == shard.num_bytes

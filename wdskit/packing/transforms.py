@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -10,14 +11,18 @@ from typing import Any, cast, get_args
 
 from wdskit.codecs.checks import IMAGE_LEVELS, ImageLevel, check_image, check_image_field, read_header
 from wdskit.codecs.edit.encode import DEFAULT_QUALITY, FORMATS, ImageFormat, encoder_versions, parse_colour
+from wdskit.codecs.edit.geometry import Geometry, fitted
+from wdskit.codecs.edit.masks import move_mask
 from wdskit.codecs.edit.recode import Recoding
-from wdskit.codecs.edit.resize import RESIZE_MODES, ResizeMode, resizer_versions
+from wdskit.codecs.edit.resize import RESIZE_MODES, Fit, ResizeMode, Size, resizer_versions
 from wdskit.codecs.fields import decode_field, is_json_field
-from wdskit.codecs.formats import check_magic, is_image_field, promised_format
+from wdskit.codecs.formats import check_magic, image_format, is_image_field, promised_format
+from wdskit.codecs.images import may_be_mask
 from wdskit.codecs.structure import check_pixels
 from wdskit.errors import DecodeError, PackError
 from wdskit.files import Buffer
 from wdskit.limits import MAX_PIXELS
+from wdskit.packing.annotations import Change, follow
 from wdskit.packing.json_merge import add_metadata
 
 Field = tuple[str, bytes]
@@ -48,7 +53,10 @@ class Transforms:
         orient: The EXIF orientation is applied to the pixels and removed. Otherwise it stays.
         background: Colour (`white`, `#rrggbb`) behind transparent images that become jpg, which are refused without,
             and around padded ones, where the default is black.
-        image_fields: Which images of a row; text with commas, or names. Default: its only one.
+        image_fields: Which images of a row; text with commas, or names. Default: its only one that is not a mask.
+        mask_fields: PNG images that are resized and turned as the image of their row, by nearest neighbour: their
+            numbers, bits and palette stay.
+        mask_fill: The number of mask pixels that padding adds, 0 to 65535. Without it a padded mask is refused.
         derive: Facts of the packed image to put into `json`: "width", "height", "bytes", "sha256".
         require: Fields that each sample must have: `jpg;png,json` is jpg or png, and json.
         missing: What to do with a row that lacks one: "error", "warn", "skip". Default: "error".
@@ -69,6 +77,8 @@ class Transforms:
     orient: bool = False
     background: str | None = None
     image_fields: str | Sequence[str] = ()
+    mask_fields: str | Sequence[str] = ()
+    mask_fill: int | None = None
     derive: str | Sequence[str] = ()
     require: str | Sequence[str] = ()
     missing: str | None = None
@@ -76,7 +86,7 @@ class Transforms:
     max_pixels: int = MAX_PIXELS
 
     def __post_init__(self) -> None:
-        for name in ("image_fields", "derive", "require"):
+        for name in ("image_fields", "mask_fields", "derive", "require"):
             object.__setattr__(self, name, _names(name, getattr(self, name)))
         _one_of("validate", self.validate, (None, *IMAGE_LEVELS))
         _one_of("resize_mode", self.resize_mode, (None, *RESIZE_MODES))
@@ -89,6 +99,11 @@ class Transforms:
             value = getattr(self, name)
             if value is not None and (type(value) is not int or not 1 <= value <= most):
                 raise PackError(f"{name}: {value!r} is not a whole number of 1 to {most}.")
+        if self.mask_fill is not None and (type(self.mask_fill) is not int or not 0 <= self.mask_fill < 1 << 16):
+            raise PackError(f"mask_fill: {self.mask_fill!r} is not a whole number of 0 to 65535.")
+        both = set(self.image_fields) & set(self.mask_fields)
+        if both:
+            raise PackError(f"mask_fields: {min(both)} is in image_fields, too. Name it once.")
         try:
             if self.background is not None:
                 parse_colour(self.background)
@@ -103,6 +118,8 @@ class Transforms:
             ("quality", self.quality is not None, has_quality, "without resize, format or orient, or for png"),
             ("background", self.background is not None, has_background, "without format jpg or resize_mode pad"),
             ("image_fields", self.image_fields, concerns_images, "without an option that changes images"),
+            ("mask_fields", self.mask_fields, self.moves_images, "without resize or orient"),
+            ("mask_fill", self.mask_fill is not None, self._pads_masks, "without mask_fields and resize_mode pad"),
             ("missing", self.missing is not None, self.require, "without require"),
         ):
             if is_given and not has_effect:
@@ -114,9 +131,23 @@ class Transforms:
         return self.resize is not None or self.format is not None or self.orient
 
     @property
+    def moves_images(self) -> bool:
+        """Whether places in an image may be other places afterwards."""
+        return self.resize is not None or self.orient
+
+    @property
+    def _pads_masks(self) -> bool:
+        return bool(self.mask_fields) and self.resize_mode == "pad"
+
+    @property
     def changes_bytes(self) -> bool:
         """Whether the bytes of a row are known only once it is transformed, so that shards go by count alone."""
         return self.changes_images or bool(self.derive)
+
+    @property
+    def checks_structure(self) -> bool:
+        """Whether the whole file of each image is read before it is packed."""
+        return self.validate not in {"none", "magic"}
 
     @property
     def passes(self) -> bool:
@@ -175,34 +206,68 @@ class Transforms:
                 check_image_field(field, data, cast(ImageLevel, self.validate), max_pixels=self.max_pixels)
                 return
             check_image(data, max_pixels=self.max_pixels)
-            if not self.changes_images or (self.image_fields and field not in self.image_fields):
+            is_changed = field in self.image_fields if self.image_fields else field not in self.mask_fields
+            if not self.changes_images or not is_changed:
                 check_magic(field, data)  # what is encoded anew gets the name of its format
         except DecodeError as err:
             problem = str(err) if self.validate is None else f"{field}: validate: {err}"
             raise type(err)(problem, field=field) from err
 
+    def check_used(self, fields: Iterable[str]) -> None:
+        """Refuse options for images that no sample has.
+
+        Args:
+            fields: Names of the fields of all samples, before they are transformed.
+
+        Raises:
+            PackError: A name of `image_fields` or `mask_fields` is not among them, or an option is for images and no
+                sample has one.
+        """
+        names = set(fields)
+        has = f"The fields are {', '.join(sorted(names))}."
+        for option in ("image_fields", "mask_fields"):
+            unknown = next((name for name in getattr(self, option) if name not in names), None)
+            if unknown is not None:
+                raise PackError(f"{option}: no sample has the field {unknown}. {has} Correct the name.")
+        if any(map(is_image_field, names)):
+            return
+        for option in ("resize", "format", "orient", "derive"):
+            if getattr(self, option):
+                raise PackError(f"{option}: no sample has an image. {has} Leave the option out.")
+        if self.duplicates != "keep":
+            raise PackError(f"duplicates: no sample has an image to compare. {has} Leave the option out.")
+
     def _images(self, names: Sequence[str]) -> list[str]:
         """The images that are changed or described."""
-        images = [name for name in names if is_image_field(name)]
+        images = [name for name in names if is_image_field(name) and name not in self.mask_fields]
         if self.image_fields:
-            return [name for name in images if name in self.image_fields]
+            chosen = [name for name in images if name in self.image_fields]
+            if images and not chosen:
+                msg = f"none of its images ({', '.join(images)}) is in --image-fields {','.join(self.image_fields)}"
+                raise DecodeError(msg, field=images[0])
+            return chosen
         if len(images) > 1:
             msg = f"it has {len(images)} images ({', '.join(images)}). Choose with --image-fields {images[0]}"
+            if self.moves_images:
+                msg += f", and name masks: --mask-fields {images[-1]}"
             raise DecodeError(msg, field=images[0])
         return images
 
     def _change(self, fields: Sequence[Field], images: list[str]) -> tuple[dict[str, bytes], list[str]]:
-        """All fields with the images as wanted, and the names that these have then."""
+        """All fields with the images as wanted and what describes them, and the names that the images have then."""
+        self._refuse_masks(dict(fields), images)
         transformed: dict[str, bytes] = {}
-        names = []
+        names, changes = [], {}
         for field, data in fields:
             name = field
             if field in images:
+                before = data
                 try:
-                    data, fmt = self._recoding.apply(data)
+                    data, fmt, geometry = self._recoding.apply(data)
                 except DecodeError as err:
                     problem = str(err).removeprefix(f"{field}: ")
                     raise type(err)(f"{field}: {problem}", field=field) from err
+                changes[field] = Change(before, data, geometry)
                 name = _renamed(field, FORMATS[fmt]) if fmt in FORMATS else field
                 names.append(name)
                 if self.validate != "none":
@@ -212,7 +277,49 @@ class Transforms:
                     f"{field}: encode: it would become {name!r}, which the sample already has", field=field
                 )
             transformed[name] = data
+        if any(change.after is not change.before for change in changes.values()):
+            self._follow(transformed, dict(fields), changes)
         return transformed, names
+
+    def _refuse_masks(self, fields: dict[str, bytes], images: list[str]) -> None:
+        """Refuse to blend the numbers of a mask: of a lossless grey or palette image next to one of another kind."""
+        others = [name for name in fields if is_image_field(name) and name not in self.mask_fields]
+        if len(others) < 2:
+            return
+        masks = [name for name in others if may_be_mask(fields[name], max_pixels=self.max_pixels)]
+        mask = next((name for name in masks if name in images), None)
+        if mask is not None and len(masks) < len(others):
+            msg = f"{mask}: it stores one number per pixel, as masks do, which would be blended or made JPEG or WebP"
+            raise DecodeError(f"{msg}. Name it in --mask-fields {mask} instead of --image-fields", field=mask)
+
+    def _follow(self, transformed: dict[str, bytes], fields: dict[str, bytes], changes: dict[str, Change]) -> None:
+        """Update what describes the images, or refuse it."""
+        moved = [change.geometry for change in changes.values() if not change.geometry.is_same]
+        known = [*changes.values()]
+        for field, data in fields.items():
+            if field in changes or field in self.mask_fields or not is_image_field(field):
+                continue
+            try:
+                header = read_header(lambda size, data=data: data[:size])  # type: ignore[misc]
+            except DecodeError as err:
+                raise type(err)(f"{field}: {err}", field=field) from err
+            size = Size(header.width, header.height)
+            is_exact = image_format(data) not in {"JPEG", "WebP"}
+            if is_exact and any(size in {one.move.before, one.upright.before} for one in moved):
+                msg = f"{field}: it has the size of the image, which --resize or --orient changes"
+                raise DecodeError(
+                    f"{msg}. Name a mask in --mask-fields {field}, an image in --image-fields", field=field
+                )
+            known.append(Change(data, data, Geometry(fitted(size, Fit(0, 0, size, size, size)))))
+        for field, data in fields.items():
+            if field in self.mask_fields and moved:
+                try:
+                    geometries = [change.geometry for change in known]
+                    transformed[field] = move_mask(data, geometries, fill=self.mask_fill, max_pixels=self.max_pixels)
+                except DecodeError as err:
+                    raise type(err)(f"{field}: mask: {err}", field=field) from err
+            elif not is_image_field(field):
+                transformed[field] = follow(field, data, known)
 
     def _describe(self, transformed: dict[str, bytes], images: list[str]) -> bytes:
         """`json` with metadata of the image: width and height as its header has them, whatever EXIF says."""
@@ -253,7 +360,8 @@ def transform_versions(transforms: Transforms) -> dict[str, str]:
     """Versions that the packed bytes depend on beside the transforms: none where no image is encoded."""
     if not transforms.changes_images:
         return {}
-    return encoder_versions() | (resizer_versions() if transforms.resize is not None else {})
+    versions = encoder_versions() | (resizer_versions() if transforms.resize is not None else {})
+    return versions | ({"zlib of masks": zlib.ZLIB_RUNTIME_VERSION} if transforms.mask_fields else {})
 
 
 def _renamed(field: str, extension: str) -> str:

@@ -12,7 +12,7 @@ import contextlib
 import hashlib
 import os
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -24,11 +24,10 @@ from wdskit.dataset.index import INDEX_NAME, ShardEntry, join_url
 from wdskit.dataset.patterns import split_url
 from wdskit.dataset.remote import user_cache
 from wdskit.errors import FolderIndexError, PackError, RowError
-from wdskit.export.energon import INFO_NAME
 from wdskit.files import Disk, make_folders, publish_bytes
 from wdskit.limits import MAX_INDEX_BYTES
 from wdskit.packing.options import WriteOptions
-from wdskit.storage.urls import is_local, read_bytes
+from wdskit.storage.urls import is_local, open_stream, read_bytes
 
 if TYPE_CHECKING:
     from wdskit.storage.buckets import ObjectInfo
@@ -39,10 +38,16 @@ MAX_PENDING = 2
 
 ETags = dict[str, str | None]
 """ETag of each file of a shard, by its name."""
-INFO_FOLDER = INFO_NAME.rpartition("/")[0]
-"""Of Megatron-Energon's files."""
 WAYS = "Write to another folder, add to it with --append, or replace it with --overwrite."
 """What to do about a local folder that is packed."""
+
+
+class SentFile(NamedTuple):
+    """A file that a run has uploaded, or was about to, as its log notes it; `etags` are those that the store gave."""
+
+    num_bytes: int
+    sha256: str
+    etags: frozenset[str] = frozenset()
 
 
 class Uploaded(NamedTuple):
@@ -72,6 +77,7 @@ class Upload:
         self.url = url
         self.folder = folder
         self._pending: deque[_Pending] = deque()
+        self._compared: set[ObjectInfo] = set()  # whose digest is that of a sent file
 
     def __enter__(self) -> Self:
         """Itself."""
@@ -102,13 +108,10 @@ class Upload:
         return join_url(self.url, quote(name))
 
     def objects(self) -> dict[str, ObjectInfo]:
-        """What is in the folder now, and in that of Megatron-Energon's files, by path in it."""
+        """What is in the folder now, by name."""
         from wdskit.storage.buckets import list_objects
 
-        folders = {"": self.url, f"{INFO_FOLDER}/": self.object_url(INFO_FOLDER)}
-        return {
-            f"{at}{unquote(one.url.rpartition('/')[2])}": one for at, of in folders.items() for one in list_objects(of)
-        }
+        return {unquote(one.url.rpartition("/")[2]): one for one in list_objects(self.url)}
 
     def copy_index(self, disk: Disk) -> None:
         """Fetch the index, and what the last run says of itself, as they are now."""
@@ -120,20 +123,39 @@ class Upload:
             else:
                 disk.remove(path)
 
-    def find_there(self, shards: Iterable[Uploaded]) -> dict[str, ShardEntry]:
-        """Those of some shards whose files are in the bucket as they were uploaded, by name."""
+    def find_there(self, shards: Iterable[Uploaded], sent: Mapping[str, SentFile]) -> dict[str, ShardEntry]:
+        """Return by name the shards whose objects have the ETags, or sizes and digests, of the upload."""
         there = self.objects()
         return {
             one.entry.name: one.entry
             for one in shards
-            if all(name in there and there[name].etag in (None, etag) for name, etag in one.etags.items())
-            and there[one.entry.name].num_bytes == one.entry.num_bytes
+            if all(name in there and self._is_sent(there[name], sent.get(name)) for name in one.etags)
         }
 
-    def lost(self, entries: Iterable[ShardEntry]) -> list[str]:
-        """Those of some shards that are not in the bucket with their sizes."""
+    def find_others(self, sent: Mapping[str, SentFile]) -> set[str]:
+        """Return the names of the objects in the folder that these runs, which sent `sent`, have not put there. An
+        object that is on its way now is not one of them.
+
+        Raises:
+            StorageError: The store cannot be reached or refuses.
+        """
+        on_way = {name for one in self._pending for name in one.files}
         there = self.objects()
-        return [one.name for one in entries if one.name not in there or there[one.name].num_bytes != one.num_bytes]
+        return {name for name in there.keys() - on_way if not self._is_sent(there[name], sent.get(name))}
+
+    def lost(self, entries: Iterable[ShardEntry], etags: Mapping[str, Sequence[str]]) -> list[str]:
+        """Return the names of shards that are missing in the bucket or differ from the upload. `etags` has the known
+        ETags by name; of a shard without one only the size is compared.
+        """
+        there = self.objects()
+
+        def is_there(entry: ShardEntry) -> bool:
+            found, known = there.get(entry.name), etags.get(entry.name)
+            if found is None or known is None:
+                return found is not None and found.num_bytes == entry.num_bytes
+            return self._is_sent(found, SentFile(entry.num_bytes, entry.sha256, frozenset(known)))
+
+        return [entry.name for entry in entries if not is_there(entry)]
 
     def start(self, entry: ShardEntry, files: Mapping[str, Path]) -> None:
         """Begin to upload the files of a filled shard, by name."""
@@ -166,19 +188,52 @@ class Upload:
         for name, path in files.items():
             result(start_upload(self.object_url(name), path), self.object_url(name))
 
-    def remove(self, names: Iterable[str]) -> None:
-        """Delete files that a run of this machine has uploaded and nobody wants any more."""
+    def remove(self, sent: Mapping[str, SentFile]) -> None:
+        """Delete the objects that a stopped run has uploaded, by name.
+
+        Raises:
+            PackError: Another writer has replaced one of them. Nothing is deleted.
+            StorageError: The store cannot be reached or refuses.
+        """
         from wdskit.storage.buckets import delete_object
 
+        there = self.objects()
+        names = sorted(sent.keys() & there.keys())
+        others = [name for name in names if not self._is_sent(there[name], sent.get(name))]
+        if others:
+            more = f" It has replaced {len(others) - 1} more." if len(others) > 1 else ""
+            msg = f"{self.object_url(others[0])}: another writer put this object here, so restart does not delete it."
+            remedy = "Move or delete such objects yourself, or pack into another folder."
+            raise PackError(f"{msg}{more} Nothing was deleted.\n  {remedy}")
         for name in names:
             delete_object(self.object_url(name))
+
+    def _is_sent(self, there: ObjectInfo, sent: SentFile | None) -> bool:
+        """True if an object has a noted ETag, or the noted size and digest: a killed run may have noted no ETag."""
+        if sent is None or there.num_bytes != sent.num_bytes:
+            return False
+        if there.etag is not None and (there.etag in sent.etags or there in self._compared):
+            return True
+        if digest_of(there.url) != sent.sha256:
+            return False
+        self._compared.add(there)
+        return True
+
+
+def digest_of(url: str) -> str:
+    """Hex sha256 of a file or an object, read in pieces. Raises StorageError if it cannot be read."""
+    digest = hashlib.sha256()
+    with contextlib.closing(open_stream(url)) as stream:
+        while part := stream.read(1 << 20):
+            digest.update(part)
+    return digest.hexdigest()
 
 
 _REFUSED = {
     "append": "it would read all shards there for their keys. Pack into another folder, and join the two with `::`",
     "overwrite": "readers would find a folder without an index during the upload. Pack into another folder",
     "part": "parts need a folder that all machines see. Pack the parts into such a folder, and copy it",
-    "only": "it rewrites a shard in place. Copy the shard's folder here first",
+    "export": "other programs read these files from a disk. Pack into a local folder, or copy the folder and export it",
     "on": "the nodes of a cluster need a folder that all of them see. Pack into such a folder, and copy it",
 }
 
@@ -202,7 +257,7 @@ def open_upload(dest: str, options: WriteOptions, disk: Disk) -> Upload | None:
     if ":/" not in os.path.dirname(folder) or name:
         raise PackError(f"{dest}: the URL does not name a folder of a bucket. Write s3://BUCKET/FOLDER.")
     for option, reason in _REFUSED.items():
-        if (value := getattr(options, option)) is not None and value is not False:
+        if getattr(options, option) not in (None, False, ()):
             raise PackError(f"{option} is for local folders: {reason}.")
     staging = Path(options.staging) if options.staging is not None else user_cache() / "uploads"
     upload = Upload(url, staging / hashlib.sha256(url.encode()).hexdigest()[:16] / os.path.basename(url))

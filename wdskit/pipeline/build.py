@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -13,15 +14,13 @@ from wdskit.engine.stream import Layout, StreamPipeline
 from wdskit.errors import PipelineError
 from wdskit.pipeline.planning import compose_planned
 from wdskit.pipeline.settings import CacheSpec, ErrorsSpec
-from wdskit.stages.base import PerSampleStage, Place, Run, Step
+from wdskit.stages.base import Context, PerSampleStage, Place, Run, Step, takes_masks
 from wdskit.stages.foreign import Renumber, is_webdatasets, opens_shards, takes_shards
 from wdskit.stages.images.fused import fuse
 from wdskit.stages.registry import resolve
 from wdskit.stages.shard_reader import OpenTars, TarfileToSamples
 from wdskit.stages.stream_source import SplitByNode, SplitByWorker, Stream
 from wdskit.stages.streaming import EpochCut, ShuffleBuffer, StreamContext, StreamStage
-
-_FOREIGN_PATIENCE = 1_000_000  # samples that a stage which is not ours may hold back
 
 
 def build_pipeline(
@@ -59,7 +58,8 @@ def build_pipeline(
         msg = "errors: a stream cannot replace a bad sample by another one."
         raise PipelineError(f"{msg}\n  Use the source `exact`, or `select` what is good.")
     run = Run(place, stages[0].seed if isinstance(stages[0], Stream) else 0, num_threads)
-    return _StreamBuilder(stages, StreamContext(run, find, stages, patience_of(stages, num_threads))).build(max_workers)
+    known = Context(run, find, takes_masks(stages))
+    return _StreamBuilder(stages, StreamContext(known, stages)).build(max_workers)
 
 
 class _StreamBuilder:
@@ -98,7 +98,8 @@ class _StreamBuilder:
             if isinstance(stage, StreamStage):
                 self._add(stage)
             elif isinstance(stage, PerSampleStage):
-                self.steps.append(stage.step(self.context))
+                step, self.context.known = stage.step(self.context.known)
+                self.steps.append(step)
         self._open_before(len(self.stages))
         self._flush()
         if self.context.draws is None:
@@ -121,6 +122,7 @@ class _StreamBuilder:
         """Add one of our stages, behind the one-to-one stages before it."""
         self._flush()
         running: Any = stage.bind(self.context)
+        self.context.known = self.context.known.after(stage)
         if isinstance(running, EpochCut):
             self.cut, self.stateless = len(self.running), self.unsaved
         if self.cut is not None:
@@ -161,6 +163,7 @@ class _StreamBuilder:
         self.is_open = self.is_open or opens or (at == 0 and not _opens_later(self.stages))
         self._flush()
         self.running.append(stage)
+        self.context.known = replace(self.context.known, places=None)
         if self.is_open:
             self._note_unsaved("a stage that is not wdskit's")
             self.running.append(Renumber(self.run, each_epoch=self.context.is_cut))
@@ -212,21 +215,6 @@ class _ItemCount:
         for stage in self.stages:
             count = stage.num_items(count, worker, num_workers, self.world_size)
         return count
-
-
-def patience_of(stages: Sequence[Any], num_threads: int) -> int:
-    """Samples that may be read without one coming out before silence is an error: those that stages hold or pass over.
-
-    Each thread, and each value that it works on ahead, holds one more.
-    """
-    patience, samples = 4 * num_threads, 1
-    for stage in stages:
-        if not isinstance(stage, StageSpec):
-            patience += _FOREIGN_PATIENCE
-        elif isinstance(stage, StreamStage):
-            patience += samples * stage.num_held()
-            samples = stage.samples_each(samples)
-    return patience
 
 
 def _opens_later(stages: Sequence[Any]) -> bool:

@@ -10,6 +10,7 @@ from typing_extensions import Self
 from wdskit.config.rules import check_order
 from wdskit.config.spec import parse_settings
 from wdskit.errors import PipelineError
+from wdskit.pipeline.classes import check_pipelines
 from wdskit.pipeline.methods import StageMethods
 from wdskit.pipeline.settings import CacheSpec, ErrorsSpec, LoaderSpec, load_config
 from wdskit.stages.foreign import check_stage
@@ -93,6 +94,7 @@ class Pipeline(StageMethods):
         """
         from wdskit.pipeline.build import build_pipeline
         from wdskit.pipeline.ranks import find_place
+        from wdskit.pipeline.unused import warn_unused
 
         self.check()
         num_threads = parse_settings(LoaderSpec, {"threads": threads}, where="Pipeline.build").threads or 1
@@ -101,7 +103,7 @@ class Pipeline(StageMethods):
             errors = parse_settings(ErrorsSpec, errors or {}, where="Pipeline.build: errors")
         if not isinstance(cache, CacheSpec):
             cache = parse_settings(CacheSpec, cache or {}, where="Pipeline.build: cache")
-        return build_pipeline(
+        built = build_pipeline(
             self.stages,
             place=place,
             num_threads=num_threads,
@@ -110,6 +112,8 @@ class Pipeline(StageMethods):
             errors=errors,
             cache=cache,
         )
+        warn_unused(built, LoaderSpec(), cache)
+        return built
 
     def check(self) -> None:
         """Check that the stages fit together.
@@ -143,6 +147,7 @@ def open_pipeline(
     Raises:
         ConfigError: The configuration has problems; all of them are listed.
         PipelineError: The stages do not fit together, or a `Pipeline` came with what belongs to a configuration.
+        FolderIndexError: The labels of two pipelines of the configuration mean different classes.
     """
     if isinstance(config, Pipeline):
         if pipeline is not None or overrides:
@@ -152,5 +157,6 @@ def open_pipeline(
 
     loaded = load_config(config, overrides=overrides, functions=functions)
     stages = loaded.pipeline(pipeline)
+    check_pipelines(loaded.pipelines)
     name = pipeline or next(iter(loaded.pipelines))
     return Opened(Pipeline(stages), name, loaded.loader, loaded.errors, loaded.cache)

@@ -45,13 +45,16 @@ class StageMethods(ABC):
         homes: int = 1,
         tail: Literal["drop", "pad"] = "drop",
     ) -> Self:
-        """A planned source: each sample exactly once per epoch over all ranks, in a new random order each epoch.
+        """A planned source: each sample at most once per epoch over all ranks, in a new random order each epoch. With
+        `tail: pad` it is exactly once; `tail: drop` leaves out the samples that do not fill a batch on all ranks.
 
         Args:
             shards: A path, glob, brace pattern or folder, several joined by `::`, or a list of these. The shards need
                 an index.
             mixture: In place of `shards`: data sets, all with `weight` or all with `repeat`.
-            schedule: How weights with a schedule change.
+            schedule: How weights with a schedule change. `linear`: along a line between two weights, in up to 1,024
+                steps of whole blocks of 4,096 samples or more; a shorter way is one step, with the weights of its
+                middle.
             split: Only this split of the samples, made by `wdskit split`.
             range: Only a range of the samples: ["0%", "80%"], or their numbers.
             seed: Seed of the order and of everything random.
@@ -101,7 +104,9 @@ class StageMethods(ABC):
             shards: A path, glob, brace pattern or folder, several joined by `::`, or a list of these. The shards need
                 an index.
             mixture: In place of `shards`: data sets, all with `weight` or all with `repeat`.
-            schedule: How weights with a schedule change.
+            schedule: How weights with a schedule change. `linear`: along a line between two weights, in up to 1,024
+                steps of whole blocks of 4,096 samples or more; a shorter way is one step, with the weights of its
+                middle.
             split: Only this split of the samples, made by `wdskit split`.
             range: Only a range of the samples: ["0%", "80%"], or their numbers.
             seed: Seed of the order and of everything random.
@@ -146,7 +151,9 @@ class StageMethods(ABC):
             shards: A path, glob, brace pattern or folder, several joined by `::`, or a list of these. The shards need
                 an index.
             mixture: In place of `shards`: data sets, all with `weight` or all with `repeat`.
-            schedule: How weights with a schedule change.
+            schedule: How weights with a schedule change. `linear`: along a line between two weights, in up to 1,024
+                steps of whole blocks of 4,096 samples or more; a shorter way is one step, with the weights of its
+                middle.
             split: Only this split of the samples, made by `wdskit split`.
             range: Only a range of the samples: ["0%", "80%"], or their numbers.
             seed: Seed of the order and of everything random.
@@ -255,12 +262,16 @@ class StageMethods(ABC):
     ) -> Self:
         """Decode fields to values. Nothing is unpickled; fields with unknown names stay bytes.
 
+        webdataset also decodes pickles (`pkl`, `pyd`, `pth`), `mp`, `msg`, `npz`, `ten`, `tb` and `*.gz`. They stay
+        bytes, and a warning says so once. Decode them with `map_dict`.
+
         Args:
             images: What images become, in webdataset's terms; `index`: the numbers that masks store, one per pixel.
                 Default: they stay bytes.
             only: The fields to decode. Default: all.
             fuse: Whether decoding and the crop directly after it run as one step, which decodes a large JPEG only as
-                large as the crop needs. Its pixels then differ by about 1 of 255.
+                large as the crop needs. Its pixels then differ by about 1 of 255. Float images (`rgb`, ...) are then
+                resized as uint8 and become floats after it.
             max_pixels: Largest width x height that an image's header may give.
         """
         return self._with("decode", {"images": images, "only": only, "fuse": fuse, "max_pixels": max_pixels})
@@ -321,15 +332,17 @@ class StageMethods(ABC):
         *,
         fields: Fields | None = None,
         masks: Fields | None = None,
+        mask_fill: int | None = None,
     ) -> Self:
-        """Crop the middle of images; smaller images are padded with zeros.
+        """Crop the middle of images; smaller images are padded with zeros, smaller masks with `mask_fill`.
 
         Args:
             size: Both sides in pixels, or [height, width].
             fields: The image fields to transform. Default: the sample's only image field.
             masks: Fields to transform with the same random values and nearest neighbour, such as segmentation masks.
+            mask_fill: The number around a mask that is smaller, such as 255. Without it such a mask is an error.
         """
-        return self._with("center_crop", {"size": size, "fields": fields, "masks": masks})
+        return self._with("center_crop", {"size": size, "fields": fields, "masks": masks, "mask_fill": mask_fill})
 
     def random_resized_crop(
         self,
@@ -468,6 +481,7 @@ class StageMethods(ABC):
         prefetch: int | None = None,
         persistent_workers: bool | None = None,
         start_method: str | None = None,
+        timeout: float | None = None,
         pin_memory: bool | None = None,
         device: str | None = None,
         stats: int | Mapping[str, Any] | None = None,
@@ -494,11 +508,15 @@ class StageMethods(ABC):
             threads: Threads in each process, for one-to-one stages. Default: 1 if `workers` is 0, for a stream, if
                 there is little to do, or if functions of yours are called, because several threads would call them at
                 the same time. Otherwise the cores of this machine, shared by its ranks and workers, at most 8.
-            prefetch: Batches made ahead: in total with a planned source, and at least two per worker; by each worker
-                with a stream.
+            prefetch: Most batches made ahead: in total with a planned source, and at least two per worker; by each
+                worker with a stream. Default: 4; more of a planned source's small batches, because a worker makes up to
+                256 samples together. After an epoch, a planned source's loader keeps at most 256 MiB of the next one.
             persistent_workers: Whether workers stay alive between epochs.
             start_method: "fork", "spawn" or "forkserver". Default: as torch does, but never "fork" once CUDA is
                 initialised.
+            timeout: Longest wait for a batch in seconds, after which the loader raises a PipelineError that names the
+                worker and its sample. Default, and 0: no limit. Every wait of a minute is logged in any case, unless
+                `workers` is 0 and `threads` 1.
             pin_memory: Whether batches are in page-locked memory, if there is a GPU.
             device: Device for the batches of a planned source: "cuda" (the current one) or "cuda:1". One batch ahead is
                 copied there on a separate CUDA stream; images are copied as uint8 and normalized on the device.
@@ -506,8 +524,8 @@ class StageMethods(ABC):
                 9400}`. `loader.stats()` works without it.
             errors: What to do with bad samples, `{"max_bad": 10, "dir": "bad"}`; overrides the configuration's
                 `errors`.
-            cache: Where to keep parts of remote shards, `{"dir": "/nvme/wdskit", "size": "500GB"}` or `{"memory":
-                "50GB"}`; overrides the configuration's `cache`.
+            cache: Where to keep parts of remote shards, `{"dir": "/nvme/wdskit", "size": "500GB"}`; overrides the
+                configuration's `cache`.
         """
         import wdskit  # the public name, because the loader stands a layer above
 
@@ -525,6 +543,7 @@ class StageMethods(ABC):
             prefetch=prefetch,
             persistent_workers=persistent_workers,
             start_method=start_method,
+            timeout=timeout,
             pin_memory=pin_memory,
             device=device,
             stats=stats,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from wdskit.engine.planned import PlannedPipeline
@@ -14,7 +15,7 @@ from wdskit.order.exact import ExactOrder
 from wdskit.order.mixture import MixtureOrder
 from wdskit.order.resampled import ResampledOrder
 from wdskit.pipeline.settings import CacheSpec, ErrorsSpec
-from wdskit.stages.base import Context, Find, Place, Run, Step
+from wdskit.stages.base import Context, Find, Place, Run, Step, bind_steps, takes_masks
 from wdskit.stages.batching import Batcher
 from wdskit.stages.images.fused import fuse
 from wdskit.stages.sources import PlannedData, epoch_length
@@ -40,19 +41,25 @@ def compose_planned(
     """
     source = specs[0]
     data = source.plan()
-    ahead = 0 if cache.num_bytes is None else _fit_cache(data, place, cache)
+    ahead = 0 if cache.size is None else _fit_cache(data, place, cache)
     run = Run(place, source.seed, num_threads)
-    in_parts = [spec for part in source.mixture or () for spec in part.stages]
-    context = Context(run, find, [*in_parts, *specs])
-    parts = tuple(tuple(spec.step(context) for spec in fuse(part.stages)) for part in source.mixture or ())
+    context = Context(run, find, takes_masks(specs))
+    parts = tuple(
+        bind_steps(
+            fuse(part.stages),
+            replace(context, part=number, has_masks=context.has_masks or takes_masks(part.stages)),
+        )[0]
+        for number, part in enumerate(source.mixture or ())
+    )
     before: list[Step] = []
     behind: list[Step] = []
     batched = None
     for spec in fuse(specs[1:]):
         if spec.kind == "each":
-            (before if batched is None else behind).append(spec.step(context))
+            step, context = spec.step(context)
+            (before if batched is None else behind).append(step)
         elif spec.kind == "batch":
-            batched = spec.bind(context)
+            batched = spec.make_batcher(context)
     return PlannedPipeline(
         Program(
             shards=ShardCache(data.tables, data.parts, cache.open()),
@@ -84,13 +91,11 @@ def _fit_cache(data: PlannedData, place: Place, cache: CacheSpec) -> int:
             needed += whole * min(1.0, window / order.num_samples)
             ahead = min(ahead or window // 2, window // 2)
     needed = needed * place.ranks_per_node / place.world_size
-    num_bytes = cache.num_bytes or 0
+    num_bytes = cache.size or 0
     if needed > num_bytes and cache.small == "refuse":
         size, least = format_bytes(num_bytes), format_bytes(needed)
-        msg = f"{cache.size_name} is {size}, but a node of this run must keep {least} of its shards at once."
-        way = (
-            f"Set `{cache.size_name}: {least.replace(' ', '')}` or more, a smaller `window`, or `cache.small: ranges`."
-        )
+        msg = f"cache.size is {size}, but a node of this run must keep {least} of its shards at once."
+        way = f"Set `cache.size: {least.replace(' ', '')}` or more, a smaller `window`, or `cache.small: ranges`."
         raise PipelineError(f"{msg}\n  {way}")
     return ahead if 2 * needed <= num_bytes else 0
 

@@ -19,6 +19,7 @@ from typing import Any
 
 from wdskit.errors import RankError
 from wdskit.stages.base import Place
+from wdskit.text import as_int
 
 _EVEN_TASKS = re.compile(r"(\d+)(?:\(x\d+\))?")  # of each node: `4(x8)`, or `4` where there is one
 
@@ -47,7 +48,8 @@ def find_place(
         RankError: Half of a pair, numbers that are no rank and world size, or others than those of the group; machines
             with different numbers of ranks.
     """
-    place, why = _find(rank, world_size, process_group, environ)
+    ranks_per_node = as_int(ranks_per_node)
+    place, why = _find(as_int(rank), as_int(world_size), process_group, environ)
     if place.world_size < 1 or not 0 <= place.rank < place.world_size:
         raise RankError(
             f"rank {place.rank} of {place.world_size} ({why}): a rank is 0 or more and below the world size."

@@ -8,7 +8,6 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 from pydantic import BaseModel, BeforeValidator, Field, PlainValidator, Strict, WithJsonSchema, model_validator
@@ -17,15 +16,16 @@ from wdskit.config import export
 from wdskit.config.load import Models, Stage, load
 from wdskit.config.messages import did_you_mean, listing, show, wrong_kind
 from wdskit.config.spec import StageSpec, refuse
-from wdskit.config.values import Bool, Budget, Count, Device, Natural, Text
+from wdskit.config.values import WHOLE, Bool, Budget, Count, Device, Natural, Text, Timeout
 from wdskit.errors import ConfigError, Problem
+from wdskit.processes import usable_cores
 from wdskit.stages.registry import STAGES, known_stages
 from wdskit.stages.sources import PlannedSource
 from wdskit.storage.cache import PartCache
-from wdskit.storage.memory import MemoryCache
-from wdskit.text import parse_bytes
+from wdskit.text import as_int, parse_bytes
 
 LOOPBACK = "127.0.0.1"
+DEFAULT_PREFETCH = 4
 
 MAX_THREADS = 8
 """More in one process wait for Python's lock: a tenth of a decode and crop holds it."""
@@ -56,7 +56,7 @@ class StatsSpec(BaseModel):
         None,
         description="JSONL file that also gets the reports. Each rank's file name has its number: `stats.jsonl`.",
     )
-    port: Annotated[int, Strict(), Field(ge=0, le=65_535)] | None = Field(
+    port: Annotated[int, Strict(), Field(ge=0, le=65_535), WHOLE] | None = Field(
         None, description="Port of rank 0 for Prometheus; rank r uses this + r. 0: any free port."
     )
     host: Text = Field(LOOPBACK, description="Address to listen on. 0.0.0.0 lets other machines connect.")
@@ -70,6 +70,7 @@ class StatsSpec(BaseModel):
 
 def _expand_stats(value: object) -> object:
     """A bare number is `every`."""
+    value = as_int(value)
     if value is None or isinstance(value, (Mapping, StatsSpec)):
         return value
     if isinstance(value, bool) or not isinstance(value, int):
@@ -102,15 +103,19 @@ class LoaderSpec(BaseModel):
         description="Threads in each process. Default: 1; where a planned source's images are decoded in workers and "
         "no functions of yours are called, this machine's cores, shared by its ranks and workers, at most 8.",
     )
-    prefetch: Count = Field(
-        4,
-        description="Batches made ahead: in total with a planned source, and at least two per worker; by each worker "
-        "with a stream.",
+    prefetch: Count | None = Field(
+        None,
+        description="Most batches made ahead: in total with a planned source, and at least two per worker; by each "
+        "worker with a stream. Default: 4; more of a planned source's small batches, because a worker makes up to 256 "
+        "samples together.",
     )
     persistent_workers: Bool = Field(True, description="Whether workers stay alive between epochs.")
     start_method: Literal["fork", "spawn", "forkserver"] | None = Field(
         None,
         description="How worker processes start. Default: as torch does, but never forked once CUDA is initialised.",
+    )
+    timeout: Timeout | None = Field(
+        None, description="Longest wait for a batch in seconds, after which the loader raises an error. 0: no limit."
     )
     pin_memory: Bool = Field(False, description="Whether batches are in page-locked memory, where there is a GPU.")
     device: Device | None = Field(
@@ -128,7 +133,7 @@ class LoaderSpec(BaseModel):
 
 
 class ErrorsSpec(BaseModel):
-    """What to do with bad samples: those with a field that is missing or cannot be decoded."""
+    """What to do with bad samples: a field is missing, cannot be decoded, or has a wrong size or type."""
 
     model_config = StageSpec.model_config
 
@@ -136,17 +141,19 @@ class ErrorsSpec(BaseModel):
         0, description="How many samples of a rank may be bad in an epoch: a number, or a share such as 0.1%."
     )
     dir: Text | None = Field(None, description="Folder for one file per rank that lists them.")
-    transforms: Bool = Field(False, description="Whether samples on which a transform or a function fails count too.")
+    transforms: Bool = Field(False, description="Whether samples on which functions of yours fail count too.")
 
     @model_validator(mode="after")
     def _check_together(self) -> ErrorsSpec:
-        for name in ("dir", "transforms"):
-            if getattr(self, name) and not self.max_bad:
-                raise refuse(f"`{name}` does nothing without a budget. Add `max_bad: 10`, or remove it.")
+        unused = [name for name in ("dir", "transforms") if getattr(self, name) and not self.max_bad]
+        if unused:
+            verb, them = ("does", "it") if len(unused) == 1 else ("do", "them")
+            raise refuse(f"{listing(unused)} {verb} nothing without a budget. Add `max_bad: 10`, or remove {them}.")
         return self
 
 
 def _check_size(value: object) -> int:
+    value = as_int(value)
     if isinstance(value, int) and not isinstance(value, bool) and value > 0:
         return value
     if isinstance(value, str):
@@ -160,61 +167,33 @@ Bytes = Annotated[
 ]
 
 
-def _check_rate(value: object) -> int:
-    return _check_size(value.removesuffix("/s") if isinstance(value, str) else value)
-
-
-Rate = Annotated[int, PlainValidator(_check_rate), WithJsonSchema({"anyOf": [{"type": "integer"}, {"type": "string"}]})]
-
-
 class CacheSpec(BaseModel):
-    """Where planned sources keep parts of remote shards: on this machine's disk, or in its memory."""
+    """Where planned sources keep parts of remote shards on this machine."""
 
     model_config = StageSpec.model_config
 
-    dir: Text | None = Field(None, description="Folder of the cache, shared by all processes of the machine.")
-    size: Bytes | None = Field(None, description="Size of the cache: `500GB`.")
-    memory: Bytes | None = Field(
-        None,
-        description="Size of a cache in memory, in place of `dir` and `size`: `50GB`. It is removed with the last "
-        "process that uses it.",
+    dir: Text | None = Field(
+        None, description="Folder of the cache, shared by all processes of one user on the machine."
     )
+    size: Bytes | None = Field(None, description="Size of the cache: `500GB`.")
     small: Literal["refuse", "ranges"] = Field(
         "refuse",
         description="What to do if a node must keep more than the cache holds at once: refuse the run, or read what "
         "does not fit by ranges each time.",
     )
-    max_rate: Rate | None = Field(
-        None, description="Highest download rate of all processes of the machine together: `2GB/s`."
-    )
 
     @model_validator(mode="after")
     def _check_together(self) -> CacheSpec:
-        if self.memory is not None and (self.dir, self.size) != (None, None):
-            raise refuse("`memory` replaces `dir` and `size`. Remove either `memory` or both of these.")
         if (self.dir is None) != (self.size is None):
             missing = "dir: /nvme/wdskit" if self.dir is None else "size: 500GB"
             raise refuse(f"`dir` and `size` belong together. Add `{missing}`.")
-        for name in ("small", "max_rate"):
-            if self.num_bytes is None and getattr(self, name) != type(self).model_fields[name].default:
-                raise refuse(f"`{name}` does nothing without a folder. Add `dir: /nvme/wdskit` and `size: 500GB`.")
+        if self.size is None and self.small != "refuse":
+            raise refuse("`small` does nothing without a folder. Add `dir: /nvme/wdskit` and `size: 500GB`.")
         return self
-
-    @property
-    def num_bytes(self) -> int | None:
-        """What it holds; None where nothing is kept."""
-        return self.memory if self.size is None else self.size
-
-    @property
-    def size_name(self) -> str:
-        """The setting that says how much it holds."""
-        return "cache.size" if self.memory is None else "cache.memory"
 
     def open(self) -> PartCache | None:
         """What keeps them; None for nowhere. `StorageError` where it cannot be made."""
-        if self.memory is not None:
-            return MemoryCache(self.memory, self.max_rate)
-        return None if self.dir is None or self.size is None else PartCache(self.dir, self.size, self.max_rate)
+        return None if self.dir is None or self.size is None else PartCache(self.dir, self.size)
 
 
 @dataclass(frozen=True)
@@ -254,14 +233,20 @@ class Config:
         raise ConfigError(problems=(Problem(self.origin, "", rule),))
 
     def to_yaml(self) -> str:
-        """The configuration as YAML text that reads back as the same: defaults left out, shorthands where possible.
+        """The configuration as YAML text that reads back as the same, with every setting that will be used.
+
+        Settings that are null, and `workers` where the loader chooses their number, are left out.
 
         Raises:
             ConfigError: It holds functions, which YAML can only name.
         """
         sections = {"loader": self.loader, "errors": self.errors, "cache": self.cache}
-        changed = {name: section.model_dump(exclude_defaults=True) for name, section in sections.items()}
-        return export.to_yaml(self.pipelines, changed, self.origin)
+        used = {name: section.model_dump(exclude_none=True) for name, section in sections.items()}
+        if "workers" not in self.loader.model_fields_set:
+            del used["loader"]["workers"]
+        if self.cache == CacheSpec():
+            del used["cache"]
+        return export.to_yaml(self.pipelines, used, self.origin)
 
 
 def _models(functions: Iterable[str] = ()) -> Models:
@@ -325,7 +310,7 @@ def choose_workers(spec: LoaderSpec, stages: Sequence[Any], environ: Mapping[str
     Args:
         spec: What is set.
         stages: The pipeline's, its source first.
-        environ: Has the number of ranks on this machine, from torchrun or Slurm.
+        environ: Has the number of ranks on this machine, from torchrun or Slurm, if `spec.ranks_per_node` is not set.
     """
     workers, threads = spec.workers, spec.threads
     if threads is not None or not workers or not isinstance(stages[0], PlannedSource):
@@ -334,7 +319,7 @@ def choose_workers(spec: LoaderSpec, stages: Sequence[Any], environ: Mapping[str
     reason = ONE_THREAD if is_one else ""
     if all(map(_is_light, _at_work(stages))):
         return WorkerCount(workers, 1, reason)
-    cores = max(1, usable_cores() // local_ranks(environ))
+    cores = max(1, usable_cores() // (spec.ranks_per_node or local_ranks(environ)))
     most = 1 if is_one else MAX_THREADS
     if "workers" not in spec.model_fields_set:
         most = min(most, THREADS_A_WORKER)
@@ -356,20 +341,6 @@ def _at_work(stages: Sequence[Any]) -> list[Any]:
 def _is_light(stage: Any) -> bool:
     name = getattr(stage, "name", None)  # of a function put in by `stage`, none
     return name in _LIGHT or (name == "decode" and stage.images is None)
-
-
-def usable_cores(quota: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
-    """Processor cores that this process may use: those it is bound to, or fewer where a container's share is less.
-
-    Args:
-        quota: Linux's file with the microseconds of processor time in a period, and its length.
-    """
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    try:
-        used, period = quota.read_text(encoding="ascii").split()
-        return max(1, min(cores, int(used) // int(period)))
-    except (OSError, ValueError):  # not in a container, or no limit: `max`
-        return cores
 
 
 def local_ranks(environ: Mapping[str, str] = os.environ) -> int:

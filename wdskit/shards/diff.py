@@ -20,6 +20,7 @@ from wdskit.dataset.keys import hash_key
 from wdskit.dataset.patterns import find_shards
 from wdskit.shards.parallel import Progress, file_sizes, read_shards
 from wdskit.shards.payloads import Payloads, fields_of, payload_size
+from wdskit.storage.urls import shown_url
 from wdskit.text import shorten
 
 
@@ -96,6 +97,10 @@ class _Side:
     def url(self, number: int) -> str:
         return self.urls[int(self.shards[number])]
 
+    def shown(self, number: int) -> str:
+        """The shard of a sample, as a message may show it."""
+        return shown_url(self.url(number))
+
     def key(self, number: int) -> str:
         with self.sample(number) as (_, sample):
             return shorten(sample["__key__"])
@@ -134,10 +139,10 @@ def diff(
     other, partner = in_a[is_other], in_b[is_other]  # rising, as the keys are
     only_a = np.delete(np.arange(len(side_a.keys)), in_a)
     only_b = np.delete(np.arange(len(side_b.keys)), in_b)
-    listed = [Difference(side_a.key(n), side_a.url(n), None) for n in side_a.first(only_a, limit)]
+    listed = [Difference(side_a.key(n), side_a.shown(n), None) for n in side_a.first(only_a, limit)]
     for number in side_a.first(other, limit):
         listed += _compare(side_a, number, side_b, int(partner[np.searchsorted(other, number)]))
-    listed += [Difference(side_b.key(n), None, side_b.url(n)) for n in side_b.first(only_b, limit)]
+    listed += [Difference(side_b.key(n), None, side_b.shown(n)) for n in side_b.first(only_b, limit)]
     return DiffResult(
         num_samples=(side_a.num_samples, side_b.num_samples),
         num_equal=len(both) - len(other),
@@ -172,7 +177,7 @@ def _compare(a: _Side, number: int, b: _Side, other: int) -> list[Difference]:
     with a.sample(number) as (shard_a, sample_a), b.sample(other) as (shard_b, sample_b):
         key_a, key_b = sample_a["__key__"], sample_b["__key__"]
         if key_a != key_b:
-            return [Difference(shorten(key_a), a.url(number), None), Difference(shorten(key_b), None, b.url(other))]
+            return [Difference(shorten(key_a), a.shown(number), None), Difference(shorten(key_b), None, b.shown(other))]
         fields_a, fields_b = dict(fields_of(sample_a)), dict(fields_of(sample_b))
         differing = [f"-{name}" for name in fields_a.keys() - fields_b.keys()]
         differing += [f"+{name}" for name in fields_b.keys() - fields_a.keys()]
@@ -182,4 +187,4 @@ def _compare(a: _Side, number: int, b: _Side, other: int) -> list[Difference]:
             if not is_same_size or any(map(operator.ne, shard_a.pieces(data_a), shard_b.pieces(data_b))):
                 differing.append(name)
         fields = tuple(map(shorten, sorted(differing, key=lambda name: name.lstrip("+-"))))
-    return [Difference(shorten(key_a), a.url(number), b.url(other), fields)]
+    return [Difference(shorten(key_a), a.shown(number), b.shown(other), fields)]

@@ -2,8 +2,9 @@
 
 simpleeval walks Python's syntax tree. What it may meet there is listed here, and refused before any sample is read
 where it is not: no assignment, comprehension, lambda, format string, slice or power; methods of text and `get` of an
-object by name, and nothing else of any value. A number, a text or a list can only become so large. So an expression
-reads nothing but the sample, ends in microseconds, and may come from anybody.
+object by name, and nothing else of any value. A number, a text or a list can only become so large, and a text that is
+searched for in another has at most as many characters as an expression. So an expression reads nothing but the sample,
+takes time in proportion to the length of its fields, and may come from anybody.
 """
 
 from __future__ import annotations
@@ -146,6 +147,9 @@ class Expression:
         owner, name = self._value(node.func.value), node.func.attr
         if not (name == "get" if isinstance(owner, dict) else isinstance(owner, str) and name in _TEXT_METHODS):
             raise ExpressionError(f"{_short(owner)} has no {name}()")
+        for value in values:
+            for each in value if isinstance(value, tuple) else (value,):
+                _check_searched(each)
         return getattr(owner, name)(*values)
 
 
@@ -229,6 +233,18 @@ def _item(owner: Any, name: Any) -> Any:
     return owner[name]
 
 
+def _check_searched(value: object) -> None:
+    """Raise ExpressionError for a text that takes too long to search for."""
+    if isinstance(value, str) and len(value) > MAX_CHARS:
+        raise ExpressionError(f"{_short(value)} has {len(value)} characters, more than the {MAX_CHARS} to search for")
+
+
+def _contains(item: Any, group: Any) -> bool:
+    if isinstance(group, str):
+        _check_searched(item)
+    return item in group
+
+
 def _on_numbers(function: Callable[..., Any]) -> Callable[..., Any]:
     """The function for numbers of a sane size only: texts and lists would repeat, join or format themselves."""
 
@@ -252,5 +268,5 @@ _OPERATORS: dict[type[ast.AST], Callable[..., Any]] = {
     **{kind: _on_numbers(function) for kind, function in _NUMERIC.items()},
     ast.Not: operator.not_, ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Is: operator.is_,
     ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt, ast.GtE: operator.ge, ast.IsNot: operator.is_not,
-    ast.In: lambda item, group: item in group, ast.NotIn: lambda item, group: item not in group,
+    ast.In: _contains, ast.NotIn: lambda item, group: not _contains(item, group),
 }  # fmt: skip

@@ -16,8 +16,6 @@ from urllib.parse import unquote
 from wdskit.dataset.binary import BINARY_NAME, build_binary
 from wdskit.dataset.index import (
     INDEX_NAME,
-    NO_EXPORTS,
-    Exports,
     FolderIndex,
     ShardEntry,
     has_index,
@@ -31,15 +29,12 @@ from wdskit.dataset.samples import ShardReader
 from wdskit.dataset.shard import IDX_SUFFIX, digest_offsets, idx_bytes, write_offsets
 from wdskit.dataset.unfinished import refuse_unfinished
 from wdskit.errors import FolderIndexError, ShardError, StorageError
-from wdskit.export.api import check_export_names, export_folder, export_shard, new_members, parse_exports
-from wdskit.export.dali import ShardMembers
 from wdskit.files import DISK, Disk, describe_missing, remove_temp_files
 from wdskit.limits import MAX_HELD_BYTES
 from wdskit.shards.parallel import Progress, choose_workers, open_path, read_shards
 from wdskit.storage.identity import FileIdentity
 from wdskit.storage.urls import LocalFile, Stream, is_local, local_path
-from wdskit.tar.header import padded
-from wdskit.tar.window import size_of
+from wdskit.text import format_bytes, plural
 
 if TYPE_CHECKING:
     from wdskit.storage.buckets import ObjectInfo
@@ -67,12 +62,17 @@ class IndexReport:
     changed: tuple[str, ...] = ()
     disagreeing: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
+    def __repr__(self) -> str:
+        """Return one line: shards, samples and size."""
+        entries = self.index.entries
+        samples = plural(sum(entry.num_samples for entry in entries), "sample")
+        size = format_bytes(sum(entry.num_bytes for entry in entries))
+        return f"IndexReport({plural(len(entries), 'shard')}, {samples}, {size})"
+
 
 def index_folder(
     folder: str | Path,
     *,
-    export: str | Sequence[str] = (),
-    split_name: str = "",
     workers: int | None = None,
     progress: Progress | None = None,
     disk: Disk = DISK,
@@ -84,10 +84,6 @@ def index_folder(
 
     Args:
         folder: A local folder, or one of a bucket (`s3://bucket/train/`), into which the index is written last.
-        export: Files for other readers to keep beside the shards, in addition to the existing ones: "wids",
-            "open_clip", "timm", "energon", "dali"; or only "none", to keep none. They are written in the same pass,
-            those of a single shard as soon as it is read.
-        split_name: Name of the split for timm and energon. Default: from the names of the shards.
         workers: Processes that read; 1 is this process. Default: the CPUs that this process may use, fewer for little
             data.
         progress: Called after each shard with the number of bytes read and of all bytes.
@@ -95,14 +91,10 @@ def index_folder(
 
     Raises:
         FolderIndexError: Shards are invalid; all of them are listed, and no index is written. Or `pack` has not
-            finished here, another process is writing in the folder, or another program's file has a needed name.
-        ConfigError: `export` names an unknown kind.
-        StorageError: The folder does not exist, has no shard or cannot be written; or `export` is set for a bucket.
+            finished here, or another process is writing in the folder.
+        StorageError: The folder does not exist, has no shard or cannot be written.
     """
     if not is_local(str(folder)):
-        if export or split_name:
-            msg = f"{folder}: files for other readers are only written into local folders. Leave `export` out."
-            raise StorageError(msg, url=str(folder))
         return _index_bucket(str(folder).rstrip("/"), workers=workers, progress=progress)
     path = local_folder(folder, command="index", done="indexed")
     with lock_folder(path):
@@ -110,24 +102,19 @@ def index_folder(
         refuse_unfinished(path)
         sizes = _find_shards(path)
         before = _index_before(path)
-        kept = parse_exports(export, split_name=split_name, before=before.exports)
-        check_export_names(sizes, kept.kinds)
         num_workers = choose_workers(len(sizes), sum(sizes.values())) if workers is None else workers
         scans: list[ScannedShard] = []
         try:
             remove_temp_files(path, disk=disk)
-            for scan in _scan_all(path, sizes, kept, num_workers, progress):
-                if scan.members is not None:
-                    export_shard(path / scan.entry.name, scan.members, exports=kept, before=before.exports, disk=disk)
-                scans.append(scan._replace(members=None))
+            paths = [str(path / name) for name in sizes]
+            scans += _read_all(str(path), _scan, paths, [*sizes.values()], num_workers, progress)
             entries = [scan.entry for scan in scans]
             for scan in scans:
                 write_offsets(path / scan.entry.name, scan.offsets, disk=disk)
-            export_folder(path, entries, exports=kept, before=before.exports, earlier=before.entries, disk=disk)
-            write_index(path, entries, exports=kept, disk=disk)
+            write_index(path, entries, disk=disk)
         except OSError as err:
             raise StorageError(f"{path}: the index cannot be written: {err.strerror}.", url=str(path)) from err
-    return _report(FolderIndex(str(folder), tuple(entries), kept), scans, num_workers, before.by_name)
+    return _report(FolderIndex(str(folder), tuple(entries)), scans, num_workers, before.by_name)
 
 
 def _index_bucket(url: str, *, workers: int | None, progress: Progress | None) -> IndexReport:
@@ -149,7 +136,7 @@ def _index_bucket(url: str, *, workers: int | None, progress: Progress | None) -
     entries = [scan.entry for scan in scans]
     for one, scan in zip(shards.values(), scans, strict=True):
         put_object(f"{one.url}{IDX_SUFFIX}", idx_bytes(scan.offsets))
-    data = index_json(entries, NO_EXPORTS)
+    data = index_json(entries)
     put_object(f"{url}/{BINARY_NAME}", build_binary(entries, hashlib.sha256(data).digest()))
     put_object(f"{url}/{INDEX_NAME}", data)
     return _report(FolderIndex(url, tuple(entries)), scans, num_workers, known)
@@ -214,14 +201,6 @@ def _find_shards(folder: Path) -> dict[str, int]:
     return {name: status.st_size for name, status in stats.items()}
 
 
-def _scan_all(
-    folder: Path, sizes: dict[str, int], exports: Exports, workers: int, progress: Progress | None
-) -> Iterator[ScannedShard]:
-    """Scan the shards; behind the last, an error that lists those at fault if there are any."""
-    paths = [str(folder / name) for name in sizes]
-    yield from _read_all(str(folder), partial(_scan, kinds=exports.kinds), paths, [*sizes.values()], workers, progress)
-
-
 def _read_all(
     folder: str,
     scan: Callable[[S], ScannedShard],
@@ -246,8 +225,8 @@ def _read_all(
         raise FolderIndexError(msg, folder=folder) from err
 
 
-def _scan(path: str, *, kinds: Sequence[str]) -> ScannedShard:
-    return scan_shard(path, name=_checked_name(Path(path).name, path), members=new_members(kinds))
+def _scan(path: str) -> ScannedShard:
+    return scan_shard(path, name=_checked_name(Path(path).name, path))
 
 
 def _checked_name(name: str, path: str) -> str:
@@ -287,13 +266,11 @@ class ScannedShard(NamedTuple):
         entry: The shard's line in the index.
         offsets: Byte offset of each sample, then the end of the last member.
         num_ignored: Members that belong to no sample.
-        members: All members, where they were asked for.
     """
 
     entry: ShardEntry
     offsets: array[int]  # 8 bytes a sample, where a tuple takes 40
     num_ignored: int
-    members: ShardMembers | None = None
 
 
 class DigestedFile(Generic[F]):
@@ -320,32 +297,23 @@ class DigestedFile(Generic[F]):
         return part
 
 
-def scan_shard(
-    path: str, *, name: str, members: ShardMembers | None = None, file: Stream | None = None
-) -> ScannedShard:
+def scan_shard(path: str, *, name: str, file: Stream | None = None) -> ScannedShard:
     """Read a shard from end to end, every header, and digest its bytes in the same pass.
 
     Args:
         path: The file.
         name: What the index calls it.
-        members: Empty, to be filled; None where nobody needs them.
         file: What it is read from, where it is no local file.
 
     Raises:
         ShardError: It is invalid.
         StorageError: It cannot be read.
     """
-
-    def add(member: str, split: object, start: int, data: bytes) -> None:  # noqa: ARG001
-        assert members is not None
-        members.add(member, reader.offset - padded(size_of(data)), data)
-
     shard: DigestedFile[Stream] = DigestedFile(open_path(path) if file is None else file)
     fields: set[str] = set()
     with contextlib.closing(shard.file):
         identity = FileIdentity.of(shard.file.fd) if isinstance(shard.file, LocalFile) else None
-        on_member = None if members is None else add
-        reader = ShardReader(shard.read, shard=path, on_member=on_member, hold_bytes=MAX_HELD_BYTES)
+        reader = ShardReader(shard.read, shard=path, hold_bytes=MAX_HELD_BYTES)
         for sample in reader:
             fields.update(sample)
     offsets = array("Q", (*reader.starts, reader.stop))
@@ -358,4 +326,4 @@ def scan_shard(
         idx_sha256=digest_offsets(offsets),
         identity=identity,
     )
-    return ScannedShard(entry, offsets, reader.num_ignored, members)
+    return ScannedShard(entry, offsets, reader.num_ignored)

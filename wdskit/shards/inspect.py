@@ -233,7 +233,7 @@ def ls(path: str, *, limit: int | None = None, members: bool = False) -> Iterato
 def list_right_shards(target: Target, *, limit: int | None = None) -> Iterator[ShardRow]:
     """The rows of the shards that are valid, in order; then an error that lists the others, if there are any."""
     for number, shard in enumerate(_look_at(target, limit=limit)):
-        name = shard.url if isinstance(shard, ShardContents) else target.urls[number]
+        name = shown_url(shard.url if isinstance(shard, ShardContents) else target.urls[number])
         name = name.rpartition("/")[2] if target.kind == "folder" else name
         yield ShardRow(name, shard.num_samples, shard.num_bytes, tuple(shard.fields))
 

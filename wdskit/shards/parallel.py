@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
-import os
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -16,7 +15,7 @@ from typing import TypeVar
 from wdskit.dataset.index import ShardEntry
 from wdskit.errors import ShardError, WdskitError
 from wdskit.limits import MAX_LISTED
-from wdskit.processes import block_sigint, end_with_parent, hear_ctrl_c
+from wdskit.processes import block_sigint, end_with_parent, hear_ctrl_c, usable_cores
 from wdskit.storage.urls import LocalFile, is_local, local_path
 
 S = TypeVar("S")
@@ -36,8 +35,7 @@ def choose_workers(num_shards: int, num_bytes: int | None) -> int:
         num_shards: Shards to read.
         num_bytes: Their size, None where it is unknown.
     """
-    # macOS and Windows have no affinity.
-    num_cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    num_cpus = usable_cores()
     num_wanted = num_cpus if num_bytes is None else num_bytes // WORKER_BYTES
     return max(1, min(num_cpus, num_shards, num_wanted))
 

@@ -29,8 +29,9 @@ from wdskit.errors import DecodeError, FolderIndexError, SelectionError, Storage
 from wdskit.files import DISK, Disk, remove_temp_files
 from wdskit.shards.index import local_folder
 from wdskit.shards.parallel import Progress, choose_workers, open_path, read_shards
-from wdskit.shards.shares import Shares, choose_splits, draws_of, format_shares, make_draw, parse_shares
+from wdskit.shards.shares import Shares, choose_splits, draws_of, format_share, format_shares, make_draw, parse_shares
 from wdskit.storage.urls import LocalFile
+from wdskit.text import as_int, plural
 
 _SAMPLE_BYTES = 1 << 10  # a process is worth its start for some 65,000 samples: 30 us each against half a second
 _SHOWN_CHARS = 60
@@ -102,13 +103,14 @@ def split(
         disk: Performs the file operations; tests replace it.
 
     Raises:
-        SelectionError: The shares or `by` are wrong, samples lack the value, or another split has one of the names.
+        SelectionError: The shares or `by` are wrong, samples lack the value, a split would get no sample, or another
+            split has one of the names.
         FolderIndexError: The folder has no index, or one that does not match its shards; or another process is writing.
         ShardError: Shards are invalid; all of them are listed.
         StorageError: There is no such folder, or it cannot be read or written.
     """
     parsed = parse_shares(shares)
-    split_key = parse_by(by, seed=seed, may_miss=missing is not None)
+    split_key = parse_by(by, seed=as_int(seed), may_miss=missing is not None)
     if missing is not None and missing not in parsed:
         raise SelectionError(f"missing: there is no split {missing!r} among {format_shares(parsed)}.")
     recipe = _recipe(parsed, split_key, missing)
@@ -131,6 +133,7 @@ def split(
             name: [np.flatnonzero(one == number).astype(np.uint32) for one in chosen]
             for number, name in enumerate(parsed)
         }
+        _refuse_empty(path, parsed, {name: sum(map(len, numbers)) for name, numbers in parts.items()})
         try:
             _publish(path, parts, in_the_way, recipe, disk)
         except OSError as err:
@@ -149,6 +152,17 @@ def split(
         recipe=recipe,
         num_missing=sum(int(shard.missing.sum()) for shard in drawn),
     )
+
+
+def _refuse_empty(folder: Path, shares: Shares, counts: Mapping[str, int]) -> None:
+    """Raise SelectionError if a split gets no sample."""
+    name = next((name for name, count in counts.items() if not count), None)
+    if name is None:
+        return
+    msg = f"{folder}: split {name!r} (share {format_share(shares[name])}) would be empty, so nothing was written."
+    divided = ", ".join(f"{split} {count:,}" for split, count in counts.items())
+    msg += f"\n  {plural(sum(counts.values()), 'sample')} would be divided into {divided}."
+    raise SelectionError(f"{msg} Choose a larger share or another seed, or leave it out.", folder=str(folder))
 
 
 def _recipe(shares: Shares, split_key: SplitKey, missing: str | None) -> str:

@@ -7,27 +7,29 @@ what it yields, and a stage that keeps values back (shuffle, threads) keeps thei
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import keyword
 import random
 import threading
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, NamedTuple, TypeAlias
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any, ClassVar, NamedTuple, TypeAlias, TypeVar, cast
 
 import numpy as np
 from numpy.random import Generator
 from pydantic import PlainValidator, WithJsonSchema
 
-from wdskit.codecs.formats import is_image_field
 from wdskit.config.messages import show, unknown_setting, wrong_kind
 from wdskit.config.spec import Kind, StageSpec, refuse
 from wdskit.errors import PipelineError, SampleError, WdskitError, error_text
 from wdskit.order.keys import PositionRng
-from wdskit.stages.layouts import NOTHING_KNOWN, Layouts, Stored, unmarked
+from wdskit.stages.marks import hand_on, marks_in
+from wdskit.stages.progress import IDLE, Board, Slot
 from wdskit.stages.timing import Timings
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Place(NamedTuple):
@@ -68,6 +70,9 @@ class Origin(NamedTuple):
         return f"{first} to {self.key if first.url == self.url else ': '.join(self[:2])}"
 
 
+FOREIGN = 1 << 63
+"""`part` of values that a stage which is not wdskit's has numbered, and more."""
+
 NOWHERE = Origin("", "", 0, 0, 0)
 
 
@@ -85,6 +90,8 @@ class Run:
         next_sample: How many samples of `next_draw` have been read.
         stop_draw: The draw behind the last, None for an endless stream.
         num_heard: How many values the pipeline has yielded, or its with_epoch has taken.
+        board: What the threads of this process are working on.
+        is_watched: Whether a loader in another thread or process reads `board`, and reports a wait that is too long.
         timings: Of a stream's stages, since they were taken last.
     """
 
@@ -101,15 +108,43 @@ class Run:
         self.next_sample = 0
         self.stop_draw: int | None = None
         self.num_heard = 0
+        self.is_watched = False
         self.timings = Timings()
+        self._start()
+
+    def _start(self) -> None:
+        """Make what belongs to this process alone."""
+        self.board = Board()
         self._local = threading.local()
+        self._functions = threading.RLock()  # held by the thread that calls a function of the user's
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name != "_local"}
+        own = ("board", "_local", "_functions")
+        return {name: value for name, value in self.__dict__.items() if name not in own}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._local = threading.local()
+        self._start()
+
+    def note(self, slot: Slot, origin: Origin) -> None:
+        """Say on the board that a thread now works on this value of a stream."""
+        slot[0] = origin.major if origin.part < FOREIGN else -1
+        slot[1] = origin.minor if origin.part < FOREIGN else 0
+
+    def turn_of(self, function: Callable[..., Any], origin: Origin) -> contextlib.AbstractContextManager[object]:
+        """Hold this while `function` runs on a value: the user's functions run in one thread at a time, except those
+        that are declared `thread_safe`.
+        """
+        return _AT_ANY_TIME if self.num_threads == 1 or is_thread_safe(function) else self._turn(origin)
+
+    @contextlib.contextmanager
+    def _turn(self, origin: Origin) -> Iterator[None]:
+        with self._functions:
+            self.note(self.board.turn, origin)
+            try:
+                yield
+            finally:
+                self.board.turn[1] = IDLE
 
     def begin(self, first_epoch: int, *, draw: int, sample: int = 0, stop_draw: int | None = None) -> None:
         """Stand at a sample of a draw, before anything is read."""
@@ -156,17 +191,54 @@ class Step:
     Attributes:
         name: As the user wrote it.
         function: What it does to a value.
-        ordinal: How many of this name stand before it in the pipeline.
+        ordinal: How many of this name stand before it in the pipeline, or in its part of a mixture.
+        part: Number of its part of a mixture; None if it takes all samples.
     """
 
     name: str
     function: ValueFunction
     ordinal: int = 0
+    part: int | None = None
 
     @property
     def label(self) -> str:
-        """Name in statistics: the second `map` is `map:1`, as for its random numbers."""
-        return f"{self.name}:{self.ordinal}" if self.ordinal else self.name
+        """Name in statistics: the second `map` is `map:1`, that of part 2 of a mixture `mixture[2].map:1`."""
+        name = f"{self.name}:{self.ordinal}" if self.ordinal else self.name
+        return name if self.part is None else f"mixture[{self.part}].{name}"
+
+
+_AT_ANY_TIME = contextlib.nullcontext()
+
+_SAFE = "__thread_safe__"
+
+
+def thread_safe(function: F) -> F:
+    """Declare that several threads may call a function, or an object, at the same time.
+
+    Without this, the threads of a process take turns to call the functions of `map`, `map_dict`, `map_tuple`, `select`
+    and `collate`, because many objects keep values from call to call: a Hugging Face tokenizer its padding, an
+    albumentations pipeline its random state. Use it as a decorator, before `wdskit.register` too, or call it:
+    `map(wdskit.thread_safe(my_object))`.
+
+    Returns:
+        The same object; if it cannot be marked, a `functools.partial` of it.
+    """
+    try:
+        setattr(function, _SAFE, True)
+    except (AttributeError, TypeError):  # a builtin, a bound method
+        marked: Any = functools.partial(function)
+        setattr(marked, _SAFE, True)
+        return cast("F", marked)
+    return function
+
+
+def is_thread_safe(function: Callable[..., Any]) -> bool:
+    """True if `function`, or the function or class that it was made from, was declared `thread_safe`."""
+    while not getattr(function, _SAFE, False):
+        if not isinstance(function, functools.partial):
+            return False
+        function = function.func
+    return True
 
 
 class StepFailed(Exception):
@@ -178,12 +250,30 @@ class StepFailed(Exception):
         self.err = err
 
 
-def stage_error(stage: str, origin: Origin, err: Exception) -> WdskitError:
-    """The error of a stage that failed on one value, with shard and key; a PipelineError stays one."""
-    if isinstance(err, PipelineError):
-        return PipelineError(f"{origin}: {err}")
-    text = str(err) if isinstance(err, WdskitError) else error_text(err)
-    return SampleError(f"{origin}: {stage} failed: {text}", stage=stage, shard=origin.url, key=origin.key)
+class FunctionFailed(Exception):
+    """A function of the user's raised `err`."""
+
+    def __init__(self, err: Exception) -> None:
+        super().__init__(err)
+        self.err = err
+
+
+def cause_of(err: Exception) -> Exception:
+    """The error that a stage or a function of the user's raised."""
+    return err.err if isinstance(err, FunctionFailed) else err
+
+
+def stage_error(stage: str, origin: Origin, err: Exception) -> SampleError:
+    """The error of a stage that failed on one value, with shard and key, to be raised from `cause_of(err)`.
+
+    It is always a SampleError: only building a pipeline raises errors that no sample can cause.
+    """
+    cause = cause_of(err)
+    text = str(cause) if isinstance(cause, WdskitError) else error_text(cause)
+    what = text if text.startswith(f"{stage}: ") else f"{stage} failed: {text}"
+    failed = SampleError(f"{origin}: {what}", stage=stage, shard=origin.url, key=origin.key)
+    failed.is_function = cause is not err
+    return failed
 
 
 def note_place(stage: str, origin: Origin, err: BaseException) -> None:
@@ -223,7 +313,6 @@ class Call:
         function: Takes the value.
         global_rng: Whether to seed random, numpy and torch by position before each call.
         is_map: Whether what it returns goes on, so that None can only be a forgotten `return`.
-        layouts: What is known of the values that it takes.
     """
 
     def __init__(
@@ -234,80 +323,90 @@ class Call:
         *,
         global_rng: bool = False,
         is_map: bool = False,
-        layouts: Layouts = NOTHING_KNOWN,
     ) -> None:
         self.run = run
         self.stage = stage
         self.function = function
         self.global_rng = global_rng
         self.is_map = is_map
-        self.layouts = layouts
         self.wants_rng = _wants_rng(function)
 
     def __call__(self, value: Any, origin: Origin) -> Any:
         """The function's result for `value`.
 
         Raises:
-            PipelineError: `is_map`, and it returned nothing.
+            FunctionFailed: It raised an Exception; or it returned None, and `is_map`.
         """
-        if self.global_rng:
-            self._seed_globals(origin)
-        known = self.layouts.known(value)
-        value = unmarked(value) if known else value
-        if self.wants_rng:
-            result = self.function(value, rng=self.run.rng_of(self.stage)(origin))
-        else:
-            result = self.function(value)
+        known = marks_in(value)
+        options = {"rng": self.run.rng_of(self.stage)(origin)} if self.wants_rng else {}
+        try:
+            with (
+                self.run.turn_of(self.function, origin),
+                self._seeded_globals(origin) if self.global_rng else _AT_ANY_TIME,
+            ):
+                result = self.function(value, **options)
+        except Exception as err:
+            raise FunctionFailed(err) from err
         if result is None and self.is_map:
-            msg = "map: the function returned None. Return the value; to leave samples out, use `select`."
-            raise PipelineError(msg)
-        return self.layouts.mark(result, known) if known else result
+            msg = "the function returned None. Return the value; to leave samples out, use `select`."
+            raise FunctionFailed(WdskitError(msg))
+        return hand_on(known, result)
 
-    def _seed_globals(self, origin: Origin) -> None:
+    @contextlib.contextmanager
+    def _seeded_globals(self, origin: Origin) -> Iterator[None]:
+        """Seed the CPU's global generators by position; afterwards they are as before, because
+        without workers they are those of the user's training loop.
+        """
         import torch
 
         words = self.run.rng_of(f"{self.stage}:global")(origin).integers(0, 1 << 32, 3)
+        before = random.getstate(), np.random.get_state(), torch.get_rng_state()  # noqa: NPY002
         random.seed(int(words[0]))
         np.random.seed(int(words[1]))  # noqa: NPY002 (users' libraries draw from it; that is what it is for)
-        torch.manual_seed(int(words[2]))
+        torch.default_generator.manual_seed(int(words[2]))
+        try:
+            yield
+        finally:
+            random.setstate(before[0])
+            np.random.set_state(before[1])  # noqa: NPY002
+            torch.set_rng_state(before[2])
 
 
+@dataclass(frozen=True)
 class Context:
-    """What is known at one place of a pipeline while it is built. A stage reads it and says what it changes.
-
-    Args:
-        run: Of the pipeline.
-        find: See `Find`.
-        stages: All of the pipeline, those of a mixture's parts included.
+    """What is known at one place of a pipeline while it is built. Each stage that is bound gives the next one.
 
     Attributes:
-        masks: Fields, by the names that they have when they are decoded, that a transform takes for masks.
-        images: Fields that hold images under names that do not say so.
-        stored: Image fields that hold the numbers that their files store.
-        layouts: Where images are, as a batch has to know it.
-        places: Fields of a tuple by their places, None while values are dicts.
+        run: Of the pipeline.
+        find: See `Find`.
+        has_masks: Whether a transform takes fields for masks, so that `decode` must find out which images it changes.
+        part: Number of the part of a mixture whose stages are bound; None for the stages of all samples.
+        places: The fields of a tuple by their places; None where values are dicts, or came from a function.
+        ordinals: How many stages of each name stand before this place.
     """
 
-    def __init__(self, run: Run, find: Find, stages: Sequence[Any] = ()) -> None:
-        self.run = run
-        self.masks: frozenset[str] = frozenset()
-        for stage in reversed(stages):
-            if isinstance(stage, PerSampleStage):
-                self.masks = self.masks.union(*(names.split(";") for names in stage.mask_names))
-                renamed = (olds.split(";") for new, olds in stage.new_names.items() if new in self.masks)
-                self.masks = self.masks.union(*renamed)
-        self.images: frozenset[str] = frozenset()
-        self.stored = Stored()
-        self.layouts = NOTHING_KNOWN
-        self.places: tuple[str, ...] | None = None
-        self._find = find
-        self._seen: Counter[str] = Counter()
+    run: Run
+    find: Find
+    has_masks: bool = False
+    part: int | None = None
+    places: tuple[str, ...] | None = None
+    ordinals: Mapping[str, int] = field(default_factory=dict)
+
+    def ordinal(self, stage: StageSpec) -> int:
+        """How many stages of the same name stand before this one."""
+        return self.ordinals.get(stage.name, 0)
 
     def label(self, stage: StageSpec) -> str:
-        """The stage's name with how many of that name stand before it: a key of its random numbers. Once a stage."""
-        number = self._seen[stage.name]
-        self._seen[stage.name] += 1
-        return f"{stage.name}:{number}"
+        """Name and ordinal of a stage: the key of its random numbers. Those of a part depend on no other part."""
+        return f"{'' if self.part is None else 'part '}{stage.name}:{self.ordinal(stage)}"
+
+    def after(self, stage: StageSpec) -> Context:
+        """What is known after this stage."""
+        return replace(
+            self,
+            places=stage.places_after(self.places) if isinstance(stage, PerSampleStage) else self.places,
+            ordinals={**self.ordinals, stage.name: self.ordinal(stage) + 1},
+        )
 
     def resolve(self, stage: str, fn: Any, settings: Mapping[str, Any] | None = None) -> Callable[..., Any]:
         """A function as it is, or the one of a name with its settings bound; of a class, an instance made with them.
@@ -318,24 +417,14 @@ class Context:
         if not isinstance(fn, str):
             return fn  # type: ignore[no-any-return]  # its setting has checked that it is callable
         try:
-            found = self._find(fn)
+            found = self.find(fn)
         except PipelineError as err:
             raise PipelineError(f"{stage}: {err}") from err
         return _with_settings(stage, found, settings or {})
 
     def call(self, stage: str, fn: Any, label: str, *, global_rng: bool = False, is_map: bool = False) -> Call:
         """A function of the user's, or the name of one, at work on the values of this place."""
-        function = self.resolve(stage, fn)
-        return Call(self.run, label, function, global_rng=global_rng, is_map=is_map, layouts=self.layouts)
-
-    def rename(self, names: Mapping[str, str]) -> None:
-        """Fields get new names; `;` stands between alternatives."""
-        self.images |= {new for new, olds in names.items() if any(map(self._is_image, olds.split(";")))}
-        self.stored = self.stored.renamed(names)
-        self.layouts = self.layouts.renamed(names)
-
-    def _is_image(self, name: str) -> bool:
-        return name in self.images or is_image_field(name)
+        return Call(self.run, label, self.resolve(stage, fn), global_rng=global_rng, is_map=is_map)
 
 
 class PerSampleStage(StageSpec):
@@ -344,27 +433,40 @@ class PerSampleStage(StageSpec):
     kind: ClassVar[Kind] = "each"
 
     def bind(self, context: Context, label: str) -> ValueFunction:
-        """What this stage does to a value; it can be pickled. `context` is then what is known behind the stage.
+        """What this stage does to a value; it can be pickled.
 
         Raises:
             PipelineError: A function is unknown, or cannot run with the threads there are.
         """
         raise NotImplementedError
 
-    def step(self, context: Context) -> Step:
-        """`bind` with the stage's name and ordinal."""
-        label = context.label(self)
-        return Step(self.name, self.bind(context, label), int(label.rpartition(":")[2]))
+    def step(self, context: Context) -> tuple[Step, Context]:
+        """`bind` with the stage's name and ordinal, and what is known after it."""
+        step = Step(self.name, self.bind(context, context.label(self)), context.ordinal(self), context.part)
+        return step, context.after(self)
+
+    def places_after(self, places: tuple[str, ...] | None) -> tuple[str, ...] | None:
+        """See `Context.places`."""
+        return places
 
     @property
     def mask_names(self) -> tuple[str, ...]:
         """The fields that it takes for masks, `;` between alternatives."""
         return ()
 
-    @property
-    def new_names(self) -> Mapping[str, str]:
-        """The fields that it gives other names: new name to old ones, `;` between alternatives."""
-        return {}
+
+def takes_masks(stages: Sequence[Any]) -> bool:
+    """Whether one of the stages takes fields for masks."""
+    return any(isinstance(stage, PerSampleStage) and stage.mask_names for stage in stages)
+
+
+def bind_steps(stages: Sequence[Any], context: Context) -> tuple[tuple[Step, ...], Context]:
+    """The steps of per-sample stages, and what is known after them."""
+    steps = []
+    for stage in stages:
+        step, context = stage.step(context)
+        steps.append(step)
+    return tuple(steps), context
 
 
 def _wants_rng(function: Callable[..., Any]) -> bool:
@@ -379,12 +481,27 @@ def _wants_rng(function: Callable[..., Any]) -> bool:
     return "rng" in list(parameters)[1:] or ("rng" in parameters and parameters["rng"].kind is keyword_only)
 
 
+def check_settings(stage: str, function: Callable[..., Any], settings: Mapping[str, Any]) -> None:
+    """Compare settings with the parameters of a function, or of a class.
+
+    Raises:
+        PipelineError: It does not take one of them; `stage` is said first.
+    """
+    try:
+        parameters = inspect.signature(function).parameters
+    except (TypeError, ValueError):  # some builtins have no signature
+        return
+    if any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters.values()):
+        return
+    by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    known = [name for name, each in parameters.items() if each.kind in by_name]
+    unknown = next((each for each in settings if each not in known), None)
+    if unknown is not None:
+        raise PipelineError(f"{stage}: {unknown}: {unknown_setting(unknown, f'`{stage}`', known)}")
+
+
 def _with_settings(stage: str, function: Callable[..., Any], settings: Mapping[str, Any]) -> Callable[..., Any]:
-    if settings:
-        known = list(inspect.signature(function).parameters)
-        unknown = next((each for each in settings if each not in known and "kwargs" not in known), None)
-        if unknown is not None:
-            raise PipelineError(f"{stage}: {unknown_setting(unknown, f'`{stage}`', known)}")
+    check_settings(stage, function, settings)
     # A class whose instances are called; others, such as `int`, are called themselves.
     if not (isinstance(function, type) and any("__call__" in base.__dict__ for base in function.__mro__)):
         return functools.partial(function, **settings) if settings else function

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -11,8 +10,9 @@ from pydantic import Field, model_validator
 from wdskit.config.spec import Kind, refuse
 from wdskit.config.values import Bool, Count, FieldNames
 from wdskit.errors import PipelineError
-from wdskit.stages.base import Context, Function, Origin, Run, note_place, stage_error
-from wdskit.stages.streaming import StreamStage
+from wdskit.stages.base import Context, Function, FunctionFailed, Origin, Run, cause_of, note_place, stage_error
+from wdskit.stages.marks import mark_of, marked
+from wdskit.stages.streaming import StreamContext, StreamStage
 from wdskit.stages.timing import Pace
 
 if TYPE_CHECKING:
@@ -64,7 +64,11 @@ class Batched(StreamStage):
             raise PipelineError(f"{msg}\n  {' and '.join(map(str, near))} {'is' if len(near) == 1 else 'are'}.")
         return size
 
-    def bind(self, context: Context) -> Batcher:
+    def bind(self, context: StreamContext) -> Batcher:
+        """See `make_batcher`."""
+        return self.make_batcher(context.known)
+
+    def make_batcher(self, context: Context) -> Batcher:
         """What makes the batches.
 
         Raises:
@@ -76,32 +80,13 @@ class Batched(StreamStage):
         if self.collate is not None:
             collate = context.resolve("batched", self.collate)
         else:
-            ragged = itertools.chain.from_iterable(_slots(name, context.places) for name in self.ragged or ())
-            collate = Collate(context.layouts, frozenset(ragged))
+            collate = Collate(frozenset(self.ragged or ()), context.places)
         return Batcher(context.run, collate, self.size_on(context.run.place.world_size), partial=self.partial)
 
     def num_items(self, num_values: int, worker: int, num_workers: int, world_size: int) -> int:  # noqa: ARG002
         """Full batches, and where `partial` allows it what is left."""
         size = self.size_on(world_size)
         return -(-num_values // size) if self.partial else num_values // size
-
-    def num_held(self) -> int:
-        """A batch."""
-        return self.size or self.global_size or 0
-
-    def samples_each(self, samples: int) -> int:
-        """Those of a batch."""
-        return samples * self.num_held()
-
-
-def _slots(name: str, places: tuple[str, ...] | None) -> list[str | int]:
-    """Where a field stands in a sample: its name, or its places in a tuple."""
-    if places is None:
-        return [name]
-    found: list[str | int] = [place for place, names in enumerate(places) if name in names.split(";")]
-    if not found:
-        raise PipelineError(f"batched: ragged: no field `{name}` in to_tuple, which has {', '.join(places)}.")
-    return found
 
 
 class Batcher:
@@ -118,7 +103,7 @@ class Batcher:
         """Yield batches; the last may be shorter where `partial` allows it.
 
         Raises:
-            SampleError, PipelineError: The values do not make a batch; it names the first and the last.
+            SampleError: The values do not make a batch; it names the first and the last.
         """
         values: list[Any] = []
         origins: list[Origin] = []
@@ -156,7 +141,7 @@ class Batcher:
             ready: Of the default collate: slots whose batch is there already.
 
         Raises:
-            SampleError, PipelineError: They do not make one; it names the first and the last.
+            SampleError: They do not make one; it names the first and the last.
         """
         from wdskit.stages.collate import FRESH, Collate
 
@@ -164,9 +149,13 @@ class Batcher:
         try:
             if isinstance(self.collate, Collate):
                 return self.collate(values, memory or FRESH, ready), origin
-            return self.collate(values), origin
-        except Exception as err:
-            raise stage_error("batched", origin, err) from err
+            try:
+                with self.run.turn_of(self.collate, origin):
+                    return self.collate(values), origin
+            except Exception as err:
+                raise FunctionFailed(err) from err
+        except Exception as err:  # noqa: BLE001 (it is the cause of what is raised)
+            raise stage_error("batched", origin, err) from cause_of(err)
         except BaseException as err:
             note_place("batched", origin, err)
             raise
@@ -179,13 +168,9 @@ class Unbatched(StreamStage):
     kind: ClassVar[Kind] = "stream"
     is_rebuilt: ClassVar[bool] = False
 
-    def bind(self, context: Context) -> Unbatcher:
+    def bind(self, context: StreamContext) -> Unbatcher:
         """What takes the batches apart."""
         return Unbatcher(context.run)
-
-    def samples_each(self, samples: int) -> int:  # noqa: ARG002 (whatever came in)
-        """One."""
-        return 1
 
 
 class Unbatcher:
@@ -200,8 +185,8 @@ class Unbatcher:
             origin = self.run.origin
             try:
                 samples = list(_samples(batch))
-            except Exception as err:
-                raise stage_error("unbatched", origin, err) from err
+            except Exception as err:  # noqa: BLE001 (it is the cause of what is raised)
+                raise stage_error("unbatched", origin, err) from cause_of(err)
             if len(samples) == len(origin.members):
                 origins = origin.members
             else:  # a function between has made other samples of them
@@ -214,11 +199,17 @@ def _samples(batch: Any) -> Iterator[Any]:
     """The samples of a collated batch: a tuple or a dict of columns, or one column."""
     if isinstance(batch, Mapping):
         _check_lengths(batch)
-        return (dict(zip(batch, row, strict=True)) for row in zip(*batch.values(), strict=True))
+        return (dict(zip(batch, row, strict=True)) for row in zip(*map(_rows, batch.values()), strict=True))
     if isinstance(batch, tuple):
         _check_lengths(dict(enumerate(batch)))
-        return zip(*batch, strict=True)
-    return iter(batch)
+        return zip(*map(_rows, batch), strict=True)
+    return _rows(batch)
+
+
+def _rows(column: Any) -> Iterator[Any]:
+    """The values of a column, which have its mark."""
+    mark = mark_of(column)
+    return iter(column) if mark is None else (marked(row, mark) for row in column)
 
 
 def _check_lengths(columns: Mapping[Any, Any]) -> None:

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from wdskit.errors import PipelineError
-from wdskit.stages.layouts import IMAGE_CHANNELS, NOTHING_KNOWN, Layouts, mark_of, may_be_image
+from wdskit.stages.marks import ARRAY, IMAGE, IMAGE_CHANNELS, MASK, layout_of_name, mark_of, marked, may_be_image
 
 _NUMBERS = "biufc"  # kinds of numpy dtypes that torch has
 
@@ -51,17 +51,52 @@ class Collate:
     In each slot int becomes a tensor of int64, bool of bool, float of float64, numpy scalars of their dtype; arrays and
     tensors of one shape are stacked; everything else (text, bytes, dicts, lists, None, PIL images, ...) is a list.
 
+    Arrays (height, width[, 1, 3 or 4 channels]) and tensors ([channels, ]height, width) that are images become (batch,
+    channels, height, width) in channels_last memory; dtypes stay. A value is an image if a decoder or an image stage
+    has made it, or else if its field is called so. Other arrays are stacked as they are, but for those that may be
+    images or not, (height, width, 1, 3 or 4) of uint8 or float.
+
     Attributes:
-        layouts: Which dict keys or tuple positions hold images. There arrays (height, width[, 1, 3 or 4 channels]) and
-            tensors ([channels, ]height, width) become (batch, channels, height, width) in channels_last memory; dtypes
-            stay. Where nothing is known, an array is an image if a stage has marked it as one; others are stacked as
-            they are, but for those that may be images or not, (height, width, 1, 3 or 4) of uint8 or float.
-        ragged: Slots whose arrays differ in their first axis, which become a `Ragged`. A dict has all of those that are
-            names.
+        ragged: Fields whose arrays differ in their first axis, which become a `Ragged`. A dict has all of those.
+        places: The fields of tuples by their places; None if a function has made the tuples.
+
+    Raises:
+        PipelineError: `places` has no field of `ragged`.
     """
 
-    layouts: Layouts = NOTHING_KNOWN
-    ragged: frozenset[str | int] = frozenset()
+    ragged: frozenset[str] = frozenset()
+    places: tuple[str, ...] | None = None
+
+    def __post_init__(self) -> None:
+        for name in sorted(self.ragged) if self.places is not None else ():
+            if not self._ragged_places(name):
+                has = ", ".join(self.places or ())
+                raise PipelineError(f"batched: ragged: no field `{name}` in to_tuple, which has {has}.")
+
+    def _ragged_places(self, name: str) -> set[int]:
+        return {place for place, names in enumerate(self.places or ()) if name in names.split(";")}
+
+    def ragged_slots(self, sample: Collection[Any]) -> frozenset[str | int]:
+        """The fields of a dict, or the places of a tuple, that become ragged.
+
+        Raises:
+            PipelineError: A field is missing, or the sample is a tuple of which nobody knows what is at which place.
+        """
+        if not self.ragged:
+            return self.ragged
+        if isinstance(sample, dict):
+            missing = sorted(name for name in self.ragged if name not in sample)
+            if missing:
+                has = ", ".join(name for name in sample if not name.startswith("__"))
+                raise PipelineError(f"batched: ragged: no field `{missing[0]}`; the samples have: {has or 'none'}")
+            return self.ragged
+        if self.places is None or not isinstance(sample, tuple):
+            names, what = ", ".join(sorted(self.ragged)), "tuple" if isinstance(sample, tuple) else "value"
+            raise PipelineError(
+                f"batched: ragged: {names}: the samples are {what}s from a function, so that nothing shows where these "
+                "fields are.\n  Let the function return a dict, or put it before to_tuple"
+            )
+        return frozenset[str | int]().union(*map(self._ragged_places, self.ragged))
 
     def __call__(
         self, samples: Sequence[Any], memory: Memory = FRESH, ready: Mapping[Any, torch.Tensor] | None = None
@@ -84,40 +119,59 @@ class Collate:
             raise PipelineError("batched: a batch without samples")
         first = samples[0]
         ready = ready or {}
+        ragged = self.ragged_slots(first)
         if isinstance(first, tuple):
             kinds = [f"a tuple of {len(s)}" if isinstance(s, tuple) else type(s).__name__ for s in samples]
             _check_same(kinds, "sample")
             columns = enumerate(zip(*samples, strict=True))
             return tuple(
-                ready[place] if place in ready else self._slot(place, f"slot {place}", column, memory)
+                ready[place] if place in ready else _slot(place, column, memory, is_ragged=place in ragged)
                 for place, column in columns
             )
         if isinstance(first, dict):
-            self.check_ragged(first)
             _check_keys(samples)
             return {
                 key: ready[key]
                 if key in ready
-                else self._slot(key, f"`{key}`", [sample[key] for sample in samples], memory)
+                else _slot(key, [sample[key] for sample in samples], memory, is_ragged=key in ragged)
                 for key in first
             }
-        return _collate_slot(samples, "the value", memory, None)
+        return _slot(None, samples, memory)
 
-    def check_ragged(self, fields: Collection[str]) -> None:
-        """Refuse a batch of dicts without a field that is to be ragged.
 
-        Raises:
-            PipelineError: It names the field.
-        """
-        missing = sorted(name for name in self.ragged if isinstance(name, str) and name not in fields)
-        if missing:
-            has = ", ".join(name for name in fields if not name.startswith("__"))
-            raise PipelineError(f"batched: ragged: no field `{missing[0]}`; the samples have: {has or 'none'}")
-
-    def _slot(self, slot: str | int, where: str, values: Sequence[Any], memory: Memory) -> Any:
-        if slot in self.ragged:
-            return make_ragged(values, where, memory)
-        return _collate_slot(values, where, memory, self.layouts.is_image(slot))
+def _slot(slot: object, values: Sequence[Any], memory: Memory, *, is_ragged: bool = False) -> Any:
+    """The batch of one field of a dict, one place of a tuple, or bare values."""
+    where = f"slot {slot}" if isinstance(slot, int) else "the value" if slot is None else f"`{slot}`"
+    if is_ragged:
+        return make_ragged(values, where, memory)
+    kinds = [_kind(value) for value in values]
+    if not any(kinds):
+        return list(values)
+    _check_same(kinds, where)
+    if kinds[0] not in {"tensor", "array"}:
+        try:
+            return torch.from_numpy(np.array(values, dtype=kinds[0]))
+        except (OverflowError, TypeError) as err:
+            raise PipelineError(f"batched: {where}: {err}") from err
+    marks = [mark_of(value) for value in values]
+    named = layout_of_name(slot)
+    layouts = {named if mark is None or mark.layout is None else mark.layout for mark in marks}
+    is_mask = any(mark is not None and mark.is_mask for mark in marks)
+    if kinds[0] == "tensor":
+        is_image = layouts == {"image"}
+        if "image" in layouts and not is_image and values[0].ndim == 2:
+            raise _unknown_layout(values[0], where)
+        batch = _stack_tensors(values, where, memory, is_image=is_image)
+    else:
+        is_image = layouts == {"image"}
+        if not is_image and layouts != {"array"}:
+            unknown = [value for value in values if may_be_image(value) or ("lost" in layouts and value.ndim == 2)]
+            if unknown or len(layouts) > 1:
+                raise _unknown_layout((unknown or values)[0], where)
+        batch = _stack_arrays(values, where, memory, is_image=is_image)
+    if is_image or is_mask or layouts == {"array"}:
+        marked(batch, MASK if is_mask else IMAGE if is_image else ARRAY)
+    return batch
 
 
 def _check_keys(samples: Sequence[Any]) -> None:
@@ -138,23 +192,6 @@ def _check_keys(samples: Sequence[Any]) -> None:
             )
 
 
-def _collate_slot(values: Sequence[Any], slot: str, memory: Memory, is_image: bool | None) -> Any:  # noqa: FBT001 (private)
-    """The batch of one slot; `is_image` is None where nobody knows."""
-    kinds = [_kind(value) for value in values]
-    if not any(kinds):
-        return list(values)
-    _check_same(kinds, slot)
-    if kinds[0] == "tensor":
-        return _stack_tensors(values, slot, memory, is_image=is_image is True)
-    if kinds[0] == "array":
-        is_image = _are_images(values, slot) if is_image is None else is_image
-        return _stack_arrays(values, slot, memory, is_image=is_image)
-    try:
-        return torch.from_numpy(np.array(values, dtype=kinds[0]))
-    except (OverflowError, TypeError) as err:
-        raise PipelineError(f"batched: {slot}: {err}") from err
-
-
 def _kind(value: object) -> str:
     """Equal for values that batch together: "tensor", "array", the dtype of a number, "" for what stays in a list."""
     if isinstance(value, torch.Tensor):
@@ -170,24 +207,13 @@ def _kind(value: object) -> str:
     return "float64" if isinstance(value, float) else ""
 
 
-def _are_images(arrays: Sequence[NDArray[Any]], slot: str) -> bool:
-    """Whether arrays are images whose slot does not say it.
-
-    Raises:
-        PipelineError: They may be or not.
-    """
-    marks = {mark_of(array) for array in arrays}
-    if marks in ({True}, {False}):
-        return True in marks
-    unknown = [array for array in arrays if may_be_image(array)]
-    if not unknown and marks == {None}:
-        return False
-    array = (unknown or arrays)[0]
-    raise PipelineError(
-        f"batched: {slot} is an array {array.shape} of {array.dtype} from a function. Nothing shows whether it is an "
-        "image, whose channels come first in a batch.\n  Give an image the name of an image field, such as `jpg` or "
-        "`left.png`. Give any other array the name of an npy field, such as `points.npy`, or return a tensor, which is "
-        "stacked as it is"
+def _unknown_layout(value: Any, slot: str) -> PipelineError:
+    kind = "array" if isinstance(value, np.ndarray) else "tensor"
+    return PipelineError(
+        f"batched: {slot} is an {kind} {tuple(value.shape)} of {value.dtype} from a function. Nothing shows whether it "
+        "is an image, whose channels come first in a batch.\n  Give an image the name of an image field, such as `jpg` "
+        "or `left.png`, or put the function before to_tuple. Give any other array the name of an npy field, such as "
+        "`points.npy`, or return a tensor, which is stacked as it is"
     )
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+import logging
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
+import numpy as np
 from pydantic import Field, field_validator
 
 from wdskit.codecs.fields import decode_field
@@ -17,12 +19,19 @@ from wdskit.config.values import Alternatives, Bool, Count, FieldChoices, FieldN
 from wdskit.errors import DecodeError, PipelineError, WdskitError
 from wdskit.limits import MAX_PIXELS
 from wdskit.stages.base import NOWHERE, Context, Function, Origin, PerSampleStage, ValueFunction
+from wdskit.stages.marks import ARRAY, IMAGE, MASK, Mark, marked
+
+_log = logging.getLogger(__name__)
 
 Functions = Annotated[tuple[Function | None, ...], Field(min_length=1), Items]
 
 
 class Decode(PerSampleStage):
-    """Decode fields to values. Nothing is unpickled; fields with unknown names stay bytes."""
+    """Decode fields to values. Nothing is unpickled; fields with unknown names stay bytes.
+
+    webdataset also decodes pickles (`pkl`, `pyd`, `pth`), `mp`, `msg`, `npz`, `ten`, `tb` and `*.gz`. They stay
+    bytes, and a warning says so once. Decode them with `map_dict`.
+    """
 
     name: ClassVar[str] = "decode"
     shorthand: ClassVar[str | None] = "images"
@@ -37,7 +46,8 @@ class Decode(PerSampleStage):
     fuse: Bool = Field(
         True,
         description="Whether decoding and the crop directly after it run as one step, which decodes a large JPEG only "
-        "as large as the crop needs. Its pixels then differ by about 1 of 255.",
+        "as large as the crop needs. Its pixels then differ by about 1 of 255. Float images (`rgb`, ...) are then "
+        "resized as uint8 and become floats after it.",
     )
     max_pixels: Count = Field(MAX_PIXELS, description="Largest width x height that an image's header may give.")
 
@@ -45,11 +55,10 @@ class Decode(PerSampleStage):
         """As `PerSampleStage.bind`."""
         from wdskit.codecs.images import decode_image, decode_index
 
-        context.stored = context.stored.decoded(self.images, self.only)
         image: Callable[..., Any] | None = None
         if self.images is not None:
             image = decode_index if self.images == INDEX_SPEC else functools.partial(decode_image, spec=self.images)
-        return FieldDecoder(self.images, frozenset(self.only or ()), self.max_pixels, context.masks, image)
+        return FieldDecoder(self.images, frozenset(self.only or ()), self.max_pixels, context.has_masks, image)
 
 
 @dataclass(frozen=True)
@@ -60,20 +69,31 @@ class FieldDecoder:
         images: As in `Decode`.
         only: The fields to decode, none for all.
         max_pixels: As in `decode_image`.
-        masks: Fields whose numbers must be those that they store, since a later stage takes them for masks.
+        has_masks: Whether a later stage takes fields for masks, so that each image says whether its numbers changed.
         decode_image: From the bytes of an image and `max_pixels` to its value.
     """
 
     images: str | None
     only: frozenset[str]
     max_pixels: int
-    masks: frozenset[str]
+    has_masks: bool
     decode_image: Callable[..., Any] | None
 
     def __call__(self, sample: Any, origin: Origin = NOWHERE) -> dict[str, Any]:  # noqa: ARG002 (nothing is drawn)
         """A copy of `sample` with its fields decoded."""
         check_dict("decode", sample)
+        self.check_fields(sample)
         return {field: self.decode_one(field, value) for field, value in sample.items()}
+
+    def check_fields(self, fields: Collection[str]) -> None:
+        """Refuse a sample without any of the fields to decode.
+
+        Raises:
+            WdskitError: It names them.
+        """
+        if self.only and self.only.isdisjoint(fields):
+            names = "`, `".join(sorted(self.only))
+            raise WdskitError(f"no field `{names}` (`only`); the sample has: {_listed(fields)}")
 
     def takes(self, field: str, value: Any) -> bool:
         """Whether a field is one to decode."""
@@ -84,25 +104,52 @@ class FieldDecoder:
         if not self.takes(field, value):
             return value
         if not is_image_field(field):
-            return decode_field(field, value)
+            warn_of_bytes(field)
+            return marked_array(decode_field(field, value))
         if self.decode_image is None:
             return value
         try:
-            if field in self.masks and self.images != INDEX_SPEC:
-                self._check_mask(field, value)
-            return self.decode_image(value, max_pixels=self.max_pixels)
+            changed = self._changed(field, value) if self.has_masks else ""
+            image = self.decode_image(value, max_pixels=self.max_pixels)
         except DecodeError as err:
             err.field = field
             raise
+        return marked(
+            image, MASK if self.images == INDEX_SPEC else Mark("image", changed=changed) if changed else IMAGE
+        )
 
-    def _check_mask(self, field: str, value: bytes) -> None:
-        from wdskit.codecs.images import stores_other_numbers
+    def _changed(self, field: str, value: bytes) -> str:
+        """See `Mark.changed`."""
+        from wdskit.codecs.images import IMAGE_SPECS, stores_other_numbers
 
-        form = stores_other_numbers(value, max_pixels=self.max_pixels)
-        if form:
-            msg = f"decode: `{field}` is a mask with {form}, of which `{self.images}` gives other numbers than it "
-            advice = f"Put `decode: {{images: index, only: {field}}}` before this stage, which then skips the field."
-            raise PipelineError(f"{msg}stores.\n  {advice}")
+        if self.images is None or self.images == INDEX_SPEC:
+            return ""
+        wanted = IMAGE_SPECS[self.images]
+        form = stores_other_numbers(value, max_pixels=self.max_pixels, is_grey=wanted.mode == "L")
+        if wanted.is_float:
+            what = f"`decode: {self.images}` divides the numbers of `{field}` by 255"
+        elif form:
+            what = f"`{field}` has {form}, of which `decode: {self.images}` makes other numbers than it stores"
+        else:
+            return ""
+        way_out = f"Put `decode: {{images: index, only: {field}}}` before that `decode`, which then skips the field"
+        return f"{what}.\n  {way_out}"
+
+
+_ONLY_WEBDATASETS = frozenset({"pyd", "pkl", "pickle", "pth", "mp", "msg", "npz", "ten", "tb", "gz"})
+"""Fields that webdataset decodes and wdskit does not."""
+
+
+@functools.cache
+def warn_of_bytes(field: str) -> None:
+    """Say once in each process that a field stays bytes, if webdataset would decode it."""
+    if field.rpartition(".")[2].lower() in _ONLY_WEBDATASETS:
+        _log.warning("decode: `%s` stays bytes, although webdataset decodes such fields. Use `map_dict`.", field)
+
+
+def marked_array(value: Any) -> Any:
+    """The value of a field that is no image."""
+    return marked(value, ARRAY) if isinstance(value, np.ndarray) else value
 
 
 class Map(PerSampleStage):
@@ -126,6 +173,9 @@ class Map(PerSampleStage):
             msg += f"{context.run.num_threads} threads share."
             raise PipelineError(f"{msg}\n  Take `rng` as a parameter instead, or use threads: 1.")
         return context.call("map", self.fn, label, global_rng=self.global_rng, is_map=True)
+
+    def places_after(self, places: tuple[str, ...] | None) -> None:
+        """As `PerSampleStage.places_after`."""
 
 
 class MapDict(PerSampleStage):
@@ -199,25 +249,24 @@ class Rename(PerSampleStage):
         description="New name: old name, or alternatives joined by `;`.", examples=[{"image": "jpg;png"}]
     )
 
-    @property
-    def new_names(self) -> Mapping[str, str]:
-        """As `PerSampleStage.new_names`."""
-        return self.names
-
     def bind(self, context: Context, label: str) -> Rename:  # noqa: ARG002 (nothing is drawn)
         """As `PerSampleStage.bind`."""
-        context.rename(self.names)
         return self
 
     def __call__(self, sample: Any, origin: Origin = NOWHERE) -> dict[str, Any]:  # noqa: ARG002 (nothing is drawn)
-        """A copy of `sample` with its fields renamed; the first alternative wins."""
-        check_dict("rename", sample)
-        kept = {field: value for field, value in sample.items() if field not in self._old_names}
-        return kept | {new: _pick("rename", sample, olds) for new, olds in self.names.items()}
+        """A copy of `sample` with its fields renamed; the first alternative wins, the others stay.
 
-    @functools.cached_property
-    def _old_names(self) -> frozenset[str]:
-        return frozenset(old for olds in self.names.values() for old in olds.split(";"))
+        Raises:
+            WdskitError: A field is missing, or a new name is that of a field that stays.
+        """
+        found = {new: _find("rename", sample, olds) for new, olds in self.names.items()}
+        renamed = set(found.values())
+        for new, old in found.items():
+            if new in sample and new not in renamed:
+                msg = f"`{new}: {old}` would replace the field `{new}` of the sample"
+                raise WdskitError(f"{msg}. Use another name, or leave `{new}` out first, with to_dict")
+        kept = {field: value for field, value in sample.items() if field not in renamed}
+        return kept | {new: sample[old] for new, old in found.items()}
 
 
 class ToTuple(PerSampleStage):
@@ -233,9 +282,11 @@ class ToTuple(PerSampleStage):
 
     def bind(self, context: Context, label: str) -> ToTuple:  # noqa: ARG002 (nothing is drawn)
         """As `PerSampleStage.bind`."""
-        context.layouts = context.layouts.renamed(dict(enumerate(self.fields)))
-        context.places = tuple(self.fields)
         return self
+
+    def places_after(self, places: tuple[str, ...] | None) -> tuple[str, ...]:  # noqa: ARG002 (it makes new ones)
+        """As `PerSampleStage.places_after`."""
+        return self.fields
 
     def __call__(self, sample: Any, origin: Origin = NOWHERE) -> tuple[Any, ...]:  # noqa: ARG002 (nothing is drawn)
         """The fields in the order they were named."""
@@ -262,14 +313,8 @@ class ToDict(PerSampleStage):
             raise refuse(f"{listing(twice)} would appear twice in the dict; `rename` one first.")
         return fields
 
-    @property
-    def new_names(self) -> Mapping[str, str]:
-        """As `PerSampleStage.new_names`."""
-        return self._names
-
     def bind(self, context: Context, label: str) -> ToDict:  # noqa: ARG002 (nothing is drawn)
         """As `PerSampleStage.bind`."""
-        context.rename(self._names)
         return self
 
     def __call__(self, sample: Any, origin: Origin = NOWHERE) -> dict[str, Any]:  # noqa: ARG002 (nothing is drawn)
@@ -284,8 +329,8 @@ class ToDict(PerSampleStage):
 class UserStage(PerSampleStage):
     """A function or class of the user's under the name it was registered by: `- my_augment: {strength: 3}`.
 
-    A function gets the settings as keyword arguments in each call; of a class an instance is made with them once in
-    each process, which is called with each value.
+    A function gets the settings as keyword arguments in each call. Of a class one instance is made with them, in the
+    process that makes the loader; each worker process calls its own copy of it with each value.
     """
 
     shorthand: ClassVar[str | None] = "settings"
@@ -304,6 +349,9 @@ class UserStage(PerSampleStage):
     def bind(self, context: Context, label: str) -> ValueFunction:
         """As `PerSampleStage.bind`."""
         return context.call(self.name, context.resolve(self.name, self.name, self.settings), label, is_map=True)
+
+    def places_after(self, places: tuple[str, ...] | None) -> None:
+        """As `PerSampleStage.places_after`."""
 
     def __reduce__(self) -> tuple[object, tuple[str, dict[str, Any]]]:
         """Its name and settings: the class is made when it is asked for."""
@@ -326,13 +374,21 @@ def _make_user_stage(name: str, settings: dict[str, Any]) -> UserStage:
 
 
 def _pick(stage: str, sample: Any, names: str) -> Any:
+    """The value of the first of the `;` alternatives that a sample has."""
+    return sample[_find(stage, sample, names)]
+
+
+def _find(stage: str, sample: Any, names: str) -> str:
     """The first of the `;` alternatives that a sample has."""
     check_dict(stage, sample)
     for name in names.split(";"):
         if name in sample:
-            return sample[name]
-    has = ", ".join(field for field in sample if not field.startswith("__"))
-    raise WdskitError(f"no field `{names}`; the sample has: {has or 'none'}")
+            return name
+    raise WdskitError(f"no field `{names}`; the sample has: {_listed(sample)}")
+
+
+def _listed(fields: Collection[str]) -> str:
+    return ", ".join(field for field in fields if not field.startswith("__")) or "none"
 
 
 def check_dict(stage: str, sample: Any) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 from wdskit.config.messages import describe
 from wdskit.config.spec import StageSpec
 from wdskit.errors import PipelineError
-from wdskit.stages.base import Origin, Run
+from wdskit.stages.base import FOREIGN, Origin, Run
 
 _BY_NODE = frozenset(["split_by_node", "single_node_only"])
 _BY_WORKER = frozenset(["split_by_worker"])
@@ -69,7 +69,7 @@ class Renumber:
     def __call__(self, source: Iterable[Any]) -> Iterator[Any]:
         """Yield what comes, numbered."""
         run = self.run
-        part = 1 << 63 | run.place.rank << 31 | run.worker
+        part = FOREIGN | run.place.rank << 31 | run.worker
         epoch = run.epoch if self.each_epoch else run.first_epoch
         for number, value in enumerate(source):
             url, key = (value.get("__url__", ""), value.get("__key__", "")) if isinstance(value, dict) else ("", "")

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from wdskit.config.spec import StageSpec, checked, read_stage
 from wdskit.errors import PipelineError
 from wdskit.stages import batching, fields, shard_reader, sources, stream_source, streaming
-from wdskit.stages.base import is_function_name
+from wdskit.stages.base import check_settings, is_function_name
 from wdskit.stages.images import transforms
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -71,13 +71,14 @@ def register(name: str) -> Callable[[F], F]:
     Running the same definition again (a notebook cell, a reloaded module) replaces the function.
 
     Raises:
-        PipelineError: The name is not an identifier, the decorated object is not callable, or another function has the
-            name.
+        PipelineError: The name is not an identifier or that of a stage of wdskit, the decorated object is not callable,
+            or another function has the name.
     """
     if not is_function_name(name):
         raise PipelineError(
             f"register({name!r}): a name is letters, digits and _, and does not start with a digit: `my_augment`."
         )
+    refuse_stage_name(f"register({name!r})", name)
 
     def keep(function: F) -> F:
         if not callable(function):
@@ -90,6 +91,29 @@ def register(name: str) -> Callable[[F], F]:
         return function
 
     return keep
+
+
+def refuse_stage_name(where: str, name: str) -> None:
+    """Refuse a function under the name of a stage of wdskit, which would be called in its place.
+
+    Raises:
+        PipelineError: There is such a stage; `where` is said first.
+    """
+    if name in STAGES:
+        raise PipelineError(f"{where}: `{name}` is a stage of wdskit. Use another name: `my_{name}`.")
+
+
+def check_registered(stages: Iterable[Any], *, where: str) -> None:
+    """Compare the settings of registered stages with the parameters of their functions and classes.
+
+    Raises:
+        PipelineError: A function does not take a setting; `where` is said first.
+    """
+    for stage in stages:
+        if isinstance(stage, fields.UserStage) and stage.name in _FUNCTIONS:
+            check_settings(f"{where}: {stage.name}", _FUNCTIONS[stage.name], stage.settings)
+        for part in getattr(stage, "mixture", None) or ():
+            check_registered(part.stages, where=where)
 
 
 def resolve(name: str, extra: Mapping[str, Callable[..., Any]]) -> Callable[..., Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, ClassVar
 
@@ -13,13 +14,13 @@ from wdskit.dataset.samples import ShardReader, refuse_divided
 from wdskit.dataset.shard import offsets_path, read_offsets
 from wdskit.errors import PipelineError, ShardError
 from wdskit.stages.base import Origin, Run
+from wdskit.stages.progress import Silence
 from wdskit.stages.stream_source import DRAW
 from wdskit.stages.streaming import StreamContext, StreamStage
 from wdskit.stages.timing import clocked
-from wdskit.storage.urls import LocalFile, Stream, is_local, local_path, open_stream
+from wdskit.storage.urls import LocalFile, Stream, is_local, local_path, open_stream, shown_url
 
-_UNKNOWN_SHARDS = 1000  # of a source without a list of shards, before silence is an error
-_MAX_PASSES = 64  # times as many draws as shards, at random, before those that never came are given up
+logger = logging.getLogger(__name__)
 
 
 class TarfileToSamples(StreamStage):
@@ -31,19 +32,12 @@ class TarfileToSamples(StreamStage):
     def bind(self, context: StreamContext) -> OpenTars:
         """Draws into samples; a source that is not wdskit's need not number its draws."""
         source, shards = context.stages[0], context.shards
-        entries: dict[str, ShardEntry] = {}
         if shards is None:
-            num_urls = num_shards = len(getattr(source, "urls", None) or ()) or _UNKNOWN_SHARDS
-        else:
-            num_urls, num_shards = len(shards.urls), len(set(shards.urls))  # one may be listed twice
-            entries = {url: entry for url, entry in zip(shards.urls, shards.entries, strict=True) if entry is not None}
-        silence = Silence(
-            context.run,
-            num_shards=num_shards,
-            max_draws=num_urls * (_MAX_PASSES if getattr(source, "shuffle_shards", True) else 1),
-            patience=context.patience,
-        )
-        return OpenTars(context.run, entries, silence, check=getattr(source, "check", "size"))
+            return OpenTars(context.run, {}, frozenset(), check="size")
+        known = zip(shards.urls, shards.entries, strict=True)
+        entries = {url: entry for url, entry in known if entry is not None}
+        check = getattr(source, "check", "size")
+        return OpenTars(context.run, entries, frozenset(shards.urls), check=check)
 
 
 class OpenTars:
@@ -52,16 +46,17 @@ class OpenTars:
     Args:
         run: Has the number of samples of the first draw to pass over, and gets the position of the reading.
         entries: The index's line of each shard by URL, where there is one.
-        silence: Counts the draws from which nothing comes out.
+        urls: All shards, where they are known: when each of them has given no sample, none ever will.
         check: `size` compares a shard with its line, its size when it is opened and its samples as they are read;
             `sha256` reads it once more before; `none` does not. A local shard without a line is looked through first,
             once, for keys in two places, unless it is `none`.
     """
 
-    def __init__(self, run: Run, entries: dict[str, ShardEntry], silence: Silence, *, check: str) -> None:
+    def __init__(self, run: Run, entries: dict[str, ShardEntry], urls: frozenset[str], *, check: str) -> None:
         self.run = run
         self._entries = entries
-        self._silence = silence
+        self._urls = urls
+        self._silence = Silence(0)
         self._check = check
         self._digested: set[str] = set()
         self._looked_at: set[str] = set()
@@ -72,21 +67,37 @@ class OpenTars:
         return clocked(self._samples(source), "read", self.run.keep_timings)
 
     def _samples(self, source: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-        run = self.run
-        self._silence.begin()
+        run, slot = self.run, self.run.board.main
+        self._silence.begin(run.num_heard)
+        empty: set[str] = set()
         for number, item in enumerate(source):
             draw = item.get(DRAW, number)  # another library's shard list has no draws
             first = run.next_sample if draw == run.next_draw else 0
             run.next_draw, run.next_sample = draw, first
+            shown = shown_url(item["url"])
+            slot[0], slot[1] = draw, first
             for index, sample in enumerate(self.read(item["url"])):
                 if index < first:
                     continue
                 run.next_sample = index + 1
-                run.origin = Origin(item["url"], sample["__key__"], draw, index, 0)
+                run.origin = Origin(shown, sample["__key__"], draw, index, 0)
+                slot[2] += 1
+                self._report(1)
                 yield sample
-            if not first:  # the part of a shard says nothing about it
-                self._silence.after(item["url"], run.next_sample)
+                slot[0], slot[1] = draw, index + 1
+            if run.next_sample:
+                empty.clear()
+            else:
+                empty.add(item["url"])
+                self._report(0)
+                if run.stop_draw is None and empty == self._urls:
+                    raise PipelineError(f"{shown}: all {len(empty)} shards hold no samples. Pack them again.")
             run.next_draw, run.next_sample = draw + 1, 0
+
+    def _report(self, num_samples: int) -> None:
+        """Log that nothing comes out of the stream, where no loader does."""
+        if not self.run.is_watched and (line := self._silence.after(self.run.num_heard, num_samples)):
+            logger.warning("%s", line)
 
     def read(self, url: str) -> Iterator[dict[str, Any]]:
         """The samples of one shard, the shard checked against the index first."""
@@ -109,7 +120,7 @@ class OpenTars:
                     assert isinstance(stream, LocalFile)
                     check_digest(stream, entry.sha256)
                     self._digested.add(url)
-            yield from ShardReader(self._counted(stream), shard=url, on_sample=comparison)
+            yield from ShardReader(self._counted(stream), shard=shown_url(url), on_sample=comparison)
             if comparison is not None:
                 comparison.end()
         finally:
@@ -124,55 +135,6 @@ class OpenTars:
             return part
 
         return read
-
-
-class Silence:
-    """Notices that every shard has been read and nothing came out, as behind a filter that drops everything: a stream
-    without end would go on looking for ever.
-
-    Args:
-        run: Counts what comes out, and has the last draw of a stream that ends.
-        num_shards: How many different shards there are: once each of them was silent, all are.
-        max_draws: Draws in a row after which those that were never drawn are given up.
-        patience: Samples that the stages may hold or pass over.
-    """
-
-    def __init__(self, run: Run, *, num_shards: int, max_draws: int, patience: int) -> None:
-        self._run = run
-        self._num_shards = num_shards
-        self._max_draws = max_draws
-        self._patience = patience
-        self.begin()
-
-    def begin(self) -> None:
-        """Count from here on."""
-        self._num_heard = self._run.num_heard
-        self._urls: set[str] = set()
-        self._num_draws = 0
-        self._num_samples = 0
-
-    def after(self, url: str, num_samples: int) -> None:
-        """Note a draw that is read to its end.
-
-        Raises:
-            PipelineError: It is one too many.
-        """
-        if self._run.stop_draw is not None:
-            return
-        if self._run.num_heard != self._num_heard:
-            self.begin()
-            return
-        self._urls.add(url)
-        self._num_draws += 1
-        self._num_samples += num_samples
-        if len(self._urls) < self._num_shards and self._num_draws < self._max_draws:
-            return
-        some = f"{min(self._urls)} and {len(self._urls) - 1} more" if len(self._urls) > 1 else url
-        if self._num_samples == 0:
-            raise PipelineError(f"{some}: {self._num_draws} shards in a row hold no samples. Pack them again.")
-        if self._num_samples > self._patience:
-            msg = f"{some}: the pipeline dropped all of the last {self._num_samples} samples "
-            raise PipelineError(f"{msg}from {self._num_draws} shards.\n  Check its select stages.")
 
 
 class IndexComparison:

@@ -11,11 +11,11 @@ from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, Field, PlainValidator, ValidationInfo, WithJsonSchema, model_validator
+from pydantic import BaseModel, Field, PlainValidator, Strict, ValidationInfo, WithJsonSchema, model_validator
 
 from wdskit.config.messages import describe, dotted, show, wrong_kind
 from wdskit.config.spec import Kind, Stages, StageSpec, read_stage, refuse
-from wdskit.config.values import CLASSES, Classes, Count, Natural, Shards
+from wdskit.config.values import CLASSES, WHOLE, Classes, Count, Natural, Shards
 from wdskit.dataset.classes import check_labels
 from wdskit.dataset.index import folder_has_labels
 from wdskit.dataset.selection import check_selection_name
@@ -28,10 +28,14 @@ from wdskit.order.lanes import DEFAULT_LANES, DEFAULT_WINDOW
 from wdskit.order.mixture import MixtureOrder
 from wdskit.order.resampled import DEFAULT_CHUNK, ResampledOrder
 from wdskit.order.sequential import SequentialOrder
+from wdskit.text import as_int
 
 _SHARE = re.compile(r"(\d{1,3}(?:\.\d{1,9})?)%")
 _NEEDS_RANGE = 'the first sample and the one after the last are needed, as in ["0%", "80%"] or [0, 50000]'
 _POSITION = re.compile(r"\d{1,18}")
+
+_MAX_LANES = 2**20
+_MAX_IN_WINDOWS = 2**28  # lanes x window of `resampled`, which needs up to 8 bytes for each of them
 
 
 def _check_bounds(value: object) -> tuple[int | str, int | str]:
@@ -41,11 +45,12 @@ def _check_bounds(value: object) -> tuple[int | str, int | str]:
     low, high = _bound_of(first), _bound_of(stop)
     if type(low) is type(high) and not low < high:
         raise refuse(f"{show(value)} is empty; the second number must be greater than the first.")
-    return first, stop
+    return as_int(first), as_int(stop)
 
 
 def _bound_of(value: object) -> int | Fraction:
     """One end of a range: a sample's number, or a share of all."""
+    value = as_int(value)
     if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
         return value
     match = _SHARE.fullmatch(value) if isinstance(value, str) else None
@@ -70,6 +75,7 @@ def _check_weight(value: object) -> float | dict[int, float]:
 
 
 def _position(key: object) -> int:
+    key = as_int(key)
     if isinstance(key, int) and not isinstance(key, bool) and key >= 0:
         return key
     if isinstance(key, str) and _POSITION.fullmatch(key):
@@ -78,6 +84,7 @@ def _position(key: object) -> int:
 
 
 def _number(value: object) -> float:
+    value = as_int(value)
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < float("inf"):
         raise refuse(wrong_kind(value, "a weight is a number of 0 or more, or a schedule such as {0: 1.0, 10000: 0.2}"))
     return value
@@ -117,6 +124,7 @@ def _check_split(value: object) -> str:
     return value
 
 
+LaneCount = Annotated[int, Strict(), Field(ge=1, le=_MAX_LANES), WHOLE]
 _BOUND_SCHEMA = {"anyOf": [{"type": "integer", "minimum": 0}, {"type": "string", "pattern": r"^[0-9.]+%$"}]}
 _WEIGHT_SCHEMA = {"type": "number", "minimum": 0}
 Bounds = Annotated[
@@ -149,12 +157,10 @@ class MixturePart(BaseModel):
     range: Bounds | None = Field(None, description='Only a range of its samples: ["0%", "80%"], or their numbers.')
     stages: PartStages = Field((), description="Stages for its samples only, before those of the pipeline.")
 
-    def shorten(self) -> dict[str, Any]:
-        """The shortest way to write it."""
-        fields = {name: value for name, value in self if value != type(self).model_fields[name].default}
-        if self.stages:
-            fields["stages"] = [stage.written() for stage in self.stages]
-        return fields
+    def write_settings(self) -> dict[str, Any]:
+        """Return its settings as YAML has them, except those that are null."""
+        fields = {name: value for name, value in self if value is not None}
+        return fields | {"stages": [stage.written() for stage in self.stages]}
 
     def table(self) -> ShardTable:
         """Its shards and the samples that are selected of them.
@@ -216,7 +222,11 @@ class PlannedSource(StageSpec):
     mixture: tuple[MixturePart, ...] | None = Field(
         None, min_length=1, description="In place of `shards`: data sets, all with `weight` or all with `repeat`."
     )
-    schedule: Literal["step", "linear"] = Field("step", description="How weights with a schedule change.")
+    schedule: Literal["step", "linear"] = Field(
+        "step",
+        description="How weights with a schedule change. `linear`: along a line between two weights, in up to 1,024 "
+        "steps of whole blocks of 4,096 samples or more; a shorter way is one step, with the weights of its middle.",
+    )
     split: Split | None = Field(None, description="Only this split of the samples, made by `wdskit split`.")
     range: Bounds | None = Field(None, description='Only a range of the samples: ["0%", "80%"], or their numbers.')
     seed: Natural = Field(0, description="Seed of the order and of everything random.")
@@ -254,12 +264,12 @@ class PlannedSource(StageSpec):
         """The parts of the mixture; of `shards` the one part that they are."""
         return self.mixture or (MixturePart(shards=self.shards or "", split=self.split, range=self.range),)
 
-    def shorten(self) -> Any:
-        """The shortest way to write it."""
-        if self.mixture is None:
-            return super().shorten()
-        fields = {name: value for name, value in self if value != type(self).model_fields[name].default}
-        return fields | {"mixture": [part.shorten() for part in self.mixture]}
+    def write_settings(self) -> Any:
+        """As `StageSpec.write_settings`, the parts of a mixture included."""
+        fields = super().write_settings()
+        return (
+            fields if self.mixture is None else fields | {"mixture": [part.write_settings() for part in self.mixture]}
+        )
 
     @abstractmethod
     def order_of(self, counts: NDArray[np.int64], seed: int) -> Order:
@@ -303,12 +313,14 @@ def _part_seed(seed: int, number: int) -> int:
 
 
 class Exact(PlannedSource):
-    """A planned source: each sample exactly once per epoch over all ranks, in a new random order each epoch."""
+    """A planned source: each sample at most once per epoch over all ranks, in a new random order each epoch. With
+    `tail: pad` it is exactly once; `tail: drop` leaves out the samples that do not fill a batch on all ranks.
+    """
 
     name: ClassVar[str] = "exact"
     order_version: ClassVar[int] = 2  # 1: which cut is which lane was a random permutation
 
-    lanes: Count | None = Field(
+    lanes: LaneCount | None = Field(
         None,
         description="Parts of the data that are read side by side. Default: 240, or one per 64 samples of a smaller "
         "data set.",
@@ -332,9 +344,16 @@ class Resampled(PlannedSource):
     name: ClassVar[str] = "resampled"
 
     chunk: Count = Field(DEFAULT_CHUNK, description="Consecutive samples that are drawn together.")
-    lanes: Count = Field(DEFAULT_LANES, description="Parts of the sequence that are read side by side.")
+    lanes: LaneCount = Field(DEFAULT_LANES, description="Parts of the sequence that are read side by side.")
     window: Count = Field(DEFAULT_WINDOW, description="Samples of a lane that are shuffled with each other.")
     tail: Literal["drop", "pad"] = Field("drop", description="What to do with an incomplete last global batch.")
+
+    @model_validator(mode="after")
+    def _check_windows(self) -> Resampled:
+        if self.lanes * self.window > _MAX_IN_WINDOWS:
+            msg = f"`lanes` x `window` is {self.lanes * self.window:,} samples; it must be at most {_MAX_IN_WINDOWS:,}."
+            raise refuse(f"{msg} Write a smaller number for one of them.")
+        return self
 
     def order_of(self, counts: NDArray[np.int64], seed: int) -> Order:
         """Chunks of consecutive samples, drawn uniformly."""

@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
+from wdskit.config.messages import listing
 from wdskit.config.spec import Kind, refuse
 from wdskit.config.values import CLASSES, Bool, Classes, Natural, Shards, Text, Weights
 from wdskit.dataset.braces import parse_factors
@@ -32,7 +33,7 @@ class Stream(StreamStage):
 
     name: ClassVar[str] = "stream"
     kind: ClassVar[Kind] = "source"
-    order_version: ClassVar[int] = 1
+    order_version: ClassVar[int] = 2
     shorthand: ClassVar[str | None] = "shards"
 
     shards: Shards = Field(
@@ -61,9 +62,10 @@ class Stream(StreamStage):
 
     @model_validator(mode="after")
     def _check_together(self) -> Stream:
-        for name in ("weights", "upsampling"):
-            if getattr(self, name) is not None and not self.resampled:
-                raise refuse(f"`{name}` needs sampling with replacement. Add `resampled: true`.")
+        weighted = [name for name in ("weights", "upsampling") if getattr(self, name) is not None]
+        if weighted and not self.resampled:
+            need = "needs" if len(weighted) == 1 else "need"
+            raise refuse(f"{listing(weighted)} {need} sampling with replacement. Add `resampled: true`.")
         if self.weights is not None and self.upsampling is not None:
             raise refuse(
                 "`weights` (of parts) and `upsampling` (of each shard of a part) exclude each other; remove one."

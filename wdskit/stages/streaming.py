@@ -22,27 +22,27 @@ from wdskit.dataset.patterns import ShardList
 from wdskit.errors import PipelineError
 from wdskit.order.draws import Draws, share
 from wdskit.order.keys import philox
-from wdskit.stages.base import Context, Find, Function, Origin, Run, note_place, stage_error
+from wdskit.stages.base import Context, Function, Origin, Run, cause_of, note_place, stage_error
 
 _WORDS = 1024  # random words drawn at a time: 0.1 us each, against 5 us one by one
 
 
-class StreamContext(Context):
+class StreamContext:
     """What is known of a stream while its stages are bound, in their order.
 
     Attributes:
+        known: At the place of the stage that is bound.
         stages: All of the pipeline.
-        patience: Samples that the stages may hold or pass over before silence is an error.
         shards: Those of `stream`; None for a source that is not wdskit's.
         draws: Their order; None for a source that is not wdskit's.
         is_cut: Whether `with_epoch` stands before.
         length: The number of `with_length`.
     """
 
-    def __init__(self, run: Run, find: Find, stages: Sequence[Any], patience: int) -> None:
-        super().__init__(run, find, stages)
+    def __init__(self, known: Context, stages: Sequence[Any]) -> None:
+        self.known = known
+        self.run = known.run
         self.stages = stages
-        self.patience = patience
         self.shards: ShardList | None = None
         self.draws: Draws | None = None
         self.is_cut = False
@@ -67,14 +67,6 @@ class StreamStage(StageSpec):
     def num_items(self, num_values: int, worker: int, num_workers: int, world_size: int) -> int:  # noqa: ARG002
         """How many values come out where so many go in, in worker `worker` of `num_workers` of a rank."""
         return num_values
-
-    def num_held(self) -> int:
-        """Values of its own input that it takes before it gives one."""
-        return 0
-
-    def samples_each(self, samples: int) -> int:
-        """Samples in each value that comes out, at most, where `samples` are in each that goes in."""
-        return samples
 
 
 class Keeps(Protocol):
@@ -115,7 +107,10 @@ class Shuffle(StreamStage):
     def bind(self, context: StreamContext) -> ShuffleBuffer:
         """A buffer with random numbers of its own."""
         initial = 100 if self.initial is None else self.initial
-        return ShuffleBuffer(context.run, context.label(self), self.size, initial, each_epoch=context.is_cut)
+        draws = context.draws
+        shards_a_pass = None if draws is None or draws.resampled else draws.num_shards
+        label, each_epoch = context.known.label(self), context.is_cut
+        return ShuffleBuffer(context.run, label, self.size, initial, each_epoch=each_epoch, shards_a_pass=shards_a_pass)
 
     def num_held(self) -> int:
         """The whole buffer."""
@@ -128,42 +123,73 @@ class ShuffleBuffer:
     Before with_epoch the epoch is the one that the stream began with, behind it (`each_epoch`) the one that runs.
 
     While the buffer is filling, two values are taken for each that is given; giving starts at `initial` values. The
-    n-th pick depends on n, not on the epoch that it falls into, so that threads behind it may read ahead over the end
-    of an epoch.
+    buffer is emptied at the end of each pass over the shards, so that `with_epoch` of all samples gives each of them
+    once. The n-th pick depends on n, not on the epoch that it falls into, so that threads behind it may read ahead over
+    the end of an epoch.
+
+    Args:
+        run: Of the pipeline.
+        name: The stage's label, a key of its random numbers.
+        size: Most values in the buffer.
+        initial: Values in the buffer before the first one comes out.
+        each_epoch: Whether the stage stands after `with_epoch`.
+        shards_a_pass: Draws of a pass over the shards; None if the source has no passes.
     """
 
-    def __init__(self, run: Run, name: str, size: int, initial: int, *, each_epoch: bool) -> None:
+    def __init__(
+        self, run: Run, name: str, size: int, initial: int, *, each_epoch: bool, shards_a_pass: int | None = None
+    ) -> None:
         self.run = run
         self.name = name
         self.each_epoch = each_epoch
+        self.shards_a_pass = shards_a_pass
         self.size = self.capacity = size
         self.initial = min(initial, size)
         self.kept: list[tuple[Origin, Any]] = []
         self.count = 0
 
     def __call__(self, source: Iterable[Any]) -> Iterator[Any]:
-        """Yield the values of `source` in another order."""
+        """Yield the values of `source` in another order. What comes next depends on `kept` and `count` only, so that a
+        saved position restores it.
+        """
         run = self.run
         kept = self.kept
         values = iter(source)
         words = self._words(self.count)
-        for value in values:
-            kept.append((run.origin, value))
-            if len(kept) < self.size:
-                for second in itertools.islice(values, 1):
-                    kept.append((run.origin, second))
-            if len(kept) >= self.initial:
-                yield self._pick(words)
+        while True:
+            if self._starts_pass():
+                yield self._pick(words, len(kept) - 1)
+                continue
+            for value in itertools.islice(values, 1):
+                kept.append((run.origin, value))
+                break
+            else:
+                break
+            if len(kept) < self.size and not self._starts_pass():
+                for value in itertools.islice(values, 1):
+                    kept.append((run.origin, value))
+            if len(kept) >= self.initial and not self._starts_pass():
+                yield self._pick(words, len(kept))
         while kept:
-            yield self._pick(words)
+            yield self._pick(words, len(kept))
 
-    def _pick(self, words: Iterator[int]) -> Any:
-        """Take a uniform member of the buffer out of it."""
+    def _starts_pass(self) -> bool:
+        """True if the newest value belongs to another pass than the rest of the buffer."""
+        return len(self.kept) > 1 and self._pass_of(self.kept[0][0]) != self._pass_of(self.kept[-1][0])
+
+    def _pass_of(self, origin: Origin) -> int:
+        """The number of the pass; 0 if the source, or a stage of another library before this one, hides it."""
+        if self.shards_a_pass is None or origin.part >> 63:
+            return 0
+        return origin.major // self.shards_a_pass
+
+    def _pick(self, words: Iterator[int], num: int) -> Any:
+        """Take a uniform member of the first `num` values out of the buffer."""
         kept = self.kept
-        at = next(words) * len(kept) >> 64
-        kept[at], kept[-1] = kept[-1], kept[at]
+        at = next(words) * num >> 64
+        kept[at], kept[num - 1] = kept[num - 1], kept[at]
         self.count += 1
-        self.run.origin, value = kept.pop()
+        self.run.origin, value = kept.pop(num - 1)
         return value
 
     def _words(self, first: int) -> Iterator[int]:
@@ -188,16 +214,17 @@ class Select(StreamStage):
 
     def bind(self, context: StreamContext) -> Callable[..., Iterator[Any]]:
         """The function, found by its name, asked of each value."""
-        return functools.partial(_select, context.run, context.call("select", self.fn, context.label(self)))
+        return functools.partial(_select, context.run, context.known.call("select", self.fn, context.known.label(self)))
 
 
 def _select(run: Run, predicate: Callable[[Any, Origin], Any], source: Iterable[Any]) -> Iterator[Any]:
     """Yield the values that hold."""
     for value in source:
+        run.note(run.board.main, run.origin)
         try:
             keep = bool(predicate(value, run.origin))
-        except Exception as err:
-            raise stage_error("select", run.origin, err) from err
+        except Exception as err:  # noqa: BLE001 (it is the cause of what is raised)
+            raise stage_error("select", run.origin, err) from cause_of(err)
         except BaseException as err:
             note_place("select", run.origin, err)
             raise
@@ -230,11 +257,9 @@ class Slice(StreamStage):
             raise ValueError(f"{show(value)} has {len(value)} items; write stop, [start, stop] or [start, stop, step].")
         return dict(zip(("start", "stop", "step"), value, strict=False))
 
-    def shorten(self) -> Any:
-        """The shortest way to write it."""
-        if self.step != 1:
-            return [self.start, self.stop, self.step]
-        return [self.start, self.stop] if self.start or self.stop is None else self.stop
+    def write_settings(self) -> Any:
+        """Return `[start, stop, step]`."""
+        return [self.start, self.stop, self.step]
 
     @model_validator(mode="after")
     def _check_range(self) -> Slice:
@@ -251,10 +276,6 @@ class Slice(StreamStage):
         stop = num_workers * num_values if self.stop is None else min(self.stop, num_workers * num_values)
         mine = range(worker, stop, num_workers)
         return sum(number >= self.start and (number - self.start) % self.step == 0 for number in mine)
-
-    def num_held(self) -> int:
-        """What it passes over, whatever the number of workers that share it."""
-        return self.start + self.step
 
 
 def _slice(run: Run, start: int, stop: int | None, step: int, source: Iterable[Any]) -> Iterator[Any]:

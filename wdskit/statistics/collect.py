@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import hashlib
 import heapq
 import os
 from array import array
@@ -15,13 +14,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from wdskit.codecs.checks import read_header
 from wdskit.codecs.fields import decode_field, is_json_field
 from wdskit.codecs.formats import is_image_field
 from wdskit.dataset.index import ShardEntry
-from wdskit.dataset.keys import find_repeated, is_among
 from wdskit.dataset.patterns import Target, find_shards, split_url
 from wdskit.dataset.remote import open_remote_shards
 from wdskit.dataset.samples import read_sample
@@ -35,12 +32,9 @@ from wdskit.shards.payloads import Payload, Payloads, payload_size
 from wdskit.shards.shares import choose_samples, parse_share
 from wdskit.statistics.counts import Numbers, Tally, count_values
 from wdskit.statistics.report import CLASS_FIELD, NUM_SHOWN, check_report, write_report
-from wdskit.statistics.result import BadField, ClassStats, Duplicates, FieldStats, ShardStats
+from wdskit.statistics.result import BadField, ClassStats, FieldStats, ShardStats
 from wdskit.storage.urls import is_local, local_path, open_ranges, shown_url
 from wdskit.text import shorten
-
-MAX_CONTENTS = 10  # that come more than once and are listed
-MAX_PLACES = 4  # of one content
 
 
 def stats(
@@ -48,25 +42,22 @@ def stats(
     *,
     sample: str | None = None,
     seed: int = 0,
-    digests: bool = False,
     html: str | os.PathLike[str] | None = None,
     workers: int | None = None,
     progress: Progress | None = None,
 ) -> ShardStats:
     """Count what shards hold: `wdskit stats`.
 
-    Tar headers, labels, JSON and the headers of images are read; the other bytes stay on disk, unless `digests` is set.
+    Tar headers, labels, JSON and the headers of images are read; the other bytes stay on disk.
     Remote shards are read from end to end, unless `sample` is set and the folder has an index. The result does not
     depend on `workers`.
 
-    Memory: a few MB, whatever the number of samples, plus 16 bytes per sample of one shard in each process. `digests`
-    adds 16 bytes per sample of all shards.
+    Memory: a few MB, whatever the number of samples, plus 16 bytes per sample of one shard in each process.
 
     Args:
         path: A shard, a folder, or a pattern; several joined by `::`.
         sample: Read only this share of the samples of each shard, such as `10%`.
         seed: Chooses the share, and the images of the report.
-        digests: Find samples whose images have the same bytes, by their digests.
         html: File for a report with bar charts and some of the images; needs jinja2.
         workers: Processes that read. Default: the CPUs, fewer for little data.
         progress: Called after each shard with the number of bytes read and of all bytes.
@@ -80,9 +71,7 @@ def stats(
     if html is not None:
         check_report(html)
     num_shown = 0 if html is None else NUM_SHOWN
-    result, shown = collect(
-        path, sample=sample, seed=seed, digests=digests, num_shown=num_shown, workers=workers, progress=progress
-    )
+    result, shown = collect(path, sample=sample, seed=seed, num_shown=num_shown, workers=workers, progress=progress)
     if html is not None:
         write_report(result, shown, html)
     return result
@@ -93,7 +82,6 @@ def collect(
     *,
     sample: str | None,
     seed: int,
-    digests: bool,
     num_shown: int = 0,
     workers: int | None = None,
     progress: Progress | None = None,
@@ -104,13 +92,12 @@ def collect(
     urls = target.urls
     entries: Sequence[ShardEntry | None] = target.entries or [None] * len(urls)
     jobs = [
-        StatsJob(number, url, entry, share, seed, digests, num_shown)
+        StatsJob(number, url, entry, share, seed, num_shown)
         for number, (url, entry) in enumerate(zip(urls, entries, strict=True))
     ]
     tally = Tally()
     counts: list[int] = []
     file_bytes: list[int] = []
-    contents: list[Contents] = []
     sizes = file_sizes(urls, entries)
     results = read_shards(tally_shard, jobs, sizes, path=str(path), workers=workers, progress=progress)
     for one in results:
@@ -118,7 +105,6 @@ def collect(
         file_bytes.append(one.num_bytes)
         tally.merge(one.tally)
         tally.shown = heapq.nsmallest(num_shown, (*tally.shown, *one.tally.shown))
-        contents.append(one.contents)
     shard_samples, shard_bytes = Numbers(), Numbers()
     for count, num_bytes in zip(counts, file_bytes, strict=True):
         shard_samples.add(count)
@@ -151,7 +137,6 @@ def collect(
         num_more_keys=sum(one.num_more_keys for _, one in fields),
         num_bad=tally.num_bad,
         bad=tuple(tally.bad),
-        duplicates=find_duplicates(urls, contents) if digests else None,
     )
     return result, tuple((urls[shard], start) for _, shard, start in tally.shown)
 
@@ -172,22 +157,13 @@ class StatsJob(NamedTuple):
     entry: ShardEntry | None  # its line in the index
     share: Fraction | None  # of its samples to read, None for all
     seed: int  # chooses them, and the samples to show
-    digests: bool
     num_shown: int  # samples with an image to choose
-
-
-class Contents(NamedTuple):
-    """Where digests are wanted, of each sample that was read: its offset, and 64 bits of what it holds; uint64 each."""
-
-    starts: NDArray[np.uint64]
-    digests: NDArray[np.uint64]
 
 
 class Tallied(NamedTuple):
     """What was found in a shard, and its size."""
 
     tally: Tally
-    contents: Contents
     num_bytes: int
 
 
@@ -200,19 +176,16 @@ def tally_shard(job: StatsJob) -> Tallied:
         FolderIndexError: Its offsets are another shard's.
     """
     tally = Tally()
-    starts, with_image, digests = array("Q"), array("Q"), bytearray()
+    with_image = array("Q")
     with _open(job) as shard:
         for key, start, fields in _samples(shard, job, tally):
             if _add_sample(shard, job.url, key, fields, tally):
                 with_image.append(start)
-            if job.digests:
-                starts.append(start)
-                digests += _digest(shard, fields)
         num_bytes = shard.num_bytes
     draws = philox("stats-shown", job.seed, job.number).random_raw(len(with_image))
     for at in np.argsort(draws, kind="stable")[: job.num_shown].tolist():  # the least of all shards are shown
         tally.shown.append((int(draws[at]), job.number, with_image[at]))
-    return Tallied(tally, Contents(np.array(starts, np.uint64), np.frombuffer(bytes(digests), np.uint64)), num_bytes)
+    return Tallied(tally, num_bytes)
 
 
 def _open(job: StatsJob) -> Payloads:
@@ -284,40 +257,3 @@ def _decode(shard: Payloads, name: str, payload: Payload) -> Any:
     if size > MAX_CHECKED_BYTES:
         raise DecodeError(f"it has {size} bytes, too many to read")
     return decode_field(name, shard.part(payload, 0, size))
-
-
-def _digest(shard: Payloads, fields: Mapping[str, Payload]) -> bytes:
-    """64 bits of the images' bytes, or of all fields where there is none."""
-    digest = hashlib.sha256()
-    for name in sorted(filter(is_image_field, fields)) or sorted(fields):
-        size = payload_size(fields[name])
-        digest.update(size.to_bytes(8, "big"))
-        for start in range(0, size, 1 << 20):
-            digest.update(shard.part(fields[name], start, 1 << 20))
-    return digest.digest()[:8]
-
-
-def find_duplicates(urls: Sequence[str], parts: Sequence[Contents]) -> Duplicates:
-    """Count the samples that hold what an earlier one holds, and name the first.
-
-    They are found among digests of 64 bits: two different contents have one digest once in 370,000 data sets of 10**7
-    samples. 16 bytes a sample are held (digest and offset) and 8 more while they are sorted.
-
-    Raises:
-        ShardError: A shard changed since then.
-        StorageError: It cannot be read any more.
-    """
-    repeated = find_repeated(*(part.digests for part in parts))
-    places: dict[int, list[tuple[str, str]]] = {}
-    num_samples = 0
-    for url, part in zip(urls, parts, strict=True):
-        at = np.flatnonzero(is_among(part.digests, repeated))
-        num_samples += len(at)
-        for digest, start in zip(part.digests[at].tolist(), part.starts[at].tolist(), strict=True):
-            if digest not in places and len(places) >= MAX_CONTENTS:
-                continue
-            known = places.setdefault(digest, [])
-            if len(known) < MAX_PLACES:
-                with contextlib.closing(open_ranges(url)) as file:
-                    known.append((url, shorten(read_sample(file, start)[0])))
-    return Duplicates(num_samples - len(repeated), len(repeated), tuple(map(tuple, places.values())))

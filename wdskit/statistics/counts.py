@@ -93,7 +93,7 @@ class Numbers:
         self.total += value
         if self.least is None or self.most is None or not self.least <= value <= self.most:
             self.least, self.most = _widen(self.least, self.most, value)
-        if len(self.counts) > MAX_DIFFERENT:
+        if self.is_exact and len(self.counts) > MAX_DIFFERENT:
             self._round()
 
     def merge(self, other: Numbers) -> None:

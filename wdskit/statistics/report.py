@@ -27,7 +27,7 @@ from wdskit.files import publish_bytes, why_not
 from wdskit.limits import MAX_PIXELS
 from wdskit.statistics.result import ShardStats, choose_classes
 from wdskit.storage.urls import open_ranges
-from wdskit.text import format_bytes, format_count, printable, shorten
+from wdskit.text import format_bytes, format_count, install_extra, printable, shorten
 
 CLASS_FIELD = "cls"
 NUM_SHOWN = 48
@@ -71,7 +71,7 @@ def check_report(path: str | os.PathLike[str]) -> None:
     try:
         import jinja2  # noqa: F401 (only whether it is there)
     except ImportError as err:
-        raise ConfigError("a report needs jinja2.\n  Install it: pip install 'wdskit[report]'.") from err
+        raise ConfigError(f"a report needs jinja2.\n  {install_extra('report')}") from err
 
 
 def write_report(stats: ShardStats, places: Sequence[tuple[str, int]], path: str | os.PathLike[str]) -> None:

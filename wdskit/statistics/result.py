@@ -115,21 +115,6 @@ class BadField:
 
 
 @dataclass(frozen=True)
-class Duplicates:
-    """Samples whose images are the same bytes; of a sample without an image, all fields.
-
-    Attributes:
-        num_samples: Samples whose content an earlier one has.
-        num_contents: Contents that come more than once.
-        first: For the first few of these the places of the first few samples, as (shard, key).
-    """
-
-    num_samples: int
-    num_contents: int
-    first: tuple[tuple[tuple[str, str], ...], ...]
-
-
-@dataclass(frozen=True)
 class ShardStats:
     """What `wdskit stats` counted.
 
@@ -151,7 +136,6 @@ class ShardStats:
         num_more_keys: Keys beyond the first 1,000 different ones of a field, which are not counted separately.
         num_bad: Fields that cannot be read: images without a valid header, invalid JSON or `cls`.
         bad: The first of them.
-        duplicates: Repeated images; None without `digests`.
     """
 
     path: str
@@ -175,7 +159,6 @@ class ShardStats:
     num_more_keys: int
     num_bad: int
     bad: tuple[BadField, ...]
-    duplicates: Duplicates | None
 
     def as_dict(self) -> dict[str, Any]:
         """The same as dicts, lists, texts and numbers; `wdskit stats --json` prints it."""

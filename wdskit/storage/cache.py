@@ -1,4 +1,4 @@
-"""Parts of remote shards that are kept on a local disk, shared by all processes of a machine.
+"""Parts of remote shards that are kept on a local disk, shared by all processes of a user on a machine.
 
 There is no daemon. Who fetches a part holds a lock file that the kernel frees when the process ends. The others wait
 until it is there, and read what they need from the store where it does not come. A part (`storage.parts`) appears under
@@ -14,11 +14,11 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
+import errno
 import fcntl
 import logging
 import os
 import random
-import struct
 import threading
 import time
 from collections import OrderedDict
@@ -28,33 +28,43 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from wdskit.errors import StorageError
-from wdskit.files import make_folders
+from wdskit.files import make_folders, owner_of_new_files
 from wdskit.limits import BLOCK_BYTES
-from wdskit.storage.parts import Part, PartName, parts_of, write_part
+from wdskit.storage.parts import (
+    FOLDER_MODE,
+    DamagedPart,
+    Part,
+    PartName,
+    is_private,
+    is_private_folder,
+    part_bytes,
+    parts_of,
+    write_part,
+)
 
 if TYPE_CHECKING:
     from wdskit.storage.objects import ObjectFile
+    from wdskit.storage.parts import PartFile
 
 MAX_OPEN = 128
 """Parts that stay open in a process."""
 MAX_FETCHING = 4
 """Parts that a process fetches at once."""
 SCAN_EVERY = 8
-"""Parts that a process keeps before it counts again what others keep."""
+"""Parts that a process keeps at least before it counts again what others keep."""
+SCAN_SHARE = 1 / 16
+"""Share of the free room that a process fills before it counts again: sixteen processes may fill it together."""
+FREE_SHARE = 0.05
+"""Share of the cache that is freed at once where it is full: to count and sort all parts takes a second a terabyte."""
 IN_USE_S = 30.0
 """A part that was used so lately makes no room."""
 WAIT_S = 0.02
 """How often a process looks whether a part has come that another one fetches."""
 CLAIM_S = 60.0
 """Another process that fetches a part and takes longer is not waited for."""
-RATE_NAME = "rate"
-"""File in a cache's folder: the time until which fetches have been given their share of the rate, float64."""
-MAX_LINE_S = 3600.0
-"""A line of fetches is never longer: the clock was set back, and nobody waits for that."""
 FULL_S = 60.0
-"""How long nothing is kept after the disk was full."""
+"""How long nothing is kept after the disk was full, and least time between two warnings about the disk."""
 
-_TIME = struct.Struct("<d")
 _log = logging.getLogger(__name__)
 
 
@@ -64,21 +74,15 @@ class PartCache:
     Args:
         folder: Made if it is not there.
         num_bytes: Most bytes of all parts in it, but for those that other processes are just writing.
-        max_rate: Most bytes a second that all processes together fetch of parts; None for no limit.
 
     Raises:
-        StorageError: It cannot be made.
+        StorageError: It cannot be made or written, belongs to another user, or other users may write to it.
     """
 
-    def __init__(self, folder: str | os.PathLike[str], num_bytes: int, max_rate: int | None = None) -> None:
+    def __init__(self, folder: str | os.PathLike[str], num_bytes: int) -> None:
         self.folder = Path(folder)
         self.num_bytes = num_bytes
-        self.max_rate = max_rate
-        try:
-            make_folders(self.folder)
-        except OSError as err:
-            msg = f"{self.folder}: the cache cannot be stored here: {err.strerror}."
-            raise StorageError(f"{msg}\n  Name another folder in cache.dir.", url=str(folder)) from err
+        self._owner = make_private_folder(self.folder, "the cache", "Name another folder in cache.dir")
         self._open: OrderedDict[PartName, Part] = OrderedDict()
         self._wanted: dict[PartName, Future[None]] = {}
         self._lock = threading.Lock()
@@ -88,23 +92,27 @@ class PartCache:
         self._writing = 0  # of those that are being written
         self._num_left = 0  # parts that may be kept before they are counted again
         self._full_until = 0.0
+        self._warned_s = -FULL_S
 
     def __reduce__(self) -> tuple[object, tuple[Any, ...]]:
-        return PartCache, (self.folder, self.num_bytes, self.max_rate)
+        return PartCache, (self.folder, self.num_bytes)
 
     def find(self, name: PartName) -> Part | None:
-        """A part that is there."""
+        """A part that is there, and can be read now."""
         with self._lock:
             part = self._open.get(name)
             if part is not None:
                 self._open.move_to_end(name)
         if part is None:
-            path = name.path(self.folder)
             try:
-                part = Part(name, path)
-            except StorageError as err:
-                if not isinstance(err.__cause__, FileNotFoundError):
-                    self.drop(name, str(err))
+                part = Part(name, self.folder, self._owner)
+            except FileNotFoundError:
+                return None
+            except OSError as err:  # no descriptor is left, say: the part may be sound
+                self._warn("parts cannot be read now", err)
+                return None
+            except DamagedPart as err:
+                self._drop(name, str(err))
                 return None
             with self._lock:
                 self._open[name] = part
@@ -114,16 +122,38 @@ class PartCache:
         if now - part.used_s > IN_USE_S / 2:
             part.used_s = now
             with contextlib.suppress(OSError):  # another process has removed it: it can be read to the end
-                os.utime(part.file.fd)
+                os.utime(part.fd)
         return part
 
-    def drop(self, name: PartName, problem: str) -> None:
-        """Remove a part that is damaged."""
+    def read(self, name: PartName, number: int, start: int, stop: int) -> bytes | None:
+        """A sample of a part with the block behind it, as `Part.read`; None where the part does not exist, cannot be
+        read now, or is damaged. A damaged part is removed.
+        """
+        part = self.find(name)
+        try:
+            return None if part is None else part.read(number, start, stop)
+        except DamagedPart as err:
+            self._drop(name, str(err))
+        except OSError as err:
+            self._warn("parts cannot be read now", err)
+        return None
+
+    def _drop(self, name: PartName, problem: str) -> None:
+        """Remove a part that is damaged, and only that: not what a link in the place of its folder leads to."""
         _log.warning("%s It is fetched again.", problem)
         with self._lock:
             self._open.pop(name, None)
+        path = name.path(self.folder)
         with contextlib.suppress(OSError):
-            name.path(self.folder).unlink()
+            if is_private_folder(path.parent, self._owner):
+                path.unlink()
+
+    def _warn(self, problem: str, err: OSError) -> None:
+        """Log what the disk refuses, once a minute at most."""
+        now = time.monotonic()
+        if now - self._warned_s >= FULL_S:
+            self._warned_s = now
+            _log.warning("%s: %s: %s.", self.folder, problem, err.strerror or err)
 
     def has(self, name: PartName) -> bool:
         """Whether a part is there, or on its way to this process."""
@@ -173,14 +203,13 @@ class PartCache:
         self._slots = self._slots or asyncio.Semaphore(MAX_FETCHING)
         try:
             async with self._slots:
-                with _claimed(name.path(self.folder)) as is_mine:
+                with _claimed(name.path(self.folder), self._owner) as is_mine:
                     if is_mine:
                         await self._fetch_claimed(name, file, starts)
         except StorageError as err:
             _log.info("%s Its part is not cached.", err)  # an error only if a sample of it is read
         except OSError as err:
-            if time.monotonic() >= self._full_until:
-                _log.warning("%s: parts cannot be stored now: %s.", self.folder, err.strerror)
+            self._warn("parts cannot be stored now", err)
             self._full_until = time.monotonic() + FULL_S
         finally:
             with self._lock:
@@ -188,12 +217,10 @@ class PartCache:
 
     async def _fetch_claimed(self, name: PartName, file: ObjectFile, starts: Sequence[int]) -> None:
         loop = asyncio.get_running_loop()
-        num_bytes = name.stop - name.start + BLOCK_BYTES + 12 * len(starts) + 12
+        num_bytes = part_bytes(name, len(starts) - 1)
         if not await loop.run_in_executor(None, self._make_room, num_bytes):
             return
         try:
-            if self.max_rate is not None:
-                await asyncio.sleep(_take_turn(self.folder / RATE_NAME, num_bytes / self.max_rate))
             chunks = await asyncio.wrap_future(file.start_reading([(name.start, name.stop + BLOCK_BYTES)]))
             if sum(len(chunk.data) for chunk in chunks) == name.stop - name.start + BLOCK_BYTES:
                 await loop.run_in_executor(None, write_part, self.folder, name, chunks, starts)
@@ -207,42 +234,66 @@ class PartCache:
             if not self._num_left or self._used_bytes + num_bytes > self.num_bytes:
                 parts = sorted(parts_of(self.folder), key=lambda part: part.used_s)
                 self._used_bytes = sum(part.num_bytes for part in parts) + self._writing
-                self._num_left = SCAN_EVERY
-                while self._used_bytes + num_bytes > self.num_bytes and parts:
-                    gone = parts.pop(random.randrange(-(-len(parts) // 2)))  # noqa: S311 (no secret)
-                    if time.time() - gone.used_s < IN_USE_S:
-                        self._full_until = time.monotonic() + IN_USE_S / 3  # all of it is in use
-                        return False
-                    gone.path.unlink(missing_ok=True)
-                    self._used_bytes -= gone.num_bytes
                 if self._used_bytes + num_bytes > self.num_bytes:
-                    self._full_until = time.monotonic() + IN_USE_S / 3
+                    self._free(parts, self.num_bytes - max(num_bytes, int(self.num_bytes * FREE_SHARE)))
+                if self._used_bytes + num_bytes > self.num_bytes:
+                    self._full_until = time.monotonic() + IN_USE_S / 3  # all of it is in use
                     return False
+                self._num_left = max(SCAN_EVERY, int((self.num_bytes - self._used_bytes) * SCAN_SHARE) // num_bytes)
             self._num_left -= 1
             self._used_bytes += num_bytes
             self._writing += num_bytes
             return True
 
+    def _free(self, parts: list[PartFile], num_bytes: int) -> None:
+        """Remove parts that were not used for long until no more than so many bytes are left. Gives up at one that is
+        in use.
 
-def _take_turn(path: Path, seconds: float) -> float:
-    """Take the next `seconds` of a line in which all processes stand. Returns how long it is until they begin."""
-    fd = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC)
+        Args:
+            parts: All, those that were not used for longest first. The removed ones are taken out.
+            num_bytes: What may be left.
+        """
+        while self._used_bytes > num_bytes and parts:
+            gone = parts.pop(random.randrange(-(-len(parts) // 2)))  # noqa: S311 (no secret)
+            if time.time() - gone.used_s < IN_USE_S:
+                return
+            gone.path.unlink(missing_ok=True)
+            self._used_bytes -= gone.num_bytes
+
+
+def make_private_folder(folder: Path, what: str, remedy: str) -> int:
+    """Make a folder that only this user may write to, or check that it is one.
+
+    Args:
+        folder: Its path.
+        what: What is stored in it, for messages.
+        remedy: What to do where it cannot be used.
+
+    Returns:
+        The user whose files it holds.
+
+    Raises:
+        StorageError: It cannot be made or written, belongs to another user, or other users may write to it.
+    """
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX)  # for microseconds; the kernel frees it when a process ends
-        found, now = os.pread(fd, _TIME.size, 0), time.time()
-        end = _TIME.unpack(found)[0] if len(found) == _TIME.size else now
-        start = end if now < end < now + MAX_LINE_S else now
-        os.pwrite(fd, _TIME.pack(start + seconds), 0)
-        return float(start - now)
-    finally:
-        os.close(fd)
+        if not folder.is_dir():
+            make_folders(folder.parent)
+            folder.mkdir(FOLDER_MODE, exist_ok=True)
+        owner = owner_of_new_files(folder)
+        if is_private(folder.stat(), owner):
+            return owner
+    except OSError as err:
+        msg = f"{folder}: {what} cannot be stored here: {err.strerror or err}.\n  {remedy}."
+        raise StorageError(msg, url=str(folder)) from err
+    msg = f"{folder}: {what} cannot be stored here: other users own this folder or may write to it.\n  {remedy} that"
+    raise StorageError(f"{msg} does not exist yet, or run `chmod go-w` if it is yours.", url=str(folder))
 
 
 def _is_claimed(path: Path) -> bool:
     """Whether a process is making a file."""
     try:
-        fd = os.open(path.with_suffix(".lock"), os.O_RDONLY | os.O_CLOEXEC)
-    except FileNotFoundError:
+        fd = os.open(path.with_suffix(".lock"), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError:  # it does not exist, or this process may open no more files: then the bytes are read by ranges
         return False
     try:
         fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -254,11 +305,16 @@ def _is_claimed(path: Path) -> bool:
 
 
 @contextlib.contextmanager
-def _claimed(path: Path) -> Iterator[bool]:
-    """Whether this process is to make a file: it is not there, and no other is at it."""
-    os.makedirs(path.parent, exist_ok=True)  # noqa: PTH103 (nothing to flush: what is lost is fetched again)
+def _claimed(path: Path, owner: int) -> Iterator[bool]:
+    """Whether this process is to make a file: it is not there, and no other is at it. `OSError` where its folder is not
+    private to `owner`.
+    """
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(path.parent, FOLDER_MODE)  # noqa: PTH102 (nothing to flush: what is lost is fetched again)
+    if not is_private_folder(path.parent, owner):
+        raise PermissionError(errno.EPERM, f"{path.parent.name} is not a folder that only this user may write to")
     lock = path.with_suffix(".lock")
-    fd = os.open(lock, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC)
+    fd = os.open(lock, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -6,6 +6,7 @@ import email.utils
 import functools
 import http
 import http.client
+import io
 import re
 import ssl
 import time
@@ -17,6 +18,9 @@ from typing import Any
 from urllib.parse import quote
 
 from wdskit.errors import StorageError
+from wdskit.limits import MAX_HTTP_HEADER_BYTES
+from wdskit.storage.urls import shown_url
+from wdskit.text import hide_secrets, printable
 
 TIMEOUT_S = 60.0
 """Longest wait for a connection or for the next bytes."""
@@ -26,7 +30,14 @@ WAIT_S = 0.5
 """Wait before the second; it doubles for each that follows."""
 MAX_WAIT_S = 60.0
 """Longest wait that a server may ask for with Retry-After."""
+MAX_ASKED_S = 86400
+"""A longer Retry-After counts as a day: a server may send any number."""
+RATE_S = 60.0
+"""Time of reading, without the time between reads, in which `RATE_BYTES` must arrive."""
+RATE_BYTES = 1024
+"""A server that sends less is treated like one that sends nothing: `TIMEOUT_S` alone allows a byte a minute."""
 
+_PHRASES = {status.value: f" {status.phrase}" for status in http.HTTPStatus}
 _HOST = re.compile(r"https?://[^/?#]*", re.IGNORECASE)
 _PAGE = re.compile(rb"\s*<(!doctype|html)\b", re.IGNORECASE)
 
@@ -34,8 +45,9 @@ _PAGE = re.compile(rb"\s*<(!doctype|html)\b", re.IGNORECASE)
 class HttpBody:
     """The body of a GET, read in order. A body shorter than its Content-Length is an error.
 
-    What passes (no connection, 429, 5xx, a body that is cut) is tried again, `TRIES` times in all. A cut body goes on
-    where it was cut, if the server says by ETag or Last-Modified that it is still the same file.
+    A failure that may pass (no connection, 429, 5xx, a body that is cut, fewer than `RATE_BYTES` in `RATE_S`) is tried
+    again, `TRIES` times in all. A cut body goes on where it was cut, if the server says by ETag or Last-Modified that
+    it is still the same file.
 
     Args:
         url: What to get. Characters beyond ASCII are sent as percent-encoded UTF-8. Proxies are those of the
@@ -50,7 +62,7 @@ class HttpBody:
     """
 
     def __init__(self, url: str) -> None:
-        self.url = url.partition("?")[0]
+        self.url = shown_url(url)
         self._full_url = url
         self._num_bytes = 0
         self._num_tries = 1
@@ -146,15 +158,108 @@ def _retry_after(headers: Message) -> float | None:
     """Seconds that a server asks to wait: as a number, or as a date."""
     text = headers.get("Retry-After", "").strip()
     if text.isdecimal() and text.isascii():
-        return float(text)
+        return float(min(int(text[:12]), MAX_ASKED_S))
     try:
-        return max(0.0, email.utils.parsedate_to_datetime(text).timestamp() - time.time())
-    except (ValueError, TypeError):
+        after_s = email.utils.parsedate_to_datetime(text).timestamp() - time.time()
+    except (ValueError, TypeError, OverflowError):
         return None
+    return min(max(0.0, after_s), float(MAX_ASKED_S))
+
+
+class _BoundedSocket(io.RawIOBase):
+    """What a server sends, with a least rate and a limit for bytes that are no data.
+
+    Every byte passes here: status lines, headers, sizes and trailers of chunks, bodies, the replies of proxies.
+
+    Args:
+        sock: The file of a socket.
+    """
+
+    def __init__(self, sock: io.RawIOBase) -> None:
+        self._sock = sock
+        self._num_bytes = 0
+        self._spent_s = 0.0
+        self.left = MAX_HTTP_HEADER_BYTES
+
+    def readable(self) -> bool:
+        """True."""
+        return True
+
+    def readinto(self, buffer: Any) -> int | None:
+        """As a socket's.
+
+        Raises:
+            TimeoutError: The server is slower than the least rate.
+            http.client.HTTPException: It sent more than was allowed.
+        """
+        start = time.monotonic()
+        num_bytes = self._sock.readinto(buffer)
+        self._spent_s += time.monotonic() - start
+        self._num_bytes += num_bytes or 0
+        self.left -= num_bytes or 0
+        if self.left < 0:
+            raise http.client.HTTPException(f"the server sent more than {MAX_HTTP_HEADER_BYTES} bytes of headers")
+        if self._spent_s >= RATE_S:
+            if self._num_bytes < RATE_BYTES and num_bytes:
+                raise TimeoutError(f"the server sent {self._num_bytes} bytes in {self._spent_s:.0f} s")
+            self._num_bytes, self._spent_s = 0, 0.0
+        return num_bytes
+
+    def close(self) -> None:
+        """Close the socket's file."""
+        self._sock.close()
+        super().close()
+
+
+class _Response(http.client.HTTPResponse):
+    """A response whose bytes come through `_BoundedSocket`."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._socket = _BoundedSocket(self.fp.detach())
+        self.fp = io.BufferedReader(self._socket)
+
+    def read1(self, n: int = -1) -> bytes:
+        """As `HTTPResponse.read1`: each call may take `n` bytes of data, and the headers or trailers of a chunk."""
+        self._socket.left = n + io.DEFAULT_BUFFER_SIZE + MAX_HTTP_HEADER_BYTES
+        return super().read1(n)
+
+
+class _Connection(http.client.HTTPConnection):
+    response_class = _Response
+
+
+class _SafeConnection(http.client.HTTPSConnection):
+    response_class = _Response
+
+
+class _Http(urllib.request.HTTPHandler):
+    """Opens http."""
+
+    def http_open(self, req: urllib.request.Request) -> http.client.HTTPResponse:
+        """The response to a request."""
+        return self.do_open(_Connection, req)
+
+
+class _Https(urllib.request.HTTPSHandler):
+    """Opens https."""
+
+    def https_open(self, req: urllib.request.Request) -> http.client.HTTPResponse:
+        """The response to a request."""
+        return self.do_open(_SafeConnection, req, context=_tls())
 
 
 class _HttpOnly(urllib.request.HTTPRedirectHandler):
-    """Redirects to http(s) only, and not from https to http; urllib would follow one to ftp too."""
+    """Redirects to http(s) only, and not from https to http; urllib would follow one to ftp too.
+
+    Only the headers of `_OWN_HEADERS` go on: urllib would send the password of a proxy to a server that is reached
+    without the proxy.
+
+    Attributes:
+        last: The URL that the last redirect named; empty before the first.
+    """
+
+    last = ""
 
     def http_error_302(self, req: Any, fp: Any, code: int, msg: str, headers: Any) -> Any:
         """The response of the place that the redirect names."""
@@ -170,33 +275,44 @@ class _HttpOnly(urllib.request.HTTPRedirectHandler):
         """The request to go on with."""
         is_safe = req.full_url.lower().startswith("https:")
         if not newurl.lower().startswith("https://" if is_safe else ("http://", "https://")):
-            raise urllib.error.HTTPError(newurl, code, f"a redirect to {newurl.partition('?')[0]}", headers, fp)
+            fp.close()
+            shown, target = shown_url(req.full_url), printable(hide_secrets(newurl.partition("?")[0]))
+            raise StorageError(f"{shown}: the server answered {code} a redirect to {target}.", url=shown, status=code)
+        fp.close()  # urllib would read the body of the redirect, which may be endless
         known = http.HTTPStatus.TEMPORARY_REDIRECT if code == http.HTTPStatus.PERMANENT_REDIRECT else code
-        return super().redirect_request(req, fp, known, msg, headers, newurl)
+        request = super().redirect_request(req, fp, known, msg, headers, newurl)
+        if request is not None:
+            self.last = newurl.partition("#")[0]
+            request.headers = {name: text for name, text in request.headers.items() if name.lower() in _OWN_HEADERS}
+        return request
 
 
-def _get(url: str, headers: Mapping[str, str]) -> http.client.HTTPResponse:
+_OWN_HEADERS = ("accept-encoding", "range", "if-range")
+
+
+def _get(url: str, headers: Mapping[str, str], redirects: _HttpOnly | None = None) -> http.client.HTTPResponse:
     """The response to one GET: 200, or 206 where a part is asked for.
 
     Raises:
         _PassingError: It failed for now.
         StorageError: It failed.
     """
-    shown = url.partition("?")[0]
+    shown = shown_url(url)
     host = _HOST.match(url)
     if host and "@" in host[0]:  # urllib would ask the name server for all of it
-        shown = f"{host[0].partition('//')[0]}//{host[0].rpartition('@')[2]}{shown[host.end() :]}"
         msg = f"{shown}: a user or password in a URL is not supported. Name a URL that carries a token or signature."
         raise StorageError(msg, url=shown)
     start = host.end() if host else 0
     try:
         address = url[:start] + quote(url[start:], safe=bytes(range(128)))
         request = urllib.request.Request(address, headers={"Accept-Encoding": "identity", **headers})  # noqa: S310
-        opener = urllib.request.build_opener(_HttpOnly, urllib.request.HTTPSHandler(context=_tls()))
+        opener = urllib.request.build_opener(redirects or _HttpOnly, _Http, _Https(context=_tls()))
         response: http.client.HTTPResponse = opener.open(request, timeout=TIMEOUT_S)
     except urllib.error.HTTPError as err:
         err.close()
-        problem = f"{shown}: the server answered {err.code} {err.reason}"
+        # What the server calls it may repeat the URL, or hold control characters.
+        err.msg = phrase = _PHRASES.get(err.code, "")
+        problem = f"{shown}: the server answered {err.code}{phrase}"
         if err.code in (408, 429) or err.code >= http.HTTPStatus.INTERNAL_SERVER_ERROR:
             raise _PassingError(problem, after_s=_retry_after(err.headers), status=err.code) from err
         raise StorageError(f"{problem}.", url=shown, status=err.code) from err
@@ -215,6 +331,29 @@ def _get(url: str, headers: Mapping[str, str]) -> http.client.HTTPResponse:
         return response
     response.close()
     raise StorageError(msg, url=shown, status=response.status)
+
+
+def follow(url: str) -> str:
+    """Return the URL at the end of the redirects of `url`, or `url` itself. A refusal there is left to the next read.
+
+    Raises:
+        StorageError: No server answers, or it answers 429 or 5xx, `TRIES` times.
+    """
+    url = quote(url, safe=bytes(range(33, 127)))
+    for num_tries in range(1, TRIES + 1):
+        redirects = _HttpOnly()
+        try:
+            _get(url, {"Range": "bytes=0-0"}, redirects).close()
+        except StorageError:
+            break
+        except _PassingError as err:
+            if num_tries == TRIES:
+                msg = f"{err} ({TRIES} tries)."
+                raise StorageError(msg, url=shown_url(url), status=err.status) from err
+            time.sleep(WAIT_S * 2 ** (num_tries - 1))
+        else:
+            break
+    return redirects.last or url
 
 
 @functools.cache

@@ -14,6 +14,7 @@ import bisect
 from collections import deque
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from datetime import datetime
 from typing import Any, NamedTuple, TypeAlias
 
@@ -82,6 +83,8 @@ class ObjectFile:
         self._etag = quoted(etag)
         self._modified = modified
         self._is_closed = False
+        self._has_replied = modified is not None
+        self._is_followed = self._location.scheme not in ("http", "https") or self._full_url == self.url
 
     def __reduce__(self) -> tuple[object, ...]:
         """What opens it again. A query may be a secret, which no pickle holds."""
@@ -101,14 +104,14 @@ class ObjectFile:
     @property
     def etag(self) -> str | None:
         """ETag of the object, None where the store gives none. Raises as `read_at`."""
-        if self._etag is None and self._modified is None:
+        if self._etag is None and not self._has_replied:
             self.read_at(0, PROBE_BYTES)
         return self._etag
 
     @property
     def modified(self) -> datetime | None:
-        """Last change of the object, where the store has no ETag. Raises as `read_at`."""
-        return self._modified if self.etag is None else None
+        """Last change of the object, where the store has no strong ETag. Raises as `read_at`."""
+        return None if is_strong(self.etag) else self._modified
 
     def read_at(self, offset: int, size: int) -> bytes:
         """`size` bytes from `offset`, fewer only where the object ends.
@@ -124,10 +127,14 @@ class ObjectFile:
     fd = -1
 
     @property
-    def version(self) -> str:
-        """Text that another version of the object has not, by ETag or time of change, and size. Raises as `read_at`."""
-        etag = self.etag
-        return f"{etag or self._modified} {self.num_bytes}"
+    def version(self) -> str | None:
+        """Text that another version of the object has not: its size, and its ETag or time of change. None where the
+        store gives neither a strong ETag nor a time of change: a weak ETag may stay while the bytes change. Raises as
+        `read_at`.
+        """
+        if is_strong(self.etag):
+            return f"{self._etag} {self.num_bytes}"
+        return f"{self._etag} {self._modified} {self.num_bytes}" if self._modified else None
 
     def read_ranges(self, ranges: Sequence[Range]) -> list[bytes]:
         """The bytes of each range (start, stop), in the order given. Near ranges share a request.
@@ -154,7 +161,18 @@ class ObjectFile:
         """Begin to read ranges in the background: the chunks that cover them, by offset. Raises as `read_at`."""
         if self._is_closed:
             raise self._error("it has been closed")
+        if not self._is_followed:
+            self._follow()
         return loop_of_this_process(self.url).submit(self._read_parts(plan_parts(ranges)))
+
+    def _follow(self) -> None:
+        """Follow redirects before obstore does, which would send the query to other hosts, as Referer."""
+        from wdskit.storage.http import follow
+
+        last = follow(self._full_url)
+        if last != self._full_url:
+            self._location = replace(self._location, root=last, key="")
+        self._is_followed = True
 
     def _read(self, ranges: Sequence[Range]) -> list[Chunk]:
         return result(self.start_reading(ranges), self.url)
@@ -206,7 +224,7 @@ class ObjectFile:
     async def _try_part(self, store: Any, start: int, stop: int, chunks: list[Chunk]) -> None:
         """Ask for a part once, and append what comes of it."""
         options: Any = {"range": (start, stop)}
-        if self._etag is not None and not self._etag.startswith("W/"):
+        if is_strong(self._etag):
             options["if_match"] = self._etag
         reply = await store.get_async(self._location.key, options=options)
         at, stop = start, self._check(reply, start, stop)
@@ -235,16 +253,18 @@ class ObjectFile:
         """Compare a reply with what is known, and learn what is not. Returns where the part ends."""
         meta = reply.meta
         etag, modified, num_bytes = quoted(meta["e_tag"]), meta["last_modified"], meta["size"]
+        if not modified.timestamp():  # what obstore gives where the store does not say it
+            modified = None
         if self._num_bytes not in (None, num_bytes):
             raise self._replaced(f"it has {num_bytes} bytes now, but had {self._num_bytes}")
         if self._etag is not None and etag != self._etag:
             raise self._replaced(f"its ETag is {etag} now, but was {self._etag}")
-        if self._modified is not None and etag is None and modified != self._modified:
+        if self._modified is not None and not is_strong(etag) and modified != self._modified:
             raise self._replaced(f"its last change is {modified} now, but was {self._modified}")
         encoding = str(reply.attributes.get("Content-Encoding", "identity")).lower()
         if encoding not in ("", "identity", "aws-chunked"):
             raise self._error(f"the server sends it compressed ({encoding}), so ranges do not match the file")
-        self._num_bytes, self._etag, self._modified = num_bytes, etag, modified
+        self._num_bytes, self._etag, self._modified, self._has_replied = num_bytes, etag, modified, True
         stop = min(stop, num_bytes)
         if stop > start and tuple(reply.range) != (start, stop):
             raise self._error(f"the server sent bytes {reply.range}, but {(start, stop)} were requested")
@@ -386,6 +406,11 @@ def _join(chunks: list[Chunk], start: int, stop: int) -> bytes:
 def quoted(etag: str | None) -> str | None:
     """An ETag as headers have it: in lists some stores leave the quotes out."""
     return f'"{etag}"' if etag and not etag.endswith('"') else etag or None
+
+
+def is_strong(etag: str | None) -> bool:
+    """Whether two versions of an object never share an ETag. Of a weak one HTTP does not promise that."""
+    return etag is not None and not etag.startswith("W/")
 
 
 def _reopen(url: str, num_bytes: int | None, etag: str | None) -> ObjectFile:

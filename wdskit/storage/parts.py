@@ -4,17 +4,24 @@ A part is consecutive samples of a shard and the block behind the last. Its file
 `<dir>/<digest>/<first byte>-<byte behind>.part`, where the digest is that of the shard's sha256 in its index and of the
 object's ETag (of its URL and time of change, where the store has no ETags). It holds those bytes, then where each
 sample starts in the shard and where the last ends (uint64 each), CRC-32 of each sample with the block behind it (uint32
-each), the number of samples (uint64), and 8 bytes of magic; little-endian. The name says which bytes they are: two data
-sets, and two objects of which one replaced the other, never meet in one file.
+each), and a trailer: the digest, the first byte and the byte behind, the number of samples (uint64 each), CRC-32 of all
+after the samples, and 8 bytes of magic; little-endian. The name says which bytes they are: two data sets, and two
+objects of which one replaced the other, never meet in one file. The trailer repeats it, so a file that was renamed or
+exchanged is noticed.
+
+A part is used only by the user who wrote it: its checksums find damage, not forgery. So the folder, the folder of the
+shard and the file belong to that user, nobody else may write to them, and links are not followed.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import itertools
 import os
 import re
 import secrets
+import stat
 import struct
 import time
 import weakref
@@ -25,10 +32,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from wdskit.errors import StorageError
 from wdskit.files import DRAFT_PREFIX
 from wdskit.limits import BLOCK_BYTES
-from wdskit.storage.urls import LocalFile
 
 if TYPE_CHECKING:
     from wdskit.storage.objects import Chunk
@@ -36,10 +41,16 @@ if TYPE_CHECKING:
 LEFT_S = 3600.0
 """A draft or lock so old belongs to nobody."""
 
-_MAGIC = b"WDSKPRT1"
-_END = struct.Struct("<Q8s")
+FOLDER_MODE = 0o700
+"""Of the folders of a cache: no other user may write to them, or read what the store lets only this one read."""
+
+_MAGIC = b"WDSKPRT2"
+_RANGE = struct.Struct("<32sQQQ")
+_END = struct.Struct("<I8s")
+_TRAILER_BYTES = _RANGE.size + _END.size
 _SHARD = re.compile(r"[0-9a-f]{64}")
 _NAME = re.compile(r"(\d+)-(\d+)\.part")
+_LEFT = re.compile(rf"\d+-\d+\.lock|{re.escape(DRAFT_PREFIX)}\d+-\d+\.part\.[0-9a-f]{{8}}")
 
 
 class PartName(NamedTuple):
@@ -52,6 +63,22 @@ class PartName(NamedTuple):
     def path(self, folder: Path) -> Path:
         """Where its file is."""
         return folder / self.shard / f"{self.start}-{self.stop}.part"
+
+
+def part_bytes(name: PartName, num_samples: int) -> int:
+    """Size of the file of a part."""
+    return name.stop - name.start + BLOCK_BYTES + 8 * (num_samples + 1) + 4 * num_samples + _TRAILER_BYTES
+
+
+def is_private(status: os.stat_result, owner: int) -> bool:
+    """Whether a file or folder belongs to a user, and no other user may write to it."""
+    return status.st_uid == owner and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+
+
+def is_private_folder(path: Path, owner: int) -> bool:
+    """Whether a path is a folder, no link to one, that is private to a user. Raises `OSError` if it does not exist."""
+    status = path.lstat()
+    return stat.S_ISDIR(status.st_mode) and is_private(status, owner)
 
 
 def write_part(folder: Path, name: PartName, chunks: Sequence[Chunk], starts: Sequence[int]) -> None:
@@ -68,13 +95,14 @@ def write_part(folder: Path, name: PartName, chunks: Sequence[Chunk], starts: Se
     """
     sums = [_sum(chunks, start, stop + BLOCK_BYTES) for start, stop in itertools.pairwise(starts)]
     end = np.array(starts, dtype="<u8").tobytes() + np.array(sums, dtype="<u4").tobytes()
+    end += _RANGE.pack(bytes.fromhex(name.shard), name.start, name.stop, len(sums))
     path = name.path(folder)
     temp = path.with_name(f"{DRAFT_PREFIX}{path.name}.{secrets.token_hex(4)}")  # another process may be at it too
     try:
         with temp.open("xb") as file:
-            for chunk in chunks:
-                file.write(chunk.data)
-            file.write(end + _END.pack(len(sums), _MAGIC))
+            os.fchmod(file.fileno(), 0o600)
+            file.writelines(chunk.data for chunk in chunks)
+            file.write(end + _END.pack(zlib.crc32(end), _MAGIC))
         temp.rename(path)
     except BaseException:
         temp.unlink(missing_ok=True)
@@ -90,53 +118,85 @@ def _sum(chunks: Sequence[Chunk], start: int, stop: int) -> int:
     return found
 
 
+class DamagedPart(Exception):
+    """A file that is not the part that its name promises. It can be removed."""
+
+
 class Part:
     """An open part.
 
     Args:
         name: Which.
-        path: Its file.
+        folder: The cache's.
+        owner: The user who wrote it.
 
     Raises:
-        StorageError: There is no such file, or it is damaged.
+        DamagedPart: The file is not this part as this user wrote it: it is cut, exchanged, a link, or of another user.
+        OSError: It does not exist, or cannot be read now. That says nothing about its bytes.
     """
 
-    def __init__(self, name: PartName, path: Path) -> None:
+    def __init__(self, name: PartName, folder: Path, owner: int) -> None:
         self.name = name
         self.used_s = 0.0  # when its file was last marked as used
-        self.file = LocalFile(str(path))
-        size, end = self.file.num_bytes, self.file.read_whole(max(0, self.file.num_bytes - _END.size), _END.size)
-        num, magic = _END.unpack(end.rjust(_END.size))
-        data_bytes = name.stop - name.start + BLOCK_BYTES
-        if magic != _MAGIC or size != data_bytes + 8 * (num + 1) + 4 * num + _END.size:
-            self.file.close()
-            raise StorageError(f"{path}: it is damaged.", url=str(path))
-        weakref.finalize(self, self.file.close)  # at the end of the program too, before its modules are gone
-        self._starts = np.frombuffer(self.file.read_whole(data_bytes, 8 * (num + 1)), dtype="<u8")
-        self._sums = np.frombuffer(self.file.read_whole(data_bytes + 8 * (num + 1), 4 * num), dtype="<u4")
+        self.path = path = name.path(folder)
+        try:
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        except OSError as err:
+            if err.errno != errno.ELOOP:
+                raise
+            raise DamagedPart(f"{path}: it is a link.") from err
+        self.fd = fd
+        weakref.finalize(self, os.close, fd)  # at the end of the program too, before its modules are gone
+        status = os.fstat(fd)
+        if not (
+            stat.S_ISREG(status.st_mode)
+            and is_private(status, owner)
+            and is_private_folder(path.parent, owner)
+            and self._read_end(status.st_size)
+        ):
+            raise DamagedPart(f"{path}: it is damaged, renamed, or a file that other users may write to.")
+
+    def _read_end(self, num_bytes: int) -> bool:
+        """Read the checksums of the samples. False if the file is not the part that its name says."""
+        data_bytes = self.name.stop - self.name.start + BLOCK_BYTES
+        end = _read(self.fd, data_bytes, max(0, num_bytes - data_bytes))
+        if len(end) < _TRAILER_BYTES:
+            return False
+        shard, start, stop, num = _RANGE.unpack_from(end, len(end) - _TRAILER_BYTES)
+        crc, magic = _END.unpack_from(end, len(end) - _END.size)
+        if (magic, crc) != (_MAGIC, zlib.crc32(end[: -_END.size])) or num_bytes != part_bytes(self.name, num):
+            return False
+        self._sums = np.frombuffer(end, dtype="<u4", count=num, offset=8 * (num + 1))
+        return PartName(shard.hex(), start, stop) == self.name
 
     def __len__(self) -> int:
         """Samples in it."""
         return len(self._sums)
 
-    def read(self, number: int, start: int, stop: int) -> bytes | None:
-        """A sample with the block behind it; None where it is damaged.
+    def read(self, number: int, start: int, stop: int) -> bytes:
+        """A sample with the block behind it.
 
         Args:
             number: Of the sample in this part.
             start: Where it starts in the shard.
             stop: Where it ends.
-        """
-        data = self.file.read_whole(start - self.name.start, stop - start + BLOCK_BYTES)
-        return data if zlib.crc32(data) == self._sums[number] else None
 
-    def is_right(self) -> bool:
-        """Whether all of it is as it was written."""
-        starts = self._starts.tolist()
-        pairs = list(itertools.pairwise(starts))
-        if (starts[0], starts[-1]) != self.name[1:] or any(start >= stop for start, stop in pairs):
-            return False
-        return all(self.read(number, *pair) is not None for number, pair in enumerate(pairs))
+        Raises:
+            DamagedPart: It is damaged.
+            OSError: The disk cannot read it now.
+        """
+        data = _read(self.fd, start - self.name.start, stop - start + BLOCK_BYTES)
+        if zlib.crc32(data) != self._sums[number]:
+            raise DamagedPart(f"{self.path}: its copy of sample {number} of the shard is damaged.")
+        return data
+
+
+def _read(fd: int, offset: int, size: int) -> bytes:
+    """`size` bytes of a file, fewer only if it ends."""
+    data = os.pread(fd, size, offset)
+    while len(data) < size and (more := os.pread(fd, size - len(data), offset + len(data))):
+        data += more
+    return data
 
 
 class PartFile(NamedTuple):
@@ -149,19 +209,24 @@ class PartFile(NamedTuple):
 
 
 def parts_of(folder: Path) -> Iterator[PartFile]:
-    """The parts below a folder. Files of other names are passed over."""
+    """The parts below a folder. Files of other names are passed over, and links are not followed."""
+    for shard in _shards_of(folder):
+        with contextlib.suppress(FileNotFoundError), os.scandir(shard) as files:
+            for file in files:
+                found = _NAME.fullmatch(file.name)
+                if found is not None and file.is_file(follow_symlinks=False):
+                    with contextlib.suppress(FileNotFoundError):
+                        status = file.stat(follow_symlinks=False)
+                        name = PartName(shard.name, int(found[1]), int(found[2]))
+                        yield PartFile(Path(file.path), name, status.st_size, status.st_mtime)
+
+
+def _shards_of(folder: Path) -> Iterator[Path]:
+    """The folders of shards below a folder; no links to folders."""
     with contextlib.suppress(FileNotFoundError), os.scandir(folder) as shards:
         for shard in shards:
-            if not _SHARD.fullmatch(shard.name):
-                continue
-            with contextlib.suppress(FileNotFoundError, NotADirectoryError), os.scandir(shard.path) as files:
-                for file in files:
-                    found = _NAME.fullmatch(file.name)
-                    if found is not None:
-                        with contextlib.suppress(FileNotFoundError):
-                            status = file.stat()
-                            name = PartName(shard.name, int(found[1]), int(found[2]))
-                            yield PartFile(Path(file.path), name, status.st_size, status.st_mtime)
+            if _SHARD.fullmatch(shard.name) and shard.is_dir(follow_symlinks=False):
+                yield Path(shard.path)
 
 
 def prune(folder: Path, num_bytes: int) -> list[PartFile]:
@@ -177,12 +242,11 @@ def prune(folder: Path, num_bytes: int) -> list[PartFile]:
         part.path.unlink(missing_ok=True)
         left -= part.num_bytes
         removed.append(part)
-    for shard in folder.iterdir():
-        if _SHARD.fullmatch(shard.name):
-            for file in shard.iterdir():
-                is_left = file.suffix == ".lock" or file.name.startswith(DRAFT_PREFIX)
-                if is_left and time.time() - file.stat().st_mtime > LEFT_S:
-                    file.unlink(missing_ok=True)
-            with contextlib.suppress(OSError):  # there is something in it
-                shard.rmdir()
+    for shard in _shards_of(folder):
+        for file in shard.iterdir():
+            with contextlib.suppress(FileNotFoundError):
+                if _LEFT.fullmatch(file.name) and time.time() - file.lstat().st_mtime > LEFT_S:
+                    file.unlink()
+        with contextlib.suppress(OSError):  # there is something in it
+            shard.rmdir()
     return removed

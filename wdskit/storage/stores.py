@@ -20,13 +20,14 @@ from typing import Any
 from urllib.parse import quote, unquote, urlsplit
 
 from wdskit.errors import StorageError
-from wdskit.storage.urls import scheme_of
+from wdskit.storage.urls import scheme_of, shown_url
+from wdskit.text import install_extra
 
 try:
     from obstore.exceptions import BaseError
     from obstore.store import AzureStore, GCSStore, HTTPStore, S3Store
 except ImportError as error:
-    message = "object stores: the package obstore is not installed. Run `pip install 'wdskit[remote]'`."
+    message = f"object stores: the package obstore is not installed. {install_extra('remote')}"
     raise StorageError(message) from error
 
 OBSTORE_ERRORS = (BaseError, OSError, ValueError)
@@ -65,10 +66,9 @@ class Location:
 def locate(url: str) -> Location:
     """Where the object of a URL lives; `StorageError` where the URL names none, or holds a password."""
     scheme = scheme_of(url)
-    shown = url.partition("?")[0]
-    host = _HOST.match(shown)
+    shown = shown_url(url)
+    host = _HOST.match(url.partition("?")[0])
     if host and "@" in host[0]:
-        shown = f"{scheme}://{host[0].rpartition('@')[2]}{shown[host.end() :]}"
         msg = f"{shown}: a user or password in a URL is not supported. Put them where the store's own tools read them."
         raise StorageError(msg, url=shown)
     try:

@@ -12,7 +12,9 @@ from urllib.parse import unquote
 
 from wdskit.errors import StorageError
 from wdskit.limits import MAX_READ_BYTES
+from wdskit.text import printable
 
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):(?!:)")  # `a::b` are two folders
 _HTTP = ("http", "https")
 ABSENT_STATUSES = (HTTPStatus.FORBIDDEN, HTTPStatus.NOT_FOUND, HTTPStatus.GONE)
@@ -40,13 +42,19 @@ def scheme_of(url: str) -> str:
     if match is None:
         return "file"
     scheme = match[1].lower()
-    if scheme in (*_HTTP, *_STORES, "file"):
+    if scheme in (*_HTTP, *_STORES):
+        if _CONTROL.search(url) or " " in url.partition("?")[2]:  # each library shows, cuts or removes them otherwise
+            msg = f"{_shown(url)}: a URL has no control characters, and no space in its query. Write %20 for a space."
+            raise StorageError(msg, url=_shown(url))
         return scheme
+    if scheme == "file":
+        return scheme
+    shown = _shown(url)
     known = "http(s), s3, gs, az, hf or ais"
     if scheme == "pipe":
-        msg = f"{url}: `pipe:` runs a shell command, which wdskit never does. Name a file or a URL of {known}."
+        msg = f"{shown}: `pipe:` runs a shell command, which wdskit never does. Name a file or a URL of {known}."
     else:
-        msg = f"{url}: the scheme `{scheme}:` is not supported. Name a local path or a URL of {known}."
+        msg = f"{shown}: the scheme `{scheme}:` is not supported. Name a local path or a URL of {known}."
     raise StorageError(msg, url=url)
 
 
@@ -56,8 +64,15 @@ def is_local(url: str) -> bool:
 
 
 def shown_url(url: str) -> str:
-    """A path as it is, or a URL without its query, which may be a secret. Raises as `scheme_of`."""
-    return url if is_local(url) else url.partition("?")[0]
+    """A path as it is, or a URL without its user, password and query, which may be secrets. Raises as `scheme_of`."""
+    return url if is_local(url) else _shown(url)
+
+
+def _shown(url: str) -> str:
+    """All that a message may show of a URL, whatever stands in it."""
+    scheme, colon, rest = _CONTROL.split(url.partition("?")[0])[0].partition("://")
+    host, slash, path = rest.partition("/")
+    return printable(f"{scheme}{colon}{host.rpartition('@')[2]}{slash}{path}")
 
 
 def local_path(url: str) -> str:
@@ -135,7 +150,8 @@ class LocalFile:
         try:
             self.fd = os.open(local_path(url), os.O_RDONLY | os.O_CLOEXEC)
         except OSError as err:
-            raise StorageError(f"{url}: cannot be opened: {err.strerror}.", url=url) from err
+            cause = None if "://" in url else err  # which would show all of a URL
+            raise StorageError(f"{url}: cannot be opened: {err.strerror}.", url=url) from cause
         except ValueError as err:  # a NUL, or text that is no file name in this locale
             raise StorageError(f"{url!r}: cannot be opened: {err}.", url=url) from err
 

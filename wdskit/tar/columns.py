@@ -76,8 +76,8 @@ def _checksums_hold(blocks: NDArray[np.uint8], checksums: Ints, digits: Ints) ->
 
 
 def key_sizes(headers: Headers) -> Ints:
-    """Bytes of each name before the first dot behind its last slash, int64 (n,); 0 where `keys.split_name` may say that
-    there is no key, or where it has to say so.
+    """Bytes of each name before the first dot behind its last slash, int64 (n,); 0 where `names.split_name` may say
+    that there is no key, or where it has to say so.
     """
     names, columns = headers.names, np.arange(headers.names.shape[1])
     is_meta = (names[:, :2] == ord("_")).all(axis=1)

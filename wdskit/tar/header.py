@@ -9,6 +9,7 @@ records of `length keyword=value` and a newline.
 from __future__ import annotations
 
 import functools
+import re
 import zlib
 from typing import NamedTuple
 
@@ -19,6 +20,7 @@ GNU = b"ustar  \x00"
 V7 = bytes(8)
 
 REGULAR_TYPES = frozenset(b"0\x007")  # 7 is a contiguous file, which POSIX lets a reader take as a regular one
+OLD_REGULAR_TYPE = 0  # of v7, which marks a directory by a slash at the end of its name
 DIRECTORY_TYPE = ord("5")
 PAX_TYPE = ord("x")
 PAX_GLOBAL_TYPE = ord("g")
@@ -48,6 +50,10 @@ _TEMPLATE_SUM = sum(_TEMPLATE_BEFORE_SIZE) + sum(_TEMPLATE_MTIME) + sum(_TEMPLAT
 
 class HeaderError(ValueError):
     """A header that is not taken; the message says why, without a place."""
+
+
+class NotPlain(HeaderError):
+    """An undamaged header makes a member something else than a plain file."""
 
 
 class Header(NamedTuple):
@@ -140,6 +146,15 @@ def check_size(size: int) -> None:
         raise HeaderError(f"its size of {size} bytes is over the limit of {MAX_READ_MEMBER_BYTES}")
 
 
+def check_overruled_size(size: int, own: int) -> None:
+    """Compare the size in a pax header with the one in the member's own header; `HeaderError` if both name one.
+
+    Writers overrule a size that does not fit the header, and leave that field 0 or full.
+    """
+    if own not in (0, size) and size <= MAX_USTAR_SIZE_BYTES:
+        raise HeaderError(f"a pax header gives the size {size}, but the member's header {own}")
+
+
 def padded(size: int) -> int:
     """Bytes that `size` bytes of data take in a tar."""
     return -(-size // BLOCK_BYTES) * BLOCK_BYTES
@@ -148,6 +163,7 @@ def padded(size: int) -> int:
 _MAX_DIGITS = 20
 
 _SPARSE = (b"GNU.sparse.", b"SCHILY.realsize", b"SUN.holesdata")
+_SWALLOWED = re.compile(rb"\n[0-9]+ [A-Za-z][A-Za-z._]*=")
 _PART = (b"GNU.volume.filename", b"GNU.volume.size", b"GNU.volume.offset")  # not the label, which is a comment
 
 
@@ -169,10 +185,16 @@ class Overrides(NamedTuple):
         )
 
 
-def check_name(name: bytes) -> bytes:
-    """The name that an extension header gives; `HeaderError` where it is empty."""
+def parse_long_name(data: bytes) -> bytes:
+    """Read the data of a GNU long name: the name and one NUL; `HeaderError` for anything else.
+
+    More than one NUL, or a byte in its place, is what a changed byte at the end of the name looks like.
+    """
+    name, nul, rest = data.partition(b"\x00")
     if not name:
         raise HeaderError("an extension header gives an empty name")
+    if not nul or rest:
+        raise HeaderError(f"the long name {data!r} does not end in its only NUL")
     return name
 
 
@@ -180,24 +202,31 @@ def parse_pax(data: bytes) -> Overrides:
     """Read a pax header's records.
 
     `path` and `size` count; times, owners, comments and vendors' own keywords say nothing about the member's bytes and
-    are passed over. `HeaderError` for malformed records, and for keywords that make the member something else than
-    plain bytes: links, sparse files, and files that began on another volume.
+    are passed over. `HeaderError` for malformed records, for keywords that make the member something else than plain
+    bytes (links, sparse files, and files that began on another volume), and for what one changed byte makes of `path`
+    and `size`: another keyword, or text in the value of the record before.
     """
     found = Overrides()
     at = 0
     while at < len(data):
         keyword, value, at = _record(data, at)
         if keyword == b"path":
-            found = found._replace(name=check_name(value))
+            if not value:
+                raise HeaderError("an extension header gives an empty name")
+            found = found._replace(name=value)
         elif keyword == b"size":
             found = found._replace(size=_size(value))
         elif keyword == b"linkpath":
-            raise HeaderError("a pax header makes a member a link (linkpath)")
+            raise NotPlain("a pax header makes a member a link (linkpath)")
         elif keyword.startswith(_SPARSE):
-            raise HeaderError(f"a pax header makes a member a sparse file ({keyword.decode('ascii', 'replace')})")
+            raise NotPlain(f"a pax header makes a member a sparse file ({keyword.decode('ascii', 'replace')})")
         elif keyword in _PART:
             msg = f"a pax header makes a member part of a multi-volume archive ({keyword.decode('ascii')})"
-            raise HeaderError(msg)
+            raise NotPlain(msg)
+        elif any(sum(map(int.__ne__, known, keyword + b"=" + value)) == 1 for known in (b"path=", b"size=")):
+            raise HeaderError(f"a pax header has the keyword {keyword!r}, one byte away from another keyword")
+        if _SWALLOWED.search(value):
+            raise HeaderError(f"the value of {keyword!r} in a pax header contains another record")
     return found
 
 

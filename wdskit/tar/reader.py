@@ -13,24 +13,28 @@ import zlib
 from collections.abc import Iterator
 
 from wdskit.errors import ShardError
-from wdskit.limits import BLOCK_BYTES, MAX_EXTENSION_BYTES, MAX_READ_MEMBER_BYTES
+from wdskit.limits import BLOCK_BYTES, MAX_END_ZEROS_BYTES, MAX_EXTENSION_BYTES, MAX_READ_MEMBER_BYTES
 from wdskit.tar.header import (
     DIRECTORY_TYPE,
     GNU,
     GNU_LONG_NAME_TYPE,
+    OLD_REGULAR_TYPE,
     PAX_GLOBAL_TYPE,
     PAX_TYPE,
     REFUSED_TYPES,
     REGULAR_TYPES,
     USTAR,
     HeaderError,
+    NotPlain,
     Overrides,
-    check_name,
+    check_overruled_size,
     expected_adler,
     padded,
     parse_header,
+    parse_long_name,
     parse_pax,
 )
+from wdskit.tar.names import check_long_name
 from wdskit.tar.window import Read, Spill, Window
 
 _ZERO_BLOCK = bytes(BLOCK_BYTES)
@@ -151,6 +155,19 @@ def locate_members(data: bytes, *, shard: str, offset: int, stop: int) -> Iterat
         raise window.damaged(offset + stop, "a sample ends in the middle of a member")
 
 
+def first_name(data: bytes, *, shard: str, offset: int) -> str | None:
+    """The name of the regular member whose headers `data` begins with; None if the first member is a folder.
+
+    Raises:
+        ShardError: A header is invalid, or `data` ends inside the headers.
+    """
+    window = Window(lambda _: b"", shard)
+    window.data = data
+    window.base = offset
+    member = any_member(window)
+    return None if member is None else member[0]
+
+
 def plain_member(block: bytes) -> tuple[str, int] | None:
     """Name and size of a member that is plain: a file with one header, a short size, an ASCII name and no prefix. None
     says nothing but that `next_member` has to look.
@@ -214,7 +231,7 @@ def next_member(window: Window) -> tuple[str, int, int] | None:
             raise _other_file(window, block) or window.damaged(window.offset, f"bad header: {err}") from err
         kind = header.typeflag
         if kind in REFUSED_TYPES:
-            raise window.damaged(offset, f"a member is {REFUSED_TYPES[kind]}", "Pack regular files only.")
+            raise window.unsupported(offset, f"a member is {REFUSED_TYPES[kind]}")
         if kind in (PAX_TYPE, PAX_GLOBAL_TYPE, GNU_LONG_NAME_TYPE):
             if header.size > MAX_EXTENSION_BYTES:
                 raise window.damaged(offset, f"an extension header of {header.size} bytes is over the limit")
@@ -222,6 +239,8 @@ def next_member(window: Window) -> tuple[str, int, int] | None:
             data = window.take(header.size)
             try:
                 overrides = _extend(overrides, kind, data)
+            except NotPlain as err:
+                raise window.unsupported(offset, str(err)) from err
             except HeaderError as err:
                 raise window.damaged(offset, str(err)) from err
             if kind == PAX_GLOBAL_TYPE and offset == start:
@@ -231,7 +250,17 @@ def next_member(window: Window) -> tuple[str, int, int] | None:
             raise window.damaged(offset, f"a member has the unknown type {chr(kind)!r}")
         size = header.size if overrides.size is None else overrides.size
         name = _decode(window, overrides.name or header.name, offset)
+        try:
+            if overrides.name is not None and kind != DIRECTORY_TYPE:
+                check_long_name(name, header.name)
+            if overrides.size is not None:
+                check_overruled_size(overrides.size, header.size)
+        except HeaderError as err:
+            raise window.damaged(offset, str(err)) from err
         window.at += BLOCK_BYTES
+        if kind == OLD_REGULAR_TYPE and header.name.endswith(b"/") and not name.endswith("/"):
+            problem = f"{name!r} is a file by its extension header and a directory by its own, so readers disagree"
+            raise window.damaged(offset, problem)
         if kind == DIRECTORY_TYPE or name.endswith("/"):
             if size:
                 raise window.damaged(offset, f"the directory {name!r} claims {size} bytes of data")
@@ -242,7 +271,7 @@ def next_member(window: Window) -> tuple[str, int, int] | None:
 def _extend(overrides: Overrides, kind: int, data: bytes) -> Overrides:
     """What an extension header adds to those before it."""
     if kind == GNU_LONG_NAME_TYPE:
-        return overrides.joined(Overrides(name=check_name(data.rstrip(b"\x00"))))
+        return overrides.joined(Overrides(name=parse_long_name(data)))
     found = parse_pax(data)
     if kind == PAX_GLOBAL_TYPE:
         if found != Overrides():
@@ -282,16 +311,24 @@ def _other_file(window: Window, start: bytes) -> ShardError | None:
 
 
 def check_end(window: Window) -> None:
-    """Behind the first zero block: a second one, then nothing but zeros to the end of the stream."""
+    """Check the bytes after the first zero block: a second one, then only zeros, at most `MAX_END_ZEROS_BYTES`.
+
+    Raises:
+        ShardError: They are something else.
+    """
     first = window.offset
     if not window.fill(2 * BLOCK_BYTES):
         raise window.cut("the shard stops inside its end marker")
     if window.data[window.at + BLOCK_BYTES : window.at + 2 * BLOCK_BYTES] != _ZERO_BLOCK:
         raise window.damaged(first, "a single zero block is between members")
     window.at += 2 * BLOCK_BYTES
+    limit = window.offset + MAX_END_ZEROS_BYTES
     while window.fill(1):
         rest = window.data[window.at :]
         if rest.count(0) != len(rest):
             offset = window.offset + len(rest) - len(rest.lstrip(b"\x00"))
             raise window.damaged(offset, "bytes other than zero follow the end marker")
         window.at = len(window.data)
+        if window.offset > limit:
+            problem = f"more than {MAX_END_ZEROS_BYTES} zeros follow the end marker"
+            raise window.damaged(limit, problem, "Pack it again.")

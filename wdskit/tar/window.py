@@ -7,7 +7,7 @@ from typing import IO
 
 from typing_extensions import Self
 
-from wdskit.errors import ShardError
+from wdskit.errors import ShardError, UnsupportedMember
 from wdskit.limits import BLOCK_BYTES, MAX_READ_MEMBER_BYTES
 from wdskit.tar.header import padded
 
@@ -136,6 +136,10 @@ class Window:
     def cut(self, problem: str) -> ShardError:
         """The error of a stream that ended too soon."""
         return ShardError(shard=self.shard, offset=self.base + len(self.data), problem=problem, remedy=_CUT)
+
+    def unsupported(self, offset: int, problem: str) -> UnsupportedMember:
+        """The error of a member at `offset` that is no plain file."""
+        return UnsupportedMember(shard=self.shard, offset=offset, problem=problem, remedy="Pack regular files only.")
 
     def damaged(self, offset: int, problem: str, remedy: str = _DAMAGED) -> ShardError:
         """The error of bytes at `offset` that no shard holds."""

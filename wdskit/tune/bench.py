@@ -17,10 +17,11 @@ from wdskit.loader.planned import PlannedLoader
 from wdskit.order.steps import Steps
 from wdskit.pipeline.builder import Opened, Pipeline, open_pipeline
 from wdskit.pipeline.ranks import find_place
-from wdskit.pipeline.settings import ONE_THREAD, calls_functions, choose_workers, usable_cores
-from wdskit.processes import cpu_s_of_tree
+from wdskit.pipeline.settings import ONE_THREAD, calls_functions, choose_workers
+from wdskit.processes import cpu_s_of_tree, usable_cores
 from wdskit.stages.sources import PlannedSource
 from wdskit.stages.streaming import WithEpoch
+from wdskit.text import as_int
 
 Progress = Callable[[str, int, int], None]
 
@@ -173,6 +174,10 @@ def bench(
         StorageError, FolderIndexError, SelectionError: The shards cannot be listed, or have no index.
         ShardError, SampleError: Reading or decoding fails.
     """
+    world_size, repeats, seconds = as_int(world_size), as_int(repeats), as_int(seconds)
+    workers, threads = (
+        [*map(as_int, value)] if isinstance(value, (list, tuple)) else value for value in (workers, threads)
+    )
     lists: list[tuple[str, Any, int]] = [("workers", workers, 0), ("threads", threads, 1)]
     for name, value, least in lists:
         is_list = isinstance(value, Sequence) and not isinstance(value, str) and len(value) > 0
@@ -244,8 +249,11 @@ class _Subject:
         self._pipe = opened.pipe
         self._functions: dict[str, Any] = {"transforms": transforms, "plugins": plugins}
         self._errors = opened.errors.model_dump() | {"dir": None}
-        self._cache = opened.cache.model_dump()
-        self.loader(_ALONE)  # refuses the pipeline as it stands where it could not run
+        self._cache: dict[str, Any] | None = None
+        loader = self.loader(_ALONE)  # refuses the pipeline as it stands where it could not run
+        if loader.pipeline.program.shards.is_remote:
+            self._cache = opened.cache.model_dump()
+            self.loader(_ALONE)
         if opened.errors.max_bad:
             self._errors["max_bad"] = 2**62  # the same bad sample may come again and again
         stages = [stage for stage in opened.pipe.stages if not isinstance(stage, WithEpoch)]
@@ -259,6 +267,10 @@ class _Subject:
     def loader(self, setting: Setting) -> PlannedLoader:
         """A new one. Nothing starts before it is iterated."""
         settings = self.spec.model_dump() | setting._asdict() | {"persistent_workers": False}  # they end with a pass
+        if not setting.workers:  # each loader would log what has no effect
+            settings |= {"persistent_workers": None, "start_method": None}
+            settings |= {"prefetch": None} if setting.threads == 1 else {}
+        settings |= {"pin_memory": None} if self.spec.device is not None else {}
         settings |= {"rank": 0, "world_size": self.world_size, "errors": self._errors, "cache": self._cache}
         settings |= self._functions
         loader = make_loader(self._pipe, **settings)
@@ -310,7 +322,7 @@ def measure_loader(loader: PlannedLoader, seconds: float) -> tuple[float, float 
         start = time.perf_counter()
         next(items)
         first_batch_s = time.perf_counter() - start
-        start, left = time.perf_counter(), max(loader.spec.prefetch, 2 * workers) * program.batches_a_job
+        start, left = time.perf_counter(), loader.most_ahead
         while left and time.perf_counter() - start < seconds:  # what was made ahead meanwhile
             next(items)
             left -= 1

@@ -23,6 +23,7 @@ from wdskit.order.deal import dealt
 from wdskit.order.sequential import SequentialOrder
 from wdskit.order.steps import Steps
 from wdskit.stages.sources import PlannedData
+from wdskit.text import install_extra
 
 DEFAULT_CLASSES = 1000
 
@@ -174,7 +175,7 @@ def draw(data: PlannedData, steps: Steps, start: int, *, path: str | os.PathLike
         from matplotlib import figure, ticker
         from matplotlib.backends.backend_agg import FigureCanvasAgg
     except ImportError as err:
-        raise PipelineError("a picture needs matplotlib.\n  Install it: pip install 'wdskit[plot]'.") from err
+        raise PipelineError(f"a picture needs matplotlib.\n  {install_extra('plot')}") from err
 
     picture = figure.Figure(figsize=(11, 6), dpi=110, layout="constrained")
     FigureCanvasAgg(picture)

@@ -20,12 +20,11 @@ from wdskit.order.steps import Steps
 from wdskit.pipeline.builder import Pipeline, open_pipeline
 from wdskit.pipeline.settings import CacheSpec, ErrorsSpec, LoaderSpec, choose_workers
 from wdskit.stages.sources import PlannedData, PlannedSource, epoch_length
-from wdskit.text import format_bytes
+from wdskit.text import as_int, format_bytes
 from wdskit.tune.downloads import QUICK, DownloadPlan, plan_downloads
 from wdskit.tune.mixing import QualityPlan, draw, measure_quality
 from wdskit.tune.reads import Floats, Nodes, read_epoch
 
-_MUCH_DROPPED = 0.05  # of an epoch
 _MUCH_SHARED = 1.25
 
 
@@ -200,6 +199,8 @@ def plan(
         PipelineError: It cannot run on this number of ranks and workers, or an argument is out of range.
         StorageError, FolderIndexError, SelectionError: The shards cannot be listed, or have no index.
     """
+    world_size, gpus_per_node, epoch = as_int(world_size), as_int(gpus_per_node), as_int(epoch)
+    workers, classes = as_int(workers), as_int(classes)
     numbers = {"world_size": (world_size, 1), "gpus_per_node": (gpus_per_node, 1), "epoch": (epoch, 0)}
     numbers |= {} if workers is None else {"workers": (workers, 0)}
     numbers |= {} if classes is None else {"classes": (classes, 1)}
@@ -311,13 +312,13 @@ def _warnings(
             f"  Before a run begins, set `lanes: {near or 'a multiple of the number of nodes'}`. A "
             "different number gives a different order."
         )
-    num_bytes = cache.num_bytes
+    num_bytes = cache.size
     if fetched is not None and num_bytes is not None and fetched.live_bytes > num_bytes:
         size, live = format_bytes(num_bytes), format_bytes(fetched.live_bytes)
         part = num_bytes / fetched.live_bytes
         yield (
-            f"a node needs {live} at once, but `{cache.size_name}` is {size}: what it drops is downloaded again.\n"
-            f"  Set `{cache.size_name}: {live}`, or a `window` or `lanes` of {part:.0%} of its value. That "
+            f"a node needs {live} at once, but `cache.size` is {size}: what it drops is downloaded again.\n"
+            f"  Set `cache.size: {live}`, or a `window` or `lanes` of {part:.0%} of its value. That "
             "gives a different order."
         )
     if open_shards > USUAL_OPEN_SHARDS:
@@ -326,11 +327,8 @@ def _warnings(
             "`ulimit -n` is 1024: the others are reopened again and again.\n"
             "  Raise that limit, or use larger shards, fewer lanes or a smaller window."
         )
-    if steps.num_dropped > _MUCH_DROPPED * steps.num_samples:
-        yield (
-            f"{steps.num_dropped / steps.num_samples:.0%} of each epoch is dropped, because it fills no batch of "
-            f"{steps.global_batch:,} on all ranks.\n  Use smaller batches or `tail: pad`."
-        )
+    if dropped := steps.describe_dropped():
+        yield dropped
 
 
 def _plan_stream(pipe: Pipeline, world_size: int, workers: int, errors: ErrorsSpec) -> StreamPlan:
@@ -374,4 +372,4 @@ class _AnyFunction(dict[str, Callable[..., Any]]):
         return True
 
     def __missing__(self, name: str) -> Callable[..., Any]:
-        return lambda value: value
+        return lambda value, **kwargs: value  # noqa: ARG005 (the settings of a stage, whatever they are)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import secrets
 import socket
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -27,7 +28,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from wdskit.codecs.images import make_mask_overlay, make_thumbnail
 from wdskit.errors import ConfigError, DecodeError, StorageError, WdskitError
-from wdskit.limits import MAX_PIXELS
+from wdskit.limits import MAX_SHOWN_PIXELS
 from wdskit.shards.filters import Expression
 from wdskit.statistics.counts import Numbers
 from wdskit.text import printable
@@ -93,6 +94,7 @@ class Page:
 
     def __init__(self, samples: Samples) -> None:
         self._samples = samples
+        self._decoding = threading.Lock()  # one image at a time: many large ones would take all memory
 
     def routes(self) -> list[Route]:
         """Path and method of each."""
@@ -197,12 +199,16 @@ class Page:
     def image(self, request: Request) -> Response:
         """An image field as a JPEG of at most `side` pixels."""
         data, side = self._image(request)
-        return Response(make_thumbnail(data, side=side, max_pixels=MAX_PIXELS)[0], media_type="image/jpeg")
+        with self._decoding:
+            picture, _ = make_thumbnail(data, side=side, max_pixels=MAX_SHOWN_PIXELS)
+        return Response(picture, media_type="image/jpeg")
 
     def mask(self, request: Request) -> Response:
         """A mask as a PNG of colours."""
         data, side = self._image(request)
-        return Response(make_mask_overlay(data, side=side, max_pixels=MAX_PIXELS), media_type="image/png")
+        with self._decoding:
+            picture = make_mask_overlay(data, side=side, max_pixels=MAX_SHOWN_PIXELS)
+        return Response(picture, media_type="image/png")
 
     def _image(self, request: Request) -> tuple[Any, int]:
         field = request.query_params.get("field", "")

@@ -56,7 +56,7 @@ def test_every_kind_of_file_becomes_each_format_with_its_pixels(kind, fmt):
         with pytest.raises(DecodeError, match=REFUSED[kind]):
             recode.apply(data)
         return
-    made, name = recode.apply(data)
+    made, name, _ = recode.apply(data)
     assert name == FORMATS[fmt]
     if kind.split()[0] in OWN and OWN[kind.split()[0]] == name:
         assert made == data
@@ -99,7 +99,7 @@ def test_an_image_that_is_right_passes_through_byte_for_byte(kind):
 @pytest.mark.parametrize("kind", sorted(EXTRANEOUS))
 def test_a_jpeg_with_bytes_that_do_not_belong_is_made_by_pillow(kind):
     """Simplejpeg refuses it, the readers do not."""
-    made, _ = Recoding(size=10).apply(EXTRANEOUS[kind])
+    made, *_ = Recoding(size=10).apply(EXTRANEOUS[kind])
     assert opened(made).size == (16, 10)
 
 
@@ -113,7 +113,7 @@ def test_a_format_that_is_not_written_needs_a_name(kind, name):
 @pytest.mark.parametrize("shape", [(1, 1), (1, 90), (90, 1), (37, 41), (9, 4000), (60, 60)])
 def test_the_size_is_the_one_asked_for(mode, shape):
     for fmt in ("jpg", "png", "webp"):
-        made, _ = Recoding(size=13, mode=mode, format=fmt).apply(encoded(pixels(*shape, 3), "PNG"))
+        made, *_ = Recoding(size=13, mode=mode, format=fmt).apply(encoded(pixels(*shape, 3), "PNG"))
         height, width = opened(made).size[::-1]
         if mode == "pad":
             assert (height, width) == (13, 13)
@@ -135,7 +135,7 @@ def file_with(fmt, image=None, **metadata):
 @pytest.mark.parametrize("source", ["JPEG", "PNG", "WEBP"])
 def test_without_orient_the_whole_exif_block_stays(source, target):
     data = file_with(source, exif=oriented(6))
-    made, _ = Recoding(size=20, format=target).apply(data)
+    made, *_ = Recoding(size=20, format=target).apply(data)
     assert opened(made).size == (30, 20)
     assert dict(opened(made).getexif()) == {0x010F: "a camera", 0x0112: 6}
 
@@ -146,7 +146,7 @@ def test_without_orient_the_whole_exif_block_stays(source, target):
 def test_orient_turns_the_pixels_and_removes_the_tag_alone(source, target, value):
     from PIL import ImageOps
 
-    made, _ = Recoding(size=20, format=target, orient=True, quality=100).apply(file_with(source, exif=oriented(value)))
+    made, *_ = Recoding(size=20, format=target, orient=True, quality=100).apply(file_with(source, exif=oriented(value)))
     image = opened(made)
     assert dict(image.getexif()) == {0x010F: "a camera"}
     upright = ImageOps.exif_transpose(opened(file_with("PNG", exif=oriented(value))))
@@ -156,7 +156,7 @@ def test_orient_turns_the_pixels_and_removes_the_tag_alone(source, target, value
 
 
 def test_orient_alone_turns_an_image_in_its_size_and_format():
-    made, name = Recoding(orient=True).apply(file_with("PNG", exif=oriented(6)))
+    made, name, _ = Recoding(orient=True).apply(file_with("PNG", exif=oriented(6)))
     assert name == "PNG"
     assert np.array_equal(np.asarray(opened(made)), np.rot90(photo(40, 60), -1))
     assert 0x0112 not in opened(made).getexif()
@@ -167,7 +167,7 @@ def test_a_pngs_orientation_behind_its_pixels_is_seen_too():
     start = data.index(b"eXIf") - 4
     length = 12 + int.from_bytes(data[start : start + 4], "big")
     moved = data[:start] + data[start + length : -12] + data[start : start + length] + data[-12:]
-    made, _ = Recoding(orient=True).apply(moved)
+    made, *_ = Recoding(orient=True).apply(moved)
     assert np.array_equal(np.asarray(opened(made)), photo(40, 60)[::-1, ::-1])
 
 
@@ -175,7 +175,7 @@ def test_a_tiff_comes_upright_whatever_is_asked():
     """Pillow turns it while it decodes."""
     data = file_with("TIFF", exif=oriented(6))
     for orient in (False, True):
-        made, _ = Recoding(format="png", orient=orient).apply(data)
+        made, *_ = Recoding(format="png", orient=orient).apply(data)
         assert np.array_equal(np.asarray(opened(made)), np.rot90(photo(40, 60), -1))
         assert 0x0112 not in opened(made).getexif()
 
@@ -184,13 +184,13 @@ def test_a_tiff_comes_upright_whatever_is_asked():
 @pytest.mark.parametrize("source", ["JPEG", "PNG", "WEBP", "TIFF"])
 @pytest.mark.parametrize("profile", [SRGB, SRGB + bytes(200_000)], ids=["small", "of several segments"])
 def test_the_colour_profile_of_rgb_stays(source, target, profile):
-    made, _ = Recoding(size=20, format=target).apply(file_with(source, icc_profile=profile))
+    made, *_ = Recoding(size=20, format=target).apply(file_with(source, icc_profile=profile))
     assert opened(made).info["icc_profile"] == profile
 
 
 def test_an_exif_block_larger_than_a_segment_is_written_in_several():
     block = oriented(6).tobytes() + bytes(150_000)
-    made, _ = Recoding(format="jpg").apply(file_with("WEBP", exif=block))
+    made, *_ = Recoding(format="jpg").apply(file_with("WEBP", exif=block))
     assert opened(made).info["exif"].replace(b"Exif\0\0", b"")[: len(block) - 6] == block[6:]
     assert orientation_of(opened(made).info["exif"][6:]) == 6
 
@@ -198,12 +198,12 @@ def test_an_exif_block_larger_than_a_segment_is_written_in_several():
 def test_grey_with_a_profile_becomes_srgb_where_it_has_to_become_rgb():
     grey = _grey_profile()
     data = encoded(photo(40, 60)[..., 0], "PNG", icc_profile=grey)
-    kept, _ = Recoding(size=20).apply(data)
+    kept, *_ = Recoding(size=20).apply(data)
     assert opened(kept).info["icc_profile"] == grey
     assert opened(kept).mode == "L"
-    made, _ = Recoding(size=20, format="webp").apply(data)
+    made, *_ = Recoding(size=20, format="webp").apply(data)
     assert "icc_profile" not in opened(made).info
-    plain, _ = Recoding(size=20, format="webp").apply(encoded(photo(40, 60)[..., 0], "PNG"))
+    plain, *_ = Recoding(size=20, format="webp").apply(encoded(photo(40, 60)[..., 0], "PNG"))
     assert np.asarray(opened(made)).astype(int).mean() > 10 + np.asarray(opened(plain)).mean()  # linear light
 
 
@@ -255,7 +255,7 @@ def test_nothing_of_the_machine_or_the_time_is_in_a_file():
 
 def test_cmyk_becomes_rgb_as_pillow_makes_it():
     data = encoded(Image.fromarray(photo(40, 60)).convert("CMYK"), "JPEG", quality=100)
-    made, _ = Recoding(format="png").apply(data)
+    made, *_ = Recoding(format="png").apply(data)
     assert np.array_equal(np.asarray(opened(made)), np.asarray(opened(data).convert("RGB")))
 
 
@@ -290,7 +290,7 @@ def test_16_bits_of_colour_are_refused_in_png_and_their_upper_8_kept_elsewhere(c
     assert Recoding(size=99).apply(data)[0] is data
     with pytest.raises(DecodeError, match=r"^convert: colour with more than 8 bits per channel cannot be kept"):
         Recoding(size=3).apply(data)
-    made, _ = Recoding(size=3, format="webp").apply(data)
+    made, *_ = Recoding(size=3, format="webp").apply(data)
     assert opened(made).size == (4, 3)
     ppm = b"P6 7 5 65535\n" + pixels(5, 42).tobytes()
     with pytest.raises(DecodeError, match="more than 8 bits per channel"):
@@ -310,16 +310,16 @@ def test_a_jpg_of_something_transparent_is_refused_or_composed_on_the_named_colo
         with pytest.raises(DecodeError, match=r"^convert: it is transparent.*--background$"):
             Recoding(format="jpg").apply(FILES[kind])
     half = np.full((8, 8, 4), (200, 100, 0, 128), np.uint8)
-    made, _ = Recoding(format="jpg", quality=100, background=(0, 0, 255)).apply(encoded(half, "PNG"))
+    made, *_ = Recoding(format="jpg", quality=100, background=(0, 0, 255)).apply(encoded(half, "PNG"))
     assert np.abs(np.asarray(opened(made)).astype(int) - (100, 50, 127)).max() <= 4
-    grey, _ = Recoding(format="jpg", quality=100, background=(255, 255, 255)).apply(encoded(half[..., 2:], "PNG"))
+    grey, *_ = Recoding(format="jpg", quality=100, background=(255, 255, 255)).apply(encoded(half[..., 2:], "PNG"))
     assert opened(grey).mode == "L"
     assert np.abs(np.asarray(opened(grey)).astype(int) - 127).max() <= 2
 
 
 def test_an_alpha_channel_that_hides_nothing_needs_no_background():
     opaque = np.dstack([photo(), np.full((21, 34), 255, np.uint8)])
-    made, _ = Recoding(format="jpg").apply(encoded(opaque, "PNG"))
+    made, *_ = Recoding(format="jpg").apply(encoded(opaque, "PNG"))
     assert opened(made).mode == "RGB"
 
 
@@ -333,7 +333,7 @@ def test_what_is_animated_is_refused_where_it_would_change(fmt):
 
 
 def test_a_palette_becomes_colours_when_it_is_resized():
-    made, _ = Recoding(size=2).apply(encoded(palette_image(transparency=1), "PNG", transparency=1))
+    made, *_ = Recoding(size=2).apply(encoded(palette_image(transparency=1), "PNG", transparency=1))
     assert opened(made).mode == "RGBA"
 
 

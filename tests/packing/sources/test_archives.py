@@ -6,9 +6,11 @@ import stat
 import struct
 import tarfile
 import zipfile
+from collections import Counter
 from pathlib import Path
 
 import pytest
+from disks import HastyDisk
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from images import image_bytes, make_folder
@@ -19,6 +21,7 @@ from wdskit.errors import FolderIndexError
 from wdskit.packing.references import PartBytes, ZipBytes
 from wdskit.packing.sources.archives import Zips, read_directory
 from wdskit.packing.sources.records import Records
+from wdskit.shards.index import index_folder
 from wdskit.storage.identity import FileIdentity
 
 SAMPLES = {
@@ -130,8 +133,49 @@ def test_hashed_keys_stand_in_json_which_keeps_its_text(tmp_path):
 def test_a_damaged_tar_is_an_error_and_nothing_is_published(tmp_path, damage, error):
     path = write_shard(tmp_path / "t.tar", SAMPLES)
     path.write_bytes(damage(path.read_bytes()))
-    with pytest.raises(ShardError, match=error):
+    with pytest.raises(RowError, match=error):
         pack(path, tmp_path / "out")
+    assert not list((tmp_path / "out").glob("*.tar"))
+
+
+@pytest.mark.parametrize("is_indexed", [False, True])
+def test_the_whole_samples_before_the_damage_are_packed_where_bad_rows_are_skipped(tmp_path, is_indexed):
+    """Wherever the tar is cut, or a header is damaged; never a part of a sample, and the damage is listed."""
+    (tmp_path / "t").mkdir()
+    path = write_shard(tmp_path / "t" / "t.tar", SAMPLES)
+    if is_indexed:
+        index_folder(tmp_path / "t", disk=HastyDisk())
+    data = path.read_bytes()
+    damaged = [data[:at] for at in range(256, len(data) - 512, 256)]
+    damaged += [data[:at] + b"x" + data[at + 1 :] for at in range(2, len(data), 512)]
+    kept = Counter()
+    for number, one in enumerate(damaged):
+        path.write_bytes(one)
+        try:
+            result = pack(path, tmp_path / f"{number}", skip_bad=True, validate="none", workers=1, disk=HastyDisk())
+        except ShardError:
+            assert is_indexed  # the headers are whole, and a field differs
+            continue
+        except PackError:  # no sample is before the damage
+            continue
+        saved = samples_in(tmp_path / f"{number}")
+        assert list(saved) == list(SAMPLES)[: len(saved)]
+        assert [sample.keys() for sample in saved.values()] == [SAMPLES[key].keys() for key in saved]
+        if len(one) < len(data):
+            assert saved == {key: SAMPLES[key] for key in saved}
+        assert result.rejected or not is_indexed
+        kept[len(saved)] += 1
+    assert kept.keys() >= {1, 2}
+
+
+def test_a_shard_that_differs_from_its_index_is_never_packed(tmp_path):
+    """Also where bad rows are skipped: which of its fields are changed is not known."""
+    (tmp_path / "t").mkdir()
+    path = write_shard(tmp_path / "t" / "t.tar", SAMPLES)
+    index_folder(tmp_path / "t", disk=HastyDisk())
+    path.write_bytes(path.read_bytes().replace(b"one", b"two"))
+    with pytest.raises(ShardError, match="the index says"):
+        pack(path, tmp_path / "out", skip_bad=True)
     assert not list((tmp_path / "out").glob("*.tar"))
 
 

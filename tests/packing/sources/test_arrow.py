@@ -178,7 +178,7 @@ def test_columns_that_cannot_be_packed_are_errors_before_any_row(tmp_path, colum
         ({"image": [image_bytes(), b"none"]}, r"row 1: its image begins with b'none', which is not a known format"),
         ({"image": [image_bytes(), b""]}, r"row 1: its image begins with b''"),
         ({"image": [image_bytes(), image_bytes()[:-9]]}, r"row 1: .*JPEG"),
-        ({"x": [1.0, float("nan")]}, r"row 1: it cannot be written as JSON: Out of range"),
+        ({"x": [1.0, float("nan")]}, r"row 1: its column 'x' cannot be written as JSON: Out of range"),
         ({"x": pa.array([1, 10**15], pa.timestamp("ms"))}, r"row 1: one of its values cannot be written as JSON"),
         ({"x": ["a", "b" * (4 << 20)]}, r"row 1: its json has 4194312 bytes, more than"),
         ({"key": ["a", ".b"]}, r"row 1: key '.b'"),
@@ -227,7 +227,7 @@ def test_a_table_that_changes_while_it_is_packed_is_an_error(tmp_path):
 def test_without_pyarrow_the_error_says_what_to_install(tmp_path, monkeypatch):
     write(tmp_path / "m.parquet", {"n": [1]})
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(PackError, match=r"pip install 'wdskit\[tables\]'"):
+    with pytest.raises(PackError, match=r"pip install '\.\[tables\]'` in a clone of wdskit"):
         pack(tmp_path / "m.parquet", tmp_path / "out")
 
 
@@ -398,3 +398,50 @@ def test_parquet_files_whose_labels_mean_different_classes_are_never_packed_toge
         pack(f"{a}::{b}", tmp_path / "out")
     pack(f"{a}::{c}", tmp_path / "out")
     assert [fields["cls"] for fields in samples_in(tmp_path / "out").values()] == [b"1", b"1"]
+
+
+# Several images, and columns that are left out.
+
+
+def test_further_images_of_structs_become_fields(tmp_path):
+    one, two, three, four = images(4)
+    cells = [[{"bytes": data, "path": None} for data in pair] for pair in ((one, two), (three, four))]
+    columns = {"left": pa.array(cells[0], IMAGE), "right": pa.array(cells[1], IMAGE), "key": ["a", "b"]}
+    path = write(tmp_path / "m.parquet", columns)
+    with pytest.raises(
+        PackError, match=r"its column 'left' has the type .*\n.*--image-column COLUMN --field right.jpg=left"
+    ):
+        pack(path, tmp_path / "out")
+    pack(path, tmp_path / "out", image_column="left", fields={"right.png": "right"}, validate="none")
+    assert [sample["right.png"] for sample in samples_in(tmp_path / "out").values()] == [three, four]
+    pack(path, tmp_path / "few", image_column="left", omit=["right"])
+    assert [sorted(sample) for sample in samples_in(tmp_path / "few").values()] == [["jpg", "json"], ["json", "png"]]
+
+
+def test_a_list_of_class_labels_is_not_a_label(tmp_path):
+    said = {"info": {"features": {"cls": {"feature": {"_type": "ClassLabel", "names": ["a"]}, "_type": "Sequence"}}}}
+    table = pa.table({"cls": [[0], [0]], "key": ["a", "b"]}).replace_schema_metadata({"huggingface": json.dumps(said)})
+    pq.write_table(table, tmp_path / "m.parquet")
+    for fields in ({}, {"cls": "cls"}):
+        with pytest.raises(PackError, match=r"its column 'cls' has the type list<.*, which is not a label.\n"):
+            pack(tmp_path / "m.parquet", tmp_path / "out", fields=fields)
+
+
+def test_a_sound_of_a_struct_is_a_field_and_not_the_image(tmp_path):
+    cells = pa.array([{"bytes": b"RIFF", "path": "a.wav"}], IMAGE)
+    pack(write(tmp_path / "m.parquet", {"audio": cells, "key": ["a"]}), tmp_path / "out", fields={"wav": "audio"})
+    assert samples_in(tmp_path / "out") == {"a": {"json": b'{"key":"a"}', "wav": b"RIFF"}}
+
+
+def test_an_image_is_not_replaced_by_a_field_of_its_name(tmp_path):
+    one, two = images(3)[1:]
+    path = write(tmp_path / "m.parquet", {"image": [one], "mask": [two], "key": ["a"]})
+    with pytest.raises(RowError, match="its image is 'png', and --field makes 'png' of another column"):
+        pack(path, tmp_path / "out", fields={"png": "mask"})
+
+
+def test_a_number_that_json_does_not_have_is_named_with_its_column(tmp_path):
+    path = write(tmp_path / "m.parquet", {"score": [1.0, float("nan")], "key": ["a", "b"]})
+    with pytest.raises(RowError, match=r"row 1: its column 'score' cannot be written as JSON.*\n.*--omit score"):
+        pack(path, tmp_path / "out")
+    assert pack(path, tmp_path / "out", omit=["score"]).num_samples == 2

@@ -540,8 +540,6 @@ def test_without_the_option_files_beside_an_image_are_counted_and_change_nothing
     result = pack(source, tmp_path / "after", pattern="s-%d.tar")
     assert result.num_other == 2
     assert bytes_in(tmp_path / "before") == bytes_in(tmp_path / "after")
-    pack(source, tmp_path / "other", pattern="s-%d.tar", sidecars=["npy"])
-    assert bytes_in(tmp_path / "before") == bytes_in(tmp_path / "other")
 
 
 def test_keys_with_dots_are_not_cut_and_find_their_own_sidecars(tmp_path):
@@ -756,3 +754,47 @@ def test_the_key_that_was_given_stands_in_json(tmp_path):
     (tmp_path / "m.csv").write_text("key,x\na b,1\n")
     pack(tmp_path / "m.csv", tmp_path / "table", keys="clean", allow_no_image=True)
     assert samples_in(tmp_path / "table") == {"a_b": {"json": b'{"key":"a b","x":"1"}'}}
+
+
+@pytest.mark.parametrize(
+    "names", [("images", "masks"), ("images", "labels"), ("JPEGImages", "SegmentationClass"), ("images",)]
+)
+def test_folders_of_parts_of_samples_are_not_taken_for_classes(tmp_path, names):
+    for name in names:
+        make_folder(tmp_path / "data", {name: 1})
+    with pytest.raises(PackError, match=rf"the folder '{names[0]}' would become a class.*\n.*--sidecars seg.png"):
+        pack(tmp_path / "data", tmp_path / "out")
+    pack(tmp_path / "data", tmp_path / "out", classes=list(names))
+    pack(tmp_path / "data" / names[0], tmp_path / "flat")
+
+
+def test_a_sidecar_that_no_image_has_is_an_error(tmp_path):
+    make_folder(tmp_path / "photos", {"cat": 2})
+    (tmp_path / "photos" / "cat" / "0001.txt").write_text("x")
+    with pytest.raises(
+        PackError, match=r"sidecars: no image has a file .seg.png next to it. That of a.jpg is called a.seg"
+    ):
+        pack(tmp_path / "photos", tmp_path / "out", sidecars="txt,seg.png")
+    assert not (tmp_path / "out").exists()
+    pack(tmp_path / "photos", tmp_path / "out", sidecars="txt")
+
+
+def test_a_sidecar_that_says_something_else_can_be_packed(tmp_path):
+    make_folder(tmp_path / "photos", {"cat": 1})
+    (tmp_path / "photos" / "cat" / "0000.json").write_text('{"path": "/old/1.jpg", "class": "tabby"}')
+    with pytest.raises(
+        RowError, match=r"it says 'path' is '/old/1.jpg', .*\n  To keep its 'path' and not add another: --omit path"
+    ):
+        pack(tmp_path / "photos", tmp_path / "out", sidecars="json")
+    pack(tmp_path / "photos", tmp_path / "out", sidecars="json", omit="path,class")
+    (sample,) = samples_in(tmp_path / "out").values()
+    assert json.loads(sample["json"]) == {"cls": 0, "path": "/old/1.jpg", "class": "tabby"}
+    with pytest.raises(PackError, match="omit: 'label' is not among the metadata of an image folder"):
+        pack(tmp_path / "photos", tmp_path / "out", omit="label")
+
+
+def test_a_folder_of_splits_proposes_to_begin_with_train(tmp_path):
+    for name in ("test", "train"):
+        make_folder(tmp_path / "data" / name, {"cat": 1})
+    with pytest.raises(PackError, match=r"`wdskit pack .*data/train DEST`, the others then with `--classes DEST`"):
+        pack(tmp_path / "data", tmp_path / "out")

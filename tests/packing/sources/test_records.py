@@ -132,7 +132,7 @@ def test_a_column_that_is_not_there_is_an_error_with_those_that_are(tmp_path, ki
         ("npy", [[[1, 2]], [[1], [1, 2]], [[1]]], "its column 'x'"),
         ("txt", ["a", 7, "c"], "its column 'x': .*written from str"),
         ("index", [1, "b", 2], "its column 'x': .*written from int"),
-        ("cls", [1, [2], 3], r"its column 'x': \[2\] is not a whole number. Name the classes: --classes FILE"),
+        ("cls", [1, [2], 3], r"its column 'x': \[2\] is a list, but a label is one whole number or one name"),
     ],
 )
 def test_a_value_that_a_field_does_not_take_is_an_error_of_its_row(tmp_path, field, values, problem):
@@ -207,3 +207,17 @@ def test_texts_on_stdin_need_classes(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(rows)))
     pack("-", tmp_path / "out", classes=["cat", "dog"], restart=True, **options)
     assert [sample["cls"] for sample in samples_in(tmp_path / "out").values()] == [b"1", b"0"]
+
+
+@pytest.mark.parametrize("values", [[2**53 + 1, 0.5], [-(2**53) - 1, 1e300], [2**63 + 1, -1]])
+def test_whole_numbers_are_not_rounded_in_an_array(tmp_path, values):
+    path = write_table(tmp_path, "jsonl", {**COLUMNS, "x": [values] * 3})
+    with pytest.raises(RowError, match=r"its column 'x': -?[0-9]+ would be rounded"):
+        pack(path, tmp_path / "out", fields={"npy": "x"})
+
+
+@pytest.mark.parametrize("values", [[2**53 + 1, 5], [2**63, 1], [2**53, 0.5], [1e300, 1], [2**60, 0.5]])
+def test_whole_numbers_that_are_exact_stay_in_an_array(tmp_path, values):
+    path = write_table(tmp_path, "jsonl", {**COLUMNS, "x": [values] * 3})
+    pack(path, tmp_path / "out", fields={"npy": "x"})
+    assert decode_field("npy", samples_in(tmp_path / "out")["images/0000"]["npy"]).tolist() == values

@@ -61,6 +61,17 @@ def test_resize_is_within_one_level_of_pillow(kind, source, target):
     assert np.abs(hwc(result).astype(int) - hwc(expected)).max() <= 1
 
 
+@pytest.mark.parametrize("target", [(1, 1), (9, 1), (1, 9), (40, 1), (2, 2)])
+@pytest.mark.parametrize("shape", [(20, 5), (20, 5, 3), (5, 1), (1, 5)])
+def test_float_images_of_one_column_or_row_are_those_of_uint8(shape, target):
+    image = pixels(*shape)
+    floats = geometry.resize(image.astype(np.float32), target)
+    assert np.abs(floats - geometry.resize(image, target).astype(np.float32)).max() <= 1
+    tensor = torch.from_numpy(image.astype(np.float32))
+    tensor = tensor.permute(2, 0, 1) if tensor.ndim == 3 else tensor
+    assert np.allclose(hwc(geometry.resize(tensor, target)), floats, atol=1e-3)
+
+
 @pytest.mark.parametrize("source", [(2, 3), (37, 53), (120, 90)])
 @pytest.mark.parametrize("target", [(1, 1), (5, 4), (36, 54), (64, 64)])
 def test_resize_of_arrays_tensors_and_floats_agrees(source, target):

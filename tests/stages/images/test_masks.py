@@ -17,7 +17,7 @@ from shards import write_shard
 
 from wdskit import Pipeline
 from wdskit.codecs.images import decode_index
-from wdskit.errors import DecodeError, ImageTooLarge, PipelineError, SampleError
+from wdskit.errors import DecodeError, ImageTooLarge, SampleError
 from wdskit.shards.index import index_folder
 
 LIMIT = 10**6
@@ -77,7 +77,7 @@ CHANGED = [name for name in MASKS if "8 bits" not in name or "palette" in name]
 def test_index_gives_the_numbers_that_a_file_stores(name):
     data, numbers = MASKS[name]
     found = decode_index(data, max_pixels=LIMIT)
-    assert found.dtype == (np.int32 if "16" in name else np.uint8)
+    assert found.dtype == np.int32
     assert np.array_equal(found, numbers)
     assert found.flags.c_contiguous
     assert found.flags.writeable
@@ -132,14 +132,14 @@ def test_a_mask_whose_numbers_a_decode_would_change_is_refused_with_the_way_out(
     folder = write_masks(tmp_path / "m", MASKS[name][0])
     for spec in ("l8", "pil", "rgb8", "torchl"):
         pipe = crop(sources(folder)[source].decode(spec))
-        advice = r"decode: `seg.png` is a mask with .*\n.*decode: \{images: index, only: seg.png\}"
-        with pytest.raises(PipelineError, match=advice):
+        advice = r"`seg.png` cannot be a mask: .*\n.*decode: \{images: index, only: seg.png\}"
+        with pytest.raises(SampleError, match=advice):
             list(pipe.loader(workers=0))
     renamed = sources(folder)[source].decode("l8").to_dict("jpg", "seg.png").rename(mask="seg.png")
-    with pytest.raises(PipelineError, match=r"`seg\.png` is a mask with"):
+    with pytest.raises(SampleError, match=r"`mask` cannot be a mask: `seg\.png` has"):
         list(renamed.resize(5, fields="jpg", masks="mask").loader(workers=0))
     fused = sources(folder)[source].decode("rgb8").resize(9, fields="jpg").center_crop(5, fields="jpg", masks="seg.png")
-    with pytest.raises(PipelineError, match=r"`seg\.png` is a mask with"):
+    with pytest.raises(SampleError, match=r"`seg\.png` cannot be a mask"):
         list(fused.loader(workers=0))
 
 
@@ -152,7 +152,7 @@ def test_masks_decoded_by_index_keep_their_numbers_through_crops_and_batches(tmp
     ((images, found),) = pipe.to_tuple("jpg", "seg.png").batched(4).loader(workers=0)
     assert images.shape == (4, 3, 9, 12)
     assert found.shape == (4, 1, 9, 12)
-    assert found.dtype == (torch.int32 if "16" in name else torch.uint8)
+    assert found.dtype == torch.int32
     assert set(found.unique().tolist()) <= set(np.unique(numbers).tolist())
     flat = sources(folder)[source].decode("index", only="seg.png").to_tuple("seg.png").batched(4)
     assert np.array_equal(next(iter(flat.loader(workers=0)))[0][0, 0].numpy(), numbers)
@@ -169,7 +169,7 @@ def test_what_index_decoded_is_resized_by_nearest_and_taken_for_no_colour_by_any
         for sample in done.loader(workers=0):
             assert set(np.unique(sample[new])) <= {0, 200}
         for stage in (pipe.normalize("imagenet", fields=new), pipe.to_tensor(fields=new)):
-            with pytest.raises(PipelineError, match=f"`{new}` was decoded by `index`"):
+            with pytest.raises(SampleError, match=f"`{new}` is a mask"):
                 list(stage.loader(workers=0))
     alone = Pipeline().exact(folder).decode("index", only="seg.png").to_dict("seg.png").resize([7, 9])
     assert {*np.unique(next(iter(alone.loader(workers=0)))["seg.png"])} <= {0, 200}
@@ -197,3 +197,28 @@ def test_images_beside_the_one_that_is_cropped_are_what_decode_makes_of_them(tmp
     for sample in pipe.loader(workers=0):
         assert type(sample["seg.png"]) is type(expected)
         assert sample["seg.png"] == data if only else np.array_equal(sample["seg.png"][..., 1], numbers)
+
+
+@pytest.mark.parametrize("spec", ["index", "l8", "pill", "torchl8"])
+def test_a_mask_smaller_than_the_crop_is_padded_with_a_number_that_was_chosen(tmp_path, spec):
+    folder = write_masks(tmp_path / "m", encoded((NUMBERS % 7 + 1).astype(np.uint8), "PNG"))
+    base = Pipeline().exact(folder).decode(spec, only="seg.png").decode("rgb8")
+    with pytest.raises(SampleError, match=r"21 x 34 is smaller than 25 x 30. Resize it first, or set `mask_fill`"):
+        list(base.center_crop([25, 30], fields="jpg", masks="seg.png").loader(workers=0))
+    for sample in base.center_crop([25, 30], fields="jpg", masks="seg.png", mask_fill=255).loader(workers=0):
+        mask = np.asarray(sample["seg.png"])
+        assert np.array_equal(mask[2:23], (NUMBERS % 7 + 1)[:, 2:32])
+        assert {*np.unique(mask[:2]), *np.unique(mask[23:])} == {255}
+        assert not sample["jpg"][:2].any()
+    within = base.center_crop([9, 8], fields="jpg", masks="seg.png").loader(workers=0)
+    assert np.asarray(next(iter(within))["seg.png"]).shape == (9, 8)
+    if spec != "index":
+        with pytest.raises(SampleError, match="300 is no number of this mask, whose largest is 255"):
+            list(base.center_crop(40, fields="jpg", masks="seg.png", mask_fill=300).loader(workers=0))
+
+
+def test_the_only_image_in_masks_says_what_to_do(tmp_path):
+    folder = write_masks(tmp_path / "m", MASKS["png 8 bits"][0])
+    alone = Pipeline().exact(folder).decode("index", only="seg.png").to_dict("seg.png")
+    with pytest.raises(SampleError, match=r"`seg.png` is in `masks`, and this sample has no other image field"):
+        list(alone.resize(8, masks="seg.png").loader(workers=0))

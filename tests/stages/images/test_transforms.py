@@ -12,6 +12,7 @@ from wdskit.errors import PipelineError
 from wdskit.stages.base import Context, Origin, Place, Run
 from wdskit.stages.images import geometry
 from wdskit.stages.images.transforms import CenterCrop, Normalize, RandomFlip, RandomResizedCrop, Resize, ToTensor
+from wdskit.stages.marks import IMAGE, marked
 
 
 class Counting(Run):
@@ -26,8 +27,16 @@ class Counting(Run):
 
 def bound(spec, image_fields=frozenset(), seed=0):
     context = Context(Counting(Place(0, 1), seed), {}.__getitem__)
-    context.images = image_fields
-    return spec.step(context).function
+    function = spec.step(context)[0].function
+
+    def call(sample, origin):
+        for field in image_fields:
+            if field in sample:
+                sample = {**sample, field: marked(sample[field].copy(), IMAGE)}
+        return function(sample, origin)
+
+    call.run = context.run
+    return call
 
 
 def at(number=0):

@@ -17,7 +17,8 @@ from PIL.ImageFile import ImageFile
 
 from wdskit.codecs.edit import exif, resize
 from wdskit.codecs.edit.encode import DEFAULT_QUALITY, FORMATS, ImageFormat, encode_image
-from wdskit.codecs.edit.resize import Fit, Pixels, ResizeMode
+from wdskit.codecs.edit.geometry import Geometry, fitted, turned
+from wdskit.codecs.edit.resize import Fit, Pixels, ResizeMode, Size
 from wdskit.codecs.images import (
     decode_image,
     decode_jpeg,
@@ -30,6 +31,7 @@ from wdskit.codecs.images import (
 from wdskit.codecs.structure import check_pixels, png_chunks
 from wdskit.errors import DecodeError
 
+_ORIENTATION = 274  # a tag of TIFF
 _PLAIN = {"1": "L", "L": "L", "LA": "LA", "La": "LA", "P": "RGB", "PA": "RGBA", "RGB": "RGB", "RGBA": "RGBA"}
 _PLAIN |= {"RGBX": "RGB", "RGBa": "RGBA", "YCbCr": "RGB"}
 _SPACES = {"L": b"GRAY", "LA": b"GRAY", "RGB": b"RGB ", "RGBA": b"RGB ", "CMYK": b"CMYK"}
@@ -138,6 +140,14 @@ def _to_rgb(image: Image.Image, icc: bytes) -> tuple[Pixels, bytes]:
     return np.array(converted), b""
 
 
+class Recoded(NamedTuple):
+    """An image as wanted, its format by Pillow's name, and what happened to the places in it."""
+
+    data: bytes
+    format: str
+    geometry: Geometry
+
+
 @dataclass(frozen=True)
 class Recoding:
     """What is done to each image.
@@ -163,8 +173,8 @@ class Recoding:
     background: tuple[int, int, int] | None = None
     max_pixels: int = 1 << 62
 
-    def apply(self, data: bytes) -> tuple[bytes, str]:
-        """The image as wanted, and its format by Pillow's name.
+    def apply(self, data: bytes) -> Recoded:
+        """The image as wanted.
 
         An image that has the wanted format, size and orientation is returned as it is. Of others the EXIF block and
         the colour profile are kept; XMP, IPTC, comments and texts are not.
@@ -177,22 +187,23 @@ class Recoding:
         to = resize.fit(*original.image.size, self.size, self.mode, upscale=self.upscale)
         with _stage("resize"):
             check_pixels(*to.canvas, max_pixels=self.max_pixels)
-        turned = self.orient and original.orientation > 1
+        is_turned = self.orient and original.orientation > 1
         is_right = self.format is None or FORMATS.get(original.format) == self.format
-        if is_right and not turned and to.canvas == original.image.size and to.size == to.part:
-            return data, original.format
+        if is_right and not is_turned and to.canvas == original.image.size and to.size == to.part:
+            return Recoded(data, original.format, _geometry(original, to, is_turned=False))
         if getattr(original.image, "n_frames", 1) > 1:
             raise DecodeError(f"decode: it is animated ({original.format}); only still images are supported")
         fmt = self.format or FORMATS.get(original.format)
         if fmt is None:
             raise DecodeError(f"encode: a {original.format} cannot be written. Choose another format with --format")
         pixels, icc = self._pixels(original, fmt, to)
-        if turned:
+        if is_turned:
             pixels = resize.turn(pixels, original.orientation)
         block = exif.without_orientation(original.exif) if self.orient else original.exif
         with _stage("encode"):
             encoded = encode_image(pixels, fmt, quality=self.quality, exif=block, icc=icc)
-        return encoded, next(name for name, known in FORMATS.items() if known == fmt)
+        name = next(name for name, known in FORMATS.items() if known == fmt)
+        return Recoded(encoded, name, _geometry(original, to, is_turned=is_turned))
 
     def _pixels(self, original: Original, fmt: ImageFormat, to: Fit) -> tuple[Pixels, bytes]:
         """The pixels as the format holds them, resized, and their colour profile."""
@@ -223,6 +234,20 @@ class Recoding:
             behind = resize.fill_value(pixels[..., 0] if colours.shape[2] == 1 else colours, self.background)
             colours = ((colours * alpha + behind * (255 - alpha) + 127) // 255).astype(np.uint8)
         return np.ascontiguousarray(colours[..., 0] if colours.shape[2] == 1 else colours)
+
+
+def _geometry(original: Original, to: Fit, *, is_turned: bool) -> Geometry:
+    size, orientation = Size(*original.image.size), original.orientation
+    is_cut = to.part != size
+    if original.format == "TIFF":  # Pillow turns it while it decodes, before it is fitted, and says the turned size
+        orientation = original.image.tag_v2.get(_ORIENTATION, 1)  # type: ignore[attr-defined]
+        orientation = orientation if orientation in range(1, 9) else 1
+        back = turned(size, orientation).after
+        return Geometry(turned(back, orientation).then(fitted(size, to)), is_cut, orientation, is_turned=True)
+    move = fitted(size, to)
+    if is_turned:
+        move = move.then(turned(move.after, orientation))
+    return Geometry(move, is_cut, orientation, is_turned)
 
 
 @contextlib.contextmanager

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from wdskit.dataset.keys import check_field, check_member_name, hashed_key, split_name
+from wdskit.codecs.fields import decode_field
+from wdskit.dataset.keys import check_field, check_member_name, hashed_key
 from wdskit.errors import KeyRuleError, PackError
-from wdskit.packing.json_merge import add_metadata
+from wdskit.packing.json_merge import add_metadata, replace_member
+from wdskit.packing.labels import CLASS_FIELD
 from wdskit.packing.row import clean_key
 from wdskit.packing.samples.choice import check_word
 from wdskit.packing.sources.records import Records, check_json_fields, json_fields
+from wdskit.tar.names import split_name
 from wdskit.tar.reader import locate_members
 
 
@@ -87,7 +90,7 @@ class Changes:
             "rename": dict(sorted(self.rename.items())),
             "keys": self.keys,
             "fields": {} if self.made is None else dict(self.made.fields),
-            "classes": None if self.made is None or self.made.classes is None else self.made.classes.names,
+            "classes": None if self.made is None or self.made.classes is None else self.made.classes.describe(),
         }
 
     def new_key(self, key: str) -> str:
@@ -133,7 +136,12 @@ class Changes:
         fields: dict[str, memoryview | bytes] = {new: data[slice(*sample.fields[old])] for new, old in names.items()}
         if self.made is not None:
             own = sample.fields.get("json")
-            fields.update(json_fields(self.made, None if own is None else bytes(data[slice(*own)]), fields.keys()))
+            made = json_fields(self.made, None if own is None else bytes(data[slice(*own)]), fields.keys())
+            if CLASS_FIELD in made and CLASS_FIELD in sample.fields and "json" in fields:
+                fields["json"] = _with_label(
+                    bytes(fields["json"]), bytes(data[slice(*sample.fields[CLASS_FIELD])]), made[CLASS_FIELD]
+                )
+            fields.update(made)
         key = sample.key
         if self.keys != "given":
             try:
@@ -146,6 +154,16 @@ class Changes:
         except KeyRuleError as err:
             raise ValueError(str(err)) from err
         return key, sorted(fields.items())
+
+
+def _with_label(own: bytes, before: bytes, now: bytes) -> bytes:
+    """A sample's json. If it has the number of its class under `cls`, as an image folder's has, that is the new one."""
+    known = decode_field("json", own)
+    if not isinstance(known, dict) or type(known.get(CLASS_FIELD)) is not int:
+        return own
+    if known[CLASS_FIELD] != decode_field(CLASS_FIELD, before):
+        return own
+    return replace_member(own, CLASS_FIELD, now)
 
 
 def find_fields(data: bytes, *, shard: str, offset: int) -> Sample:

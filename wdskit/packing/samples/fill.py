@@ -13,7 +13,6 @@ import numpy as np
 
 from wdskit.dataset.samples import read_span
 from wdskit.errors import ShardError
-from wdskit.export.dali import ShardMembers
 from wdskit.limits import BLOCK_BYTES
 from wdskit.packing.row import Row
 from wdskit.packing.samples.changes import find_fields
@@ -22,7 +21,6 @@ from wdskit.packing.samples.read import Sources, blocks_in, read_into
 from wdskit.packing.samples.store import SampleRows, batches_of
 from wdskit.storage.identity import ObjectVersion
 from wdskit.tar.header import build_header
-from wdskit.tar.reader import locate_members
 from wdskit.tar.walk import Span
 from wdskit.tar.writer import END_BYTES, member_bytes
 
@@ -40,17 +38,15 @@ class SampleFiller:
     Args:
         rows: The samples.
         shard: Path of the shard that is filled, for messages.
-        members: What collects the members of the shard; None where nobody wants them.
 
     Attributes:
         fields: Names of all fields so far.
         offsets: Where each sample starts so far, and where the last one ends.
     """
 
-    def __init__(self, rows: SampleRows, shard: str, members: ShardMembers | None) -> None:
+    def __init__(self, rows: SampleRows, shard: str) -> None:
         self._rows = rows
         self._shard = shard
-        self._members = members
         self._sources = Sources(rows.sources)
         self._is_remote = any(isinstance(path.identity, ObjectVersion) for path in rows.sources)
         self.fields: set[str] = set()
@@ -78,8 +74,6 @@ class SampleFiller:
                 memory = bytearray(num_bytes)
             data = np.frombuffer(memory, dtype=np.uint8, count=num_bytes)
             self._fill(data, first, stop)
-            if self._members is not None:
-                self._note(data.tobytes())
             ends = np.cumsum(self._rows.size[first:stop], dtype=np.int64) * BLOCK_BYTES + self.offsets[-1]
             self.offsets += ends.tolist()
             del data
@@ -101,13 +95,6 @@ class SampleFiller:
         starts, spans = (column[rows].astype(np.int64) * BLOCK_BYTES for column in (self._rows.start, self._rows.span))
         if self._is_remote:
             self._sources.read_ahead(self._rows.source[rows].astype(np.int64), starts, spans)
-
-    def _note(self, members: bytes) -> None:
-        """Note the members of some samples as they stand in the new shard."""
-        assert self._members is not None
-        offset = self.offsets[-1]
-        for name, start, stop in locate_members(members, shard=self._shard, offset=offset, stop=len(members)):
-            self._members.add(name, offset + start, memoryview(members)[start:stop])
 
     def _fill(self, data: Bytes, first: int, stop: int) -> None:
         """Put samples `first` to `stop` into `data`, which has as many bytes as they."""

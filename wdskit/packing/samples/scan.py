@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 
 from wdskit.dataset.binary import Verified
 from wdskit.dataset.index import ShardEntry
-from wdskit.dataset.keys import split_name
 from wdskit.dataset.samples import HeaderReader, ShardReader, read_span
 from wdskit.dataset.shard import IDX_SUFFIX, LocalShard, parse_offsets
 from wdskit.errors import FolderIndexError
@@ -32,6 +31,7 @@ from wdskit.packing.samples.read import (
 )
 from wdskit.shards.payloads import Payloads
 from wdskit.storage.urls import LocalFile, RangeFile, read_bytes
+from wdskit.tar.names import split_name
 from wdskit.tar.reader import locate_members
 from wdskit.tar.walk import Span
 
@@ -137,6 +137,8 @@ def scan_source(job: ScanJob) -> Scanned:
             scan.sha256.update(read_span(file, Span(0, int(offsets[0]))))
         parts = [scan.part(of, first, offsets[first : stop + 1]) for of, first, stop in _batches(file, offsets)]
         check_unchanged(file, identity)
+        if job.entry is not None and job.entry.fields and (others := sorted(scan.fields - {*job.entry.fields})):
+            raise _not_indexed(job.path, f"it has fields that are not in the index: {', '.join(others)}")
         if not isinstance(file, LocalFile) and job.entry is not None:  # all of it was read
             stop = int(offsets[-1])
             scan.sha256.update(read_span(file, Span(stop, file.num_bytes - stop)))

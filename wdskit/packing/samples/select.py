@@ -102,6 +102,8 @@ def select(
             str(scan.path): scan
             for scan in seen.counted(scan_all(jobs, workers=workers, on_progress=progress or _silent))
         }
+        if not any(len(scan.numbers) for scan in scans.values()):
+            raise SelectionError(f"{name}: none of the {seen.num_samples} samples is selected. Nothing was written.")
         for folder, index in indexes.items():
             _write(Path(folder), index, name, scans, recipe, disk)
     num_samples = sum(len(scan.numbers) for scan in scans.values())

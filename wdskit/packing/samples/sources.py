@@ -10,12 +10,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from wdskit.dataset.braces import split_parts
-from wdskit.dataset.classes import CLASSES_NAME, MAX_CLASSES_BYTES, classes_json, common_classes
+from wdskit.dataset.classes import CLASSES_NAME, MAX_CLASSES_BYTES, classes_json, common_classes, read_classes
 from wdskit.dataset.index import join_url
 from wdskit.dataset.patterns import ShardList, list_shards, split_url
 from wdskit.dataset.unfinished import refuse_part
 from wdskit.errors import PackError, StorageError, WdskitError
-from wdskit.export.timm import split_of
+from wdskit.packing.labels import CLASS_FIELD
 from wdskit.packing.row import OnProgress, Progress
 from wdskit.packing.samples.batch import Gone
 from wdskit.packing.samples.changes import Changes
@@ -24,6 +24,8 @@ from wdskit.packing.samples.read import identity_of, open_path
 from wdskit.packing.samples.scan import ScanJob, Scanned, scan_source
 from wdskit.packing.sources.archives import LEAVE_OUT, refuse_query
 from wdskit.packing.store import blocks_of
+from wdskit.packing.transforms import Transforms
+from wdskit.shards.export import split_of
 from wdskit.shards.parallel import file_sizes, map_shards
 from wdskit.storage.urls import is_local, read_bytes
 
@@ -96,8 +98,8 @@ class Seen:
             self._fields |= scan.fields
             yield scan
 
-    def check(self, num_kept: int, num_duplicates: int, changes: Changes) -> None:
-        """Refuse to write nothing, to lose a sample, and to be asked for fields that nobody has.
+    def check(self, num_kept: int, num_duplicates: int, changes: Changes, transforms: Transforms) -> None:
+        """Refuse to write nothing, to lose a sample, and to be asked for fields that no sample has.
 
         Raises:
             PackError: It is so.
@@ -106,6 +108,8 @@ class Seen:
         if unknown:
             msg = f"{unknown[0]}: no sample has this field. The fields are {', '.join(sorted(self._fields))}."
             raise PackError(f"{msg} Correct --keep, --drop or --rename.")
+        made = set() if changes.made is None else set(changes.made.fields)
+        transforms.check_used({*filter(None, map(changes.new_name, self._fields)), *made})
         accounted = num_kept + num_duplicates + self.gone.total
         if accounted != self.num_samples:
             raise PackError(
@@ -174,12 +178,20 @@ def find_classes(found: ShardList, changes: Changes) -> tuple[dict[str, bytes], 
     Raises:
         FolderIndexError: Two folders number their classes differently, so that one number would mean two things.
     """
-    if changes.made is not None and changes.made.classes is not None and "cls" in changes.made.fields:
+    folders = found.folders
+    other = changes.made.fields.get(CLASS_FIELD) if changes.made is not None else None
+    if changes.made is not None and changes.made.classes is not None:
         return {CLASSES_NAME: classes_json(changes.made.classes.numbers)}, ""
-    name = changes.new_name("cls")
+    other = other or next((old for old, new in changes.rename.items() if new == CLASS_FIELD != old), None)
+    if other is not None:
+        named = next((folder for folder in folders if read_classes(folder) is not None), None)
+        if named is None:
+            return {}, ""
+        problem = f"cls is made of {other!r}, and {join_url(named, CLASSES_NAME)} names the classes of another field"
+        return {}, f"{problem}, so none was written. With --field cls={other} --classes FILE there is one."
+    name = changes.new_name(CLASS_FIELD)
     if name is None:
         return {}, ""
-    folders = found.folders
     classes = common_classes(folders, folders.__getitem__, way_out=LEAVE_OUT)
     if classes.names is None or name != "cls":
         return {}, ""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -12,18 +12,25 @@ from numpy.typing import NDArray
 
 from wdskit.dataset.keys import find_repeated, is_among
 from wdskit.dataset.samples import read_span
-from wdskit.errors import PackError
+from wdskit.errors import PackError, ShardError
 from wdskit.limits import BLOCK_BYTES
+from wdskit.packing.labels import CLASS_FIELD
 from wdskit.packing.row import Row
 from wdskit.packing.samples.changes import Changes, find_fields
 from wdskit.packing.samples.headers import Bools, Ints, Words, hash_keys
-from wdskit.packing.samples.read import SourcePath, open_path
+from wdskit.packing.samples.read import SourcePath, Sources, open_path
 from wdskit.packing.samples.scan import Scanned
+from wdskit.storage.identity import ObjectVersion
+from wdskit.storage.urls import RangeFile
+from wdskit.tar.names import split_name
+from wdskit.tar.reader import first_name
 from wdskit.tar.walk import Span
 
 Column = NDArray[np.uint32]
 
 _LEAST = 1 << 12
+_KEYS_AHEAD = 512  # samples whose keys are read at once from remote shards
+_HEAD_BLOCKS = 8  # enough for the first header of a sample, with the longest name
 
 
 @dataclass(frozen=True)
@@ -66,6 +73,7 @@ class Samples:
         blocks: Blocks of 512 bytes that each takes in its shard.
         hashes: 64 bits of each key as it becomes.
         draws: What decides the split of each; empty unless that was asked for.
+        has_labels: Whether a sample may have the field `cls` as it becomes.
     """
 
     num_fields: Mapping[tuple[str, ...], int] = {}
@@ -76,8 +84,10 @@ class Samples:
             {"hashes": "u8", "source": "u4", "starts": "u4", "spans": "u4", "sizes": "u4", "copied": "?"}
         )
         draws: list[Words] = []
+        self.has_labels = changes.made is not None and CLASS_FIELD in changes.made.fields
         for number, scan in enumerate(scans):
             paths.append(scan.path)
+            self.has_labels |= any(changes.new_name(name) == CLASS_FIELD for name in scan.fields)
             draws.append(scan.draws)
             columns.append({**vars(scan), "source": number}, len(scan.starts))
         self._changes = changes
@@ -153,8 +163,8 @@ class Samples:
         """
         known: dict[str, int] = {}
         is_later = np.zeros(len(self), np.bool_)
-        for number in np.flatnonzero(is_among(self.hashes, find_repeated(self.hashes))).tolist():
-            key = self[number].key  # equal hashes are only a hint
+        suspects = np.flatnonzero(is_among(self.hashes, find_repeated(self.hashes)))  # equal hashes are only a hint
+        for number, key in self._keys(suspects):
             first = known.setdefault(key, number)
             if first != number and not first_of_key:
                 remedy = "Keep the first sample of each key with --duplicate-keys first, or name fewer shards."
@@ -162,6 +172,33 @@ class Samples:
                 raise PackError(f"key {key!r} is in {places}; keys must be unique.\n  {remedy}")
             is_later[number] = first != number
         return np.flatnonzero(~is_later) if is_later.any() else None
+
+    def _keys(self, numbers: Ints) -> Iterator[tuple[int, str]]:
+        """The keys of some samples, read from their first headers: many at a time where shards are remote."""
+        sources = Sources(self._sources)
+        try:
+            for first in range(0, len(numbers), _KEYS_AHEAD):
+                chosen = numbers[first : first + _KEYS_AHEAD]
+                source, start, span = (
+                    each[chosen].astype(np.int64) for each in (self._source, self._start, self._span)
+                )
+                heads = np.minimum(span, _HEAD_BLOCKS) * BLOCK_BYTES
+                if any(isinstance(self._sources[at].identity, ObjectVersion) for at in np.unique(source).tolist()):
+                    sources.read_ahead(source, start * BLOCK_BYTES, heads)
+                for at, number in enumerate(chosen.tolist()):
+                    yield number, self._key(sources[int(source[at])], number, int(heads[at]))
+        finally:
+            sources.close()
+
+    def _key(self, file: RangeFile, number: int, num_bytes: int) -> str:
+        start = int(self._start[number]) * BLOCK_BYTES
+        try:
+            name = first_name(read_span(file, Span(start, num_bytes)), shard=file.url, offset=start)
+        except ShardError:
+            name = None
+        split = None if name is None else split_name(name)
+        # A long chain of headers, or a first member of no sample: then the whole sample says its key.
+        return self[number].key if split is None else self._changes.new_key(split[0])
 
 
 class Batch(NamedTuple):

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import glob
-import hashlib
 import os
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -18,10 +17,10 @@ from wdskit.dataset.patterns import has_wildcards, split_url
 from wdskit.errors import PackError, RowError
 from wdskit.files import describe_missing
 from wdskit.packing.duplicates import Duplicate
+from wdskit.packing.labels import ClassNames
 from wdskit.packing.row import Row, field_of, python_rows
 from wdskit.packing.sources.archives import Tars, Zips, refuse_query
 from wdskit.packing.sources.arrow import INFO_NAME, SPLITS_NAME, STATE_NAME, read_parquet, read_saved_dataset
-from wdskit.packing.sources.class_names import ClassNames
 from wdskit.packing.sources.coco import Coco
 from wdskit.packing.sources.folder import FileNames, ImageFolder, list_names
 from wdskit.packing.sources.records import Records
@@ -86,7 +85,9 @@ def streamed_rows(source: Source, transforms: Transforms, *, skip_bad: bool) -> 
 
     Raises:
         RowError: A row is bad, and bad rows are not to be skipped.
+        PackError: After the last row: an option is for images that no row has.
     """
+    names: set[str] = set()
     try:
         for row in source.rows:
             try:
@@ -99,7 +100,10 @@ def streamed_rows(source: Source, transforms: Transforms, *, skip_bad: bool) -> 
                     raise
                 source.rejected.append(err)
             else:
+                names.update(field for field, _ in row.fields)
                 yield row
+        if names:
+            transforms.check_used(names)
     finally:
         # What an error leaves suspended is closed at once, not when its traceback goes: a manifest is open in it.
         if isinstance(source.rows, Generator):
@@ -117,6 +121,7 @@ class SourceOptions:
         sidecars: Extensions of files beside an image that belong to its sample; see `folder.FileNames`.
         files: Extensions of a folder's files that are samples, instead of images.
         images: Folder of a COCO file's images.
+        omit: As `records.Records` has it; of a folder the metadata that is not added to `json`.
         classes: The classes of an image folder, or of the column that becomes `cls`; None: the sub-folders, or the
             texts in the column.
         in_order: The rows are packed in their order. Not in `to_dict`: it follows from other options.
@@ -131,22 +136,24 @@ class SourceOptions:
     sidecars: Sequence[str] = ()
     files: Sequence[str] = ()
     images: str | None = None
+    omit: Sequence[str] = ()
     classes: ClassNames | None = None
     in_order: bool = True
 
     def to_dict(self) -> dict[str, Any]:
-        """All of them by name, for the run's journal; of the classes a digest."""
+        """All of them by name, for the run's journal; of the classes a description."""
         options = asdict(self)
         del options["in_order"]
         if self.classes is not None:
-            names = "\n".join(self.classes.names).encode(errors="surrogatepass")
-            options["classes"] = hashlib.sha256(names).hexdigest()[:16]
+            options["classes"] = self.classes.describe()
         return options
 
     @property
     def records(self) -> Records:
         """How records become rows; their folder is set by whoever reads them."""
-        return Records("", self.image_column, self.key_column, self.allow_no_image, self.fields, self.classes)
+        return Records(
+            "", self.image_column, self.key_column, self.allow_no_image, self.fields, self.classes, self.omit
+        )
 
 
 class Kind(NamedTuple):
@@ -159,16 +166,15 @@ class Kind(NamedTuple):
     options: tuple[str, ...] = ()
 
 
-_COLUMNS = ("image_column", "key_column", "fields", "classes")
+_COLUMNS = ("image_column", "key_column", "allow_no_image", "fields", "classes", "omit")
 KINDS: dict[str, Kind] = {
     "folder": Kind(
         "an image folder",
-        lambda path, how: ImageFolder(path, FileNames(how.sidecars, how.files), how.classes),
-        ("sidecars", "files", "classes"),
+        lambda path, how: ImageFolder(path, FileNames(how.sidecars, how.files), how.classes, how.omit),
+        ("sidecars", "files", "classes", "omit"),
     ),
     "table": Kind("a table of text", lambda path, how: TextTable(path, how.records), _COLUMNS),
-    "list": Kind("a list of paths", lambda path, how: TextTable(path, how.records, b"\n")),
-    "list0": Kind("a list of paths", lambda path, how: TextTable(path, how.records, b"\x00")),
+    "list": Kind("a list of paths", lambda path, how: TextTable(path, how.records, is_list=True)),
     "parquet": Kind(
         "a Parquet table",
         lambda path, how: read_parquet(expand_files(path, ".parquet"), how.records, in_order=how.in_order),
@@ -178,8 +184,10 @@ KINDS: dict[str, Kind] = {
     "coco": Kind(
         "COCO annotations", lambda path, how: Coco(path, how.images, how.records), ("images", "fields", "classes")
     ),
-    "tar": Kind("tars", lambda path, how: Tars(path, how.records), ("fields", "classes")),
-    "zip": Kind("zips", lambda path, how: Zips(expand_files(path, ".zip"), how.records), ("fields", "classes")),
+    "tar": Kind("tars", lambda path, how: Tars(path, how.records), ("fields", "classes", "allow_no_image")),
+    "zip": Kind(
+        "zips", lambda path, how: Zips(expand_files(path, ".zip"), how.records), ("fields", "classes", "allow_no_image")
+    ),
 }
 """The kinds, by the name that `--from` takes."""
 
@@ -198,11 +206,17 @@ def find_source(source: Any, how: SourceOptions) -> Source:
     else:
         if how.from_ is not None:
             raise PackError("the rows: `from` is for a path, but these are rows from Python.")
-        _check_options("the rows", "these are rows from Python", (), how)
+        _check_options("the rows", "these are rows from Python", ("classes", "allow_no_image"), how)
         if not isinstance(source, Iterable):
             raise PackError(f"{source!r} is not a source. Pass a folder, a manifest, or an iterable of rows.")
         is_stream = not isinstance(source, Sequence)
-        found = Source("the rows", python_rows(source, keys=how.keys), is_stream=is_stream, is_held=not is_stream)
+        found = Source(
+            "the rows",
+            python_rows(source, keys=how.keys, classes=how.classes),
+            is_stream=is_stream,
+            is_held=not is_stream,
+            classes={} if how.classes is None else how.classes.numbers,
+        )
     if how.keys == "clean":
         found.rows = _counted(found, found.rows)
     return found
@@ -293,7 +307,7 @@ def _check_options(path: str, what: str, own: tuple[str, ...], how: SourceOption
     for option in sorted({option for kind in KINDS.values() for option in kind.options} - {*own}):
         if getattr(how, option) not in (None, False, (), [], {}):
             owners = " or ".join(dict.fromkeys(kind.what for kind in KINDS.values() if option in kind.options))
-            raise PackError(f"{path}: {option} is for {owners}, but {what}.")
+            raise PackError(f"{path}: {option} is for {owners}, but {what}. Leave it out.")
 
 
 def expand_files(path: str, suffix: str) -> list[str]:

@@ -8,19 +8,19 @@ import re
 import stat
 import struct
 import zipfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby, pairwise
 from operator import itemgetter
 
 from wdskit.dataset.binary import Verified
 from wdskit.dataset.classes import CLASSES_NAME, common_classes
 from wdskit.dataset.index import ShardEntry
-from wdskit.dataset.keys import split_name
 from wdskit.dataset.patterns import list_shards, split_url
 from wdskit.dataset.samples import HeaderReader, ShardReader
 from wdskit.dataset.unfinished import refuse_part
-from wdskit.errors import FolderIndexError, PackError, RowError
+from wdskit.errors import FolderIndexError, PackError, RowError, ShardError, UnsupportedMember
 from wdskit.limits import MAX_ROW_BYTES, MAX_UNPACK_RATIO, MAX_UNPACKED_BYTES
+from wdskit.packing.labels import CLASS_FIELD
 from wdskit.packing.references import ZIP_HEADER_BYTES, FieldBytes, ObjectBytes, PartBytes, ZipBytes
 from wdskit.packing.row import SAME_FIELD, Row, json_with_key, make_row, row_error
 from wdskit.packing.sources.records import Records, check_json_fields, json_fields
@@ -28,6 +28,7 @@ from wdskit.shards.index import DigestedFile
 from wdskit.storage.identity import FileIdentity
 from wdskit.storage.urls import LocalFile, is_local, local_path
 from wdskit.tar.header import padded
+from wdskit.tar.names import split_name
 from wdskit.tar.window import Passed, size_of
 
 LEAVE_OUT = "leave the labels out: `wdskit reshard --drop cls`."
@@ -60,7 +61,8 @@ class Tars:
 
     Attributes:
         num_other: Members read so far that belong to no sample.
-        classes: Number of each class by name, where all folders that have labels have the same `classes.json`.
+        classes: Number of each class by name: those that are given for labels of the samples' JSON; for labels of the
+            tars those of `classes.json`, where all folders that have labels have the same.
 
     Raises:
         StorageError: There are none, or the store cannot be read.
@@ -76,21 +78,22 @@ class Tars:
         self._shards = [*zip(found.urls, found.entries, strict=True)]
         self.num_other = 0
         self.classes: dict[str, int] = {}
+        if CLASS_FIELD in records.fields:
+            self.classes = {} if records.classes is None else records.classes.numbers
+            return
         common = common_classes(found.folders, found.folders.__getitem__, way_out=LEAVE_OUT)
         names = common.names or ()
         if common.problem:
             _log.warning("%s, so no %s is written.", common.problem, CLASSES_NAME)
-        elif records.classes is not None:
-            self.classes = records.classes.numbers
         elif len({*names}) == len(names):
             self.classes = {name: number for number, name in enumerate(names)}
 
     def rows(self, *, keys: str) -> Iterator[Row | RowError]:
-        """A row a sample, in their order: its members are its fields.
+        """A row a sample, in their order: its members are its fields. Of a damaged tar these are the whole samples
+        before the damage, then one error for the rest.
 
         Raises:
-            ShardError: A tar is damaged.
-            StorageError: One cannot be read.
+            StorageError: A tar cannot be read.
             FolderIndexError: One has other bytes than its folder's index says.
         """
         for url, entry in self._shards:
@@ -99,18 +102,40 @@ class Tars:
     def _local_rows(self, url: str, entry: ShardEntry | None, keys: str) -> Iterator[Row | RowError]:
         path = local_path(url)
         with contextlib.closing(LocalFile(path)) as file:
+            changed = None
             if entry is not None:
-                Verified().check(file, entry.identity, entry.sha256)
+                try:
+                    Verified().check(file, entry.identity, entry.sha256)
+                except ShardError as err:
+                    changed = err  # where the headers are damaged too, that says more
             identity = FileIdentity.of(file.fd)
             samples = HeaderReader(file, shard=path)
-            for sample in samples:
-                fields = (
-                    (name, PartBytes(path, span.size, span.offset, *identity))
-                    for name, span in sample.items()
-                    if not name.startswith("__")
-                )
-                yield _row(sample["__key__"], fields, path, keys, self._records)
+            try:
+                for sample in samples:
+                    self._compare_fields(sample, url, entry)
+                    fields = (
+                        (name, PartBytes(path, span.size, span.offset, *identity))
+                        for name, span in sample.items()
+                        if not name.startswith("__")
+                    )
+                    yield _row(sample["__key__"], fields, path, keys, self._records)
+            except UnsupportedMember:
+                raise  # the tar is not damaged
+            except ShardError as err:
+                yield _damaged_rest(err, is_indexed=entry is not None)
+            else:
+                if changed is not None:
+                    raise changed
             self.num_other += samples.num_ignored
+
+    def _compare_fields(self, sample: Mapping[str, object], url: str, entry: ShardEntry | None) -> None:
+        others = sorted(sample.keys() - {*entry.fields, "__key__", "__url__"}) if entry and entry.fields else []
+        if others:
+            folder = split_url(url)[0]
+            msg = f"{url}: {sample['__key__']!r} has fields that are not in the index: {', '.join(others)}."
+            raise FolderIndexError(
+                f"{msg}\n  If the shard is right, run `wdskit index {folder or '.'}`.", folder=folder
+            )
 
     def _remote_rows(self, url: str, entry: ShardEntry | None, keys: str) -> Iterator[Row | RowError]:
         """As `_local_rows`, of an object that is read from end to end, since a request for each header takes longer."""
@@ -129,14 +154,32 @@ class Tars:
             version = stream.file.num_bytes, stream.file.etag or "", modified.isoformat() if modified else ""
             shard = DigestedFile(stream)
             samples = ShardReader(shard.read, shard=url, on_member=locate, hold_bytes=MAX_ROW_BYTES)
-            for sample in samples:
-                fields = ((name, data) for name, data in sample.items() if not name.startswith("__"))
-                yield _row(sample["__key__"], fields, url, keys, self._records)
-            self.num_other += samples.num_ignored
+            try:
+                for sample in samples:
+                    fields = ((name, data) for name, data in sample.items() if not name.startswith("__"))
+                    yield _row(sample["__key__"], fields, url, keys, self._records)
+            except UnsupportedMember:
+                raise  # the tar is not damaged
+            except ShardError as err:
+                yield _damaged_rest(err, is_indexed=entry is not None)
+                return
+            finally:
+                self.num_other += samples.num_ignored
         if entry is not None and shard.sha256.hexdigest() != entry.sha256:
             folder = split_url(url)[0]
             msg = f"{url}: its sha256 is not the one in the folder's index: its bytes changed."
             raise FolderIndexError(f"{msg}\n  If the shard is right, run `wdskit index {folder}`.", folder=folder)
+
+
+def _damaged_rest(err: ShardError, *, is_indexed: bool) -> RowError:
+    """The error of what follows the damage of a tar, which differs from its index if it has one."""
+    problem = f"{err.problem} ({err.samples_read} samples read), and everything after it is lost"
+    if is_indexed:
+        problem += "; fields before it are not verified, because the shard differs from its index"
+    remedy = err.remedy
+    if err.samples_read > 0:
+        remedy += " `wdskit pack --skip-bad` packs the samples before the damage."
+    return row_error(f"{err.shard}, byte {err.offset}", problem, remedy)
 
 
 class Zips:

@@ -20,6 +20,7 @@ from wdskit.codecs.formats import field_of_bytes
 from wdskit.dataset.classes import first_conflict
 from wdskit.errors import PackError, RowError, StorageError
 from wdskit.limits import MAX_ROW_BYTES
+from wdskit.packing.labels import CLASS_FIELD, NO_CLASS, checked_classes, classes_of, read_label
 from wdskit.packing.references import FieldBytes, PartBytes
 from wdskit.packing.row import Row, row_error
 from wdskit.packing.sources.arrow_columns import (
@@ -32,11 +33,11 @@ from wdskit.packing.sources.arrow_columns import (
     parse_json,
     sort_columns,
 )
-from wdskit.packing.sources.class_names import classes_of, whole_number
 from wdskit.packing.sources.parquet import ParquetFile
-from wdskit.packing.sources.records import CLASS_FIELD, Records, image_path
+from wdskit.packing.sources.records import Records, field_taken, image_path
 from wdskit.storage.identity import FileChanged, FileIdentity
 from wdskit.storage.urls import read_bytes
+from wdskit.text import install_extra
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -103,18 +104,24 @@ class ArrowTables:
             self._schema = file.schema
             self._columns = columns = sort_columns(file.schema, file.features, paths[0], records)
         fields = {name: column for name, column in records.fields.items() if name not in columns.own}
-        classes, column = records.classes, fields.get(CLASS_FIELD)
-        names: Iterable[str] = ()
+        classes = records.classes
+        implied = CLASS_FIELD if CLASS_FIELD in {*columns.to_json} - {*records.omit} else None
+        column = fields.get(CLASS_FIELD, implied)
         if columns.class_column is not None:
             if classes is not None:
-                msg = f"{paths[0]}: classes: its column {column!r} already has class names."
+                msg = f"{paths[0]}: classes: its column {columns.class_column!r} already has class names."
                 raise PackError(f"{msg} Leave it out.")
-            names = columns.labels[columns.class_column]
-        elif column is not None:
-            classes = classes or classes_of(self._values(column), column)
-            names = classes.names if classes is not None else ()
-        self.classes = {name: number for number, name in enumerate(names)}
-        self._records = dataclasses.replace(records, fields=fields, classes=classes)
+            own_names = columns.labels[columns.class_column]
+            where = f"{paths[0]}, column {columns.class_column!r}"
+            classes = checked_classes(own_names, where) if own_names else None
+        elif column is not None and classes is None:
+            try:
+                classes = classes_of(self._values(column), column)
+            except PackError as err:
+                raise PackError(f"{paths[0]}: {err}") from err
+        self.classes = {} if classes is None else classes.numbers
+        omit = [name for name in records.omit if name not in columns.own.values()]
+        self._records = dataclasses.replace(records, fields=fields, classes=classes, omit=omit)
 
     def rows(self, *, keys: str) -> Iterator[Row | RowError]:
         """A row a row: `json` with all columns but bytes, the image, `cls` where a column is called so or has the names
@@ -151,7 +158,7 @@ class ArrowTables:
         try:
             import pyarrow as pa
         except ImportError as err:
-            raise PackError(f"{path}: reading it needs pyarrow. Install it: pip install 'wdskit[tables]'.") from err
+            raise PackError(f"{path}: reading it needs pyarrow. {install_extra('tables')}") from err
         try:
             file = self._open_file(path)
             yield file
@@ -175,14 +182,20 @@ class ArrowTables:
                     raise PackError(f"{msg}, but {names[number]!r} in {self._paths[0]}.\n  Pack them into two folders.")
             yield file
 
-    def _values(self, column: str) -> Iterator[Any]:
+    def _values(self, column: str) -> Iterator[tuple[Any, str]]:
+        """Each value of a column, as JSON has it, with its row."""
+        converters = {column: self._columns.to_json[column]}
         for path in self._paths:
             with self._open_same(path) as file:
-                for batch, _ in file.batches(column, None):
-                    try:
-                        yield from batch.column(column).unique().to_pylist()
-                    except ValueError as err:
-                        raise PackError(f"{path}: its column {column!r} holds text that is not UTF-8.") from err
+                seen: set[tuple[type, Any]] = set()
+                rows = (row for batch, _ in file.batches(column, None) for row in json_values(converters, batch))
+                for number, values in enumerate(rows):
+                    if isinstance(values, str):  # an error of its row
+                        continue
+                    kind = type(values[0]), values[0]
+                    if kind not in seen:
+                        seen.add(kind)
+                        yield values[0], f"{path}, row {number}"
 
     def _row(self, cells: _Cells, records: Records, number: int, where: str, keys: str) -> Row:
         if isinstance(cells.values, str):
@@ -202,9 +215,15 @@ class ArrowTables:
                 if image_field is None:
                     problem = f"its image begins with {image.start[:8]!r}, which is not a known format"
                     raise row_error(where, problem, "Repair or remove it, or use --skip-bad.")
-                fields[image_field] = image.data
+                own_image: dict[str, FieldBytes] = {image_field: image.data}
             elif image.path:
-                fields.update(records.image_file(image_path(image.path, image_column, where), where))
+                own_image = records.image_file(image_path(image.path, image_column, where), where)
+            else:
+                own_image = {}
+            for name in own_image:
+                if name in self._columns.own:
+                    raise field_taken(name, where)
+            fields.update(own_image)
         row = records.row(record, number, where, keys=keys, fields=fields, image_column=image_column)
         json_bytes = len(dict(row.fields)["json"])  # type: ignore[arg-type]
         if json_bytes > MAX_ROW_BYTES:
@@ -217,8 +236,10 @@ class ArrowTables:
         """The class: its number as a field, its name beside its number."""
         fields: dict[str, FieldBytes] = {}
         for name, classes in self._columns.labels.items():
-            number = whole_number(record[name])
-            if record[name] is not None and (number is None or not -1 <= number < len(classes)):
+            if name not in record:
+                continue
+            number = read_label(record[name])
+            if number is not None and (not isinstance(number, int) or not NO_CLASS <= number < len(classes)):
                 raise row_error(where, f"its {name!r} is {record[name]!r}, but there are {len(classes)} classes")
             record[f"{name}_name"] = None if number is None or number < 0 else classes[number]
             if number is not None and name == self._columns.class_column:

@@ -7,11 +7,12 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
-from wdskit.codecs.fields import NPY_FIELDS, encode_field
-from wdskit.errors import PackError
+from wdskit.codecs.fields import NPY_FIELDS, decode_field, encode_field
+from wdskit.errors import DecodeError, PackError
+from wdskit.packing.labels import CLASS_FIELD
 from wdskit.packing.references import FieldBytes
 from wdskit.packing.row import row_error
-from wdskit.packing.sources.records import CLASS_FIELD, IMAGE_COLUMNS, MEND, Records, to_array
+from wdskit.packing.sources.records import IMAGE_COLUMNS, KEY_COLUMN, MEND, Records, to_array
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -55,6 +56,8 @@ def sort_columns(schema: pa.Schema, features: Mapping[str, Any], path: str, reco
     Raises:
         PackError: A column is missing, stands twice, or has a type that JSON has not.
     """
+    from pyarrow import types
+
     try:
         names = schema.names
     except UnicodeDecodeError as err:
@@ -64,6 +67,7 @@ def sort_columns(schema: pa.Schema, features: Mapping[str, Any], path: str, reco
     for option, column in (
         ("image-column", records.image_column),
         *(("field", each) for each in records.fields.values()),
+        *(("omit", each) for each in records.omit),
     ):
         if column is not None and column not in names:
             there = ", ".join(map(repr, names))
@@ -75,19 +79,31 @@ def sort_columns(schema: pa.Schema, features: Mapping[str, Any], path: str, reco
                 f"{path}: its column '{name}_name' takes the place of the name of {name!r} should. Rename it."
             )
     kinds = {name: _image_kind(schema.field(name).type) for name in names}
-    image = records.image_column or next((name for name in IMAGE_COLUMNS if kinds.get(name)), None)
-    structs = [name for name in names if kinds[name] == "struct"]
+    taken = {*records.fields.values(), *records.omit}
+    image = records.image_column or next(
+        (name for name in IMAGE_COLUMNS if kinds.get(name) and (name not in taken or kinds[name] == "path")), None
+    )
+    structs = [name for name in names if kinds[name] == "struct" and name not in taken]
     if image is None and len(structs) == 1:
         image = structs[0]
     encoded = image if image is not None and kinds[image] in {"bytes", "struct"} else None
     own = {
         field: column
         for field, column in records.fields.items()
-        if field.rpartition(".")[2] in NPY_FIELDS or kinds[column] == "bytes"
+        if field.rpartition(".")[2] in NPY_FIELDS or kinds[column] in {"bytes", "struct"}
     }
-    left_out = {encoded, *own.values()}
+    class_column = records.fields.get(CLASS_FIELD) or _class_column(labels, [*{*names} - {*records.omit}])
+    if class_column is not None and (
+        kinds[class_column] in {"bytes", "struct"} or types.is_nested(schema.field(class_column).type)
+    ):
+        msg = (
+            f"{path}: its column {class_column!r} has the type {schema.field(class_column).type}, which is not a label."
+        )
+        remedy = f"Write a class number or a name per row. To leave the values out of `cls`: --omit {class_column}"
+        raise PackError(f"{msg}\n  {remedy}; or use --field cls=COLUMN with another column.")
+    used = {*records.fields.values(), records.image_column, records.key_column, *IMAGE_COLUMNS, KEY_COLUMN}
+    left_out = {encoded, *own.values(), *({*records.omit} - used)}
     to_json = {name: _converter(path, name, schema.field(name).type) for name in names if name not in left_out}
-    class_column = records.fields.get(CLASS_FIELD) or _class_column(labels, names)
     return ArrowColumns(encoded, labels, class_column if class_column in labels else None, own, to_json)
 
 
@@ -156,12 +172,14 @@ def _converter(path: str, name: str, kind: pa.DataType) -> Callable[[pa.Array], 
         return lambda array: [None if value is None else format(value, "f") for value in array.to_pylist()]
     if _image_kind(kind) == "bytes":
         msg = f"{path}: its column {name!r} holds bytes ({kind}), which JSON does not have."
-        remedy = f"If these are the images, use --image-column {name}. If not, name their field"
-        raise PackError(f"{msg}\n  {remedy}: --field EXT={name}.")
+        remedy = f"If these are the images, use --image-column {name}. If not, name their field: --field EXT={name}"
+        raise PackError(f"{msg}\n  {remedy}, or leave them out: --omit {name}.")
     if not _is_plain(kind):
         msg = f"{path}: its column {name!r} has the type {kind}, which JSON does not have."
-        remedy = "Write it as text or numbers, or leave it out; arrays become fields"
-        raise PackError(f"{msg}\n  {remedy}: --field npy={name}.")
+        remedy = f"arrays become fields: --field npy={name}"
+        if _image_kind(kind) == "struct":
+            remedy = f"further images become fields: --image-column COLUMN --field right.jpg={name}"
+        raise PackError(f"{msg}\n  Leave it out (--omit {name}), or write it as text or numbers; {remedy}.")
     return _to_list
 
 
@@ -218,7 +236,15 @@ def encode_cell(field: str, column: str, cell: pa.Scalar, where: str) -> bytes:
         RowError: It holds neither, or not a number everywhere.
     """
     value = cell.as_py()
+    if isinstance(value, dict):  # an image of `datasets`
+        value = value["bytes"]
+        if value is None:
+            raise row_error(where, f"its column {column!r} holds no bytes, only a path", "Save the images as bytes.")
     if isinstance(value, bytes):
+        try:
+            decode_field(field, value)
+        except DecodeError as err:
+            raise row_error(where, f"its column {column!r}: {err}", MEND) from err
         return value
     try:
         dtype = None

@@ -13,9 +13,9 @@ from wdskit.errors import PackError, RowError
 from wdskit.files import describe_missing
 from wdskit.limits import MAX_COCO_BYTES
 from wdskit.packing.json_merge import refuse_constant, to_json, unique
+from wdskit.packing.labels import CLASS_FIELD, checked_classes, is_utf8
 from wdskit.packing.row import Row, make_row, row_error
-from wdskit.packing.sources.class_names import ClassNames
-from wdskit.packing.sources.records import CLASS_FIELD, Records, image_path, key_of_path
+from wdskit.packing.sources.records import Records, image_path, key_of_path
 
 _CATEGORY, _CAPTION = "category", "caption"
 
@@ -54,8 +54,8 @@ class Coco:
             self._annotations[number].append(annotation)
         classes = records.classes
         if classes is None and records.fields.get(CLASS_FIELD) == _CATEGORY:
-            names = sorted({str(category.get("name")) for category in self._categories.values()}, key=str.encode)
-            classes = ClassNames(tuple(names), f"the categories of {path}")
+            names = {self._category_name(number) for number in self._categories}
+            classes = checked_classes(sorted(names, key=str.encode), f"the categories of {path}")
         self.classes = classes.numbers if classes is not None else {}
         folder = os.path.dirname(path) if images is None else images
         self._records = dataclasses.replace(records, folder=folder, classes=classes)
@@ -77,7 +77,12 @@ class Coco:
         unknown = next((number for number in used if number not in self._categories), None)
         if unknown is not None and self._categories:
             raise row_error(where, f"one of its annotations has the category {unknown}, which is not in `categories`")
-        names = {str(number): self._categories[number].get("name") for number in used if number in self._categories}
+        has_category = _CATEGORY in self._records.fields.values()
+        names = {
+            str(number): self._category_name(number) if has_category else self._categories[number].get("name")
+            for number in used
+            if number in self._categories
+        }
         try:
             fields = self._records.image_file(name, where)
         except RowError as err:
@@ -87,7 +92,7 @@ class Coco:
             remedy = f"Name the folder of the images with --images {self._folder_hint}, or use --skip-bad."
             raise row_error(where, err.problem, remedy) from err
         category = {*map(str, names.values())}
-        if len(category) > 1 and _CATEGORY in self._records.fields.values():
+        if len(category) > 1 and has_category:
             raise row_error(where, f"its annotations have several categories: {', '.join(sorted(category))}")
         captions = [annotation["caption"].strip() for annotation in own if isinstance(annotation.get("caption"), str)]
         known = {**image, _CATEGORY: min(category, default=None), _CAPTION: "\n".join(captions)}
@@ -97,6 +102,18 @@ class Coco:
         except ValueError as err:
             raise row_error(where, f"it cannot be written as JSON: {err}") from err
         return make_row(key_of_path(name), fields, where, keys=keys, path=name)
+
+    def _category_name(self, number: int | None) -> str:
+        """The name of a category, which is a class.
+
+        Raises:
+            PackError: It has none, or one that is not text.
+        """
+        name = self._categories[number].get("name")
+        if not isinstance(name, str) or not name.strip() or not is_utf8(name):
+            msg = f"{self._path}: the category with the id {number} has the name {name!r}"
+            raise PackError(f"{msg}, which is not the name of a class.\n  Give each category a name.")
+        return name
 
     def _list(self, found: dict[str, Any], name: str) -> list[dict[str, Any]]:
         items = found.get(name)

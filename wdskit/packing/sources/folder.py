@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -10,16 +11,26 @@ from typing import TypeAlias
 import orjson
 
 from wdskit.codecs.formats import is_image_field
+from wdskit.dataset.classes import CLASSES_NAME
 from wdskit.dataset.keys import check_field
 from wdskit.errors import KeyRuleError, PackError, RowError
-from wdskit.packing.json_merge import field_with_metadata
+from wdskit.packing.json_merge import OtherMetadata, field_with_metadata
+from wdskit.packing.labels import ClassNames, read_label
 from wdskit.packing.references import FieldBytes
 from wdskit.packing.row import SAME_FIELD, Row, field_of, file_bytes, make_row, row_error
-from wdskit.packing.sources.class_names import ClassNames
 from wdskit.text import plural
 
+_log = logging.getLogger(__name__)
 _SPLITS = frozenset({"train", "training", "val", "valid", "validation", "dev", "eval", "test", "testing"})
 """Folders that hold the classes of a split, as data sets are handed out."""
+
+_METADATA = ("path", "class", "cls")
+"""Names that the rows of a folder have in `json`."""
+
+_ROLES = frozenset(
+    {"images", "imgs", "jpegimages", "masks", "labels", "annotations", "segmentations", "segmentationclass"}
+)
+"""Folders that hold one part of each sample, as data sets with masks or boxes are handed out."""
 
 Samples: TypeAlias = dict[str, Sequence[tuple[str, str]]]
 """Main files, as images, and of each the field and the name of the sidecars: files called as it is up to the extension.
@@ -48,6 +59,7 @@ class FileNames:
         # The shortest stem goes with the longest extension.
         self._sidecar = re.compile(rf"(?is)(.+?)\.({'|'.join(map(re.escape, sidecars))})") if sidecars else None
         self._files = frozenset(SAME_FIELD.get(extension, extension) for extension in files)
+        self.sidecars = tuple(sidecars)
         self.what = " or ".join(f".{extension} file" for extension in files) or "image"
 
     def is_sample(self, name: str) -> bool:
@@ -79,10 +91,18 @@ class ImageFolder:
         PackError: It cannot be listed; or the name of a class is no UTF-8, none of `classes`, or that of a split.
     """
 
-    def __init__(self, root: str, names: FileNames, classes: ClassNames | None = None) -> None:
+    def __init__(
+        self, root: str, names: FileNames, classes: ClassNames | None = None, omit: Sequence[str] = ()
+    ) -> None:
+        unknown = next((name for name in omit if name not in _METADATA), None)
+        if unknown is not None:
+            known = ", ".join(_METADATA)
+            raise PackError(f"omit: {unknown!r} is not among the metadata of an image folder: {known}. Correct it.")
         self._root = root
+        self._omit = omit
         self._names = names
         self.num_other = 0
+        self._sidecars: set[str] = set()  # extensions of those that were met
         self._other = ""  # one of them that has an extension
         files, folders = list_names(root)
         at_top = [name for name in files if names.is_sample(name)]
@@ -96,7 +116,8 @@ class ImageFolder:
         (of a flat folder, path only), and its sidecars. A sidecar `json` is an object, which keeps what it says.
 
         Raises:
-            PackError: There is no image, or images stand both in sub-folders and beside them.
+            PackError: There is no image, images stand both in sub-folders and beside them, or no image has a sidecar of
+                one of the extensions.
         """
         num = 0
         for path, sidecars in walk_files(self._root, self._samples):
@@ -116,10 +137,15 @@ class ImageFolder:
                 found = f"{plural(self.num_other, 'other file')}, such as {self._other}"
                 msg += f"; it has {found}.\n  To pack those, add --files {field_of(self._other)}"
             raise PackError(f"{msg}.")
+        for extension in self._names.sidecars:
+            if extension not in self._sidecars:
+                msg = f"{self._root}: sidecars: no {self._names.what} has a file .{extension} next to it"
+                raise PackError(f"{msg}. That of a.jpg is called a.{extension}. Correct --sidecars.")
 
     def _samples(self, names: Sequence[str]) -> Samples:
         samples = self._names.samples(names)
         used = {name for sidecars in samples.values() for _, name in sidecars}
+        self._sidecars.update(extension for sidecars in samples.values() for extension, _ in sidecars)
         self.num_other += len(names) - len(samples) - len(used)
         if not samples:
             self._other = self._other or next(filter(field_of, names), "")
@@ -139,6 +165,8 @@ class ImageFolder:
                 raise row_error(where, f"the folder {name!r} did not exist when packing began")
             metadata = {"cls": self.classes[name], "class": name, "path": text}
             fields["cls"] = b"%d" % self.classes[name]
+        for name in self._omit:
+            metadata.pop(name, None)
         fields[field_of(text)] = file_bytes(where, where)
         for field, sidecar in sidecars:
             place = os.path.join(os.path.dirname(where), sidecar)
@@ -153,7 +181,10 @@ class ImageFolder:
                 fields["json"] = field_with_metadata(own, metadata)
             except (OSError, ValueError) as err:
                 problem = (err.strerror or str(err)) if isinstance(err, OSError) else str(err)
-                raise row_error(where, f"{own.path}: {problem}", "Repair or rename it, or use --skip-bad.") from err
+                remedy = "Repair or rename it, or use --skip-bad."
+                if isinstance(err, OtherMetadata):
+                    remedy = f"To keep its {err.name!r} and not add another: --omit {err.name}."
+                raise row_error(where, f"{own.path}: {problem}", remedy) from err
         try:
             return make_row(os.path.splitext(text)[0], fields, where, keys=keys, path=text)
         except RowError as err:
@@ -180,10 +211,25 @@ def _classes(root: str, folders: list[str], classes: ClassNames | None) -> dict[
         return classes.numbers if names else {}
     if names and all(name.lower() in _SPLITS for name in names):
         problem = f"it holds only {' and '.join(names)}, which would become its classes"
-        remedy = f"Pack each separately: `wdskit pack {os.path.join(root, names[0])} DEST`, the others then with"
+        first = next((name for name in names if name.lower() in {"train", "training"}), names[0])
+        remedy = f"Pack each separately: `wdskit pack {os.path.join(root, first)} DEST`, the others then with"
         remedy = f"{remedy} `--classes DEST`, so that each class has the same number in all of them."
         raise PackError(f"{root}: {problem}.\n  {remedy} If they are the classes, name them: --classes FILE.")
-    return {name: number for number, name in enumerate(names)}
+    role = next((name for name in names if name.lower() in _ROLES), None)
+    if role is not None:
+        problem = f"the folder {role!r} would become a class, but its name says that it holds a part of each sample"
+        remedy = "Pack the folder of the images alone. Masks next to the images (a.seg.png for a.jpg) are added with"
+        remedy = f"{remedy} --sidecars seg.png, masks elsewhere by a table: --field seg.png=COLUMN."
+        raise PackError(f"{root}: {problem}.\n  {remedy} If these are the classes, name them: --classes FILE.")
+    numbers = {name: number for number, name in enumerate(names)}
+    other = next((name for name, number in numbers.items() if read_label(name) != number), None)
+    if other is not None and all(isinstance(read_label(name), int) for name in names):
+        msg = (
+            "%s: the folder %r is class %d, because class folders are numbered in sorted order, as torchvision does.\n"
+        )
+        remedy = "  For other numbers name the classes in their order: --classes FILE. %s lists them."
+        _log.warning(msg + remedy, root, other, numbers[other], CLASSES_NAME)
+    return numbers
 
 
 def walk_files(

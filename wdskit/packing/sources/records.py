@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -15,14 +16,14 @@ from wdskit.codecs.formats import is_image_field
 from wdskit.dataset.keys import check_field
 from wdskit.errors import DecodeError, KeyRuleError, PackError, RowError
 from wdskit.packing.json_merge import to_json
+from wdskit.packing.labels import CLASS_FIELD, ClassNames, is_utf8, label_number, read_label
 from wdskit.packing.references import FieldBytes
 from wdskit.packing.row import SAME_FIELD, Row, field_of, file_bytes, make_row, row_error
-from wdskit.packing.sources.class_names import ClassNames, class_number, whole_number
 
 IMAGE_COLUMNS = ("image", "file_name", "path", "filepath")
-CLASS_FIELD = "cls"
 MEND = "Correct it, or use --skip-bad."
-_KEY_COLUMN = "key"
+KEY_COLUMN = "key"
+_MAX_FLOAT = 1 << 53  # whole numbers up to here are exact as floats
 _ENCODED = TEXT_FIELDS | INT_FIELDS | JSON_FIELDS | NPY_FIELDS
 
 
@@ -38,6 +39,7 @@ class Records:
         allow_no_image: A row without an image is a sample too, and not an error.
         fields: Column of each field that is made of one, by the field's name; see `parse_fields`.
         classes: The classes that the column of `cls` names; None where it holds their numbers.
+        omit: Columns that do not go into `json`; `cls` among them is no label either, unless `fields` names it.
     """
 
     folder: str
@@ -46,6 +48,7 @@ class Records:
     allow_no_image: bool = False
     fields: Mapping[str, str] = field(default_factory=dict)
     classes: ClassNames | None = None
+    omit: Sequence[str] = ()
 
     def row(
         self,
@@ -58,8 +61,8 @@ class Records:
         text: str | None = None,
         image_column: str | None = None,
     ) -> Row:
-        """The row of a record: `json` with all columns, the image, the fields that are made of columns, and `cls` where
-        a column of that name holds a whole number.
+        """The row of a record: `json` with its columns, the image, the fields that are made of columns, and `cls` of a
+        column of that name.
 
         Args:
             record: Values by column.
@@ -76,17 +79,17 @@ class Records:
         made = dict(fields or {})
         path = self._image_path(record, where) if image_column is None else None
         if path is not None:
-            made.update(self.image_file(path, where))
-        try:
-            encoded = to_json(record)
-        except (ValueError, TypeError) as err:
-            raise row_error(where, f"it cannot be written as JSON: {err}", MEND) from err
-        made["json"] = encoded if text is None else text.encode()
+            image = self.image_file(path, where)
+            if image.keys() & made.keys():
+                raise field_taken(min(image), where)
+            made.update(image)
+        made["json"] = self._json(record, text, where)
         made.update(self.column_fields(record, {*made}, where))
-        label = None if CLASS_FIELD in self.fields else whole_number(record.get(CLASS_FIELD))
-        if label is not None:
-            made.setdefault(CLASS_FIELD, b"%d" % label)
+        if CLASS_FIELD in record and not {CLASS_FIELD} & {*self.fields, *self.omit, *made}:
+            made.update(self._label(record[CLASS_FIELD], CLASS_FIELD, where))
         given = self._key(record, where)
+        if path is None and image_column is None:  # of another file: a sound
+            path = _first_path(record, [name for name in IMAGE_COLUMNS if name in self._file_columns], where)
         origin = given or path or f"row-{number:09d}"
         key = key_of_path(origin) if path and not given else origin
         row = make_row(key, made, where, keys=keys, path=origin)
@@ -97,35 +100,67 @@ class Records:
     def column_fields(
         self, record: Mapping[str, Any], there: AbstractSet[str], where: str
     ) -> Iterator[tuple[str, FieldBytes]]:
-        """The fields that are made of columns and not there yet; none of a column that is empty in this row.
+        """The fields that are made of columns; none of a column that is empty in this row. A `cls` that is there, of a
+        column that has class names itself, stays.
 
         Raises:
-            RowError: The field is not made of such a value, or names a file that is not there.
+            RowError: The field is not made of such a value, names a file that is not there, or is there already.
         """
         for name, column in self.fields.items():
-            value = None if name in there else _column(record, column, "field", where)
+            if name in there:
+                if name == CLASS_FIELD:
+                    continue
+                raise field_taken(name, where)
+            value = column_value(record, column, "field", where)
+            if name == CLASS_FIELD:
+                yield from self._label(value, column, where)
+                continue
             if value is None or value == "":
                 continue
             kind = name.rpartition(".")[2]
             try:
-                if name == CLASS_FIELD:
-                    yield name, b"%d" % class_number(value, self.classes)
-                elif isinstance(value, str) and kind not in _ENCODED:
+                if isinstance(value, str) and kind not in _ENCODED:
                     yield name, self._file(image_path(value, column, where), where)
-                elif kind in NPY_FIELDS and not isinstance(value, bytes):
+                elif kind in NPY_FIELDS:
                     yield name, encode_field(name, to_array(value))
+                elif kind in INT_FIELDS:
+                    number = read_label(value)
+                    if number is not None:
+                        yield name, encode_field(name, number)
                 else:
-                    label = whole_number(value) if kind in INT_FIELDS else None
-                    yield name, encode_field(name, value if label is None else label)
+                    yield name, encode_field(name, value)
             except (DecodeError, ValueError) as err:
                 raise row_error(where, f"its column {column!r}: {err}", MEND) from err
+
+    def _label(self, value: Any, column: str, where: str) -> Iterator[tuple[str, bytes]]:
+        """The field `cls` of a value; nothing where the row has no label."""
+        try:
+            number = label_number(value, self.classes)
+        except ValueError as err:
+            remedy = MEND if column in self.fields.values() else f"{MEND} Without a label: --omit {CLASS_FIELD}."
+            raise row_error(where, f"its column {column!r}: {err}", remedy) from err
+        if number is not None:
+            yield CLASS_FIELD, b"%d" % number
+
+    def _json(self, record: Mapping[str, Any], text: str | None, where: str) -> bytes:
+        """The columns that are not left out, as they were read where all of them stay."""
+        kept = {name: value for name, value in record.items() if name not in self.omit} if self.omit else record
+        try:
+            encoded = to_json(kept)
+        except (ValueError, TypeError) as err:
+            column = next((name for name, value in kept.items() if not _is_json(value)), "")
+            remedy = f"{MEND} Or leave the column out of json: --omit {column}."
+            raise row_error(where, f"its column {column!r} cannot be written as JSON: {err}", remedy) from err
+        return encoded if text is None or self.omit else text.encode()
 
     def image_file(self, path: str, where: str) -> dict[str, FieldBytes]:
         """The field of an image by its path; a RowError where that is none."""
         field = field_of(path)
         if not is_image_field(field):
             raise row_error(
-                where, f"{path!r} does not have the extension of an image", "Name an image, or leave it empty."
+                where,
+                f"{path!r} does not have the extension of an image",
+                "Name an image, or leave it empty. Other files become fields: --field wav=COLUMN --allow-no-image.",
             )
         return {field: self._file(path, where)}
 
@@ -135,12 +170,16 @@ class Records:
 
     def _image_path(self, record: Mapping[str, Any], where: str) -> str | None:
         if self.image_column is not None:
-            _column(record, self.image_column, "image-column", where)
-        for name in IMAGE_COLUMNS if self.image_column is None else (self.image_column,):
-            value = record.get(name)
-            if value is not None and value != "":
-                return image_path(value, name, where)
-        return None
+            column_value(record, self.image_column, "image-column", where)
+        names: list[str | None] = [self.image_column]
+        if self.image_column is None:
+            names = [name for name in IMAGE_COLUMNS if name not in self._file_columns]
+        return _first_path(record, names, where)
+
+    @cached_property
+    def _file_columns(self) -> set[str]:
+        """Columns of files that become other fields than the image."""
+        return {column for name, column in self.fields.items() if name.rpartition(".")[2] not in _ENCODED}
 
     def _no_image(self, record: Mapping[str, Any], column: str | None, where: str) -> RowError:
         column = column or self.image_column or next((name for name in IMAGE_COLUMNS if name in record), None)
@@ -155,9 +194,9 @@ class Records:
 
     def _key(self, record: Mapping[str, Any], where: str) -> str | None:
         if self.key_column is None:
-            value = record.get(_KEY_COLUMN)
+            value = record.get(KEY_COLUMN)
         else:
-            value = _column(record, self.key_column, "key-column", where)
+            value = column_value(record, self.key_column, "key-column", where)
             if value is None or value == "":
                 raise row_error(where, f"its column {self.key_column!r} is empty", "Give each row a key.")
         if isinstance(value, int) and not isinstance(value, bool):
@@ -167,7 +206,30 @@ class Records:
         return value
 
 
-def _column(record: Mapping[str, Any], column: str, option: str, where: str) -> Any:
+def _first_path(record: Mapping[str, Any], columns: Iterable[str | None], where: str) -> str | None:
+    """The path in the first of these columns that is not empty."""
+    for name in columns:
+        value = None if name is None else record.get(name)
+        if name is not None and value is not None and value != "":
+            return image_path(value, name, where)
+    return None
+
+
+def field_taken(name: str, where: str) -> RowError:
+    """The error of a field that is made of a column, where the row's image has its name."""
+    problem = f"its image is {name!r}, and --field makes {name!r} of another column"
+    return row_error(where, problem, f"Give that field another name, such as mask.{name}.")
+
+
+def _is_json(value: Any) -> bool:
+    try:
+        to_json(value)
+    except (ValueError, TypeError):
+        return False
+    return True
+
+
+def column_value(record: Mapping[str, Any], column: str, option: str, where: str) -> Any:
     """The value of a column that an option names."""
     if column not in record:
         problem = f"it has no column {column!r}; it has {', '.join(map(repr, record))}"
@@ -187,7 +249,7 @@ def parse_fields(fields: Mapping[str, str] | Iterable[str]) -> dict[str, str]:
     if isinstance(fields, Mapping):
         pairs = [(str(name), str(column)) for name, column in fields.items()]
     else:
-        pairs = [(text.partition("=")[0].strip(), text.partition("=")[2].strip()) for text in fields]
+        pairs = [(text.partition("=")[0].strip(), text.partition("=")[2]) for text in fields]
     found: dict[str, str] = {}
     for given, column in pairs:
         name = SAME_FIELD.get(given, given)
@@ -214,7 +276,8 @@ def check_json_fields(records: Records) -> None:
         if name.rpartition(".")[2] not in _ENCODED:
             raise PackError(f"field: {name!r} cannot be made from JSON. Fields such as txt, cls and npy can.")
     if records.classes is not None and CLASS_FIELD not in records.fields:
-        raise PackError("classes: nothing becomes `cls`. Name the value in the samples' JSON: --field cls=NAME.")
+        msg = "classes: nothing becomes `cls`. Name the value in the samples' JSON: --field cls=NAME."
+        raise PackError(f"{msg}\n  To number classes anew by their names in json: --drop cls --field cls=class.")
 
 
 def json_fields(records: Records, own: FieldBytes | None, there: AbstractSet[str]) -> dict[str, bytes]:
@@ -247,10 +310,18 @@ def json_fields(records: Records, own: FieldBytes | None, there: AbstractSet[str
 
 
 def to_array(value: Any, dtype: Any = None) -> np.ndarray[Any, Any]:
-    """A list of numbers, or of equally long lists of such, as an array; a ValueError of all else."""
+    """A list of numbers, or of equally long lists of such, as an array; a ValueError of all else, and of whole numbers
+    that numpy would round among floats.
+    """
     array = np.asarray(value, dtype)
     if array.dtype.kind not in "biuf" or not isinstance(value, list):
         raise ValueError(f"it holds {str(value)[:60]}, not a list of numbers")
+    if array.dtype.kind == "f" and np.abs(array).max(initial=0) >= _MAX_FLOAT:
+        exact = np.asarray(value, object).ravel()
+        rounded = (each for each, kept in zip(exact, array.ravel().tolist(), strict=True) if each != kept)
+        number = next((each for each in rounded if isinstance(each, int)), None)
+        if number is not None:
+            raise ValueError(f"{number} would be rounded, because the list has floats or numbers over 64 bits")
     return array
 
 
@@ -264,14 +335,3 @@ def image_path(value: Any, column: str, where: str) -> str:
     if not isinstance(value, str) or "\x00" in value or not is_utf8(value):
         raise row_error(where, f"its column {column!r} holds {value!r}, not a path")
     return value
-
-
-def is_utf8(text: str) -> bool:
-    """Whether a text has no half of a surrogate pair: JSON can write one, and `surrogateescape` leaves one for a byte
-    that was no UTF-8.
-    """
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True

@@ -7,23 +7,26 @@ import csv
 import dataclasses
 import gzip
 import io
+import itertools
 import json
 import os
 import sys
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from typing import IO, Any, TypeAlias
 
 from wdskit.errors import PackError, RowError
 from wdskit.limits import MAX_ROW_BYTES
 from wdskit.packing.json_merge import refuse_constant, unique
+from wdskit.packing.labels import CLASS_FIELD, ClassNames, classes_of, is_utf8
 from wdskit.packing.row import Row, row_error
-from wdskit.packing.sources.class_names import classes_of
-from wdskit.packing.sources.records import CLASS_FIELD, Records, is_utf8
+from wdskit.packing.sources.records import Records, column_value
 
 STDIN = "-"
 _MAX_PATH_BYTES = 4096  # Linux's PATH_MAX
 _READ_BYTES = 1 << 16
+_SHOWN_CHARS = 60
+_AS_CSV = "Name the file .csv: there cells may be quoted, and tabs may separate them. Or write it as JSONL."
 _JSON_SUFFIXES = (".jsonl", ".ndjson")
 _PLAIN_SUFFIXES = (*_JSON_SUFFIXES, ".csv", ".tsv")
 SUFFIXES = (*_PLAIN_SUFFIXES, *(f"{suffix}.gz" for suffix in _PLAIN_SUFFIXES))
@@ -39,23 +42,37 @@ class TextTable:
         path: The file. A table's suffix says what it is; with `.gz` behind that, it is compressed. `-` is standard
             input, whose table is JSONL.
         records: How a record becomes a row, its folder apart.
-        end: Of a list: what ends a path, a newline, or NUL as `find -print0` writes it.
+        is_list: It is a list, with one path per line.
 
     Attributes:
         classes: Number of each class by name: those given, or the texts in the column of `cls`, which are read first.
     """
 
-    def __init__(self, path: str, records: Records, end: bytes = b"") -> None:
+    def __init__(self, path: str, records: Records, *, is_list: bool = False) -> None:
         self._path = path
         self._name = "standard input" if path == STDIN else path
-        self._end = end
-        classes, column = records.classes, records.fields.get(CLASS_FIELD)
-        if classes is None and column is not None and path != STDIN:
-            there = (record for _, record, _ in self._table_rows() if not isinstance(record, RowError))
-            classes = classes_of((record.get(column) for record in there), column)
-        folder = "" if end else os.path.dirname(path)
+        self._is_list = is_list
+        classes = records.classes
+        if classes is None and path != STDIN and not is_list:
+            classes = self._column_classes(records)
+        folder = "" if is_list else os.path.dirname(path)
         self._records = dataclasses.replace(records, folder=folder, classes=classes)
         self.classes = classes.numbers if classes is not None else {}
+
+    def _column_classes(self, records: Records) -> ClassNames | None:
+        """The classes of the column of `cls`. Without `fields` that is the column `cls` of the first row."""
+        with contextlib.closing(self._table_rows()) as rows:
+            good = ((record, where) for where, record, _ in rows if not isinstance(record, RowError))
+            first = next(good, None)
+            implied = CLASS_FIELD if first and CLASS_FIELD in first[0] and CLASS_FIELD not in records.omit else None
+            column = records.fields.get(CLASS_FIELD, implied)
+            if first is None or column is None:
+                return None
+            values = ((record.get(column), where) for record, where in itertools.chain([first], good))
+            try:
+                return classes_of(values, column)
+            except PackError as err:
+                raise PackError(f"{self._name}: {err}") from err
 
     def rows(self, *, keys: str) -> Iterator[Row | RowError]:
         """A row a line: `json` with all columns, the image, and the fields that are made of columns.
@@ -68,19 +85,21 @@ class TextTable:
                 yield record
                 continue
             try:
+                for column in self._records.omit:
+                    column_value(record, column, "omit", where)
                 yield self._records.row(record, number, where, keys=keys, text=text)
             except RowError as err:
                 yield err
 
-    def _table_rows(self) -> Iterator[TableRow]:
+    def _table_rows(self) -> Generator[TableRow, None, None]:
         lower = self._path.lower()
         suffix = ".jsonl" if self._path == STDIN else os.path.splitext(lower.removesuffix(".gz"))[1]
         try:
             with contextlib.ExitStack() as stack:
                 # Standard input stays open.
                 file: Any = sys.stdin.buffer if self._path == STDIN else stack.enter_context(open(self._path, "rb"))
-                if self._end:
-                    yield from _path_rows(file, self._name, self._end)
+                if self._is_list:
+                    yield from _path_rows(file, self._name)
                     return
                 if lower.endswith(".gz"):
                     file = stack.enter_context(gzip.GzipFile(fileobj=file))
@@ -137,22 +156,31 @@ def _csv_rows(file: IO[str], path: str, *, is_tsv: bool) -> Iterator[TableRow]:
     """Place and columns of each row below the header; the place is the line that a row begins on.
 
     A TSV has no quotes: what looks like one is text, and no cell holds a tab or a line's end (IANA's
-    text/tab-separated-values).
+    text/tab-separated-values). A cell that only a CSV writer quotes so is an error of its row. Tabs also separate the
+    columns of a `.csv` whose header has tabs and no comma, as open_clip's tables have.
 
     Raises:
         PackError: The header is invalid; or a row cannot be parted from those behind it, as after a quote that is never
             closed.
     """
-    quoting: Any = {"delimiter": "\t", "quoting": csv.QUOTE_NONE} if is_tsv else {}
-    reader = csv.reader(_lines(file, path, refuse_nul=True), strict=True, **quoting)
+    lines = _lines(file, path, refuse_nul=True)
+    first = next(lines, "")
+    quoting: Any = {"delimiter": "\t"} if is_tsv or ("\t" in first and "," not in first) else {}
+    quoting |= {"quoting": csv.QUOTE_NONE} if is_tsv else {}
+    reader = csv.reader(itertools.chain([first], lines), strict=True, **quoting)
     start = 1
     limit = csv.field_size_limit(MAX_ROW_BYTES)  # of the whole process: 131,072 characters unless somebody says more
     try:
         header = next(reader, [])
+        if len(header) > 1 and not header[0] and all(header[1:]):
+            msg = f"{path}:1: the first column of the header has no name, like the index that pandas writes."
+            raise PackError(f"{msg}\n  Write the table with index=False, or name the column.")
         if not header or len({*header}) < len(header) or not all(header):
             raise PackError(f"{path}:1: the header {header} must name each column once.")
         if not all(map(is_utf8, header)):
             raise PackError(f"{path}:1: the header is not UTF-8. Save it as UTF-8.")
+        if is_tsv and any(map(_is_quoted, header)):
+            raise PackError(f"{path}:1: the header is quoted as in CSV, but a .tsv has no quotes. {_AS_CSV}")
         start = reader.line_num + 1
         for cells in reader:
             where = f"{path}:{start}"
@@ -161,9 +189,13 @@ def _csv_rows(file: IO[str], path: str, *, is_tsv: bool) -> Iterator[TableRow]:
                 continue
             if len(cells) != len(header):
                 problem = f"it has {len(cells)} columns, but the header has {len(header)}"
-                yield where, row_error(where, problem, "Correct the row."), None
+                is_quoted = is_tsv and any(cell.startswith('"') for cell in cells)
+                yield where, row_error(where, problem, _AS_CSV if is_quoted else "Correct the row."), None
             elif not all(map(is_utf8, cells)):
                 yield where, _no_utf8(where), None
+            elif is_tsv and (quoted := next((cell for cell in cells if '""' in cell[1:-1] and _is_quoted(cell)), None)):
+                problem = f"its column {header[cells.index(quoted)]!r} is quoted as in CSV ({quoted[:_SHOWN_CHARS]})"
+                yield where, row_error(where, f"{problem}, but a .tsv has no quotes", _AS_CSV), None
             else:
                 yield where, dict(zip(header, cells, strict=True)), None
     except csv.Error as err:
@@ -173,20 +205,25 @@ def _csv_rows(file: IO[str], path: str, *, is_tsv: bool) -> Iterator[TableRow]:
         csv.field_size_limit(limit)
 
 
+def _is_quoted(cell: str) -> bool:
+    """Whether a CSV writer quotes a cell so: each quote inside of the outer ones is doubled."""
+    return len(cell) > 1 and cell[0] == cell[-1] == '"' and '"' not in cell[1:-1].replace('""', "")
+
+
 def _no_utf8(where: str) -> RowError:
     return row_error(where, "it is not UTF-8", "Save the manifest as UTF-8.")
 
 
-def _path_rows(file: IO[bytes], name: str, end: bytes) -> Iterator[TableRow]:
+def _path_rows(file: IO[bytes], name: str) -> Iterator[TableRow]:
     """The paths, as they come: a pipe is not waited for longer than it takes. Empty lines are passed over."""
     rest, number = b"", 1
     while part := os.read(file.fileno(), _READ_BYTES):
-        *whole, rest = (rest + part).split(end)
+        *whole, rest = (rest + part).split(b"\n")
         yield from _places(whole, name, number)
         number += len(whole)
         if len(rest) > _MAX_PATH_BYTES:
             msg = f"{name}:{number}: this is longer than the {_MAX_PATH_BYTES} bytes that a path can have."
-            raise PackError(f"{msg}\n  Write one path per line, or end each path with NUL and use --from list0.")
+            raise PackError(f"{msg}\n  Write one path per line.")
     yield from _places([rest], name, number)
 
 

@@ -19,8 +19,8 @@ import torch
 
 from wdskit.codecs.formats import is_image_field
 from wdskit.codecs.images import IMAGE_SPECS
-from wdskit.errors import DecodeError
-from wdskit.stages.base import Context, Origin, PerSampleStage, Step, StepFailed
+from wdskit.errors import DecodeError, PipelineError
+from wdskit.stages.base import Context, Origin, PerSampleStage, Step, StepFailed, bind_steps
 from wdskit.stages.fields import Decode, FieldDecoder, check_dict
 from wdskit.stages.images import geometry
 from wdskit.stages.images.jpeg_crop import (
@@ -45,7 +45,7 @@ from wdskit.stages.images.transforms import (
     ToTensor,
     pair,
 )
-from wdskit.stages.layouts import names_image
+from wdskit.stages.marks import Mark, is_image_in, marked, names_image
 
 _Roles = tuple[str | None, tuple[str, ...]]  # the image field, and all fields to decode
 _MAX_ROLES = 64  # samples of so many make-ups are known at a time
@@ -58,12 +58,11 @@ class Fused(PerSampleStage):
 
     stages: tuple[PerSampleStage, ...]
 
-    def step(self, context: Context) -> Step:
+    def step(self, context: Context) -> tuple[Step, Context]:
         """The stages as one, named as they are."""
-        apart = [stage.step(context) for stage in self.stages]
-        return Step(
-            "-".join(step.name for step in apart), FusedStep(self.stages, apart, context.images), apart[0].ordinal
-        )
+        apart, after = bind_steps(self.stages, context)
+        name = "-".join(step.name for step in apart)
+        return Step(name, FusedStep(self.stages, apart), apart[0].ordinal, context.part), after
 
 
 def fuse(stages: Sequence[Any]) -> list[Any]:
@@ -136,15 +135,13 @@ class FusedStep:
         stages: Decode, the crop, and what follows.
         apart: The same stages as steps of their own, for samples that are not the common case: several image fields, or
             one that is decoded already.
-        image_fields: Fields that hold images under names that do not say so.
     """
 
-    def __init__(self, stages: Sequence[Any], apart: Sequence[Step], image_fields: frozenset[str]) -> None:
+    def __init__(self, stages: Sequence[Any], apart: Sequence[Step]) -> None:
         decoder: Any = apart[0].function
         self.decode: FieldDecoder = decoder
         self.apart = tuple(apart)
         self.transforms: dict[str, Any] = {step.name: step.function for step in apart[1:]}
-        self.image_fields = image_fields
         self.crop = stages[1].name
         self.field: str | None = next(iter(stages[1].fields or ()), None)
         by_kind: dict[type, Any] = {type(stage): stage for stage in stages}
@@ -153,6 +150,7 @@ class FusedStep:
             self.wanted_of = functools.partial(_drawn_crop, crop, self.transforms[self.crop])
         else:
             self.wanted_of = functools.partial(_middle, crop, pair(middle.size) if middle else None)
+        self.mark: Mark = self.transforms[self.crop].mark_after(None)
         flip, normalize = by_kind.get(RandomFlip), by_kind.get(Normalize)
         self.flip: float | None = flip.p if flip else None
         self._roles: dict[tuple[str, ...], _Roles] = {}
@@ -174,7 +172,7 @@ class FusedStep:
 
     def value_of(self, written: torch.Tensor) -> Any:
         """What an image that was written is by itself: a view of that memory, unless its numbers are left to do."""
-        return as_value(written, self.out_ending, self.ending)
+        return marked(as_value(written, self.out_ending, self.ending), self.mark)
 
     def __call__(self, sample: Any, origin: Origin, out: torch.Tensor | None = None) -> Any:
         """`prepare` and `carry_out`, with their errors."""
@@ -193,9 +191,12 @@ class FusedStep:
         Raises:
             StepFailed: From the error of the stage that failed.
         """
-        check_dict("decode", sample)
+        try:
+            check_dict("decode", sample)
+        except PipelineError as err:
+            raise StepFailed("decode", err) from err
         field, to_decode = self._roles_of(tuple(sample))
-        if field is None or not isinstance(sample[field], (bytes, memoryview)):
+        if field is None or not isinstance(sample[field], (bytes, memoryview)) or self._has_other_image(sample, field):
             return Prepared(origin, _as_bytes(sample))
         values = _as_bytes(sample, but=field)
         plan = None
@@ -233,7 +234,7 @@ class FusedStep:
         try:
             part = decode_part(values[field], plan, self.wanted_of, origin, max_pixels=self.decode.max_pixels)
             if out is None:
-                values[field] = finish(part, self.ending, flip=flip)
+                values[field] = marked(finish(part, self.ending, flip=flip), self.mark)
             else:
                 write(part, self.out_ending, flip=flip, out=out)
                 values[field] = out
@@ -268,15 +269,17 @@ class FusedStep:
     def _field_of(self, names: tuple[str, ...]) -> str | None:
         """The one image field, if it is one to decode."""
         if self.field is None:
-            found = [name for name in names if name in self.image_fields or names_image(name)]
+            found = [name for name in names if names_image(name)]
             field = found[0] if len(found) == 1 else None
         else:
             field = next((name for name in self.field.split(";") if name in names), None)
         if field is None or not is_image_field(field) or not self.decode.takes(field, b""):
             return None
-        if field in self.decode.masks:
-            return None  # which `decode` has to look at
         return field
+
+    def _has_other_image(self, sample: Mapping[str, Any], field: str) -> bool:
+        """Whether an image under another name makes it unclear which one is cropped."""
+        return self.field is None and any(name != field and is_image_in(name, value) for name, value in sample.items())
 
     def _run_apart(self, sample: Any, origin: Origin) -> Any:
         for step in self.apart:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch.nn import functional
 
 from wdskit.codecs.images import PillowImage, Resampling, Transpose
-from wdskit.errors import PipelineError
+from wdskit.errors import PipelineError, WdskitError
 
 Array: TypeAlias = NDArray[Any]
 Image: TypeAlias = Array | torch.Tensor | PillowImage
@@ -78,24 +78,37 @@ def crop(image: Image, top: int, left: int, height: int, width: int) -> Image:
     return image[..., top : top + height, left : left + width].clone(memory_format=torch.contiguous_format)
 
 
-def center_crop(image: Image, size: tuple[int, int]) -> Image:
-    """The middle (height, width) of the image, with zeros around an image that is smaller; torchvision's rounding."""
+def center_crop(image: Image, size: tuple[int, int], *, fill: int = 0) -> Image:
+    """The middle (height, width) of the image, with `fill` around an image that is smaller; torchvision's rounding.
+
+    Raises:
+        WdskitError: The image's dtype has no such number.
+    """
     height, width = size
     full_height, full_width = image_size(image)
     top, left = middle(full_height, height), middle(full_width, width)
     if height <= full_height and width <= full_width:
         return crop(image, top, left, height, width)
     if isinstance(image, PillowImage):
-        return image.crop((left, top, left + width, top + height))
+        padded = image.crop((left, top, left + width, top + height))
+        if fill:
+            _check_fill(fill, 255)
+            padded.paste((fill,) * len(image.getbands()), (0, 0, width, height))
+            padded.paste(image, (-left, -top))
+        return padded
     inside = crop(image, max(top, 0), max(left, 0), min(height, full_height), min(width, full_width))
     rows = slice(max(-top, 0), max(-top, 0) + min(height, full_height))
     columns = slice(max(-left, 0), max(-left, 0) + min(width, full_width))
     if isinstance(inside, torch.Tensor):
-        padded = inside.new_zeros((*inside.shape[:-2], height, width))
-        padded[..., rows, columns] = inside
-        return padded
+        if not inside.dtype.is_floating_point:
+            _check_fill(fill, 1 if inside.dtype == torch.bool else torch.iinfo(inside.dtype).max)
+        filled = inside.new_full((*inside.shape[:-2], height, width), fill)
+        filled[..., rows, columns] = inside
+        return filled
     assert isinstance(inside, np.ndarray)
-    canvas = np.zeros((height, width, *inside.shape[2:]), inside.dtype)
+    if inside.dtype.kind in "biu":
+        _check_fill(fill, 1 if inside.dtype.kind == "b" else np.iinfo(inside.dtype).max)
+    canvas = np.full((height, width, *inside.shape[2:]), fill, inside.dtype)
     canvas[rows, columns] = inside
     return canvas
 
@@ -215,6 +228,11 @@ def draw_crop(
     return (height - crop_height) // 2, (width - crop_width) // 2, crop_height, crop_width
 
 
+def _check_fill(fill: int, most: int) -> None:
+    if fill > most:
+        raise WdskitError(f"{fill} is no number of this mask, whose largest is {most}. Set a smaller `mask_fill`")
+
+
 def _check_axes(image: Array | torch.Tensor) -> None:
     if image.ndim not in {2, 3}:
         raise PipelineError(f"an image has 2 or 3 axes, this {type(image).__name__} has the shape {tuple(image.shape)}")
@@ -238,11 +256,14 @@ def _blend(image_hwc: torch.Tensor, size: tuple[int, int]) -> torch.Tensor:
         raise PipelineError(f"resize: {dtype} values cannot be blended, only uint8 and float. Name a mask in `masks`")
     if dtype in {torch.float16, torch.bfloat16}:  # torch knows uint8, float32 and float64
         image_hwc = image_hwc.float()
+    num_channels = image_hwc.shape[2]
+    if num_channels == 1 and size[1] == 1:  # else torch repeats the first row of float grey
+        image_hwc = image_hwc.repeat(1, 1, 3)
     # The batch axis comes before the permutation: added after it, torch does not see channels_last memory, takes three
     # times as long, and fails on its own assertion where the result is one pixel.
     images_nchw = image_hwc[None].permute(0, 3, 1, 2)
     blended = functional.interpolate(images_nchw, size, mode="bilinear", align_corners=False, antialias=True)
-    return blended[0].permute(1, 2, 0).to(dtype).contiguous()
+    return blended[0, :num_channels].permute(1, 2, 0).to(dtype).contiguous()
 
 
 def _nearest(n: int, into: int) -> NDArray[np.int64]:

@@ -14,13 +14,13 @@ from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 import numpy as np
 from pydantic import Field, Strict, model_validator
 
-from wdskit.codecs.formats import is_image_field
+from wdskit.codecs.formats import image_format, is_image_field
 from wdskit.config.messages import listing
 from wdskit.config.spec import refuse
-from wdskit.config.values import Channels, FieldChoices, PositiveChannels, Range, ShareRange, Size
-from wdskit.errors import PipelineError
+from wdskit.config.values import Channels, FieldChoices, Natural, PositiveChannels, Range, ShareRange, Size
+from wdskit.errors import PipelineError, WdskitError
 from wdskit.stages.base import Context, Origin, PerSampleStage, Run
-from wdskit.stages.layouts import Stored, names_image
+from wdskit.stages.marks import IMAGE, MASK, Mark, is_image_in, mark_of, marked
 
 # Each function imports `geometry` itself, and torch with it, so that settings can be checked without.
 
@@ -39,6 +39,8 @@ class ImageTransform(PerSampleStage):
     colours_only: ClassVar[bool] = False
     """Whether it makes other numbers of pixels, so that images whose numbers name classes or depths are refused."""
     draws: ClassVar[bool] = False
+    blends: ClassVar[bool] = False
+    """Whether it makes new numbers of neighbouring pixels, unless they must stay as they are."""
 
     fields: FieldChoices | None = Field(None, description=_FIELDS)
 
@@ -58,8 +60,7 @@ class ImageTransform(PerSampleStage):
 
     def bind(self, context: Context, label: str) -> BoundTransform:
         """As `PerSampleStage.bind`."""
-        context.layouts = context.layouts.handled((*(self.fields or ()), *self.mask_names))
-        return BoundTransform(self, context.run, label, context.images, context.stored)
+        return BoundTransform(self, context.run, label)
 
 
 class GeometricTransform(ImageTransform):
@@ -88,15 +89,11 @@ class BoundTransform:
         transform: What is done.
         run: Gives the random numbers.
         stage: Name and ordinal of the stage, their key.
-        image_fields: Fields that hold images whatever their names say (after a rename).
-        stored: Those that hold stored numbers: resized as masks are, and never taken for colours.
     """
 
     transform: ImageTransform
     run: Run
     stage: str
-    image_fields: frozenset[str]
-    stored: Stored
 
     def __call__(self, sample: Sample, origin: Origin) -> Sample:
         """A shallow copy of the sample with the fields changed.
@@ -105,17 +102,29 @@ class BoundTransform:
             PipelineError: It has no image field, or several, or one that is not decoded.
         """
         transform = self.transform
-        masks = [self._named(sample, names) for names in transform.mask_names]
+        masks = self._masks_in(sample)
         images = self._images_in(sample, masks)
         drawn = None
         if transform.draws:
             drawn = transform.draw(self.rng_at(origin), {field: sample[field] for field in (*images, *masks)})
         changed = dict(sample)
-        for field in images:
-            changed[field] = transform.change(sample[field], drawn, nearest=self.stored.holds(field))
-        for field in masks:
-            changed[field] = transform.change(sample[field], drawn, nearest=True)
+        for field in (*images, *masks):
+            image = sample[field]
+            mark = self.mark_after(mark_of(image), is_mask=field in masks)
+            result = transform.change(image, drawn, nearest=mark.is_mask)
+            if result is image and mark_of(image) != mark:
+                # Another object: `image` may be in other fields, where it is still what it was.
+                result = image.copy() if hasattr(image, "getbands") else image[...]
+            changed[field] = marked(result, mark)
         return changed
+
+    def mark_after(self, mark: Mark | None, *, is_mask: bool = False) -> Mark:
+        """The mark of what the transform makes of a value."""
+        if is_mask or (mark is not None and mark.is_mask):
+            return MASK
+        if self.transform.blends:
+            return Mark("image", changed=f"`{self.transform.name}` has blended its pixels. Name it in `masks` there")
+        return IMAGE if mark is None or mark.layout != "image" else mark
 
     def rng_at(self, origin: Origin) -> np.random.Generator:
         """The Generator of a position, as at its first use."""
@@ -131,21 +140,45 @@ class BoundTransform:
             if both := [field for field in images if field in masks]:
                 raise PipelineError(f"{name}: `fields` and `masks` both select `{both[0]}` in this sample")
         else:
-            known = self.image_fields
-            found = [field for field in sample if (field in known or names_image(field)) and field not in masks]
+            found = [field for field, value in sample.items() if is_image_in(field, value) and field not in masks]
             images = [field for field in found if geometry.is_image(sample[field])]
             if len(images) > 1:
                 msg = f"{name}: several image fields in this sample ({', '.join(images)})."
                 raise PipelineError(f"{msg} Name those to change with `fields`")
             if not images and found:
                 raise self._undecoded(found[0], sample[found[0]])
+            for field, value in sample.items() if not images else ():
+                if isinstance(value, (bytes, bytearray, memoryview)) and image_format(value):
+                    raise self._undecoded(field, value)
+            if not images and masks:
+                msg = f"{name}: `{masks[0]}` is in `masks`, and this sample has no other image field "
+                msg += f"(fields: {_names(sample)})."
+                raise PipelineError(f"{msg} To change a mask alone, decode it by `index` and name it in `fields`")
             if not images:
                 msg = f"{name}: no image field in this sample (fields: {_names(sample)})."
                 raise PipelineError(f"{msg} Put decode before it, or name one with `fields`")
-        if self.transform.colours_only and (held := [field for field in images if self.stored.holds(field)]):
-            msg = f"{name}: `{held[0]}` was decoded by `index`: its numbers are classes or depths, not colours."
-            raise PipelineError(f"{msg} Name the images with `fields`")
+        if self.transform.colours_only:
+            for field in images:
+                mark = mark_of(sample[field])
+                if mark is not None and mark.is_mask:
+                    msg = f"{name}: `{field}` is a mask (of `decode: index`, or of `masks` in an earlier stage): its"
+                    raise PipelineError(
+                        f"{msg} numbers are classes or depths, not colours. Name the images with `fields`"
+                    )
         return images
+
+    def _masks_in(self, sample: Sample) -> list[str]:
+        """The fields that the transform takes for masks.
+
+        Raises:
+            WdskitError: The numbers of one are not those that its file stores.
+        """
+        masks = [self._named(sample, names) for names in self.transform.mask_names]
+        for field in masks:
+            mark = mark_of(sample[field])
+            if mark is not None and mark.changed and not mark.is_mask:
+                raise WdskitError(f"`{field}` cannot be a mask: {mark.changed}")
+        return masks
 
     def _named(self, sample: Sample, names: str) -> str:
         """The field of the sample that `a;b` names: the first one that is there."""
@@ -176,6 +209,7 @@ class Resize(GeometricTransform):
 
     name: ClassVar[str] = "resize"
     shorthand: ClassVar[str | None] = "size"
+    blends: ClassVar[bool] = True
 
     size: Size = Field(
         description="The shorter side in pixels, which keeps the aspect ratio, or [height, width].", examples=[256]
@@ -195,18 +229,32 @@ class Resize(GeometricTransform):
 
 
 class CenterCrop(GeometricTransform):
-    """Crop the middle of images; smaller images are padded with zeros."""
+    """Crop the middle of images; smaller images are padded with zeros, smaller masks with `mask_fill`."""
 
     name: ClassVar[str] = "center_crop"
     shorthand: ClassVar[str | None] = "size"
 
     size: Size = Field(description="Both sides in pixels, or [height, width].", examples=[224])
+    mask_fill: Natural | None = Field(
+        None, description="The number around a mask that is smaller, such as 255. Without it such a mask is an error."
+    )
 
     def change(self, image: Any, drawn: Any, *, nearest: bool) -> Any:  # noqa: ARG002 (nothing is drawn)
-        """As `ImageTransform.change`."""
+        """As `ImageTransform.change`.
+
+        Raises:
+            WdskitError: A mask is smaller, and `mask_fill` is not set or no number of its dtype.
+        """
         from wdskit.stages.images import geometry
 
-        return geometry.center_crop(image, pair(self.size))
+        size = pair(self.size)
+        found = geometry.image_size(image)
+        if not nearest or (found[0] >= size[0] and found[1] >= size[1]):
+            return geometry.center_crop(image, size)
+        if self.mask_fill is None:
+            msg = f"a mask of height x width {found[0]} x {found[1]} is smaller than {size[0]} x {size[1]}. "
+            raise WdskitError(f"{msg}Resize it first, or set `mask_fill`, the class number around it (often 255)")
+        return geometry.center_crop(image, size, fill=self.mask_fill)
 
 
 class RandomResizedCrop(GeometricTransform):
@@ -215,6 +263,7 @@ class RandomResizedCrop(GeometricTransform):
     name: ClassVar[str] = "random_resized_crop"
     shorthand: ClassVar[str | None] = "size"
     draws: ClassVar[bool] = True
+    blends: ClassVar[bool] = True
 
     size: Size = Field(description="Both sides of the result in pixels, or [height, width].", examples=[224])
     scale: ShareRange = Field((0.08, 1.0), description="Share of the image's area to crop, [low, high].")

@@ -1,0 +1,75 @@
+"""What commands print while they run, and the results of the Python API as text."""
+
+from __future__ import annotations
+
+import pytest
+
+import wdskit
+from wdskit.cli import console, pack
+from wdskit.packing.row import Progress
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The seconds that `time.monotonic` shows."""
+    now = [1000.0]
+    monkeypatch.setattr(console.time, "monotonic", lambda: now[0])
+    return now
+
+
+def test_a_log_gets_one_line_a_minute(clock: list[float], capsys: pytest.CaptureFixture[str]) -> None:
+    """Without a terminal each kind of progress is a line on stderr, from the first minute on."""
+    with console.show_packing() as show:
+        for seconds in range(0, 181, 5):
+            clock[0] = 1000 + seconds
+            show(Progress("packing", 10 * seconds, 10_000 * seconds, 6000, None))
+    assert capsys.readouterr().err == (
+        "packing: 600 of 6,000  10 samples/s  10.0 kB/s  0:09:00 left\n"
+        "packing: 1,200 of 6,000  10 samples/s  10.0 kB/s  0:08:00 left\n"
+        "packing: 1,800 of 6,000  10 samples/s  10.0 kB/s  0:07:00 left\n"
+    )
+    with console.show_bytes("verifying") as show_bytes:
+        for done, total in ((0, 400), (100, 400), (200, None)):
+            show_bytes(done * 10**6, total and total * 10**6)
+            clock[0] += 61
+    assert capsys.readouterr().err == (
+        "verifying: 100 MB of 400 MB  1.64 MB/s  0:03:03 left\nverifying: 200 MB  1.64 MB/s\n"
+    )
+    with console.show_steps() as show_steps:
+        for number in range(3):
+            show_steps("4 x 2", number, 3)
+            clock[0] += 61
+    assert capsys.readouterr().err == "4 x 2: 1 of 3\n4 x 2: 2 of 3\n"
+
+
+def test_a_short_run_writes_nothing_into_a_log(capsys: pytest.CaptureFixture[str]) -> None:
+    with console.show_packing() as show:
+        show(Progress("packing", 1, 1, 1, 1))
+    with console.show_bytes("indexing") as show_bytes:
+        show_bytes(1, 2)
+    assert capsys.readouterr().err == ""
+
+
+def test_a_long_run_in_one_process_names_the_option_for_more(tmp_path, run, monkeypatch) -> None:
+    (tmp_path / "t.jsonl").write_text('{"key": "a", "txt": "one"}\n')
+    words = ("pack", str(tmp_path / "t.jsonl"), "--field", "txt=txt", "--allow-no-image")
+    monkeypatch.setattr(pack, "usable_cores", lambda: 12)
+    note = "It ran in one process. `--workers 12` uses all CPUs of this machine."
+    assert note not in run(*words[:2], str(tmp_path / "quick"), *words[2:])[1]
+    monkeypatch.setattr(pack, "_SLOW_S", 0)
+    code, out, err = run(*words[:2], str(tmp_path / "slow"), *words[2:])
+    assert (code, note in out) == (0, True), err
+    assert note not in run(*words[:2], str(tmp_path / "two"), *words[2:], "--workers", "2")[1]
+
+
+def test_results_are_one_readable_line(tmp_path) -> None:
+    """`print(wdskit.pack(...))` shows what was written, not every entry of the index."""
+    rows = [{"__key__": str(number), "txt": "x" * 500} for number in range(5)]
+    packed = wdskit.pack(rows, tmp_path / "a", max_samples=2)
+    assert str(packed).startswith(f"PackResult({tmp_path / 'a'}: 5 samples in 3 shards, ")
+    plan = wdskit.pack(rows, tmp_path / "b", max_samples=2, dry_run=True)
+    assert repr(plan) == f"PackResult({tmp_path / 'b'}: would write 5 samples in 3 shards)"
+    again = wdskit.reshard(str(tmp_path / "a"), tmp_path / "c", filter="key != '3'")
+    assert str(again).startswith(f"ReshardResult({tmp_path / 'c'}: 4 of 5 samples in 1 shard, ")
+    assert str(wdskit.verify(str(tmp_path / "a"))) == f"VerifyResult({tmp_path / 'a'}: 5 samples in 3 shards, clean)"
+    assert str(wdskit.index_folder(tmp_path / "a")).startswith("IndexReport(3 shards, 5 samples, ")

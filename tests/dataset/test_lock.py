@@ -1,0 +1,49 @@
+"""The lock of a folder, beside processes that are forked while it is held."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from wdskit import FolderIndexError, StorageError
+from wdskit.dataset.lock import LOCK_NAME, lock_folder, share_folder
+
+
+def test_a_process_that_was_forked_meanwhile_does_not_keep_the_lock(tmp_path: Path) -> None:
+    """As the workers of a loader do, which live on."""
+    for take in (lock_folder, share_folder):
+        asked, ask = os.pipe()
+        with take(tmp_path):
+            child = os.fork()
+            if not child:
+                os.close(ask)
+                os.read(asked, 1)
+                os._exit(0)
+        with lock_folder(tmp_path):
+            pass
+        os.close(ask)
+        os.waitpid(child, 0)
+        os.close(asked)
+
+
+def test_the_end_of_a_forked_process_does_not_free_the_lock(tmp_path: Path) -> None:
+    with lock_folder(tmp_path):
+        child = os.fork()
+        if child:
+            os.waitpid(child, 0)
+            with pytest.raises(FolderIndexError, match="another wdskit process"), lock_folder(tmp_path):
+                pass
+    if not child:
+        os._exit(0)  # behind the block, whose end it has run
+
+
+def test_a_lock_does_not_follow_a_link(tmp_path: Path) -> None:
+    """To a file that exists, or to one that would be made."""
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / LOCK_NAME).symlink_to(tmp_path / "made")
+    for take in (lock_folder, share_folder):
+        with pytest.raises(StorageError, match="this is a link"), take(tmp_path / "folder"):
+            pass
+    assert not (tmp_path / "made").exists()

@@ -1,0 +1,292 @@
+"""Which version of an object is read: one that was replaced is an error in later epochs and runs, or read anew."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import http.server
+import itertools
+import os
+import re
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from shards import number_of, write_numbers
+
+from wdskit import Pipeline, ShardError, StorageError
+from wdskit.dataset import remote
+from wdskit.errors import SelectionError
+from wdskit.shards.index import index_folder
+from wdskit.shards.split import split
+from wdskit.storage import requests
+from wdskit.storage.parts import parts_of
+
+ALL = "WDSKIT_ALL_REMOTE" in os.environ  # set by `make remote`
+
+VALIDATORS = {
+    "strong": lambda data, changes: {"ETag": f'"{hashlib.md5(data).hexdigest()}"'},
+    "weak and a time": lambda data, changes: {"ETag": 'W/"x"', "Last-Modified": time_of(changes)},
+    "a time": lambda data, changes: {"Last-Modified": time_of(changes)},
+    "weak": lambda data, changes: {"ETag": 'W/"x"'},
+    "nothing": lambda data, changes: {},
+    "1970": lambda data, changes: {"Last-Modified": "Thu, 01 Jan 1970 00:00:00 GMT"},
+}
+GOOD = ("strong", "weak and a time", "a time")
+BAD = ("weak", "nothing", "1970")
+
+
+def time_of(changes: int) -> str:
+    return f"Mon, 05 Jan 2026 10:00:{changes:02d} GMT"
+
+
+class Store(http.server.ThreadingHTTPServer):
+    """Serves ranges of what is in `files`, with the headers of one of `VALIDATORS`."""
+
+    daemon_threads = True
+
+    def __init__(self, kind: str) -> None:
+        super().__init__(("127.0.0.1", 0), Answer)
+        self.kind, self.changes = kind, 0
+        self.files: dict[str, bytes] = {}
+        self.changed: dict[str, int] = {}
+        self.url = f"http://127.0.0.1:{self.server_port}/"
+
+    def upload(self, folder: Path, *, names: str = "*") -> None:
+        """Upload the files of these names."""
+        self.changes += 1
+        files = {path.name: path.read_bytes() for path in folder.glob(names) if path.is_file()}
+        self.files |= files
+        self.changed |= dict.fromkeys(files, self.changes)
+
+    def handle_error(self, *_: Any) -> None:
+        """A process that ended may have left a connection."""
+
+
+class Answer(http.server.BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: Store
+
+    def do_GET(self) -> None:
+        data = self.server.files.get(self.path[1:])
+        if data is None:
+            self.send_response(404)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+            return
+        asked = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range") or "")
+        start, stop = (int(asked[1]), min(int(asked[2]) + 1, len(data))) if asked else (0, len(data))
+        self.send_response(206 if asked else 200)
+        if asked:
+            self.send_header("Content-Range", f"bytes {start}-{stop - 1}/{len(data)}")
+        self.send_header("Content-Length", str(stop - start))
+        for name, value in VALIDATORS[self.server.kind](data, self.server.changed[self.path[1:]]).items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(data[start:stop])
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+@pytest.fixture
+def store(request, tmp_path, monkeypatch):
+    """A store with the validators that the test names, which serves two shards of thirty numbers."""
+    for name in list(os.environ):
+        if name.lower().endswith("_proxy"):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
+    requests.loop_of_this_process("").stores.clear()
+    remote._warn_of_versions.cache_clear()
+    write_numbers(tmp_path / "data", [30, 30])
+    index_folder(tmp_path / "data", workers=1)
+    with Store(request.param) as server:
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        server.upload(tmp_path / "data")
+        yield server
+        server.shutdown()
+
+
+def other_numbers(folder: Path) -> None:
+    """Write 8 in the place of each 7: shards of the same layout with other numbers."""
+    for path in folder.glob("*.tar"):
+        path.write_bytes(path.read_bytes().replace(b"7" + bytes(511), b"8" + bytes(511)))
+
+
+OLD = [*range(60)]
+
+
+def make(store: Store, tmp_path: Path, *, cache: bool, workers: int = 0) -> Any:
+    kept = {"cache": {"dir": str(tmp_path / "kept"), "size": "1GB"}} if cache else {}
+    pipe = Pipeline().sequential(store.url).map(number_of).batched(4)
+    return pipe.loader(workers=workers, persistent_workers=False, **kept)
+
+
+def read(loader: Any) -> list[int]:
+    found = [
+        int(number) for numbers, is_sample in loader for number, one in zip(numbers, is_sample, strict=True) if one
+    ]
+    if (kept := getattr(loader.pipeline.program.shards, "kept", None)) is not None:
+        kept.wait()
+    return found
+
+
+@pytest.mark.parametrize("names", ["*.tar", "*"])  # an index that is uploaded again is the same index
+@pytest.mark.parametrize("cache", [False, True])
+@pytest.mark.parametrize("when", ["epoch", "run", "resumed"])
+@pytest.mark.parametrize("store", GOOD, indirect=True)
+def test_a_shard_that_is_replaced_while_its_index_stays_is_an_error(store, tmp_path, when, cache, names):
+    """In the next epoch and in the next run, though it has the layout of the old one."""
+    loader = make(store, tmp_path, cache=cache)
+    assert read(loader) == OLD
+    state = loader.state_dict()
+    other_numbers(tmp_path / "data")
+    store.upload(tmp_path / "data", names=names)
+    if when != "epoch":
+        loader = make(store, tmp_path, cache=cache)
+    elif cache:
+        assert read(loader) == OLD  # from the parts of the shard that the index describes
+        loader = make(store, tmp_path, cache=cache)
+    if when == "resumed":
+        loader.load_state_dict(state)
+    for _ in range(2):
+        with pytest.raises((ShardError, StorageError), match=r"s-000.tar"):
+            read(loader)
+        loader = make(store, tmp_path, cache=cache)
+
+
+WAYS = [(0, 1, False), (0, 3, False), (1, 1, True), (2, 2, False), (2, 2, True)]
+"""Workers, threads, and whether the workers stay for the next epoch."""
+ALL_VERSIONS = [*itertools.product(GOOD, WAYS, ["epoch", "middle", "run", "resumed"], [False, True])]
+SOME_VERSIONS = [
+    ("strong", WAYS[0], "middle", True),
+    ("a time", WAYS[1], "resumed", True),
+    ("strong", WAYS[2], "epoch", False),
+]
+
+
+@pytest.mark.parametrize(("store", "way", "when", "cache"), ALL_VERSIONS if ALL else SOME_VERSIONS, indirect=["store"])
+def test_no_epoch_holds_a_sample_of_a_shard_that_was_replaced(store, tmp_path, way, when, cache):
+    """An epoch is that of the indexed shards, or it ends with an error that names a shard."""
+    workers, threads, stays = way
+    kept = {"cache": {"dir": str(tmp_path / "kept"), "size": "1GB"}} if cache else {}
+    pipe = Pipeline().exact(store.url, seed=3, lanes=6, window=10).map(number_of).batched(4)
+
+    def make() -> Any:
+        return pipe.loader(workers=workers, threads=threads, persistent_workers=stays and workers > 0, **kept)
+
+    loader = make()
+    steps = iter(loader)
+    found = [number for _ in range(3) for number in next(steps).tolist()]
+    state = loader.state_dict()
+    if when == "middle":
+        other_numbers(tmp_path / "data")
+        store.upload(tmp_path / "data", names="*.tar")
+    with contextlib.suppress(ShardError, StorageError):
+        found += [number for batch in steps for number in batch.tolist()]
+        assert sorted(found) == OLD
+    assert len({*found}) == len(found)  # a number of the other shard is one that an old sample has, too
+    if when != "middle":
+        assert sorted(found) == OLD
+        other_numbers(tmp_path / "data")
+        store.upload(tmp_path / "data", names="*.tar")
+    if when == "epoch" and cache and (stays or workers == 0):  # from the parts of the indexed shards
+        assert sorted(number for batch in loader for number in batch.tolist()) == OLD
+    for _ in range(2):
+        if when != "epoch" or cache:
+            loader = make()
+            if when == "resumed":
+                loader.load_state_dict(state)
+        with pytest.raises((ShardError, StorageError), match=r"s-00[01].tar"):
+            list(loader)
+
+
+@pytest.mark.parametrize("store", ["a time"], indirect=True)
+def test_an_object_that_is_uploaded_again_with_its_bytes_is_read_on(store, tmp_path):
+    for _ in range(3):
+        assert read(make(store, tmp_path, cache=True)) == OLD
+        store.upload(tmp_path / "data")
+
+
+@pytest.mark.parametrize("cache", [False, True])
+@pytest.mark.parametrize("store", [*GOOD, *BAD], indirect=True)
+def test_a_data_set_that_is_replaced_with_its_index_is_read_anew(store, tmp_path, cache):
+    """Where the store says nothing of versions, no part and no old copy of the index is used."""
+    for number in range(3):
+        write_numbers(tmp_path / "data", [30, 30])
+        if number:
+            other_numbers(tmp_path / "data")
+        index_folder(tmp_path / "data", workers=1)
+        store.upload(tmp_path / "data")
+        expected = [8 if number and at == 7 else at for at in OLD]
+        found = read(make(store, tmp_path, cache=cache))
+        assert [at for at in found if at % 10 not in (7, 8)] == [at for at in expected if at % 10 not in (7, 8)]
+        assert (7 in found) == (not number)
+        if cache and store.kind in BAD:
+            assert not [*parts_of(tmp_path / "kept")]
+
+
+@pytest.mark.parametrize("store", BAD, indirect=True)
+def test_a_store_that_says_nothing_of_versions_is_named_once(store, tmp_path, caplog):
+    for _ in range(2):
+        assert read(make(store, tmp_path, cache=True)) == OLD
+    lines = [record.getMessage() for record in caplog.records if "neither a strong ETag" in record.getMessage()]
+    assert len(lines) == 1
+
+
+@pytest.mark.parametrize("store", ["strong"], indirect=True)
+def test_a_damaged_copy_of_a_selection_is_fetched_again(store, tmp_path):
+    split(tmp_path / "data", {"train": 0.7, "val": 0.3}, seed=3, workers=1)
+    store.upload(tmp_path / "data")
+    pipe = Pipeline().sequential(store.url, split="train").map(number_of)
+    expected = list(pipe.loader(workers=0))
+    [copy] = (tmp_path / "home").rglob("train.selection")
+    whole = copy.read_bytes()
+    for at in range(0, len(whole), 61):
+        copy.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+        assert list(pipe.loader(workers=0)) == expected
+        assert copy.read_bytes() == whole
+    with pytest.raises(SelectionError, match="nothing"):
+        Pipeline().sequential(store.url, split="nothing").map(number_of).loader(workers=0)
+
+
+@pytest.mark.parametrize("store", ["strong"], indirect=True)
+def test_copies_of_indexes_that_nobody_uses_are_removed(store, tmp_path):
+    copies = tmp_path / "home" / "wdskit" / "folders"
+    read_index = functools.partial(make, store, tmp_path, cache=False)
+    read_index()
+    read(make(store, tmp_path, cache=False))
+    [first] = [path for path in copies.iterdir() if path.is_dir()]
+    [versions] = copies.glob("*.versions")
+    old = time.time() - remote.UNUSED_S - 60
+    kept = tmp_path / "kept"
+    kept.mkdir()
+    (copies / ("ab" * 16)).symlink_to(kept)
+    for path in (first, versions, copies / ("ab" * 16)):
+        os.utime(path, (old, old), follow_symlinks=False)
+    (copies / "notes").mkdir()
+    os.utime(copies / "notes", (old, old))
+    write_numbers(tmp_path / "data", [30, 31])
+    index_folder(tmp_path / "data", workers=1)
+    store.upload(tmp_path / "data")
+    read_index()
+    assert not first.exists()
+    assert not versions.exists()
+    assert kept.exists()
+    assert len([*copies.iterdir()]) == 3  # the new copy, the notes and the link
+    assert (copies / "notes").exists()
+
+
+@pytest.mark.parametrize("store", ["strong"], indirect=True)
+def test_a_copy_that_others_may_write_to_is_refused(store, tmp_path):
+    make(store, tmp_path, cache=False)
+    copies = tmp_path / "home" / "wdskit" / "folders"
+    [copy] = copies.iterdir()
+    for folder in (copies, copy):
+        folder.chmod(0o777)
+        with pytest.raises(StorageError, match=r"the index of http.* cannot be stored here: other users own"):
+            make(store, tmp_path, cache=False)
+        folder.chmod(0o700)

@@ -1,0 +1,131 @@
+"""Functions of the user's run in one thread at a time, whatever `threads` says, unless they are declared safe."""
+
+from __future__ import annotations
+
+import functools
+import random
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from shards import write_numbers
+
+import wdskit
+from wdskit import Pipeline
+from wdskit.shards.index import index_folder
+from wdskit.stages.base import is_thread_safe
+
+
+class Meeting:
+    """Notes how many threads are inside at the same time; `together` waits until two are."""
+
+    def __init__(self, *, together: bool = False) -> None:
+        self._inside = 0
+        self.most = 0
+        self._lock = threading.Lock()
+        self._barrier = threading.Barrier(2, timeout=20) if together else None
+
+    def __call__(self, value: Any) -> Any:
+        with self._lock:
+            self._inside += 1
+            self.most = max(self.most, self._inside)
+        if self._barrier is not None:
+            self._barrier.wait()
+        else:
+            threading.Event().wait(0.001)  # lets another thread in, if one may come
+        with self._lock:
+            self._inside -= 1
+        return value
+
+
+@pytest.fixture
+def pattern(tmp_path: Any) -> str:
+    found = write_numbers(tmp_path / "numbers", [16, 16])
+    index_folder(str(tmp_path / "numbers"))
+    return found
+
+
+def even(value: Any) -> bool:
+    return True
+
+
+STAGES = {
+    "map": lambda pipe, function: pipe.map(function).batched(4),
+    "two maps": lambda pipe, function: pipe.map(function).map(function).batched(4),
+    "map_dict": lambda pipe, function: pipe.map_dict(cls=function).batched(4),
+    "map_tuple": lambda pipe, function: pipe.to_tuple("cls").map_tuple(function).batched(4),
+    "map of batches": lambda pipe, function: pipe.batched(4).map(function),
+    "collate": lambda pipe, function: pipe.map(function).batched(4, collate=function),
+}
+
+
+@pytest.mark.parametrize("source", ["exact", "stream"])
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_function_runs_in_one_thread_at_a_time(pattern: str, source: str, stage: str) -> None:
+    meeting = Meeting()
+    pipe = STAGES[stage](getattr(Pipeline(), source)(pattern), meeting)
+    assert len(list(pipe.loader(workers=0, threads=4))) == 8
+    assert meeting.most == 1
+
+
+@pytest.mark.parametrize("source", ["exact", "stream"])
+def test_a_function_that_is_declared_safe_runs_in_all_threads(pattern: str, source: str) -> None:
+    meeting = wdskit.thread_safe(Meeting(together=True))
+    pipe = getattr(Pipeline(), source)(pattern).map(meeting).batched(4)
+    assert len(list(pipe.loader(workers=0, threads=2))) == 8
+    assert meeting.most == 2
+
+
+def test_what_is_declared_safe_stays_so_with_settings_and_as_a_class() -> None:
+    @wdskit.thread_safe
+    class Safe:
+        def __call__(self, value: Any) -> Any: ...
+
+    assert is_thread_safe(Safe())
+    assert is_thread_safe(Safe)
+    assert is_thread_safe(functools.partial(wdskit.thread_safe(even), rng=None))
+    assert is_thread_safe(wdskit.thread_safe(len))
+    assert wdskit.thread_safe(len)("four") == 4
+    assert is_thread_safe(wdskit.thread_safe("a".join))
+    assert not is_thread_safe(len)
+    assert not is_thread_safe(Meeting())
+
+
+def draw_globally(sample: Any) -> Any:
+    return random.random(), float(np.random.rand()), float(torch.rand(()))  # noqa: NPY002 (what is tested)
+
+
+def test_global_rng_leaves_the_generators_of_the_training_loop_alone(pattern: str) -> None:
+    def drawn(*, with_loader: bool) -> list[Any]:
+        random.seed(1)
+        np.random.seed(1)  # noqa: NPY002 (the global one is meant)
+        torch.manual_seed(1)
+        batches = iter(Pipeline().exact(pattern).map(draw_globally, global_rng=True).batched(4).loader(workers=0))
+        found = []
+        for _ in range(3):
+            if with_loader:
+                next(batches)
+            found.append(draw_globally(None))
+        return found
+
+    assert drawn(with_loader=True) == drawn(with_loader=False)
+
+
+@pytest.mark.parametrize("batch", [2, 5, 8, 13])
+def test_small_batches_are_made_in_all_threads(pattern: str, batch: int) -> None:
+    """As many threads as a batch has samples, or as were asked for, work on one batch at the same time."""
+    threads = 4
+    needed = min(threads, batch)
+    barrier = threading.Barrier(needed, timeout=20)
+    calls = iter(range(needed))
+
+    @wdskit.thread_safe
+    def meet(sample: Any) -> Any:
+        if next(calls, None) is not None:
+            barrier.wait()
+        return sample
+
+    pipe = Pipeline().sequential(pattern).map(meet).batched(batch)
+    next(iter(pipe.loader(workers=0, threads=threads, prefetch=1)))

@@ -1,0 +1,170 @@
+"""Nothing waits for a sample that hangs: Ctrl-C, `break`, an error in the loop, `close`, with and without a mover."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import multiprocessing
+import operator
+import os
+import select
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from shards import write_numbers
+
+import wdskit
+from wdskit import Pipeline, PipelineError
+from wdskit.loader import planned as planned_module
+from wdskit.loader import stream as stream_module
+from wdskit.loader import watch
+from wdskit.shards.index import index_folder
+
+WAYS = {
+    "here": {"workers": 0},
+    "threads": {"workers": 0, "threads": 2},
+    "process": {"workers": 1, "start_method": "fork"},
+    "processes that end": {"workers": 2, "threads": 2, "start_method": "fork", "persistent_workers": False},
+}
+LIMIT_S = 1.0
+"""From the end of the loop to the end of its threads and processes. A sample hangs for ever."""
+
+TRIES = 3
+"""A wait for a sample takes longer than `LIMIT_S` each time, and busy processors do not."""
+
+PATIENCE_S = {"process_pool._PATIENCE_S": 0.5, "thread_pool.JOIN_S": 0.5}
+"""How long threads and processes may finish their sample: at most half of the limit, and shorter in most cases here."""
+
+
+class PassOn:
+    """A mover that changes nothing."""
+
+    def send(self, value: Any) -> Any:
+        return value
+
+    def receive(self, sent: Any) -> Any:
+        return sent
+
+
+@wdskit.thread_safe
+def hang_at_16(sample: Any) -> int:
+    if int(sample["cls"]) >= 16:  # of the fifth batch: of two batches at work in a process, either may come first
+        threading.Event().wait()
+    return int(sample["cls"])
+
+
+@pytest.fixture(scope="module")
+def pattern(tmp_path_factory: Any) -> str:
+    folder = tmp_path_factory.mktemp("numbers")
+    found = write_numbers(folder, [40, 40])
+    index_folder(str(folder))
+    return found
+
+
+def pipe_of(source: str, pattern: str) -> Pipeline:
+    if source == "planned":
+        return Pipeline().sequential(pattern, tail="drop").map(hang_at_16).batched(4)
+    return Pipeline().stream(pattern, shuffle_shards=False, split="none").map(hang_at_16).batched(4)
+
+
+def interrupt(batches: Iterator[Any]) -> float:
+    """Wait for the batch that hangs until Ctrl-C. Returns when that came."""
+    came: list[float] = []
+
+    def hear(*_: object) -> None:
+        came.append(time.monotonic())
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGALRM, hear)
+    signal.setitimer(signal.ITIMER_REAL, 0.1)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            list(batches)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    return came[0]
+
+
+def leave(loader: Any, end: str) -> float:
+    """Leave an epoch in the middle. Returns the seconds until nothing of it is left."""
+    batches = iter(loader)
+    assert next(batches).tolist() == [0, 1, 2, 3]
+    started_s = time.monotonic()
+    if end == "ctrl-c":
+        started_s = interrupt(batches)
+    elif end == "error":
+        with pytest.raises(ZeroDivisionError), loader:
+            1 / 0  # noqa: B018
+    elif end == "close":
+        loader.close()
+        with pytest.raises(PipelineError, match="closed in the middle"):
+            next(batches)
+    del batches
+    loader.close()
+    passed_s = time.monotonic() - started_s
+    assert not multiprocessing.active_children()
+    return passed_s
+
+
+def test_patience_is_half_of_the_limit() -> None:
+    for name, seconds in PATIENCE_S.items():
+        assert operator.attrgetter(name)(wdskit.loader) == seconds <= LIMIT_S / 2
+
+
+@pytest.mark.parametrize("moves", [False, True], ids=["stays", "moves"])
+@pytest.mark.parametrize("end", ["break", "error", "close", "ctrl-c"])
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("source", ["planned", "stream"])
+def test_no_way_out_waits_for_a_sample(
+    monkeypatch: Any, pattern: str, source: str, way: str, end: str, moves: bool
+) -> None:
+    """With the real patience where it ends by Ctrl-C and a mover, which takes longest."""
+    if moves:
+        monkeypatch.setattr(planned_module, "make_mover", lambda program, _: (PassOn(), program))
+        monkeypatch.setattr(stream_module, "pin_mover", lambda _: PassOn())
+    if not (moves and end == "ctrl-c"):
+        for name in (*PATIENCE_S, "engine.threads.JOIN_S"):
+            monkeypatch.setattr(f"wdskit.{name}" if "engine" in name else f"wdskit.loader.{name}", 0.05)
+    loader = pipe_of(source, pattern).loader(**WAYS[way])
+    assert any(leave(loader, end) < LIMIT_S for _ in range(TRIES))
+
+
+def number_of(sample: Any) -> int:
+    return int(sample["cls"])
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_closed_loader_starts_again_where_its_epoch_started(pattern: str, way: str) -> None:
+    with Pipeline().exact(pattern, seed=1).map(number_of).batched(4).loader(**WAYS[way]) as loader:
+        expected = [batch.tolist() for batch in loader]
+        loader.set_epoch(0)
+        list(itertools.islice(loader, 3))
+        loader.close()
+        assert [batch.tolist() for batch in loader] == expected
+    gc.collect()
+    assert not multiprocessing.active_children()
+
+
+def fork_and_die(sample: Any) -> int:
+    """The worker is killed while a process that it has forked holds its pipe."""
+    if int(sample["cls"]) == 8:
+        if os.fork() == 0:
+            select.select([], [], [], 8)
+            os._exit(0)
+        os.kill(os.getpid(), signal.SIGRTMIN + 6)
+    return int(sample["cls"])
+
+
+def test_a_worker_that_is_killed_is_reported_while_a_process_that_it_forked_lives(
+    monkeypatch: Any, pattern: str
+) -> None:
+    monkeypatch.setattr(watch, "_LOOK_S", 0.1)
+    loader = Pipeline().sequential(pattern).map(fork_and_die).batched(4).loader(workers=2, start_method="fork")
+    with pytest.raises(PipelineError, match=r"worker \d \(pid \d+\) was killed by signal 40"):
+        list(loader)
+    assert not multiprocessing.active_children()

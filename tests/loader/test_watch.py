@@ -1,0 +1,132 @@
+"""A wait for a batch that lasts is logged with the worker and its sample, and ends with the `timeout`."""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+import os
+import re
+import signal
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from shards import number_of, write_numbers
+
+from wdskit import Pipeline, PipelineError
+from wdskit.processes import is_stopped
+from wdskit.shards.index import index_folder
+from wdskit.stages import progress
+
+
+@pytest.fixture
+def pattern(tmp_path: Path, monkeypatch: Any) -> str:
+    monkeypatch.setattr(progress, "REPORT_S", 0.2)
+    found = write_numbers(tmp_path / "numbers", [40, 40])
+    index_folder(str(tmp_path / "numbers"))
+    return found
+
+
+def pipe_of(source: str, pattern: str) -> Pipeline:
+    if source == "planned":
+        return Pipeline().sequential(pattern, tail="drop")
+    return Pipeline().stream(pattern, shuffle_shards=False, split="none")
+
+
+def hang_at_16(sample: Any) -> int:
+    if int(sample["cls"]) == 16:
+        threading.Event().wait()
+    return int(sample["cls"])
+
+
+def loop_at_16(sample: Any) -> int:
+    while int(sample["cls"]) == 16:
+        pass
+    return int(sample["cls"])
+
+
+def hang_with_16(batch: Any) -> Any:
+    if 16 in batch.tolist():
+        threading.Event().wait()
+    return batch
+
+
+FORK = {"start_method": "fork"}
+
+
+@pytest.mark.parametrize(
+    ("source", "function", "settings"),
+    [
+        ("planned", hang_at_16, {"workers": 0}),
+        ("stream", hang_at_16, {"workers": 0}),
+        ("planned", hang_at_16, {"workers": 0, "threads": 2}),
+        ("planned", loop_at_16, {"workers": 2, **FORK}),
+        ("stream", loop_at_16, {"workers": 1, "threads": 2, **FORK}),
+        ("planned", hang_with_16, {"workers": 1, "threads": 2, **FORK}),
+    ],
+    ids=lambda value: getattr(value, "__name__", str(value)),
+)
+def test_what_hangs_is_logged_and_ends_with_the_timeout(
+    caplog: Any, pattern: str, source: str, function: Any, settings: dict[str, Any]
+) -> None:
+    """Among threads that take turns, the sample is that of the one that hangs, not of one that waits for it."""
+    pipe = pipe_of(source, pattern)
+    pipe = pipe.map(number_of).batched(4).map(function) if function is hang_with_16 else pipe.map(function).batched(4)
+    who = r"worker \d \(pid \d+\)" if settings["workers"] else "this process"
+    sample = r"sample \S*s-000.tar: n000016" if source == "planned" else r"sample 16 of \S*s-000.tar"
+    if function is hang_with_16:
+        sample = r"sample \S*s-000.tar: n000019"
+    what = rf"{who} has been at (the batch of )?{sample} for \d s\."
+    with pytest.raises(PipelineError, match=rf"^no batch came within 0.5 s \(timeout\): {what}\n  Correct what hangs"):
+        list(pipe.loader(timeout=0.5, **settings))
+    assert all(re.search(rf"{who}.*{sample}", message) for message in caplog.messages)
+    assert caplog.messages
+    assert not multiprocessing.active_children()
+
+
+def stop_at_16(sample: Any) -> int:
+    if int(sample["cls"]) == 16:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    return int(sample["cls"])
+
+
+@pytest.mark.parametrize("source", ["planned", "stream"])
+def test_a_worker_that_is_stopped_is_logged_once_a_period_and_goes_on(pattern: str, source: str) -> None:
+    messages: list[str] = []
+
+    class Resume(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            messages.append(record.getMessage())
+            if len(messages) == 2:
+                found = re.match(
+                    r"worker 0 \(pid (\d+)\) has been at sample .*16.* for \d s\. The process is stopped", messages[0]
+                )
+                assert found
+                assert is_stopped(int(found[1]))
+                os.kill(int(found[1]), signal.SIGCONT)
+
+    logger, handler = logging.getLogger("wdskit"), Resume()
+    logger.addHandler(handler)
+    try:
+        loader = pipe_of(source, pattern).map(stop_at_16).batched(4).loader(workers=1, **FORK)
+        assert [number for batch in loader for number in batch.tolist()] == list(range(80))
+    finally:
+        logger.removeHandler(handler)
+    assert len(messages) == 2
+
+
+def test_an_epoch_after_a_timeout_works(pattern: str, tmp_path: Path) -> None:
+    flag = tmp_path / "hangs"
+    flag.touch()
+
+    def hang_once(sample: Any) -> int:
+        if int(sample["cls"]) == 16 and flag.exists():
+            flag.unlink()
+            threading.Event().wait()
+        return int(sample["cls"])
+
+    loader = pipe_of("stream", pattern).map(hang_once).batched(4).loader(workers=0, timeout=0.3)
+    with pytest.raises(PipelineError, match="sample 16"):
+        list(loader)
+    assert len(list(loader)) == 20

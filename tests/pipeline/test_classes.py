@@ -1,0 +1,84 @@
+"""Pipelines of one configuration mean the same classes by the same labels."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+from shards import write_numbers
+from typer.testing import CliRunner
+
+from wdskit import FolderIndexError, make_loader
+from wdskit.cli import app
+from wdskit.shards.index import index_folder
+
+
+def folder_of(path: Path, classes: Any) -> str:
+    write_numbers(path, [4, 4])
+    index_folder(path, workers=1)
+    if classes is not None:
+        (path / "classes.json").write_text(json.dumps(classes))
+    return str(path)
+
+
+def write_config(path: Path, train: str, val: str, more: str = "") -> Path:
+    text = f"version: 1\npipelines:\n  train: [{{stream: {{shards: '{train}/*.tar'}}}}, {{batched: 2}}]\n"
+    path.write_text(f"{text}  val: [{{sequential: {{shards: '{val}/s-{{000..001}}.tar'{more}}}}}, {{batched: 2}}]\n")
+    return path
+
+
+CASES = {
+    "exchanged": (["cat", "dog"], ["dog", "cat"], False),
+    "one more in front": (["cat", "dog"], ["ant", "cat", "dog"], False),
+    "the same": (["cat", "dog"], ["cat", "dog"], True),
+    "one more at the end": (["cat", "dog", "owl"], ["cat", "dog"], True),
+    "unknown": (["cat", "dog"], None, True),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_pipelines_that_number_classes_differently_are_refused(tmp_path: Path, case: str) -> None:
+    train, val, is_good = CASES[case]
+    folders = folder_of(tmp_path / "a", train), folder_of(tmp_path / "b", val)
+    config = write_config(tmp_path / "c.yaml", *folders)
+    result = CliRunner().invoke(app, ["config", "check", str(config)])
+    if is_good:
+        assert result.exit_code == 0
+        make_loader(config, pipeline="train", workers=0)
+        return
+    assert result.exit_code == 1
+    assert "pipeline val: " in result.stderr
+    for pipeline in ("train", "val"):
+        with pytest.raises(FolderIndexError, match=r"class 0 is '\w+', but 'cat' in .* of pipeline train"):
+            make_loader(config, pipeline=pipeline, workers=0)
+    allowed = write_config(tmp_path / "d.yaml", *folders, ", classes: any")
+    assert CliRunner().invoke(app, ["config", "check", str(allowed)]).exit_code == 0
+    make_loader(allowed, pipeline="train", workers=0)
+
+
+@pytest.mark.parametrize("unnamed", ["train", "val"])
+def test_labels_without_names_beside_a_pipeline_that_has_names_are_warned_of(tmp_path, unnamed, caplog) -> None:
+    folders = {name: folder_of(tmp_path / name, None if name == unnamed else ["cat"]) for name in ("train", "val")}
+    config = write_config(tmp_path / "c.yaml", **folders)
+    for pipeline in ("train", "val"):
+        caplog.clear()
+        make_loader(config, pipeline=pipeline, workers=0)
+        [line] = [record.getMessage() for record in caplog.records if "is not known" in record.getMessage()]
+        assert line.startswith(f"pipeline {unnamed}: {folders[unnamed]} has labels but no classes.json, which ")
+    caplog.clear()
+    assert CliRunner().invoke(app, ["config", "check", str(config)]).exit_code == 0
+    assert "is not known" in caplog.text
+    (tmp_path / unnamed / "classes.json").write_text('["cat"]')
+    caplog.clear()
+    make_loader(config, pipeline="train", workers=0)
+    assert not caplog.records
+
+
+def test_a_pipeline_whose_folder_is_not_here_is_not_compared(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    config = write_config(tmp_path / "c.yaml", folder_of(tmp_path / "a", ["cat"]), str(tmp_path / "nowhere"))
+    with caplog.at_level(logging.WARNING):
+        make_loader(config, pipeline="train", workers=0)
+    assert CliRunner().invoke(app, ["config", "check", str(config)]).exit_code == 0

@@ -1,0 +1,84 @@
+"""Fields printed by their key: the bytes that are in the shard."""
+
+from __future__ import annotations
+
+import io
+import sys
+from pathlib import Path
+
+import pytest
+from shards import write_shard
+
+from wdskit import KeyRuleError, ShardError, StorageError
+from wdskit.shards.cat import cat
+
+SAMPLES = {
+    "cat/1": {"jpg": b"\xff\xd8 image", "json": b"{}"},
+    "cat/2": {"jpg": b"", "json": b"[1]", "left.png": b"p"},
+    "dog": {"txt": b"two\nlines"},
+}
+
+
+@pytest.fixture
+def shard(tmp_path) -> str:
+    return str(write_shard(tmp_path / "a.tar", SAMPLES))
+
+
+ALL_FILES = {f"{key}.{name}": data for key, fields in SAMPLES.items() for name, data in fields.items()}
+
+
+def test_every_field_is_read_by_its_name(shard):
+    for name, data in ALL_FILES.items():
+        assert cat(shard, name) == data
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("cat/1", "is not KEY.FIELD"),
+        (".jpg", "is not KEY.FIELD"),
+        ("cat/3.jpg", "none of its 3 samples has the key 'cat/3'"),
+        ("cat/2.txt", r"sample 'cat/2' has no field 'txt'\. It has: jpg, json, left.png"),
+    ],
+)
+def test_what_is_not_there_is_named(shard, name, message, run):
+    with pytest.raises(KeyRuleError, match=message):
+        cat(shard, name)
+    code, out, err = run("cat", shard, name)
+    assert (code, out) == (1, "")
+    assert err
+
+
+def test_cat_of_a_folder_says_what_to_name(shard):
+    with pytest.raises(StorageError, match=r"this is a folder\. Name one of its shards"):
+        cat(str(Path(shard).parent), "cat/1.json")
+
+
+def test_a_field_of_a_damaged_shard_is_read_as_long_as_its_sample_is_whole(shard):
+    data = Path(shard).read_bytes()
+    Path(shard).write_bytes(data[:2600])
+    assert cat(shard, "cat/1.json") == b"{}"
+    with pytest.raises(ShardError):
+        cat(shard, "cat/2.jpg")
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_cat_writes_bytes_to_a_file_and_only_text_to_a_terminal(tmp_path, capfdbinary, monkeypatch):
+    from wdskit.cli.cat import cat_command
+    from wdskit.errors import DecodeError
+
+    path = str(write_shard(tmp_path / "b.tar", {"a": {"txt": b"\x1b[31mred\nx\n", "jpg": b"\xff\xd8"}}))
+    for name in ("a.txt", "a.jpg"):
+        monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.FileIO(1, "w", closefd=False)))
+        cat_command(path, name)
+        sys.stdout.flush()
+        assert capfdbinary.readouterr().out == cat(path, name)
+    monkeypatch.setattr(sys, "stdout", Terminal())
+    cat_command(path, "a.txt")
+    assert sys.stdout.getvalue() == "\\x1b[31mred\nx\n\n"
+    with pytest.raises(DecodeError, match=r"'a\.jpg' is not text but 2 bytes"):
+        cat_command(path, "a.jpg")

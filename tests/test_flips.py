@@ -1,0 +1,290 @@
+"""A name is part of the sample: each byte of headers and extension headers changed, with the file's times kept, and the
+shard read in every way. What comes out is the samples that were written, or an error.
+
+Headers have a checksum. The data of extension headers (GNU long names, pax records) have none: there the name is
+compared with the member's own header, which holds its first 100 bytes. What follows these is in no checksum but the
+sha256 of the shard, which `verify` compares with the index; `outcome` says what may come of a change there.
+
+WDSKIT_ALL_FAULTS=1 (`make faults`) changes every byte in each way and counts; otherwise a part is taken.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import itertools
+import os
+import random
+import shutil
+import tarfile
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+from disks import ALL, HastyDisk
+
+from wdskit import LocalShard, Pipeline, WdskitError, pack, reshard, verify
+from wdskit.dataset.samples import HeaderReader, ShardReader, read_sample, read_span
+from wdskit.dataset.shard import offsets_path
+from wdskit.shards.index import index_folder
+from wdskit.storage.urls import LocalFile
+from wdskit.tar.walk import Span
+
+Samples = dict[str, dict[str, bytes]]
+Found = Iterator[tuple[str, dict[str, bytes]]]
+
+MASKS = [*(1 << bit for bit in range(8)), 0xFF, 0x5E]
+FIELDS = {"cls": b"1", "bin": b"\xff\xd8\xff", "seg.bin": b"mask"}
+
+
+class Flips(NamedTuple):
+    """A shard, its samples, and the offsets of bytes to change.
+
+    Attributes:
+        places: Bytes of headers, of extension headers with their data, and of the end marker.
+        extensions: Of these, the data of extension headers.
+        weak: Of these, the bytes of names after their first 100, and those that are not ASCII.
+    """
+
+    data: bytes
+    samples: Samples
+    places: list[int]
+    extensions: list[int]
+    weak: set[int]
+
+
+KINDS = {
+    "plain": ("d", tarfile.USTAR_FORMAT),
+    "prefix": ("p" * 60 + "/" + "q" * 45, tarfile.USTAR_FORMAT),
+    "gnu": ("f" * 90, tarfile.GNU_FORMAT),
+    "gnu deep": ("g" * 60 + "/" + "h" * 60, tarfile.GNU_FORMAT),
+    "pax": ("f" * 90, tarfile.PAX_FORMAT),
+    "pax deep": ("g" * 60 + "/" + "h" * 60, tarfile.PAX_FORMAT),
+    "pax times": ("d", tarfile.PAX_FORMAT),
+    "pax sizes": ("f" * 90, tarfile.PAX_FORMAT),
+    "pax umlaut": ("dä", tarfile.PAX_FORMAT),
+}
+"""Folder of the keys, and format."""
+
+
+def shard_of(kind: str) -> Flips:
+    """A shard as Python's tarfile makes it: two samples with three fields each, then one with one field."""
+    folder, form = KINDS[kind]
+    samples = {f"{folder}/n{number}w": dict(FIELDS) for number in (11, 25)}
+    samples[f"{folder}/n47w"] = {"cls": b"4"}
+    stream = io.BytesIO()
+    with tarfile.open(fileobj=stream, mode="w", format=form) as archive:
+        for key, fields in samples.items():
+            for field, data in fields.items():
+                info = tarfile.TarInfo(f"{key}.{field}")
+                info.size = len(data)
+                if kind == "pax times":
+                    info.mtime = 1.5  # type: ignore[assignment]
+                if kind == "pax sizes":
+                    info.pax_headers = {"mtime": "1.5", "size": str(len(data)), "comment": "c"}
+                archive.addfile(info, io.BytesIO(data))
+    written = stream.getvalue()
+    with tarfile.open(fileobj=io.BytesIO(written), mode="r:") as archive:
+        infos = archive.getmembers()
+    places: list[int] = []
+    extensions: list[int] = []
+    weak: set[int] = set()
+    for info in infos:
+        places += range(info.offset, info.offset_data)
+        if written[info.offset + 156] in b"Lx":
+            first = info.offset + 512
+            extensions += range(first, first + int(written[info.offset + 124 : info.offset + 135], 8))
+            name = info.name.encode()
+            at = written.find(name, first, info.offset_data)
+            weak.update(at + place for place, byte in enumerate(name) if at >= 0 and (place >= 100 or byte > 127))
+    end = infos[-1].offset_data + 512
+    return Flips(written[: end + 1024], samples, [*places, *range(end, end + 1024)], extensions, weak)
+
+
+def plain(sample: Mapping[str, Any]) -> dict[str, bytes]:
+    return {name: bytes(data) for name, data in sample.items() if not name.startswith("__")}
+
+
+def in_order(shard: Path) -> Found:
+    with contextlib.closing(LocalFile(str(shard))) as file:
+        for sample in ShardReader(file.read, shard=str(shard)):
+            yield sample["__key__"], plain(sample)
+
+
+def by_headers(shard: Path) -> Found:
+    with contextlib.closing(LocalFile(str(shard))) as file:
+        for sample in HeaderReader(file, shard=str(shard)):
+            spans = {name: span for name, span in sample.items() if isinstance(span, Span)}
+            yield sample["__key__"], {name: read_span(file, span) for name, span in spans.items()}
+
+
+def by_number(shard: Path) -> Found:
+    with LocalShard(shard) as opened:
+        for number in range(len(opened)):
+            key, fields = opened.read(number)
+            yield key, plain(fields)
+
+
+def by_offset(shard: Path) -> Found:
+    offsets = np.frombuffer(offsets_path(shard).read_bytes(), "<u8").tolist()
+    with contextlib.closing(LocalFile(str(shard))) as file:
+        for start, stop in itertools.pairwise(offsets):
+            key, fields = read_sample(file, start, stop)
+            yield key, plain(fields)
+
+
+def of(source: Callable[[str], Pipeline]) -> Callable[[Path], Found]:
+    def read(shard: Path) -> Found:
+        for sample in source(str(shard)).build():
+            yield sample["__key__"], plain(sample)
+
+    return read
+
+
+ODD = 1  # the note that the last sample has one field
+
+
+def verified(shard: Path) -> Found:
+    result = verify(shard.parent, workers=1)
+    if len(result.findings) > ODD:  # a note too
+        raise WdskitError(str(result.findings[0]))
+    yield from in_order(shard)
+
+
+def indexed(shard: Path) -> Found:
+    index_folder(shard.parent, workers=1, disk=HastyDisk())
+    yield from by_number(shard)
+
+
+def resharded(shard: Path) -> Found:
+    yield from written(shard, reshard, {"keys": "hashed"})
+
+
+def packed(shard: Path) -> Found:
+    yield from written(shard, pack, {"keys": "hashed", "allow_no_image": True})
+
+
+def written(shard: Path, write: Any, options: dict[str, Any]) -> Found:
+    to = shard.parent.parent / "to"
+    shutil.rmtree(to, ignore_errors=True)
+    write(str(shard), to, workers=1, disk=HastyDisk(), **options)
+    for one in sorted(to.glob("*.tar")):
+        yield from in_order(one)
+
+
+class Way(NamedTuple):
+    """One way to read a shard.
+
+    Attributes:
+        has_index: Whether its folder has an index.
+        knows_fields: Whether the names of fields are compared with the index.
+        share: How many changes are tried for one of the cheapest ways.
+    """
+
+    read: Callable[[Path], Found]
+    has_index: bool = False
+    knows_fields: bool = False
+    share: float = 1.0
+
+
+WAYS = {
+    "members": Way(in_order),
+    "headers": Way(by_headers),
+    "by number": Way(by_number, has_index=True),
+    "by offset": Way(by_offset, has_index=True),
+    "stream": Way(of(lambda shard: Pipeline().stream(shard)), share=0.1),
+    "indexed stream": Way(of(lambda shard: Pipeline().stream(shard)), has_index=True, knows_fields=True, share=0.1),
+    "exact": Way(of(lambda shard: Pipeline().exact(shard)), has_index=True, knows_fields=True, share=0.1),
+    "verify": Way(verified, share=0.1),
+    "indexed verify": Way(verified, has_index=True, knows_fields=True, share=0.1),
+    "index": Way(indexed, share=0.1),
+    "reshard": Way(resharded, share=0.04),
+    "indexed reshard": Way(resharded, has_index=True, knows_fields=True, share=0.04),
+    "pack": Way(packed, share=0.04),
+    "indexed pack": Way(packed, has_index=True, knows_fields=True, share=0.04),
+}
+
+
+def outcome(way: Way, shard: Path, expected: list[tuple[str, dict[str, bytes]]], *, is_weak: bool) -> str:
+    """Read a shard, and return "same", "error" for an error after samples that are the same, or "renamed".
+
+    Renamed is what a byte after the first 100 of a name, or one that is not ASCII, may do: the key of a sample with one
+    field, or, where nothing knows its fields, one field of a sample. No field and no sample is ever missing.
+    """
+    found: list[tuple[str, dict[str, bytes]]] = []
+    try:
+        found.extend(way.read(shard))  # keeps the samples before an error
+    except WdskitError:
+        assert found == expected[: len(found)]
+        return "error"
+    if found == expected:
+        return "same"
+    assert is_weak
+    assert [len(fields) for _, fields in found] == [len(fields) for _, fields in expected]
+    [(before, after)] = [pair for pair in zip(expected, found, strict=True) if pair[0] != pair[1]]
+    if way.knows_fields:
+        assert before[1].keys() == after[1].keys()
+        assert len(before[1].keys() - {"json"}) == 1
+    contents = [sorted(data for name, data in fields.items() if name != "json") for _, fields in (before, after)]
+    assert contents[0] == contents[1]
+    return "renamed"
+
+
+def sweep(kind: str, name: str, folder: Path, changes: list[tuple[int, int]]) -> Counter[str]:
+    """Make each change, (offset, mask), read, and count the outcomes."""
+    flips, way = shard_of(kind), WAYS[name]
+    shard = folder / "s" / "s.tar"
+    shard.parent.mkdir(parents=True)
+    shard.write_bytes(flips.data)
+    if way.has_index or name == "by offset":
+        index_folder(shard.parent, workers=1, disk=HastyDisk())
+    times = shard.stat()
+    expected = list(way.read(shard))
+    if way.share > 0.05:
+        assert sorted(expected) == sorted(flips.samples.items())
+    counts: Counter[str] = Counter()
+    with shard.open("r+b", buffering=0) as file:
+        for at, mask in changes:
+            os.pwrite(file.fileno(), bytes([flips.data[at] ^ mask]), at)
+            os.utime(shard, ns=(times.st_atime_ns, times.st_mtime_ns))
+            try:
+                counts[outcome(way, shard, expected, is_weak=at in flips.weak)] += 1
+            except AssertionError as err:
+                raise AssertionError(f"{kind}, {name}: byte {at} ^ {mask:#x}") from err
+            os.pwrite(file.fileno(), flips.data[at : at + 1], at)
+    return counts
+
+
+def changes_of(kind: str, way: Way) -> list[tuple[int, int]]:
+    """Every byte, with each mask in extension data and two elsewhere; of dear ways, and in `make test`, a part."""
+    flips = shard_of(kind)
+    every = list(itertools.product(flips.extensions, MASKS))
+    others = [(at, MASKS[(at + turn) % len(MASKS)]) for at in flips.places for turn in (0, 3)]
+    draws = random.Random(f"{kind} {way.share}")
+    part = way.share if ALL else way.share / 250
+    chosen = [draws.sample(some, min(len(some), int(len(some) * part) + 3)) for some in (every, others)]
+    return [*chosen[0], *chosen[1]] if part < 1 else [*every, *others]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_changed_name_gives_the_right_samples_or_an_error(kind: str, tmp_path: Path) -> None:
+    total: Counter[str] = Counter()
+    for name, way in WAYS.items():
+        counts = sweep(kind, name, tmp_path / name.replace(" ", "-"), changes_of(kind, way))
+        assert counts["error"]
+        assert not counts["renamed"] or "deep" in kind or kind in {"gnu", "pax", "pax sizes", "pax umlaut"}
+        total += counts
+        print(kind, name, dict(counts))
+    print(kind, dict(total))
+
+
+@pytest.mark.parametrize("name", [name for name, way in WAYS.items() if way.knows_fields])
+def test_a_renamed_field_is_not_the_indexs(name: str, tmp_path: Path) -> None:
+    """A byte of `bin`, far after the first 100 of its name."""
+    flips = shard_of("gnu deep")
+    at = flips.data.index(b"n25w.bin") + 6
+    assert at in flips.weak
+    assert sweep("gnu deep", name, tmp_path, [(at, 1), (at, 2)]) == {"error": 2}

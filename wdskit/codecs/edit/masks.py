@@ -1,0 +1,89 @@
+"""PNG masks: the stored numbers are moved, never blended; bits, palette and transparency stay as they are."""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from wdskit.codecs.edit.exif import orientation_of
+from wdskit.codecs.edit.geometry import Geometry, only_move
+from wdskit.codecs.edit.resize import Size
+from wdskit.codecs.formats import PNG_START, image_format
+from wdskit.codecs.images import decode_index, open_pillow, pillow_errors
+from wdskit.codecs.structure import png_chunks
+from wdskit.errors import DecodeError
+
+_KEPT = {b"PLTE", b"tRNS", b"gAMA", b"cHRM", b"sRGB", b"iCCP", b"cICP", b"sBIT", b"bKGD", b"pHYs"}
+_KEPT |= {b"tEXt", b"zTXt", b"iTXt"}
+_LEVEL = 6
+
+
+def move_mask(data: bytes, geometries: list[Geometry], *, fill: int | None, max_pixels: int) -> bytes:
+    """The mask of an image that was resized, cut, padded or turned.
+
+    Args:
+        data: The PNG file, of grey, a palette, or colours of 8 bits.
+        geometries: What happened to the images of the sample.
+        fill: The number of pixels that are added around the image; None refuses them.
+        max_pixels: Most pixels of the mask.
+
+    Returns:
+        The same file if no pixel moves.
+
+    Raises:
+        DecodeError: It is not such a PNG, its size is not that of an image, or a padded mask has no `fill`.
+    """
+    if image_format(data) != "PNG":
+        raise DecodeError("a mask must be a PNG file")
+    image = open_pillow(data, max_pixels=max_pixels)
+    move = only_move(geometries, Size(*image.size))
+    if Geometry(move).is_same:
+        return data
+    chunks = [(kind, data[at + 8 : end - 4]) for at, kind, end in png_chunks(data)]
+    header = chunks[0][1]
+    bits, colours = header[8], header[9]
+    if any(kind == b"acTL" for kind, _ in chunks):
+        raise DecodeError("it is animated; only still images are supported")
+    if any(kind == b"eXIf" and orientation_of(block) > 1 for kind, block in chunks):
+        raise DecodeError("the mask itself has an EXIF orientation. Remove it first")
+    if colours not in {0, 3} and bits > 8:
+        raise DecodeError("colours with more than 8 bits per channel cannot be kept in a mask")
+    pixels: Any
+    if colours in {0, 3}:
+        pixels = decode_index(data, max_pixels=max_pixels).astype(np.uint16 if bits == 16 else np.uint8)
+    else:
+        with pillow_errors("PNG"):
+            image.load()
+            pixels = np.array(image)
+    if _pads(move):
+        if fill is None:
+            raise DecodeError("padding adds pixels to the mask. Choose their number with --mask-fill, for example 255")
+        if colours not in {0, 3} or fill >= 1 << bits:
+            raise DecodeError(f"the mask cannot store the number {fill} of --mask-fill: it has {bits} bits per channel")
+    return _encode(move.nearest(pixels, fill or 0), bits, colours, [one for one in chunks if one[0] in _KEPT])
+
+
+def _pads(move: Any) -> bool:
+    """Whether the new image has pixels that the old one had not."""
+    probe = move.nearest(np.zeros((move.before.height, move.before.width), np.uint8), 1)
+    return bool(probe.any())
+
+
+def _encode(pixels: NDArray[Any], bits: int, colours: int, chunks: list[tuple[bytes, bytes]]) -> bytes:
+    """A PNG file (ISO 15948) of these numbers."""
+    height, width = pixels.shape[:2]
+    if bits < 8:
+        planes = (pixels[..., None] >> np.arange(bits - 1, -1, -1, dtype=np.uint8)) & 1
+        rows = np.packbits(planes.reshape(height, width * bits), axis=1)
+    else:
+        rows = np.ascontiguousarray(pixels.astype(">u2" if bits == 16 else "u1")).view(np.uint8).reshape(height, -1)
+    unfiltered = np.concatenate([np.zeros((height, 1), np.uint8), rows], axis=1)
+    header = struct.pack(">IIBBBBB", width, height, bits, colours, 0, 0, 0)
+    parts = [(b"IHDR", header), *chunks, (b"IDAT", zlib.compress(unfiltered.tobytes(), _LEVEL)), (b"IEND", b"")]
+    return PNG_START + b"".join(
+        len(data).to_bytes(4, "big") + kind + data + zlib.crc32(kind + data).to_bytes(4, "big") for kind, data in parts
+    )

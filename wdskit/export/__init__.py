@@ -1,1 +1,0 @@
-"""Files beside the shards for other programs that read them: `--export` of `pack`, `reshard` and `index`."""

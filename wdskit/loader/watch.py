@@ -1,0 +1,116 @@
+"""Waits for a batch that last too long: a line in the log each minute, and an error after the `timeout`."""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+import time
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from wdskit.errors import PipelineError
+from wdskit.processes import is_stopped
+from wdskit.stages import progress
+from wdskit.stages.progress import IDLE, TURN, describe_silence
+
+logger = logging.getLogger(__name__)
+
+_LOOK_S = 1.0  # between looks at what the threads are working on
+_DESCRIBE_S = 1.0  # for reading the key of a sample from a disk that may hang
+
+
+class Watch:
+    """Watches one wait for a batch at a time.
+
+    Args:
+        describe: Names the sample of a slot's `major` and `minor`; "" if it is unknown. It may read the sample's shard.
+        timeout_s: The longest wait; 0 for no limit.
+    """
+
+    def __init__(self, describe: Callable[[int, int], str], timeout_s: float) -> None:
+        self._describe = describe
+        self.timeout_s = timeout_s
+        self.begin()
+
+    def begin(self) -> None:
+        """Start of a wait."""
+        self._started_s = time.monotonic()
+        self._next_s = self._started_s + progress.REPORT_S
+        self._first: NDArray[np.int64] | None = None
+        self._last: NDArray[np.int64] | None = None
+
+    @property
+    def step_s(self) -> float:
+        """How long to wait before `look`."""
+        longest_s = self.timeout_s or math.inf
+        until_s = min(self._next_s, self._started_s + longest_s)
+        return max(0.001, min(_LOOK_S, progress.REPORT_S / 4, longest_s / 4, until_s - time.monotonic()))
+
+    def look(self, who: str, pid: int, slots: NDArray[np.int64] | None, *, start_hint: str = "") -> None:
+        """Note what the threads of the process that makes the batch are working on.
+
+        Args:
+            who: Names the process.
+            pid: Its number.
+            slots: Of its `Board`; None if it has not sent any.
+            start_hint: Why the process may not have started, if it has not.
+
+        Raises:
+            PipelineError: The wait has lasted for `timeout_s`.
+        """
+        now_s = time.monotonic()
+        if slots is not None:
+            slots = slots.copy()
+            if self._first is None or self._last is None:
+                self._first = self._last = slots
+                self._since = np.full(len(slots), self._started_s)
+            self._since[(slots[:, :2] != self._last[:, :2]).any(axis=1)] = now_s
+            self._last = slots
+        waited_s = now_s - self._started_s
+        is_over = bool(self.timeout_s) and waited_s >= self.timeout_s
+        if not is_over and now_s < self._next_s:
+            return
+        self._next_s = now_s + progress.REPORT_S
+        what = f"{who} has not started within {waited_s:.0f} s. {start_hint}"
+        if not start_hint:
+            what = self._state(who, now_s, waited_s)
+        if is_stopped(pid):
+            what += " The process is stopped (SIGSTOP): `kill -CONT` resumes it."
+        if is_over:
+            msg = f"no batch came within {self.timeout_s:g} s (timeout): {what}"
+            raise PipelineError(f"{msg}\n  Correct what hangs, or raise `timeout`; 0 is no limit.")
+        logger.warning("%s", what)
+
+    def _state(self, who: str, now_s: float, waited_s: float) -> str:
+        busy = [] if self._last is None else np.flatnonzero(self._last[:, 1] != IDLE).tolist()
+        if self._first is None or self._last is None or not busy:
+            return f"no batch has come from {who} for {waited_s:.0f} s. It is not working on a sample."
+        slot = min(busy, key=self._since.__getitem__)
+        if TURN in busy and now_s - self._since[TURN] >= waited_s / 2:  # other threads wait for this one
+            slot = TURN
+        for_s = now_s - float(self._since[slot])
+        num_samples = int(self._last[:, 2].sum() - self._first[:, 2].sum())
+        if for_s < waited_s / 2 and num_samples:
+            return describe_silence(who, waited_s, num_samples)
+        sample = self._named(*self._last[slot, :2].tolist())
+        if for_s < waited_s / 2:
+            return f"no batch has come from {who} for {waited_s:.0f} s. It is at {sample}."
+        return f"{who} has been at {sample} for {for_s:.0f} s."
+
+    def _named(self, major: int, minor: int) -> str:
+        """The sample of a slot; "a sample" if it cannot be named in time."""
+        found: list[str] = []
+
+        def find() -> None:
+            try:
+                found.append(self._describe(major, minor))
+            except Exception as err:  # noqa: BLE001 (a shard may have gone meanwhile; the hang is what is reported)
+                logger.debug("the sample that hangs cannot be named: %s", err)
+
+        thread = threading.Thread(target=find, name="wdskit-watch", daemon=True)
+        thread.start()
+        thread.join(_DESCRIBE_S)
+        return (found and found[0]) or "a sample"

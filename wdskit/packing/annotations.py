@@ -1,0 +1,329 @@
+"""Fields that describe an image follow the image: COCO annotations, sizes and digests are updated, or refused.
+
+A description that is not understood is never left as it was when the places in its image move.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import re
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from wdskit.codecs.edit.geometry import Geometry, Move, only_move
+from wdskit.codecs.edit.resize import Size
+from wdskit.codecs.fields import is_json_field
+from wdskit.errors import DecodeError
+from wdskit.packing.json_merge import to_json, unique
+
+_COCO = {"image", "annotations", "categories"}
+"""The members of a `json` that `pack` makes of COCO annotations."""
+
+_PLACES = frozenset(
+    {"bbox", "bboxes", "box", "boxes", "bndbox", "rect", "rects", "rectangle", "rectangles", "roi", "rois", "xyxy"}
+    | {"xywh", "segmentation", "segmentations", "segments", "polygon", "polygons", "polyline", "polylines", "contour"}
+    | {"contours", "rle", "mask", "masks", "keypoint", "keypoints", "kpts", "kps", "points", "landmark", "landmarks"}
+)
+_CORNERS = frozenset(
+    {"x", "y", "x0", "y0", "x1", "y1", "x2", "y2", "cx", "cy", "xmin", "ymin", "xmax", "ymax", "xcenter", "ycenter"}
+)
+_NUMBER = re.compile(r"\s*[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?\s*")
+_WORD = re.compile(r"[A-Z]?[a-z0-9]+|[A-Z]+(?![a-z])")
+_XML_PLACES = re.compile(rb"<(bndbox|xmin|polygon|polyline|points?|box|width|rect)\b", re.IGNORECASE)
+_YOLO_LINE = re.compile(rb"\s*\d+(\s+-?\d*\.?\d+([eE]-?\d+)?){4,}\s*")
+_REFUSED = "which --resize and --orient move. Only COCO annotations can be updated. Pack without these options"
+
+
+class Change(NamedTuple):
+    """One image before and after; the same bytes for one that did not change."""
+
+    before: bytes
+    after: bytes
+    geometry: Geometry
+
+
+def names_places(name: str) -> bool:
+    """Whether the name of a field or column says that it holds places in an image: `bbox`, `face_keypoints`."""
+    return not _PLACES.isdisjoint(word.lower() for word in _WORD.findall(name))
+
+
+def follow(field: str, data: bytes, changes: list[Change]) -> bytes:
+    """A field that is not an image, for the images as they are now.
+
+    Args:
+        field: Its name.
+        data: Its bytes.
+        changes: All images of the sample, at least one of which has other bytes now.
+
+    Returns:
+        The same bytes if nothing in them describes what changed.
+
+    Raises:
+        DecodeError: It describes places in an image in a way that cannot be updated.
+    """
+    has_moved = not all(change.geometry.is_same for change in changes)
+    try:
+        if has_moved:
+            _refuse_name(field)
+        if is_json_field(field):
+            return _follow_json(data, changes, has_moved=has_moved)
+        if has_moved:
+            _refuse_text(field, data)
+    except (ValueError, DecodeError) as err:
+        raise DecodeError(f"{field}: {err}", field=field) from err
+    return data
+
+
+def _follow_json(data: bytes, changes: list[Change], *, has_moved: bool) -> bytes:
+    value = _parse(data)
+    is_coco = isinstance(value, dict) and value.keys() >= _COCO
+    if has_moved and not is_coco:
+        _refuse_places(value, "")
+    if not isinstance(value, dict):
+        return data
+    new = dict(value)
+    if has_moved and is_coco:
+        new |= _coco(value, [change.geometry for change in changes])
+    new |= _derived(value, changes)
+    return data if new == value else to_json(new)
+
+
+def _parse(data: bytes) -> Any:
+    try:
+        return json.loads(data.decode("utf-8-sig"), object_pairs_hook=unique)
+    except RecursionError as err:
+        raise ValueError("it is nested too deeply") from err
+
+
+def _derived(value: dict[str, Any], changes: list[Change]) -> dict[str, Any]:
+    """What described an image before and has to describe it now: `width` and `height`, `bytes`, `sha256`."""
+    known = {name: each for name in ("width", "height", "bytes") if (each := _whole(value.get(name))) is not None}
+    sizes, lengths, digests = [], [], []
+    for change in changes:
+        for move in {change.geometry.move, change.geometry.upright}:
+            before = {"width": move.before.width, "height": move.before.height}
+            if all(known.get(name, size) == size for name, size in before.items()):
+                sizes.append({"width": move.after.width, "height": move.after.height})
+        if known.get("bytes") == len(change.before):
+            lengths.append({"bytes": len(change.after)})
+        if isinstance(value.get("sha256"), str) and value["sha256"].lower() == _sha256(change.before):
+            digests.append({"sha256": _sha256(change.after)})
+    new = _one([name for name in ("width", "height") if name in known], sizes)
+    new |= _one(["bytes"], lengths) | _one(["sha256"], digests)
+    return {name: type(value[name])(each) for name, each in new.items()}
+
+
+def _whole(value: Any) -> int | None:
+    """A whole number, or the text of one, as tables have them."""
+    if isinstance(value, str):
+        return int(value) if value.isascii() and value.isdigit() and len(value) < 20 else None
+    return int(value) if isinstance(value, int | float) and not isinstance(value, bool) and value % 1 == 0 else None
+
+
+def _sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def _one(names: list[str], found: list[dict[str, Any]]) -> dict[str, Any]:
+    """The one new value of each name; nothing where none of the images had the old one."""
+    values = {tuple(each[name] for name in names) for each in found}
+    if len(values) > 1:
+        raise DecodeError(f"several images fit its {' and '.join(names)}, and nothing shows which of them it describes")
+    return dict(zip(names, values.pop(), strict=True)) if values else {}
+
+
+# COCO.
+
+
+def _coco(value: dict[str, Any], geometries: list[Geometry]) -> dict[str, Any]:
+    """`image` and `annotations` of the image as it is now."""
+    image, annotations = value["image"], value["annotations"]
+    if not isinstance(image, dict) or not (
+        isinstance(annotations, list) and all(isinstance(each, dict) for each in annotations)
+    ):
+        raise DecodeError("`image` is not an object, or `annotations` is not a list of objects, as in COCO")
+    _refuse_places({name: each for name, each in value.items() if name not in _COCO}, "")
+    _refuse_places({name: each for name, each in image.items() if name not in {"width", "height"}}, "image")
+    size = None
+    if "width" in image or "height" in image:
+        if not all(type(image.get(name)) is int for name in ("width", "height")):
+            raise DecodeError("image: `width` and `height` are not both whole numbers")
+        size = Size(image["width"], image["height"])
+    places = [_has_places(annotation) for annotation in annotations]
+    if size is None and not any(places):
+        return {}
+    move = only_move(geometries, size)
+    if any(places) and any(geometry.is_cut for geometry in geometries):
+        raise DecodeError("its annotations cannot be cut as --resize-mode crop cuts the image. Use shorter or longer")
+    new_image = image if size is None else image | {"width": move.after.width, "height": move.after.height}
+    return {
+        "image": new_image,
+        "annotations": [_annotation(each, move, f"annotations[{at}]") for at, each in enumerate(annotations)],
+    }
+
+
+_MOVED = {"bbox", "segmentation", "keypoints", "area", "num_keypoints"}
+
+
+def _has_places(annotation: dict[str, Any]) -> bool:
+    return any(annotation.get(name) not in (None, []) for name in ("bbox", "segmentation", "keypoints", "area"))
+
+
+def _annotation(annotation: dict[str, Any], move: Move, where: str) -> dict[str, Any]:
+    _refuse_places({name: value for name, value in annotation.items() if name not in _MOVED}, where)
+    new = dict(annotation)
+    num_pixels = None
+    if (bbox := annotation.get("bbox")) not in (None, []):
+        new["bbox"] = _box(_numbers(bbox, 4, f"{where}.bbox"), move)
+    if (shape := annotation.get("segmentation")) not in (None, []):
+        if isinstance(shape, dict):
+            new["segmentation"], num_pixels = _run_lengths(shape, move, f"{where}.segmentation")
+        elif isinstance(shape, list):
+            at = f"{where}.segmentation"
+            new["segmentation"] = [_points(_numbers(each, 0, at, step=2), move, 2) for each in shape]
+        else:
+            raise DecodeError(f"{where}.segmentation is neither polygons nor run lengths")
+    if (keypoints := annotation.get("keypoints")) not in (None, []):
+        new["keypoints"] = _points(_numbers(keypoints, 0, f"{where}.keypoints", step=3), move, 3)
+    if (area := annotation.get("area")) is not None:
+        if isinstance(area, bool) or not isinstance(area, int | float):
+            raise DecodeError(f"{where}.area is not a number")
+        new["area"] = area * move.area_ratio if num_pixels is None else num_pixels
+    return new
+
+
+def _numbers(values: Any, count: int, where: str, *, step: int = 1) -> list[float]:
+    if (
+        not isinstance(values, list)
+        or any(isinstance(each, bool) or not isinstance(each, int | float) for each in values)
+        or len(values) % step
+        or (count and len(values) != count)
+    ):
+        raise DecodeError(f"{where} is not {f'{count} numbers' if count else f'numbers in groups of {step}'}")
+    return values
+
+
+def _box(bbox: list[float], move: Move) -> list[float]:
+    x, y, width, height = bbox
+    (x0, y0), (x1, y1) = move(x, y), move(x + width, y + height)
+    return [min(x0, x1), min(y0, y1), abs(x1 - x0), abs(y1 - y0)]
+
+
+def _points(values: list[float], move: Move, step: int) -> list[float]:
+    """Points of x, y; or of x, y and visibility, where 0 means that the point has no place."""
+    new: list[float] = []
+    for at in range(0, len(values), step):
+        x, y, *rest = values[at : at + step]
+        new += [x, y, *rest] if rest == [0] else [*move(x, y), *rest]
+    return new
+
+
+def _run_lengths(shape: dict[str, Any], move: Move, where: str) -> tuple[dict[str, Any], int]:
+    """COCO's run-length mask, moved as masks are, and how many pixels it has then."""
+    if set(shape) != {"size", "counts"}:
+        raise DecodeError(f"{where} has other members than size and counts")
+    width, height = move.before
+    if shape["size"] != [height, width]:
+        raise DecodeError(f"{where} has the size {shape['size']!r}, but the image has [{height}, {width}]")
+    counts = shape["counts"]
+    is_text = isinstance(counts, str)
+    lengths = _decode_counts(counts, where) if is_text else counts
+    if (
+        not isinstance(lengths, list)
+        or any(type(each) is not int or each < 0 for each in lengths)
+        or sum(lengths) != width * height
+    ):
+        raise DecodeError(f"{where}.counts are not the run lengths of {width} x {height} pixels")
+    flat = np.repeat(np.arange(len(lengths), dtype=np.int64) % 2, lengths).astype(np.uint8)
+    mask = move.nearest(flat.reshape(width, height).T, 0)
+    new = _lengths(mask.T.reshape(-1))
+    counts = _encode_counts(new) if is_text else new
+    return shape | {"size": [move.after.height, move.after.width], "counts": counts}, int(mask.sum())
+
+
+def _lengths(flat: NDArray[np.uint8]) -> list[int]:
+    ends = [0, *(np.flatnonzero(np.diff(flat)) + 1).tolist(), len(flat)]
+    lengths = [stop - start for start, stop in itertools.pairwise(ends)]
+    return [0, *lengths] if flat[0] else lengths
+
+
+def _decode_counts(text: str, where: str) -> list[int]:
+    """The compressed form of pycocotools (maskApi.c): groups of 5 bits, from the third on less the last but one."""
+    lengths: list[int] = []
+    value = shift = 0
+    for char in text:
+        code = ord(char) - 48
+        if not 0 <= code < 64:
+            raise DecodeError(f"{where}.counts holds {char!r}, which is not part of a run length")
+        value |= (code & 31) << shift
+        shift += 5
+        if not code & 32:
+            if code & 16:
+                value -= 1 << shift
+            lengths.append(value + (lengths[-2] if len(lengths) > 2 else 0))
+            value = shift = 0
+    if shift:
+        raise DecodeError(f"{where}.counts stops inside a run length")
+    return lengths
+
+
+def _encode_counts(lengths: list[int]) -> str:
+    chars: list[str] = []
+    for at, length in enumerate(lengths):
+        value = length - lengths[at - 2] if at > 2 else length
+        while True:
+            code, value = value & 31, value >> 5
+            is_last = value == (-1 if code & 16 else 0)
+            chars.append(chr((code if is_last else code | 32) + 48))
+            if is_last:
+                break
+    return "".join(chars)
+
+
+# Descriptions that are not understood.
+
+
+def _refuse_places(value: Any, where: str) -> None:
+    """Raise `DecodeError` if JSON names places in an image."""
+    for path, name in _members(value, where):
+        raise DecodeError(f"{path!r} says {name!r}, a place in the image, {_REFUSED}")
+
+
+def _members(value: Any, where: str) -> Iterator[tuple[str, str]]:
+    if isinstance(value, list):
+        for at, each in enumerate(value):
+            if isinstance(each, dict | list):
+                yield from _members(each, f"{where}[{at}]")
+    elif isinstance(value, dict):
+        corners = [name for name, each in value.items() if name.lower().replace("_", "") in _CORNERS and _is(each)]
+        if len(corners) > 1:
+            yield f"{where}.{corners[0]}".lstrip("."), corners[0]
+        for name, each in value.items():
+            path = f"{where}.{name}".lstrip(".")
+            is_text = isinstance(each, str) and not any(map(str.isdigit, each))
+            if names_places(name) and each not in (None, [], {}) and not is_text and not _is(each):
+                yield path, name
+            yield from _members(each, path)
+
+
+def _is(value: Any) -> bool:
+    """Whether it is one number, or the text of one."""
+    return isinstance(value, int | float) or (isinstance(value, str) and _NUMBER.fullmatch(value) is not None)
+
+
+def _refuse_name(field: str) -> None:
+    if names_places(field):
+        raise DecodeError(f"its name says that it holds places in the image, {_REFUSED}")
+
+
+def _refuse_text(field: str, data: bytes) -> None:
+    extension = field.rpartition(".")[2]
+    if extension == "xml" and _XML_PLACES.search(data):
+        raise DecodeError(f"it is XML with places in the image, {_REFUSED}")
+    if extension == "txt" and data.strip() and all(map(_YOLO_LINE.fullmatch, data.strip().splitlines())):
+        raise DecodeError(f"it has the lines of YOLO's labels, places in the image, {_REFUSED}")

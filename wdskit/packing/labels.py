@@ -1,0 +1,266 @@
+"""The rule for labels, which every kind of source and `reshard` follow; and the class names that `--classes` reads.
+
+docs/pack.md, "Labels", describes the rule. `--classes` takes a packed folder, its `classes.json`, or a text file with a
+name per line.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import math
+import numbers
+import os
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from wdskit.dataset.classes import CLASSES_NAME, MAX_CLASSES_BYTES, parse_classes, read_classes
+from wdskit.errors import FolderIndexError, PackError, StorageError
+from wdskit.files import describe_missing
+from wdskit.storage.urls import read_bytes
+
+CLASS_FIELD = "cls"
+NO_CLASS = -1
+"""The number of a sample without a class, as data sets of Hugging Face have it."""
+Label: TypeAlias = int | float | str
+"""A whole number, another number, or a name."""
+
+_SHOWN = 5
+_SHOWN_CHARS = 60
+_WHOLE = re.compile(r"\s*([+-]?[0-9]{1,300})(\.0*)?\s*", re.ASCII)
+_DECIMAL = re.compile(r"\s*[+-]?([0-9]{1,300}\.[0-9]+|\.[0-9]+)\s*", re.ASCII)
+_MAX_LABEL = (1 << 63) - 1  # labels become int64
+_MAX_FLOAT = 1 << 53  # the whole numbers up to here are exact as floats
+
+
+def read_label(value: Any) -> Label | None:
+    """What a value means as a label: 2, 2.0, "2" and "2.0" are the same; None, NaN and blank text are no label.
+
+    Returns:
+        An int; a float for a number that is not whole, or too large for a float to be exact; a str for a name; None for
+        no label.
+
+    Raises:
+        ValueError: The value is not a number or text, or is text that is not UTF-8.
+    """
+    if isinstance(value, str):
+        if not value or value.isspace():
+            return None
+        if match := _WHOLE.fullmatch(value):
+            return int(match[1]) if match[2] is None else _of_float(int(match[1]))
+        if _DECIMAL.fullmatch(value):
+            return float(value)
+        if not is_utf8(value):
+            raise ValueError(f"{value!r} holds half of a surrogate pair, which is not text")
+        return value
+    if value is None:
+        return None
+    is_number = not isinstance(value, bool)
+    if is_number and isinstance(value, numbers.Integral):
+        return int(value)
+    if is_number and isinstance(value, numbers.Real):
+        number = float(value)
+        if math.isnan(number):
+            return None
+        return _of_float(int(number)) if number.is_integer() else number
+    shown = repr(value)
+    shown = shown if len(shown) <= _SHOWN_CHARS else f"{shown[:_SHOWN_CHARS]}..."
+    raise ValueError(f"{shown} is a {type(value).__name__}, but a label is one whole number or one name")
+
+
+def _of_float(number: int) -> int | float:
+    return number if abs(number) <= _MAX_FLOAT else float(number)
+
+
+@dataclass(frozen=True)
+class ClassNames:
+    """The classes that there may be.
+
+    Attributes:
+        names: By class number.
+        where: Where they come from, for messages.
+    """
+
+    names: tuple[str, ...]
+    where: str
+
+    @cached_property
+    def numbers(self) -> dict[str, int]:
+        """Number of each class by name."""
+        return {name: number for number, name in enumerate(self.names)}
+
+    @cached_property
+    def _labels(self) -> dict[Label | None, int]:
+        """Number of each class by what its name means as a label."""
+        return {read_label(name): number for number, name in enumerate(self.names)}
+
+    @cached_property
+    def _has_number(self) -> bool:
+        return any(not isinstance(label, str) for label in self._labels)
+
+    def describe(self) -> str:
+        """Number, first names and digest, for the description of a run and its differences to another."""
+        digest = hashlib.sha256("\n".join(self.names).encode()).hexdigest()[:16]
+        names = ", ".join(self.names[:_SHOWN]) + (", ..." if len(self.names) > _SHOWN else "")
+        return f"{names} ({len(self.names)} classes, sha256 {digest})"
+
+    def number(self, label: Label) -> int:
+        """The class number of a label: that of the name; or the number itself, if no name is a number.
+
+        Raises:
+            ValueError: It is neither.
+        """
+        if label in self._labels:
+            return self._labels[label]
+        if label == NO_CLASS:
+            return NO_CLASS
+        if not isinstance(label, int) or self._has_number:
+            raise ValueError(self.refusal(str(label)))
+        if not 0 <= label < len(self.names):
+            raise ValueError(f"{label} is not a number of one of the {len(self.names)} classes of {self.where}")
+        return label
+
+    def refusal(self, name: str, more: str = "") -> str:
+        """What is wrong with a name that is none of them."""
+        shown = ", ".join(self.names[:_SHOWN]) + (", ..." if len(self.names) > _SHOWN else "")
+        near = difflib.get_close_matches(name, self.names, n=1)
+        hint = f" Did you mean `{near[0]}`?" if near else ""
+        return f"{name!r} is not one of the {len(self.names)} classes of {self.where} ({shown}){more}.{hint}"
+
+
+def label_number(value: Any, classes: ClassNames | None) -> int | None:
+    """The number to write into `cls`; None for no label.
+
+    Args:
+        value: As a column or a row has it.
+        classes: Those of `--classes`, or of the column; None where labels are whole numbers.
+
+    Raises:
+        ValueError: The value is not a label, or not one of `classes`.
+    """
+    label = read_label(value)
+    if label is None:
+        return None
+    if classes is not None:
+        return classes.number(label)
+    if not isinstance(label, int) or abs(label) > _MAX_LABEL:
+        what = "a whole number" if isinstance(label, str) else "a whole number of 64 bits"
+        raise ValueError(f"{value!r} is not {what}. Name the classes: --classes FILE")
+    return label
+
+
+def classes_of(values: Iterable[tuple[Any, str]], column: str) -> ClassNames | None:
+    """The classes of a column: its names in the order of their bytes; None where all labels are whole numbers.
+
+    Args:
+        values: Each value with its place, for messages. Values that are not labels are left out: each is an error of
+            its row.
+        column: Its name.
+
+    Raises:
+        PackError: Some labels are whole numbers and others are names.
+    """
+    names: set[str] = set()
+    first: dict[type, str] = {}
+    for value, where in values:
+        if value.__class__ is str and value in names:
+            continue
+        try:
+            label = read_label(value)
+        except ValueError:
+            continue
+        if isinstance(label, str):
+            names.add(label)
+        if isinstance(label, (int, str)) and type(label) not in first:
+            first[type(label)] = f"{value!r} ({where})"
+    if len(first) > 1:
+        msg = f"its column {column!r} has whole numbers, such as {first[int]}, and names, such as {first[str]}"
+        remedy = "Correct one of them, leave cells without a label empty, or list all labels as names: --classes FILE."
+        raise PackError(f"{msg}.\n  {remedy}")
+    return ClassNames(tuple(sorted(names, key=str.encode)), f"the column {column!r}") if names else None
+
+
+def is_utf8(text: str) -> bool:
+    """Whether a text has no half of a surrogate pair: JSON can write one, and `surrogateescape` leaves one for a byte
+    that was no UTF-8.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def find_class_names(classes: str | os.PathLike[str] | Sequence[str] | Mapping[str, int]) -> ClassNames:
+    """The classes that a user names.
+
+    Args:
+        classes: A packed folder, its `classes.json`, or a text file with a name a line in the order of their numbers;
+            or the names in this order; or their numbers by name.
+
+    Raises:
+        PackError: They cannot be read, or are not one name for each number from 0 on.
+    """
+    where = "`classes`"
+    names: list[Any]
+    if isinstance(classes, (str, os.PathLike)):
+        where = os.fsdecode(classes)
+        names = [*_read(where)]
+    elif isinstance(classes, Mapping):
+        by_number = {number: name for name, number in classes.items() if type(number) is int}
+        names = [by_number.get(number) for number in range(len(classes))]
+        if None in names:
+            raise PackError(f"classes: the numbers of the {len(names)} names are not 0 to {len(names) - 1}, each once.")
+    elif isinstance(classes, Iterable):
+        names = [*classes]
+    else:
+        raise PackError(
+            f"classes: {classes!r} is neither a path nor a list of names. Name a packed folder, or pass a list."
+        )
+    if not names or not all(isinstance(name, str) and name for name in names):
+        raise PackError(f"{where}: it holds no classes, or a class without a name. Give each number a name.")
+    return checked_classes(names, where)
+
+
+def checked_classes(names: Sequence[str], where: str) -> ClassNames:
+    """Class names in the order of their numbers.
+
+    Raises:
+        PackError: A name is blank or not UTF-8, or two names mean the same label, such as `1` and `1.0`.
+    """
+    try:
+        labels = [read_label(name) for name in names]
+    except ValueError as err:
+        raise PackError(f"{where}: a class name: {err}. Correct it.") from err
+    if None in labels:
+        raise PackError(f"{where}: the class {labels.index(None)} has no name. Give each number a name.")
+    [(label, count)] = Counter(labels).most_common(1)
+    if count > 1:
+        first, second = [name for name, each in zip(names, labels, strict=True) if each == label][:2]
+        problem = f"the class {first!r} appears twice" + (f", also as {second!r}" if second != first else "")
+        raise PackError(f"{where}: {problem}. Give each number a different name.")
+    return ClassNames(tuple(names), where)
+
+
+def _read(path: str) -> Sequence[str]:
+    if not os.path.exists(path):
+        raise PackError(f"{path}: classes: {describe_missing(str(path), 'file or folder')}")
+    try:
+        if os.path.isdir(path):
+            found = read_classes(Path(path))
+            if found is None:
+                raise PackError(f"{path}: classes: there is no {CLASSES_NAME} in this folder.")
+            return found
+        data = read_bytes(os.path.join(".", path), limit=MAX_CLASSES_BYTES)
+        if path.lower().endswith(".json"):
+            return parse_classes(data, path)
+        return [line.strip() for line in data.decode("utf-8-sig").strip().splitlines()]
+    except UnicodeDecodeError as err:
+        raise PackError(f"{path}: classes: it is not UTF-8. Write one name per line, or use a {CLASSES_NAME}.") from err
+    except (FolderIndexError, StorageError) as err:
+        raise PackError(str(err)) from err

@@ -1,0 +1,97 @@
+"""Whether the pipelines of one configuration mean the same classes by the same labels."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from wdskit.dataset.braces import expand_patterns
+from wdskit.dataset.classes import CLASSES_NAME, first_conflict, read_classes
+from wdskit.dataset.index import folder_has_labels, join_url
+from wdskit.dataset.patterns import find_places, split_url
+from wdskit.errors import FolderIndexError, StorageError
+from wdskit.storage.urls import is_local
+
+_log = logging.getLogger(__name__)
+
+
+def check_pipelines(pipelines: Mapping[str, Sequence[Any]], *, local_only: bool = False) -> None:
+    """Compare the `classes.json` of the folders of all pipelines: a model that is trained by one is judged by another.
+
+    Sources with `classes: any` are left out. A folder that cannot be read is left out with a warning: only one of the
+    pipelines may be meant for this machine. A folder with labels but without a `classes.json` gives a warning: what its
+    labels mean cannot be compared.
+
+    Args:
+        pipelines: The stages of each, its source first.
+        local_only: Whether remote folders are left out too.
+
+    Raises:
+        FolderIndexError: Two folders give one number to two classes, or a `classes.json` does not read.
+    """
+    if len(pipelines) < 2:
+        return
+    seen: list[tuple[str, str, tuple[str, ...]]] = []
+    unnamed: list[tuple[str, str]] = []
+    for pipeline, stages in pipelines.items():
+        for folder in dict.fromkeys(_folders_of(stages)):
+            if local_only and not is_local(folder):
+                continue
+            try:
+                names = read_classes(folder)
+            except StorageError as err:
+                _log.warning("pipeline %s: its classes are not compared with those of the others: %s", pipeline, err)
+                continue
+            if names is None:
+                unnamed.append((pipeline, folder))
+                continue
+            for other, where, others in seen:
+                number = first_conflict(others, names)
+                if number is not None:
+                    paths = join_url(folder, CLASSES_NAME), join_url(where, CLASSES_NAME)
+                    msg = f"pipeline {pipeline}: {paths[0]}: class {number} is {names[number]!r}, but "
+                    msg += f"{others[number]!r} in {paths[1]} of pipeline {other}: one label would mean two classes."
+                    way = "Pack one of them again with the numbers of the other (`wdskit pack --classes`), or set "
+                    raise FolderIndexError(f"{msg}\n  {way}`classes: any` in one of the sources.", folder=folder)
+            seen.append((pipeline, folder, names))
+    for pipeline, folder in unnamed:
+        named = next(((other, where) for other, where, _ in seen if other != pipeline), None)
+        if named is not None and _has_labels(folder):
+            msg = "pipeline %s: %s has labels but no %s, which %s of pipeline %s has: whether their labels mean the "
+            msg += (
+                "same classes is not known.\n  If they do, copy that file there; or set `classes: any` in the source."
+            )
+            _log.warning(msg, pipeline, folder or ".", CLASSES_NAME, named[1] or ".", named[0])
+
+
+def _has_labels(folder: str) -> bool:
+    """True if the index of a folder lists labels. An index that cannot be read is an error when it is used."""
+    try:
+        return folder_has_labels(folder)
+    except (FolderIndexError, StorageError):
+        return False
+
+
+def _folders_of(stages: Sequence[Any]) -> Iterator[str]:
+    """The folders of a pipeline's shards, none for a source that is not wdskit's."""
+    source = stages[0]
+    if getattr(source, "classes", None) != "same":
+        return
+    parts = [source.shards] if source.shards else [part.shards for part in source.mixture]
+    heads = set()
+    for shards in parts:
+        for pattern in expand_patterns(shards):
+            head, name = os.path.split(pattern)
+            if head in heads and name.endswith(".tar"):
+                continue
+            heads.add(head)
+            try:
+                yield from (
+                    [place.folder for place in find_places(pattern)]
+                    if is_local(pattern)
+                    else [split_url(pattern.partition("?")[0])[0]]
+                )
+            except StorageError:  # a folder that is not on this machine has no classes here
+                continue

@@ -1,0 +1,385 @@
+"""`wdskit export`: files next to the shards that other readers need.
+
+`.wdskit.exports` lists the files that were written, their digests, and the digest of the index that they were made
+from. So `verify` reports files that are outdated or damaged, and a file that something else wrote is never replaced.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from wdskit.dataset.index import INDEX_NAME, INFO_NAMES, SIZES_NAME, ShardEntry, read_index
+from wdskit.dataset.lock import lock_folder
+from wdskit.dataset.unfinished import refuse_unfinished
+from wdskit.errors import ConfigError, FolderIndexError, StorageError
+from wdskit.files import DISK, Disk, foreign, is_file_name, make_folders, publish_bytes, read_own, remove_temp_files
+from wdskit.limits import MAX_INDEX_BYTES
+from wdskit.shards.index import local_folder
+from wdskit.shards.parallel import Progress
+from wdskit.storage.urls import LocalFile, read_bytes
+from wdskit.tar.names import split_name as split_key
+from wdskit.tar.walk import TarWalk
+
+KINDS = ("open_clip", "timm", "energon", "dali")
+RECORD_NAME = ".wdskit.exports"
+ENERGON_VERSION = "7.4.1"
+"""The version of Megatron-Energon that was tested with these files."""
+
+_META = ".nv-meta"
+_INFO_NAME, _SPLIT_NAME, _DATASET_NAME = f"{_META}/.info.json", f"{_META}/split.yaml", f"{_META}/dataset.yaml"
+_USERS = (_SPLIT_NAME, _DATASET_NAME)
+"""Where a user says what to train on: these files are not replaced after a change."""
+_OWN_NAMES = frozenset({SIZES_NAME, INFO_NAMES[0], _INFO_NAME, *_USERS})
+_DATASET_YAML = b"__module__: megatron.energon\n__class__: CrudeWebdataset\n"
+
+_TRAIN = "train"
+_SPLITS = ("train", "training", "val", "valid", "validation", "dev", "eval", "test", "testing")
+_PARTS = {"val": "val", "valid": "val", "validation": "val", "dev": "val", "eval": "val", "test": "test"}
+_WORDS = re.compile(r"[-_.]+")
+_NUMBERED = re.compile(r"(.*?)([0-9]+)([^0-9]*)")
+
+
+@dataclass(frozen=True)
+class ExportReport:
+    """What `export` did.
+
+    Attributes:
+        folder: Where the files are.
+        kinds: What they are for.
+        num_files: How many files it wrote, or left because they are up to date.
+        kept: Names of energon's files that a user has changed. They were not replaced.
+    """
+
+    folder: Path
+    kinds: tuple[str, ...]
+    num_files: int
+    kept: tuple[str, ...] = ()
+
+
+def parse_kinds(kinds: str | Sequence[str]) -> tuple[str, ...]:
+    """Return some of `KINDS`, in their order, of names or of a text with commas.
+
+    Raises:
+        ConfigError: A kind is not known.
+    """
+    names = [kind.strip() for kind in kinds.split(",")] if isinstance(kinds, str) else [*kinds]
+    for name in names:
+        if name not in KINDS:
+            hint = " wids reads index.json as it is." if name == "wids" else ""
+            known = ", ".join(KINDS)
+            raise ConfigError(f"export: {name!r} is not a kind of file for another reader. Known are {known}.{hint}")
+    return tuple(kind for kind in KINDS if kind in names)
+
+
+def export(
+    folder: str | Path,
+    kinds: str | Sequence[str],
+    *,
+    split_name: str = "",
+    progress: Progress | None = None,
+    disk: Disk = DISK,
+) -> ExportReport:
+    """Write the files that other readers need next to the shards: `wdskit export`.
+
+    The files are made from the folder's index, those of DALI also from the headers of the shards. Files of the same
+    kind are replaced if wdskit wrote them; the files of other kinds that were exported before are written again too.
+
+    Args:
+        folder: A local folder with an index.
+        kinds: For which readers: `open_clip` (sizes.json), `timm` (_info.json), `energon` (.nv-meta/) and `dali` (one
+            .idx per shard). wids and webdataset need none.
+        split_name: The split of all shards, for timm and energon. Default: the last word of each shard's name.
+        progress: Called after each shard whose headers were read, with the number of bytes done and of all bytes.
+        disk: Performs the file operations; tests replace it.
+
+    Raises:
+        ConfigError: A kind is not known.
+        FolderIndexError: The folder has no index, `pack` has not finished here, another process is writing here, or
+            another program's file has a needed name.
+        ShardError: A shard is damaged.
+        StorageError: The folder does not exist or cannot be written.
+    """
+    wanted = parse_kinds(kinds)
+    if not wanted:
+        raise ConfigError(f"export: no kind of file for another reader. Known are {', '.join(KINDS)}.")
+    if not split_name.isprintable():
+        raise ConfigError(f"split_name: {split_name!r} holds characters that cannot be printed.")
+    path = local_folder(folder, command="export", done="exported")
+    try:
+        with lock_folder(path):
+            refuse_unfinished(path)
+            remove_temp_files(path, disk=disk)
+            return _export(path, wanted, split_name, progress, disk)
+    except OSError as err:
+        raise StorageError(f"{path}: cannot be written: {err.strerror}.", url=str(path)) from err
+
+
+class _Record(NamedTuple):
+    """What is known of exported files: `files` are their digests by name, the last one that of the finished file."""
+
+    index_sha256: str
+    kinds: tuple[str, ...]
+    split_name: str
+    files: dict[str, list[str]]
+
+    def to_json(self) -> bytes:
+        return (json.dumps(self._asdict(), ensure_ascii=False, indent=0) + "\n").encode()
+
+
+def _export(path: Path, kinds: tuple[str, ...], split_name: str, progress: Progress | None, disk: Disk) -> ExportReport:
+    entries = read_index(path).entries
+    index = hashlib.sha256(read_bytes(str(path / INDEX_NAME), limit=MAX_INDEX_BYTES)).hexdigest()
+    before = _read_record(path) or _Record("", (), "", {})
+    kinds = tuple(kind for kind in KINDS if kind in {*kinds, *before.kinds})
+    split_name = split_name or before.split_name
+    for name in sorted(entry.name for entry in entries) if "dali" in kinds else ():
+        if (owner := name.removesuffix(".tar")).endswith(".tar"):
+            msg = f"{path / name}: its file for dali would be {owner}.idx, which is the name of the offsets of {owner}."
+            raise FolderIndexError(f"{msg}\n  Rename the shard.", folder=str(path))
+    _check_meta(path)
+    if "energon" in kinds:
+        make_folders(path / _META, disk=disk)
+        remove_temp_files(path / _META, disk=disk)
+    small = dict(_folder_files(entries, kinds, split_name))
+    dali_names = [_dali_name(entry.name) for entry in entries] if "dali" in kinds else []
+    kept = _changed_by_user(path, before, small)
+    for name in (*small, *dali_names):
+        if name in kept or name in before.files or not os.path.lexists(path / name):
+            continue
+        if name not in small or read_own(path / name) != small[name]:
+            msg = f"{path / name}: this file exists already, and wdskit did not write it. It was not overwritten."
+            raise FolderIndexError(f"{msg}\n  Move it away.", folder=str(path))
+    # Until the end the record says that the files match no index, and which digests they may have.
+    files = {name: before.files.get(name, []) for name in (*before.files, *small, *dali_names)}
+    files |= {name: [*files[name], _digest(data)] for name, data in small.items() if name not in kept}
+    publish_bytes(path / RECORD_NAME, _Record("", kinds, split_name, files).to_json(), disk=disk)
+    for name, data in small.items():
+        if name not in kept:
+            publish_bytes(path / name, data, disk=disk)
+    total, done = sum(entry.num_bytes for entry in entries), 0
+    for entry, name in zip(entries, dali_names, strict=False):
+        data = dali_index(path / entry.name)
+        publish_bytes(path / name, data, disk=disk)
+        files[name] = [_digest(data)]
+        done += entry.num_bytes
+        if progress:
+            progress(done, total)
+    for name in before.files.keys() - {*small, *dali_names}:  # of shards that are gone
+        disk.remove(path / name)
+    files = {name: files[name][-1:] for name in (*small, *dali_names)}
+    publish_bytes(path / RECORD_NAME, _Record(index, kinds, split_name, files).to_json(), disk=disk)
+    return ExportReport(path, kinds, len(files) - len(kept), tuple(sorted(kept)))
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def _check_meta(path: Path) -> None:
+    """Refuse to write or remove files through a link in place of energon's folder."""
+    if (path / _META).is_symlink():
+        raise FolderIndexError(foreign(path / _META, "is a link"), folder=str(path))
+
+
+def _changed_by_user(path: Path, before: _Record, small: dict[str, bytes]) -> set[str]:
+    """Return the names of energon's existing files whose bytes differ from what wdskit wrote."""
+    found = {name: read_own(path / name) for name in _USERS if name in small and os.path.lexists(path / name)}
+    return {
+        name
+        for name, data in found.items()
+        if data is not None and data != small[name] and _digest(data) not in before.files.get(name, ())
+    }
+
+
+def _read_record(folder: Path) -> _Record | None:
+    """What was exported into a folder; None if nothing was, or if the file is not one that wdskit wrote."""
+    try:
+        found = _Record(**json.loads(read_own(folder / RECORD_NAME) or b""))
+        texts = [found.index_sha256, found.split_name, *found.kinds, *found.files]
+        texts += [digest for digests in found.files.values() for digest in digests]
+    except (ValueError, TypeError, AttributeError, RecursionError):
+        return None
+    if not all(isinstance(text, str) for text in texts) or not {*found.kinds} <= {*KINDS}:
+        return None
+    others = [name for name in found.files if name not in _OWN_NAMES]
+    if not all(is_file_name(name) and name.endswith(".idx") and not name.endswith(".tar.idx") for name in others):
+        return None  # neither a name of another folder nor the offsets of a shard are ever used
+    return found
+
+
+def remove_exports(folder: Path, disk: Disk) -> None:
+    """Remove the files that were exported into a folder, apart from files of energon that a user has changed. The
+    folder is locked.
+
+    Raises:
+        FolderIndexError: There is a link in place of energon's folder.
+    """
+    record = _read_record(folder)
+    if record is None:
+        return
+    _check_meta(folder)
+    for name, digests in record.files.items():
+        if name not in _USERS or _digest(read_own(folder / name) or b"") in digests:
+            disk.remove(folder / name)
+    disk.remove(folder / RECORD_NAME)
+
+
+def outdated(folder: Path) -> str:
+    """A sentence about exported files that are older than the folder's index, with what to do; "" if none are."""
+    record = _read_record(folder)
+    if record is None or not (folder / INDEX_NAME).exists():
+        return ""
+    if record.index_sha256 == _digest(read_bytes(str(folder / INDEX_NAME), limit=MAX_INDEX_BYTES)):
+        return ""
+    kinds = ",".join(record.kinds)
+    return f"The files for {kinds} are older than the index. Run `wdskit export {folder} --for {kinds}`."
+
+
+def export_problems(folder: Path) -> Iterator[tuple[str, str]]:
+    """File and problem of each exported file that is outdated, damaged or missing."""
+    record = _read_record(folder)
+    if record is None:
+        return
+    problem = outdated(folder)
+    if problem:
+        yield str(folder / RECORD_NAME), problem.rstrip(".")
+        return
+    for name, digests in record.files.items():
+        path = folder / name
+        if not path.is_file():
+            yield str(path), "this is not a file" if path.exists() else "it is missing"
+        elif name not in _USERS and _digest(read_bytes(str(path), limit=MAX_INDEX_BYTES)) not in digests:
+            yield str(path), "it is not what `wdskit export` wrote"
+
+
+# What each program reads.
+
+
+def _folder_files(entries: Sequence[ShardEntry], kinds: Sequence[str], split_name: str) -> Iterator[tuple[str, bytes]]:
+    """Name and bytes of the files of all shards together."""
+    if "open_clip" in kinds:
+        lines = ",\n".join(f"{json.dumps(one.name, ensure_ascii=False)}: {one.num_samples}" for one in entries)
+        yield SIZES_NAME, f"{{\n{lines}\n}}\n".encode()
+    if "timm" in kinds:
+        splits = {
+            split: {
+                "name": split,
+                "num_samples": sum(one.num_samples for one in found),
+                "filenames": [one.name for one in found],
+                "shard_lengths": [one.num_samples for one in found],
+                "alt_label": "",
+            }
+            for split, found in _shards_by_split(entries, split_name).items()
+        }
+        yield INFO_NAMES[0], (json.dumps({"splits": splits}, ensure_ascii=False, indent=1) + "\n").encode()
+    if "energon" in kinds:
+        counts = {one.name: one.num_samples for one in entries if one.num_samples}  # it refuses shards without samples
+        info = {"energon_version": ENERGON_VERSION, "shard_counts": counts}
+        yield _INFO_NAME, (json.dumps(info, ensure_ascii=False, indent=2) + "\n").encode()
+        yield _SPLIT_NAME, _split_yaml(entries, split_name)
+        yield _DATASET_NAME, _DATASET_YAML
+
+
+def _split_yaml(entries: Sequence[ShardEntry], split_name: str) -> bytes:
+    parts: dict[str, list[str]] = {_TRAIN: [], "val": [], "test": []}
+    for split, found in _shards_by_split(entries, split_name).items():
+        part = _PARTS.get(split.lower(), "test" if split.lower() == "testing" else _TRAIN)
+        parts[part] += [one.name for one in found if one.num_samples]
+    bad = next((one.name for one in entries if re.search(r"[{}\\]", one.name)), None)
+    if bad is not None:
+        raise FolderIndexError(f"{bad}: energon reads a name with {{, }} or \\ as a pattern.\n  Rename the shard.")
+    lines = ["split_parts:"]
+    for part, names in parts.items():
+        lines.append(f"  {part}:" if names else f"  {part}: []")
+        lines += [f"  - {json.dumps(name, ensure_ascii=False)}" for name in _collapse(names)]
+    return ("\n".join([*lines, "exclude: []"]) + "\n").encode()
+
+
+def _collapse(names: Sequence[str]) -> Iterator[str]:
+    """The names in their order, each run of consecutive numbers with as many digits as one brace pattern."""
+    first: re.Match[str] | None = None
+    last: re.Match[str] | None = None
+    for name in names:
+        match = _NUMBERED.fullmatch(name)
+        if first and last:
+            is_next = match is not None and (match[1], match[3], len(match[2])) == (last[1], last[3], len(last[2]))
+            if match is not None and is_next and int(match[2]) == int(last[2]) + 1:
+                last = match
+                continue
+            yield _pattern(first, last)
+        if match is None:
+            yield name
+        first = last = match
+    if first and last:
+        yield _pattern(first, last)
+
+
+def _pattern(first: re.Match[str], last: re.Match[str]) -> str:
+    number = first[2] if first is last else f"{{{first[2]}..{last[2]}}}"
+    return f"{first[1]}{number}{first[3]}"
+
+
+def _shards_by_split(entries: Sequence[ShardEntry], split_name: str) -> dict[str, list[ShardEntry]]:
+    """The shards of each split, in the order of the index."""
+    splits: dict[str, list[ShardEntry]] = {}
+    for one in entries:
+        splits.setdefault(split_name or split_of(one.name), []).append(one)
+    return splits
+
+
+def split_of(name: str) -> str:
+    """The split that a shard's name says: its last word before the number, if that is one; else `train`.
+
+    `imagenet1k-validation-0003.tar` is of `validation`, `photos-000000.tar` of `train`.
+    """
+    words = _WORDS.split(name.removesuffix(".tar").lower())
+    last = next((word for word in reversed(words) if not word.isdecimal()), "")
+    return last if last in _SPLITS else _TRAIN
+
+
+def _dali_name(shard: str) -> str:
+    return f"{shard.removesuffix('.tar')}.idx"
+
+
+def dali_index(shard: Path) -> bytes:
+    """DALI's index of a shard: one line per sample with extension, offset, size and name of each field.
+
+    Version 1.2 ends each field with the member's name, which a space in it breaks; 1.1 has no names and the same
+    offsets. Format: docs.nvidia.com/deeplearning/dali/user-guide/docs/examples/general/data_loading/
+    dataloading_webdataset.html
+
+    Raises:
+        FolderIndexError: A field has white space in its name, which no version can hold.
+        ShardError: The shard is damaged.
+    """
+    samples: list[list[tuple[str, str]]] = []
+    last, with_names = None, True
+    with contextlib.closing(LocalFile(str(shard))) as file:
+        for name, _, span in TarWalk(file.read_at, file.num_bytes, shard=str(shard)):
+            with_names &= not _has_space(name)
+            split = split_key(name)
+            if split is None:
+                continue
+            extension = name[len(split[0]) + 1 :]  # as it is written
+            if _has_space(extension):
+                msg = f"{shard}: DALI's index cannot hold the field {extension!r}, which has white space in its name."
+                raise FolderIndexError(f"{msg}\n  Rename the field.", folder=str(shard.parent))
+            if split[0] != last:
+                samples.append([])
+            samples[-1].append((f"{extension} {span.offset} {span.size}", name))
+            last = split[0]
+    words: Callable[[tuple[str, str]], str] = " ".join if with_names else lambda field: field[0]
+    lines = [f"v1.{2 if with_names else 1} {len(samples)}", *(" ".join(map(words, fields)) for fields in samples)]
+    return ("\n".join(lines) + "\n").encode()
+
+
+def _has_space(name: str) -> bool:
+    return any(map(str.isspace, name))

@@ -1,0 +1,201 @@
+"""What is known about a value: whether an array is an image, and whether its numbers are those of a mask.
+
+A mark belongs to the value, not to its name or place: decoders and image stages mark what they make, and an array, a
+tensor or a PIL image keeps its mark wherever a stage or a function moves it. A batch puts the channels of images first
+and resizes no mask by blending. The name of a field decides only for values without a mark.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from wdskit.codecs.fields import NPY_FIELDS
+from wdskit.codecs.formats import is_image_field
+
+T = TypeVar("T")
+IMAGE_CHANNELS = frozenset({1, 3, 4})
+
+
+@dataclass(frozen=True)
+class Mark:
+    """What is known about one value.
+
+    Attributes:
+        layout: "image": an array (height, width[, channels]) or a tensor ([channels, ]height, width). "array": it is
+            stacked as it is. "lost": a function made it in place of an image. None: unknown.
+        is_mask: Its numbers are classes or depths: no transform may blend or scale them.
+        changed: Why its numbers are not those that its file stores, as a sentence; "" if they may be.
+    """
+
+    layout: Literal["image", "array", "lost"] | None
+    is_mask: bool = False
+    changed: str = ""
+
+
+IMAGE = Mark("image")
+MASK = Mark("image", is_mask=True)
+ARRAY = Mark("array")
+_LOST = Mark("lost")
+
+
+class _Reference(weakref.ref[Any]):
+    """A weak reference to a value with its mark."""
+
+    __slots__ = ("key", "mark")
+    key: int
+    mark: Mark
+
+
+_REFERENCES: dict[int, _Reference] = {}
+"""By the identity of the value; an entry ends with its value."""
+
+
+def _forget(reference: weakref.ref[Any], references: dict[int, _Reference] = _REFERENCES) -> None:
+    references.pop(reference.key, None)  # type: ignore[attr-defined]  # the value's memory is not free before this ends
+
+
+def marked(value: T, mark: Mark) -> T:
+    """The value itself, with this mark: an array, a tensor or a PIL image."""
+    reference = _Reference(value, _forget)
+    reference.key, reference.mark = id(value), mark
+    _REFERENCES[reference.key] = reference
+    return value
+
+
+def mark_of(value: object) -> Mark | None:
+    """The value's mark, None if it has none."""
+    reference = _REFERENCES.get(id(value))
+    return reference.mark if reference is not None and reference() is value else None
+
+
+def names_image(field: str) -> bool:
+    """Whether a field of a sample holds an image by its name."""
+    return not field.startswith("__") and is_image_field(field)
+
+
+def layout_of_name(field: object) -> Literal["image", "array"] | None:
+    """The layout that a field's name promises for values without a mark."""
+    if not isinstance(field, str) or field.startswith("__"):
+        return None
+    if is_image_field(field):
+        return "image"
+    return "array" if field.rpartition(".")[2].lower() in NPY_FIELDS else None
+
+
+def is_image_in(field: str, value: object) -> bool:
+    """Whether a field of a sample holds an image: by the value's mark, or by the field's name if it has none."""
+    mark = mark_of(value)
+    return not field.startswith("__") and (is_image_field(field) if mark is None else mark.layout == "image")
+
+
+def may_be_image(array: NDArray[Any]) -> bool:
+    """Whether it is of a shape and kind that could be an image with channels, or else something with three axes."""
+    is_pixels = array.dtype == np.uint8 or array.dtype.kind == "f"
+    return is_pixels and array.ndim == 3 and array.shape[2] in IMAGE_CHANNELS
+
+
+Known = list[tuple[object, Any, Mark | None]]
+"""Slot, value and mark of each marked value of a sample, and of its other arrays and tensors."""
+
+
+def marks_in(sample: Any) -> Known:
+    """The values of a sample with their marks; none if no value is marked."""
+    found: Known = []
+    for slot, item in _items(sample):
+        mark = mark_of(item)
+        if mark is not None or isinstance(item, np.ndarray) or hasattr(item, "untyped_storage"):
+            found.append((slot, item, mark))
+    return found if any(mark for _, _, mark in found) else []
+
+
+def hand_on(known: Known, result: Any) -> Any:
+    """A function's result, in which the values that it made from marked ones are marked.
+
+    A view or a copy of a value has its mark. A new value under the same name of a dict, or in place of the one value
+    that the function took, has the mark of the value before. A new array at the place of an image in a tuple is marked
+    as lost: nothing shows what it is.
+
+    Args:
+        known: Of what the function took.
+        result: What it returned. Its own objects get no mark, since the function may return them anywhere else: marked
+            are new views of them, in a new dict or tuple.
+    """
+    changed = {}
+    if known:
+        for slot, item in _items(result) if not isinstance(result, list) else ():
+            if (isinstance(item, np.ndarray) or hasattr(item, "untyped_storage")) and mark_of(item) is None:
+                mark = _mark_from(known, slot, item)
+                if mark is not None:
+                    changed[slot] = marked(item[...], mark)
+    if not changed:
+        return result
+    if isinstance(result, dict):
+        return {**result, **changed}
+    if isinstance(result, tuple):
+        items = (changed.get(place, item) for place, item in enumerate(result))
+        return result._make(items) if hasattr(result, "_make") else tuple(items)
+    return changed[None]
+
+
+def _mark_from(known: Known, slot: object, item: Any) -> Mark | None:
+    for same in (_is_part, _is_copy):
+        found = {mark: at == slot for at, value, mark in known if same(item, value)}
+        if found:
+            return max(found, key=lambda mark: (found[mark], mark is not None and mark.is_mask))
+    if any(mark is not None and mark.is_mask and _shares_numbers(item, value) for _, value, mark in known):
+        return Mark(None, is_mask=True)
+    before, value = next(((mark, value) for at, value, mark in known if at == slot), (None, None))
+    similar = [other for _, other, _ in known if _form(other) == _form(item)]
+    if before is None or (similar and _form(value) != _form(item)):
+        return None  # it is rather made from a value under another name
+    if isinstance(slot, int):
+        return _LOST if before.layout != "array" and isinstance(item, np.ndarray) else None
+    is_float = item.dtype.kind == "f" if isinstance(item, np.ndarray) else item.dtype.is_floating_point
+    return None if before.is_mask and is_float else before
+
+
+def _form(value: Any) -> tuple[object, ...]:
+    return type(value), getattr(value, "dtype", None), getattr(value, "ndim", None)
+
+
+def _is_part(item: Any, value: Any) -> bool:
+    """Whether it is a view of some rows and columns of the value, in any order."""
+    if type(item) is not type(value) or item.ndim != value.ndim or item.dtype != value.dtype:
+        return False
+    if isinstance(item, np.ndarray):
+        return (item.ndim < 3 or item.shape[2] == value.shape[2]) and np.may_share_memory(item, value)
+    return (item.ndim < 3 or item.shape[0] == value.shape[0]) and _storage(item) == _storage(value)
+
+
+def _is_copy(item: Any, value: Any) -> bool:
+    if type(item) is not type(value) or item.shape != value.shape or item.dtype != value.dtype or not item.shape:
+        return False
+    if isinstance(item, np.ndarray):
+        return np.array_equal(item[:1], value[:1]) and np.array_equal(item, value)
+    return bool(item.device == value.device and (item == value).all())
+
+
+def _shares_numbers(item: Any, value: Any) -> bool:
+    """Whether a tensor is in the memory of an array."""
+    is_tensor_of_array = hasattr(item, "untyped_storage") and isinstance(value, np.ndarray)
+    return is_tensor_of_array and bool(item.data_ptr() == value.ctypes.data)
+
+
+def _storage(tensor: Any) -> int:
+    return int(tensor.untyped_storage().data_ptr())
+
+
+def _items(value: Any) -> Iterator[tuple[object, Any]]:
+    """The slots of a sample and their values; a bare value has the slot None."""
+    if isinstance(value, dict):
+        yield from value.items()
+    elif isinstance(value, (tuple, list)):
+        yield from enumerate(value)
+    else:
+        yield None, value
