@@ -173,7 +173,7 @@ def test_the_oldest_versions_that_are_allowed_work(built: tuple[Path, Path], tmp
     python = tmp_path / "venv" / "bin" / "python"
     pip = [sys.executable, "-m", "pip", "--python", python, "install", "--quiet"]
     client = "httpx<0.27"  # of the oldest Starlette's tests
-    tools = ["pytest", "pytest-xdist", "hypothesis", "psutil", "matplotlib", client]
+    tools = ["pytest", "pytest-xdist", "hypothesis", "psutil", client]
     run(*pip, wheel, *oldest, *tools, cwd=tmp_path)
     run(*pip, "--no-deps", "scikit-image", cwd=tmp_path)  # the photographs, not what draws on them
     # Of others, which warn about each other.

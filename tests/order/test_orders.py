@@ -12,7 +12,6 @@ from wdskit.order.exact import ExactOrder
 from wdskit.order.mixture import MixtureOrder
 from wdskit.order.resampled import ResampledOrder
 from wdskit.order.sequential import SequentialOrder
-from wdskit.order.shares import Shares
 
 COUNTS = st.lists(st.integers(0, 30), min_size=1, max_size=12).filter(any)
 
@@ -182,12 +181,3 @@ def test_weights_that_mean_nothing_are_refused(weights):
 def test_counts_that_mean_nothing_are_refused(counts):
     with pytest.raises(ValueError, match=r"count|sample"):
         ExactOrder(counts, seed=0)
-
-
-@pytest.mark.parametrize("change", ["step", "linear"])
-def test_what_stands_before_a_position_is_counted(change):
-    """As many of each part as taking every position finds, in and between pieces and blocks."""
-    shares = Shares([{0: 1.0, 7000: 0.2, 9001: 3}, {0: 0.5}, {0: 2}], change=change)
-    parts, _ = shares.take(np.arange(12_000))
-    for position in [*range(0, 12_000, 97), 6999, 7000, 7001, 9000, 9001, 9002]:
-        assert shares.before(position).tolist() == np.bincount(parts[:position], minlength=3).tolist()

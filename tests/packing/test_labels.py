@@ -8,7 +8,6 @@ import pytest
 from images import make_folder
 from shards import samples_in
 
-import wdskit
 from wdskit import PackError, Pipeline, pack
 from wdskit.dataset.classes import read_classes
 from wdskit.dataset.index import read_index
@@ -112,4 +111,3 @@ def test_a_class_called_like_a_split_stands_among_others(tmp_path):
     pack(make_folder(tmp_path / "vehicles", {"bus": 1, "train": 1}), tmp_path / "out")
     assert read_classes(tmp_path / "out") == ("bus", "train")
     assert [entry.num_samples for entry in read_index(tmp_path / "out").entries] == [2]
-    assert wdskit.plan(Pipeline().exact(str(tmp_path / "out")).batched(2), quality=True).quality.num_classes == 2

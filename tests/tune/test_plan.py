@@ -8,15 +8,19 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from shards import write_numbers
 
 import wdskit
 from wdskit.dataset.index import ShardEntry, write_index
 from wdskit.errors import ConfigError, FolderIndexError, PipelineError
-from wdskit.order.lanes import cuts_of
+from wdskit.order.base import DEPTHS
+from wdskit.order.deal import dealt
+from wdskit.order.exact import ExactOrder
+from wdskit.order.steps import Steps
 from wdskit.shards.index import index_folder
-from wdskit.tune.plan import LanesPlan, fitting_lanes
-from wdskit.tune.reads import Nodes
+from wdskit.tune.plan import LanesPlan, fitting_lanes, lanes_of_nodes
 
 
 @pytest.fixture(scope="module")
@@ -67,24 +71,29 @@ def test_steps_and_tail_are_the_loaders(folder, kind, tail, world_size):
     assert found.global_batch == 4 * world_size
 
 
-@pytest.mark.parametrize("epoch", [0, 3])
-@pytest.mark.parametrize(("world_size", "batch"), [(1, 4), (2, 10), (5, 4)])
-def test_shards_and_bytes_of_a_rank_are_those_it_reads(folder, world_size, batch, epoch):
-    """Each node of one rank has its own lanes here, so the closed form is exact."""
-    options = {"lanes": 20 if world_size > 1 else 12}
-    found = plan(folder, options=options, batch=batch, world_size=world_size, gpus_per_node=1, epoch=epoch)
-    stops = np.cumsum([9, 0, 30, 14, 7, 40])
-    sizes = np.array([(folder / f"s-{at:03d}.tar").stat().st_size for at in range(6)])
-    shards, num_bytes = [], []
-    for rank in range(world_size):
-        numbers, _ = numbers_of(folder, options, rank, world_size, epoch, batch=batch)
-        at = np.searchsorted(stops, numbers, side="right")
-        shards.append(len(set(at.tolist())))
-        num_bytes.append((sizes / [9, 1, 30, 14, 7, 40])[at].sum())
-    assert found.rank_shards == pytest.approx((min(shards), np.mean(shards), max(shards)))
-    assert found.rank_bytes == pytest.approx((min(num_bytes), np.mean(num_bytes), max(num_bytes)))
+def test_the_shards_are_those_that_are_read(folder):
+    found = plan(folder)
+    sizes = [(folder / f"s-{at:03d}.tar").stat().st_size for at in (0, 2, 3, 4, 5)]
     assert found.num_shards == 5  # one is empty
-    assert found.num_bytes == pytest.approx(sizes.sum() - sizes[1], abs=1)
+    assert found.num_bytes == pytest.approx(sum(sizes), abs=1)
+    assert found.downloads is None  # no shard is in a store
+    twice = {"exact": {"mixture": [{"shards": str(folder), "repeat": 2}]}}
+    assert wdskit.plan(config({"batched": 4}, **twice)).num_samples == 200
+
+
+@given(num_lanes=st.integers(1, 40), num_nodes=st.integers(2, 8), node_batch=st.integers(1, 9), is_dealt=st.booleans())
+def test_nodes_take_from_the_lanes_that_the_plan_names(num_lanes, num_nodes, node_batch, is_dealt):
+    """Exactly, if an epoch is long enough."""
+    order = ExactOrder([num_lanes * num_nodes * node_batch], seed=1, lanes=num_lanes, window=3)
+    steps = Steps(order.num_samples, node_batch, num_nodes, "drop" if is_dealt else "pad")
+    there = np.zeros((num_nodes, num_lanes), dtype=bool)
+    for step in range(len(steps)):
+        for node in range(num_nodes):
+            positions = dealt(order, 0, steps, step, rank=node)
+            _, depths = order.locate(positions)
+            there[node, -(-depths * num_lanes // DEPTHS)] = True
+    found = lanes_of_nodes(num_lanes, num_nodes, steps.global_batch, is_dealt=is_dealt)
+    assert found.sum(axis=1).tolist() == there.sum(axis=1).tolist()
 
 
 def test_lanes_that_nodes_share_are_a_warning(folder):
@@ -105,70 +114,39 @@ def test_lanes_that_nodes_share_are_a_warning(folder):
 def test_each_node_has_its_own_of_fitting_lanes_and_of_none_nearer():
     for num_nodes in range(2, 20):
         for factor, num_lanes in ((1, 40), (8, 40), (12, 7), (64, 240)):
-            nodes = Nodes(num_nodes, num_nodes * factor)
-            fits = [each for each in range(1, 1000) if each % num_nodes == 0 and nodes.batch % each == 0]
+            batch = num_nodes * factor
+            fits = [each for each in range(1, 1000) if each % num_nodes == 0 and batch % each == 0]
             for each in fits:
-                assert ((nodes.shares(cuts_of(each)) > 0).sum(axis=0) == 1).all()
-            near = fitting_lanes(num_lanes, nodes)
+                assert (lanes_of_nodes(each, num_nodes, batch).sum(axis=0) == 1).all()
+            near = fitting_lanes(num_lanes, num_nodes, batch)
             below, above = ([each for each in fits if sign * each >= sign * num_lanes] for sign in (-1, 1))
             assert set(near) == {*below[-1:], *(each for each in above[:1] if each < 4 * num_lanes + num_nodes)}
 
 
-def test_a_mixture_has_shares_and_repeats(folder):
+def test_a_mixture_has_the_length_of_its_epoch(folder):
     parts = [
         {"shards": str(folder), "weight": 3, "range": ["0%", "50%"]},
         {"shards": str(folder / "s-005.tar"), "weight": 2},
     ]
     source = {"mixture": parts, "lanes": 12, "window": 5}
     found = wdskit.plan(config({"batched": 4}, {"with_epoch": 50}, exact=source), world_size=3)
-    assert [part.name for part in found.parts] == [f"{folder} range 0% to 50%", str(folder / "s-005.tar")]
-    assert [part.share_ratio for part in found.parts] == [0.6, 0.4]
-    assert [part.repeats for part in found.parts] == [360 / 50, 240 / 40]
-    assert [part.num_samples for part in found.parts] == [50, 40]
-    assert [part.num_shards for part in found.parts] == [3, 1]
-    assert (found.steps, found.num_samples) == (50, 600)
-    assert found.rank_shards == pytest.approx((4, 4, 4), abs=0.1)
-    assert found.rank_bytes.mean == pytest.approx(sum(p.num_bytes * p.repeats for p in found.parts) / 3, rel=0.02)
-
-
-def test_a_schedule_makes_epochs_differ(folder):
-    parts = [{"shards": str(folder), "weight": {0: 1, 400: 0}}, {"shards": str(folder), "weight": 1}]
-    source = {"mixture": parts}
-    shares = [
-        [part.share_ratio for part in wdskit.plan(config({"with_epoch": 400}, exact=source), epoch=epoch).parts]
-        for epoch in (0, 1)
-    ]
-    assert shares == [[0.5, 0.5], [0, 1]]
-
-
-def test_repeats_of_a_finite_mixture(folder):
+    assert (found.steps, found.num_samples, found.num_shards) == (50, 600, 4)
     parts = [{"shards": str(folder), "repeat": 2}, {"shards": str(folder / "s-005.tar"), "repeat": 1}]
     found = wdskit.plan(config({"batched": 4}, exact={"mixture": parts, "tail": "pad"}))
-    assert [part.repeats for part in found.parts] == [2, 1]
-    assert found.num_samples == 240
+    assert (found.num_samples, found.num_shards) == (240, 11)
 
 
-def test_too_many_open_shards_and_a_large_tail_are_warnings(tmp_path):
-    write_numbers(tmp_path, [1] * 600)
-    index_folder(tmp_path, workers=1)
-    found = wdskit.plan(config({"batched": 320}, exact=str(tmp_path)))
-    assert found.open_shards == 600
-    opened, dropped = found.warnings
-    assert opened.startswith("a rank reads from 600 shards at a time, and a process keeps 512 open where `ulimit -n`")
+def test_a_large_tail_is_a_warning(folder):
+    (dropped,) = plan(folder, batch=60).warnings
     assert dropped == (
-        "280 of 600 samples are dropped in each epoch (46.7%): they do not fill a batch of 320 on each of 1 ranks.\n"
+        "40 of 100 samples are dropped in each epoch (40.0%): they do not fill a batch of 60 on each of 1 ranks.\n"
         "  Use smaller batches, or `tail: pad`, which uses all samples."
     )
 
 
-def test_a_node_holds_the_windows_of_its_lanes(folder):
-    found, alone, every = (
-        plan(folder, world_size=12, gpus_per_node=num, batch=1, options={"window": 100}) for num in (3, 1, 99)
-    )
-    assert alone.open_shards <= found.open_shards <= every.open_shards == 5
-    assert alone.node_bytes < found.node_bytes < every.node_bytes == every.num_bytes
-    assert [each.gpus_per_node for each in (found, alone, every)] == [3, 1, 12]
-    assert plan(folder, world_size=12, gpus_per_node=8, batch=1).gpus_per_node == 6
+def test_ranks_per_node_divide_all_ranks(folder):
+    found = [plan(folder, world_size=12, gpus_per_node=most, batch=1).gpus_per_node for most in (3, 1, 99, 8)]
+    assert found == [3, 1, 12, 6]
 
 
 def test_global_sizes_that_do_not_divide_are_refused(folder):
@@ -201,18 +179,13 @@ def test_a_plan_of_many_shards_is_quick(tmp_path):
             break
     assert min(seconds) < 0.5
     assert found.num_samples == sum(entry.num_samples for entry in entries)
-    assert found.rank_shards.least > 100_001 / 16
 
 
-def test_streams_have_shards_of_ranks_and_workers(folder):
+def test_streams_have_the_steps_of_with_epoch(folder):
     stages = ["split_by_node", "split_by_worker", {"map": "unheard_of"}, {"batched": 4}, {"with_epoch": 7}]
     found = wdskit.plan(config(*stages, stream=str(folder)), world_size=2, workers=2)
-    assert (found.num_shards, found.rank_shards, found.worker_shards, found.steps) == (6, (3, 3), (1, 2), 7)
-    resampled = {"shards": str(folder), "resampled": True}
-    found = wdskit.plan(config(*stages, stream=resampled), world_size=2, workers=2)
-    assert (found.resampled, found.rank_shards, found.worker_shards, found.batch) == (True, None, None, 4)
-    found = wdskit.plan(wdskit.Pipeline().stream(str(folder)))
-    assert (found.rank_shards, found.worker_shards, found.steps) == ((6, 6), (6, 6), None)
+    assert (found.num_shards, found.steps, found.batch) == (6, 7, 4)
+    assert wdskit.plan(wdskit.Pipeline().stream(str(folder))).steps is None
 
 
 def test_streams_that_would_be_refused_are_refused(folder):

@@ -10,7 +10,6 @@ from numpy.typing import ArrayLike
 from wdskit.order.base import DEPTHS, Ints, Recent, Stack, grouped, one_of
 from wdskit.order.keys import permutation, philox
 from wdskit.order.lanes import DEFAULT_WINDOW, Lanes, cuts_of, default_lanes
-from wdskit.order.pieces import Pieces, cut
 
 
 class _Pass(NamedTuple):
@@ -63,7 +62,6 @@ class ExactOrder:
         self._seed = seed
         self._homes = homes
         self._passes = Recent(self._pass, 2)  # a batch can stand over the end of one
-        self._pieces = Recent(self._cut, 2)
         self.num_samples = Stack(self.counts).num_samples
         lanes = default_lanes(self.num_samples) if lanes is None else lanes
         longest = -(-self.num_samples // max(1, lanes))
@@ -99,20 +97,6 @@ class ExactOrder:
         number, place = divmod(position, self.num_samples)
         other = self._lanes.beside(place, attempt, self.num_samples)
         return None if other is None else one_of(self, number * self.num_samples + other)
-
-    def cuts(self, number: int) -> Ints:
-        """The cut that each lane is in pass `number`, (num_lanes,)."""
-        order: _Pass = self._passes(number)
-        return order.cuts
-
-    def pieces(self, number: int) -> Pieces:
-        """Pass `number`, cut where a shard, a lane or a window ends."""
-        pieces: Pieces = self._pieces(number)
-        return pieces
-
-    def _cut(self, number: int) -> Pieces:
-        order: _Pass = self._passes(number)
-        return cut(order.stack.stops, order.shards, order.lane_starts, self._sizes, self.window)
 
     def _take_pass(self, number: int, positions: Ints) -> tuple[Ints, Ints]:
         places, lanes = np.divmod(positions, self._lanes.num_lanes)

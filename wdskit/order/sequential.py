@@ -17,7 +17,6 @@ class SequentialOrder:
 
     Attributes:
         num_samples: Samples of a pass.
-        stops: Where each shard ends, int64 (num_shards,).
 
     Raises:
         ValueError: There is no sample.
@@ -26,7 +25,6 @@ class SequentialOrder:
     def __init__(self, counts: ArrayLike) -> None:
         self._stack = Stack(counts)
         self.num_samples = self._stack.num_samples
-        self.stops = self._stack.stops
 
     def take(self, positions: ArrayLike) -> tuple[Ints, Ints]:
         """The samples at positions of the endless sequence of passes; see `order.base.Order`."""

@@ -91,15 +91,6 @@ class Shares:
             indices[at] = self._before[piece][found] + blocks[at] * counts[found] + block.before[places[at]]
         return parts, indices
 
-    def before(self, position: int) -> Ints:
-        """How many samples of each part stand before `position` >= 0, int64 (num_parts,)."""
-        piece = int(np.searchsorted(self._firsts, position, side="right")) - 1
-        block, place = divmod(position - int(self._firsts[piece]), int(self._sizes[piece]))
-        counts = self._counts[piece]
-        parts = self._blocks(*counts.tolist()).parts[:place]
-        before: Ints = self._before[piece] + block * counts + np.bincount(parts, minlength=len(counts))
-        return before
-
 
 def _weights(schedule: Schedule, keys: Sequence[int], change: Change) -> list[Fraction]:
     """A part's weight at each of the positions where some part's changes."""

@@ -1,4 +1,4 @@
-"""`wdskit.plan`: the steps of a run and what its ranks read, from the index alone, without a sample read."""
+"""`wdskit.plan`: the steps of a run and what its nodes download, from the index alone, without a sample read."""
 
 from __future__ import annotations
 
@@ -7,13 +7,18 @@ import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from wdskit.config.spec import parse_settings
-from wdskit.engine.shard_cache import USUAL_OPEN_SHARDS
+from wdskit.dataset.remote import open_remote_shards, part_edges
+from wdskit.dataset.table import ShardTable
 from wdskit.errors import PipelineError
+from wdskit.limits import BLOCK_BYTES
+from wdskit.order.base import Ints
+from wdskit.order.deal import nodes_of
 from wdskit.order.lanes import cuts_of
 from wdskit.order.mixture import MixtureOrder
 from wdskit.order.steps import Steps
@@ -21,45 +26,14 @@ from wdskit.pipeline.builder import Pipeline, open_pipeline
 from wdskit.pipeline.settings import CacheSpec, ErrorsSpec, LoaderSpec, choose_workers
 from wdskit.stages.sources import PlannedData, PlannedSource, epoch_length
 from wdskit.text import as_int, format_bytes
-from wdskit.tune.downloads import QUICK, DownloadPlan, plan_downloads
-from wdskit.tune.mixing import QualityPlan, draw, measure_quality
-from wdskit.tune.reads import Floats, Nodes, read_epoch
 
+QUICK = 1 << 22
+"""Samples of an epoch up to which downloads are computed unless the caller decides: 0.4 us a sample, several times."""
+MAX_OFFSETS = 4096
+"""Shards whose offsets are read, so that downloads are exact. For more shards, the mean size of a sample is used."""
+_OPENED = 64  # shards whose offsets are requested at once
 _MUCH_SHARED = 1.25
-
-
-class Spread(NamedTuple):
-    """A number that differs from rank to rank."""
-
-    least: float
-    mean: float
-    most: float
-
-    @classmethod
-    def of(cls, values: Floats) -> Spread:
-        """Of at least one value."""
-        return cls(float(values.min()), float(values.mean()), float(values.max()))
-
-
-@dataclass(frozen=True)
-class PartPlan:
-    """One data set of a source.
-
-    Attributes:
-        name: Its shards as the configuration names them, with its split and range.
-        num_shards: Shards with a selected sample, repeats left out.
-        num_samples: Selected samples.
-        num_bytes: Their bytes, headers and padding included.
-        share_ratio: Its share of the epoch's samples.
-        repeats: How often each of its samples comes in an epoch, on average.
-    """
-
-    name: str
-    num_shards: int
-    num_samples: int
-    num_bytes: int
-    share_ratio: float
-    repeats: float
+_MAX_DEALT = 1 << 21  # positions after which the deal of lanes to nodes is known well enough
 
 
 @dataclass(frozen=True)
@@ -68,9 +42,9 @@ class LanesPlan:
 
     Attributes:
         num_lanes: L.
-        per_node: The most from which a node takes.
-        num_shared: How many nodes take from a lane, on average: about so often is the data downloaded.
-        fitting: Numbers of lanes near L of which a node has its own.
+        per_node: Most lanes from which one node takes samples.
+        num_shared: Number of nodes that take samples from one lane, on average.
+        fitting: Numbers of lanes near L of which each node has its own.
     """
 
     num_lanes: int
@@ -80,17 +54,30 @@ class LanesPlan:
 
 
 @dataclass(frozen=True)
-class EpochPlan:
-    """An epoch of a planned source. A shard that a source lists several times counts each time.
+class DownloadPlan:
+    """What nodes fetch into their caches, in parts of about 8 MB, if a cache holds all that its node needs again.
 
-    Steps and samples are exact. The shards of a rank are those in the lanes of its node, the most that it can read
-    from; for `resampled`, the expected number. Each sample counts with the mean size of its shard.
+    Attributes:
+        is_exact: Whether sizes are those of the parts; otherwise samples count with the mean size of their shard.
+        node_bytes: The most that one node fetches in the epoch.
+        next_bytes: The most that one node fetches in the next epoch, if it keeps the parts of the first.
+        cache_bytes: The most that one node needs again at one moment: the smallest useful size of its cache.
+    """
+
+    is_exact: bool
+    node_bytes: int
+    next_bytes: int
+    cache_bytes: int
+
+
+@dataclass(frozen=True)
+class EpochPlan:
+    """An epoch of a planned source.
 
     Attributes:
         source: "exact", "resampled" or "sequential".
         world_size: Number of ranks, R.
         workers: Worker processes per rank, 0 for none. If they are not set, those of a loader on this machine.
-        threads_reason: Why each worker has one thread, if functions of the user are the reason.
         gpus_per_node: Ranks per node, with consecutive numbers: a divisor of R.
         epoch: Number of the epoch.
         num_samples: Samples of the epoch, over all ranks.
@@ -99,24 +86,16 @@ class EpochPlan:
         steps: Batches of each rank.
         num_dropped: Samples at the end of the epoch that are in no step.
         num_padded: Rows of the last step without a sample.
-        num_shards: Shards of all parts with a selected sample.
-        num_bytes: Bytes of the samples of all parts.
+        num_shards: Shards with a selected sample. A shard that a source lists several times counts each time.
+        num_bytes: Bytes of the selected samples, headers and padding included.
         lanes: The lanes of the order; None for `sequential`.
-        rank_shards: Shards that a rank, like all of its node, reads from in the epoch.
-        rank_bytes: Bytes of the samples that a rank reads in the epoch.
-        open_shards: Most shards that a node reads from at once: those in the windows of its lanes, or for `sequential`
-            in its share of a step.
-        node_bytes: Bytes of all samples of these windows: what a node must have at once.
-        parts: The data set, or those of a mixture.
-        warnings: What to change, and how.
         downloads: What nodes download of shards in a store; None if it was not computed.
-        quality: How far batches are from a uniform draw; None without `quality`.
+        warnings: What to change, and how.
     """
 
     source: str
     world_size: int
     workers: int
-    threads_reason: str
     gpus_per_node: int
     epoch: int
     num_samples: int
@@ -128,14 +107,8 @@ class EpochPlan:
     num_shards: int
     num_bytes: int
     lanes: LanesPlan | None
-    rank_shards: Spread
-    rank_bytes: Spread
-    open_shards: int
-    node_bytes: int
-    parts: tuple[PartPlan, ...]
+    downloads: DownloadPlan | None
     warnings: tuple[str, ...]
-    downloads: DownloadPlan | None = None
-    quality: QualityPlan | None = None
 
 
 @dataclass(frozen=True)
@@ -147,9 +120,6 @@ class StreamPlan:
         world_size: Number of ranks.
         workers: Worker processes per rank, 0 for none.
         num_shards: Shards of the stream.
-        resampled: Whether shards are drawn with replacement, so that there is no pass over all.
-        rank_shards: Least and most shards that a rank draws in a pass; None if they are resampled.
-        worker_shards: The same for one worker.
         batch: Samples of a batch; 1 without `batched`.
         steps: Items of each rank in an epoch; None if it is unknown before the run.
     """
@@ -158,9 +128,6 @@ class StreamPlan:
     world_size: int
     workers: int
     num_shards: int
-    resampled: bool
-    rank_shards: tuple[int, int] | None
-    worker_shards: tuple[int, int] | None
     batch: int
     steps: int | None
 
@@ -175,9 +142,6 @@ def plan(
     gpus_per_node: int = 8,
     epoch: int = 0,
     downloads: bool | None = None,
-    quality: bool = False,
-    classes: int | None = None,
-    plot: str | os.PathLike[str] | None = None,
 ) -> EpochPlan | StreamPlan:
     """Plan an epoch from the index alone.
 
@@ -190,58 +154,38 @@ def plan(
         gpus_per_node: Most ranks per node; the largest divisor of R up to this number is used.
         epoch: Number of the epoch; epochs differ if weights have a schedule.
         downloads: Whether to compute what each node downloads from a store. Default: only if that takes a few seconds.
-        quality: Whether to compare batches with a uniform draw. Needs a planned source.
-        classes: Number of classes for `quality`. Default: those of `classes.json`, or 1000.
-        plot: File for a picture of the order, `.png` or `.svg`. Needs a planned source.
 
     Raises:
         ConfigError: The configuration has problems; all of them are listed.
         PipelineError: It cannot run on this number of ranks and workers, or an argument is out of range.
         StorageError, FolderIndexError, SelectionError: The shards cannot be listed, or have no index.
     """
-    world_size, gpus_per_node, epoch = as_int(world_size), as_int(gpus_per_node), as_int(epoch)
-    workers, classes = as_int(workers), as_int(classes)
+    world_size, gpus_per_node, epoch, workers = map(as_int, (world_size, gpus_per_node, epoch, workers))
     numbers = {"world_size": (world_size, 1), "gpus_per_node": (gpus_per_node, 1), "epoch": (epoch, 0)}
     numbers |= {} if workers is None else {"workers": (workers, 0)}
-    numbers |= {} if classes is None else {"classes": (classes, 1)}
     for name, (value, least) in numbers.items():
         if type(value) is not int or value < least:
             raise PipelineError(f"plan({name}={value!r}): pass a whole number, {least} or more.")
-    if classes is not None and not quality:
-        raise PipelineError(f"plan(classes={classes}): only `quality` counts classes.\n  Add quality=True (--quality).")
     pipe, _, loader, errors, cache = open_pipeline(config, pipeline, overrides, caller="plan")
     if workers is not None:
         loader = parse_settings(LoaderSpec, loader.model_dump(exclude_unset=True) | {"workers": workers}, where="plan")
     source = pipe.stages[0]
     if not isinstance(source, PlannedSource):
-        if quality or plot is not None:
-            msg = "the order of a stream comes from its shuffle buffers, so only a run shows it."
-            raise PipelineError(f"{msg}\n  Index the shards (`wdskit index FOLDER`) and plan `exact`.")
         return _plan_stream(pipe, world_size, loader.workers, errors)
     data = source.plan()
     length = epoch_length(pipe.stages, data.num_samples, world_size)
     steps = Steps(length.num_samples, length.batch, world_size, pipe.stages[0].tail)
-    start = epoch * steps.num_samples
     node_size = fitting_node(gpus_per_node, world_size)
-    lanes = _plan_lanes(data, steps, node_size)
-    if plot is not None:
-        title = f"{source.name}: {steps.num_samples:,} samples on {world_size} ranks, batches of {steps.batch}"
-        if lanes is not None:
-            title += f", {lanes.num_lanes} lanes, windows of {getattr(source, 'window', 0):,}"
-        draw(data, steps, start, path=plot, title=title)
-    run = choose_workers(loader, pipe.stages, {"LOCAL_WORLD_SIZE": str(node_size)})
-    reads, of_parts = read_epoch(data, steps, start, node_size)
-    parts = tuple(_plan_parts(source, data, of_parts))
-    open_shards = math.ceil(reads.open_shards)
+    own_tables = [data.tables[data.parts.index(number)] for number in range(len(source.parts))]
+    lanes = _plan_lanes(data, steps, world_size // node_size)
     fetched = None
     is_remote = any(table.is_remote for table in data.tables)
     if is_remote and (steps.num_samples <= QUICK if downloads is None else downloads):
-        fetched = plan_downloads(source, data, steps, epoch, node_size)
+        fetched = _plan_downloads(data, own_tables, steps, epoch, node_size)
     return EpochPlan(
         source=source.name,
         world_size=world_size,
-        workers=run.workers,
-        threads_reason=run.reason,
+        workers=choose_workers(loader, pipe.stages, {"LOCAL_WORLD_SIZE": str(node_size)}).workers,
         gpus_per_node=node_size,
         epoch=epoch,
         num_samples=steps.num_samples,
@@ -250,17 +194,11 @@ def plan(
         steps=len(steps),
         num_dropped=steps.num_dropped,
         num_padded=steps.num_padded,
-        num_shards=sum(part.num_shards * data.parts.count(number) for number, part in enumerate(parts)),
-        num_bytes=sum(part.num_bytes for part in parts),
+        num_shards=sum(int(np.count_nonzero(table.counts)) for table in data.tables),
+        num_bytes=sum(round(float(table.counts @ table.sample_bytes())) for table in own_tables),
         lanes=lanes,
-        rank_shards=Spread.of(reads.shards),
-        rank_bytes=Spread.of(reads.num_bytes / node_size),
-        open_shards=open_shards,
-        node_bytes=round(reads.live_bytes),
-        parts=parts,
-        warnings=tuple(_warnings(lanes, open_shards, steps, fetched, cache)),
         downloads=fetched,
-        quality=measure_quality(data, steps, start, classes, node_size=node_size) if quality else None,
+        warnings=tuple(_warnings(lanes, steps, fetched, cache)),
     )
 
 
@@ -269,42 +207,118 @@ def fitting_node(gpus_per_node: int, world_size: int) -> int:
     return max(each for each in range(1, gpus_per_node + 1) if world_size % each == 0)
 
 
-def _plan_lanes(data: PlannedData, steps: Steps, node_size: int) -> LanesPlan | None:
+def _plan_lanes(data: PlannedData, steps: Steps, num_nodes: int) -> LanesPlan | None:
     orders = data.order.parts if isinstance(data.order, MixtureOrder) else (data.order,)
     num_lanes = max(getattr(order, "num_lanes", 0) for order in orders)
     if not num_lanes:
         return None
-    nodes = Nodes(steps.world_size // node_size, steps.global_batch, is_dealt=steps.tail == "drop")
-    is_taken = nodes.shares(cuts_of(num_lanes)) > 0
-    fitting = fitting_lanes(num_lanes, nodes)
+    is_taken = lanes_of_nodes(num_lanes, num_nodes, steps.global_batch, is_dealt=steps.tail == "drop")
+    fitting = fitting_lanes(num_lanes, num_nodes, steps.global_batch)
     return LanesPlan(num_lanes, int(is_taken.sum(axis=1).max()), float(is_taken.sum() / num_lanes), fitting)
 
 
-def fitting_lanes(num_lanes: int, nodes: Nodes) -> tuple[int, ...]:
-    """The numbers of lanes nearest to `num_lanes`, below and above, of which each node has its own: multiples of the
-    nodes that divide what a step takes.
+def lanes_of_nodes(num_lanes: int, num_nodes: int, batch: int, *, is_dealt: bool = True) -> NDArray[np.bool_]:
+    """Which cuts of the data each node takes samples from, (num_nodes, num_lanes), by the deal of the first steps.
+
+    Args:
+        num_lanes: L.
+        num_nodes: Nodes of the run.
+        batch: Positions of a step, over all ranks.
+        is_dealt: Whether these are dealt by their depth in the data (`tail: drop`); otherwise as they come.
     """
-    step = nodes.num
-    below = range(num_lanes - num_lanes % step, 0, -step)
-    above = range(-(-num_lanes // step) * step, 4 * num_lanes + step, step)
-    fits = [[each for each in near if nodes.batch % each == 0][:1] for near in (below, above)]
+    if num_nodes == 1:
+        return np.ones((1, num_lanes), dtype=np.bool_)
+    period = num_lanes // math.gcd(batch, num_lanes)  # number of steps after which the same lanes come
+    num_steps = min(period, -(-_MAX_DEALT // batch))
+    cuts = cuts_of(num_lanes)[np.arange(num_steps * batch).reshape(num_steps, batch) % num_lanes]
+    if is_dealt:
+        cuts.sort(axis=1)
+    is_taken = np.zeros((num_nodes, num_lanes), dtype=np.bool_)
+    is_taken[np.arange(batch) * num_nodes // batch, cuts] = True
+    return is_taken
+
+
+def fitting_lanes(num_lanes: int, num_nodes: int, batch: int) -> tuple[int, ...]:
+    """The numbers of lanes nearest to `num_lanes`, one below and one above, of which each node has its own: multiples
+    of `num_nodes` that divide `batch`, the positions of a step.
+    """
+    below = range(num_lanes - num_lanes % num_nodes, 0, -num_nodes)
+    above = range(-(-num_lanes // num_nodes) * num_nodes, 4 * num_lanes + num_nodes, num_nodes)
+    fits = [[each for each in near if batch % each == 0][:1] for near in (below, above)]
     return tuple(dict.fromkeys(itertools.chain.from_iterable(fits)))
 
 
-def _plan_parts(source: PlannedSource, data: PlannedData, samples: Sequence[int]) -> Iterator[PartPlan]:
-    for number, (spec, num) in enumerate(zip(source.parts, samples, strict=True)):
-        table = data.tables[data.parts.index(number)]
-        name = spec.shards if isinstance(spec.shards, str) else "::".join(spec.shards)
-        name += f" split {spec.split}" if spec.split is not None else ""
-        name += f" range {spec.range[0]} to {spec.range[1]}" if spec.range is not None else ""
-        num_samples, num_bytes = int(table.counts.sum()), round(float(table.counts @ table.sample_bytes()))
-        num_shards = int(np.count_nonzero(table.counts))
-        yield PartPlan(name, num_shards, num_samples, num_bytes, num / sum(samples), num / num_samples)
+def _plan_downloads(
+    data: PlannedData, own_tables: Sequence[ShardTable], steps: Steps, epoch: int, node_size: int
+) -> DownloadPlan:
+    """Take every position of two epochs, and see which node takes it from which part of a shard.
+
+    Raises:
+        StorageError, FolderIndexError: The offsets of shards cannot be read.
+    """
+    is_exact = sum(map(len, own_tables)) <= MAX_OFFSETS
+    firsts: list[Ints] = []  # number of the first sample of each part; samples are numbered over all shards
+    sizes: list[Ints] = []  # bytes of each part as it is fetched; 0 for local shards
+    before: list[Ints] = []  # of each data set: number of the first sample of each shard
+    num_samples = 0
+    for table in own_tables:
+        before.append(num_samples + np.cumsum(table.file_counts) - table.file_counts)
+        for offsets in _offsets(table, is_exact=is_exact):
+            edges = part_edges(offsets)
+            firsts.append(num_samples + edges[:-1])
+            sizes.append((np.diff(offsets[edges]) + BLOCK_BYTES) * table.is_remote)
+            num_samples += len(offsets) - 1
+    first_samples, part_bytes = np.concatenate(firsts), np.concatenate(sizes)
+    table_stops = np.cumsum([len(table) for table in data.tables])
+
+    def parts_of(shards: Ints, samples: Ints) -> Ints:
+        """The part of each sample that `Order.take` returned."""
+        tables = np.searchsorted(table_stops, shards, side="right")
+        numbers = np.empty_like(samples)
+        for at in np.unique(tables).tolist():
+            rows, table = np.flatnonzero(tables == at), data.tables[at]
+            inner = shards[rows] - (int(table_stops[at]) - len(table))
+            numbers[rows] = before[data.parts[at]][inner] + table.numbers(inner, samples[rows])
+        return np.searchsorted(first_samples, numbers, side="right") - 1
+
+    # The first and the last step at which each node takes from each part; -1 if it does not.
+    shape = 2, steps.world_size // node_size, len(part_bytes)
+    came, went = (np.full(shape, -1, dtype=np.int32) for _ in range(2))
+    for number in range(2):
+        start = (epoch + number) * steps.num_samples
+        for step in range(len(steps)):
+            positions = np.arange(steps.first(step), min(steps.first(step + 1), steps.num_samples))
+            nodes = nodes_of(data.order, start, steps, step, ranks_per_node=node_size)
+            parts = parts_of(*data.order.take(positions + start))
+            is_new = came[number, nodes, parts] < 0
+            came[number, nodes[is_new], parts[is_new]] = step
+            went[number, nodes, parts] = step
+    is_taken = went >= 0
+    cache_bytes = 0
+    for taken, first, last in zip(is_taken[0], came[0], went[0], strict=True):
+        moments = np.concatenate([first[taken], last[taken] + 1])
+        changes = np.concatenate([part_bytes[taken], -part_bytes[taken]])
+        cache_bytes = max(cache_bytes, int(np.cumsum(np.bincount(moments, changes)).max(initial=0)))
+    return DownloadPlan(
+        is_exact=is_exact,
+        node_bytes=int((is_taken[0] @ part_bytes).max()),
+        next_bytes=int(((is_taken[1] & ~is_taken[0]) @ part_bytes).max()),
+        cache_bytes=cache_bytes,
+    )
 
 
-def _warnings(
-    lanes: LanesPlan | None, open_shards: int, steps: Steps, fetched: DownloadPlan | None, cache: CacheSpec
-) -> Iterator[str]:
+def _offsets(table: ShardTable, *, is_exact: bool) -> Iterator[Ints]:
+    """The offset of each sample of each shard and of the end, in bytes; evenly spaced unless `is_exact`."""
+    if is_exact and table.is_remote:
+        for first in range(0, len(table), _OPENED):
+            named = [(table.path(at), table.entry(at)) for at in range(first, min(len(table), first + _OPENED))]
+            yield from (np.asarray(shard.offsets) for shard in open_remote_shards(named))
+    else:
+        for count, size in zip(table.file_counts.tolist(), table.sample_bytes().tolist(), strict=True):
+            yield (np.arange(count + 1) * size).astype(np.int64)
+
+
+def _warnings(lanes: LanesPlan | None, steps: Steps, fetched: DownloadPlan | None, cache: CacheSpec) -> Iterator[str]:
     if lanes is not None and lanes.num_shared > _MUCH_SHARED:
         near = " or ".join(map(str, lanes.fitting))
         yield (
@@ -312,20 +326,12 @@ def _warnings(
             f"  Before a run begins, set `lanes: {near or 'a multiple of the number of nodes'}`. A "
             "different number gives a different order."
         )
-    num_bytes = cache.size
-    if fetched is not None and num_bytes is not None and fetched.live_bytes > num_bytes:
-        size, live = format_bytes(num_bytes), format_bytes(fetched.live_bytes)
-        part = num_bytes / fetched.live_bytes
+    if fetched is not None and cache.size is not None and fetched.cache_bytes > cache.size:
+        size, needed = format_bytes(cache.size), format_bytes(fetched.cache_bytes)
         yield (
-            f"a node needs {live} at once, but `cache.size` is {size}: what it drops is downloaded again.\n"
-            f"  Set `cache.size: {live}`, or a `window` or `lanes` of {part:.0%} of its value. That "
-            "gives a different order."
-        )
-    if open_shards > USUAL_OPEN_SHARDS:
-        yield (
-            f"a rank reads from {open_shards:,} shards at a time, and a process keeps {USUAL_OPEN_SHARDS} open where "
-            "`ulimit -n` is 1024: the others are reopened again and again.\n"
-            "  Raise that limit, or use larger shards, fewer lanes or a smaller window."
+            f"a node needs {needed} at once, but `cache.size` is {size}: what it drops is downloaded again.\n"
+            f"  Set `cache.size: {needed}`, or a `window` or `lanes` of {cache.size / fetched.cache_bytes:.0%} of its "
+            "value. That gives a different order."
         )
     if dropped := steps.describe_dropped():
         yield dropped
@@ -336,7 +342,6 @@ def _plan_stream(pipe: Pipeline, world_size: int, workers: int, errors: ErrorsSp
     from wdskit.engine.stream import (  # these import torch, a planned source needs none
         StreamPipeline,
         check_splits,
-        splitters_of,
     )
 
     built = pipe.build(rank=0, world_size=world_size, max_workers=workers, transforms=_AnyFunction(), errors=errors)
@@ -345,18 +350,11 @@ def _plan_stream(pipe: Pipeline, world_size: int, workers: int, errors: ErrorsSp
     if draws is None:
         raise PipelineError("the source is not wdskit's, so nothing is known about it before a run.")
     check_splits(built.pipeline, built.layout, world_size, max(1, workers))
-    by_node, by_worker = splitters_of(built.pipeline)
-    num_ranks = world_size if by_node else 1
-    num_readers = num_ranks * (max(1, workers) if by_worker else 1)
-    of_rank, of_worker = ((draws.num_shards // num, -(-draws.num_shards // num)) for num in (num_ranks, num_readers))
     return StreamPlan(
         source="stream",
         world_size=world_size,
         workers=workers,
         num_shards=draws.num_shards,
-        resampled=draws.resampled,
-        rank_shards=None if draws.resampled else of_rank,
-        worker_shards=None if draws.resampled else of_worker,
         batch=built.layout.batch,
         steps=built.num_items(workers),
     )
