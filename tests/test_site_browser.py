@@ -61,7 +61,7 @@ def test_all_that_scrolls_on_a_page_is_reached_by_keyboard(browser: Any, site: P
 @pytest.mark.parametrize("width", WIDTHS)
 def test_all_that_scrolls_in_a_report_is_reached_by_keyboard(browser: Any, tmp_path: Path, width: int) -> None:
     pytest.importorskip("jinja2", reason="wdskit[report] is not installed")
-    wdskit.stats(write_samples(tmp_path / "data"), html=tmp_path / "report.html")
+    wdskit.write_report(write_samples(tmp_path / "data"), tmp_path / "report.html")
     page = browser.new_page(viewport={"width": width, "height": 800})
     page.goto((tmp_path / "report.html").as_uri())
     assert page.evaluate(UNREACHABLE) == []

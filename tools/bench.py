@@ -46,7 +46,6 @@ from make_photos import load_photos
 from race import Case, Way, measure, must_equal, require
 
 from wdskit import Pipeline, pack, reshard
-from wdskit.checking.shard import ShardJob, check_shard
 from wdskit.dataset.index import ShardEntry, write_index
 from wdskit.dataset.samples import ShardReader
 from wdskit.dataset.table import ShardTable
@@ -55,6 +54,7 @@ from wdskit.order.exact import ExactOrder
 from wdskit.order.mixture import MixtureOrder
 from wdskit.order.resampled import ResampledOrder
 from wdskit.shards.index import scan_shard
+from wdskit.shards.verify_shard import CheckJob, check_shard
 from wdskit.storage.urls import LocalFile
 
 MIN_ROUNDS = 5
@@ -322,7 +322,7 @@ def verify_case(folder: Path, scale: float, size: str) -> Case:
                 whole.update(part)
         return whole.hexdigest()
 
-    headers, images = ShardJob(str(path)), ShardJob(str(path), images="structure")
+    headers, images = CheckJob(str(path)), CheckJob(str(path), images="structure")
     ways: dict[str, Way] = {
         "sha256sum": partial(program, "sha256sum", str(path)),
         "hashlib": by_hashlib,
@@ -336,7 +336,7 @@ def verify_case(folder: Path, scale: float, size: str) -> Case:
     require(not findings, f"verify finds {findings[:1]}")
     damaged = folder / "damaged.tar"
     damaged.write_bytes(b"\xff" + path.read_bytes()[1:])
-    require(check_shard(ShardJob(str(damaged))).findings, "verify does not see a damaged header")
+    require(check_shard(CheckJob(str(damaged))).findings, "verify does not see a damaged header")
     title = f"verify: {len(rows):,} images of {len(rows[0]['jpg']) / 1000:.1f} kB"
     return Case(title, path.stat().st_size / 1e6, ways, unit="MB")
 

@@ -82,8 +82,8 @@ API_GROUPS = {
     "Train": ["Pipeline", "make_loader", "load_config", "register", "thread_safe", "gather_valid",
               "check_same_batches", "Ragged",
               "LoaderStats", "StageStats", "plan", "EpochPlan", "StreamPlan", "bench", "BenchResult"],
-    "Look at shards": ["info", "Summary", "ls", "ShardRow", "SampleRow", "MemberRow", "stats", "ShardStats",
-                       "LocalShard", "cat", "diff", "DiffResult"],
+    "Look at shards": ["info", "Summary", "ls", "ShardRow", "SampleRow", "MemberRow", "stats", "write_report",
+                       "ShardStats", "LocalShard", "cat", "diff", "DiffResult"],
     "Check, index and split": ["verify", "VerifyResult", "Finding", "index_folder", "export", "ExportReport",
                                "IndexReport", "split", "SplitReport"],
 }  # fmt: skip

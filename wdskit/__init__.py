@@ -29,8 +29,6 @@ from wdskit.errors import (
 )
 
 if TYPE_CHECKING:
-    from wdskit.checking.api import verify
-    from wdskit.checking.findings import Finding, VerifyResult
     from wdskit.dataset.shard import LocalShard
     from wdskit.loader.distributed import check_same_batches, gather_valid
     from wdskit.loader.make import make_loader
@@ -41,19 +39,20 @@ if TYPE_CHECKING:
     from wdskit.packing.samples.select import SelectResult, select
     from wdskit.pipeline.builder import Pipeline
     from wdskit.pipeline.settings import load_config
-    from wdskit.shards.cat import cat
     from wdskit.shards.diff import DiffResult, diff
     from wdskit.shards.export import ExportReport, export
     from wdskit.shards.index import IndexReport, index_folder
-    from wdskit.shards.inspect import MemberRow, SampleRow, ShardRow, Summary, info, ls
+    from wdskit.shards.inspect import MemberRow, SampleRow, ShardRow, Summary, cat, info, ls
     from wdskit.shards.split import SplitReport, split
+    from wdskit.shards.stats import ShardStats, stats
+    from wdskit.shards.verify import VerifyResult, verify
+    from wdskit.shards.verify_shard import Finding
     from wdskit.stages.base import thread_safe
     from wdskit.stages.collate import Ragged
     from wdskit.stages.registry import register
-    from wdskit.statistics.collect import stats
-    from wdskit.statistics.result import ShardStats
     from wdskit.tune.bench import BenchResult, bench
     from wdskit.tune.plan import EpochPlan, StreamPlan, plan
+    from wdskit.view.report import write_report
 
 __version__ = "0.1.0"
 
@@ -120,6 +119,7 @@ __all__ = [
     "stats",
     "thread_safe",
     "verify",
+    "write_report",
 ]
 
 _HOMES = {
@@ -127,7 +127,7 @@ _HOMES = {
     "diff": "wdskit.shards.diff",
     "Summary": "wdskit.shards.inspect",
     "info": "wdskit.shards.inspect",
-    "cat": "wdskit.shards.cat",
+    "cat": "wdskit.shards.inspect",
     "ExportReport": "wdskit.shards.export",
     "export": "wdskit.shards.export",
     "IndexReport": "wdskit.shards.index",
@@ -136,7 +136,7 @@ _HOMES = {
     "SampleRow": "wdskit.shards.inspect",
     "ShardRow": "wdskit.shards.inspect",
     "ls": "wdskit.shards.inspect",
-    "Finding": "wdskit.checking.findings",
+    "Finding": "wdskit.shards.verify_shard",
     "LoaderStats": "wdskit.loader.stats",
     "StageStats": "wdskit.loader.stats",
     "LocalShard": "wdskit.dataset.shard",
@@ -147,7 +147,7 @@ _HOMES = {
     "gather_valid": "wdskit.loader.distributed",
     "Ragged": "wdskit.stages.collate",
     "ReshardResult": "wdskit.packing.reshard",
-    "VerifyResult": "wdskit.checking.findings",
+    "VerifyResult": "wdskit.shards.verify",
     "load_config": "wdskit.pipeline.settings",
     "make_loader": "wdskit.loader.make",
     "pack": "wdskit.packing.api",
@@ -162,12 +162,13 @@ _HOMES = {
     "StreamPlan": "wdskit.tune.plan",
     "plan": "wdskit.tune.plan",
     "register": "wdskit.stages.registry",
-    "ShardStats": "wdskit.statistics.result",
+    "ShardStats": "wdskit.shards.stats",
     "SplitReport": "wdskit.shards.split",
     "split": "wdskit.shards.split",
-    "stats": "wdskit.statistics.collect",
+    "stats": "wdskit.shards.stats",
     "thread_safe": "wdskit.stages.base",
-    "verify": "wdskit.checking.api",
+    "verify": "wdskit.shards.verify",
+    "write_report": "wdskit.view.report",
 }
 
 

@@ -19,7 +19,6 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from shards import write_numbers, write_shard
 
-from wdskit.checking.dataset import find_targets
 from wdskit.dataset import braces as braces_module
 from wdskit.dataset import patterns as patterns_module
 from wdskit.dataset.braces import _count_names, expand_braces
@@ -29,6 +28,7 @@ from wdskit.dataset.table import find_mapped
 from wdskit.errors import FolderIndexError, StorageError
 from wdskit.limits import MAX_SHARD_NAMES
 from wdskit.shards.index import index_folder
+from wdskit.shards.verify import find_targets
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from images import encoded, image_bytes, palette_image
 from PIL import Image
 from shards import png_of
 
-from wdskit.view.describe import MAX_BOXES, MAX_CHARS, boxes_of, class_of, describe, find_images
+from wdskit.view.describe import MAX_BOXES, MAX_CHARS, boxes_of, class_name, describe, find_images
 from wdskit.view.samples import Sample
 
 
@@ -73,7 +73,7 @@ def test_a_mask_is_a_further_image_that_stores_numbers() -> None:
     [(b"0", "a"), (b"1", "1"), (b"-1", "-1"), (b"x\x1b", "x\\x1b"), (b"\xff", "\ufffd"), (b"", "")],
 )
 def test_a_class_has_its_name_or_else_its_number(data: bytes, expected: str) -> None:
-    assert class_of(sample_of(cls=data)) == expected
+    assert class_name({"cls": data}, sample_of().classes) == expected
 
 
 def test_a_sample_without_a_good_image_says_why() -> None:

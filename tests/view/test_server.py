@@ -174,9 +174,12 @@ def test_a_filter_without_an_answer_is_counted(client: TestClient) -> None:
 def test_classes_and_sizes_are_counted(client: TestClient) -> None:
     counts = ask(client, "api/counts")
     assert (counts["num_read"], counts["num_bad"], counts["num_classes"]) == (NUM_SAMPLES, 0, 2)
-    assert counts["classes"] == [[IMG, 30], ["dog", 30]] or counts["classes"] == [["dog", 30], [IMG, 30]]
-    assert (counts["sizes"]["width"]["min"], counts["sizes"]["height"]["max"]) == (12, 8)
-    assert sum(count for _, _, count in counts["sizes"]["bytes"]["bins"]) == NUM_SAMPLES
+    assert sorted(counts["classes"]) == sorted([[IMG, 30, 100], ["dog", 30, 100]])
+    width, height, num_bytes = counts["histograms"]
+    assert (width["title"], width["ends"]) == ("Width in pixels", ["12", "median 12", "12"])
+    assert (height["title"], height["ends"]) == ("Height in pixels", ["8", "median 8", "8"])
+    assert sum(int(text.rpartition(": ")[2]) for _, text in num_bytes["bars"]) == NUM_SAMPLES
+    assert max(level for level, _ in num_bytes["bars"]) == 100
 
 
 def test_a_damaged_sample_is_one_card_with_the_reason(folder: Path, tmp_path: Path) -> None:

@@ -25,7 +25,8 @@ from wdskit.cli.options import JsonOption, PathArgument, ReadersOption
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from wdskit.statistics.result import ClassStats, ImageStats, NumberStats, ShardStats
+    from wdskit.shards.stats import ClassStats, ShardStats
+    from wdskit.shards.tally import ImageStats, NumberStats
 
 NUM_CLASSES_SHOWN = 12
 NUM_KEYS_SHOWN = 40
@@ -50,16 +51,21 @@ def stats_command(
 
     PATH may be a URL: s3://bucket/train/.
 
-    In Python: wdskit.stats
+    In Python: wdskit.stats, and wdskit.write_report for --html
 
     Examples:
         wdskit stats data/train
         wdskit stats data/train --sample 10% --html report.html
     """
-    from wdskit.statistics.collect import stats
-
     with show_bytes("counting") as show:
-        found = stats(path, sample=sample, seed=seed, html=html, workers=workers, progress=show)
+        if html:
+            from wdskit.view.report import write_report
+
+            found = write_report(path, html, sample=sample, seed=seed, workers=workers, progress=show)
+        else:
+            from wdskit.shards.stats import stats
+
+            found = stats(path, sample=sample, seed=seed, workers=workers, progress=show)
     if json:
         print_json(found)
         return
@@ -116,7 +122,7 @@ def _part(count: int, of: int) -> str:
 
 def _classes(classes: Sequence[ClassStats]) -> Iterator[Sequence[str]]:
     """All classes in their order where they are few, else the commonest and the rarest."""
-    from wdskit.statistics.result import choose_classes
+    from wdskit.shards.stats import choose_classes
 
     shown = choose_classes(classes, NUM_CLASSES_SHOWN)
     total = sum(one.num_samples for one in classes)

@@ -22,8 +22,8 @@ from wdskit.cli.options import JsonOption, PathArgument
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from wdskit.checking.findings import VerifyResult
     from wdskit.codecs.checks import ImageCheck
+    from wdskit.shards.verify import VerifyResult
 
 _DAMAGE = {"structure", "digest", "bytes", "missing"}
 _STALE = {"index", "unlisted", "offsets", "samples", "fields"}
@@ -78,7 +78,7 @@ def verify_command(
         wdskit verify data/train
         wdskit verify data/train --images decode --sample 1%
     """
-    from wdskit.checking.api import verify
+    from wdskit.shards.verify import verify
 
     if workers is not None and world_size is None:
         raise typer.BadParameter("--workers needs --world-size. To set how many processes read, use --processes.")
@@ -102,7 +102,7 @@ def verify_command(
 
 
 def _print(result: VerifyResult, seconds: float) -> None:
-    from wdskit.checking.findings import NOTES
+    from wdskit.shards.verify_shard import NOTES
 
     for finding in result.findings:
         print(escape(f"Note: {finding}" if finding.kind in NOTES else str(finding)))

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from wdskit.codecs.checks import read_header
 from wdskit.codecs.fields import INT_FIELDS, JSON_FIELDS, TEXT_FIELDS, decode_field, is_json_field
 from wdskit.codecs.formats import is_image_field
 from wdskit.codecs.images import may_be_mask
 from wdskit.errors import DecodeError
+from wdskit.files import Buffer
 from wdskit.limits import MAX_PIXELS
+from wdskit.shards.stats import CLASS_FIELD
 from wdskit.text import printable, shorten
-from wdskit.view.samples import Sample
 
-CLASS_FIELD = "cls"
+if TYPE_CHECKING:
+    from wdskit.view.samples import Sample
+
 MAX_BOXES = 300
 MAX_CHARS = 200_000
 """Characters of a text or JSON field that are shown."""
@@ -29,7 +32,11 @@ _NAMES = ("category", "label", "class", "name", "category_name", "category_id")
 def summarize(sample: Sample) -> dict[str, Any]:
     """What a card of the grid shows: key, class, image with its size, masks and boxes."""
     main, masks = find_images(sample)
-    found: dict[str, Any] = {"row": sample.row, "key": printable(sample.key), "class": class_of(sample)}
+    found: dict[str, Any] = {
+        "row": sample.row,
+        "key": printable(sample.key),
+        "class": class_name(sample.fields, sample.classes),
+    }
     found |= {"image": None, "masks": [*map(printable, masks)], "boxes": [], "problem": "" if main else "no image"}
     if main is not None:
         try:
@@ -59,12 +66,13 @@ def find_images(sample: Sample) -> tuple[str | None, list[str]]:
     return main, [name for name in masks if name != main]
 
 
-def class_of(sample: Sample) -> str:
-    """The class of a sample by name, or else by number; empty without one."""
-    data = sample.fields.get(CLASS_FIELD, b"")
-    label = bytes(data[:20]).decode(errors="replace").strip()
-    if label.isascii() and label.isdecimal() and int(label) < len(sample.classes):
-        label = sample.classes[int(label)]
+def class_name(fields: Mapping[str, Buffer], classes: Sequence[str]) -> str:
+    """Return the class in the field `cls` by its name, or by its number if `classes` does not name it; empty without
+    the field.
+    """
+    label = bytes(fields.get(CLASS_FIELD, b"")[:20]).decode(errors="replace").strip()
+    if label.isascii() and label.isdecimal() and int(label) < len(classes):
+        label = classes[int(label)]
     return printable(shorten(label))
 
 

@@ -30,9 +30,10 @@ from wdskit.codecs.images import make_mask_overlay, make_thumbnail
 from wdskit.errors import ConfigError, DecodeError, StorageError, WdskitError
 from wdskit.limits import MAX_SHOWN_PIXELS
 from wdskit.shards.filters import Expression
-from wdskit.statistics.counts import Numbers
+from wdskit.shards.tally import Numbers
 from wdskit.text import printable
-from wdskit.view.describe import class_of, describe, summarize
+from wdskit.view.charts import bar_levels, make_histogram
+from wdskit.view.describe import describe, summarize
 from wdskit.view.samples import Samples
 
 HOST = "127.0.0.1"
@@ -50,6 +51,7 @@ _ASSETS = {
     "view.css": ("view.css", "text/css"),
     "view.svg": ("view.svg", "image/svg+xml"),
 }
+_HISTOGRAMS = {"width": "Width in pixels", "height": "Height in pixels", "bytes": "Bytes of a sample"}
 _HEADERS = {
     "content-security-policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
@@ -171,7 +173,7 @@ class Page:
         total = len(self._samples)
         num = min(total, NUM_COUNTED)
         classes: Counter[str] = Counter()
-        numbers = {name: Numbers() for name in ("width", "height", "bytes")}
+        numbers = {name: Numbers() for name in _HISTOGRAMS}
         num_read = num_bad = 0
         places = np.random.default_rng(0).permutation(num).tolist()  # so that an early end leaves them spread
         for sample in self._samples.read_each([place * total // num for place in places]):
@@ -179,21 +181,28 @@ class Page:
             if isinstance(sample, WdskitError):
                 num_bad += 1
             else:
-                image = summarize(sample)["image"]
-                classes[class_of(sample)] += 1
+                card = summarize(sample)
+                image = card["image"]
+                classes[card["class"]] += 1
                 numbers["bytes"].add(sum(map(len, sample.fields.values())))
                 for name in ("width", "height") if image else ():
                     numbers[name].add(image[name])
             if time.monotonic() > end:
                 break
         del classes[""]
+        commonest = classes.most_common(NUM_CLASSES)
+        levels = bar_levels(count for _, count in commonest)
         return {
             "num_read": num_read,
             "num_bad": num_bad,
             "num_samples": total,
             "num_classes": len(classes),
-            "classes": classes.most_common(NUM_CLASSES),
-            "sizes": {name: vars(one.result()) for name, one in numbers.items() if one.counts},
+            "classes": [(name, count, level) for (name, count), level in zip(commonest, levels, strict=True)],
+            "histograms": [
+                vars(make_histogram(title, numbers[name].result()))
+                for name, title in _HISTOGRAMS.items()
+                if numbers[name].counts
+            ],
         }
 
     def image(self, request: Request) -> Response:

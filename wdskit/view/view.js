@@ -225,27 +225,24 @@ async function openBeside(by) {
   }
 }
 
-function showBins(title, sizes) {
-  const most = Math.max(...sizes.bins.map((bin) => bin[2]));
+function showHistogram(chart) {
   const bars = make("div", { className: "bins" });
-  for (const [low, high, count] of sizes.bins) {
-    const bar = make("span", { title: `${number.format(low)} to below ${number.format(high)}: ${number.format(count)}` });
-    bar.style.height = `${count ? Math.max(1, (100 * count) / most) : 0}%`;
+  for (const [level, title] of chart.bars) {
+    const bar = make("span", { title });
+    bar.style.height = `${level}%`;
     bars.append(bar);
   }
-  const [least, median, largest] = [sizes.min, sizes.p50, sizes.max].map((value) => number.format(value));
   bars.setAttribute("role", "img");
-  bars.setAttribute("aria-label", `${title}: ${least} to ${largest}, median ${median}`);
-  const ends = make("div", { className: "ends" }, ...[least, `median ${median}`, largest].map((text) => make("span", { textContent: text })));
-  return make("div", {}, make("h2", { textContent: title }), bars, ends);
+  bars.setAttribute("aria-label", chart.label);
+  const ends = make("div", { className: "ends" }, ...chart.ends.map((text) => make("span", { textContent: text })));
+  return make("div", {}, make("h2", { textContent: chart.title }), bars, ends);
 }
 
 function showClasses(counts) {
   const shown = make("div", {}, make("h2", { textContent: `Classes: ${number.format(counts.num_classes)}` }));
-  const most = Math.max(...counts.classes.map((one) => one[1]));
-  for (const [name, count] of counts.classes) {
+  for (const [name, count, level] of counts.classes) {
     const bar = make("span", { className: "length" });
-    bar.style.width = `${(100 * count) / most}%`;
+    bar.style.width = `${level}%`;
     shown.append(make("div", { className: "counted" }, make("span", { textContent: name, title: name }), bar, make("span", { textContent: number.format(count) })));
   }
   const others = counts.num_classes - counts.classes.length;
@@ -264,8 +261,7 @@ async function showCounts() {
   const what = counts.num_read === counts.num_samples ? `All ${number.format(counts.num_read)} samples` : spread;
   section.replaceChildren(make("p", { className: "soft", textContent: what + (counts.num_bad ? `; ${number.format(counts.num_bad)} cannot be read` : "") }));
   if (counts.num_classes) section.append(showClasses(counts));
-  const titles = { width: "Width in pixels", height: "Height in pixels", bytes: "Bytes of a sample" };
-  for (const [name, sizes] of Object.entries(counts.sizes)) section.append(showBins(titles[name], sizes));
+  section.append(...counts.histograms.map(showHistogram));
 }
 
 async function begin() {

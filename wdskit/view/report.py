@@ -1,8 +1,8 @@
 """The report of `wdskit stats --html`: one HTML file that needs no network, no server and no script.
 
-Keys, class names, JSON and paths are whatever somebody wrote into the shards: jinja2 escapes every text, `finalize`
-makes what does not show visible, and the page's policy lets it load nothing and run nothing, style attributes included:
-how long a bar is, one of 101 classes of its style sheet says.
+Keys, class names, JSON and paths come from the shards, so they may be hostile. jinja2 escapes every text, `finalize`
+replaces characters that cannot be seen, and the page's policy refuses scripts, network requests and style attributes.
+The length of a bar is therefore one of 101 classes of the style sheet.
 """
 
 from __future__ import annotations
@@ -25,28 +25,30 @@ from wdskit.dataset.samples import read_sample
 from wdskit.errors import ConfigError, DecodeError, StorageError
 from wdskit.files import publish_bytes, why_not
 from wdskit.limits import MAX_PIXELS
-from wdskit.statistics.result import ShardStats, choose_classes
+from wdskit.shards.parallel import Progress
+from wdskit.shards.stats import ShardStats, choose_classes, collect
 from wdskit.storage.urls import open_ranges
 from wdskit.text import format_bytes, format_count, install_extra, printable, shorten
+from wdskit.view.charts import bar_levels, make_histogram
+from wdskit.view.describe import class_name
 
-CLASS_FIELD = "cls"
 NUM_SHOWN = 48
 SIDE = 192
 MAX_BARS = 40
 
 
 @dataclass(frozen=True)
-class Shown:
+class Thumbnail:
     """One sample of the contact sheet.
 
     Attributes:
         key: Its key.
         shard: Name of its shard.
         label: Its class, empty without one.
-        size: Width and height of the image.
-        picture: A small JPEG in base64, empty where the image does not decode.
-        sides: Width and height of that.
-        problem: Why it does not.
+        size: Width and height of the image, as text.
+        picture: A small JPEG in base64, empty if the image cannot be decoded.
+        sides: Width and height of the small JPEG in pixels.
+        problem: Why the image cannot be decoded.
     """
 
     key: str
@@ -58,51 +60,55 @@ class Shown:
     problem: str = ""
 
 
-def check_report(path: str | os.PathLike[str]) -> None:
-    """Refuse a report that could not be made, before anything is read.
-
-    Raises:
-        ConfigError: jinja2 is not installed.
-        StorageError: There is no such folder, or nothing may be written there.
-    """
-    problem = why_not(Path(path))
-    if problem:
-        raise StorageError(f"{os.fspath(path)}: the report cannot be written: {problem}.", url=str(path))
-    try:
-        import jinja2  # noqa: F401 (only whether it is there)
-    except ImportError as err:
-        raise ConfigError(f"a report needs jinja2.\n  {install_extra('report')}") from err
-
-
-def write_report(stats: ShardStats, places: Sequence[tuple[str, int]], path: str | os.PathLike[str]) -> None:
-    """Write the report; what is there is replaced as a whole.
+def write_report(
+    path: str | Path,
+    file: str | os.PathLike[str],
+    *,
+    sample: str | None = None,
+    seed: int = 0,
+    workers: int | None = None,
+    progress: Progress | None = None,
+) -> ShardStats:
+    """Count what shards hold, and write a report with bar charts and some of the images: `wdskit stats --html`.
 
     Args:
-        stats: The numbers.
-        places: Shard and offset of the samples to show.
-        path: The file.
+        path: As for `stats`, and so `sample`, `workers` and `progress`.
+        file: The HTML file. It is replaced as a whole. jinja2 is needed.
+        sample: Read only this share of the samples of each shard, such as `10%`.
+        seed: Chooses the share and the images.
+        workers: Processes that read. Default: the CPUs, fewer for little data.
+        progress: Called after each shard with the number of bytes read and of all bytes.
 
     Raises:
-        ShardError: A shard changed since it was counted.
-        StorageError: It cannot be read any more, or the file cannot be written.
+        ConfigError: jinja2 is missing, or `sample` is not a share.
+        StorageError: The report cannot be written, or as `stats` raises.
+        ShardError: Shards are invalid, or have changed since they were counted.
+        FolderIndexError: The folder's index does not match its files.
     """
-    shown = sorted((_show(url, start) for url, start in places), key=lambda one: (one.label, one.key))
-    page = render(stats, shown)
+    shown = os.fspath(file)
+    problem = why_not(Path(file))
+    if problem:
+        raise StorageError(f"{shown}: the report cannot be written: {problem}.", url=shown)
     try:
-        publish_bytes(Path(path), page.encode())
+        import jinja2  # noqa: F401 (before anything is read)
+    except ImportError as err:
+        raise ConfigError(f"a report needs jinja2.\n  {install_extra('report')}") from err
+    stats, places = collect(path, sample=sample, seed=seed, num_shown=NUM_SHOWN, workers=workers, progress=progress)
+    thumbnails = sorted((_make_thumbnail(*place) for place in places), key=lambda one: (one.label, one.key))
+    page = render(stats, thumbnails)
+    try:
+        publish_bytes(Path(file), page.encode())
     except OSError as err:
-        raise StorageError(f"{os.fspath(path)}: the report cannot be written: {err.strerror}.", url=str(path)) from err
+        raise StorageError(f"{shown}: the report cannot be written: {err.strerror}.", url=shown) from err
+    return stats
 
 
-def _show(url: str, start: int) -> Shown:
-    """Read one sample of the contact sheet."""
+def _make_thumbnail(url: str, start: int) -> Thumbnail:
+    """Read the sample that starts at an offset of a shard, and scale its first image that can be decoded."""
     with contextlib.closing(open_ranges(url)) as file:
         key, fields = read_sample(file, start)
     folder, shard = split_url(url)
-    names = read_classes(folder) or ()
-    label = bytes(fields.get(CLASS_FIELD, b"")[:20]).decode(errors="replace").strip()
-    if label.isdecimal() and int(label) < len(names):
-        label = shorten(names[int(label)])
+    label = class_name(fields, read_classes(folder) or ())
     key = shorten(key)
     problem = "no image"
     for data in (data for name, data in fields.items() if is_image_field(name)):
@@ -113,12 +119,12 @@ def _show(url: str, start: int) -> Shown:
             continue
         scale = min(1.0, SIDE / max(width, height))
         sides = max(1, round(width * scale)), max(1, round(height * scale))
-        return Shown(key, shard, label, f"{width} x {height}", base64.b64encode(picture).decode(), sides)
-    return Shown(key, shard, label, problem=problem)
+        return Thumbnail(key, shard, label, f"{width} x {height}", base64.b64encode(picture).decode(), sides)
+    return Thumbnail(key, shard, label, problem=problem)
 
 
-def render(stats: ShardStats, shown: Sequence[Shown]) -> str:
-    """The report's text."""
+def render(stats: ShardStats, shown: Sequence[Thumbnail]) -> str:
+    """Return the text of the report."""
     from jinja2 import Environment, StrictUndefined
     from markupsafe import Markup
 
@@ -134,23 +140,23 @@ def render(stats: ShardStats, shown: Sequence[Shown]) -> str:
         "ratio": lambda thousandths: f"{thousandths / 1000:.2f}",
         "pixels": lambda num: f"{num / 1e6:,.2f} MP" if num >= 1e5 else f"{num:,.0f}",
     }
-    environment.globals |= shows
+    environment.globals |= {**shows, "make_histogram": make_histogram}
     environment.filters |= shows | {
         "percent": lambda part: "< 0.1%" if 0 < part < 0.001 else f"{part:.1%}",
         "limit": lambda value: "" if value is None else f"{value:,.6g}",
         "name": lambda path: Path(path).name or path,
-        "level": lambda part: max(1, round(100 * part)) if part > 0 else 0,  # what is there is seen
+        "level": lambda part: max(1, round(100 * part)) if part > 0 else 0,
     }
-    page = resources.files("wdskit.statistics").joinpath("report.html").read_text(encoding="utf-8")
+    page = resources.files("wdskit.view").joinpath("report.html").read_text(encoding="utf-8")
     page = page.replace("/* parts */", "".join(f".p{part} {{ --part: {part}%; }}\n" for part in range(101)))
     sheet = page.partition("<style>")[2].partition("</style>")[0]
     classes = stats.classes or ()
+    chosen = choose_classes(classes, MAX_BARS)
     return environment.from_string(page).render(
         style_hash="sha256-" + base64.b64encode(hashlib.sha256(sheet.encode()).digest()).decode(),
         stats=stats,
         shown=shown,
-        classes=choose_classes(classes, MAX_BARS),
-        class_most=max((one.num_samples for one in classes), default=0),
+        classes=[*zip(chosen, bar_levels(one.num_samples for one in chosen), strict=True)],
         class_total=sum(one.num_samples for one in classes),
         empty_classes=[one.name for one in classes if not one.num_samples],
         version=__version__,

@@ -1,4 +1,4 @@
-"""What `verify` says of all shards together: the indexes, what is missing, keys that come twice, fields that differ."""
+"""`wdskit verify`: every shard against its index, its structure and what stands in it; all faults, not the first."""
 
 from __future__ import annotations
 
@@ -13,22 +13,157 @@ from urllib.parse import quote
 
 import numpy as np
 
-from wdskit.checking.findings import Finding, Kind
-from wdskit.checking.shard import Fields, ShardReport
+from wdskit.codecs.checks import IMAGE_CHECKS, ImageCheck
 from wdskit.codecs.formats import is_image_field
 from wdskit.dataset.binary import BINARY_NAME, BinaryIndex
+from wdskit.dataset.braces import split_parts
 from wdskit.dataset.classes import CLASSES_NAME, read_classes
 from wdskit.dataset.index import INDEX_NAME, FolderIndex, ShardEntry, join_url, read_index
 from wdskit.dataset.keys import find_repeated, is_among
 from wdskit.dataset.patterns import UNLISTED, look_for_shards, nothing_matches, split_url
+from wdskit.dataset.shard import offsets_path
 from wdskit.dataset.unfinished import find_unfinished
 from wdskit.errors import ConfigError, FolderIndexError, StorageError, WdskitError
 from wdskit.files import publish_bytes
-from wdskit.limits import MAX_CHECKED_BYTES, MAX_INDEX_BYTES, MAX_LISTED
-from wdskit.storage.urls import ABSENT_STATUSES, LISTED_SCHEMES, is_local, open_ranges, read_bytes, scheme_of, shown_url
+from wdskit.limits import MAX_CHECKED_BYTES, MAX_INDEX_BYTES, MAX_LISTED, MAX_PIXELS
+from wdskit.shards.export import export_problems
+from wdskit.shards.parallel import Progress, file_sizes, read_shards
+from wdskit.shards.shares import parse_share
+from wdskit.shards.verify_shard import NOTES, CheckJob, Fields, Finding, Kind, ShardReport, check_shard
+from wdskit.storage.urls import (
+    ABSENT_STATUSES,
+    LISTED_SCHEMES,
+    is_local,
+    local_path,
+    open_ranges,
+    read_bytes,
+    scheme_of,
+    shown_url,
+)
 from wdskit.tar.names import split_name
 from wdskit.tar.reader import locate_members
 from wdskit.text import plural, shorten
+
+
+@dataclass(frozen=True)
+class VerifyResult:
+    """What `wdskit.verify` did and found.
+
+    Attributes:
+        path: As the user wrote it.
+        num_shards: Shards that were read.
+        num_samples: Whole samples that were read; of a damaged shard, those before the damage.
+        num_bytes: Bytes that were read.
+        num_images: Images that were checked.
+        num_large: Members that are too large to check; only their bytes were compared with the digest.
+        num_ignored: Members that belong to no sample.
+        is_indexed: Whether there was an index to compare with.
+        findings: All faults and notes, in the order of the shards.
+    """
+
+    path: str
+    num_shards: int
+    num_samples: int
+    num_bytes: int
+    num_images: int
+    num_large: int
+    num_ignored: int
+    is_indexed: bool
+    findings: tuple[Finding, ...]
+
+    def __repr__(self) -> str:
+        """Return one line: the path, what was read, and the number of faults."""
+        num_faults = sum(1 + finding.more for finding in self.findings if finding.kind not in NOTES)
+        read = f"{plural(self.num_samples, 'sample')} in {plural(self.num_shards, 'shard')}"
+        return f"VerifyResult({self.path}: {read}, {'clean' if self.is_clean else plural(num_faults, 'fault')})"
+
+    @property
+    def is_clean(self) -> bool:
+        """Whether no fault was found; there may be notes (`NOTES`)."""
+        return all(finding.kind in NOTES for finding in self.findings)
+
+
+def verify(
+    path: str | Path,
+    *,
+    images: ImageCheck = "structure",
+    sample: str | None = None,
+    seed: int = 0,
+    world_size: int | None = None,
+    loader_workers: int = 1,
+    workers: int | None = None,
+    max_pixels: int = MAX_PIXELS,
+    progress: Progress | None = None,
+) -> VerifyResult:
+    """Read every shard from end to end and report all that is invalid: `wdskit verify`.
+
+    Memory: 24 bytes per sample, and in each process up to 32 MiB of one member.
+
+    Args:
+        path: A shard, folder, glob or brace pattern, local or remote; several joined by `::`. Where a folder has an
+            index, the shards are compared with it; a remote folder or glob needs one.
+        images: `none`, `structure` (the format against the name, JPEG markers up to the end marker, PNG checksums) or
+            `decode` (all pixels too).
+        sample: Check only the images of this share of each shard's samples, such as `1%`. It is exact within one sample
+            per shard, and exact in total for shards of equal size.
+        seed: Chooses the share; 0 <= seed < 2**64.
+        world_size: Ranks of a stream, to check that each gets the same share.
+        loader_workers: Worker processes of each rank's loader.
+        workers: Processes that read. Default: the CPUs, fewer for little data.
+        max_pixels: Most pixels of an image; an image whose header gives more is a finding.
+        progress: Called after each shard.
+
+    Raises:
+        StorageError: There is nothing to read.
+        ConfigError: An option has an unknown value.
+    """
+    if images not in IMAGE_CHECKS:
+        raise ConfigError(f"images are checked as {', '.join(IMAGE_CHECKS)}, not {images!r}.")
+    share = parse_share(sample) if sample else None
+    target = find_targets(str(path))
+    shown = "::".join(map(shown_url, split_parts(str(path))))
+    folders = {split_url(name)[0] for name in target.shards}
+    classes = {folder: read_classes_of(folder, target.findings) for folder in sorted(folders)}
+    jobs = [
+        CheckJob(
+            path=name,
+            number=number,
+            entry=entry,
+            has_offsets=(folder in target.indexes and shown_url(name) == name)  # else a query hides the end of the name
+            or (is_local(name) and offsets_path(name).exists()),
+            images=images,
+            share=share,
+            seed=seed,
+            max_pixels=max_pixels,
+            num_classes=None if (names := classes[folder]) is None else len(names),
+        )
+        for number, (name, entry) in enumerate(target.shards.items())
+        for folder in [split_url(name)[0]]
+    ]
+    sizes = file_sizes((job.path for job in jobs), [job.entry for job in jobs])
+    reports = list(read_shards(check_shard, jobs, sizes, path=shown, workers=workers, progress=progress))
+    findings = [*target.findings]
+    for folder in sorted(target.indexes):
+        if is_local(folder):
+            problems = export_problems(Path(local_path(folder)))
+            findings += [Finding("outdated", file, problem) for file, problem in problems]
+    findings += [found for one in reports for found in one.findings]
+    findings += [*find_repeats(shown, reports), *find_odd(shown, reports)]
+    if world_size is not None:
+        findings += find_skew(shown, reports, world_size, loader_workers)
+    if reports and all(one.is_whole and not one.num_samples for one in reports):
+        findings.append(Finding("samples", shown, "there are no samples in these shards"))
+    return VerifyResult(
+        path=shown,
+        num_shards=len(jobs),
+        num_samples=sum(one.num_samples for one in reports),
+        num_bytes=sum(one.num_bytes for one in reports),
+        num_images=sum(one.num_images for one in reports),
+        num_large=sum(one.num_large for one in reports),
+        num_ignored=sum(one.num_ignored for one in reports),
+        is_indexed=bool(target.indexes),
+        findings=tuple(findings),
+    )
 
 
 @dataclass

@@ -18,11 +18,11 @@ from images import FILES, image_bytes
 from PIL import Image
 from shards import write_shard
 
-from wdskit import ConfigError, StorageError, stats
+from wdskit import ConfigError, StorageError, stats, write_report
 from wdskit.codecs.images import make_thumbnail
 from wdskit.errors import DecodeError
-from wdskit.statistics import report
-from wdskit.statistics.report import Shown, render
+from wdskit.view import report
+from wdskit.view.report import Thumbnail, render
 
 HOSTILE = '<script>alert("1")</script>'
 ATTACKS = (HOSTILE, "<img src=x onerror=alert(1)>", '"onload="x', "{{ 7 * 7 }}", "\u202egnp", "\x1b[2J", "</style><b>")
@@ -100,7 +100,7 @@ def write_hostile(folder: Path) -> Path:
 
 def report_of(folder: Path, tmp_path: Path, **options) -> str:
     path = tmp_path / "report.html"
-    stats(folder, html=path, **options)
+    write_report(folder, path, **options)
     return path.read_text(encoding="utf-8")
 
 
@@ -177,7 +177,7 @@ def test_many_resolutions_keys_and_classes_make_a_page_of_bounded_size(tmp_path)
     found = stats(tmp_path)
     classes = tuple(replace(found.classes[0], number=number) for number in range(50_000))
     many = replace(found, classes=classes, json_keys=found.json_keys * 1000)
-    shown = [Shown("k", "s.tar", "label", problem="none")] * 48
+    shown = [Thumbnail("k", "s.tar", "label", problem="none")] * 48
     text = render(many, shown)
     check_page(text)
     assert len(text) < 500_000
@@ -202,7 +202,7 @@ def test_thumbnails_fit_and_keep_their_shape():
 def test_without_jinja2_nothing_is_read(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "jinja2", None)
     with pytest.raises(ConfigError, match=r"wdskit\[report\]"):
-        stats(tmp_path / "missing", html=tmp_path / "r.html")
+        write_report(tmp_path / "missing", tmp_path / "r.html")
 
 
 def test_a_report_that_cannot_be_written_is_an_error(tmp_path):
@@ -210,7 +210,7 @@ def test_a_report_that_cannot_be_written_is_an_error(tmp_path):
     (tmp_path / "s.tar").write_bytes(b"no shard")  # which is not seen: it is told before anything is read
     for place in (tmp_path / "none" / "r.html", tmp_path, tmp_path / "s.tar" / "r.html"):
         with pytest.raises(StorageError, match="report cannot be written"):
-            stats(tmp_path, html=place)
+            write_report(tmp_path, place)
 
 
 def test_the_command_writes_it(run, tmp_path):

@@ -14,8 +14,8 @@ from wdskit import ConfigError, ShardError, ShardStats, StorageError, pack, stat
 from wdskit.dataset.samples import read_sample
 from wdskit.shards.index import index_folder
 from wdskit.shards.parallel import choose_workers
-from wdskit.statistics.collect import collect
-from wdskit.statistics.counts import MAX_FIELDS
+from wdskit.shards.stats import collect
+from wdskit.shards.tally import MAX_FIELDS
 from wdskit.storage.urls import LocalFile
 
 SIZES = [(40, 30), (30, 40), (40, 30), (8, 8), (100, 10)]

@@ -17,7 +17,6 @@ import numpy as np
 
 from wdskit.codecs.structure import ImageHeader
 from wdskit.limits import MAX_LISTED
-from wdskit.statistics.result import BadField, ImageStats, JsonKeyStats, NumberStats
 from wdskit.text import shorten
 
 T = TypeVar("T", bound=Hashable)
@@ -47,6 +46,83 @@ _TYPES: dict[type, str] = {
     dict: "object",
     list: "list",
 }
+
+
+@dataclass(frozen=True)
+class NumberStats:
+    """Many whole numbers in a few; all are 0 where there are none.
+
+    Attributes:
+        p50: The least number so that at least half of them are no greater.
+        p99: So for 99 of 100.
+        is_exact: Whether p50 and p99 are exact; else they are within 0.05 %. All others always are.
+        bins: How many numbers are from `low` to below `high`: (low, high, count) in rising order, without a gap.
+    """
+
+    count: int
+    total: int
+    min: int
+    mean: float
+    p50: int
+    p99: int
+    max: int
+    is_exact: bool
+    bins: tuple[tuple[int, int, int], ...]
+
+
+@dataclass(frozen=True)
+class ImageStats:
+    """The images of one field whose headers read; sides in pixels.
+
+    Attributes:
+        formats: How many are `JPEG`, `PNG`, `WebP`, ... by their first bytes, the commonest first.
+        modes: How many are `RGB`, `L`, ...: Pillow's names, `;16` after them for a PNG of 16 bits.
+        aspects: Width / height in thousandths, rounded.
+        num_resolutions: Different (width, height); None over 100,000.
+        resolutions: The commonest, as (width, height, count); none over 100,000 different ones.
+    """
+
+    field: str
+    num_images: int
+    formats: dict[str, int]
+    modes: dict[str, int]
+    widths: NumberStats
+    heights: NumberStats
+    pixels: NumberStats
+    aspects: NumberStats
+    num_resolutions: int | None
+    resolutions: tuple[tuple[int, int, int], ...]
+
+
+@dataclass
+class JsonKeyStats:
+    """One key in the JSON of one field.
+
+    Attributes:
+        key: `label`, `box.width`, `objects[].name`; a key that is no plain word as `["a b"]`. Empty for the whole
+            value where that is no object.
+        num_samples: Samples that have it.
+        types: How often it was `text`, `integer`, `number`, `boolean`, `null`, `object`, `list`.
+        min: The least of its numbers, None without one.
+        max: The most.
+    """
+
+    field: str
+    key: str
+    num_samples: int
+    types: dict[str, int]
+    min: float | None
+    max: float | None
+
+
+@dataclass(frozen=True)
+class BadField:
+    """A field that is not what its name promises."""
+
+    shard: str
+    key: str
+    field: str
+    problem: str
 
 
 def count_values(counts: Counter[T] | None, more: Iterable[T] | None) -> Counter[T] | None:

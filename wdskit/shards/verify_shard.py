@@ -7,15 +7,15 @@ import functools
 import re
 import stat
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from http import HTTPStatus
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from wdskit.checking.findings import Finding, FindingList
 from wdskit.codecs.checks import Check, ImageCheck, field_check
 from wdskit.codecs.fields import decode_field, is_json_field
 from wdskit.codecs.formats import is_image_field
@@ -27,12 +27,58 @@ from wdskit.dataset.samples import ShardReader, read_sample
 from wdskit.dataset.shard import IDX_SUFFIX, digest_offsets, offsets_path, parse_offsets, read_offsets
 from wdskit.errors import DecodeError, FolderIndexError, ShardError, StorageError
 from wdskit.files import Buffer
-from wdskit.limits import MAX_CHECKED_BYTES, MAX_IDX_BYTES, MAX_PIXELS
+from wdskit.limits import MAX_CHECKED_BYTES, MAX_IDX_BYTES, MAX_LISTED, MAX_PIXELS
 from wdskit.shards.index import DigestedFile
 from wdskit.shards.shares import choose_samples
 from wdskit.storage.urls import Stream, is_local, open_ranges, open_stream, read_bytes, shown_url
 from wdskit.tar.window import Passed
 from wdskit.text import shorten
+
+Kind = Literal[
+    "structure", "digest", "bytes", "samples", "fields", "missing", "unlisted", "unreadable", "index", "offsets",
+    "name", "repeated", "odd", "json", "image", "skew", "outdated", "unfinished", "label",
+]  # fmt: skip
+"""What a finding is about.
+
+`structure` the tar or the order of its members; `digest`, `bytes`, `samples`, `fields` differ from the index, or there
+are no samples at all; `missing` and `unlisted` shards; `unreadable` files; `index` index.json or index.bin themselves;
+`offsets` the .idx; `name` a member whose name no sample should have; `repeated` keys in two shards, or twice in one;
+`odd` samples without the fields of the others; `json`, `image` a field that does not read; `skew` shards that do not
+feed all workers alike; `outdated` files for other readers (`wdskit export`) that do not match the shards or the
+index; `unfinished` a folder with a run of `pack` that is not finished;
+`label` a `cls` that is not a whole number, or not the number of a class in classes.json.
+"""
+
+NOTES: frozenset[Kind] = frozenset({"odd"})
+"""Kinds that are worth a look and no fault: samples may have other fields than most."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One fault, or a note.
+
+    Attributes:
+        kind: What it is about.
+        file: Path of the shard or index file, or of the folder if it concerns all shards.
+        problem: What is wrong, with the value.
+        offset: Byte in the file, if known.
+        key: Key of the sample, if it concerns one.
+        more: Number of further findings of this kind in this file, which are not listed.
+    """
+
+    kind: Kind
+    file: str
+    problem: str
+    offset: int | None = None
+    key: str | None = None
+    more: int = 0
+
+    def __str__(self) -> str:
+        place = "" if self.offset is None else f", byte {self.offset}"
+        key = "" if self.key is None else f"key {self.key!r}: "
+        more = f" (and {self.more:,} more like it)" if self.more else ""
+        return f"{self.file}{place}: {key}{self.problem}{more}"
+
 
 Fields = tuple[str, ...]
 
@@ -53,8 +99,32 @@ _HOSTILE = {
 }
 
 
+class FindingList:
+    """Collects the findings of one file; of each kind the first few, and the number of the rest."""
+
+    def __init__(self, file: str) -> None:
+        self.file = file
+        self._found: list[Finding] = []
+        self._counts: dict[Kind, int] = {}
+
+    def add(self, kind: Kind, problem: str, *, offset: int | None = None, key: str | None = None) -> None:
+        """Note one."""
+        count = self._counts[kind] = self._counts.get(kind, 0) + 1
+        if count <= MAX_LISTED:
+            self._found.append(Finding(kind, self.file, shorten(problem), offset, key and shorten(key)))
+
+    def listed(self) -> tuple[Finding, ...]:
+        """The findings in the order in which they came; the last listed of a kind says how many were not."""
+        found = list(self._found)
+        for kind, count in self._counts.items():
+            if count > MAX_LISTED:
+                last = max(at for at, one in enumerate(found) if one.kind == kind)
+                found[last] = replace(found[last], more=count - MAX_LISTED)
+        return tuple(found)
+
+
 @dataclass(frozen=True)
-class ShardJob:
+class CheckJob:
     """One shard to look at. It is sent to a worker process.
 
     Attributes:
@@ -119,18 +189,18 @@ class ShardReport:
     field_sets: dict[Fields, FieldSet] = field(default_factory=dict)
 
 
-def check_shard(job: ShardJob) -> ShardReport:
+def check_shard(job: CheckJob) -> ShardReport:
     """Read a shard from end to end, digest it, and note all that is invalid.
 
     Behind damage to the tar's structure the samples are not looked at any more; the digest is taken of the whole file.
     """
-    return _Pass(job).run()
+    return _ShardCheck(job).run()
 
 
-class _Pass:
+class _ShardCheck:
     """The state of one pass."""
 
-    def __init__(self, job: ShardJob) -> None:
+    def __init__(self, job: CheckJob) -> None:
         self._job = job
         self._shown = shown_url(job.path)
         self._found = FindingList(self._shown)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import heapq
-import os
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -30,11 +30,92 @@ from wdskit.shards.inspect import read_target_classes
 from wdskit.shards.parallel import Progress, file_sizes, read_shards
 from wdskit.shards.payloads import Payload, Payloads, payload_size
 from wdskit.shards.shares import choose_samples, parse_share
-from wdskit.statistics.counts import Numbers, Tally, count_values
-from wdskit.statistics.report import CLASS_FIELD, NUM_SHOWN, check_report, write_report
-from wdskit.statistics.result import BadField, ClassStats, FieldStats, ShardStats
+from wdskit.shards.tally import BadField, ImageStats, JsonKeyStats, Numbers, NumberStats, Tally, count_values
 from wdskit.storage.urls import is_local, local_path, open_ranges, shown_url
 from wdskit.text import shorten
+
+
+@dataclass(frozen=True)
+class FieldStats:
+    """One field, `jpg`, `json`, ...: how many samples have it, and its bytes without tar headers and padding."""
+
+    name: str
+    num_samples: int
+    sizes: NumberStats
+
+
+@dataclass(frozen=True)
+class ClassStats:
+    """One class: its number in `cls`, and its name in classes.json, or None.
+
+    `num_samples` is 0 for a class that only classes.json names.
+    """
+
+    number: int
+    name: str | None
+    num_samples: int
+
+
+@dataclass(frozen=True)
+class ShardStats:
+    """What `wdskit stats` counted.
+
+    Attributes:
+        path: As the user wrote it.
+        sample: The share that was read, such as `10%`, chosen by `seed`; None for all.
+        num_samples: Samples in all shards.
+        num_read: Samples that were read; all other figures except those of shards count only these.
+        num_bytes: Bytes of the shards' files.
+        num_ignored: Members that belong to no sample; None if only a share was read.
+        shard_least: Name of the first shard with the fewest samples.
+        shard_most: Name of the first shard with the most samples.
+        sample_sizes: Bytes of a sample's fields, without tar headers and padding.
+        fields: Sorted by name.
+        num_more_fields: Fields beyond the first 1,000 different ones, which are not counted separately.
+        classes: Classes of the field `cls`, by number; None if no sample has it, or if there are over 100,000 classes.
+        images: Sorted by field.
+        json_keys: Sorted by field, then in the order in which they first appear.
+        num_more_keys: Keys beyond the first 1,000 different ones of a field, which are not counted separately.
+        num_bad: Fields that cannot be read: images without a valid header, invalid JSON or `cls`.
+        bad: The first of them.
+    """
+
+    path: str
+    sample: str | None
+    seed: int
+    num_shards: int
+    num_samples: int
+    num_read: int
+    num_bytes: int
+    num_ignored: int | None
+    shard_samples: NumberStats
+    shard_bytes: NumberStats
+    shard_least: str
+    shard_most: str
+    sample_sizes: NumberStats
+    fields: tuple[FieldStats, ...]
+    num_more_fields: int
+    classes: tuple[ClassStats, ...] | None
+    images: tuple[ImageStats, ...]
+    json_keys: tuple[JsonKeyStats, ...]
+    num_more_keys: int
+    num_bad: int
+    bad: tuple[BadField, ...]
+
+    def as_dict(self) -> dict[str, Any]:
+        """The same as dicts, lists, texts and numbers; `wdskit stats --json` prints it."""
+        return dataclasses.asdict(self)
+
+
+def choose_classes(classes: Sequence[ClassStats], limit: int) -> list[ClassStats]:
+    """All classes in their order where they are few, else the largest and the smallest of them."""
+    if len(classes) <= limit:
+        return list(classes)
+    ranked = sorted(classes, key=lambda one: -one.num_samples)
+    return [*ranked[: limit // 2], *ranked[-(limit // 2) :]]
+
+
+CLASS_FIELD = "cls"
 
 
 def stats(
@@ -42,7 +123,6 @@ def stats(
     *,
     sample: str | None = None,
     seed: int = 0,
-    html: str | os.PathLike[str] | None = None,
     workers: int | None = None,
     progress: Progress | None = None,
 ) -> ShardStats:
@@ -57,24 +137,17 @@ def stats(
     Args:
         path: A shard, a folder, or a pattern; several joined by `::`.
         sample: Read only this share of the samples of each shard, such as `10%`.
-        seed: Chooses the share, and the images of the report.
-        html: File for a report with bar charts and some of the images; needs jinja2.
+        seed: Chooses the share.
         workers: Processes that read. Default: the CPUs, fewer for little data.
         progress: Called after each shard with the number of bytes read and of all bytes.
 
     Raises:
         ShardError: Shards are invalid; all of them are listed. Bad fields are counted instead.
-        StorageError: There is nothing to read, it cannot be read, or the report cannot be written.
+        StorageError: There is nothing to read, or it cannot be read.
         FolderIndexError: The folder's index does not match its files.
-        ConfigError: `sample` is not a share, or jinja2 is missing.
+        ConfigError: `sample` is not a share.
     """
-    if html is not None:
-        check_report(html)
-    num_shown = 0 if html is None else NUM_SHOWN
-    result, shown = collect(path, sample=sample, seed=seed, num_shown=num_shown, workers=workers, progress=progress)
-    if html is not None:
-        write_report(result, shown, html)
-    return result
+    return collect(path, sample=sample, seed=seed, workers=workers, progress=progress)[0]
 
 
 def collect(
@@ -130,7 +203,7 @@ def collect(
         classes=_classes(target, tally.classes or {}),
         images=tuple(one.images(name) for name, one in fields if one.formats),
         json_keys=tuple(
-            replace(key, field=name, types=dict(sorted(key.types.items())))
+            dataclasses.replace(key, field=name, types=dict(sorted(key.types.items())))
             for name, one in fields
             for key in one.keys.values()
         ),

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wdskit.statistics import counts
-from wdskit.statistics.counts import MAX_ITEMS, MAX_KEYS, FieldTally, Numbers, count_values, round_number
+from wdskit.shards import tally as counts
+from wdskit.shards.tally import MAX_ITEMS, MAX_KEYS, FieldTally, Numbers, count_values, round_number
 
 SHARES = (Fraction(0), Fraction(1, 100), Fraction(1, 2), Fraction(99, 100), Fraction(1))
 

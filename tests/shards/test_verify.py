@@ -40,13 +40,13 @@ from wdskit import (
     stats,
     verify,
 )
-from wdskit.checking import dataset as uniqueness
-from wdskit.checking import shard as checking
-from wdskit.checking.dataset import find_repeats
 from wdskit.dataset.index import read_index, write_index
 from wdskit.limits import MAX_LISTED
+from wdskit.shards import verify as uniqueness
+from wdskit.shards import verify_shard as checking
 from wdskit.shards.index import index_folder
 from wdskit.shards.shares import choose_samples, parse_share
+from wdskit.shards.verify import find_repeats
 from wdskit.storage import http
 from wdskit.storage.urls import LocalFile
 
@@ -220,7 +220,7 @@ def test_ten_million_keys_take_240_megabytes(tmp_path):
 
 
 def verify_report(num: int):
-    from wdskit.checking.shard import ShardReport
+    from wdskit.shards.verify_shard import ShardReport
 
     hashes = np.arange(num, dtype=np.uint64) * np.uint64(977)
     starts = np.arange(num + 1, dtype=np.uint64)

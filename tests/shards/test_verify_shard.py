@@ -17,9 +17,9 @@ from disks import HastyDisk
 from images import image_bytes
 
 from wdskit import pack, verify
-from wdskit.checking import dataset as targets
-from wdskit.checking import shard as checking
-from wdskit.checking.findings import Finding
+from wdskit.shards import verify as targets
+from wdskit.shards import verify_shard as checking
+from wdskit.shards.verify_shard import Finding
 
 ALL = bool(os.environ.get("WDSKIT_ALL_FAULTS"))
 NUM_FLIPS = 4000 if ALL else 200
@@ -168,7 +168,7 @@ def test_all_damaged_shards_are_listed(folder):
 
 
 def no_digest(monkeypatch):
-    monkeypatch.setattr(checking._Pass, "_compare_entry", lambda self, shard, *, is_whole: None)
+    monkeypatch.setattr(checking._ShardCheck, "_compare_entry", lambda self, shard, *, is_whole: None)
 
 
 def no_offsets(monkeypatch):

@@ -1,1 +1,0 @@
-"""What a data set holds, counted in one pass and bounded memory: `wdskit stats`."""
