@@ -45,7 +45,7 @@ from wdskit.limits import MAX_LISTED
 from wdskit.shards import verify as uniqueness
 from wdskit.shards import verify_shard as checking
 from wdskit.shards.index import index_folder
-from wdskit.shards.shares import choose_samples, parse_share
+from wdskit.shards.sampling import choose_samples, parse_share
 from wdskit.shards.verify import find_repeats
 from wdskit.storage import http
 from wdskit.storage.urls import LocalFile

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from wdskit.packing.samples.choice import Choice
     from wdskit.packing.sources import SourceOptions
     from wdskit.packing.transforms import Transforms
-    from wdskit.shards.shares import Shares
+    from wdskit.shards.split import Shares
 
 _TOGETHER = ({"append", "part"}, {"append", "dry_run"}, {"overwrite", "dry_run"})
 
@@ -201,14 +201,14 @@ class WriteOptions:
     @cached_property
     def shares(self) -> Shares | None:
         """Name and share of each split; None where nothing is split."""
-        from wdskit.shards.shares import parse_shares
+        from wdskit.shards.split import parse_shares
 
         return None if self.split is None else parse_shares(self.split)
 
     def to_dict(self) -> dict[str, object]:
         """The options that a shard can depend on, by name."""
         from wdskit.packing.transforms import transform_versions
-        from wdskit.shards.shares import format_shares
+        from wdskit.shards.split import format_shares
 
         versions = transform_versions(self.transforms)
         return {
@@ -361,7 +361,7 @@ class ReshardOptions(WriteOptions):
 
     def to_dict(self) -> dict[str, object]:
         """The options that a shard can depend on, by name."""
-        from wdskit.shards.shares import parse_share
+        from wdskit.shards.sampling import parse_share
 
         return {
             **super().to_dict(),

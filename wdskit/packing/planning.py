@@ -23,7 +23,7 @@ from wdskit.packing.samples.store import SampleRows
 from wdskit.packing.sources import Source
 from wdskit.packing.store import Ints, Rows, Spool, check_unique
 from wdskit.packing.transforms import UNTOUCHED, Transforms
-from wdskit.shards.shares import SPLIT_SEED, Shares, choose_splits, draws_of, make_draw
+from wdskit.shards.split import SPLIT_SEED, Shares, choose_splits, draws_of, make_draw
 
 _TELL_ROWS = 1000
 

@@ -35,7 +35,7 @@ from wdskit.packing.staging import RunDescription, Staging, differences, open_st
 from wdskit.packing.store import Ints, Spool, digest_blocks
 from wdskit.packing.upload import Upload
 from wdskit.shards.parallel import map_shards
-from wdskit.shards.shares import format_share
+from wdskit.shards.split import format_share
 from wdskit.tar.writer import END_BYTES
 from wdskit.text import plural
 

@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 
 from wdskit.dataset.keys import hash_key
 from wdskit.dataset.patterns import find_shards
+from wdskit.shards.lazy_shard import LazyShard, field_size, fields_of
 from wdskit.shards.parallel import Progress, file_sizes, read_shards
-from wdskit.shards.payloads import Payloads, fields_of, payload_size
 from wdskit.storage.urls import shown_url
 from wdskit.text import shorten
 
@@ -106,9 +106,9 @@ class _Side:
             return shorten(sample["__key__"])
 
     @contextlib.contextmanager
-    def sample(self, number: int) -> Iterator[tuple[Payloads, dict[str, Any]]]:
+    def sample(self, number: int) -> Iterator[tuple[LazyShard, dict[str, Any]]]:
         """A sample again, and what reads its fields."""
-        with Payloads(self.url(number), start=int(self.starts[number])) as shard:
+        with LazyShard(self.url(number), start=int(self.starts[number])) as shard:
             yield shard, next(iter(shard))
 
 
@@ -157,13 +157,13 @@ def diff(
 def hash_samples(url: str) -> _Samples:
     """Hash the keys and the fields of a shard's samples, 64 bits each; the order of fields does not matter."""
     keys, fields = bytearray(), bytearray()
-    with Payloads(url) as shard:
+    with LazyShard(url) as shard:
         for sample in shard:
             keys += hash_key(sample["__key__"])
             digest = hashlib.blake2b(digest_size=8)
             for name, data in sorted(fields_of(sample)):
                 encoded = name.encode()
-                digest.update(b"%d %d " % (len(encoded), payload_size(data)))
+                digest.update(b"%d %d " % (len(encoded), field_size(data)))
                 digest.update(encoded)
                 for piece in shard.pieces(data):
                     digest.update(piece)
@@ -183,7 +183,7 @@ def _compare(a: _Side, number: int, b: _Side, other: int) -> list[Difference]:
         differing += [f"+{name}" for name in fields_b.keys() - fields_a.keys()]
         for name in fields_a.keys() & fields_b.keys():
             data_a, data_b = fields_a[name], fields_b[name]
-            is_same_size = payload_size(data_a) == payload_size(data_b)
+            is_same_size = field_size(data_a) == field_size(data_b)
             if not is_same_size or any(map(operator.ne, shard_a.pieces(data_a), shard_b.pieces(data_b))):
                 differing.append(name)
         fields = tuple(map(shorten, sorted(differing, key=lambda name: name.lstrip("+-"))))

@@ -20,8 +20,8 @@ from wdskit.dataset.selection import list_selections, read_head, selection_of
 from wdskit.dataset.unfinished import find_unfinished
 from wdskit.errors import ConfigError, FolderIndexError, KeyRuleError, SelectionError, StorageError
 from wdskit.limits import MAX_HELD_BYTES
+from wdskit.shards.lazy_shard import LazyShard, field_size, fields_of
 from wdskit.shards.parallel import Progress, file_sizes, read_shards
-from wdskit.shards.payloads import Payloads, fields_of, payload_size
 from wdskit.storage.urls import LISTED_SCHEMES, is_local, local_path, open_stream, scheme_of, shown_url
 from wdskit.tar.names import split_name
 from wdskit.tar.reader import TarReader
@@ -242,9 +242,9 @@ def list_right_shards(target: Target, *, limit: int | None = None) -> Iterator[S
 
 def list_samples(url: str) -> Iterator[SampleRow]:
     """One row a sample of a shard, while it is read. At an error the whole samples before it have been yielded."""
-    with Payloads(url) as shard:
+    with LazyShard(url) as shard:
         for number, sample in enumerate(shard):
-            fields = tuple((name, payload_size(data)) for name, data in fields_of(sample))
+            fields = tuple((name, field_size(data)) for name, data in fields_of(sample))
             yield SampleRow(number, sample["__key__"], shard.reader.starts[-1], fields)
 
 
@@ -273,11 +273,11 @@ def read_contents(url: str) -> ShardContents:
     """Read a shard's headers and count what it holds; of a remote one all that lies between is read too."""
     counts: Counter[str] = Counter()
     sizes: Counter[str] = Counter()
-    with Payloads(url) as shard:
+    with LazyShard(url) as shard:
         for sample in shard:
             for name, data in fields_of(sample):
                 counts[name] += 1
-                sizes[name] += payload_size(data)
+                sizes[name] += field_size(data)
         num_bytes = shard.num_bytes
     fields = {name: counts[name] for name in sorted(counts)}
     return ShardContents(url, shard.reader.num_samples, num_bytes, shard.reader.num_ignored, fields, sizes)
@@ -320,7 +320,7 @@ def cat_pieces(url: str, name: str) -> Iterator[bytes]:
         raise StorageError(msg, url=url)
     key, wanted = split
     shown = shown_url(url)
-    with Payloads(url) as shard:
+    with LazyShard(url) as shard:
         for sample in shard:
             if sample["__key__"] == key:
                 if wanted in sample:

@@ -27,9 +27,9 @@ from wdskit.errors import DecodeError
 from wdskit.limits import MAX_CHECKED_BYTES, MAX_LISTED
 from wdskit.order.keys import philox
 from wdskit.shards.inspect import read_target_classes
+from wdskit.shards.lazy_shard import LazyField, LazyShard, field_size
 from wdskit.shards.parallel import Progress, file_sizes, read_shards
-from wdskit.shards.payloads import Payload, Payloads, payload_size
-from wdskit.shards.shares import choose_samples, parse_share
+from wdskit.shards.sampling import choose_samples, parse_share
 from wdskit.shards.tally import BadField, ImageStats, JsonKeyStats, Numbers, NumberStats, Tally, count_values
 from wdskit.storage.urls import is_local, local_path, open_ranges, shown_url
 from wdskit.text import shorten
@@ -261,13 +261,13 @@ def tally_shard(job: StatsJob) -> Tallied:
     return Tallied(tally, num_bytes)
 
 
-def _open(job: StatsJob) -> Payloads:
+def _open(job: StatsJob) -> LazyShard:
     """The shard: of a remote one the whole is read, unless it has offsets and few samples are wanted."""
     has_offsets = not is_local(job.url) and job.share is not None and job.entry is not None
-    return Payloads(job.url, start=0 if has_offsets else None)
+    return LazyShard(job.url, start=0 if has_offsets else None)
 
 
-def _samples(shard: Payloads, job: StatsJob, tally: Tally) -> Iterator[tuple[str, int, Mapping[str, Payload]]]:
+def _samples(shard: LazyShard, job: StatsJob, tally: Tally) -> Iterator[tuple[str, int, Mapping[str, LazyField]]]:
     """Key, start and fields of the samples to be read."""
     reader = shard.reader
     if job.share is None:
@@ -276,7 +276,7 @@ def _samples(shard: Payloads, job: StatsJob, tally: Tally) -> Iterator[tuple[str
             yield sample["__key__"], reader.starts[-1], fields
         tally.num_samples, tally.num_ignored = reader.num_samples, reader.num_ignored
         return
-    read: Callable[[int], tuple[str, Mapping[str, Payload]]]
+    read: Callable[[int], tuple[str, Mapping[str, LazyField]]]
     with contextlib.ExitStack() as stack:
         if not is_local(job.url) and job.entry is not None:
             remote = stack.enter_context(open_remote_shards([(job.url, job.entry)])[0])
@@ -299,7 +299,7 @@ def _samples(shard: Payloads, job: StatsJob, tally: Tally) -> Iterator[tuple[str
             yield key, edges[number], fields
 
 
-def _add_sample(shard: Payloads, url: str, key: str, fields: Mapping[str, Payload], tally: Tally) -> bool:
+def _add_sample(shard: LazyShard, url: str, key: str, fields: Mapping[str, LazyField], tally: Tally) -> bool:
     """Count a sample; whether it has an image with a header."""
     has_image = False
     for name, payload in fields.items():
@@ -307,7 +307,7 @@ def _add_sample(shard: Payloads, url: str, key: str, fields: Mapping[str, Payloa
         if field is None:
             tally.num_more_fields += 1
             continue
-        field.sizes.add(payload_size(payload))
+        field.sizes.add(field_size(payload))
         try:
             if is_image_field(name):
                 field.add_image(read_header(functools.partial(shard.part, payload, 0)))
@@ -321,12 +321,12 @@ def _add_sample(shard: Payloads, url: str, key: str, fields: Mapping[str, Payloa
             if len(tally.bad) < MAX_LISTED:
                 problem = shorten(str(err).removeprefix(f"{name}: "))
                 tally.bad.append(BadField(url, shorten(key), name, problem))
-    tally.sizes.add(sum(map(payload_size, fields.values())))
+    tally.sizes.add(sum(map(field_size, fields.values())))
     return has_image
 
 
-def _decode(shard: Payloads, name: str, payload: Payload) -> Any:
-    size = payload_size(payload)
+def _decode(shard: LazyShard, name: str, payload: LazyField) -> Any:
+    size = field_size(payload)
     if size > MAX_CHECKED_BYTES:
         raise DecodeError(f"it has {size} bytes, too many to read")
     return decode_field(name, shard.part(payload, 0, size))

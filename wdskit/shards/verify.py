@@ -28,7 +28,7 @@ from wdskit.files import publish_bytes
 from wdskit.limits import MAX_CHECKED_BYTES, MAX_INDEX_BYTES, MAX_LISTED, MAX_PIXELS
 from wdskit.shards.export import export_problems
 from wdskit.shards.parallel import Progress, file_sizes, read_shards
-from wdskit.shards.shares import parse_share
+from wdskit.shards.sampling import parse_share
 from wdskit.shards.verify_shard import NOTES, CheckJob, Fields, Finding, Kind, ShardReport, check_shard
 from wdskit.storage.urls import (
     ABSENT_STATUSES,

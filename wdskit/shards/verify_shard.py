@@ -29,7 +29,7 @@ from wdskit.errors import DecodeError, FolderIndexError, ShardError, StorageErro
 from wdskit.files import Buffer
 from wdskit.limits import MAX_CHECKED_BYTES, MAX_IDX_BYTES, MAX_LISTED, MAX_PIXELS
 from wdskit.shards.index import DigestedFile
-from wdskit.shards.shares import choose_samples
+from wdskit.shards.sampling import choose_samples
 from wdskit.storage.urls import Stream, is_local, open_ranges, open_stream, read_bytes, shown_url
 from wdskit.tar.window import Passed
 from wdskit.text import shorten

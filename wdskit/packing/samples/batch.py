@@ -17,7 +17,7 @@ from wdskit.packing.samples.changes import Changes, Sample, find_fields
 from wdskit.packing.samples.choice import Choice
 from wdskit.packing.samples.headers import Bools, Ints, Look, Words, hash_keys
 from wdskit.shards.filters import ExpressionError, MissingValue
-from wdskit.shards.shares import SPLIT_SEED, draws_of, make_draw
+from wdskit.shards.split import SPLIT_SEED, draws_of, make_draw
 from wdskit.storage.urls import RangeFile
 from wdskit.tar.walk import Span
 from wdskit.tar.writer import member_bytes

@@ -9,7 +9,7 @@ from fractions import Fraction
 
 from wdskit.errors import PackError
 from wdskit.shards.filters import Expression
-from wdskit.shards.shares import parse_share
+from wdskit.shards.sampling import parse_share
 
 _PURPOSE = b"wdskit sample"
 _DRAWS = 1 << 64

@@ -29,7 +29,7 @@ from wdskit.packing.samples.read import (
     open_path,
     read_into,
 )
-from wdskit.shards.payloads import Payloads
+from wdskit.shards.lazy_shard import LazyShard
 from wdskit.storage.urls import LocalFile, RangeFile, read_bytes
 from wdskit.tar.names import split_name
 from wdskit.tar.reader import locate_members
@@ -162,7 +162,7 @@ def _offsets_of(job: ScanJob, file: RangeFile) -> tuple[Ints, int]:
             for _ in reader:
                 pass
         else:
-            with Payloads(job.path) as whole:
+            with LazyShard(job.path) as whole:
                 for _ in whole:
                     pass
             reader = whole.reader

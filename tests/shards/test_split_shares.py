@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from wdskit.errors import SelectionError
-from wdskit.shards.shares import bounds_of, format_share, format_shares, parse_shares
+from wdskit.shards.split import bounds_of, format_share, format_shares, parse_shares
 
 
 @pytest.mark.parametrize(
