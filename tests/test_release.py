@@ -23,12 +23,12 @@ from packaging.requirements import Requirement
 
 import wdskit
 
-EXTRAS = ("remote", "tables", "report", "metrics", "view")  # whose oldest versions `make release` tries
+EXTRAS = ("remote", "tables", "report", "view")  # whose oldest versions `make release` tries
 OLDEST_TESTS = (
     *("order", "tar", "config", "cli", "codecs", "shards/test_stats.py", "storage/test_objects.py", "view"),
     *(f"packing/test_{name}.py" for name in ("plan", "same_bytes", "select", "transforms")),
     *(f"packing/sources/test_{name}.py" for name in ("folder", "sources", "tables")),
-    *("stages/images", "stages/test_fields.py", "loader/test_planned.py", "loader/test_metrics.py", "test_pins.py"),
+    *("stages/images", "stages/test_fields.py", "loader/test_planned.py", "test_pins.py"),
 )
 USE = """
 import os, sys

@@ -150,14 +150,14 @@ def broken(_: Any) -> None:
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_no_loader_shows_a_signature(server, workers, caplog, tmp_path):
-    """Neither its samples, states, messages nor metrics; in workers too."""
+    """Neither its samples, states, messages nor statistics; in workers too."""
     caplog.set_level(logging.DEBUG)
     url = urls_of(server)["there"]
     split = [("split_by_node", None), ("split_by_worker", None)]
     pipe = Pipeline().stream(url)
     for name, _ in split:
         pipe = getattr(pipe, name)()
-    loader = pipe.batched(4).loader(workers=workers, stats=1)
+    loader = pipe.batched(4).loader(workers=workers)
     batches = list(loader)
     assert len(batches) == 5
     shown = [repr(loader), repr(pipe), repr(pipe.stages), str(pipe.stages), repr(batches), repr(loader.state_dict())]
@@ -165,7 +165,6 @@ def test_no_loader_shows_a_signature(server, workers, caplog, tmp_path):
         repr(pickle.dumps(loader.state_dict())),
         loader.stats().line(),
         repr(loader.stats()),
-        loader.prometheus_text(),
     ]
     for bad in (pipe.map(broken), pipe.decode("rgb8").to_tuple("png")):
         loader = bad.batched(4).loader(workers=workers)

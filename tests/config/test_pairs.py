@@ -62,10 +62,6 @@ SECTIONS = [
     values("loader.pin_memory", False, True, bad=("yes",)),
     values("loader.device", bad=("cpu", "cuda:x"), late=("cuda:77",)),
     values("loader.ranks_per_node", 1, bad=(0, "1"), late=(2,)),
-    values("loader.stats.every", 1, HUGE, bad=(0, "1")),
-    values("loader.stats.file", "{folder}/stats.jsonl", bad=("", 7), late=("{one}/index.json/stats.jsonl",)),
-    values("loader.stats.port", 0, bad=(-1, 65_536)),
-    values("loader.stats.host", "127.0.0.1", "localhost", bad=("", 1)),
     values("errors.max_bad", 0, 3, "50%", bad=(-1, "101%", 0.5)),
     values("errors.dir", "{folder}/bad", bad=("", 5), late=("{one}/index.json",)),
     values("errors.transforms", False, True, bad=("true",)),
@@ -151,8 +147,6 @@ def rules(source: str, given: dict[str, Any]) -> list[tuple[str, str]]:
             found.append(("cache", name))
     if given.get("cache.small") == "ranges" and len([name for name in given if name.startswith("cache.")]) == 1:
         found.append(("cache", "small"))
-    if given.get("loader.stats.host", "127.0.0.1") != "127.0.0.1" and "loader.stats.port" not in given:
-        found.append(("loader.stats", "host"))
     if source == "stream":
         found += [
             (source, name) for name in ("weights", "upsampling") if name in own and own.get("resampled") is not True
@@ -228,12 +222,8 @@ def write_yaml(path: Path, source: str, given: dict[str, Any]) -> dict[str, int]
         if names:
             text.append(f"{section}:")
             lines[section] = len(text)
-        for name in sorted(names, key=lambda name: name.startswith("loader.stats")):
-            *_, nested, last = name.split(".")
-            if nested == "stats" and "loader.stats" not in lines:
-                text.append("  stats:")
-                lines["loader.stats"] = len(text)
-            text.append(f"  {'  ' if nested == 'stats' else ''}{last}: {json.dumps(given[name])}")
+        for name in names:
+            text.append(f"  {name.rpartition('.')[2]}: {json.dumps(given[name])}")
             lines[name] = len(text)
     path.write_text("\n".join(text) + "\n")
     return lines

@@ -112,12 +112,12 @@ def test_arguments_count_over_overrides_over_the_file(config):
         return make_loader(config, pipeline="train", transforms=NOTE, **settings).spec
 
     assert spec() == LoaderSpec(workers=0, threads=2)
-    assert spec(overrides=["loader.threads=3", "loader.stats=2"]) == LoaderSpec(workers=0, threads=3, stats=2)
+    assert spec(overrides=["loader.threads=3", "loader.prefetch=2"]) == LoaderSpec(workers=0, threads=3, prefetch=2)
     assert spec(overrides=["loader.threads=3"], threads=4, workers=1) == LoaderSpec(workers=1, threads=4)
     every = {"workers": 2, "threads": 5, "prefetch": 7, "persistent_workers": False, "start_method": "fork"}
     every |= {"timeout": 60.0}
     assert spec(**every) == LoaderSpec(**every)
-    assert set(every) | {"pin_memory", "device", "stats", "ranks_per_node"} == set(LoaderSpec.model_fields)
+    assert set(every) | {"pin_memory", "device", "ranks_per_node"} == set(LoaderSpec.model_fields)
 
 
 def test_overrides_change_the_pipeline_too(config):

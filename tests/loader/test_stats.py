@@ -1,14 +1,19 @@
-"""Statistics as text: a report, a line, and one sentence where the consumer waits."""
+"""Statistics: what a consumer receives and waits as numbers, with a clock that a test moves, and as text."""
 
 from __future__ import annotations
 
 import json
+import logging
+import threading
 from dataclasses import FrozenInstanceError, asdict, replace
 
 import pytest
+from shards import number_of, write_numbers
 
-from wdskit import LoaderStats, StageStats
-from wdskit.loader.stats import format_duration
+from wdskit import LoaderStats, Pipeline, StageStats
+from wdskit.loader.stats import Meter, format_duration
+from wdskit.shards.index import index_folder
+from wdskit.stages.timing import Timings
 from wdskit.storage.traffic import Traffic
 
 STATS = LoaderStats(
@@ -27,8 +32,8 @@ STATS = LoaderStats(
     bytes_per_s=1e4,
     traffic=Traffic(),
     stages={
-        "read": StageStats(1010, 0.02, 20.2, 0.013),
-        "decode-crop": StageStats(1010, 1.5, 1515.0, 0.987),
+        "read": StageStats(0.02, 0.013),
+        "decode-crop": StageStats(1.5, 0.987),
     },
 )
 SLOW = replace(STATS, wait_s=50.0, wait_ratio=0.5)
@@ -38,9 +43,9 @@ def test_the_report_for_people():
     assert str(replace(STATS, replaced=1)) == (
         "train, epoch 7: 101 steps, 1010 samples (1 replaced), 10.0 samples/s, 10.0 kB/s; waited 1.0% of 100 s, "
         "first wait 5 s.\n"
-        "stage        share   mean    total\n"
-        "read          1.3%  20 ms   20.2 s\n"
-        "decode-crop  98.7%  1.5 s  1,515 s\n"
+        "stage        share   mean\n"
+        "read          1.3%  20 ms\n"
+        "decode-crop  98.7%  1.5 s\n"
         "The loader keeps up with its consumer."
     )
 
@@ -73,9 +78,9 @@ def test_a_small_share_or_a_short_time_says_nothing(stats):
 
 
 def test_it_is_frozen_and_plain_json_with_the_names_of_the_fields():
-    written = json.loads(json.dumps(STATS.to_json()))
+    written = json.loads(json.dumps(STATS.to_dict()))
     assert written == asdict(STATS) | {"traffic": STATS.traffic._asdict()}
-    assert written["stages"]["read"].keys() == {"num", "mean_s", "total_s", "share_ratio"}
+    assert written["stages"]["read"].keys() == {"mean_s", "share_ratio"}
     with pytest.raises(FrozenInstanceError):
         STATS.steps = 1
 
@@ -97,3 +102,105 @@ def test_it_is_frozen_and_plain_json_with_the_names_of_the_fields():
 )
 def test_durations_are_written_in_three_digits(seconds, text):
     assert format_duration(seconds) == text
+
+
+class Run:
+    """A loader and its consumer, second by second."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.meter = Meter(name="train", rank=3, clock=lambda: self.now)
+
+    def epoch(self, epoch: int, steps: int, *, first: float = 5.0, wait: float = 0.5, work: float = 1.5, **counted):
+        """Steps of ten samples each."""
+        self.meter.begin(epoch)
+        for step in range(steps):
+            self.now += wait if step else first
+            self.meter.received(10, **counted)
+            self.now += work
+            self.meter.asked()
+
+
+def timings_of(**stages: float) -> Timings:
+    """Of one value in each stage."""
+    return Timings(bytes_read=1000, stages={stage: (1, seconds) for stage, seconds in stages.items()})
+
+
+def test_before_the_first_item_all_is_nothing():
+    found = Run().meter.stats()
+    assert not any(value for value in asdict(found).values() if isinstance(value, (int, float)) and value != 3)
+    assert found.stages == {}
+    assert str(found).startswith("train, epoch 0: 0 steps")
+
+
+def test_speed_and_waits_are_those_between_the_first_item_and_the_last():
+    """However long the start took, and the work behind the last."""
+    run = Run()
+    run.epoch(0, 11, timings=timings_of(read=0.2, decode=0.6), replaced=1)
+    found = run.meter.stats()
+    assert (found.steps, found.samples, found.replaced) == (11, 110, 11)
+    assert (found.first_wait_s, found.wait_s, found.elapsed_s) == (5.0, 5.0, 20.0)
+    assert (found.wait_ratio, found.samples_per_s) == (0.25, 5.0)
+    assert (found.bytes_read, found.bytes_per_s) == (11_000, pytest.approx(500.0))
+    assert list(found.stages) == ["read", "decode"]
+    assert [stage.share_ratio for stage in found.stages.values()] == pytest.approx([0.25, 0.75])
+    assert [stage.mean_s for stage in found.stages.values()] == pytest.approx([0.2, 0.6])
+
+
+def test_each_epoch_counts_by_itself():
+    run = Run()
+    run.epoch(0, 4, timings=timings_of(read=1.0))
+    run.now += 1000.0  # a validation
+    run.epoch(1, 6, first=1.0, timings=timings_of(decode=1.0))
+    found = run.meter.stats()
+    assert (found.epoch, found.steps, found.samples, found.first_wait_s) == (1, 6, 60, 1.0)
+    assert (list(found.stages), found.elapsed_s) == (["decode"], 10.0)
+
+
+def test_an_epoch_that_is_left_ends_with_its_last_item():
+    run = Run()
+    run.meter.begin(0)
+    run.meter.received(10)
+    run.now += 100.0
+    run.epoch(1, 2, wait=0.0, work=0.0)
+    assert run.meter.stats().elapsed_s == 0.0
+
+
+def test_another_thread_reads_whole_numbers_while_the_loader_runs():
+    """Each step brings ten samples and one stage; another thread sees both or neither."""
+    run = Run()
+    torn, done = [], threading.Event()
+
+    def look():
+        while not done.is_set():
+            found = run.meter.stats()
+            if (found.samples, found.replaced, len(found.stages)) != (10 * found.steps, found.steps, found.steps):
+                torn.append(found)
+
+    watcher = threading.Thread(target=look)
+    watcher.start()
+    for epoch in range(10):
+        run.meter.begin(epoch)
+        for stage in range(50):
+            run.meter.received(10, replaced=1, timings=timings_of(**{f"stage{stage}": 1e-3}))
+    done.set()
+    watcher.join()
+    assert not torn
+
+
+@pytest.mark.parametrize("kind", ["exact", "stream"])
+def test_each_epoch_ends_with_one_line_of_the_log(kind, tmp_path, caplog):
+    """Also of a planned source; not if the epoch was left."""
+    pattern = write_numbers(tmp_path, [20, 20])
+    index_folder(tmp_path)
+    pipe = getattr(Pipeline(), kind)(pattern, seed=1).map(number_of).batched(4)
+    loader = pipe.loader(workers=0)
+    caplog.set_level(logging.INFO, logger="wdskit.loader")
+    for _ in range(2):
+        assert len(list(loader)) == 10
+    next(iter(loader))
+    lines = [record.message for record in caplog.records if " samples/s" in record.message]
+    assert [line.partition(" samples,")[0] for line in lines] == [
+        "pipeline, epoch 0: 10 steps, 40", "pipeline, epoch 1: 10 steps, 40"
+    ]  # fmt: skip
+    assert all("; waited " in line for line in lines)

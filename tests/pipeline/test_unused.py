@@ -29,7 +29,6 @@ SETTINGS: dict[str, Any] = {
     "start_method": "fork",
     "pin_memory": True,
     "ranks_per_node": 1,
-    "stats": 50,
     "timeout": 60.0,
     "cache": CACHE,
 }

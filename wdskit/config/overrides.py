@@ -11,7 +11,7 @@ from wdskit.config.yaml_reader import read_yaml
 
 _NUMBER = re.compile(r"0|[1-9][0-9]{0,5}")
 _INDEX = re.compile(r"\[(\d+)\]")
-_ADDED = {("loader",), ("loader", "stats"), ("errors",), ("cache",)}
+_ADDED = {("loader",), ("errors",), ("cache",)}
 """Mappings that an override adds where the configuration does not have them."""
 
 
@@ -106,8 +106,6 @@ def _long_form(node: Any, step: str, path: Path, model: type[StageSpec] | None) 
             raise _Lost(f"{dotted(path)}: {err}") from None
     if node is None and path in _ADDED:
         return {}
-    if path == ("loader", "stats") and type(node) is int:
-        return {"every": node}
     if isinstance(node, list) and _is_pipeline(path):
         return [{item: None} if isinstance(item, str) else item for item in node]
     return node

@@ -182,18 +182,17 @@ def _make(
             timings.start()
         collated = itertools.starmap(rows.collate, enumerate(bounds))
     for bound, (value, origin, good, bad, raw) in zip(bounds, collated, strict=True):
-        if timings is not None and columnar is None and program.batched is not None:
-            timings.lap("batched")
-        if program.behind is not None:
-            value = program.behind.apply(value, origin, timings=timings)
         mask = is_sample[bound]
+        if timings is not None and columnar is None and program.batched is not None:
+            timings.lap("batched", len(mask))
+        if program.behind is not None:
+            value = program.behind.apply(value, origin, timings=timings, num=len(mask))
         if program.plan.tail == "pad":
             if program.batched is not None and program.behind is not None:
                 _check_rows(value, len(mask), origin)
             value = with_mask(value, torch.from_numpy(mask & good) if program.batched else bool((mask & good)[0]))
         batches.append(Batch(value, int(np.count_nonzero(mask)), bad, raw))
     if timings is not None:
-        program.pace.end(timings)
         total.merge(timings)
     total.traffic = total.traffic.plus(cache.take_traffic())
     return total
@@ -239,7 +238,6 @@ class _Rows:
             slot[0] = 0
             rows = range(chunk * size, min(num, (chunk + 1) * size))
             if self._run(rows, task, timings, slot) and timings is not None:
-                program.chunk_pace.end(timings)
                 timed.append(timings)
             program.run.board.release(slot)
 

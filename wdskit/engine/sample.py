@@ -36,6 +36,7 @@ class SampleStages:
         out: tuple[FusedStep, torch.Tensor] | None = None,
         timings: Timings | None = None,
         start: int = 0,
+        num: int = 1,
     ) -> Any:
         """One value behind all of them.
 
@@ -45,6 +46,7 @@ class SampleStages:
             out: The stage that writes its image somewhere, and where.
             timings: Takes a lap for each stage, under its label. A lap has begun.
             start: 1 where the first stage is done already.
+            num: Samples in the value, for `timings`.
 
         Raises:
             SampleError: A stage failed; it names stage, shard and key.
@@ -65,7 +67,7 @@ class SampleStages:
                 note_place(step.name, origin, err)
                 raise
             if timings is not None:
-                timings.lap(step.label)
+                timings.lap(step.label, num)
         return value
 
 
@@ -88,35 +90,28 @@ class Each:
         self.run = run
         self.stages = SampleStages(tuple(steps))
         self.name = "-".join(step.name for step in self.stages.steps)
-        self._pace = Pace()
+        self._pace = Pace(every=8)
         self.kept: list[tuple[Origin, Any]] = []
         self.count = 0
         self.capacity = 2 * run.num_threads
 
     def __call__(self, source: Iterable[Any]) -> Iterator[Any]:
         """Yield each value behind all stages."""
-        if self.run.num_threads > 1:
+        run = self.run
+        if run.num_threads > 1:
             yield from self._threaded(source)
             return
-        left = weight = 1  # values up to the next that is timed, which counts for all of them
         for value in self._with_kept(source):
-            origin = self.run.origin
-            self.run.note(self.run.board.main, origin)
-            left -= 1
-            if left:
+            origin = run.origin
+            run.note(run.board.main, origin)
+            timings = self._pace.begin()
+            if timings is None:
                 done = self.stages.apply(value, origin)
             else:
-                timings = Timings(weight=weight)
-                done = self._started(value, origin, timings)
-                self._keep(timings)
-                left = weight = self._pace.gap()
-            self.run.origin = origin
+                done = self._timed(value, origin, timings)
+                run.keep_timings(timings)
+            run.origin = origin
             yield done
-
-    def _keep(self, timings: Timings | None) -> None:
-        if timings is not None:
-            self._pace.end(timings)
-            self.run.keep_timings(timings)
 
     def _with_kept(self, source: Iterable[Any]) -> Iterator[Any]:
         """The values that were kept before this call, then those of the source."""
@@ -151,7 +146,7 @@ class Each:
         slot = self.run.board.claim()
         self.run.note(slot, origin)
         try:
-            done = self._started(value, origin, timings)
+            done = self.stages.apply(value, origin) if timings is None else self._timed(value, origin, timings)
         except BaseException as err:  # noqa: BLE001 (the consumer's to see, whatever it is)
             future.set_exception(err)
         else:
@@ -160,14 +155,14 @@ class Each:
             self.run.board.release(slot)
             del future  # the traceback of its error refers to this frame: a cycle would keep the value alive
 
-    def _started(self, value: Any, origin: Origin, timings: Timings | None) -> Any:
-        if timings is not None:
-            timings.start()
-        return self.stages.apply(value, origin, timings=timings)
+    def _timed(self, value: Any, origin: Origin, timings: Timings) -> Any:
+        timings.start()
+        return self.stages.apply(value, origin, timings=timings, num=len(origin.members) or 1)
 
     def _oldest(self, waiting: list[tuple[Future[Any], Timings | None]]) -> Any:
         timings = waiting[0][1]
         done = waiting.pop(0)[0].result()  # no name for the future: its error would refer to this frame, a cycle
-        self._keep(timings)
+        if timings is not None:
+            self.run.keep_timings(timings)
         self.run.origin, _ = self.kept.pop(0)
         return done

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from wdskit.errors import PipelineError, RankError
-from wdskit.loader.meter import Meter
-from wdskit.loader.metrics import metrics_text, serve
-from wdskit.loader.stats import LoaderStats
+from wdskit.loader.stats import LoaderStats, Meter
 from wdskit.pipeline.ranks import group_place, initialised_place
 from wdskit.pipeline.settings import LoaderSpec
 from wdskit.stages.base import Run
@@ -18,6 +17,8 @@ from wdskit.text import as_int, plural
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
+logger = logging.getLogger(__name__)
 
 _MAX_EPOCH = 10**9  # a stream's draws are numbers of 63 bits, 30 of which are the epoch's
 
@@ -35,9 +36,6 @@ class Loader(ABC):
         stages: The stages of the pipeline, its source first; for `repr`.
         process_group: The group that gave rank and world size; each iteration compares them with it at its start.
         is_rank_given: Whether only the caller gave them; then they are not compared with any process group.
-
-    Raises:
-        PipelineError: The file or the port of `stats` cannot be opened, or prometheus_client is not installed.
     """
 
     batch_sampler = None
@@ -62,9 +60,7 @@ class Loader(ABC):
         self._is_inside = False  # whether the running iteration is where the consumer stands
         self._was_closed = False  # in the midst of the running iteration
         self._next_epoch: int | None = None  # what `set_epoch` said meanwhile
-        self._meter = Meter(name=name, rank=run.place.rank, spec=spec.stats)
-        if spec.stats is not None and spec.stats.port is not None:
-            serve(self._meter, spec.stats.host, spec.stats.port)
+        self._meter = Meter(name=name, rank=run.place.rank)
 
     def __repr__(self) -> str:
         """Return one line: name and stages of the pipeline, batch, rank, workers and threads."""
@@ -141,17 +137,10 @@ class Loader(ABC):
     def stats(self) -> LoaderStats:
         """Speed, waits and stages since the start of the running epoch, or of the last one.
 
-        The loader always counts them, for less than 1 % of the work. `print(loader.stats())` shows a table.
+        `print(loader.stats())` shows a table, and `.to_dict()` is for wandb or TensorBoard. At the end of each epoch
+        the same is one line of the log, at level INFO.
         """
         return self._meter.stats()
-
-    def prometheus_text(self) -> str:
-        """All counters since the loader was made, in Prometheus' format, as `stats: {port: 9400}` serves them.
-
-        Raises:
-            PipelineError: prometheus_client is not installed.
-        """
-        return metrics_text(self._meter)
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch (>= 0) that the next iteration runs. The epoch of a loaded state keeps its position.
@@ -204,6 +193,7 @@ class Loader(ABC):
         self._was_closed = False
         try:
             yield from items
+            logger.info("%s", self._meter.stats().line())
         finally:
             self._leave()
         if self._was_closed:

@@ -1,18 +1,19 @@
-"""What a loader reports: rates, the waits of the consumer, and the time of each stage."""
+"""What a loader counts and reports: rates, the waits of the consumer, and the time of each stage."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import threading
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from wdskit.stages.timing import Timings
 from wdskit.storage.traffic import Traffic
 from wdskit.text import format_bytes
 
 WAIT_RATIO = 0.05
 """Share of its time that a consumer may wait before there is something to say."""
-
-_MUCH_STORAGE = 0.5  # of the stages' time
 
 MIN_WAITS_S = 0.02
 """Time below which shares mean nothing."""
@@ -20,24 +21,20 @@ MIN_WAITS_S = 0.02
 
 @dataclass(frozen=True)
 class StageStats:
-    """The time that a stage took. If samples are very small, only some are timed, and the times are scaled to all.
+    """The time that a stage takes, measured on some of the samples.
 
     Attributes:
-        num: Number of values: samples, or batches after `batched`.
-        mean_s: Time per value.
-        total_s: Time for all values, in all threads and workers together.
+        mean_s: Time per sample, also of stages that work on batches.
         share_ratio: Share of the time of all stages.
     """
 
-    num: int
     mean_s: float
-    total_s: float
     share_ratio: float
 
 
 @dataclass(frozen=True)
 class LoaderStats:
-    """What a loader and its consumer did since the running epoch began, or since the last report.
+    """What a loader and its consumer did since the running epoch began.
 
     The consumer receives an item, works, and waits for the next one. The wait for the first item of an epoch, during
     which processes start, is counted separately.
@@ -76,8 +73,8 @@ class LoaderStats:
     traffic: Traffic
     stages: Mapping[str, StageStats]
 
-    def to_json(self) -> dict[str, Any]:
-        """The same as plain JSON, with the same names."""
+    def to_dict(self) -> dict[str, Any]:
+        """Return the same as plain dicts and numbers, with the same names, as for wandb or TensorBoard."""
         return asdict(self) | {"traffic": self.traffic._asdict()}
 
     def line(self) -> str:
@@ -86,10 +83,9 @@ class LoaderStats:
 
     def __str__(self) -> str:
         """Speed and waits, a table of the stages, and whether the loader keeps up."""
-        rows: list[tuple[str, ...]] = [("stage", "share", "mean", "total")]
+        rows: list[tuple[str, ...]] = [("stage", "share", "mean")]
         for name, stage in self.stages.items():
-            times = format_duration(stage.mean_s), format_duration(stage.total_s)
-            rows.append((name, f"{stage.share_ratio:.1%}", *times))
+            rows.append((name, f"{stage.share_ratio:.1%}", format_duration(stage.mean_s)))
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         table = ["  ".join((row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:]))) for row in rows]
         keeps_up = self._hint() or "The loader keeps up with its consumer."
@@ -98,7 +94,9 @@ class LoaderStats:
     def _summary(self) -> str:
         replaced = f" ({self.replaced} replaced)" if self.replaced else ""
         read = f", {format_bytes(self.bytes_per_s)}/s" if self.bytes_read else ""
-        read += self._storage()
+        sizes = {"fetched": self.traffic.fetched, "from the cache": self.traffic.from_cache}
+        read += "".join(f", {format_bytes(size)} {what}" for what, size in sizes.items() if size)
+        read += f", {self.traffic.retries} requests retried" if self.traffic.retries else ""
         first = f", first wait {format_duration(self.first_wait_s)}" if self.first_wait_s else ""
         return (
             f"{self.loader}, epoch {self.epoch}: {self.steps} steps, {self.samples} samples{replaced}, "
@@ -106,24 +104,9 @@ class LoaderStats:
             f"waited {self.wait_ratio:.1%} of {format_duration(self.elapsed_s)}{first}."
         )
 
-    def _storage(self) -> str:
-        traffic = self.traffic
-        sizes = {"fetched": traffic.fetched, "from the cache": traffic.from_cache}
-        found = [f"{format_bytes(size)} {what}" for what, size in sizes.items() if size]
-        found += [f"{traffic.retries} requests retried"] if traffic.retries else []
-        return "".join(f", {each}" for each in found)
-
     def _hint(self) -> str:
         if self.wait_ratio < WAIT_RATIO or self.elapsed_s < MIN_WAITS_S:
             return ""
-        if self.traffic.wait_s > _MUCH_STORAGE * sum(stage.total_s for stage in self.stages.values()):
-            waited = f"its threads waited {format_duration(self.traffic.wait_s)} for the store"
-            way = (
-                "enlarge the `cache`, raise `prefetch`"
-                if self.traffic.from_cache
-                else "set a `cache`, raise `prefetch`"
-            )
-            return f"The consumer waits for the loader: {waited}; {way} or `workers`."
         largest = ""
         if self.stages:
             name, stage = max(self.stages.items(), key=lambda item: item[1].share_ratio)
@@ -139,3 +122,81 @@ def format_duration(seconds: float) -> str:
         if seconds * scale >= 0.9995:
             return f"{seconds * scale:.3g} {unit}"
     return f"{seconds * 1e6:.3g} us"
+
+
+class Meter:
+    """Counts what a consumer receives in an epoch and how long it waits. Another thread may call `stats` meanwhile.
+
+    Args:
+        name: Of the pipeline.
+        rank: Of the loader.
+        clock: Seconds.
+    """
+
+    def __init__(self, *, name: str, rank: int, clock: Callable[[], float] = time.perf_counter) -> None:
+        self.name = name
+        self._rank = rank
+        self._clock = clock
+        self._lock = threading.Lock()
+        self.begin(0)
+
+    def begin(self, epoch: int) -> None:
+        """The consumer asks for the first item of an iteration: all counts start at 0."""
+        with self._lock:
+            self._epoch = epoch
+            self._steps = self._samples = self._later_samples = self._replaced = 0
+            self._elapsed_s = self._wait_s = self._first_wait_s = 0.0
+            self._timings = Timings()
+            self._asked_s = self._received_s = self._clock()
+
+    def asked(self) -> None:
+        """The consumer asks for one more item."""
+        self._asked_s = self._clock()
+
+    def received(self, samples: int, *, replaced: int = 0, timings: Timings | None = None) -> None:
+        """The consumer is about to receive an item.
+
+        Args:
+            samples: Number of samples in the item.
+            replaced: Number of bad samples that others replace.
+            timings: Time that they took.
+        """
+        now_s = self._clock()
+        with self._lock:
+            if self._steps:
+                self._later_samples += samples
+                self._elapsed_s += now_s - self._received_s
+                self._wait_s += now_s - self._asked_s
+            else:
+                self._first_wait_s = now_s - self._asked_s
+            self._steps += 1
+            self._samples += samples
+            self._replaced += replaced
+            if timings is not None:
+                self._timings.merge(timings)
+        self._received_s = now_s
+
+    def stats(self) -> LoaderStats:
+        """Return what was counted since the running epoch began."""
+        with self._lock:
+            elapsed_s, wait_s, timings = self._elapsed_s, self._wait_s, self._timings
+            samples_per_s = self._later_samples / elapsed_s if elapsed_s else 0.0
+            means = {name: total_s / num for name, (num, total_s) in timings.stages.items()}
+            all_s = sum(means.values()) or 1.0
+            return LoaderStats(
+                loader=self.name,
+                rank=self._rank,
+                epoch=self._epoch,
+                steps=self._steps,
+                samples=self._samples,
+                replaced=self._replaced,
+                elapsed_s=elapsed_s,
+                wait_s=wait_s,
+                wait_ratio=wait_s / elapsed_s if elapsed_s else 0.0,
+                first_wait_s=self._first_wait_s,
+                samples_per_s=samples_per_s,
+                bytes_read=timings.bytes_read,
+                bytes_per_s=timings.bytes_read / self._samples * samples_per_s if self._samples else 0.0,
+                traffic=timings.traffic,
+                stages={name: StageStats(mean_s, mean_s / all_s) for name, mean_s in means.items()},
+            )

@@ -484,7 +484,6 @@ class StageMethods(ABC):
         timeout: float | None = None,
         pin_memory: bool | None = None,
         device: str | None = None,
-        stats: int | Mapping[str, Any] | None = None,
         errors: Mapping[str, Any] | None = None,
         cache: Mapping[str, Any] | None = None,
     ) -> Loader:
@@ -520,8 +519,6 @@ class StageMethods(ABC):
             pin_memory: Whether batches are in page-locked memory, if there is a GPU.
             device: Device for the batches of a planned source: "cuda" (the current one) or "cuda:1". One batch ahead is
                 copied there on a separate CUDA stream; images are copied as uint8 and normalized on the device.
-            stats: Reports during the run: the steps between them, or `{"every": 100, "file": "stats.jsonl", "port":
-                9400}`. `loader.stats()` works without it.
             errors: What to do with bad samples, `{"max_bad": 10, "dir": "bad"}`; overrides the configuration's
                 `errors`.
             cache: Where to keep parts of remote shards, `{"dir": "/nvme/wdskit", "size": "500GB"}`; overrides the
@@ -546,7 +543,6 @@ class StageMethods(ABC):
             timeout=timeout,
             pin_memory=pin_memory,
             device=device,
-            stats=stats,
             errors=errors,
             cache=cache,
         )

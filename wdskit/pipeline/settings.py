@@ -8,15 +8,15 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import BaseModel, BeforeValidator, Field, PlainValidator, Strict, WithJsonSchema, model_validator
+from pydantic import BaseModel, Field, PlainValidator, WithJsonSchema, model_validator
 
 from wdskit.config import export
 from wdskit.config.load import Models, Stage, load
 from wdskit.config.messages import did_you_mean, listing, show, wrong_kind
 from wdskit.config.spec import StageSpec, refuse
-from wdskit.config.values import WHOLE, Bool, Budget, Count, Device, Natural, Text, Timeout
+from wdskit.config.values import Bool, Budget, Count, Device, Natural, Text, Timeout
 from wdskit.errors import ConfigError, Problem
 from wdskit.processes import usable_cores
 from wdskit.stages.registry import STAGES, known_stages
@@ -24,7 +24,6 @@ from wdskit.stages.sources import PlannedSource
 from wdskit.storage.cache import PartCache
 from wdskit.text import as_int, parse_bytes
 
-LOOPBACK = "127.0.0.1"
 DEFAULT_PREFETCH = 4
 
 MAX_THREADS = 8
@@ -46,51 +45,10 @@ _CALLS = frozenset({"map", "map_dict", "map_tuple", "select"})
 """Stages that call a function of the user's."""
 
 
-class StatsSpec(BaseModel):
-    """Reports of a loader while it runs: a log line every few steps, and more on request."""
-
-    model_config = StageSpec.model_config
-
-    every: Count = Field(100, description="Steps between reports.")
-    file: Text | None = Field(
-        None,
-        description="JSONL file that also gets the reports. Each rank's file name has its number: `stats.jsonl`.",
-    )
-    port: Annotated[int, Strict(), Field(ge=0, le=65_535), WHOLE] | None = Field(
-        None, description="Port of rank 0 for Prometheus; rank r uses this + r. 0: any free port."
-    )
-    host: Text = Field(LOOPBACK, description="Address to listen on. 0.0.0.0 lets other machines connect.")
-
-    @model_validator(mode="after")
-    def _check_together(self) -> StatsSpec:
-        if self.host != LOOPBACK and self.port is None:
-            raise refuse("`host` does nothing without a port. Add `port: 9400`, or remove it.")
-        return self
-
-
-def _expand_stats(value: object) -> object:
-    """A bare number is `every`."""
-    value = as_int(value)
-    if value is None or isinstance(value, (Mapping, StatsSpec)):
-        return value
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise refuse(wrong_kind(value, "a number of steps is needed, or a mapping, as in {every: 100, port: 9400}"))
-    return {"every": value}
-
-
-def _stats_schema() -> dict[str, Any]:
-    every = {"type": "integer", "minimum": 1}
-    return {"anyOf": [every, StatsSpec.model_json_schema(), {"type": "null"}]}
-
-
-OptionalStats = Annotated[StatsSpec | None, BeforeValidator(_expand_stats), WithJsonSchema(_stats_schema())]
-
-
 class LoaderSpec(BaseModel):
     """How a pipeline is run."""
 
     model_config = StageSpec.model_config
-    items: ClassVar[dict[str, type[BaseModel]]] = {"stats": StatsSpec}
 
     workers: Natural = Field(
         1,
@@ -126,9 +84,6 @@ class LoaderSpec(BaseModel):
     ranks_per_node: Count | None = Field(
         None,
         description="Ranks of each machine, which share what they read. Default: from torchrun or Slurm, else 1.",
-    )
-    stats: OptionalStats = Field(
-        None, description="Reports during the run: the steps between them, or {every, file, port, host}."
     )
 
 

@@ -120,8 +120,7 @@ class Batcher:
         timings = self._pace.begin()
         batch, self.run.origin = self.collated(values, origins)
         if timings is not None:
-            timings.lap("batched")
-            self._pace.end(timings)
+            timings.lap("batched", len(values))
             self.run.keep_timings(timings)
         return batch
 

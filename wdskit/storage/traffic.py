@@ -32,10 +32,5 @@ class Traffic(NamedTuple):
             self.wait_s + other.wait_s,
         )
 
-    def minus(self, before: Traffic) -> Traffic:
-        """What has come since."""
-        fetched, by_ranges, from_cache, retries, wait_s = before
-        return self.plus(Traffic(-fetched, -by_ranges, -from_cache, -retries, -wait_s))
-
 
 NO_TRAFFIC = Traffic()
