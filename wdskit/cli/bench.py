@@ -1,4 +1,4 @@
-"""`wdskit bench`: how fast this machine reads and loads, and the workers and threads to take on it."""
+"""`wdskit bench`: how fast loaders with several workers and threads are on this machine, next to a bare loop."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from wdskit.cli.console import (
-    escape_lines,
     format_bytes,
     make_console,
     numbers_table,
@@ -66,11 +65,11 @@ def bench_command(
     ] = 3,
     json: JsonOption = False,
 ) -> None:
-    """Measure this machine and recommend workers and threads.
+    """Measure this machine with several workers and threads.
 
-    Reads and loads the shards of CONFIG on the CPUs that this process may use; the source must have an index.
-    `taskset -c 0-7` limits it to eight CPUs, as for one rank of several on a node. The decode limit is the rate of one
-    thread in its CPU time, times the number of CPUs. It takes some minutes.
+    Loads the shards of CONFIG on the CPUs that this process may use; the source must have an index. `taskset -c 0-7`
+    limits it to eight CPUs, as for one rank of several on a node. The bare loop makes the same batches in one thread,
+    without a loader. It takes some minutes.
 
     In Python: wdskit.bench
 
@@ -119,34 +118,18 @@ def show_result(result: BenchResult) -> None:
     ranks = f", one rank of {result.world_size:,}" if result.world_size > 1 else ""
     repeats = f"; medians of {result.repeats} and their spread" if result.repeats > 1 else ""
     cpus = plural(result.num_cpus, "CPU")
-    console.print(f"Samples of {format_bytes(result.sample_bytes)}{batch}{ranks}, on {cpus}{repeats}")
-    rate, spread = _rate(result.read_samples_per_s)
-    reading = f"{rate} samples/s{spread and f' {spread}'}"
-    num_bytes = format_bytes(result.read_samples_per_s.median * result.sample_bytes)
-    console.print(f"Reading only, by one thread: {reading}, {num_bytes}/s, CPU ms {result.read_cpu_ms.median:#.3g}")
-    console.print(f"Decode limit: {_rate(result.limit)[0]} samples/s, what one thread makes in its CPU time x {cpus}\n")
-    advice = result.advice
+    console.print(f"Samples of {format_bytes(result.sample_bytes)}{batch}{ranks}, on {cpus}{repeats}\n")
     loaders = (
         (
-            "{} x {}".format(*each.setting)
-            + (" *" if each.setting == advice.setting else "")
-            + (" now" if each.setting == result.configured else ""),
+            "{} x {}".format(*each.setting) + (" now" if each.setting == result.configured else ""),
             *_rate(each.samples_per_s),
-            f"{each.limit_ratio.median:.0%}",
             "" if each.cpu_ms is None else f"{each.cpu_ms.median:#.3g}",
             f"{each.first_batch_s.median:.2f} s",
         )
         for each in result.loaders
     )
-    titles = ("workers x threads", "samples/s", "", "of the limit", "CPU ms", "first batch")
-    print_tables([numbers_table(titles, loaders)])
-    print(f"\n{escape_lines(advice.yaml)}\n")
-    reached = f"It reaches {advice.limit_ratio:.0%} of the decode limit"
-    if advice.setting == result.configured:
-        reached += ", and is what the configuration already uses"
-    console.print(f"{reached}; {advice.reason}")
-    for warning in advice.warnings:
-        print(f"\nWarning: {escape_lines(warning)}")
+    bare = "bare loop", *_rate(result.bare_samples_per_s), f"{result.bare_cpu_ms.median:#.3g}", ""
+    print_tables([numbers_table(("workers x threads", "samples/s", "", "CPU ms", "first batch"), [bare, *loaders])])
 
 
 def _rate(rate: Measured) -> tuple[str, str]:

@@ -39,14 +39,14 @@ def to_yaml(pipelines: Mapping[str, tuple[Stage, ...]], sections: Mapping[str, M
         for name, stages in pipelines.items():
             lines.append(f"{indent}{_scalar(name)}:")
             lines += [f"{indent}  - {_stage(stage)}" for stage in stages]
-        lines += [settings_to_yaml(name, settings) for name, settings in sections.items() if settings]
+        lines += [_settings_to_yaml(name, settings) for name, settings in sections.items() if settings]
     except TypeError as err:
         rule = "it holds a function, which YAML can only name. Register it and use the name."
         raise ConfigError(problems=(Problem(origin, "", rule),)) from err
     return "\n".join(lines) + "\n"
 
 
-def settings_to_yaml(name: str, settings: Mapping[str, Any]) -> str:
+def _settings_to_yaml(name: str, settings: Mapping[str, Any]) -> str:
     """Settings that stand under one name, on one line: `loader: {workers: 1, threads: 4}`.
 
     Raises:

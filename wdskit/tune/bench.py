@@ -1,15 +1,15 @@
-"""`wdskit.bench`: how fast this machine reads and loads, and the workers and threads to take on it."""
+"""`wdskit.bench`: how fast loaders with several workers and threads are on this machine, next to a bare loop."""
 
 from __future__ import annotations
 
 import os
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from wdskit.config.export import settings_to_yaml
+from wdskit.engine.planned import BatchMaker
 from wdskit.engine.program import Job, Program
 from wdskit.errors import PipelineError
 from wdskit.loader.make import make_loader
@@ -17,7 +17,7 @@ from wdskit.loader.planned import PlannedLoader
 from wdskit.order.steps import Steps
 from wdskit.pipeline.builder import Opened, Pipeline, open_pipeline
 from wdskit.pipeline.ranks import find_place
-from wdskit.pipeline.settings import ONE_THREAD, calls_functions, choose_workers
+from wdskit.pipeline.settings import calls_functions, choose_workers
 from wdskit.processes import cpu_s_of_tree, usable_cores
 from wdskit.stages.sources import PlannedSource
 from wdskit.stages.streaming import WithEpoch
@@ -27,11 +27,7 @@ Progress = Callable[[str, int, int], None]
 
 _ENDLESS = 10**9  # batches of the epoch that is measured: between two epochs loaders pause
 _WARM_UP_S = 0.2
-_NEAR = 0.95  # what reaches this share of the best is as good
-_HERE = 0.8  # of its rate counts without workers, whose threads stop while the training process runs Python code
 _MANY = 16  # processes above which each with a single thread is not tried: their batches take a lot of memory
-_NOISE = 0.25
-_MUCH_WAITING = 0.5  # for storage, of the CPU time of a sample
 
 
 class Measured(NamedTuple):
@@ -72,35 +68,14 @@ class LoaderBench:
     Attributes:
         setting: Workers and threads.
         samples_per_s: Samples that it gives.
-        limit_ratio: The same as a share of the decode limit in the same repeat.
         cpu_ms: CPU time of a sample, of the process and its workers; None where only Linux counts it.
         first_batch_s: From the first `next` to the first batch, the start of the workers included.
     """
 
     setting: Setting
     samples_per_s: Measured
-    limit_ratio: Measured
     cpu_ms: Measured | None
     first_batch_s: Measured
-
-
-@dataclass(frozen=True)
-class Advice:
-    """The setting to take.
-
-    Attributes:
-        setting: Workers and threads.
-        yaml: It, and what else the configuration says of the loader, to paste.
-        reason: Why, in a sentence.
-        limit_ratio: The share of the decode limit that it reaches.
-        warnings: What was not tried, makes the figures doubtful, or is in the way of better ones.
-    """
-
-    setting: Setting
-    yaml: str
-    reason: str
-    limit_ratio: float
-    warnings: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -114,11 +89,9 @@ class BenchResult:
         num_cpus: CPUs that this process may use.
         repeats: Number of measurements of each, made in turns.
         configured: The setting of the configuration, or the default of a loader.
-        read_samples_per_s: Rate at which one thread reads the bytes of the fields, in the order of the pipeline.
-        read_cpu_ms: CPU time of a sample that is only read.
-        limit: The decode limit: samples/s of all CPUs, if each makes as many as one thread in its CPU time.
+        bare_samples_per_s: Rate at which one thread makes the same batches in a loop, without a loader.
+        bare_cpu_ms: CPU time of a sample of this loop.
         loaders: One for each setting.
-        advice: The recommended setting.
     """
 
     sample_bytes: float
@@ -127,11 +100,9 @@ class BenchResult:
     num_cpus: int
     repeats: int
     configured: Setting
-    read_samples_per_s: Measured
-    read_cpu_ms: Measured
-    limit: Measured
+    bare_samples_per_s: Measured
+    bare_cpu_ms: Measured
     loaders: tuple[LoaderBench, ...]
-    advice: Advice
 
 
 def bench(
@@ -148,7 +119,7 @@ def bench(
     repeats: int = 3,
     progress: Progress | None = None,
 ) -> BenchResult:
-    """Measure a planned pipeline on this machine: reading alone, and the loader with several workers and threads.
+    """Measure a planned pipeline on this machine: a bare loop, and the loader with several workers and threads.
 
     All measurements take turns, `repeats` times, with the samples in the order of a run; after the end of an epoch the
     next one follows without a pause. Nothing is written, not even to `errors.dir`.
@@ -190,46 +161,31 @@ def bench(
         raise PipelineError(f"bench(seconds={seconds!r}): pass a number above 0.")
     opened = open_pipeline(config, pipeline, overrides, caller="bench")
     if not isinstance(opened.pipe.stages[0], PlannedSource):
-        msg = "bench: reading and decoding of a stream cannot be measured apart, because only a run shows its order."
+        msg = "bench: a stream cannot be measured, because it has no epoch that loaders with any workers share."
         raise PipelineError(f"{msg}\n  Index the shards (`wdskit index FOLDER`), and measure `exact`.")
     if world_size is None and (place := find_place()).world_size > 1:
         msg = f"bench measures one rank, but {place.world_size} are running and would measure at the same time."
         once = f"Start it once, without torchrun, and with world_size={place.world_size} (--world-size)"
         raise PipelineError(f"{msg}\n  {once}, on the CPUs of one rank (taskset).")
     subject = _Subject(opened, transforms, plugins, world_size or 1)
-    settings, refused = _choose_settings(subject, workers, threads)
+    settings = _choose_settings(subject, workers, threads)
     found = subject.measure_in_turns(settings, seconds, repeats, progress or (lambda *_: None))
-    num_cpus = usable_cores()
-    read, read_cpu_ms = map(Measured.of, zip(*found[None], strict=True))
-    limits = [num_cpus * 1000 / cpu_ms for _, cpu_ms, _ in found[_ALONE]]
+    bare, bare_cpu_ms = map(Measured.of, zip(*found[None], strict=True))
     loaders = []
     for setting in settings:
         rates, of_cpu, first_batch_s = zip(*found[setting], strict=True)
-        ratios = Measured.of([rate / limit for rate, limit in zip(rates, limits, strict=True)])
         cpu_ms = None if None in of_cpu else Measured.of(of_cpu)
-        loaders.append(LoaderBench(setting, Measured.of(rates), ratios, cpu_ms, Measured.of(first_batch_s)))
-    chosen = choose(loaders)
-    read_wait_ms, sample_ms = 1000 / read.median - read_cpu_ms.median, num_cpus * 1000 / statistics.median(limits)
-    others = subject.spec.model_dump(exclude_defaults=True, exclude={"workers", "threads"})
-    one_thread = subject.one_thread and all(setting.threads == 1 for setting in settings)
+        loaders.append(LoaderBench(setting, Measured.of(rates), cpu_ms, Measured.of(first_batch_s)))
     return BenchResult(
         sample_bytes=subject.sample_bytes,
         batch=subject.program.plan.batch,
         world_size=subject.world_size,
-        num_cpus=num_cpus,
+        num_cpus=usable_cores(),
         repeats=repeats,
         configured=subject.configured,
-        read_samples_per_s=read,
-        read_cpu_ms=read_cpu_ms,
-        limit=Measured.of(limits),
+        bare_samples_per_s=bare,
+        bare_cpu_ms=bare_cpu_ms,
         loaders=tuple(loaders),
-        advice=Advice(
-            chosen.setting,
-            settings_to_yaml("loader", chosen.setting._asdict() | others),
-            explain(chosen, loaders),
-            chosen.limit_ratio.median,
-            (*refused, *warn(loaders, read_wait_ms, sample_ms, num_cpus, one_thread=one_thread)),
-        ),
     )
 
 
@@ -280,28 +236,23 @@ class _Subject:
     def measure_in_turns(
         self, settings: Sequence[Setting], seconds: float, repeats: int, progress: Progress
     ) -> dict[Setting | None, list[Any]]:
-        """What `measure_loader` gives each time, of each setting and of one thread alone; under None what `read`
-        gives.
-        """
-        jobs: list[Setting | None] = [None, _ALONE, *settings]
+        """Return what `measure_loader` returns each time, by setting; under None what `run_bare` returns."""
+        jobs: list[Setting | None] = [None, *settings]
         found: dict[Setting | None, list[Any]] = {job: [] for job in jobs}
-        self.read(min(_WARM_UP_S, seconds))
+        self.run_bare(min(_WARM_UP_S, seconds))
         for number, job in enumerate([*found] * repeats):
-            progress(str(job or "read"), number, repeats * len(found))
-            found[job].append(measure_loader(self.loader(job), seconds) if job else self.read(seconds))
+            progress(str(job or "bare loop"), number, repeats * len(found))
+            found[job].append(measure_loader(self.loader(job), seconds) if job else self.run_bare(seconds))
         progress("done", repeats * len(found), repeats * len(found))
         return found
 
-    def read(self, seconds: float) -> tuple[float, float]:
-        """Read batches behind those of the last call, by columns where the loader would: samples/s, CPU ms a sample."""
-        plan, shards = self.program.plan, self.program.shards
+    def run_bare(self, seconds: float) -> tuple[float, float]:
+        """Make batches in this thread, from where the last call stopped: samples/s, CPU ms of a sample."""
+        plan, make = self.program.plan, BatchMaker(self.program)
         steps = Steps(plan.epoch_samples, plan.batch, self.world_size, plan.tail)
         count, elapsed, cpu_s, start = 0, 0.0, time.process_time(), time.perf_counter()
         while elapsed < seconds:
-            found = self.program.places(Job(0, steps, self._step, self._step + 1))
-            if self.program.columns is None or shards.read_many(*found[-2:], viewed=lambda _: False) is None:
-                for shard, sample in zip(found.shards.tolist(), found.samples.tolist(), strict=True):
-                    shards.read(shard, sample)
+            make(make.begin(Job(0, steps, self._step, self._step + 1))).result()
             self._step += 1
             count += plan.batch
             elapsed = time.perf_counter() - start
@@ -339,26 +290,23 @@ def measure_loader(loader: PlannedLoader, seconds: float) -> tuple[float, float 
         items.close()  # type: ignore[attr-defined]  # a generator
 
 
-def _choose_settings(
-    subject: _Subject, workers: Sequence[int] | None, threads: Sequence[int] | None
-) -> tuple[list[Setting], list[str]]:
-    """What to measure, and a warning for each that cannot be."""
+def _choose_settings(subject: _Subject, workers: Sequence[int] | None, threads: Sequence[int] | None) -> list[Setting]:
+    """What to measure. A default setting that the pipeline cannot run with is left out."""
     here = subject.configured
     wanted = [Setting(w, t) for w in workers or [here.workers] for t in threads or [here.threads]]
     is_asked = workers is not None or threads is not None
     if not is_asked:
         wanted += default_settings(usable_cores(), one_thread=subject.one_thread)
-    found, refused = [], []
+    found = []
     for setting in sorted(set(wanted)):
         try:
             subject.loader(setting)
-        except PipelineError as err:
+        except PipelineError:
             if is_asked:
                 raise
-            refused.append(f"{setting} was not tried: {err}")
         else:
             found.append(setting)
-    return found, refused
+    return found
 
 
 def default_settings(num_cpus: int, *, one_thread: bool = False) -> list[Setting]:
@@ -369,44 +317,3 @@ def default_settings(num_cpus: int, *, one_thread: bool = False) -> list[Setting
     workers = [each for each in (1, 2, 4, 8, min(num_cpus, _MANY)) if each <= num_cpus]
     tried += [(each, 1 if one_thread else num_cpus // each) for each in workers]
     return [Setting(*each) for each in dict.fromkeys(tried)]
-
-
-def choose(loaders: Sequence[LoaderBench]) -> LoaderBench:
-    """Of the settings that are as good as the best, the one with the fewest worker processes but at least one, then
-    with the fewest threads. Without workers 0.8 of the rate counts.
-    """
-    rates = [each.samples_per_s.median * (1 if each.setting.workers else _HERE) for each in loaders]
-    near = [each for each, rate in zip(loaders, rates, strict=True) if rate >= _NEAR * max(rates)]
-    return min(near, key=lambda each: (each.setting.workers == 0, each.setting))
-
-
-def explain(chosen: LoaderBench, loaders: Sequence[LoaderBench]) -> str:
-    """Why this one, in a sentence."""
-    rate = chosen.samples_per_s.median
-    others = [each for each in loaders if each.setting != chosen.setting]
-    if not others:
-        return "no other setting was tried."
-    best = max(others, key=lambda each: each.samples_per_s.median)
-    if best.setting.workers == 0 and best.samples_per_s.median * _NEAR > rate:
-        msg = f"{best.setting} gives {best.samples_per_s.median:,.0f} samples/s and this one {rate:,.0f}, but threads"
-        return f"{msg} in the training process stop while it runs Python code."
-    if best.samples_per_s.median > rate:
-        return f"nothing is faster by more than {1 - _NEAR:.0%}, and of the fastest it needs the fewest processes."
-    return f"it is the fastest: {rate:,.0f} samples/s, and {best.samples_per_s.median:,.0f} with {best.setting}."
-
-
-def warn(
-    loaders: Sequence[LoaderBench], read_wait_ms: float, cpu_ms: float, num_cpus: int, *, one_thread: bool = False
-) -> Iterator[str]:
-    """What makes the figures doubtful, or better ones impossible."""
-    if one_thread:
-        yield f"{ONE_THREAD}, so no more threads were tried.\n  If they are thread-safe, try --threads 1,4."
-    spread = max(each.samples_per_s.spread_ratio for each in loaders)
-    if spread > _NOISE:
-        msg = f"repeats of one setting differ by up to {spread:.0%} from their median: other programs are running."
-        yield f"{msg}\n  Run it on an idle machine, or with more --repeats."
-    if read_wait_ms > _MUCH_WAITING * cpu_ms:
-        msg = f"reading a sample waits {read_wait_ms:.2g} ms for storage, and making it takes {cpu_ms:.2g} ms of CPU."
-        yield f"{msg}\n  Try more threads than CPUs (--threads), or faster storage."
-    if max(max(1, each.setting.workers) * each.setting.threads for each in loaders) < num_cpus:
-        yield f"no setting that was tried uses all {num_cpus} CPUs; the decode limit does."
