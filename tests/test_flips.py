@@ -27,8 +27,8 @@ import pytest
 from disks import ALL, HastyDisk
 
 from wdskit import LocalShard, Pipeline, WdskitError, pack, reshard, verify
-from wdskit.dataset.samples import HeaderReader, ShardReader, read_sample, read_span
-from wdskit.dataset.shard import offsets_path
+from wdskit.dataset.samples import HeaderReader, ShardReader, read_span
+from wdskit.dataset.shard import IndexedShard, offsets_path
 from wdskit.shards.index import index_folder
 from wdskit.storage.urls import LocalFile
 from wdskit.tar.walk import Span
@@ -129,10 +129,10 @@ def by_number(shard: Path) -> Found:
 
 
 def by_offset(shard: Path) -> Found:
-    offsets = np.frombuffer(offsets_path(shard).read_bytes(), "<u8").tolist()
-    with contextlib.closing(LocalFile(str(shard))) as file:
-        for start, stop in itertools.pairwise(offsets):
-            key, fields = read_sample(file, start, stop)
+    offsets = np.frombuffer(offsets_path(shard).read_bytes(), "<i8")
+    with IndexedShard(str(shard), LocalFile(str(shard)), offsets, is_trusted=True) as opened:
+        for number in range(len(opened)):
+            key, fields = opened.read(number)
             yield key, plain(fields)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
 import itertools
 from collections.abc import Iterator
@@ -10,6 +9,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import ClassVar
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -18,7 +18,8 @@ from tar_corpus import END, header, member, padded, pax_path
 
 from wdskit import Pipeline
 from wdskit.dataset import samples as grouping
-from wdskit.dataset.samples import ShardReader, read_sample
+from wdskit.dataset.samples import ShardReader
+from wdskit.dataset.shard import IndexedShard
 from wdskit.errors import ShardError
 from wdskit.stages import shard_reader
 from wdskit.storage.urls import LocalFile
@@ -304,30 +305,23 @@ UNFIT = {
     "a field twice": (["a.jpg", "a.jpg"], "key 'a' has the field 'jpg': twice"),
     "a field twice in other letters": (["a.jpg", "a.JPG"], "key 'a' has the field 'jpg': twice"),
     "a reserved field": (["a.jpg", "a.__key__"], "key 'a' has the field '__key__': a name that readers reserve"),
-    "no member with a key": (["README"], "there is no sample here"),
+    "no member with a key": (["README"], "sample 0 has no member"),
+    "members of two keys": (["a.jpg", "b.jpg"], "sample 0 holds 'b.jpg' beside the key 'a'"),
 }
 
 
-@pytest.mark.parametrize("has_end", [True, False])
+@pytest.mark.parametrize("is_trusted", [True, False])
 @pytest.mark.parametrize("case", UNFIT)
-def test_a_sample_that_is_read_by_its_place_is_whole_or_an_error(case, has_end, tmp_path):
+def test_a_sample_that_is_read_by_its_place_is_whole_or_an_error(case, is_trusted, tmp_path):
     names, problem = UNFIT[case]
     members = b"".join(member(name, b"x") for name in names)
     path = tmp_path / "s.tar"
     path.write_bytes(members + END)
-    with contextlib.closing(LocalFile(str(path))) as file, pytest.raises(ShardError) as caught:
-        read_sample(file, 0, len(members) if has_end else None)
+    offsets = np.array([0, len(members)])
+    shard = IndexedShard(str(path), LocalFile(str(path)), offsets, is_trusted=is_trusted)
+    with shard, pytest.raises(ShardError) as caught:
+        shard.read(0)
     assert caught.value.problem == problem
-
-
-def test_an_end_that_is_not_the_samples_is_an_error(tmp_path):
-    members = member("a.jpg", b"x") + member("b.jpg", b"x")
-    path = tmp_path / "s.tar"
-    path.write_bytes(members + END)
-    with contextlib.closing(LocalFile(str(path))) as file:
-        assert read_sample(file, 0)[0] == "a"
-        with pytest.raises(ShardError, match=r"the sample 'a' holds 'b\.jpg'"):
-            read_sample(file, 0, len(members))
 
 
 DEEP = "d" * 120

@@ -11,12 +11,11 @@ from shards import write_shard
 
 import wdskit
 from wdskit import ConfigError, ShardError, ShardStats, StorageError, pack, stats
-from wdskit.dataset.samples import read_sample
 from wdskit.shards.index import index_folder
+from wdskit.shards.lazy_shard import LazyShard
 from wdskit.shards.parallel import choose_workers
 from wdskit.shards.stats import collect
 from wdskit.shards.tally import MAX_FIELDS
-from wdskit.storage.urls import LocalFile
 
 SIZES = [(40, 30), (30, 40), (40, 30), (8, 8), (100, 10)]
 
@@ -161,12 +160,11 @@ def test_chosen_samples_are_whole_ones_with_an_image(known):
     _, shown = collect(known, sample=None, seed=5, num_shown=6)
     keys = set()
     for url, start in shown:
-        file = LocalFile(url)
-        key, fields = read_sample(file, start)
-        file.close()
-        keys.add(key)
-        assert fields.keys() & {"jpg", "png"}
-        assert "cls" in fields
+        with LazyShard(url, start=start) as shard:
+            sample = next(iter(shard))
+        keys.add(sample["__key__"])
+        assert sample.keys() & {"jpg", "png"}
+        assert "cls" in sample
     assert len(keys) == 6
 
 

@@ -7,14 +7,13 @@ and the twin carries the JSON's digest, so that one can never be taken with anot
 
 from __future__ import annotations
 
-import fnmatch
 import functools
 import hashlib
 import itertools
 import json
 import re
 import reprlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -99,16 +98,18 @@ class FolderIndex:
             return
         folder = Path(local_path(self.folder) or ".")
         try:
-            paths = [path for path in folder.iterdir() if fnmatch.fnmatch(path.name, "[!.]*.tar")]
-            found = {path.name: path.stat().st_size for path in paths if path.exists()}  # no dead link
+            found = {
+                path.name: path.stat().st_size for path in folder.iterdir() if path.suffix == ".tar" and path.exists()
+            }
         except OSError as err:
             msg = f"{err.filename}: cannot be compared with the folder's index: {err.strerror}."
             raise FolderIndexError(msg, folder=self.folder) from err
-        for name in sorted(found.keys() - self.by_name.keys()):
-            raise self._mismatch(f"{name} is in the folder but not in the index")
+        missing, unlisted = compare_names(found, self.by_name)
+        if unlisted:
+            raise self._mismatch(f"{unlisted[0]} is in the folder but not in the index")
+        if missing:
+            raise self._mismatch(f"{missing[0]} is in the index but not in the folder")
         for name, entry in self.by_name.items():
-            if name not in found:
-                raise self._mismatch(f"{name} is in the index but not in the folder")
             if found[name] != entry.num_bytes:
                 raise self._mismatch(f"{name} has {found[name]} bytes, the index says {entry.num_bytes}")
 
@@ -116,6 +117,16 @@ class FolderIndex:
         msg = f"{join_url(self.folder, INDEX_NAME)}: {problem}."
         msg += f"\n  If the shards are right, run `wdskit index {self.folder}`."
         return FolderIndexError(msg, folder=self.folder)
+
+
+def compare_names(found: Collection[str], listed: Collection[str]) -> tuple[list[str], list[str]]:
+    """Compare the names of a folder's files with the shards that its index lists.
+
+    Returns:
+        Listed shards that are missing, and shards (`*.tar`, without a leading dot) that are not listed; both sorted.
+    """
+    unlisted = sorted(name for name in found if name.endswith(".tar") and name[0] != "." and name not in listed)
+    return sorted(name for name in listed if name not in found), unlisted
 
 
 def join_url(folder: str, name: str) -> str:

@@ -71,7 +71,7 @@ class Target:
     entries: tuple[ShardEntry, ...] | None
 
 
-class Found(NamedTuple):
+class ShardMatch(NamedTuple):
     """One shard that a pattern names: path or URL, its line in its folder's index, and what is wrong, one of `ABSENT`,
     `GONE` and `UNLISTED`; empty where nothing is.
     """
@@ -107,7 +107,7 @@ def list_shards(shards: str | Sequence[str], *, need_index: bool = False, has_re
             return read_index(folder) if need_index or has_index(folder) else None
         return find_remote_index(folder) if has_remote else None
 
-    found: list[Found] = []
+    found: list[ShardMatch] = []
     parts: list[int] = []
     for number, patterns in enumerate(expand_parts(shards)):
         for pattern in patterns:
@@ -156,7 +156,7 @@ def find_remote_index(folder: str) -> FolderIndex | None:
         raise
 
 
-def look_for_shards(path: str, open_index: OpenIndex) -> tuple[dict[str, ShardEntry | None], list[Found]]:
+def match_shards(path: str, open_index: OpenIndex) -> tuple[dict[str, ShardEntry | None], list[ShardMatch]]:
     """Find shards where what is missing or not listed is no error. Of remote ones only the index is looked at.
 
     Args:
@@ -171,7 +171,7 @@ def look_for_shards(path: str, open_index: OpenIndex) -> tuple[dict[str, ShardEn
         StorageError: A folder cannot be listed, or is remote and has no index.
     """
     shards: dict[str, ShardEntry | None] = {}
-    faults: list[Found] = []
+    faults: list[ShardMatch] = []
     spellings: dict[str, str] = {}
     open_once = functools.cache(open_index)
 
@@ -202,67 +202,77 @@ def has_wildcards(path: str) -> bool:
     return _GLOB.search(path) is not None
 
 
-class Place(NamedTuple):
-    """Where shards of one folder are looked for: those with this name, or that this glob matches."""
+class FolderPattern(NamedTuple):
+    """The shards of one folder that have a name, or whose names match a glob."""
 
     folder: str
     name: str
     is_glob: bool
 
 
-def find_places(pattern: str) -> list[Place]:
-    """The places that one local path, glob or folder stands for; none where no folder matches.
+def find_folders(pattern: str) -> list[FolderPattern]:
+    """Return the folders, each with a name or a glob, that one path, URL, glob or folder names. A glob in the folder's
+    path is resolved on the disk; the list is empty if no folder matches it.
 
     Raises:
-        StorageError: The folder of a glob is not there.
+        StorageError: The local folder of a glob does not exist.
     """
+    if not is_local(pattern):
+        url = pattern.partition("?")[0]
+        folder, name = split_url(url)
+        is_glob = not name or _URL_GLOB.search(url.rpartition("/")[2]) is not None
+        return [FolderPattern(folder, name or "*.tar", is_glob)]
     path = local_path(pattern)
     if os.path.isdir(path):
-        return [Place(path.rstrip("/") or "/", "*.tar", is_glob=True)]
+        return [FolderPattern(path.rstrip("/") or "/", "*.tar", is_glob=True)]
     parent, name = os.path.split(path)
     if not has_wildcards(path) or os.path.lexists(path):
-        return [Place(parent, name, is_glob=False)]
+        return [FolderPattern(parent, name, is_glob=False)]
     is_plain = os.path.lexists(parent) or not has_wildcards(parent)
     if is_plain and not os.path.isdir(parent or "."):
         raise shard_error(path, ABSENT)
     parents = [parent] if is_plain else sorted(filter(os.path.isdir, glob.glob(parent)))
-    return [Place(folder, name or "*.tar", is_glob=True) for folder in parents]
+    return [FolderPattern(folder, name or "*.tar", is_glob=True) for folder in parents]
 
 
-def remote_place(url: str) -> Place:
-    """The place that one URL stands for: one shard, or those of a folder that a glob selects.
+def check_planned_url(url: str) -> None:
+    """Refuse a URL that a planned source cannot read.
 
     Raises:
-        StorageError: It has a query, which may be a signature for one file only; or it names a folder of a web server
-            without a slash.
+        StorageError: The URL has a query, which may be a signature for one file only; or it names a folder of a web
+            server without a slash.
     """
     path, query, _ = url.partition("?")
     if query:
         msg = f"{path}: a URL with a query names one file, but a planned source reads a folder and its index."
         raise StorageError(f"{msg} Leave the query out, or use `stream`.", url=path)
-    folder, name = split_url(path)
+    name = split_url(path)[1]
     if name and not _FILE_NAME.search(name):
         msg = f"{path}: this is not the name of a shard. A folder of a web server ends with a slash: {path}/"
         raise StorageError(msg, url=path)
-    is_glob = not name or _URL_GLOB.search(path.rpartition("/")[2]) is not None
-    return Place(folder, name or "*.tar", is_glob=is_glob)
 
 
-def _match(pattern: str, open_index: OpenIndex, *, is_listed: bool = False) -> Iterator[Found]:
-    """The shards that one expanded pattern names; of a glob those of the index in its order, then the others."""
-    if not is_local(pattern):
-        yield from _match_remote(pattern, open_index, is_listed=is_listed)
-        return
-    for folder, name, is_glob in find_places(pattern):
-        if is_glob:
+def _match(pattern: str, open_index: OpenIndex, *, is_listed: bool = False) -> Iterator[ShardMatch]:
+    """Yield the shards that one expanded pattern names: for a glob the shards of the index in its order, then others.
+    The folder of a bucket that has no index is listed if `is_listed` is set.
+    """
+    for folder, name, is_glob in find_folders(pattern):
+        if is_glob and is_local(pattern):
             yield from _match_folder(folder, name, open_index(folder))
-        elif not os.path.exists(local_path(pattern)):
-            yield Found(local_path(pattern), None, ABSENT)
-        else:
-            yield _look_up(local_path(pattern), name, open_index(folder))
+            continue
+        if is_glob:
+            yield from _match_remote(pattern, folder, name, open_index, is_listed=is_listed)
+            continue
+        url = local_path(pattern) if is_local(pattern) else pattern
+        if is_local(pattern) and not os.path.exists(url):
+            yield ShardMatch(url, None, ABSENT)
+            continue
+        index = open_index(folder)
+        entry = index.by_name.get(name) if index else None
+        yield ShardMatch(url, entry, UNLISTED if index and entry is None else "")
 
 
-def _match_folder(folder: str, name: str, index: FolderIndex | None) -> Iterator[Found]:
+def _match_folder(folder: str, name: str, index: FolderIndex | None) -> Iterator[ShardMatch]:
     """The shards of a local folder whose names match a glob."""
     try:
         on_disk = frozenset(os.listdir(folder or "."))
@@ -271,9 +281,9 @@ def _match_folder(folder: str, name: str, index: FolderIndex | None) -> Iterator
     listed = index.by_name if index else {}
     for entry in listed.values():
         if fnmatch.fnmatchcase(entry.name, name):
-            yield Found(join_url(folder, entry.name), entry, "" if entry.name in on_disk else GONE)
+            yield ShardMatch(join_url(folder, entry.name), entry, "" if entry.name in on_disk else GONE)
     for each in _select(on_disk.difference(listed), name):
-        yield Found(join_url(folder, each), None, UNLISTED if index else "")
+        yield ShardMatch(join_url(folder, each), None, UNLISTED if index else "")
 
 
 def _select(names: Iterable[str], pattern: str) -> Iterator[str]:
@@ -285,45 +295,25 @@ def _select(names: Iterable[str], pattern: str) -> Iterator[str]:
             yield each
 
 
-def _match_remote(url: str, open_index: OpenIndex, *, is_listed: bool) -> Iterator[Found]:
-    """One remote shard, or those that a glob selects of a remote folder's index; of a bucket's folder without one,
-    where it may be listed, of its objects.
-    """
+def _match_remote(url: str, folder: str, name: str, open_index: OpenIndex, *, is_listed: bool) -> Iterator[ShardMatch]:
+    """Yield the shards of a remote folder whose names match a glob."""
     path, query, _ = url.partition("?")
-    folder, name = split_url(path)
-    if name and not _URL_GLOB.search(path.rpartition("/")[2]):
-        yield _look_up(url, name, open_index(folder))
-        return
     if query:
         msg = f"{path}: a URL with a query names one shard, not a folder. Name each shard, or leave the query out."
         raise StorageError(msg, url=path)
     index = open_index(folder)
     if index is None and is_listed:
-        yield from _list_remote(url, folder, name or "*.tar")
+        from wdskit.storage.buckets import list_objects
+
+        urls = {unquote(one.url.rpartition("/")[2]): one.url for one in list_objects(folder)}
+        names = [*_select(urls, name)]
+        if not names:
+            remedy = "Only tars are read from a store. Copy other files to a local disk first."
+            raise StorageError(f"{url}: no tar in this folder matches.\n  {remedy}", url=url)
+        yield from (ShardMatch(urls[each], None) for each in names)
         return
     index = index or read_index(folder)
-    for entry in index.entries:
-        if fnmatch.fnmatchcase(entry.name, name or "*"):
-            yield Found(index.url(entry), entry)
-
-
-def _list_remote(url: str, folder: str, pattern: str) -> Iterator[Found]:
-    """The tars of a bucket's folder that a glob matches."""
-    from wdskit.storage.buckets import list_objects
-
-    urls = {unquote(one.url.rpartition("/")[2]): one.url for one in list_objects(folder)}
-    names = [*_select(urls, pattern)]
-    if not names:
-        remedy = "Only tars are read from a store. Copy other files to a local disk first."
-        raise StorageError(f"{url}: no tar in this folder matches.\n  {remedy}", url=url)
-    for name in names:
-        yield Found(urls[name], None)
-
-
-def _look_up(url: str, name: str, index: FolderIndex | None) -> Found:
-    """A shard that is named itself."""
-    entry = index.by_name.get(name) if index else None
-    return Found(url, entry, UNLISTED if index and entry is None else "")
+    yield from (ShardMatch(index.url(one), one) for one in index.entries if fnmatch.fnmatchcase(one.name, name))
 
 
 def split_url(url: str) -> tuple[str, str]:

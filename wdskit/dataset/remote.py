@@ -277,8 +277,7 @@ class RemoteShard(IndexedShard):
         if cache is not None and (version := file.version) is not None:
             version = version if is_strong(file.etag) else f"{url} {version}"
             kept = _KeptParts(cache, hashlib.sha256(f"{entry.sha256} {version}".encode()).hexdigest(), offsets)
-        super().__init__(url, _ShardFile(file, kept, seen), offsets)
-        self.edges[:] = b"\1" * len(self.edges)
+        super().__init__(url, _ShardFile(file, kept, seen), offsets, is_trusted=True)
 
     def ahead(self, numbers: Sequence[int], *, at_once: bool) -> IndexedShard:
         """This shard, with some of its samples on their way. Nothing is waited for.

@@ -10,7 +10,7 @@ from wdskit.errors import ShardError, StorageError, UnsupportedMember
 from wdskit.limits import MAX_NAME_BYTES, MAX_READ_MEMBER_BYTES
 from wdskit.storage.urls import LocalFile, RangeFile
 from wdskit.tar.names import restored_field, split_name
-from wdskit.tar.reader import TarReader, locate_members
+from wdskit.tar.reader import TarReader
 from wdskit.tar.walk import Span, TarWalk
 from wdskit.tar.window import Read, Spill
 
@@ -212,7 +212,7 @@ class HeaderReader(ShardReader):
     """
 
     def __init__(self, file: RangeFile, *, shard: str, start: int = 0) -> None:
-        super().__init__(read_from(file, start), shard=shard)
+        super().__init__(lambda _: b"", shard=shard)
         self._reader = TarWalk(file.read_at, file.num_bytes, shard=shard, start=start)
 
 
@@ -258,51 +258,3 @@ def read_span(file: RangeFile, span: Span) -> bytes:
     if len(data) < span.size:
         raise StorageError(f"{file.url}: it became shorter while it was read.", url=file.url)
     return data
-
-
-def read_sample(file: RangeFile, start: int, stop: int | None = None) -> tuple[str, dict[str, memoryview]]:
-    """Key and fields of the sample that starts at an offset.
-
-    Args:
-        file: The shard.
-        start: Where its first member starts.
-        stop: Where its last one ends, None where that is not known: then it ends before another key.
-
-    Raises:
-        ShardError: No whole sample stands there.
-        StorageError: It cannot be read.
-    """
-    if stop is None:
-        sample = next(iter(HeaderReader(file, shard=file.url, start=start)), None)
-        if sample is None:
-            raise _fault(file.url, start, "there is no sample here")
-        spans = ((name, span) for name, span in sample.items() if isinstance(span, Span))
-        return sample["__key__"], {name: memoryview(read_span(file, span)) for name, span in spans}
-    key, fields = "", dict[str, memoryview]()
-    data = read_span(file, Span(start, stop - start))
-    for name, first, last in locate_members(data, shard=file.url, offset=start, stop=len(data)):
-        split = split_name(name)
-        if split is None:
-            continue
-        key = key or split[0]
-        if split[0] != key:
-            raise _fault(file.url, start, f"the sample {key!r} holds {name!r}")
-        if problem := field_problem(split[1], fields):
-            raise _fault(file.url, start, f"key {key!r} has the field {split[1]!r}: {problem}")
-        fields[split[1]] = memoryview(data)[first:last]
-    if not key:
-        raise _fault(file.url, start, "there is no sample here")
-    return key, fields
-
-
-def read_from(file: RangeFile, start: int) -> Read:
-    """What reads a file in order from `start` on, wherever it was read before."""
-    at = start
-
-    def read(size: int) -> bytes:
-        nonlocal at
-        part = file.read_at(at, size)
-        at += len(part)
-        return part
-
-    return read

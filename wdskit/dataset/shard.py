@@ -67,6 +67,7 @@ class IndexedShard:
         path: Path or URL, for messages.
         file: What is read. It is closed with this.
         offsets: Where each sample starts, and where the last one ends, int64.
+        is_trusted: The offsets are known to be those of this shard, so that no neighbour of a sample is read.
 
     Attributes:
         edges: For each of the offsets, 1 once it is known that the members on its two sides have different keys.
@@ -74,12 +75,12 @@ class IndexedShard:
             with long names only: one changed byte after the first 100 can rename a field.
     """
 
-    def __init__(self, path: str, file: File, offsets: NDArray[np.int64]) -> None:
+    def __init__(self, path: str, file: File, offsets: NDArray[np.int64], *, is_trusted: bool = False) -> None:
         self.path = path
         self.file = file
         self._closing = weakref.finalize(self, file.close)
         self.offsets: memoryview[int] = memoryview(offsets.data)
-        self.edges = bytearray(len(offsets))
+        self.edges = bytearray(bytes([is_trusted]) * len(offsets))
         self.edges[0] = self.edges[-1] = 1
         self.find_fields: Callable[[], frozenset[str]] = frozenset
 

@@ -20,14 +20,14 @@ from numpy.typing import NDArray
 
 from wdskit.dataset.binary import BinaryIndex
 from wdskit.dataset.braces import expand_patterns
-from wdskit.dataset.index import ShardEntry, join_url
+from wdskit.dataset.index import ShardEntry, compare_names, join_url
 from wdskit.dataset.patterns import (
     ABSENT,
     GONE,
     UNLISTED,
-    find_places,
+    check_planned_url,
+    find_folders,
     nothing_matches,
-    remote_place,
     shard_error,
 )
 from wdskit.dataset.remote import SeenVersion, read_copy
@@ -227,10 +227,12 @@ def find_mapped(shards: str | Sequence[str], *, split: str | None = None) -> lis
     number_names = functools.cache(_number_names)
     found: list[tuple[BinaryIndex, Ints | array[int]]] = []  # a run of names is one array: 200 MB less of 10**6 names
     for pattern in expand_patterns(shards):
-        places = find_places(pattern) if is_local(pattern) else [remote_place(pattern)]
-        if not places:
+        if not is_local(pattern):
+            check_planned_url(pattern)
+        folders = find_folders(pattern)
+        if not folders:
             raise nothing_matches(pattern)
-        for folder, name, is_glob in places:
+        for folder, name, is_glob in folders:
             path, local = join_url(folder, name), is_local(pattern)
             if local and not is_glob and not os.path.exists(path):
                 raise shard_error(path, ABSENT)
@@ -282,12 +284,11 @@ def _compare_with_disk(folder: str, index: BinaryIndex) -> None:
     if len(index) > MAX_COMPARED:
         return
     try:
-        on_disk = {name for name in os.listdir(folder or ".") if name.endswith(".tar") and not name.startswith(".")}
+        on_disk = frozenset(os.listdir(folder or "."))
     except OSError as err:
         raise FolderIndexError(f"{folder or '.'}: cannot be read: {err.strerror}.", folder=folder) from err
-    listed = set(itertools.chain.from_iterable(index.names()))
-    if on_disk - listed:
-        raise shard_error(join_url(folder, min(on_disk - listed)), UNLISTED)
-    missing = {name for name in listed - on_disk if not os.path.exists(os.path.join(folder, name))}
+    missing, unlisted = compare_names(on_disk, set(itertools.chain.from_iterable(index.names())))
+    if unlisted:
+        raise shard_error(join_url(folder, unlisted[0]), UNLISTED)
     if missing:
-        raise shard_error(join_url(folder, min(missing)), GONE)
+        raise shard_error(join_url(folder, missing[0]), GONE)

@@ -10,7 +10,7 @@ from typing import Any
 from wdskit.dataset.braces import expand_patterns
 from wdskit.dataset.classes import CLASSES_NAME, first_conflict, read_classes
 from wdskit.dataset.index import folder_has_labels, join_url
-from wdskit.dataset.patterns import find_places, split_url
+from wdskit.dataset.patterns import find_folders
 from wdskit.errors import FolderIndexError, StorageError
 from wdskit.storage.urls import is_local
 
@@ -88,10 +88,6 @@ def _folders_of(stages: Sequence[Any]) -> Iterator[str]:
                 continue
             heads.add(head)
             try:
-                yield from (
-                    [place.folder for place in find_places(pattern)]
-                    if is_local(pattern)
-                    else [split_url(pattern.partition("?")[0])[0]]
-                )
+                yield from (found.folder for found in find_folders(pattern))
             except StorageError:  # a folder that is not on this machine has no classes here
                 continue

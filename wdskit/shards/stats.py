@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import heapq
 from array import array
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -21,8 +20,7 @@ from wdskit.codecs.formats import is_image_field
 from wdskit.dataset.index import ShardEntry
 from wdskit.dataset.patterns import Target, find_shards, split_url
 from wdskit.dataset.remote import open_remote_shards
-from wdskit.dataset.samples import read_sample
-from wdskit.dataset.shard import LocalShard, offsets_path
+from wdskit.dataset.shard import IndexedShard, LocalShard, offsets_path
 from wdskit.errors import DecodeError
 from wdskit.limits import MAX_CHECKED_BYTES, MAX_LISTED
 from wdskit.order.keys import philox
@@ -276,27 +274,21 @@ def _samples(shard: LazyShard, job: StatsJob, tally: Tally) -> Iterator[tuple[st
             yield sample["__key__"], reader.starts[-1], fields
         tally.num_samples, tally.num_ignored = reader.num_samples, reader.num_ignored
         return
-    read: Callable[[int], tuple[str, Mapping[str, LazyField]]]
-    with contextlib.ExitStack() as stack:
-        if not is_local(job.url) and job.entry is not None:
-            remote = stack.enter_context(open_remote_shards([(job.url, job.entry)])[0])
-            edges, read = remote.offsets.tolist(), remote.read
-        elif is_local(job.url) and offsets_path(local_path(job.url)).exists():
-            idx_sha256 = job.entry.idx_sha256 if job.entry else None
-            local = stack.enter_context(LocalShard(local_path(job.url), idx_sha256=idx_sha256))
-            edges, read = local.offsets.tolist(), local.read
-        else:
-            for _ in shard:
-                pass
-            edges = [*reader.starts, reader.stop]
-            file = stack.enter_context(contextlib.closing(open_ranges(job.url)))
-            read = lambda number: read_sample(file, edges[number], edges[number + 1])  # noqa: E731
-        tally.num_samples = len(edges) - 1
-        for number in choose_samples(
-            tally.num_samples, job.share, seed=job.seed, shard=job.number, purpose="stats"
-        ).tolist():
-            key, fields = read(number)
-            yield key, edges[number], fields
+    indexed: IndexedShard
+    if not is_local(job.url) and job.entry is not None:
+        indexed = open_remote_shards([(job.url, job.entry)])[0]
+    elif is_local(job.url) and offsets_path(local_path(job.url)).exists():
+        indexed = LocalShard(local_path(job.url), idx_sha256=job.entry.idx_sha256 if job.entry else None)
+    else:
+        for _ in shard:
+            pass
+        offsets = np.array([*reader.starts, reader.stop], dtype=np.int64)
+        indexed = IndexedShard(job.url, open_ranges(job.url), offsets, is_trusted=True)
+    tally.num_samples = num_samples = len(indexed)
+    with indexed:
+        for number in choose_samples(num_samples, job.share, seed=job.seed, shard=job.number, purpose="stats").tolist():
+            key, views = indexed.read(number)
+            yield key, indexed.offsets[number], views
 
 
 def _add_sample(shard: LazyShard, url: str, key: str, fields: Mapping[str, LazyField], tally: Tally) -> bool:

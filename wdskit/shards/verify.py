@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fnmatch
 import tempfile
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -18,14 +17,14 @@ from wdskit.codecs.formats import is_image_field
 from wdskit.dataset.binary import BINARY_NAME, BinaryIndex
 from wdskit.dataset.braces import split_parts
 from wdskit.dataset.classes import CLASSES_NAME, read_classes
-from wdskit.dataset.index import INDEX_NAME, FolderIndex, ShardEntry, join_url, read_index
+from wdskit.dataset.index import INDEX_NAME, FolderIndex, ShardEntry, compare_names, join_url, read_index
 from wdskit.dataset.keys import find_repeated, is_among
-from wdskit.dataset.patterns import UNLISTED, look_for_shards, nothing_matches, split_url
+from wdskit.dataset.patterns import UNLISTED, match_shards, nothing_matches, split_url
 from wdskit.dataset.shard import offsets_path
 from wdskit.dataset.unfinished import find_unfinished
 from wdskit.errors import ConfigError, FolderIndexError, StorageError, WdskitError
 from wdskit.files import publish_bytes
-from wdskit.limits import MAX_CHECKED_BYTES, MAX_INDEX_BYTES, MAX_LISTED, MAX_PIXELS
+from wdskit.limits import MAX_INDEX_BYTES, MAX_LISTED, MAX_PIXELS
 from wdskit.shards.export import export_problems
 from wdskit.shards.parallel import Progress, file_sizes, read_shards
 from wdskit.shards.sampling import parse_share
@@ -41,7 +40,7 @@ from wdskit.storage.urls import (
     shown_url,
 )
 from wdskit.tar.names import split_name
-from wdskit.tar.reader import locate_members
+from wdskit.tar.walk import TarWalk
 from wdskit.text import plural, shorten
 
 
@@ -207,7 +206,7 @@ def find_targets(path: str) -> Targets:
             targets.indexes[folder] = index
         return index
 
-    targets.shards, faults = look_for_shards(path, open_index)
+    targets.shards, faults = match_shards(path, open_index)
     for one in faults:
         kind: Kind = "unlisted" if one.problem == UNLISTED else "missing"
         targets.findings.append(Finding(kind, shown_url(one.url), one.problem))
@@ -267,9 +266,8 @@ def _look_at_remote_index(url: str) -> tuple[FolderIndex | None, tuple[Finding, 
         from wdskit.storage.buckets import list_objects
 
         names = [split_url(one.url)[1] for one in list_objects(url)]
-        known = index.by_name
-        strays = [name for name in names if fnmatch.fnmatch(name, "[!.]*.tar") and name not in known]
-        found += [Finding("unlisted", join_url(url, quote(name)), UNLISTED) for name in strays]
+        _, unlisted = compare_names(names, index.by_name)
+        found += [Finding("unlisted", join_url(url, quote(name)), UNLISTED) for name in unlisted]
     return index, tuple(found)
 
 
@@ -416,14 +414,11 @@ def _confirm(folder: str, places: Sequence[tuple[ShardReport, int]]) -> Finding 
 
 
 def read_key(report: ShardReport, number: int) -> str | None:
-    """The key of a sample, from its headers; None where it cannot be had any more."""
-    start, stop = int(report.starts[number]), int(report.starts[number + 1])
-    if stop <= start or stop - start > MAX_CHECKED_BYTES:
-        stop = start + MAX_CHECKED_BYTES
+    """Return the key of a sample from its headers, or None if they cannot be read any more."""
+    start = int(report.starts[number])
     try:
         with contextlib.closing(open_ranges(report.path)) as file:
-            data = file.read_at(start, stop - start)
-        members = locate_members(data, shard=report.path, offset=start, stop=len(data))
-        return next(split[0] for name, _, _ in members if (split := split_name(name)))
+            members = TarWalk(file.read_at, file.num_bytes, shard=report.path, start=start)
+            return next(split[0] for name, _, _ in members if (split := split_name(name)))
     except (WdskitError, StopIteration):
         return None

@@ -23,8 +23,8 @@ from wdskit.dataset.classes import CLASSES_NAME
 from wdskit.dataset.index import ShardEntry
 from wdskit.dataset.keys import hash_key
 from wdskit.dataset.patterns import ABSENT, GONE
-from wdskit.dataset.samples import ShardReader, read_sample
-from wdskit.dataset.shard import IDX_SUFFIX, digest_offsets, offsets_path, parse_offsets, read_offsets
+from wdskit.dataset.samples import ShardReader
+from wdskit.dataset.shard import IDX_SUFFIX, IndexedShard, digest_offsets, offsets_path, parse_offsets, read_offsets
 from wdskit.errors import DecodeError, FolderIndexError, ShardError, StorageError
 from wdskit.files import Buffer
 from wdskit.limits import MAX_CHECKED_BYTES, MAX_IDX_BYTES, MAX_LISTED, MAX_PIXELS
@@ -303,16 +303,16 @@ class _ShardCheck:
 
     def _look_at_share(self, share: Fraction) -> None:
         """Check the images of a share of the samples, which are read again."""
-        job, starts = self._job, self._report.starts.tolist()
+        job, starts = self._job, self._report.starts.astype(np.int64)
         chosen = choose_samples(len(starts) - 1, share, seed=job.seed, shard=job.number, purpose="verify")
-        with contextlib.closing(open_ranges(job.path)) as file:
+        with IndexedShard(job.path, open_ranges(job.path), starts, is_trusted=True) as shard:
             for number in chosen.tolist():
-                start, stop = starts[number], starts[number + 1]
-                if stop - start > 2 * MAX_CHECKED_BYTES:
+                start = int(starts[number])
+                if starts[number + 1] - start > 2 * MAX_CHECKED_BYTES:
                     self._report.num_large += 1
                     continue
                 try:
-                    key, fields = read_sample(file, start, stop)
+                    key, fields = shard.read(number)
                 except ShardError as err:
                     problem = f"reading its images again: {err.problem}"
                     self._found.add("structure", problem, offset=err.offset)

@@ -114,6 +114,10 @@ class RangeFile(Protocol):
     url: str
 
     @property
+    def fd(self) -> int:
+        """Descriptor of a local file, -1 for others."""
+
+    @property
     def num_bytes(self) -> int:
         """Size of it."""
 

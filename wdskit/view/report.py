@@ -8,7 +8,6 @@ The length of a bar is therefore one of 101 classes of the style sheet.
 from __future__ import annotations
 
 import base64
-import contextlib
 import hashlib
 import os
 from collections.abc import Callable, Sequence
@@ -21,13 +20,12 @@ from wdskit.codecs.formats import is_image_field
 from wdskit.codecs.images import make_thumbnail
 from wdskit.dataset.classes import read_classes
 from wdskit.dataset.patterns import split_url
-from wdskit.dataset.samples import read_sample
 from wdskit.errors import ConfigError, DecodeError, StorageError
 from wdskit.files import publish_bytes, why_not
 from wdskit.limits import MAX_PIXELS
+from wdskit.shards.lazy_shard import LazyShard, field_size, fields_of
 from wdskit.shards.parallel import Progress
 from wdskit.shards.stats import ShardStats, choose_classes, collect
-from wdskit.storage.urls import open_ranges
 from wdskit.text import format_bytes, format_count, install_extra, printable, shorten
 from wdskit.view.charts import bar_levels, make_histogram
 from wdskit.view.describe import class_name
@@ -105,8 +103,10 @@ def write_report(
 
 def _make_thumbnail(url: str, start: int) -> Thumbnail:
     """Read the sample that starts at an offset of a shard, and scale its first image that can be decoded."""
-    with contextlib.closing(open_ranges(url)) as file:
-        key, fields = read_sample(file, start)
+    with LazyShard(url, start=start) as opened:
+        sample = next(iter(opened))
+        key = sample["__key__"]
+        fields = {name: opened.part(data, 0, field_size(data)) for name, data in fields_of(sample)}
     folder, shard = split_url(url)
     label = class_name(fields, read_classes(folder) or ())
     key = shorten(key)
