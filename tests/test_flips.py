@@ -138,7 +138,7 @@ def by_offset(shard: Path) -> Found:
 
 def of(source: Callable[[str], Pipeline]) -> Callable[[Path], Found]:
     def read(shard: Path) -> Found:
-        for sample in source(str(shard)).build():
+        for sample in source(str(shard)).loader(workers=0):
             yield sample["__key__"], plain(sample)
 
     return read

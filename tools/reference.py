@@ -80,7 +80,7 @@ API_GROUPS = {
     "Pack": ["pack", "PackResult", "finish_pack", "PackOptions", "reshard", "ReshardOptions", "ReshardResult", "select",
              "SelectResult"],
     "Train": ["Pipeline", "make_loader", "load_config", "register", "thread_safe", "gather_valid",
-              "check_same_batches", "Ragged",
+              "Ragged",
               "LoaderStats", "StageStats", "plan", "EpochPlan", "StreamPlan", "bench", "BenchResult"],
     "Look at shards": ["info", "Summary", "ls", "ShardRow", "SampleRow", "MemberRow", "stats", "write_report",
                        "ShardStats", "LocalShard", "cat", "diff", "DiffResult"],

@@ -30,7 +30,7 @@ from wdskit.errors import (
 
 if TYPE_CHECKING:
     from wdskit.dataset.shard import LocalShard
-    from wdskit.loader.distributed import check_same_batches, gather_valid
+    from wdskit.loader.distributed import gather_valid
     from wdskit.loader.make import make_loader
     from wdskit.loader.stats import LoaderStats, StageStats
     from wdskit.packing.api import PackResult, finish_pack, pack
@@ -100,7 +100,6 @@ __all__ = [
     "__version__",
     "bench",
     "cat",
-    "check_same_batches",
     "diff",
     "export",
     "finish_pack",
@@ -143,7 +142,6 @@ _HOMES = {
     "Pipeline": "wdskit.pipeline.builder",
     "BenchResult": "wdskit.tune.bench",
     "bench": "wdskit.tune.bench",
-    "check_same_batches": "wdskit.loader.distributed",
     "gather_valid": "wdskit.loader.distributed",
     "Ragged": "wdskit.stages.collate",
     "ReshardResult": "wdskit.packing.reshard",

@@ -22,9 +22,9 @@ from wdskit.codecs.columns import NpyColumn, decode_column
 from wdskit.codecs.fields import decode_field
 from wdskit.dataset.columns import Spans
 from wdskit.engine.batch import make_batches
-from wdskit.engine.planned import PlannedPipeline
 from wdskit.engine.program import Job
 from wdskit.errors import DecodeError, SampleError, ShardError, WdskitError
+from wdskit.loader.planned import PlannedLoader
 from wdskit.order.steps import Steps
 from wdskit.shards.index import index_folder
 
@@ -76,11 +76,10 @@ def equal(a: Any, b: Any) -> bool:
 
 def both(pipe: Pipeline, **options: Any) -> tuple[list[Any], list[Any], int]:
     """An epoch by columns and one sample by sample, and how many batches were made by columns."""
-    built: PlannedPipeline = pipe.build(rank=0, world_size=1, **options)
-    made = count_made(built)
-    by_columns = list(built)
-    apart: PlannedPipeline = pipe.build(rank=0, world_size=1, **options)
-    forgo_columns(apart)
+    loader, apart = (pipe.loader(workers=0, **options) for _ in range(2))
+    made = count_made(loader.pipeline)
+    by_columns = list(loader)
+    forgo_columns(apart.pipeline)
     return by_columns, list(apart), sum(made)
 
 
@@ -134,10 +133,11 @@ def test_images_functions_and_other_collates_are_left_to_samples_one_by_one(fold
 
 
 def test_a_pipeline_that_travels_still_makes_columns(folder: Path) -> None:
-    built = Pipeline().sequential(str(folder)).decode().batched(4).build(rank=0, world_size=1)
-    copy = pickle.loads(pickle.dumps(built))
+    loader, other = (Pipeline().sequential(str(folder)).decode().batched(4).loader(workers=0) for _ in range(2))
+    copy = pickle.loads(pickle.dumps(loader.pipeline))
     made = count_made(copy)
-    assert equal(list(copy), list(built))
+    traveled = PlannedLoader(copy, loader.spec)
+    assert equal(list(traveled), list(other))
     assert sum(made) > 0
 
 
@@ -178,10 +178,10 @@ def test_a_bad_sample_gives_the_same_error(tmp_path: Path, name: str) -> None:
     index_folder(tmp_path, workers=1)
     told = []
     for with_columns in (True, False):
-        built = Pipeline().sequential(str(tmp_path)).decode().batched(4).build(rank=0, world_size=1)
+        loader = Pipeline().sequential(str(tmp_path)).decode().batched(4).loader(workers=0)
         if not with_columns:
-            forgo_columns(built)
-        batches = iter(built)
+            forgo_columns(loader.pipeline)
+        batches = iter(loader)
         next(batches)
         with pytest.raises(WdskitError) as caught:
             next(batches)
@@ -249,8 +249,7 @@ def test_a_damaged_shard_gives_the_same_error(tmp_path: Path) -> None:
     data[5 * 1024 + 3] ^= 1
     path.write_bytes(data)
     (tmp_path / ".wdskit.files").unlink()  # its digest would be taken
-    built = Pipeline().sequential(str(tmp_path)).batched(4).build(rank=0, world_size=1)
-    batches = iter(built)
+    batches = iter(Pipeline().sequential(str(tmp_path), tail="drop").batched(4).loader(workers=0))
     assert next(batches)["cls"] == [b"0", b"1", b"2", b"3"]
     with pytest.raises(ShardError, match="byte 5120: bad header: its checksum does not match"):
         next(batches)
@@ -292,11 +291,11 @@ def test_what_a_batch_holds_decides_whether_it_is_made_by_columns(tmp_path: Path
 def test_the_error_of_a_function_behind_names_the_first_and_the_last_sample(folder: Path) -> None:
     told = []
     for with_columns in (True, False):
-        built = Pipeline().sequential(str(folder)).batched(4).map(int).build(rank=0, world_size=1)
+        loader = Pipeline().sequential(str(folder)).batched(4).map(int).loader(workers=0)
         if not with_columns:
-            forgo_columns(built)
+            forgo_columns(loader.pipeline)
         with pytest.raises(SampleError) as caught:
-            next(iter(built))
+            next(iter(loader))
         told.append(str(caught.value))
     assert told[0] == told[1]
     assert "k000 to k003: map failed" in told[0]

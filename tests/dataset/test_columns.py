@@ -225,7 +225,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def read_all(folder: Path) -> list[str]:
-    pipe = Pipeline().sequential(str(folder)).batched(4).build(rank=0, world_size=1)
+    pipe = Pipeline().sequential(str(folder)).batched(4).loader(workers=0)
     return [key for batch in pipe for key in batch["__key__"]]
 
 
@@ -259,7 +259,7 @@ def test_an_index_without_digests_of_offsets_still_works(tmp_path: Path) -> None
     """Neighbours are looked at instead."""
     golden = shutil.copytree(GOLDEN / "folder", tmp_path / "old")
     write_index(golden, [replace(entry, idx_sha256=None, identity=None) for entry in read_index(golden).entries])
-    pipe = Pipeline().sequential(str(golden / "s-000.tar")).batched(2).build(rank=0, world_size=1)
+    pipe = Pipeline().sequential(str(golden / "s-000.tar")).batched(2).loader(workers=0)
     assert [batch["__key__"] for batch in pipe] == [batch["__key__"] for batch in pipe]
 
 

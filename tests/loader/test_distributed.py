@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
-from typing import NamedTuple
 
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
-from PIL import Image
 from ranks import run_ranks
 from shards import draw, write_numbers
 from torch.distributed.device_mesh import init_device_mesh
 
-import wdskit
-from wdskit import Pipeline, PipelineError, RankError, check_same_batches, gather_valid, make_loader
+from wdskit import Pipeline, PipelineError, RankError, gather_valid, make_loader
 from wdskit.loader import distributed
-from wdskit.loader.distributed import _digest
 from wdskit.shards.index import index_folder
 
 SIZES = [0, 1, 2, 3, 5, 8, 13]
@@ -170,7 +164,6 @@ def refusals(rank):
         lambda: gather_valid(torch.ones(2, 3) if bad else pair, None),
         lambda: gather_valid(pair, 7 if bad else both, reduce="sum"),
         lambda: gather_valid(pair.double() if bad else pair, None, reduce="mean"),
-        lambda: check_same_batches(object() if bad else pair),
     ]
     texts = []
     for call in calls:
@@ -184,14 +177,13 @@ def refusals(rank):
 def test_a_rank_that_refuses_its_batch_is_an_error_on_every_rank(tmp_path):
     first, second = run_ranks(2, refusals, tmp_path)
     assert first == second
-    mask, positions, pickled, shape, kind, dtype, digest = first
+    mask, positions, pickled, shape, kind, dtype = first
     assert mask.startswith("rank 1 has refused its batch: gather_valid: 2 rows, but a mask of (3,) torch.bool.")
     assert "rank 1 has refused its batch: gather_valid: 2 rows, but positions of (1,)." in positions
     assert "rank 1 has refused its batch: " in pickled
     assert "the ranks give different rows (rank 0: torch.float32 (2,), rank 1: torch.float32 (2, 3))." in shape
     assert "rank 1 has refused its batch: AttributeError" in kind
     assert "rank 1: torch.float64 ('any',) for a mean" in dtype
-    assert "rank 1 has refused its batch: check_same_batches: a object has no bytes to compare." in digest
 
 
 # --- a mesh
@@ -209,11 +201,7 @@ def test_peers_of_a_mesh_get_identical_batches_and_others_disjoint_ones(folders,
         mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
         found = []
         for loader in loaders_of(folders[13], mesh):
-            for batch in loader:
-                check_same_batches(batch, mesh["tp"])
-                found.append([part.tolist() for part in batch])
-            with pytest.raises(RankError, match=r"ranks (0, 2|1, 3) should have the same batch, but [23] differs from"):
-                check_same_batches(batch, mesh["dp"])
+            found += [[part.tolist() for part in batch] for batch in loader]
         return found
 
     ranks = run_ranks(4, read, tmp_path)
@@ -244,103 +232,3 @@ def test_a_mesh_of_two_dimensions_is_refused(folders, tmp_path):
         "process_group: this mesh has 2 dimensions (without names).\n  Name its dimensions, mesh_dim_names=(...). "
         + way,
     ]
-
-
-# --- check_same_batches
-
-
-def test_the_ranks_that_differ_are_named_on_every_rank(tmp_path):
-    cases = {(0, 0, 0, 0): "", (0, 0, 7, 0): "2 differs from 0, 1, 3", (1, 0, 0, 2): "0, 3 differ from 1, 2"}
-
-    def check(rank):
-        told = []
-        for values in cases:
-            try:
-                check_same_batches({"x": torch.tensor([1.0, values[rank]]), "keys": ["a", None]})
-            except RankError as err:
-                told.append(str(err))
-            else:
-                told.append("")
-        part = dist.new_group([1, 3])
-        if rank in (1, 3):
-            with pytest.raises(RankError, match="ranks 1, 3 should have the same batch, but 3 differs from 1"):
-                check_same_batches(rank, part)
-        return told
-
-    for told in run_ranks(4, check, tmp_path):
-        for one, expected in zip(told, cases.values(), strict=True):
-            assert (
-                one.startswith(f"ranks 0, 1, 2, 3 should have the same batch, but {expected}.") if expected else not one
-            )
-
-
-@dataclasses.dataclass
-class Pair:
-    first: object
-    second: object
-
-
-class Named(NamedTuple):
-    first: object
-    second: object
-
-
-ONE = torch.ones(2, 3)
-VALUES = [
-    ONE,
-    ONE.double(),
-    ONE.int(),
-    ONE.bfloat16(),
-    ONE.reshape(3, 2),
-    ONE[0],
-    ONE.numpy(),
-    -ONE,
-    torch.tensor(1.0),
-    torch.tensor(True),
-    torch.zeros(0),
-    np.float32(1),
-    np.float64(1),
-    np.array(["a", None], object),
-    np.array(["a", "b"], object),
-    1,
-    1.0,
-    True,
-    "1",
-    b"1",
-    bytearray(b"1"),
-    memoryview(b"1"),
-    None,
-    float("nan"),
-    [],
-    (),
-    {},
-    [1, 2],
-    [12],
-    [[1], 2],
-    [1, [2]],
-    ["ab", "c"],
-    ["a", "bc"],
-    {"a": 1},
-    {"b": 1},
-    {"a": None},
-    (1, 2),
-    Pair(1, 2),
-    Named(1, 2),
-    Pair(1, ONE),
-    Image.new("RGB", (2, 1)),
-    Image.new("RGB", (1, 2)),
-    Image.new("L", (6, 1)),
-]
-
-
-def test_values_that_differ_have_different_digests():
-    digests = [_digest(value) for value in VALUES]
-    assert len(set(digests)) == len(VALUES)
-    assert digests == [_digest(value) for value in VALUES]
-    assert _digest(ONE.t().contiguous().t()) == _digest(ONE)  # another layout in memory
-    assert check_same_batches(VALUES) is None  # one rank
-
-
-def test_what_has_no_bytes_is_refused():
-    with pytest.raises(PipelineError, match="check_same_batches: a object has no bytes to compare"):
-        wdskit.check_same_batches({"x": [object()]})

@@ -298,11 +298,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def both(pipe: Pipeline) -> list[Any]:
     """The batches by columns, which are those that are made sample by sample."""
-    built = pipe.build(rank=0, world_size=1)
-    apart = pipe.build(rank=0, world_size=1)
-    forgo_columns(apart)
-    made = count_made(built)
-    batches, others = list(built), list(apart)
+    loader, apart = (pipe.loader(workers=0) for _ in range(2))
+    forgo_columns(apart.pipeline)
+    made = count_made(loader.pipeline)
+    batches, others = list(loader), list(apart)
     assert sum(made) == len(batches)
     for batch, other in zip(batches, others, strict=True):
         columns = [each.values() if isinstance(each, dict) else each for each in (batch, other)]
@@ -378,9 +377,8 @@ def test_it_travels_from_workers_and_is_written_in_yaml(folder: str, tmp_path: P
 )
 def test_what_cannot_be_ragged_is_refused_with_its_name(folder: str, fields: Any, message: str) -> None:
     pipe = Pipeline().sequential(folder).decode().to_dict("cls", "one.npy", "__key__")
-    built = pipe.batched(4, **fields).build(rank=0, world_size=1)
     with pytest.raises(WdskitError, match=message):
-        next(iter(built))
+        next(iter(pipe.batched(4, **fields).loader(workers=0)))
 
 
 def test_arrays_that_differ_in_more_than_their_length_are_refused() -> None:

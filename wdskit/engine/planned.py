@@ -1,4 +1,4 @@
-"""A planned pipeline that is iterated without a loader."""
+"""The running form of a planned pipeline, and what makes its batches in each process."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
-from torch.utils.data import IterableDataset, get_worker_info
+from torch.utils.data import IterableDataset
 
 from wdskit.engine.batch import WHOLE_BATCH, Batch, Task, make_batches
 from wdskit.engine.outcome import Outcome
@@ -21,8 +21,7 @@ from wdskit.stages.collate import FRESH, Memory
 
 
 class PlannedPipeline(IterableDataset[Any]):
-    """The running form of a `Pipeline` with a planned source. Iterated, it yields one epoch of its rank in this thread,
-    and the next time the next one: what `make_loader` gives, without workers, resume and error budget.
+    """The running form of a `Pipeline` with a planned source. A loader iterates it; it cannot be iterated by itself.
 
     Args:
         program: What makes its batches.
@@ -30,7 +29,6 @@ class PlannedPipeline(IterableDataset[Any]):
 
     def __init__(self, program: Program) -> None:
         self.program = program
-        self._next_epoch = 0
 
     @property
     def run(self) -> Run:
@@ -60,26 +58,15 @@ class PlannedPipeline(IterableDataset[Any]):
         return f"the batch of {name}" if major == WHOLE_BATCH else name
 
     def __iter__(self) -> Iterator[Any]:
-        """One epoch.
+        """Refuse.
 
         Raises:
-            PipelineError: It runs in a worker of another loader, which would read everything in each; or it forgives
-                bad samples, which only a loader counts.
+            PipelineError: Only a loader makes its batches.
         """
-        plan, place = self.program.plan, self.program.run.place
-        if plan.forgives:
-            msg = "errors: without a loader, nothing counts and lists bad samples."
-            raise PipelineError(f"{msg}\n  Use pipe.loader(errors=...), or leave `errors` out.")
-        if get_worker_info() is not None:
-            msg = "a planned pipeline cannot run in the workers of another loader: each would read everything."
-            raise PipelineError(f"{msg}\n  Use pipe.loader(workers=...), or wdskit.make_loader.")
-        start = self._next_epoch * plan.epoch_samples
-        steps = Steps(plan.epoch_samples, plan.batch, place.world_size, plan.tail)
-        make = BatchMaker(self.program)
-        for step in range(len(steps)):
-            for batch in make(make.begin(Job(start, steps, step, step + 1))).result() or ():
-                yield batch.value
-        self._next_epoch += 1
+        raise PipelineError(
+            "a planned pipeline is run by a loader: it counts epochs and gives its workers their batches.\n"
+            "  Use pipe.loader(workers=...), or wdskit.make_loader, in place of build() and torch's DataLoader."
+        )
 
 
 class BatchMaker:

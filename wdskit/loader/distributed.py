@@ -1,26 +1,21 @@
-"""What ranks do together: gather what each computed for a batch, and compare batches that they should share."""
+"""`gather_valid`: collect from all ranks what each computed for a batch."""
 
 from __future__ import annotations
 
-import dataclasses
-import functools
-import hashlib
 import itertools
 import operator
 import pickle
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, overload
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from wdskit.errors import PipelineError, RankError, WdskitError, error_text
+from wdskit.errors import PipelineError, WdskitError, error_text
 from wdskit.pipeline.ranks import as_group
 
 Reduction = Literal["sum", "mean"]
 
-_DIGEST_BYTES = 16
 _RECORD_BYTES = 512
 """What a rank says of its batch before any collective call that depends on it."""
 
@@ -189,83 +184,6 @@ def _all_gather(rows: Tensor, group: Any) -> list[Tensor]:
     parts = [torch.empty_like(rows) for _ in range(torch.distributed.get_world_size(group))]
     torch.distributed.all_gather(parts, rows.contiguous(), group=group)
     return parts
-
-
-def check_same_batches(batch: Any, group: Any = None) -> None:
-    """Check that all ranks of a group have the same batch, with one all_gather of 512 bytes per rank.
-
-    Every rank of the group must call it; if one batch differs, it fails on every rank. Without torch.distributed there
-    is nothing to compare.
-
-    Args:
-        batch: Tensors, arrays, text, numbers, None, images, and lists, tuples, dicts and dataclasses of them.
-        group: A torch.distributed group, or one dimension of a DeviceMesh: `mesh["tp"]`. Default: the default group.
-
-    Raises:
-        RankError: The batches differ; the message names the ranks, by their numbers in the default group.
-        PipelineError: On every rank: the batch of a rank holds something that has no bytes to compare.
-    """
-    group = as_group(group)
-    digests = _exchange(functools.partial(_digest, batch), group)
-    if not _is_distributed():
-        return
-    ranks = _ranks(group)
-    most = max(digests, key=digests.count)  # of as many, the first
-    differing = [rank for rank, digest in zip(ranks, digests, strict=True) if digest != most]
-    if differing:
-        others = [rank for rank in ranks if rank not in differing]
-        msg = f"ranks {_list(ranks)} should have the same batch, but {_list(differing)} "
-        msg += f"{'differ' if len(differing) > 1 else 'differs'} from {_list(others)}."
-        raise RankError(
-            f'{msg}\n  Make the loader of each with process_group=mesh["dp"], load the same state, and draw random '
-            "numbers from `rng` only."
-        )
-
-
-def _list(ranks: list[int]) -> str:
-    return ", ".join(map(str, ranks))
-
-
-def _digest(batch: Any) -> bytes:
-    whole = hashlib.blake2b(digest_size=_DIGEST_BYTES)
-    for part in _parts(batch):
-        whole.update(len(part).to_bytes(8, "little"))
-        whole.update(part)
-    return whole.digest()
-
-
-def _parts(value: Any) -> Iterator[bytes]:
-    """What a value is made of, as bytes; two values that differ differ here."""
-    yield type(value).__name__.encode()
-    if isinstance(value, Tensor):
-        yield f"{value.dtype}{tuple(value.shape)}".encode()
-        yield value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
-    elif isinstance(value, Mapping):
-        yield str(len(value)).encode()
-        for key, each in value.items():
-            yield from _parts(key)
-            yield from _parts(each)
-    elif isinstance(value, (list, tuple)):
-        yield str(len(value)).encode()
-        for each in value:
-            yield from _parts(each)
-    elif isinstance(value, np.ndarray) and value.dtype.hasobject:
-        yield str(value.shape).encode()
-        yield from _parts(value.tolist())
-    elif dataclasses.is_dataclass(value):
-        for field in dataclasses.fields(value):
-            yield from _parts(getattr(value, field.name))
-    elif isinstance(value, (bytes, bytearray, memoryview)):
-        yield bytes(value)
-    elif isinstance(value, (str, int, float, complex)) or value is None:
-        yield repr(value).encode()
-    elif hasattr(value, "tobytes"):  # numpy's arrays and numbers, PIL's images
-        shape = [getattr(value, name, None) for name in ("dtype", "shape", "mode", "size")]
-        yield str(shape).encode()
-        yield value.tobytes()
-    else:
-        msg = f"check_same_batches: a {type(value).__name__} has no bytes to compare."
-        raise PipelineError(f"{msg} Give it the part of the batch that is made of tensors, numbers and text.")
 
 
 def _is_distributed() -> bool:
