@@ -82,7 +82,6 @@ class TarReader:
             ShardError: At the first byte that is invalid; what was yielded before is whole.
         """
         window = self._window
-        adlers: dict[bytes, int] = {}  # a shard has a few hundred different checksums
         while True:
             at = window.at
             block = window.data[at : at + BLOCK_BYTES]
@@ -90,37 +89,26 @@ class TarReader:
                 if not window.fill(BLOCK_BYTES):
                     raise no_end_marker(window)
                 continue
-            # The plain member, nearly every one: all that parse_header and next_member check, without their calls.
-            checksum, digits = block[148:156], block[124:135]
-            if (
-                zlib.adler32(block) & 0xFFFF == adlers.get(checksum)
-                and block[156] == 0x30
-                and block[257:265] == USTAR
-                and not block[345]
-                and block[135] == 0
-                and not digits.strip(b"01234567")
-            ):
-                size = int(digits, 8)
-                name = block[:100].partition(b"\x00")[0]
-                if name.isascii() and name[-1:].isalnum() and size <= MAX_READ_MEMBER_BYTES:
-                    first, start = at + BLOCK_BYTES, window.base + at
-                    stop = first + size
-                    if stop <= len(window.data) - (-size % BLOCK_BYTES):
-                        window.at = stop + (-size % BLOCK_BYTES)
-                        yield name.decode("ascii"), start, window.data[first:stop]
-                    else:
-                        window.at = first
-                        yield name.decode("ascii"), start, window.take(size)
-                    continue
-            elif block == _ZERO_BLOCK:
+            plain = plain_member(block)
+            if plain is not None:
+                name, size = plain
+                first, start = at + BLOCK_BYTES, window.base + at
+                stop = first + size
+                if stop <= len(window.data) - (-size % BLOCK_BYTES):
+                    window.at = stop + (-size % BLOCK_BYTES)
+                    yield name, start, window.data[first:stop]
+                else:
+                    window.at = first
+                    yield name, start, window.take(size)
+                continue
+            if block == _ZERO_BLOCK:
                 self.stop = window.offset
                 check_end(window)
                 return
             member = next_member(window)
-            adlers[checksum] = expected_adler(checksum)
             if member is not None:
-                name_, start, size = member
-                yield name_, start, window.take(size)
+                name, start, size = member
+                yield name, start, window.take(size)
 
 
 def locate_members(data: bytes, *, shard: str, offset: int, stop: int) -> Iterator[tuple[str, int, int]]:
