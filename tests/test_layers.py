@@ -108,6 +108,44 @@ def test_the_command_prints_file_and_line_and_fails(tmp_path: Path, repository: 
     assert (done.returncode, done.stdout) == (0, "")
 
 
+BETWEEN_FILES = {
+    "a class twice": (
+        {"tar/a.py": "class One: ...", "shards/b.py": "x = 1\n\nclass One: ..."},
+        ["wdskit/tar/a.py:1: shards/b.py:3 defines a class One too; give one of them another name"],
+    ),
+    "a circle": (
+        {"tar/a.py": "import wdskit.tar.b", "tar/b.py": "def f():\n    from wdskit.tar.a import x"},
+        ["wdskit/tar/a.py:1: it and tar/b.py import each other"],
+    ),
+    "a circle with a package": (
+        {"tar/__init__.py": "from wdskit.tar.a import x", "tar/a.py": "from wdskit.tar import y"},
+        ["wdskit/tar/__init__.py:1: it and tar/a.py import each other"],
+    ),
+    "a name that is not defined twice any more": (
+        {"tar/a.py": "class Again: ..."},
+        ["wdskit/tar/a.py:1: only this file defines Again now; remove it from KNOWN_TWICE in tools/check_layers.py"],
+    ),
+    "a circle that is gone": (
+        {"tar/c.py": "", "tar/d.py": "import wdskit.tar.c"},
+        ["wdskit/tar/c.py:1: it and tar/d.py import each other no more; remove them from KNOWN_CIRCLES"],
+    ),
+    "what is known": ({"tar/a.py": "class Known: ...", "tar/b.py": "class Known: ..."}, []),
+}
+
+
+@pytest.mark.parametrize("case", BETWEEN_FILES)
+def test_rules_between_files_only_let_the_known_exceptions_pass(load_tool, tmp_path, monkeypatch, case) -> None:
+    files, expected = BETWEEN_FILES[case]
+    tool = load_tool("check_layers")
+    monkeypatch.setattr(tool, "KNOWN_TWICE", {"Again", "Known"})
+    monkeypatch.setattr(tool, "KNOWN_CIRCLES", {("tar/c.py", "tar/d.py")})
+    for inside, source in files.items():
+        path = tmp_path / "wdskit" / inside
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(source)
+    assert tool.check_package(tmp_path / "wdskit") == expected
+
+
 def test_an_exception_is_for_one_import_of_one_file(load_tool, repository: Path) -> None:
     """Each is still needed, and covers nothing beside it."""
     tool = load_tool("check_layers")

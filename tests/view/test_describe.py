@@ -11,12 +11,12 @@ from PIL import Image
 from shards import png_of
 
 from wdskit.view.describe import MAX_BOXES, MAX_CHARS, boxes_of, class_name, describe, find_images
-from wdskit.view.samples import Sample
+from wdskit.view.samples import ViewedSample
 
 
-def sample_of(document: object = None, **fields: bytes) -> Sample:
+def sample_of(document: object = None, **fields: bytes) -> ViewedSample:
     fields = {name.replace("_", "."): data for name, data in fields.items()}
-    return Sample(
+    return ViewedSample(
         0, "s.tar", "k", fields if document is None else {**fields, "json": json.dumps(document).encode()}, ("a",)
     )
 
@@ -91,7 +91,7 @@ def test_json_is_shown_however_deep_it_is(depth: int) -> None:
 
 def test_names_and_texts_that_are_no_utf_8_can_be_sent() -> None:
     fields = {"jpg": image_bytes(), "\udcff.png": png_of(np.zeros((2, 2), dtype=np.uint8)), "json": b'"\\ud800"'}
-    shown = describe(Sample(0, "\udcff.tar", "\udcff", fields, ()))
+    shown = describe(ViewedSample(0, "\udcff.tar", "\udcff", fields, ()))
     assert json.dumps(shown, ensure_ascii=False).encode()
     assert (shown["masks"], shown["key"]) == (["\\udcff.png"], "\\udcff")
 

@@ -33,14 +33,14 @@ from wdskit.files import DISK, Disk, describe_missing, remove_temp_files
 from wdskit.limits import MAX_HELD_BYTES
 from wdskit.shards.parallel import Progress, choose_workers, open_path, read_shards
 from wdskit.storage.identity import FileIdentity
-from wdskit.storage.urls import LocalFile, Stream, is_local, local_path
+from wdskit.storage.urls import ByteStream, LocalFile, is_local, local_path
 from wdskit.text import format_bytes, plural
 
 if TYPE_CHECKING:
     from wdskit.storage.buckets import ObjectInfo
 
 S = TypeVar("S")
-F = TypeVar("F", bound=Stream)
+F = TypeVar("F", bound=ByteStream)
 
 
 @dataclass(frozen=True)
@@ -297,7 +297,7 @@ class DigestedFile(Generic[F]):
         return part
 
 
-def scan_shard(path: str, *, name: str, file: Stream | None = None) -> ScannedShard:
+def scan_shard(path: str, *, name: str, file: ByteStream | None = None) -> ScannedShard:
     """Read a shard from end to end, every header, and digest its bytes in the same pass.
 
     Args:
@@ -309,7 +309,7 @@ def scan_shard(path: str, *, name: str, file: Stream | None = None) -> ScannedSh
         ShardError: It is invalid.
         StorageError: It cannot be read.
     """
-    shard: DigestedFile[Stream] = DigestedFile(open_path(path) if file is None else file)
+    shard: DigestedFile[ByteStream] = DigestedFile(open_path(path) if file is None else file)
     fields: set[str] = set()
     with contextlib.closing(shard.file):
         identity = FileIdentity.of(shard.file.fd) if isinstance(shard.file, LocalFile) else None

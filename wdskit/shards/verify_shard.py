@@ -30,7 +30,7 @@ from wdskit.files import Buffer
 from wdskit.limits import MAX_CHECKED_BYTES, MAX_IDX_BYTES, MAX_LISTED, MAX_PIXELS
 from wdskit.shards.index import DigestedFile
 from wdskit.shards.sampling import choose_samples
-from wdskit.storage.urls import Stream, is_local, open_ranges, open_stream, read_bytes, shown_url
+from wdskit.storage.urls import ByteStream, is_local, open_ranges, open_stream, read_bytes, shown_url
 from wdskit.tar.window import Passed
 from wdskit.text import shorten
 
@@ -240,7 +240,7 @@ class _ShardCheck:
             report.findings += (Finding("offsets", f"{self._shown}{IDX_SUFFIX}", problem),) if problem else ()
         return report
 
-    def _read(self, shard: DigestedFile[Stream]) -> None:
+    def _read(self, shard: DigestedFile[ByteStream]) -> None:
         """Look at every member, then at the images of a share of the samples."""
         report = self._report
         reader = ShardReader(
@@ -337,7 +337,7 @@ class _ShardCheck:
         names = fields if is_known else OTHER_FIELDS
         report.field_sets.setdefault(names, FieldSet(0, shorten(key))).count += 1
 
-    def _compare_entry(self, shard: DigestedFile[Stream], *, is_whole: bool) -> None:
+    def _compare_entry(self, shard: DigestedFile[ByteStream], *, is_whole: bool) -> None:
         """What the index says of the file; of its samples only where all of them were seen."""
         entry = self._job.entry
         if entry is None:

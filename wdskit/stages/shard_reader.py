@@ -18,7 +18,7 @@ from wdskit.stages.progress import Silence
 from wdskit.stages.stream_source import DRAW
 from wdskit.stages.streaming import StreamContext, StreamStage
 from wdskit.stages.timing import clocked
-from wdskit.storage.urls import LocalFile, Stream, is_local, local_path, open_stream, shown_url
+from wdskit.storage.urls import ByteStream, LocalFile, is_local, local_path, open_stream, shown_url
 
 logger = logging.getLogger(__name__)
 
@@ -126,7 +126,7 @@ class OpenTars:
         finally:
             stream.close()
 
-    def _counted(self, stream: Stream) -> Callable[[int], bytes]:
+    def _counted(self, stream: ByteStream) -> Callable[[int], bytes]:
         """The stream's `read`, which counts the bytes."""
 
         def read(size: int) -> bytes:
@@ -151,7 +151,7 @@ class IndexComparison:
         FolderIndexError: The offsets beside it are another shard's.
     """
 
-    def __init__(self, url: str, entry: ShardEntry, stream: Stream) -> None:
+    def __init__(self, url: str, entry: ShardEntry, stream: ByteStream) -> None:
         self._url = url
         self._entry = entry
         self._offsets: list[int] | None = None
@@ -208,7 +208,7 @@ class IndexComparison:
 class _Digesting:
     """A stream that is compared with its digest at its end."""
 
-    def __init__(self, stream: Stream, url: str, entry: ShardEntry) -> None:
+    def __init__(self, stream: ByteStream, url: str, entry: ShardEntry) -> None:
         self._stream = stream
         self._url = url
         self._entry = entry

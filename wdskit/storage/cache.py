@@ -32,8 +32,8 @@ from wdskit.files import make_folders, owner_of_new_files
 from wdskit.limits import BLOCK_BYTES
 from wdskit.storage.parts import (
     FOLDER_MODE,
+    CachedPart,
     DamagedPart,
-    Part,
     PartName,
     is_private,
     is_private_folder,
@@ -83,7 +83,7 @@ class PartCache:
         self.folder = Path(folder)
         self.num_bytes = num_bytes
         self._owner = make_private_folder(self.folder, "the cache", "Name another folder in cache.dir")
-        self._open: OrderedDict[PartName, Part] = OrderedDict()
+        self._open: OrderedDict[PartName, CachedPart] = OrderedDict()
         self._wanted: dict[PartName, Future[None]] = {}
         self._lock = threading.Lock()
         self._room = threading.Lock()
@@ -97,7 +97,7 @@ class PartCache:
     def __reduce__(self) -> tuple[object, tuple[Any, ...]]:
         return PartCache, (self.folder, self.num_bytes)
 
-    def find(self, name: PartName) -> Part | None:
+    def find(self, name: PartName) -> CachedPart | None:
         """A part that is there, and can be read now."""
         with self._lock:
             part = self._open.get(name)
@@ -105,7 +105,7 @@ class PartCache:
                 self._open.move_to_end(name)
         if part is None:
             try:
-                part = Part(name, self.folder, self._owner)
+                part = CachedPart(name, self.folder, self._owner)
             except FileNotFoundError:
                 return None
             except OSError as err:  # no descriptor is left, say: the part may be sound
@@ -126,8 +126,8 @@ class PartCache:
         return part
 
     def read(self, name: PartName, number: int, start: int, stop: int) -> bytes | None:
-        """A sample of a part with the block behind it, as `Part.read`; None where the part does not exist, cannot be
-        read now, or is damaged. A damaged part is removed.
+        """Return a sample of a part with the block after it, as `CachedPart.read`; None if the part does not exist,
+        cannot be read now, or is damaged. A damaged part is removed.
         """
         part = self.find(name)
         try:

@@ -122,7 +122,7 @@ class DamagedPart(Exception):
     """A file that is not the part that its name promises. It can be removed."""
 
 
-class Part:
+class CachedPart:
     """An open part.
 
     Args:

@@ -24,7 +24,7 @@ LISTED_SCHEMES = ("s3", "gs", "az")
 _STORES = (*LISTED_SCHEMES, "hf", "ais")
 
 
-class Stream(Protocol):
+class ByteStream(Protocol):
     """Bytes in order. Close it when done."""
 
     def read(self, size: int) -> bytes:
@@ -92,7 +92,7 @@ def local_path(url: str) -> str:
     return unquote(path, errors="surrogateescape")  # a file name may be any bytes
 
 
-def open_stream(url: str) -> Stream:
+def open_stream(url: str) -> ByteStream:
     """Open a local file, a named pipe, an http(s) body or an object of a store for reading in order; `StorageError`
     where it cannot be.
     """

@@ -18,7 +18,7 @@ from wdskit.shards.stats import CLASS_FIELD
 from wdskit.text import printable, shorten
 
 if TYPE_CHECKING:
-    from wdskit.view.samples import Sample
+    from wdskit.view.samples import ViewedSample
 
 MAX_BOXES = 300
 MAX_CHARS = 200_000
@@ -29,7 +29,7 @@ _LISTS = ("annotations", "objects")
 _NAMES = ("category", "label", "class", "name", "category_name", "category_id")
 
 
-def summarize(sample: Sample) -> dict[str, Any]:
+def summarize(sample: ViewedSample) -> dict[str, Any]:
     """What a card of the grid shows: key, class, image with its size, masks and boxes."""
     main, masks = find_images(sample)
     found: dict[str, Any] = {
@@ -49,7 +49,7 @@ def summarize(sample: Sample) -> dict[str, Any]:
     return found
 
 
-def describe(sample: Sample) -> dict[str, Any]:
+def describe(sample: ViewedSample) -> dict[str, Any]:
     """What the dialog shows: as `summarize`, and the shard and all fields with their sizes and what they hold."""
     fields = [
         {"name": printable(name), "num_bytes": len(data), "text": _text_of(name, data)}
@@ -58,7 +58,7 @@ def describe(sample: Sample) -> dict[str, Any]:
     return {**summarize(sample), "shard": printable(sample.shard), "fields": fields}
 
 
-def find_images(sample: Sample) -> tuple[str | None, list[str]]:
+def find_images(sample: ViewedSample) -> tuple[str | None, list[str]]:
     """The field of the image and those of its masks: images that store one number a pixel, where another does not."""
     images = [name for name in sample.fields if is_image_field(name)]
     masks = [name for name in images if may_be_mask(sample.fields[name], max_pixels=MAX_PIXELS)]
@@ -76,7 +76,7 @@ def class_name(fields: Mapping[str, Buffer], classes: Sequence[str]) -> str:
     return printable(shorten(label))
 
 
-def boxes_of(sample: Sample) -> list[dict[str, Any]]:
+def boxes_of(sample: ViewedSample) -> list[dict[str, Any]]:
     """The boxes in the JSON of a sample: x, y, width and height in pixels of the image, and a label; the first ones."""
     found: list[dict[str, Any]] = []
     for name, data in sample.fields.items():

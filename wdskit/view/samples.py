@@ -29,7 +29,7 @@ _BYTES_AT_ONCE = 32 << 20  # where they have no more than this
 _STEPS_KEPT = 64  # whose positions need not be found again
 
 
-class Sample(NamedTuple):
+class ViewedSample(NamedTuple):
     """One sample.
 
     Attributes:
@@ -47,7 +47,7 @@ class Sample(NamedTuple):
     classes: tuple[str, ...]
 
 
-class Found(NamedTuple):
+class SearchResult(NamedTuple):
     """What a search has found so far.
 
     Attributes:
@@ -81,7 +81,7 @@ class _RankPositions(Sequence[int]):
         return self._start + int(self._dealt(step)[at])
 
 
-class Samples:
+class SampleView:
     """The samples of a planned source by row. Safe to share between threads.
 
     Args:
@@ -101,7 +101,7 @@ class Samples:
         """Number of rows."""
         return len(self._positions)
 
-    def read(self, row: int) -> Sample:
+    def read(self, row: int) -> ViewedSample:
         """One sample, compared with its shard's offsets.
 
         Raises:
@@ -112,14 +112,14 @@ class Samples:
             raise sample
         return sample
 
-    def read_each(self, rows: Sequence[int]) -> Iterator[Sample | WdskitError]:
+    def read_each(self, rows: Sequence[int]) -> Iterator[ViewedSample | WdskitError]:
         """Many samples in turn; the error of one that cannot be read stands in its place."""
         for first in range(0, len(rows), _ROWS_AT_ONCE):
             part = rows[first : first + _ROWS_AT_ONCE]
             shards, numbers = self._order.take(np.array([self._positions[row] for row in part], dtype=np.int64))
             yield from self._read_together(part, shards, numbers) or self._read_apart(part, shards, numbers)
 
-    def _read_together(self, rows: Sequence[int], shards: Ints, numbers: Ints) -> Iterator[Sample] | None:
+    def _read_together(self, rows: Sequence[int], shards: Ints, numbers: Ints) -> Iterator[ViewedSample] | None:
         """For a tenth of the time of one by one; None where they are large, not alike, or one cannot be read."""
         if len(rows) < 2 or self._shards.mean_bytes(shards) > _BYTES_AT_ONCE:
             return None
@@ -137,7 +137,7 @@ class Samples:
             for at, row in enumerate(rows)
         )
 
-    def _read_apart(self, rows: Sequence[int], shards: Ints, numbers: Ints) -> Iterator[Sample | WdskitError]:
+    def _read_apart(self, rows: Sequence[int], shards: Ints, numbers: Ints) -> Iterator[ViewedSample | WdskitError]:
         for row, shard, number in zip(rows, shards.tolist(), numbers.tolist(), strict=True):
             try:
                 path, key, _, fields = self._shards.read(shard, number, viewed=lambda _: True)
@@ -146,12 +146,12 @@ class Samples:
             else:
                 yield self._sample(row, path, key, fields)
 
-    def _sample(self, row: int, path: str, key: str, fields: dict[str, Any]) -> Sample:
-        return Sample(row, path, key, fields, self._classes.get(path.rpartition("/")[0], ()))
+    def _sample(self, row: int, path: str, key: str, fields: dict[str, Any]) -> ViewedSample:
+        return ViewedSample(row, path, key, fields, self._classes.get(path.rpartition("/")[0], ()))
 
     def find(
         self, start: int, *, text: str = "", expression: Expression | None = None, limit: int, seconds: float
-    ) -> Found:
+    ) -> SearchResult:
         """Search from a row on, until so many are found or the time is over.
 
         Args:
@@ -172,11 +172,11 @@ class Samples:
                 num_unanswered += 1
                 problem = problem or (str(err) if isinstance(sample, WdskitError) else f"{sample.key}: {err}")
             if len(rows) == limit or time.monotonic() > end:
-                return Found(rows, row + 1 if row + 1 < len(self) else None, num_unanswered, problem)
-        return Found(rows, None, num_unanswered, problem)
+                return SearchResult(rows, row + 1 if row + 1 < len(self) else None, num_unanswered, problem)
+        return SearchResult(rows, None, num_unanswered, problem)
 
 
-def _matches(sample: Sample | WdskitError, text: str, expression: Expression | None) -> bool:
+def _matches(sample: ViewedSample | WdskitError, text: str, expression: Expression | None) -> bool:
     if isinstance(sample, WdskitError):
         raise sample
     if text not in sample.key:
@@ -186,7 +186,7 @@ def _matches(sample: Sample | WdskitError, text: str, expression: Expression | N
     )
 
 
-def open_folder(shards: str, *, split: str | None = None) -> Samples:
+def open_folder(shards: str, *, split: str | None = None) -> SampleView:
     """The samples of indexed shards in the order of the index.
 
     Args:
@@ -199,7 +199,7 @@ def open_folder(shards: str, *, split: str | None = None) -> Samples:
     data = Sequential(shards=shards, split=split, classes="any").plan()
     assert data.num_samples is not None
     title = shards if split is None else f"{shards}, split {split}"
-    return Samples(data, range(data.num_samples), title)
+    return SampleView(data, range(data.num_samples), title)
 
 
 def open_order(
@@ -211,7 +211,7 @@ def open_order(
     world_size: int = 1,
     gpus_per_node: int = 8,
     epoch: int = 0,
-) -> Samples:
+) -> SampleView:
     """The samples of a pipeline in the order in which a rank gets them in an epoch.
 
     Args:
@@ -241,4 +241,4 @@ def open_order(
     node_size = opened.loader.ranks_per_node or fitting_node(gpus_per_node, world_size)
     own = _RankPositions(data.order, epoch * length.num_samples, steps, rank, node_size)
     title = f"{PurePath(config).name}, pipeline {opened.name}: epoch {epoch}, rank {rank} of {world_size}"
-    return Samples(data, own, title)
+    return SampleView(data, own, title)

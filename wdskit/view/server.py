@@ -34,7 +34,7 @@ from wdskit.shards.tally import Numbers
 from wdskit.text import printable
 from wdskit.view.charts import bar_levels, make_histogram
 from wdskit.view.describe import describe, summarize
-from wdskit.view.samples import Samples
+from wdskit.view.samples import SampleView
 
 HOST = "127.0.0.1"
 MAX_PAGE = 200
@@ -94,7 +94,7 @@ class Guard:
 class Page:
     """What the page asks for, of some samples. Its methods run in threads."""
 
-    def __init__(self, samples: Samples) -> None:
+    def __init__(self, samples: SampleView) -> None:
         self._samples = samples
         self._decoding = threading.Lock()  # one image at a time: many large ones would take all memory
 
@@ -237,7 +237,7 @@ def _number(text: str, least: int, most: int) -> int:
     return int(text)
 
 
-def make_app(samples: Samples, token: str) -> Guard:
+def make_app(samples: SampleView, token: str) -> Guard:
     """The application: everything stands below `/<token>/`."""
 
     def asset(name: str, kind: str) -> Callable[[Request], Response]:
@@ -253,7 +253,7 @@ def make_app(samples: Samples, token: str) -> Guard:
     return Guard(app, token)
 
 
-def serve(samples: Samples, *, port: int, on_start: Callable[[str], None]) -> None:
+def serve(samples: SampleView, *, port: int, on_start: Callable[[str], None]) -> None:
     """Answer on 127.0.0.1 until Ctrl-C.
 
     Args:

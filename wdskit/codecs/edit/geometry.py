@@ -16,7 +16,7 @@ from wdskit.codecs.edit.resize import Fit, Size
 from wdskit.errors import DecodeError
 
 
-class Axis(NamedTuple):
+class AxisMap(NamedTuple):
     """One new coordinate: (old[source] * num + offset) / den, where `source` is 0 for x and 1 for y."""
 
     source: int
@@ -35,8 +35,8 @@ class Axis(NamedTuple):
 class Move(NamedTuple):
     """How points move: both new coordinates, and the sizes of the old and the new image."""
 
-    x: Axis
-    y: Axis
+    x: AxisMap
+    y: AxisMap
     before: Size
     after: Size
 
@@ -55,7 +55,9 @@ class Move(NamedTuple):
 
     def back(self) -> Move:
         """The opposite of a turn."""
-        axes = {axis.source: Axis(at, axis.num, -axis.num * axis.offset, 1) for at, axis in enumerate((self.x, self.y))}
+        axes = {
+            axis.source: AxisMap(at, axis.num, -axis.num * axis.offset, 1) for at, axis in enumerate((self.x, self.y))
+        }
         return Move(axes[0], axes[1], self.after, self.before)
 
     def nearest(self, pixels: NDArray[Any], fill: int) -> NDArray[Any]:
@@ -73,7 +75,7 @@ class Move(NamedTuple):
 def fitted(before: Size, to: Fit) -> Move:
     """The move of `resize.resize_part` and `resize.pad`."""
 
-    def axis(source: int, first: int, part: int, size: int, canvas: int) -> Axis:
+    def axis(source: int, first: int, part: int, size: int, canvas: int) -> AxisMap:
         return _reduced(source, size, (canvas - size) // 2 * part - first * size, part)
 
     x = axis(0, to.left, to.part.width, to.size.width, to.canvas.width)
@@ -86,8 +88,8 @@ def turned(before: Size, orientation: int) -> Move:
     after, sources = before, (0, 1)
     if orientation in {5, 6, 7, 8}:
         after, sources = Size(before.height, before.width), (1, 0)
-    x = Axis(sources[0], -1, after.width, 1) if orientation in {2, 3, 6, 7} else Axis(sources[0], 1, 0, 1)
-    y = Axis(sources[1], -1, after.height, 1) if orientation in {3, 4, 7, 8} else Axis(sources[1], 1, 0, 1)
+    x = AxisMap(sources[0], -1, after.width, 1) if orientation in {2, 3, 6, 7} else AxisMap(sources[0], 1, 0, 1)
+    y = AxisMap(sources[1], -1, after.height, 1) if orientation in {3, 4, 7, 8} else AxisMap(sources[1], 1, 0, 1)
     return Move(x, y, before, after)
 
 
@@ -148,18 +150,18 @@ def only_move(geometries: list[Geometry], size: Size | None) -> Move:
     raise DecodeError("the sample has several images, and nothing shows which of them this describes")
 
 
-def _chain(axis: Axis, first: Move) -> Axis:
+def _chain(axis: AxisMap, first: Move) -> AxisMap:
     before = (first.x, first.y)[axis.source]
     offset = before.offset * axis.num + axis.offset * before.den
     return _reduced(before.source, before.num * axis.num, offset, before.den * axis.den)
 
 
-def _reduced(source: int, num: int, offset: int, den: int) -> Axis:
+def _reduced(source: int, num: int, offset: int, den: int) -> AxisMap:
     by = math.gcd(num, offset, den)
-    return Axis(source, num // by, offset // by, den // by)
+    return AxisMap(source, num // by, offset // by, den // by)
 
 
-def _sources(axis: Axis, count: int) -> NDArray[np.int64]:
+def _sources(axis: AxisMap, count: int) -> NDArray[np.int64]:
     """The old pixel at the centre of each of `count` new ones."""
     centres = 2 * np.arange(count, dtype=np.int64) + 1
     numbers: NDArray[np.int64] = (centres * axis.den - 2 * axis.offset) * int(math.copysign(1, axis.num))

@@ -113,7 +113,7 @@ def resizes_evenly(width: int, total: int) -> bool:
     return per_pixel * num_pixels < 1 << 15
 
 
-class Part(NamedTuple):
+class DecodedPart(NamedTuple):
     """Pixels of a decoded image and what is wanted of them once they are resized.
 
     Attributes:
@@ -130,7 +130,7 @@ class Part(NamedTuple):
     first: tuple[int, int]
     wanted: tuple[int, int]
 
-    def mirrored(self) -> Part | None:
+    def mirrored(self) -> DecodedPart | None:
         """Left and right exchanged before it is resized, not behind: the pixels are the same and fewer copies are made.
 
         None where not all of the resized is wanted, or where it has not been shown that they are the same.
@@ -178,21 +178,21 @@ def find_grid(axis: Axis, step: int) -> Grid | None:
     return None
 
 
-def take(whole: Decoded, wanted: Wanted) -> Part:
+def take(whole: Decoded, wanted: Wanted) -> DecodedPart:
     """The wanted pixels of an image: those of geometry's crop, resize and center_crop."""
     rows, columns = wanted
     part = whole.cut(rows.low, rows.high, columns.low, columns.high)
     totals = (rows.total, columns.total)
     if rows.skip >= 0 and columns.skip >= 0:
-        return Part(part, totals, _NO_SCALES, (rows.skip, columns.skip), (rows.size, columns.size))
+        return DecodedPart(part, totals, _NO_SCALES, (rows.skip, columns.skip), (rows.size, columns.size))
     resized = torch.empty((1, 3, *totals), dtype=torch.uint8, memory_format=torch.channels_last)
-    Part(part, totals, _NO_SCALES, (0, 0), totals).resize_into(resized)
+    DecodedPart(part, totals, _NO_SCALES, (0, 0), totals).resize_into(resized)
     padded: Any = geometry.center_crop(resized[0].permute(1, 2, 0).numpy(), (rows.size, columns.size))
     sizes = (rows.size, columns.size)
-    return Part(Decoded.of(padded).whole(), sizes, _NO_SCALES, (0, 0), sizes)
+    return DecodedPart(Decoded.of(padded).whole(), sizes, _NO_SCALES, (0, 0), sizes)
 
 
-def take_scaled(image: Decoded, wanted: Wanted, grids: tuple[Grid, Grid]) -> Part:
+def take_scaled(image: Decoded, wanted: Wanted, grids: tuple[Grid, Grid]) -> DecodedPart:
     """The wanted pixels of an image that was decoded at a smaller scale; those at its border are repeated beyond it."""
     rows, columns = grids
     sizes = (wanted.rows.size, wanted.columns.size)
@@ -203,7 +203,7 @@ def take_scaled(image: Decoded, wanted: Wanted, grids: tuple[Grid, Grid]) -> Par
     beyond = [(top - rows.start, rows.stop - bottom), (left - columns.start, columns.stop - right)]
     if any(map(any, beyond)):
         part = Decoded.of(np.pad(part[0].permute(1, 2, 0).numpy(), [*beyond, (0, 0)], mode="edge")).whole()
-    return Part(part, totals, (1 / rows.pitch, 1 / columns.pitch), (rows.first, columns.first), sizes)
+    return DecodedPart(part, totals, (1 / rows.pitch, 1 / columns.pitch), (rows.first, columns.first), sizes)
 
 
 @dataclass(frozen=True)
@@ -252,7 +252,9 @@ def plan_jpeg(data: bytes, wanted_of: WantedOf, origin: Origin, *, max_pixels: i
     return JpegPlan(size, wanted, *choose_scale(wanted))
 
 
-def decode_part(data: bytes, plan: JpegPlan | None, wanted_of: WantedOf, origin: Origin, *, max_pixels: int) -> Part:
+def decode_part(
+    data: bytes, plan: JpegPlan | None, wanted_of: WantedOf, origin: Origin, *, max_pixels: int
+) -> DecodedPart:
     """Decode one image file as far as it is wanted.
 
     Args:
@@ -281,7 +283,7 @@ def decode_part(data: bytes, plan: JpegPlan | None, wanted_of: WantedOf, origin:
     return take(Decoded.of(whole), plan.wanted if plan and is_known else wanted_of(height, width, origin))
 
 
-def finish(part: Part, ending: Ending, *, flip: bool) -> NDArray[Any] | torch.Tensor:
+def finish(part: DecodedPart, ending: Ending, *, flip: bool) -> NDArray[Any] | torch.Tensor:
     """The value of a part, mirrored or not, in memory of its own."""
     mirrored = part.mirrored() if flip else None
     pixels = _wanted(mirrored or part, _memory.fresh(part.size))
@@ -295,7 +297,7 @@ def finish(part: Part, ending: Ending, *, flip: bool) -> NDArray[Any] | torch.Te
     return geometry.to_tensor(image) if ending.to_tensor else image
 
 
-def write(part: Part, ending: Ending, *, flip: bool, out: torch.Tensor) -> None:
+def write(part: DecodedPart, ending: Ending, *, flip: bool, out: torch.Tensor) -> None:
     """Write the value of a part, mirrored or not, into its place in a batch.
 
     Args:
@@ -350,7 +352,7 @@ def finish_batch(images: torch.Tensor, ending: Ending) -> torch.Tensor:
     return values.mul_(scale).add_(shift)
 
 
-def _wanted(part: Part, resized_nchw: torch.Tensor) -> torch.Tensor:
+def _wanted(part: DecodedPart, resized_nchw: torch.Tensor) -> torch.Tensor:
     """Resize a part there. Returns a view of what is wanted, (rows, columns, 3)."""
     part.resize_into(resized_nchw)
     resized_hwc = resized_nchw[0].permute(1, 2, 0)
