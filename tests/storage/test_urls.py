@@ -513,3 +513,9 @@ def test_descriptors_are_not_inherited_and_given_back(tmp_path):
     for stream in streams:
         stream.close()
     assert open_descriptors() == before
+
+
+def test_a_small_file_that_is_a_pipe_is_refused_and_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "index.json")
+    with pytest.raises(StorageError, match="this is not a plain file"):
+        read_bytes(str(tmp_path / "index.json"), limit=100)

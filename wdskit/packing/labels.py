@@ -256,7 +256,7 @@ def _read(path: str) -> Sequence[str]:
             if found is None:
                 raise PackError(f"{path}: classes: there is no {CLASSES_NAME} in this folder.")
             return found
-        data = read_bytes(os.path.join(".", path), limit=MAX_CLASSES_BYTES)
+        data = read_bytes(os.path.join(".", path), limit=MAX_CLASSES_BYTES, takes_pipe=True)
         if path.lower().endswith(".json"):
             return parse_classes(data, path)
         return [line.strip() for line in data.decode("utf-8-sig").strip().splitlines()]

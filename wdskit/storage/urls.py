@@ -145,19 +145,26 @@ def open_ranges(url: str) -> RangeFile:
 class LocalFile:
     """A file read in order through its descriptor `fd`, -1 once it is closed; a named pipe too.
 
+    Args:
+        url: Path or `file:` URL.
+        takes_pipe: Whether it may be a named pipe, whose opening waits for a writer.
+
     Raises:
-        StorageError: There is no such file, or it may not be read.
+        StorageError: The file does not exist, may not be read, or is a pipe or device where none is taken.
     """
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, *, takes_pipe: bool = True) -> None:
         self.url = url
         try:
-            self.fd = os.open(local_path(url), os.O_RDONLY | os.O_CLOEXEC)
+            self.fd = os.open(local_path(url), os.O_RDONLY | os.O_CLOEXEC | (0 if takes_pipe else os.O_NONBLOCK))
         except OSError as err:
             cause = None if "://" in url else err  # which would show all of a URL
             raise StorageError(f"{url}: cannot be opened: {err.strerror}.", url=url) from cause
         except ValueError as err:  # a NUL, or text that is no file name in this locale
             raise StorageError(f"{url!r}: cannot be opened: {err}.", url=url) from err
+        if not takes_pipe and stat.S_IFMT(os.fstat(self.fd).st_mode) not in {stat.S_IFREG, stat.S_IFDIR}:
+            self.close()  # a folder fails when it is read
+            raise StorageError(f"{url}: this is not a plain file.", url=url)
 
     @property
     def num_bytes(self) -> int:
@@ -202,10 +209,13 @@ class LocalFile:
         return StorageError(f"{self.url}: reading failed: {err.strerror}.", url=self.url)
 
 
-def read_bytes(url: str, *, limit: int) -> bytes:
-    """All bytes of a small file; `StorageError` where it cannot be read, or holds more than `limit` bytes."""
+def read_bytes(url: str, *, limit: int, takes_pipe: bool = False) -> bytes:
+    """All bytes of a small file, or with `takes_pipe` of a named pipe; `StorageError` if it cannot be read, or has more
+    than `limit` bytes.
+    """
     data = bytearray()
-    with contextlib.closing(open_stream(url)) as stream:
+    opened = LocalFile(url, takes_pipe=takes_pipe) if is_local(url) else open_stream(url)
+    with contextlib.closing(opened) as stream:
         while part := stream.read(1 << 20):
             data += part
             if len(data) > limit:
