@@ -151,9 +151,9 @@ class Empty(Numbers):
 
 
 MUTANTS = {
-    LosesAStep: "resumed after step 2, saved during the run: step 3 differs (epoch 0).\n  batch[0]['x']: 3 of 3 values "
-    "differ, the first at [0]: it is 30, but without a stop 20.",
-    RepeatsAStep: "resumed after step 2, saved during the run: step 3 differs (epoch 0).\n  batch[0]['x']: 3 of 3",
+    LosesAStep: "resumed after step 2, saved during the run: step 3 differs (epoch 0).\n  batch[0]['x']: Tensor-likes "
+    "are not equal!\n\nMismatched elements: 3 / 3 (100.0%)",
+    RepeatsAStep: "resumed after step 2, saved during the run: step 3 differs (epoch 0).\n  batch[0]['x']: Tensor",
     IgnoresItsState: "resumed after step 1, saved during the run: step 2 differs (epoch 0)",
     ForgetsTheEpoch: "resumed after step 4, saved during the run: step 5 differs: it is in epoch 0, but without a "
     "stop in epoch 1.",
@@ -209,19 +209,21 @@ class Odd:
 ONE = torch.ones(2, 3)
 DIFFERENT = [
     (torch.ones(2), np.ones(2, np.float32), "batch is a Tensor, but without a stop a ndarray."),
-    (ONE, ONE.double(), "batch is float32 of shape (2, 3), but without a stop float64 of shape (2, 3)."),
-    (ONE, ONE[:1], "batch is float32 of shape (2, 3), but without a stop float32 of shape (1, 3)."),
-    (ONE * torch.tensor([1, 1, -1]), ONE, "batch: 2 of 6 values differ, the first at [0, 2]: it is -1.0"),
-    (torch.tensor(0.0), torch.tensor(-0.0), "batch: 1 of 1 values differ, the first at []: it is 0.0"),
-    (ONE.bfloat16(), 2 * ONE.bfloat16(), "batch: 12 of 12 values differ, the first at [0, 0, 0]"),
+    (ONE, ONE.double(), "batch: The values for attribute 'dtype' do not match: torch.float32 != torch.float64."),
+    (ONE, ONE[:1], "batch: The values for attribute 'shape' do not match: torch.Size([2, 3]) != torch.Size([1, 3])."),
+    (ONE * torch.tensor([1, 1, -1]), ONE, "batch: Tensor-likes are not equal!\n\nMismatched elements: 2 / 6 (33.3%)"),
+    (ONE, ONE + 1e-6, "batch: Tensor-likes are not equal!"),
+    (ONE.bfloat16(), 2 * ONE.bfloat16(), "batch: Tensor-likes are not equal!"),
+    (np.ones(2), np.ones(2, np.float32), "batch: "),
+    (np.ones(2), np.ones((1, 2)), "batch: "),
     ({"a": 1}, {"b": 1}, "batch has the keys ['a'], but without a stop ['b']."),
     ({"a": [1, (2, 3)]}, {"a": [1, (2, 4)]}, "batch['a'][1][1] is 3, but without a stop 4."),
     ([1], [1, 2], "batch has 1 elements, but without a stop 2."),
     ((1,), [1], "batch is a tuple, but without a stop a list."),
     (1, True, "batch is a int, but without a stop a bool."),
     (Pair(ONE, 1), Pair(ONE, 2), "batch.label is 1, but without a stop 2."),
-    (Pair(ONE, 1), Pair(ONE + 1, 1), "batch.image: 6 of 6 values differ"),
-    (np.array(["a", None], object), np.array(["b", None], object), "batch[0] is 'a', but without a stop 'b'."),
+    (Pair(ONE, 1), Pair(ONE + 1, 1), "batch.image: Tensor-likes are not equal!"),
+    (np.array(["a", None], object), np.array(["b", None], object), "batch: "),
     ("x" * 300, "y", f"batch is '{'x' * 199}..., but without a stop 'y'."),
     (Odd(), Odd(), "batch is <"),
 ]
@@ -233,7 +235,7 @@ def test_any_difference_of_values_is_told_with_its_place(found, expected, told):
     assert _difference(found, found, "batch") == ""
 
 
-def test_what_is_equal_bit_by_bit_is_equal():
+def test_equal_values_are_equal_and_so_is_nan():
     for value in (torch.tensor([np.nan, 1.0]), np.array([np.nan]), float("nan"), torch.zeros(0, 3), ONE.bfloat16()):
         copy = value.clone() if isinstance(value, torch.Tensor) else value + 0
         assert _difference([copy], [value], "batch") == ""

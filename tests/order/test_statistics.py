@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from wdskit.order import keys
-from wdskit.order.base import Recent, Stack, looked_up
+from wdskit.order.base import Stack, looked_up
 from wdskit.order.draws import Draws
 from wdskit.order.exact import ExactOrder
 from wdskit.order.keys import PositionRng
@@ -121,15 +121,6 @@ def test_parts_of_a_mixture_over_the_same_shards_differ():
 
     seeds = {_part_seed(seed, number) for seed in range(50) for number in range(50)}
     assert len(seeds) == 2500
-
-
-def test_what_was_asked_for_last_is_remembered():
-    asked = []
-    recent = Recent(lambda *key: asked.append(key) or sum(key), 2)
-    assert [recent(1), recent(2), recent(1), recent(3), recent(1), recent(2)] == [1, 2, 1, 3, 1, 2]
-    assert asked == [(1,), (2,), (3,), (2,)]
-    assert recent.many([(4, 5), (2,), (6,), (7,)]) == [9, 2, 6, 7]  # more than it holds
-    assert asked[4:] == [(4, 5), (6,), (7,)]
 
 
 def test_a_memory_is_left_behind_when_an_order_goes_to_another_process():

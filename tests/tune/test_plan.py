@@ -17,7 +17,7 @@ from wdskit.dataset.index import ShardEntry, write_index
 from wdskit.errors import ConfigError, FolderIndexError, PipelineError
 from wdskit.order.base import DEPTHS
 from wdskit.order.deal import dealt
-from wdskit.order.exact import ExactOrder
+from wdskit.order.resampled import ResampledOrder
 from wdskit.order.steps import Steps
 from wdskit.shards.index import index_folder
 from wdskit.tune.plan import LanesPlan, fitting_lanes, lanes_of_nodes
@@ -84,7 +84,7 @@ def test_the_shards_are_those_that_are_read(folder):
 @given(num_lanes=st.integers(1, 40), num_nodes=st.integers(2, 8), node_batch=st.integers(1, 9), is_dealt=st.booleans())
 def test_nodes_take_from_the_lanes_that_the_plan_names(num_lanes, num_nodes, node_batch, is_dealt):
     """Exactly, if an epoch is long enough."""
-    order = ExactOrder([num_lanes * num_nodes * node_batch], seed=1, lanes=num_lanes, window=3)
+    order = ResampledOrder([num_lanes * num_nodes * node_batch], seed=1, lanes=num_lanes, window=3)
     steps = Steps(order.num_samples, node_batch, num_nodes, "drop" if is_dealt else "pad")
     there = np.zeros((num_nodes, num_lanes), dtype=bool)
     for step in range(len(steps)):

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
-import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 import numpy as np
@@ -105,47 +103,6 @@ class Stack:
     def counts(self, shards: Ints) -> Ints:
         """Samples of each of `shards`."""
         return self.stops[shards] - self.starts(shards)
-
-
-class Recent:
-    """The results of a function for the keys that were asked for last, at most `size` of them. Safe to share between
-    threads; pickled, it is empty.
-    """
-
-    def __init__(self, function: Callable[..., Any], size: int) -> None:
-        self._function = function
-        self._size = size
-        self._begin()
-
-    def _begin(self) -> None:
-        self._known: dict[tuple[int, ...], Any] = {}
-        self._lock = threading.Lock()
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {"_function": self._function, "_size": self._size}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._begin()
-
-    def __call__(self, *key: int) -> Any:
-        """What the function says for `key`, from memory where it is there."""
-        return self.many([key])[0]
-
-    def many(self, keys: Sequence[tuple[int, ...]]) -> list[Any]:
-        """What the function says for each of several keys."""
-        with self._lock:
-            values = [self._known.pop(key, None) for key in keys]
-            # Behind the others: they were asked for last.
-            self._known.update((key, value) for key, value in zip(keys, values, strict=True) if value is not None)
-        missing = [at for at, value in enumerate(values) if value is None]
-        for at in missing:
-            values[at] = self._function(*keys[at])
-        with self._lock:
-            self._known.update((keys[at], values[at]) for at in missing)
-            for key in list(itertools.islice(self._known, max(0, len(self._known) - self._size))):
-                del self._known[key]
-        return values
 
 
 def looked_up(keys: Ints, places: Ints, tables: Mapping[int, NDArray[Any]]) -> Ints:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import functools
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from wdskit.order.base import DEPTHS, Ints, Recent, Stack, grouped, one_of
+from wdskit.order.base import DEPTHS, Ints, Stack, grouped, one_of
 from wdskit.order.keys import permutation, philox
 from wdskit.order.lanes import DEFAULT_WINDOW, Lanes, cuts_of, default_lanes
 
@@ -60,8 +61,6 @@ class ExactOrder:
     ) -> None:
         self.counts: Ints = np.asarray(counts, dtype=np.int64)
         self._seed = seed
-        self._homes = homes
-        self._passes = Recent(self._pass, 2)  # a batch can stand over the end of one
         self.num_samples = Stack(self.counts).num_samples
         lanes = default_lanes(self.num_samples) if lanes is None else lanes
         longest = -(-self.num_samples // max(1, lanes))
@@ -72,6 +71,19 @@ class ExactOrder:
         num_shards = len(self.counts)
         self._home_of: Ints = np.empty_like(self.counts)
         self._home_of[permutation(num_shards, "exact-homes", seed)] = np.arange(num_shards) * homes // num_shards
+        self._remember()
+
+    def _remember(self) -> None:
+        # Two passes, because a batch can extend over the end of one. Without `self`: that would be a reference cycle.
+        make = functools.partial(_make_pass, self.counts, self._home_of, self._sizes, self._seed)
+        self._passes = functools.lru_cache(maxsize=2)(make)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "_passes"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._remember()
 
     def take(self, positions: ArrayLike) -> tuple[Ints, Ints]:
         """The samples at positions of the endless sequence of passes; see `order.base.Order`."""
@@ -88,7 +100,7 @@ class ExactOrder:
         passes, places = np.divmod(positions, self.num_samples)
         cuts = np.empty_like(places)
         for number, at in grouped(passes):
-            order: _Pass = self._passes(number)
+            order = self._passes(number)
             cuts[at] = order.cuts[places[at] % self.num_lanes]
         return np.zeros_like(cuts), cuts * DEPTHS // self.num_lanes
 
@@ -100,17 +112,19 @@ class ExactOrder:
 
     def _take_pass(self, number: int, positions: Ints) -> tuple[Ints, Ints]:
         places, lanes = np.divmod(positions, self._lanes.num_lanes)
-        order: _Pass = self._passes(number)
+        order = self._passes(number)
         shuffled = self._lanes.shuffle(number, lanes, places, self._sizes[lanes])
         at, samples = order.stack.find(order.lane_starts[lanes] + shuffled)
         return order.shards[at], samples
 
-    def _pass(self, number: int) -> _Pass:
-        shards = permutation(len(self.counts), "exact-shards", self._seed, number)
-        shards = shards[np.argsort(self._home_of[shards], kind="stable")]
-        offset = int(philox("exact-lanes", self._seed, number).random_raw()) % self.num_lanes
-        cuts = cuts_of(self.num_lanes, offset)
-        sizes = np.empty_like(cuts)
-        sizes[cuts] = self._sizes
-        starts = np.cumsum(sizes) - sizes
-        return _Pass(shards, Stack(self.counts[shards]), cuts, starts[cuts])
+
+def _make_pass(counts: Ints, home_of: Ints, lane_sizes: Ints, seed: int, number: int) -> _Pass:
+    shards = permutation(len(counts), "exact-shards", seed, number)
+    shards = shards[np.argsort(home_of[shards], kind="stable")]
+    num_lanes = len(lane_sizes)
+    offset = int(philox("exact-lanes", seed, number).random_raw()) % num_lanes
+    cuts = cuts_of(num_lanes, offset)
+    sizes = np.empty_like(cuts)
+    sizes[cuts] = lane_sizes
+    starts = np.cumsum(sizes) - sizes
+    return _Pass(shards, Stack(counts[shards]), cuts, starts[cuts])

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 from numpy.typing import ArrayLike
 
-from wdskit.order.base import DEPTHS, Ints, Recent, Stack, looked_up, one_of
+from wdskit.order.base import DEPTHS, Ints, Stack, looked_up, one_of
 from wdskit.order.keys import philox
 from wdskit.order.lanes import DEFAULT_LANES, DEFAULT_WINDOW, Lanes, cuts_of
 
@@ -53,7 +55,6 @@ class ResampledOrder:
         self.counts: Ints = np.asarray(counts, dtype=np.int64)
         self.chunk, self.num_lanes, self.window = chunk, lanes, window
         self._lanes = Lanes(lanes, window, purpose="resampled-window", seed=seed)
-        self._starts = Recent(self._draw, 2 * lanes + 16)
         self.num_samples = self._stack.num_samples
 
     def take(self, positions: ArrayLike) -> tuple[Ints, Ints]:
@@ -65,7 +66,8 @@ class ResampledOrder:
 
         windows = numbers * num_lanes + lanes
         wanted = dict.fromkeys(windows.tolist())
-        starts = self._starts.many([divmod(window, num_lanes) for window in wanted])
+        num_chunks = -(-window // self.chunk)
+        starts = (_draw(self._seed, *divmod(each, num_lanes), num_chunks, self.num_samples) for each in wanted)
         firsts = looked_up(windows, chunks, dict(zip(wanted, starts, strict=True)))
         shards, samples = self._stack.find(firsts)
         return shards, (samples + steps) % self._stack.counts(shards)
@@ -82,9 +84,10 @@ class ResampledOrder:
         other = self._lanes.beside(position, attempt)
         return None if other is None else one_of(self, other)
 
-    def _draw(self, number: int, lane: int) -> Ints:
-        """First sample of each chunk of a window, as running numbers: uniform up to one part in 2**53 / num_samples."""
-        num_chunks = -(-self._lanes.window // self.chunk)
-        words = philox("resampled-chunks", self._seed, lane, number).random_raw(num_chunks)
-        starts: Ints = ((words >> np.uint64(11)) * 2.0**-53 * self.num_samples).astype(np.int64)
-        return starts
+
+@functools.lru_cache(maxsize=1 << 13)  # 8 bytes a chunk; each lane comes back to its window until the next one begins
+def _draw(seed: int, number: int, lane: int, num_chunks: int, num_samples: int) -> Ints:
+    """First sample of each chunk of a window, as running numbers: uniform up to one part in 2**53 / num_samples."""
+    words = philox("resampled-chunks", seed, lane, number).random_raw(num_chunks)
+    starts: Ints = ((words >> np.uint64(11)) * 2.0**-53 * num_samples).astype(np.int64)
+    return starts

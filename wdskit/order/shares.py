@@ -9,6 +9,7 @@ to be counted from the start.
 from __future__ import annotations
 
 import bisect
+import functools
 import heapq
 import math
 from collections.abc import Mapping, Sequence
@@ -19,7 +20,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from wdskit.order.base import Ints, Recent, grouped
+from wdskit.order.base import Ints, grouped
 
 Schedule = Mapping[int, float]
 """Weights by the position from which on they hold; the first is 0."""
@@ -68,7 +69,6 @@ class Shares:
         num_blocks = np.diff(self._firsts) // self._sizes[:-1]
         grown = np.cumsum(self._counts[:-1] * num_blocks[:, None], axis=0)
         self._before: Ints = np.concatenate([np.zeros_like(self._counts[:1]), grown])
-        self._blocks = Recent(_spread, 8)
 
     def take(self, positions: ArrayLike) -> tuple[Ints, Ints]:
         """The part at each position, and how many samples of that part stand before it.
@@ -85,7 +85,7 @@ class Shares:
         parts, indices = np.empty_like(places), np.empty_like(places)
         for piece, at in grouped(pieces):
             counts = self._counts[piece]
-            block: _Block = self._blocks(*counts.tolist())
+            block = _spread(*counts.tolist())
             found = block.parts[places[at]].astype(np.int64)
             parts[at] = found
             indices[at] = self._before[piece][found] + blocks[at] * counts[found] + block.before[places[at]]
@@ -150,6 +150,7 @@ def _apportion(shares: Sequence[Fraction], total: int) -> list[int]:
     return counts
 
 
+@functools.lru_cache(maxsize=16)  # 8 bytes for each of up to 65,536 places
 def _spread(*counts: int) -> _Block:
     """A block with `counts[i]` samples of part i, spread evenly.
 
