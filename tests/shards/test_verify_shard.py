@@ -176,8 +176,8 @@ def no_offsets(monkeypatch):
 
 
 def no_twin(monkeypatch):
-    look = targets.look_at_index
-    monkeypatch.setattr(targets, "look_at_index", lambda folder: (look(folder)[0], ()))
+    look = targets.check_index
+    monkeypatch.setattr(targets, "check_index", lambda folder: (look(folder)[0], ()))
 
 
 @pytest.mark.parametrize(

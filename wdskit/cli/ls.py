@@ -41,14 +41,14 @@ def ls_command(
         wdskit ls data/train/train-000000.tar --limit 5
     """
     from wdskit.dataset.patterns import find_shards
-    from wdskit.shards.inspect import list_members, list_right_shards, list_samples
+    from wdskit.shards.inspect import list_members, list_samples, list_valid_shards
 
     target = find_shards(path)
     if target.kind != "shard" and members:
         raise typer.BadParameter(f"{escape(path)} is a {target.kind}, but --members lists one shard.")
     rows: Iterator[Row]
     if target.kind != "shard":
-        titles, rows = "shard >samples >size fields", map(_shard_row, list_right_shards(target, limit=limit))
+        titles, rows = "shard >samples >size fields", map(_shard_row, list_valid_shards(target, limit=limit))
     elif members:
         titles, rows = ">offset >size member", map(_member_row, islice(list_members(target.urls[0]), limit))
     else:

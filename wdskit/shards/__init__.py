@@ -1,1 +1,1 @@
-"""Operations on finished shards: indexing them, and telling what they hold."""
+"""Operations on finished shards: one command or Python function per file."""

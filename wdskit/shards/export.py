@@ -368,7 +368,7 @@ def dali_index(shard: Path) -> bytes:
             split = split_key(name)
             if split is None:
                 continue
-            extension = name[len(split[0]) + 1 :]  # as it is written
+            extension = name[len(split[0]) + 1 :]  # with its capital letters
             if _has_space(extension):
                 msg = f"{shard}: DALI's index cannot hold the field {extension!r}, which has white space in its name."
                 raise FolderIndexError(f"{msg}\n  Rename the field.", folder=str(shard.parent))

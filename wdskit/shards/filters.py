@@ -1,10 +1,10 @@
 """Expressions over a sample's key and its JSON, number and text fields: `json.width >= 256 and cls in (1, 2)`.
 
-simpleeval walks Python's syntax tree. What it may meet there is listed here, and refused before any sample is read
-where it is not: no assignment, comprehension, lambda, format string, slice or power; methods of text and `get` of an
-object by name, and nothing else of any value. A number, a text or a list can only become so large, and a text that is
-searched for in another has at most as many characters as an expression. So an expression reads nothing but the sample,
-takes time in proportion to the length of its fields, and may come from anybody.
+simpleeval walks Python's syntax tree. The allowed nodes are listed here; an expression with any other node is refused
+before a sample is read: no assignment, comprehension, lambda, format string, slice or power. Of values, only methods of
+text and `get` of an object can be called. The size of numbers, texts and lists is limited, and a text to search for has
+at most as many characters as an expression. So an expression reads nothing but the sample, takes time in proportion to
+the length of its fields, and may come from an untrusted user.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _CONSTANTS = (str, int, float, bool, type(None))
 
 
 class ExpressionError(ValueError):
-    """An expression has no answer for a sample; the message says why, without a place."""
+    """An expression has no answer for a sample; the message says why, and does not name the sample."""
 
 
 class MissingValue(ExpressionError):
@@ -58,15 +58,15 @@ class Expression:
     """A condition on samples. Pickled, it is its text.
 
     Args:
-        text: Python's syntax. `key` is the sample's key, `fields` the names of its fields, `json`, `cls`, `txt` and
-            others of their kinds what they hold; `json.a.b` is `json["a"]["b"]`.
+        text: Python's syntax. `key` is the sample's key and `fields` the names of its fields. `json`, `cls`, `txt` and
+            other JSON, number and text fields are their values; `json.a.b` is `json["a"]["b"]`.
 
     Attributes:
-        text: As given.
-        fields: The fields that it may ask for.
+        text: The expression.
+        fields: The fields that it may read.
 
     Raises:
-        SelectionError: It is no such expression; the message shows the place.
+        SelectionError: The expression is not allowed; the message shows the column.
     """
 
     def __init__(self, text: str) -> None:
@@ -76,28 +76,37 @@ class Expression:
         self.fields = frozenset(names - {*_NAMES, *_FUNCTIONS})
         self._evaluator: SimpleEval | None = None
         self._own_nodes: dict[type[ast.AST], Callable[[Any], Any]] = {
-            ast.Name: self._name, ast.Attribute: self._attribute, ast.Subscript: self._subscript
+            ast.Name: self._name,
+            ast.Attribute: lambda node: _item(self._value(node.value), node.attr),
+            ast.Subscript: lambda node: _item(self._value(node.value), self._value(node.slice)),
         }  # fmt: skip
         self._key: str = ""
         self._names: Collection[str] = ()
         self._read: ReadField = str
 
     def __reduce__(self) -> tuple[type[Expression], tuple[str]]:
-        """Its text."""
+        """Pickle the text only."""
         return Expression, (self.text,)
 
     def holds(self, key: str, fields: Collection[str], read: ReadField) -> bool:
-        """Whether it holds for a sample.
+        """Return whether the condition is true for a sample.
 
-        `fields` are the names of its fields; `read` gives the value of one, and is called for those that the answer
-        depends on.
+        Args:
+            key: The sample's key.
+            fields: The names of its fields.
+            read: Returns the value of a field. It is called only for fields that decide the answer.
 
         Raises:
-            MissingValue: It asks for what the sample lacks.
-            ExpressionError: It has another kind of answer, or none.
+            MissingValue: The sample lacks a field or a name in its JSON.
+            ExpressionError: The result is not true or false, or cannot be computed.
         """
         if self._evaluator is None:
-            self._evaluator = self._make_evaluator()
+            from simpleeval import EvalWithCompoundTypes
+
+            self._evaluator = EvalWithCompoundTypes(operators=_OPERATORS, functions={}, names={})
+            nodes = self._evaluator.nodes
+            plain_nodes = {kind: nodes[kind] for kind in _PLAIN_NODES if kind in nodes}
+            self._evaluator.nodes = {**plain_nodes, **self._own_nodes, ast.Call: self._call}
         self._key, self._names, self._read = key, fields, read
         try:
             answer = self._evaluator.eval(self.text, self._tree)
@@ -109,16 +118,8 @@ class Expression:
             raise ExpressionError(f"its result is {_short(answer)}, neither true nor false")
         return answer
 
-    def _make_evaluator(self) -> SimpleEval:
-        from simpleeval import EvalWithCompoundTypes
-
-        evaluator = EvalWithCompoundTypes(operators=_OPERATORS, functions={}, names={})
-        evaluator.nodes = {kind: evaluator.nodes[kind] for kind in _PLAIN_NODES if kind in evaluator.nodes}
-        evaluator.nodes |= {**self._own_nodes, ast.Call: self._call}
-        return evaluator
-
     def _value(self, node: ast.expr) -> Any:
-        """What a node stands for. Names are not handed to simpleeval, which would look through all of a JSON."""
+        """Return the value of a node. simpleeval does not get the names: it would check every value of a JSON."""
         if type(node) in self._own_nodes:
             return self._own_nodes[type(node)](node)
         assert self._evaluator is not None
@@ -134,12 +135,6 @@ class Expression:
             raise MissingValue(f"it has no field {name!r}")
         return self._read(name)
 
-    def _attribute(self, node: Any) -> Any:
-        return _item(self._value(node.value), node.attr)
-
-    def _subscript(self, node: Any) -> Any:
-        return _item(self._value(node.value), self._value(node.slice))
-
     def _call(self, node: Any) -> Any:
         values = [self._value(each) for each in node.args]
         if isinstance(node.func, ast.Name):
@@ -154,7 +149,7 @@ class Expression:
 
 
 def _parse(text: str) -> ast.expr:
-    """The tree of an expression in which every node is one of those that are listed here."""
+    """Return the tree of an expression; SelectionError if a node is not allowed."""
     if len(text) > MAX_CHARS:
         raise _refused(text, f"it has {len(text)} characters, more than the {MAX_CHARS} allowed")
     try:
@@ -178,14 +173,14 @@ def _parse(text: str) -> ast.expr:
         if problem:
             raise _refused(text, problem, getattr(node, "col_offset", 0) + 1)
         below = list(ast.iter_child_nodes(node))
-        if isinstance(node, ast.Call):  # but the name of what is called
+        if isinstance(node, ast.Call):  # the name of the function or method is checked by _problem
             below = [*node.args, *([node.func.value] if isinstance(node.func, ast.Attribute) else [])]
         pending += [(child, depth + 1) for child in below]
     return tree
 
 
 def _problem(node: ast.AST) -> str:
-    """Why a node may not stand in an expression; empty where it may."""
+    """Return why a node is not allowed in an expression, "" if it is allowed."""
     match node:
         case ast.Constant():
             kinds = "text, numbers, True, False and None"
@@ -221,7 +216,7 @@ def _short(value: object) -> str:
 
 
 def _item(owner: Any, name: Any) -> Any:
-    """A member of a JSON object, or an item of a list or a text."""
+    """Return a member of a JSON object, or an item of a list or a text."""
     if isinstance(owner, dict):
         if name not in owner:
             raise MissingValue(f"there is no {name!r} in {_short(list(owner))}")
@@ -246,7 +241,7 @@ def _contains(item: Any, group: Any) -> bool:
 
 
 def _on_numbers(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function for numbers of a sane size only: texts and lists would repeat, join or format themselves."""
+    """Limit a function to numbers, and the size of its result: `*` would repeat texts and lists."""
 
     def limited(*values: Any) -> Any:
         for value in values:

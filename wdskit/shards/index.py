@@ -1,4 +1,4 @@
-"""Indexing a folder of shards that others wrote."""
+"""Index a folder of shards that another program wrote: `wdskit index`."""
 
 from __future__ import annotations
 
@@ -101,7 +101,10 @@ def index_folder(
         wait_for_workers(path)
         refuse_unfinished(path)
         sizes = _find_shards(path)
-        before = _index_before(path)
+        try:
+            before = read_index(path).by_name if has_index(str(path)) else {}
+        except FolderIndexError:  # it is damaged, and replaced now
+            before = {}
         num_workers = choose_workers(len(sizes), sum(sizes.values())) if workers is None else workers
         scans: list[ScannedShard] = []
         try:
@@ -114,11 +117,11 @@ def index_folder(
             write_index(path, entries, disk=disk)
         except OSError as err:
             raise StorageError(f"{path}: the index cannot be written: {err.strerror}.", url=str(path)) from err
-    return _report(FolderIndex(str(folder), tuple(entries)), scans, num_workers, before.by_name)
+    return _report(FolderIndex(str(folder), tuple(entries)), scans, num_workers, before)
 
 
 def _index_bucket(url: str, *, workers: int | None, progress: Progress | None) -> IndexReport:
-    """As `index_folder`, for a folder of a bucket; nothing is written before all shards are read."""
+    """Index a folder of a bucket as `index_folder` does. Nothing is written before all shards are read."""
     from wdskit.storage.buckets import check_bucket, list_objects, put_object
 
     check_bucket(url)
@@ -128,7 +131,7 @@ def _index_bucket(url: str, *, workers: int | None, progress: Progress | None) -
         raise StorageError(f"{url}: there are no shards (*.tar) in this folder.", url=url)
     known: Mapping[str, ShardEntry] = {}
     if INDEX_NAME in objects:
-        with contextlib.suppress(FolderIndexError):  # it is damaged, which is why it is made again
+        with contextlib.suppress(FolderIndexError):  # it is damaged, and replaced now
             known = read_index(url).by_name
     sizes = [one.num_bytes for one in shards.values()]
     num_workers = choose_workers(len(sizes), sum(sizes)) if workers is None else workers
@@ -166,7 +169,7 @@ def _scan_object(one: ObjectInfo) -> ScannedShard:
 
 
 def _disagreeing(folder: Path, entries: Sequence[ShardEntry]) -> dict[str, tuple[str, ...]]:
-    """What open_clip's `sizes.json` and timm's `_info.json`, where they exist, say otherwise of these shards."""
+    """Return the names of shards for which open_clip's `sizes.json` or timm's `_info.json` has another count."""
     found: dict[str, tuple[str, ...]] = {}
     for file, counts in read_other_counts(str(folder)).items():
         known = counts or {}
@@ -176,16 +179,8 @@ def _disagreeing(folder: Path, entries: Sequence[ShardEntry]) -> dict[str, tuple
     return found
 
 
-def _index_before(folder: Path) -> FolderIndex:
-    """The index that is to be replaced, an empty one where there is none that reads."""
-    try:
-        return read_index(folder) if has_index(str(folder)) else FolderIndex(str(folder), ())
-    except FolderIndexError:
-        return FolderIndex(str(folder), ())  # it is damaged, which is why it is made again
-
-
 def _find_shards(folder: Path) -> dict[str, int]:
-    """The shards of a folder by name, sorted, with their sizes in bytes."""
+    """Return the sizes in bytes of a folder's shards by name, sorted by name."""
     try:
         paths = sorted(path for path in folder.glob("*.tar") if not path.name.startswith("."))
         stats = {path.name: path.stat() for path in paths}
@@ -237,10 +232,10 @@ def _checked_name(name: str, path: str) -> str:
 
 
 def local_folder(folder: str | Path, *, command: str, done: str) -> Path:
-    """A local folder that is there, as a path; messages say that `command` can be run, and what is `done` by it.
+    """Return the path of a local folder. Messages name the `command`, and say what it does in `done`: "indexed".
 
     Raises:
-        StorageError: It is remote, no folder, or not there.
+        StorageError: The folder is remote, does not exist, or is a file.
     """
     if not is_local(str(folder)):
         msg = f"{folder}: only a local folder can be {done}. Run `wdskit {command}` on the machine with its files."
@@ -264,24 +259,24 @@ class ScannedShard(NamedTuple):
 
     Attributes:
         entry: The shard's line in the index.
-        offsets: Byte offset of each sample, then the end of the last member.
+        offsets: Byte offset of each sample, then the end of the last member; 8 bytes a sample.
         num_ignored: Members that belong to no sample.
     """
 
     entry: ShardEntry
-    offsets: array[int]  # 8 bytes a sample, where a tuple takes 40
+    offsets: array[int]
     num_ignored: int
 
 
 class DigestedFile(Generic[F]):
-    """A shard that is read in order and digested on the way.
+    """A shard that is read in order; its digest is computed on the way.
 
     Args:
-        file: The shard, to be closed by who made this.
+        file: The shard. The caller closes it.
 
     Attributes:
         num_bytes: Bytes read so far.
-        sha256: Of those.
+        sha256: Digest of these bytes.
     """
 
     def __init__(self, file: F) -> None:
@@ -290,7 +285,7 @@ class DigestedFile(Generic[F]):
         self.sha256 = hashlib.sha256()
 
     def read(self, size: int) -> bytes:
-        """Up to `size` bytes from where the last call stopped."""
+        """Return the next bytes, at most `size`."""
         part = self.file.read(size)
         self.sha256.update(part)
         self.num_bytes += len(part)
@@ -298,16 +293,16 @@ class DigestedFile(Generic[F]):
 
 
 def scan_shard(path: str, *, name: str, file: ByteStream | None = None) -> ScannedShard:
-    """Read a shard from end to end, every header, and digest its bytes in the same pass.
+    """Read a shard from end to end, check every header, and compute its digest in the same pass.
 
     Args:
-        path: The file.
-        name: What the index calls it.
-        file: What it is read from, where it is no local file.
+        path: Path or URL, for messages.
+        name: The shard's name in the index.
+        file: The open shard; None opens the local file `path`.
 
     Raises:
-        ShardError: It is invalid.
-        StorageError: It cannot be read.
+        ShardError: The shard is invalid.
+        StorageError: The shard cannot be read.
     """
     shard: DigestedFile[ByteStream] = DigestedFile(open_path(path) if file is None else file)
     fields: set[str] = set()

@@ -51,9 +51,9 @@ class SelectionSummary:
     """One selection of a folder.
 
     Attributes:
-        num_samples: Samples in it; None where it is damaged.
-        recipe: How it was made: a command of wdskit with its arguments, the folder left out.
-        problem: Why it cannot be used, None where it can.
+        num_samples: Samples in it; None if it is damaged.
+        recipe: The command of wdskit that made it, with its arguments but without the folder.
+        problem: Why it cannot be used; None if it can.
     """
 
     name: str
@@ -112,7 +112,7 @@ def info(path: str, *, workers: int | None = None, progress: Progress | None = N
     num_shards: Counter[str] = Counter()
     num_samples: Counter[str] = Counter()
     sizes: Counter[str] = Counter()
-    for shard in _look_at(target, workers=workers, progress=progress):
+    for shard in _read_counts(target, workers=workers, progress=progress):
         counts.append(shard.num_samples)
         num_bytes += shard.num_bytes
         num_shards.update(tuple(shard.fields))  # names, where a dictionary would add its counts
@@ -135,23 +135,24 @@ def info(path: str, *, workers: int | None = None, progress: Progress | None = N
         ),
         num_ignored=num_ignored if is_scan else None,
         classes=read_target_classes(target),
-        selections=_read_selections(folder) if folder else _read_remote_selections(target),
+        selections=_read_selections(target, folder),
         unfinished=f"{run.problem}. {run.remedy}" if run else None,
     )
 
 
-def _read_remote_selections(target: Target) -> tuple[SelectionSummary, ...]:
-    """As `_read_selections`, of a folder of a bucket; of others nobody lists the files."""
+def _read_selections(target: Target, folder: Path | None) -> tuple[SelectionSummary, ...]:
+    """Summarize the selections of a folder: a local one, or one of a bucket, whose files can be listed."""
+    if folder is not None:
+        return _read_local_selections(folder)
     if target.kind != "folder" or scheme_of(target.path) not in LISTED_SCHEMES:
         return ()
     from wdskit.storage.buckets import list_objects
 
     names = [name for one in list_objects(target.path) if selection_of(name := split_url(one.url)[1])]
-    return read_copy(target.path.rstrip("/"), names, _read_selections) if names else ()
+    return read_copy(target.path.rstrip("/"), names, _read_local_selections) if names else ()
 
 
-def _read_selections(folder: Path) -> tuple[SelectionSummary, ...]:
-    """What the selections of a folder say of themselves."""
+def _read_local_selections(folder: Path) -> tuple[SelectionSummary, ...]:
     names = list_selections(folder)
     try:
         shards = BinaryIndex(folder).digest if names else b""
@@ -170,7 +171,7 @@ def _read_selections(folder: Path) -> tuple[SelectionSummary, ...]:
 
 
 def read_target_classes(target: Target) -> tuple[str, ...] | None:
-    """The class names beside shards that are in one folder."""
+    """Return the class names of the shards' folder; None if there is no classes.json, or several folders."""
     folders = {Path(local_path(url)).parent.resolve() if is_local(url) else split_url(url)[0] for url in target.urls}
     return read_classes(folders.pop()) if len(folders) == 1 else None
 
@@ -199,7 +200,7 @@ class SampleRow:
 
 @dataclass(frozen=True)
 class MemberRow:
-    """One member in a listing: `offset` is the byte offset of its first header, `num_bytes` the size of its data."""
+    """One member in a listing: byte offset of its first header, and size of its data in bytes."""
 
     name: str
     offset: int
@@ -207,10 +208,10 @@ class MemberRow:
 
 
 def ls(path: str, *, limit: int | None = None, members: bool = False) -> Iterator[ShardRow | SampleRow | MemberRow]:
-    """The shards of a folder or pattern, the samples of a shard, or its members: `wdskit ls`.
+    """List the shards of a folder or pattern, the samples of a shard, or its members: `wdskit ls`.
 
     Args:
-        path: As for `info`.
+        path: A shard, folder, glob or brace pattern, local or remote; several joined by `::`.
         limit: Stop after this many rows.
         members: List the members of a shard.
 
@@ -229,19 +230,19 @@ def ls(path: str, *, limit: int | None = None, members: bool = False) -> Iterato
     elif members:
         raise ConfigError(f"{path} is a {target.kind}, but members belong to one shard.")
     else:
-        yield from list_right_shards(target, limit=limit)
+        yield from list_valid_shards(target, limit=limit)
 
 
-def list_right_shards(target: Target, *, limit: int | None = None) -> Iterator[ShardRow]:
-    """The rows of the shards that are valid, in order; then an error that lists the others, if there are any."""
-    for number, shard in enumerate(_look_at(target, limit=limit)):
+def list_valid_shards(target: Target, *, limit: int | None = None) -> Iterator[ShardRow]:
+    """Yield the rows of the valid shards in order; then raise an error if some shards are invalid."""
+    for number, shard in enumerate(_read_counts(target, limit=limit)):
         name = shown_url(shard.url if isinstance(shard, ShardContents) else target.urls[number])
         name = name.rpartition("/")[2] if target.kind == "folder" else name
         yield ShardRow(name, shard.num_samples, shard.num_bytes, tuple(shard.fields))
 
 
 def list_samples(url: str) -> Iterator[SampleRow]:
-    """One row a sample of a shard, while it is read. At an error the whole samples before it have been yielded."""
+    """Yield one row for each sample of a shard while it is read; an error comes after the whole samples before it."""
     with LazyShard(url) as shard:
         for number, sample in enumerate(shard):
             fields = tuple((name, field_size(data)) for name, data in fields_of(sample))
@@ -249,7 +250,7 @@ def list_samples(url: str) -> Iterator[SampleRow]:
 
 
 def list_members(url: str) -> Iterator[MemberRow]:
-    """One row a member of a tar, while it is read, those of no sample included."""
+    """Yield one row for each member of a tar while it is read, also for members that belong to no sample."""
     with contextlib.closing(open_stream(url)) as stream:
         for name, offset, data in TarReader(stream.read, shard=url, hold_bytes=MAX_HELD_BYTES):
             yield MemberRow(name, offset, size_of(data))
@@ -257,8 +258,12 @@ def list_members(url: str) -> Iterator[MemberRow]:
 
 @dataclass(frozen=True)
 class ShardContents:
-    """What was found in a shard: of each field, sorted by name, the samples that have it and, in `sizes`, its bytes in
-    all of them, without tar headers and padding; in `num_ignored` the members that belong to no sample.
+    """The content of a shard in numbers.
+
+    Attributes:
+        num_ignored: Members that belong to no sample.
+        fields: How many samples have each field, sorted by name.
+        sizes: Bytes of each field in all samples, without tar headers and padding.
     """
 
     url: str
@@ -270,7 +275,7 @@ class ShardContents:
 
 
 def read_contents(url: str) -> ShardContents:
-    """Read a shard's headers and count what it holds; of a remote one all that lies between is read too."""
+    """Read a shard's headers and count samples and fields; a remote shard is read as a whole."""
     counts: Counter[str] = Counter()
     sizes: Counter[str] = Counter()
     with LazyShard(url) as shard:
@@ -283,11 +288,11 @@ def read_contents(url: str) -> ShardContents:
     return ShardContents(url, shard.reader.num_samples, num_bytes, shard.reader.num_ignored, fields, sizes)
 
 
-def _look_at(
+def _read_counts(
     target: Target, *, limit: int | None = None, workers: int | None = None, progress: Progress | None = None
 ) -> Iterable[ShardEntry | ShardContents]:
-    """The first shards of a target: their lines in the index, or else what reading finds; then an error that lists
-    those that are invalid.
+    """Yield the first shards: their index entries, or without an index what reading finds; then raise an error that
+    lists the invalid shards.
     """
     if target.entries is not None:
         return target.entries[:limit]
@@ -305,13 +310,13 @@ def cat(url: str, name: str) -> bytes:
     Raises:
         KeyRuleError: The name has no key and field, or the shard has no such sample or field.
         ShardError: The shard is invalid before the end of the sample.
-        StorageError: It cannot be read.
+        StorageError: The shard cannot be read.
     """
     return b"".join(cat_pieces(url, name))
 
 
 def cat_pieces(url: str, name: str) -> Iterator[bytes]:
-    """`cat` in pieces. The first comes when the sample is known to be whole."""
+    """Yield the field in pieces. The first piece comes when the sample is known to be whole."""
     split = split_name(name)
     if split is None:
         raise KeyRuleError(f"{name!r} is not KEY.FIELD. Write both, such as photos/cat/000003.json.", name=name)

@@ -1,4 +1,4 @@
-"""The samples of a shard with fields that are read when they are asked for, in pieces: in bounded memory."""
+"""The samples of a shard with fields that are read on request and in pieces: in bounded memory."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ LazyField: TypeAlias = Span | bytes | memoryview
 class LazyShard(contextlib.ExitStack):
     """An open shard, as a context. Iterate it for its samples.
 
-    Of a local file, only headers and the fields that are asked for are read; of a remote one too if `start` is given,
-    which is for few samples. Otherwise a remote shard is read as a stream.
+    Of a local file, only the headers and the requested fields are read. A remote shard is read in the same way if
+    `start` is given, which is for few samples; otherwise it is read as a stream.
 
     Args:
         url: Path or URL of the shard.

@@ -1,4 +1,4 @@
-"""One function over many shards, in processes, results in order."""
+"""Call a function on many shards in worker processes; results come in order."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Progress = Callable[[int, int | None], None]
 """Called while shards are read: bytes read so far, bytes in all or None where that is unknown (http)."""
 
 WORKER_BYTES = 64 << 20
-"""What a process must have to read before it is worth its start of a quarter of a second."""
+"""Bytes per process below which starting another process, a quarter of a second, costs more than it saves."""
 
 
 def choose_workers(num_shards: int, num_bytes: int | None) -> int:
@@ -33,7 +33,7 @@ def choose_workers(num_shards: int, num_bytes: int | None) -> int:
 
     Args:
         num_shards: Shards to read.
-        num_bytes: Their size, None where it is unknown.
+        num_bytes: Their size, None if it is unknown.
     """
     num_cpus = usable_cores()
     num_wanted = num_cpus if num_bytes is None else num_bytes // WORKER_BYTES
@@ -43,26 +43,27 @@ def choose_workers(num_shards: int, num_bytes: int | None) -> int:
 def map_shards(
     function: Callable[[S], T], shards: Sequence[S], *, workers: int
 ) -> Generator[T | WdskitError, None, None]:
-    """Call `function` on each shard and yield what it returned, or the `WdskitError` it raised, in the order of
-    `shards`. Closed before its end, it waits for what is running, and begins nothing more.
+    """Call `function` on each shard, and yield its result or the `WdskitError` that it raised, in order.
+
+    If the generator is closed early, it waits for the running calls and starts no more.
 
     Args:
-        function: With more than one worker it must be picklable, and so must what it takes and returns.
-        shards: What stands for a shard: its URL, or what is to be packed into it.
-        workers: Processes; with 1, or a single shard, it runs in this one. They are spawned, so a script that calls
+        function: With more than one worker, the function, its argument and its result must be picklable.
+        shards: The arguments of the calls: URLs, or descriptions of shards to fill.
+        workers: Processes; 1, or a single shard, means this process. Processes are spawned, so a script that calls
             this needs the `if __name__ == "__main__":` of every Python program that spawns.
 
     Raises:
         WdskitError: A process died (memory, a signal), so that results are missing.
     """
-    attempt = functools.partial(_attempt, function)
+    attempt = functools.partial(_catch_error, function)
     if workers == 1 or len(shards) < 2:
         yield from map(attempt, shards)
         return
     pool = ProcessPoolExecutor(min(workers, len(shards)), mp_context=get_context("spawn"), initializer=_start_worker)
     try:
-        ahead = 4 * workers  # enough that nobody waits; a million futures at once would take gigabytes
-        with block_sigint():  # they all start here
+        ahead = 4 * workers  # enough to keep all workers busy; a million futures at once would take gigabytes
+        with block_sigint():  # all workers start here
             pending: list[Future[T | WdskitError]] = [pool.submit(attempt, shard) for shard in shards[:ahead]]
         for number in range(len(shards)):
             result = pending.pop(0).result()
@@ -77,7 +78,7 @@ def map_shards(
         pool.shutdown(cancel_futures=True)
 
 
-def _attempt(function: Callable[[S], T], shard: S) -> T | WdskitError:
+def _catch_error(function: Callable[[S], T], shard: S) -> T | WdskitError:
     try:
         return function(shard)
     except WdskitError as err:
@@ -85,7 +86,7 @@ def _attempt(function: Callable[[S], T], shard: S) -> T | WdskitError:
 
 
 def _start_worker() -> None:
-    """End a worker at Ctrl-C without a traceback of its own, and with the main process, not to write beside another."""
+    """Let a worker end at Ctrl-C without a traceback, and with the main process, so that no two runs write at once."""
     hear_ctrl_c()
     end_with_parent()
 
@@ -101,18 +102,21 @@ def read_shards(
     so: str = "are invalid",
     error: Callable[[str], WdskitError] = ShardError,
 ) -> Iterator[T]:
-    """Yield what `function` returns for each shard, in their order. Behind the last, raise the fault of the one shard
-    at fault, or an error that lists several.
+    """Yield the result of `function` for each shard, in order. After the last shard, raise the error of the one invalid
+    shard, or one error that lists several.
 
     Args:
-        function: As for `map_shards`, and so `shards`.
-        shards: What is handed to it.
-        sizes: Bytes of each, None where that is not known; a result has `num_bytes` then.
-        path: What the shards were named by, for the error.
-        workers: Processes; None for what `choose_workers` says.
+        function: Called as by `map_shards`.
+        shards: The arguments of the calls.
+        sizes: Bytes of each shard, None if unknown; then the result has `num_bytes`.
+        path: The path that the user named, for the error.
+        workers: Processes; None lets `choose_workers` decide.
         progress: Called after each shard.
-        so: What follows the number of the shards at fault.
-        error: Makes the error of several.
+        so: The end of the sentence "2 of 5 shards ...", in the error.
+        error: Makes the error that lists several shards.
+
+    Raises:
+        WdskitError: Shards are invalid.
     """
     num_bytes = None if None in sizes else sum(size or 0 for size in sizes)
     num_workers = choose_workers(len(shards), num_bytes) if workers is None else workers
@@ -136,9 +140,7 @@ def read_shards(
 
 
 def file_sizes(urls: Iterable[str], entries: Iterable[ShardEntry | None] = ()) -> list[int | None]:
-    """Bytes of each file; of a remote one what its line in an index says, else None, as of one that cannot be asked:
-    reading it says what is wrong.
-    """
+    """Return the size of each file in bytes, of a remote file as its index entry says; None if unknown."""
     sizes: list[int | None] = []
     for url, entry in itertools.zip_longest(urls, entries):
         try:
@@ -150,5 +152,5 @@ def file_sizes(urls: Iterable[str], entries: Iterable[ShardEntry | None] = ()) -
 
 
 def open_path(path: str) -> LocalFile:
-    """Open a path, also one that looks like a file URL."""
+    """Open a path, even one that looks like a file URL."""
     return LocalFile(f"./{path}" if path.lower().startswith("file:") else path)

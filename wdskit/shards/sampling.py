@@ -17,10 +17,10 @@ _PERCENTAGE = re.compile(r"(\d{1,3}(?:\.\d{1,9})?) ?%")
 
 
 def parse_share(text: str) -> Fraction:
-    """`1%`, `0.5 %`, `100%` as an exact fraction.
+    """Parse `1%`, `0.5 %` or `100%` to an exact fraction.
 
     Raises:
-        ConfigError: It is no percentage over 0 and up to 100.
+        ConfigError: The text is not a percentage, or not over 0 and at most 100.
     """
     match = _PERCENTAGE.fullmatch(text.strip())
     share = Fraction(match[1]) / 100 if match else Fraction(0)
@@ -32,8 +32,10 @@ def parse_share(text: str) -> Fraction:
 def choose_samples(
     count: int, share: Fraction, *, seed: int, shard: int, purpose: Literal["verify", "stats"]
 ) -> NDArray[np.int64]:
-    """Numbers of the chosen samples of one shard of `count`, rising: its share within one; of all shards of one size,
-    exact. Another seed, place among the shards or purpose chooses others.
+    """Choose the share of a shard of `count` samples. Return the rising numbers of the chosen samples, int64.
+
+    The share is exact within one sample, and exact in total for shards of equal size. The choice depends on seed,
+    number of the shard and purpose.
     """
     quota = ceil(share * (shard + 1) * count) - ceil(share * shard * count)
     return np.sort(permutation(count, purpose, seed, shard)[:quota])

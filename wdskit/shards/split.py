@@ -1,7 +1,7 @@
-"""Splitting a folder of shards into selections, the same for a sample for ever: `wdskit split`.
+"""Split a folder of shards into selections: `wdskit split`.
 
-Where a sample goes is drawn by its key or a value of its JSON: a keyed hash of that text alone, from 0 to 2**64. So a
-sample keeps its draw wherever it stands, and all samples of one patient, in whatever folder, have the same one.
+The draw of a sample is a keyed hash of its key, or of a value in its JSON, from 0 to 2**64. It depends on that text and
+the seed only: a sample keeps its draw in another shard or folder, and all samples of one patient have the same draw.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _MAX_SPLITS = 100
 _EXAMPLE = "Write train=0.8,val=0.1,test=0.1."
 
 Shares = Mapping[str, Fraction]
-"""Each more than 0, together 1, in the order in which they are cut from the range of draws."""
+"""Share of each split: more than 0, together 1, in the order in which they divide the range of draws."""
 
 _SAMPLE_BYTES = 1 << 10  # a process is worth its start for some 65,000 samples: 30 us each against half a second
 _SHOWN_CHARS = 60
@@ -126,7 +126,7 @@ def split(
             split has one of the names.
         FolderIndexError: The folder has no index, or one that does not match its shards; or another process is writing.
         ShardError: Shards are invalid; all of them are listed.
-        StorageError: There is no such folder, or it cannot be read or written.
+        StorageError: The folder does not exist, or cannot be read or written.
     """
     parsed = parse_shares(shares)
     split_key = parse_by(by, seed=as_int(seed), may_miss=missing is not None)
@@ -137,7 +137,7 @@ def split(
     with lock_folder(path):
         index = read_index(str(folder))
         index.check_files()
-        BinaryIndex(path)  # which binds the selections to the shards: a damaged one is reported before anything is read
+        BinaryIndex(path)  # it binds the selections to the shards, so a damaged one is reported before the reading
         in_the_way = _find_others(path, parsed, recipe)
         if in_the_way and not overwrite:
             lines = [f"\n  {selection_path(path, name)}: {other or 'damaged'}" for name, other in in_the_way.items()]
@@ -185,24 +185,20 @@ def _refuse_empty(folder: Path, shares: Shares, counts: Mapping[str, int]) -> No
 
 
 def _recipe(shares: Shares, split_key: SplitKey, missing: str | None) -> str:
-    """The command that makes this split, the same for the same split however it was asked for."""
+    """Return the command that makes this split: one text for equal splits, whatever the spelling of the shares."""
     words = ["split", format_shares(shares)]
     words += ["--by", split_key.text] if split_key.field else []
     words += ["--missing", missing] if missing else []
     words += ["--seed", str(split_key.seed)] if split_key.seed else []
-    return " ".join(map(_quote, words))
-
-
-def _quote(word: str) -> str:
-    """The word as a shell reads it."""
-    return word if re.fullmatch(r"[\w@%+=:,./-]+", word) else "'" + word.replace("'", "'\\''") + "'"
+    is_plain = re.compile(r"[\w@%+=:,./-]+").fullmatch  # shlex.quote would quote letters that are not ASCII
+    return " ".join(word if is_plain(word) else "'" + word.replace("'", "'\\''") + "'" for word in words)
 
 
 def _find_others(folder: Path, shares: Shares, recipe: str) -> dict[str, str]:
-    """Selections that this split would contradict, with their recipes, "" where one cannot be read.
+    """Return the recipes of the selections that this split contradicts, "" for a selection that cannot be read.
 
-    Those are the ones of its names that were made otherwise, and what belongs to the same split as such a one: an old
-    `val` beside a new `train` may hold the same samples.
+    They are selections with one of its names and another recipe, and the other selections of such a recipe: an old
+    `val` next to a new `train` may hold the same samples.
     """
     found: dict[str, str] = {}
     for name in list_selections(folder):
@@ -220,7 +216,7 @@ def _find_others(folder: Path, shares: Shares, recipe: str) -> dict[str, str]:
 def _draw_all(
     folder: Path, index: FolderIndex, split_key: SplitKey, workers: int | None, progress: Progress | None
 ) -> list[Drawn]:
-    """The draws of all shards, or an error that lists those at fault."""
+    """Return the draws of all shards, or raise an error that lists the invalid shards."""
     entries = index.entries
     num_workers = choose_workers(len(entries), index.num_samples * _SAMPLE_BYTES) if workers is None else workers
     results = read_shards(
@@ -245,7 +241,7 @@ def _draw_all(
 def _publish(
     folder: Path, parts: dict[str, list[NDArray[np.uint32]]], in_the_way: dict[str, str], recipe: str, disk: Disk
 ) -> None:
-    """Write the selections. What is in the way is gone for good before the first: two splits are never mixed."""
+    """Write the selections after the old ones were durably removed, so that two splits are never mixed."""
     remove_temp_files(folder, disk=disk)
     for name in in_the_way:
         disk.remove(selection_path(folder, name))
@@ -256,7 +252,7 @@ def _publish(
 
 
 def _count_groups(drawn: list[Drawn], parts: list[NDArray[np.uint32]]) -> int:
-    """How many different values the samples of a split have."""
+    """Count the different values that the samples of a split have."""
     pairs = zip(drawn, parts, strict=True)
     groups = [np.unique(shard.draws[samples[~shard.missing[samples]]]) for shard, samples in pairs]
     return len(np.unique(np.concatenate([np.zeros(0, np.uint64), *groups])))
@@ -264,7 +260,7 @@ def _count_groups(drawn: list[Drawn], parts: list[NDArray[np.uint32]]) -> int:
 
 @dataclass(frozen=True)
 class SplitKey:
-    """Which text of a sample decides where it goes: its key, or what the names of `path` lead to in a JSON field."""
+    """The text of a sample that decides its split: its key, or the value at `path` in a JSON field."""
 
     field: str | None
     path: tuple[str, ...]
@@ -273,7 +269,7 @@ class SplitKey:
 
     @property
     def text(self) -> str:
-        """As `parse_by` reads it."""
+        """The text that `parse_by` reads."""
         return "key" if self.field is None else f"{self.field}:{'.'.join(self.path)}"
 
 
@@ -285,10 +281,10 @@ class Drawn(NamedTuple):
 
 
 def parse_by(by: str, *, seed: int, may_miss: bool) -> SplitKey:
-    """`key`, or a JSON field and the way to a value in it: `json:patient.id`.
+    """Parse `key`, or a JSON field and the path of a value in it: `json:patient.id`.
 
     Raises:
-        SelectionError: It is neither, or the seed is out of range.
+        SelectionError: The text is neither, or the seed is out of range.
     """
     if type(seed) is not int or not 0 <= seed < 1 << 64:
         raise SelectionError(f"seed: {seed!r} must be a whole number, 0 or more, and below 2**64.")
@@ -305,10 +301,11 @@ def parse_by(by: str, *, seed: int, may_miss: bool) -> SplitKey:
 
 
 def draw_shard(path: str, split_key: SplitKey) -> Drawn:
-    """The draws of a local shard's samples, in order. Read are the headers, and of the payloads the one JSON field.
+    """Return the draws of a local shard's samples, in order. Only headers and the one JSON field are read.
 
     Raises:
-        SelectionError: A sample has no such value, or none that can be one; it names shard, key and field.
+        SelectionError: A sample lacks the value, or the value is a list or an object; the error names shard, key and
+            field.
     """
     draw = make_draw(split_key.seed)
     digests: list[bytes] = []
@@ -322,7 +319,7 @@ def draw_shard(path: str, split_key: SplitKey) -> Drawn:
 
 
 def _text_of(file: LocalFile, path: str, sample: dict[str, Any], split_key: SplitKey) -> str | None:
-    """The text of the value that a sample belongs to; None where it has none and may miss it."""
+    """Return the text of the value that decides a sample's split; None if it is missing and may be missing."""
     name, remedy = str(split_key.field), ""
     cause: Exception | None = None
     try:
@@ -344,13 +341,13 @@ def _text_of(file: LocalFile, path: str, sample: dict[str, Any], split_key: Spli
 
 
 def canonical_text(value: Any) -> str | None:
-    """The text of a JSON value as a group's name; None where it says nothing: null, NaN and the empty text.
+    """Return the text of a JSON value as the name of a group; None for null, NaN and the empty text.
 
-    A number and its text are one group, 17 and 17.0 and "17": where a table was written twice, types differ, and a
-    group that is torn is worse than two that share a split.
+    17, 17.0 and "17" are one group, because types may differ between two versions of a table. A divided group is worse
+    than two groups that share a split.
 
     Raises:
-        ValueError: It is a list or an object.
+        ValueError: The value is a list or an object.
     """
     match value:
         case None | "":
@@ -371,7 +368,7 @@ def canonical_text(value: Any) -> str | None:
 
 
 def make_draw(seed: int) -> Callable[[str], bytes]:
-    """What draws for a text: 8 bytes, which `draws_of` reads."""
+    """Return the function that draws for a text: 8 bytes, which `draws_of` reads."""
     keyed = hashlib.blake2b(digest_size=8, person=b"wdskit split", salt=seed.to_bytes(16, "little"))
 
     def draw(text: str) -> bytes:
@@ -383,19 +380,19 @@ def make_draw(seed: int) -> Callable[[str], bytes]:
 
 
 def draws_of(digests: Iterable[bytes]) -> NDArray[np.uint64]:
-    """Draws as numbers, 0 to 2**64: uint64 (num_texts,)."""
+    """Return draws as numbers, 0 to 2**64: uint64 (num_texts,)."""
     return np.frombuffer(b"".join(digests), dtype="<u8").astype(np.uint64)
 
 
 def parse_shares(shares: str | Mapping[str, object]) -> Shares:
-    """Names and shares, checked.
+    """Parse and check names and shares.
 
     Args:
         shares: `train=0.8,val=0.1,test=0.1`, or a mapping. A share is a decimal, a fraction (`1/3`) or a percentage
             (`80%`); a float means the decimal that it is written as.
 
     Raises:
-        SelectionError: One cannot be read, is 0 or less, a name is invalid or comes twice, or they do not add up to 1.
+        SelectionError: A share is not a number or not over 0, a name is invalid or comes twice, or the sum is not 1.
     """
     pairs = _split_text(shares) if isinstance(shares, str) else list(shares.items()) or _split_text("")
     if len(pairs) > _MAX_SPLITS:
@@ -426,7 +423,7 @@ def _split_text(text: str) -> list[tuple[str, object]]:
 
 
 def _parse_share(name: str, value: object) -> Fraction:
-    """One share. A float is taken as it is written: 0.1 is a tenth."""
+    """Parse one share. A float means its shortest decimal: 0.1 is a tenth."""
     share = Fraction(0)
     if isinstance(value, int | Fraction) and not isinstance(value, bool):
         share = Fraction(value)
@@ -440,7 +437,7 @@ def _parse_share(name: str, value: object) -> Fraction:
 
 
 def format_share(share: Fraction) -> str:
-    """The shortest exact text of a share: a decimal where there is one, else a fraction."""
+    """Return the shortest exact text of a share: a decimal if one exists, otherwise a fraction."""
     for digits in range(19):
         scaled = share * 10**digits
         if scaled.denominator == 1:
@@ -455,11 +452,11 @@ def format_shares(shares: Shares) -> str:
 
 
 def bounds_of(shares: Shares) -> NDArray[np.uint64]:
-    """Where each split but the first begins in the range of draws, 0 to 2**64: uint64 (num_splits - 1,)."""
+    """Return the first draw of each split but the first, 0 to 2**64: uint64 (num_splits - 1,)."""
     sums = list(accumulate(shares.values()))[:-1]
     return np.array([int(total * (1 << 64)) for total in sums], dtype=np.uint64)
 
 
 def choose_splits(draws: NDArray[np.uint64], shares: Shares) -> NDArray[np.int64]:
-    """Which split, by its place among the shares, each draw belongs to."""
+    """Return the number of the split that each draw belongs to, in the order of the shares: int64 (num_draws,)."""
     return np.searchsorted(bounds_of(shares), draws, side="right")

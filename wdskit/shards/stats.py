@@ -1,4 +1,4 @@
-"""`wdskit stats`: one pass over each shard, of headers, labels and JSON, and of images no more than their headers."""
+"""Count what shards hold: `wdskit stats`. One pass over each shard reads headers, labels, JSON and image headers."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ class ShardStats:
 
 
 def choose_classes(classes: Sequence[ClassStats], limit: int) -> list[ClassStats]:
-    """All classes in their order where they are few, else the largest and the smallest of them."""
+    """Return all classes in their order if there are at most `limit`, otherwise the largest and the smallest ones."""
     if len(classes) <= limit:
         return list(classes)
     ranked = sorted(classes, key=lambda one: -one.num_samples)
@@ -157,7 +157,7 @@ def collect(
     workers: int | None = None,
     progress: Progress | None = None,
 ) -> tuple[ShardStats, tuple[tuple[str, int], ...]]:
-    """The statistics, and shard and offset of `num_shown` samples with an image, drawn by the seed."""
+    """Return the statistics, and shard and offset of `num_shown` samples with an image, drawn by the seed."""
     share = parse_share(sample) if sample else None
     target = find_shards(str(path))
     urls = target.urls
@@ -213,7 +213,7 @@ def collect(
 
 
 def _classes(target: Target, counts: Mapping[int, int]) -> tuple[ClassStats, ...] | None:
-    """The classes that samples have, and those that only classes.json names."""
+    """Return the classes of the samples, and those that only classes.json names."""
     if not counts:
         return None
     names = dict(enumerate(read_target_classes(target) or ()))
@@ -221,34 +221,35 @@ def _classes(target: Target, counts: Mapping[int, int]) -> tuple[ClassStats, ...
 
 
 class StatsJob(NamedTuple):
-    """One shard to look at. It is sent to a worker process."""
+    """One shard to count. It is sent to a worker process."""
 
-    number: int  # its place among the shards
+    number: int  # its number among the shards
     url: str
-    entry: ShardEntry | None  # its line in the index
-    share: Fraction | None  # of its samples to read, None for all
-    seed: int  # chooses them, and the samples to show
+    entry: ShardEntry | None  # its index entry
+    share: Fraction | None  # the share of its samples to read, None for all
+    seed: int  # chooses these samples, and the samples to show
     num_shown: int  # samples with an image to choose
 
 
 class Tallied(NamedTuple):
-    """What was found in a shard, and its size."""
+    """The counts of a shard, and its size."""
 
     tally: Tally
     num_bytes: int
 
 
 def tally_shard(job: StatsJob) -> Tallied:
-    """Look at a shard.
+    """Count what a shard holds.
 
     Raises:
         ShardError: The shard is invalid.
-        StorageError: It cannot be read.
-        FolderIndexError: Its offsets are another shard's.
+        StorageError: The shard cannot be read.
+        FolderIndexError: Its offsets belong to another shard.
     """
     tally = Tally()
     with_image = array("Q")
-    with _open(job) as shard:
+    reads_ranges = not is_local(job.url) and job.share is not None and job.entry is not None
+    with LazyShard(job.url, start=0 if reads_ranges else None) as shard:
         for key, start, fields in _samples(shard, job, tally):
             if _add_sample(shard, job.url, key, fields, tally):
                 with_image.append(start)
@@ -259,14 +260,8 @@ def tally_shard(job: StatsJob) -> Tallied:
     return Tallied(tally, num_bytes)
 
 
-def _open(job: StatsJob) -> LazyShard:
-    """The shard: of a remote one the whole is read, unless it has offsets and few samples are wanted."""
-    has_offsets = not is_local(job.url) and job.share is not None and job.entry is not None
-    return LazyShard(job.url, start=0 if has_offsets else None)
-
-
 def _samples(shard: LazyShard, job: StatsJob, tally: Tally) -> Iterator[tuple[str, int, Mapping[str, LazyField]]]:
-    """Key, start and fields of the samples to be read."""
+    """Yield key, byte offset and fields of the samples to count."""
     reader = shard.reader
     if job.share is None:
         for sample in shard:
@@ -292,7 +287,7 @@ def _samples(shard: LazyShard, job: StatsJob, tally: Tally) -> Iterator[tuple[st
 
 
 def _add_sample(shard: LazyShard, url: str, key: str, fields: Mapping[str, LazyField], tally: Tally) -> bool:
-    """Count a sample; whether it has an image with a header."""
+    """Count a sample. Return whether it has an image with a valid header."""
     has_image = False
     for name, payload in fields.items():
         field = tally.find_field(name)

@@ -1,4 +1,4 @@
-"""Counting in bounded memory: parts merged in the order of the shards are what one pass counts."""
+"""Count in bounded memory. Counts of several shards, merged in order, equal the counts of one pass over all."""
 
 from __future__ import annotations
 
@@ -50,13 +50,13 @@ _TYPES: dict[type, str] = {
 
 @dataclass(frozen=True)
 class NumberStats:
-    """Many whole numbers in a few; all are 0 where there are none.
+    """Statistics of whole numbers; all are 0 if there is no number.
 
     Attributes:
-        p50: The least number so that at least half of them are no greater.
-        p99: So for 99 of 100.
-        is_exact: Whether p50 and p99 are exact; else they are within 0.05 %. All others always are.
-        bins: How many numbers are from `low` to below `high`: (low, high, count) in rising order, without a gap.
+        p50: The smallest number that at least half of the numbers do not exceed.
+        p99: The smallest number that at least 99 % of the numbers do not exceed.
+        is_exact: Whether p50 and p99 are exact; otherwise they are within 0.05 %. The other values are always exact.
+        bins: (low, high, count): how many numbers are at least `low` and below `high`; rising, without a gap.
     """
 
     count: int
@@ -75,11 +75,11 @@ class ImageStats:
     """The images of one field whose headers read; sides in pixels.
 
     Attributes:
-        formats: How many are `JPEG`, `PNG`, `WebP`, ... by their first bytes, the commonest first.
-        modes: How many are `RGB`, `L`, ...: Pillow's names, `;16` after them for a PNG of 16 bits.
+        formats: Images per format, `JPEG`, `PNG`, `WebP`, ..., by their first bytes; the most common first.
+        modes: Images per mode, `RGB`, `L`, ...: Pillow's names, followed by `;16` for a PNG of 16 bits.
         aspects: Width / height in thousandths, rounded.
-        num_resolutions: Different (width, height); None over 100,000.
-        resolutions: The commonest, as (width, height, count); none over 100,000 different ones.
+        num_resolutions: Number of different (width, height); None over 100,000.
+        resolutions: The most common, as (width, height, count); empty over 100,000 different ones.
     """
 
     field: str
@@ -99,12 +99,12 @@ class JsonKeyStats:
     """One key in the JSON of one field.
 
     Attributes:
-        key: `label`, `box.width`, `objects[].name`; a key that is no plain word as `["a b"]`. Empty for the whole
-            value where that is no object.
+        key: `label`, `box.width`, `objects[].name`; `["a b"]` for a key that is not a plain word. Empty for a document
+            that is not an object.
         num_samples: Samples that have it.
-        types: How often it was `text`, `integer`, `number`, `boolean`, `null`, `object`, `list`.
-        min: The least of its numbers, None without one.
-        max: The most.
+        types: Number of values per type: `text`, `integer`, `number`, `boolean`, `null`, `object`, `list`.
+        min: The smallest of its numbers, None without numbers.
+        max: The largest of its numbers, None without numbers.
     """
 
     field: str
@@ -117,7 +117,7 @@ class JsonKeyStats:
 
 @dataclass(frozen=True)
 class BadField:
-    """A field that is not what its name promises."""
+    """A field whose content does not match its name."""
 
     shard: str
     key: str
@@ -126,7 +126,7 @@ class BadField:
 
 
 def count_values(counts: Counter[T] | None, more: Iterable[T] | None) -> Counter[T] | None:
-    """Add values, or the counts of another `Counter`, in place. None once over `MAX_DIFFERENT` different ones came."""
+    """Add values, or the counts of another `Counter`, in place. Return None over `MAX_DIFFERENT` different values."""
     if counts is None or more is None:
         return None
     counts.update(more)
@@ -134,13 +134,13 @@ def count_values(counts: Counter[T] | None, more: Iterable[T] | None) -> Counter
 
 
 def round_number(value: int) -> int:
-    """The middle of 1,024 steps to the double: at most 0.05 % off; exact below 2,048. Twice is the same as once."""
+    """Round to one of 1,024 steps per power of two: at most 0.05 % off, exact below 2,048, and idempotent."""
     shift = value.bit_length() - _EXACT_BITS
     return value if shift <= 0 else (value >> shift << shift) + (1 << shift >> 1)
 
 
 def _widen(least: Any, most: Any, *values: float | None) -> tuple[Any, Any]:
-    """The least and the most of all, None without any."""
+    """Return the smallest and the largest of the values that are not None; None without any."""
     known = [value for value in (least, most, *values) if value is not None]
     return min(known, default=None), max(known, default=None)
 
@@ -150,11 +150,11 @@ class Numbers:
     """Whole numbers of 0 or more.
 
     Attributes:
-        counts: How often each came; over `MAX_DIFFERENT` different ones they are rounded by `round_number`.
-        is_exact: Whether none was rounded.
+        counts: Occurrences of each number. Over `MAX_DIFFERENT` different numbers, they are rounded by `round_number`.
+        is_exact: Whether no number was rounded.
         total: Exact sum.
-        least: Exact; None without any.
-        most: Exact; None without any.
+        least: The exact minimum; None without numbers.
+        most: The exact maximum; None without numbers.
     """
 
     counts: Counter[int] = field(default_factory=Counter)
@@ -187,7 +187,7 @@ class Numbers:
             self.counts[round_number(value)] += times
 
     def result(self) -> NumberStats:
-        """The numbers in a few."""
+        """Return the statistics."""
         count = self.counts.total()
         return NumberStats(
             count=count,
@@ -202,7 +202,7 @@ class Numbers:
         )
 
     def quantile(self, share: Fraction) -> int:
-        """The least number so that at least this share of all is no greater; 0 without any."""
+        """Return the smallest number that at least this share of the numbers do not exceed; 0 without numbers."""
         if self.least is None or self.most is None:
             return 0
         values = sorted(self.counts)
@@ -211,9 +211,9 @@ class Numbers:
         return min(max(found, self.least), self.most)
 
     def bins(self) -> tuple[tuple[int, int, int], ...]:
-        """(low, high, count): how many are from `low` to below `high`, rising, without a gap, from the least on.
+        """Return (low, high, count): how many numbers are at least `low` and below `high`; rising, without a gap.
 
-        They are equally wide; where the most is over 20 times the least, their logarithms are.
+        The bins are equally wide, or equally wide on a logarithmic scale if the maximum is over 20 times the minimum.
         """
         if self.least is None or self.most is None:
             return ()
@@ -227,7 +227,7 @@ class Numbers:
 
 
 def json_values(value: Any, path: str = "", depth: int = 0) -> Iterator[tuple[str, Any]]:
-    """The path of each key in a document and a value that stands there, `MAX_DEPTH` levels deep."""
+    """Yield the path and the value of each key in a document, `MAX_DEPTH` levels deep."""
     if path or not isinstance(value, dict):
         yield path, value
     if depth >= MAX_DEPTH:
@@ -301,7 +301,7 @@ class FieldTally:
             known.min, known.max = _widen(known.min, known.max, more.min, more.max)
 
     def merge(self, other: FieldTally) -> None:
-        """Count what another one did in the samples that come next."""
+        """Add the counts of the samples that come next."""
         self.sizes.merge(other.sizes)
         self.formats.update(other.formats)
         self.modes.update(other.modes)
@@ -327,13 +327,13 @@ class FieldTally:
 
 
 def _ranked(counts: Counter[Any]) -> list[tuple[Any, int]]:
-    """Values and how often they came, the commonest first; of equally common ones the least."""
+    """Return values and their counts, the most common first; of equally common values the smallest."""
     return sorted(counts.items(), key=lambda item: (-item[1], item[0]))
 
 
 @dataclass
 class Tally:
-    """What was counted, in one shard or, merged in the order of the shards, in several."""
+    """The counts of one shard or, merged in order, of several."""
 
     num_samples: int = 0
     num_ignored: int = 0
@@ -346,13 +346,13 @@ class Tally:
     shown: list[tuple[int, int, int]] = field(default_factory=list)  # draw, shard, start of the sample
 
     def find_field(self, name: str) -> FieldTally | None:
-        """The field of this name, None where there are too many."""
+        """Return the counts of a field; None if there are already `MAX_FIELDS` other fields."""
         if name not in self.fields and len(self.fields) >= MAX_FIELDS:
             return None
         return self.fields.setdefault(name, FieldTally())
 
     def merge(self, other: Tally) -> None:
-        """Count those of the shard that comes next."""
+        """Add the counts of the shard that comes next."""
         self.num_samples += other.num_samples
         self.num_ignored += other.num_ignored
         self.sizes.merge(other.sizes)

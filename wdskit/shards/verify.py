@@ -1,4 +1,8 @@
-"""`wdskit verify`: every shard against its index, its structure and what stands in it; all faults, not the first."""
+"""Check shards against their index, their structure and their content: `wdskit verify`. All faults are reported.
+
+One shard is checked in `shards.verify_shard`, perhaps in another process. The checks of all shards together are here:
+the two forms of the index, missing and unlisted shards, repeated keys, different fields, and uneven shards.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +53,7 @@ class VerifyResult:
     """What `wdskit.verify` did and found.
 
     Attributes:
-        path: As the user wrote it.
+        path: The path that the user named.
         num_shards: Shards that were read.
         num_samples: Whole samples that were read; of a damaged shard, those before the damage.
         num_bytes: Bytes that were read.
@@ -71,7 +75,7 @@ class VerifyResult:
     findings: tuple[Finding, ...]
 
     def __repr__(self) -> str:
-        """Return one line: the path, what was read, and the number of faults."""
+        """Return one line: path, samples, shards, and the number of faults."""
         num_faults = sum(1 + finding.more for finding in self.findings if finding.kind not in NOTES)
         read = f"{plural(self.num_samples, 'sample')} in {plural(self.num_shards, 'shard')}"
         return f"VerifyResult({self.path}: {read}, {'clean' if self.is_clean else plural(num_faults, 'fault')})"
@@ -128,7 +132,7 @@ def verify(
             path=name,
             number=number,
             entry=entry,
-            has_offsets=(folder in target.indexes and shown_url(name) == name)  # else a query hides the end of the name
+            has_offsets=(folder in target.indexes and shown_url(name) == name)  # no query hides the end of the name
             or (is_local(name) and offsets_path(name).exists()),
             images=images,
             share=share,
@@ -167,13 +171,13 @@ def verify(
 
 @dataclass
 class Targets:
-    """What was found.
+    """The shards to verify.
 
     Attributes:
-        shards: Path or URL, and line in the index, of each shard that is there, in the order of the index, then by
-            name. Remote ones are those that the index lists.
-        findings: What is wrong with the indexes, and with what they list.
-        indexes: Folders with an index, and the index where it reads.
+        shards: Path or URL of each existing shard, with its index entry, in the order of the index, then by name. Of a
+            remote folder, the shards that its index lists.
+        findings: Faults of the indexes, and shards that are missing or not listed.
+        indexes: Folders with an index; None for an index that cannot be read.
     """
 
     shards: dict[str, ShardEntry | None] = field(default_factory=dict)
@@ -182,24 +186,24 @@ class Targets:
 
 
 def find_targets(path: str) -> Targets:
-    """Find the shards and read the indexes of their folders; what is missing or not listed is a finding and no error.
+    """Find the shards and read the indexes of their folders. A missing or unlisted shard is a finding, not an error.
 
     Args:
         path: A shard, folder, glob or brace pattern; several joined by `::`.
 
     Raises:
-        StorageError: There is nothing at all, or a folder cannot be listed; a remote one also where it has no index.
+        StorageError: No shard was found, a folder cannot be listed, or a remote folder has no index.
     """
     targets = Targets()
 
     def open_index(folder: str) -> FolderIndex | None:
         if is_local(folder):
-            index, findings = look_at_index(Path(folder))
+            index, findings = check_index(Path(folder))
             run = find_unfinished(Path(folder))
             if run is not None:
                 targets.findings.append(Finding("unfinished", str(run.folder), f"{run.problem}. {run.remedy}"))
         else:
-            index, findings = _look_at_remote_index(folder)
+            index, findings = _check_remote_index(folder)
         targets.findings += findings
         index = index and replace(index, folder=folder)
         if index is not None or findings:
@@ -215,8 +219,8 @@ def find_targets(path: str) -> Targets:
     return targets
 
 
-def look_at_index(folder: Path) -> tuple[FolderIndex | None, tuple[Finding, ...]]:
-    """The index of a folder, None where there is none that reads, and what is wrong with its two forms."""
+def check_index(folder: Path) -> tuple[FolderIndex | None, tuple[Finding, ...]]:
+    """Return the index of a folder, None if it does not exist or cannot be read, and the faults of its two forms."""
     path, twin = folder / INDEX_NAME, folder / BINARY_NAME
     if not path.is_file():
         if twin.exists():
@@ -238,7 +242,7 @@ def look_at_index(folder: Path) -> tuple[FolderIndex | None, tuple[Finding, ...]
 
 
 def read_classes_of(folder: str, findings: list[Finding]) -> tuple[str, ...] | None:
-    """The class names of a folder; None where it has none. A `classes.json` that is invalid is a finding."""
+    """Return the class names of a folder, None without `classes.json`. An invalid file is added to `findings`."""
     try:
         return read_classes(folder)
     except (FolderIndexError, StorageError) as err:
@@ -247,8 +251,8 @@ def read_classes_of(folder: str, findings: list[Finding]) -> tuple[str, ...] | N
         return None
 
 
-def _look_at_remote_index(url: str) -> tuple[FolderIndex | None, tuple[Finding, ...]]:
-    """As `look_at_index`, of a remote folder; where that can be listed, shards that are not in the index too."""
+def _check_remote_index(url: str) -> tuple[FolderIndex | None, tuple[Finding, ...]]:
+    """Check the index of a remote folder as `check_index` does, and find unlisted shards of a bucket."""
     with tempfile.TemporaryDirectory() as room:
         for name in (INDEX_NAME, BINARY_NAME):
             try:
@@ -258,7 +262,7 @@ def _look_at_remote_index(url: str) -> tuple[FolderIndex | None, tuple[Finding, 
                     raise
             else:
                 publish_bytes(Path(room) / name, data)
-        index, findings = look_at_index(Path(room))
+        index, findings = check_index(Path(room))
         found = [replace(one, file=join_url(url, Path(one.file).name)) for one in findings]
     if index is None:
         return None, tuple(found)
@@ -272,7 +276,7 @@ def _look_at_remote_index(url: str) -> tuple[FolderIndex | None, tuple[Finding, 
 
 
 def _compare(twin: BinaryIndex, index: FolderIndex | None) -> str:
-    """In what the twin differs, though its digests hold."""
+    """Return how index.bin, whose digests are right, differs from index.json; "" if they agree."""
     if index is None:
         return ""
     entries = index.entries
@@ -289,16 +293,16 @@ def _compare(twin: BinaryIndex, index: FolderIndex | None) -> str:
 
 
 def _plain(err: WdskitError, path: Path) -> str:
-    """The error's first line without the file that the finding names anyway."""
+    """Return the first line of an error without the path, which the finding names."""
     return shorten(str(err).removeprefix(f"{path}: ").partition("\n")[0].rstrip("."))
 
 
 def find_odd(folder: str, reports: Sequence[ShardReport]) -> tuple[Finding, ...]:
-    """One finding for each set of fields but the commonest, the rarest last. One image is as good as another: samples
-    with `jpg` and samples with `png` have the same fields.
+    """Return one finding for each set of fields but the most common, the rarest last. All image formats count as one
+    field: samples with `jpg` and samples with `png` have the same fields.
 
     Args:
-        folder: What the last finding names, where there are more than are listed.
+        folder: The path that the last finding names if only some are listed.
         reports: The shards.
     """
     counts: Counter[Fields] = Counter()
@@ -331,21 +335,21 @@ def find_odd(folder: str, reports: Sequence[ShardReport]) -> tuple[Finding, ...]
 
 
 def _kind_of(name: str) -> str:
-    """A field's name, with one extension for all images."""
+    """Return a field's name, with one extension for all images."""
     return f"{name.rpartition('.')[0]}.<image>" if is_image_field(name) else name
 
 
 def find_skew(folder: str, reports: Sequence[ShardReport], world_size: int, loader_workers: int) -> tuple[Finding, ...]:
-    """Whether ranks x workers that take whole shards in turn get alike many samples.
+    """Return a finding if workers that take whole shards in turn get different numbers of samples.
 
     Args:
-        folder: What the finding names.
+        folder: The path that the finding names.
         reports: The shards in order.
         world_size: Ranks, 1 or more.
         loader_workers: Workers of each rank, 1 or more.
 
     Raises:
-        ConfigError: One is less.
+        ConfigError: `world_size` or `loader_workers` is less than 1.
     """
     if world_size < 1 or loader_workers < 1:
         raise ConfigError(f"world_size and loader_workers are 1 or more, not {world_size} and {loader_workers}.")
@@ -367,15 +371,15 @@ def find_skew(folder: str, reports: Sequence[ShardReport], world_size: int, load
 
 
 MAX_PLACES = 3
-"""Places of one key that are looked up."""
+"""Samples with one key hash that are compared by their keys."""
 
 
 def find_repeats(folder: str, reports: Sequence[ShardReport]) -> tuple[Finding, ...]:
-    """One finding for each key that comes twice, up to `MAX_LISTED`.
+    """Return one finding for each repeated key, up to `MAX_LISTED`.
 
     Args:
-        folder: What the findings name where the key cannot be read again.
-        reports: All shards that should have no key in common.
+        folder: The path that a finding names if the shard has none.
+        reports: The shards, which should have no key in common.
     """
     repeated = find_repeated(*(one.hashes for one in reports))
     if not len(repeated):
@@ -395,7 +399,7 @@ def find_repeats(folder: str, reports: Sequence[ShardReport]) -> tuple[Finding, 
 
 
 def _confirm(folder: str, places: Sequence[tuple[ShardReport, int]]) -> Finding | None:
-    """The finding, unless the keys differ and only their hashes are equal: once in 400,000 data sets of 10**7 keys."""
+    """Return the finding, or None if only the hashes of the keys are equal: once in 400,000 data sets of 10**7 keys."""
     seen: dict[str, ShardReport] = {}
     for report, number in places:
         key, path = read_key(report, number), shown_url(report.path)

@@ -1,4 +1,4 @@
-"""One pass over one shard that goes on after what is wrong: everything that `verify` says of it."""
+"""Check one shard in one pass, and continue after each fault."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ MAX_FIELD_SETS = 100
 """Most sets of fields that are counted separately in one shard."""
 
 OTHER_FIELDS: Fields = ("...",)
-"""What stands for all field sets beyond that."""
+"""Stands for all other field sets."""
 
 DRAIN_BYTES = 1 << 20
 
@@ -100,7 +100,7 @@ _HOSTILE = {
 
 
 class FindingList:
-    """Collects the findings of one file; of each kind the first few, and the number of the rest."""
+    """Collects the findings of one file: the first few of each kind, and the number of the rest."""
 
     def __init__(self, file: str) -> None:
         self.file = file
@@ -108,13 +108,13 @@ class FindingList:
         self._counts: dict[Kind, int] = {}
 
     def add(self, kind: Kind, problem: str, *, offset: int | None = None, key: str | None = None) -> None:
-        """Note one."""
+        """Add a finding."""
         count = self._counts[kind] = self._counts.get(kind, 0) + 1
         if count <= MAX_LISTED:
             self._found.append(Finding(kind, self.file, shorten(problem), offset, key and shorten(key)))
 
     def listed(self) -> tuple[Finding, ...]:
-        """The findings in the order in which they came; the last listed of a kind says how many were not."""
+        """Return the findings in order; the last one of each kind has the number of those that are not listed."""
         found = list(self._found)
         for kind, count in self._counts.items():
             if count > MAX_LISTED:
@@ -125,18 +125,18 @@ class FindingList:
 
 @dataclass(frozen=True)
 class CheckJob:
-    """One shard to look at. It is sent to a worker process.
+    """One shard to check. It is sent to a worker process.
 
     Attributes:
         path: The file.
-        number: Its place among the shards.
-        entry: Its line in the folder's index; None without one.
-        has_offsets: Whether an .idx belongs beside it.
-        images: How each image is checked.
-        share: Of its samples whose images are checked, None for all.
-        seed: Chooses them.
+        number: Its number among the shards.
+        entry: Its entry in the folder's index; None without an index.
+        has_offsets: Whether it must have an .idx.
+        images: How images are checked.
+        share: The share of its samples whose images are checked, None for all.
+        seed: Chooses these samples.
         max_pixels: Most pixels of an image.
-        num_classes: Classes in its folder's classes.json; None without one.
+        num_classes: Classes in its folder's classes.json; None without this file.
     """
 
     path: str
@@ -152,7 +152,7 @@ class CheckJob:
 
 @dataclass
 class FieldSet:
-    """How many samples of a shard have the same fields, and the key of the first."""
+    """Number of samples of a shard with the same fields, and the key of the first."""
 
     count: int
     key: str
@@ -160,20 +160,20 @@ class FieldSet:
 
 @dataclass
 class ShardReport:
-    """What a pass found.
+    """The result of one pass.
 
     Attributes:
         path: The file.
-        num_samples: Whole samples, in a damaged shard those before the damage.
+        num_samples: Whole samples; in a damaged shard, those before the damage.
         num_bytes: Bytes of the file.
         is_whole: Whether it was read to its end marker.
         num_images: Images that were checked.
         num_large: Members over `limits.MAX_CHECKED_BYTES`.
         num_ignored: Members that belong to no sample.
-        findings: What is wrong.
+        findings: The faults.
         starts: Byte offset of each sample, then the end of the last, (num_samples + 1,) uint64; 8 bytes a sample.
-        hashes: 64 bits of each sample's key, (num_samples,) uint64; 8 bytes a sample.
-        field_sets: Samples by their fields, sorted.
+        hashes: A 64-bit hash of each sample's key, (num_samples,) uint64; 8 bytes a sample.
+        field_sets: Number of samples for each sorted set of fields.
     """
 
     path: str
@@ -190,9 +190,9 @@ class ShardReport:
 
 
 def check_shard(job: CheckJob) -> ShardReport:
-    """Read a shard from end to end, digest it, and note all that is invalid.
+    """Read a shard from end to end, and report all faults.
 
-    Behind damage to the tar's structure the samples are not looked at any more; the digest is taken of the whole file.
+    After damage to the tar's structure, samples are not checked any more; the digest is that of the whole file.
     """
     return _ShardCheck(job).run()
 
@@ -241,12 +241,12 @@ class _ShardCheck:
         return report
 
     def _read(self, shard: DigestedFile[ByteStream]) -> None:
-        """Look at every member, then at the images of a share of the samples."""
+        """Check every member, then the images of the share."""
         report = self._report
         reader = ShardReader(
             shard.read,
             shard=self._job.path,
-            on_member=self._look_at_member,
+            on_member=self._check_member,
             on_sample=self._count,
             on_fault=lambda start, key, problem: self._found.add("name", problem, offset=start, key=key),
             hold_bytes=MAX_CHECKED_BYTES,
@@ -265,18 +265,18 @@ class _ShardCheck:
         while shard.read(DRAIN_BYTES):
             pass
         if self._job.share is not None and self._job.images != "none":
-            self._look_at_share(self._job.share)
+            self._check_share(self._job.share)
 
-    def _look_at_member(self, _: str, split: tuple[str, str] | None, start: int, data: bytes) -> None:
-        """Look at a member by itself. Nothing of it is kept."""
+    def _check_member(self, _: str, split: tuple[str, str] | None, start: int, data: bytes) -> None:
+        """Check the content of a member. The sample does not keep its data."""
         if split is not None:
             check = self._check_of(split[1])
             if check:
-                self._look(check, split[1], data, start, split[0])
+                self._check_field(check, split[1], data, start, split[0])
             if split[1] == "cls" and not isinstance(data, Passed):
-                self._look_at_label(data, start, split[0])
+                self._check_label(data, start, split[0])
 
-    def _look_at_label(self, data: bytes, start: int, key: str) -> None:
+    def _check_label(self, data: bytes, start: int, key: str) -> None:
         """Compare a label with the classes of the folder; -1 is a sample without a class."""
         num_classes = self._job.num_classes
         try:
@@ -288,8 +288,8 @@ class _ShardCheck:
             problem = f"cls: {number} is not the number of one of the {num_classes} classes in {CLASSES_NAME}"
             self._found.add("label", problem, offset=start, key=key)
 
-    def _look(self, check: Check, name: str, data: Buffer, start: int, key: str) -> None:
-        """Check what a field of JSON or with an image holds."""
+    def _check_field(self, check: Check, name: str, data: Buffer, start: int, key: str) -> None:
+        """Check a JSON field or an image."""
         if isinstance(data, Passed):
             self._report.num_large += 1
             return
@@ -301,8 +301,8 @@ class _ShardCheck:
             problem = f"{name}: {err}" if is_image else str(err)
             self._found.add("image" if is_image else "json", problem, offset=start, key=key)
 
-    def _look_at_share(self, share: Fraction) -> None:
-        """Check the images of a share of the samples, which are read again."""
+    def _check_share(self, share: Fraction) -> None:
+        """Read a share of the samples again, and check their images."""
         job, starts = self._job, self._report.starts.astype(np.int64)
         chosen = choose_samples(len(starts) - 1, share, seed=job.seed, shard=job.number, purpose="verify")
         with IndexedShard(job.path, open_ranges(job.path), starts, is_trusted=True) as shard:
@@ -320,10 +320,10 @@ class _ShardCheck:
                 for name, data in fields.items():
                     check = field_check(name, job.images, job.max_pixels) if is_image_field(name) else None
                     if check:
-                        self._look(check, name, data, start, key)
+                        self._check_field(check, name, data, start, key)
 
     def _count(self, number: int, start: int, stop: int, sample: Mapping[str, object]) -> None:  # noqa: ARG002
-        """Count a sample that is whole."""
+        """Count a whole sample."""
         key = str(sample["__key__"])
         if ".." in key or key[0] == "/" or not key.isprintable():  # 0.1 us a sample
             for problem, pattern in _HOSTILE.items():
@@ -338,7 +338,7 @@ class _ShardCheck:
         report.field_sets.setdefault(names, FieldSet(0, shorten(key))).count += 1
 
     def _compare_entry(self, shard: DigestedFile[ByteStream], *, is_whole: bool) -> None:
-        """What the index says of the file; of its samples only where all of them were seen."""
+        """Compare the file with its index entry; its samples only if the shard was read to its end."""
         entry = self._job.entry
         if entry is None:
             return
@@ -359,13 +359,13 @@ class _ShardCheck:
 
 
 def compare_offsets(path: str, report: ShardReport, *, entry: ShardEntry | None) -> str:
-    """What is invalid with a shard's .idx, "" where nothing is.
+    """Return the fault of a shard's .idx, "" if it is valid.
 
     Args:
         path: The shard.
-        report: Its size, where no index says which it should have, and where its samples start. Of a shard that is not
-            whole these are not all, and the offsets behind them are not compared.
-        entry: What the index says of the shard.
+        report: The start of each sample, and the size of the file if there is no index. Of a damaged shard, only the
+            offsets before the damage are compared.
+        entry: The shard's index entry.
     """
     num_bytes = report.num_bytes if entry is None else entry.num_bytes
     starts, is_whole = report.starts, report.is_whole
