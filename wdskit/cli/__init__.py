@@ -88,14 +88,14 @@ def main() -> None:
     """Run the command line of this process and exit."""
     # Names that the terminal's encoding lacks are shown as escapes instead of ending the command.
     for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(AttributeError):  # whoever replaced it, as tests do, decides
+        with contextlib.suppress(AttributeError):  # another object in its place, as in tests, decides itself
             stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
-    if sys.stdout is None:  # closed by whoever started this (`>&-`)
+    if sys.stdout is None:  # the caller closed it (`>&-`)
         sys.stdout = os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
     code = _run()
     try:
         sys.stdout.flush()
-    except BrokenPipeError:  # the reader left (`| head`): nobody is left to read it
+    except BrokenPipeError:  # the reader has ended (`| head`)
         _discard_output()
     except OSError as err:
         code = _cannot_print(err)
@@ -103,7 +103,7 @@ def main() -> None:
 
 
 def _discard_output() -> None:
-    """Leave what is in the buffer, which has nowhere to go."""
+    """Discard what is in the buffer of stdout."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
@@ -115,7 +115,7 @@ def _cannot_print(err: OSError) -> int:
 
 @functools.cache
 def _commands(word: str) -> Callable[..., object]:
-    """The command of this name, or all where none has it: typer takes 4 ms to make each of its function."""
+    """Return the command of this name, or all commands if there is none: typer takes 4 ms to make each of them."""
     wanted = copy.copy(app)
     commands = [info for info in app.registered_commands if info.name == word]
     groups = [info for info in app.registered_groups if info.name == word]

@@ -133,6 +133,6 @@ def show_result(result: BenchResult) -> None:
 
 
 def _rate(rate: Measured) -> tuple[str, str]:
-    """Samples/s, and how far repeats are from it."""
+    """Samples/s, and the range of the repeats."""
     spread = f"±{rate.spread_ratio:.0%}" if rate.least < rate.most else ""
     return f"{rate.median:,.0f}" if rate.median >= 100 else f"{rate.median:,.1f}", spread

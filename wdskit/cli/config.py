@@ -1,10 +1,9 @@
-"""`wdskit config`: check a configuration, show what it comes to, print its JSON schema."""
+"""`wdskit config`: check a configuration, show it as resolved, print its JSON schema."""
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -110,17 +109,13 @@ def _check_together(config: Config) -> None:
 
 
 def _unregistered(config: Config) -> list[str]:
-    """Names of functions that pipelines call and nobody has registered, in the order of the file."""
+    """Return the names of functions that pipelines call and that are not registered, in the order of the file."""
     from wdskit.stages.registry import registered_names
 
-    called = [name for stages in config.pipelines.values() for stage in stages for name in _called(stage)]
-    return [name for name in dict.fromkeys(called) if name not in registered_names()]
-
-
-def _called(stage: Any) -> Iterator[str]:
-    """The names of functions in one stage."""
-    settings: list[Any] = [getattr(stage, "fn", None), getattr(stage, "collate", None), *getattr(stage, "fns", ())]
-    if stage.name == "map_dict":
-        fields: Mapping[str, Any] = stage.fields
-        settings += fields.values()
-    yield from (name for name in settings if isinstance(name, str))
+    called: list[Any] = []
+    for stage in (stage for stages in config.pipelines.values() for stage in stages):
+        called += [getattr(stage, "fn", None), getattr(stage, "collate", None), *getattr(stage, "fns", ())]
+        if getattr(stage, "name", "") == "map_dict":
+            called += getattr(stage, "fields", {}).values()
+    names = dict.fromkeys(name for name in called if isinstance(name, str))
+    return [name for name in names if name not in registered_names()]

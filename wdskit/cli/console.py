@@ -93,7 +93,7 @@ def print_tables(tables: Iterable[Table]) -> None:
 
 
 def _render(console: Console, table: Table) -> str:
-    """The table's lines; where they are no terminal's, without the spaces that fill its last column."""
+    """Return the table's lines; outside a terminal, without the spaces that fill its last column."""
     with console.capture() as text:
         console.print(table)
     lines = text.get().rstrip("\n").split("\n")
@@ -101,7 +101,7 @@ def _render(console: Console, table: Table) -> str:
 
 
 def details_table(details: Iterable[tuple[str, str]], title: str | None = None) -> Table:
-    """A name and a value a line, escaped."""
+    """Make a table with a name and a value per line, escaped."""
     from rich import box
     from rich.table import Table
     from rich.text import Text
@@ -116,7 +116,7 @@ def details_table(details: Iterable[tuple[str, str]], title: str | None = None) 
 
 
 def numbers_table(titles: Sequence[str], rows: Iterable[Sequence[str]], *, text: str = "") -> Table:
-    """A column of names, then columns of numbers, or of text under the title `text`; all escaped."""
+    """Make a table with a column of names, then columns of numbers, or of text under the title `text`; all escaped."""
     from rich import box
     from rich.table import Table
 
@@ -131,7 +131,7 @@ def numbers_table(titles: Sequence[str], rows: Iterable[Sequence[str]], *, text:
 
 
 def print_summary(details: Iterable[tuple[str, str]], notes: Iterable[str]) -> None:
-    """What a run wrote: a line a value, then notes. Where nobody reads it (`| head`), the run was good nevertheless."""
+    """Print what a run wrote: one value per line, then notes. A closed pipe (`| head`) is not an error of the run."""
     from rich.table import Table
 
     table = Table(show_header=False, box=None, pad_edge=False)
@@ -150,7 +150,7 @@ def ignored_note(num_ignored: int) -> str:
 
 @contextlib.contextmanager
 def _show_bar(*columns: Any, **options: Any) -> Iterator[Any]:
-    """A bar of rich on stderr while the block runs, where that is a terminal."""
+    """Show rich's progress bar on stderr while the block runs, if stderr is a terminal."""
     from rich.progress import Progress
 
     console = make_console(stderr=True)
@@ -161,7 +161,7 @@ def _show_bar(*columns: Any, **options: Any) -> Iterator[Any]:
 
 
 class _Log:
-    """Prints a line on stderr once a minute where no bar can be shown: a job's log is not a terminal."""
+    """Prints a line on stderr once a minute if no bar can be shown, as in a job's log."""
 
     def __init__(self, *, is_silent: bool) -> None:
         self._start_s = time.monotonic()
@@ -177,10 +177,10 @@ class _Log:
 
 @contextlib.contextmanager
 def show_bytes(title: str) -> Iterator[Callable[[int, int | None], None]]:
-    """A bar with MB/s and the time left.
+    """Show a bar with MB/s and the time left.
 
     Yields:
-        The function to call: bytes so far, bytes in all or None where that is unknown.
+        The function to call with the bytes so far, and with all bytes or None if their number is unknown.
     """
     from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
@@ -190,17 +190,22 @@ def show_bytes(title: str) -> Iterator[Callable[[int, int | None], None]]:
 
         def show(done: int, total: int | None) -> None:
             bar.update(task, completed=done, total=total)
-            log.note(lambda seconds: f"{title}: {_byte_rates(done, total, seconds)}")
+            size = format_bytes(done) + ("" if total is None else f" of {format_bytes(total)}")
+            log.note(
+                lambda seconds: "  ".join(
+                    [f"{title}: {size}", f"{format_bytes(done / seconds)}/s", *_time_left(done, total, seconds)]
+                )
+            )
 
         yield show
 
 
 @contextlib.contextmanager
 def show_steps() -> Iterator[Callable[[str, int, int], None]]:
-    """A bar with the time left.
+    """Show a bar with the time left.
 
     Yields:
-        The function to call: what comes next, steps so far, steps in all.
+        The function to call with the next step's name, the steps so far, and all steps.
     """
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 
@@ -217,8 +222,8 @@ def show_steps() -> Iterator[Callable[[str, int, int], None]]:
 
 @contextlib.contextmanager
 def show_packing() -> Iterator[OnProgress]:
-    """A bar with samples/s, MB/s and the time left, one after the other for each stage of packing. Where Ctrl-C ends
-    the block, a line says what that leaves.
+    """Show a bar with samples/s, MB/s and the time left, a new one for each stage of packing. After Ctrl-C, a line says
+    how packing continues.
     """
     from rich.progress import BarColumn, Task, TextColumn
     from rich.text import Text
@@ -257,7 +262,7 @@ def show_packing() -> Iterator[OnProgress]:
 
 
 def _rates(now: Progress, seconds: float) -> str:
-    """`1,200 of 40,000  812 samples/s  95.1 MB/s  0:00:48 left`, as far as that is known."""
+    """`1,200 of 40,000  812 samples/s  95.1 MB/s  0:00:48 left`, without the unknown parts."""
     rates = [format_count(now.num_samples)]
     if now.total_samples is not None:
         rates[0] += f" of {format_count(now.total_samples)}"
@@ -270,12 +275,6 @@ def _rates(now: Progress, seconds: float) -> str:
         else:
             rates += _time_left(now.num_bytes, now.total_bytes, seconds)
     return "  ".join(rates)
-
-
-def _byte_rates(done: int, total: int | None, seconds: float) -> str:
-    """`1.20 GB of 40.0 GB  95.1 MB/s  0:06:48 left`, as far as that is known."""
-    size = format_bytes(done) + ("" if total is None else f" of {format_bytes(total)}")
-    return "  ".join([size, f"{format_bytes(done / seconds)}/s", *_time_left(done, total, seconds)])
 
 
 def _time_left(done: int, total: int | None, seconds: float) -> list[str]:

@@ -48,11 +48,11 @@ def ls_command(
         raise typer.BadParameter(f"{escape(path)} is a {target.kind}, but --members lists one shard.")
     rows: Iterator[Row]
     if target.kind != "shard":
-        titles, rows = "shard >samples >size fields", map(_shard_row, list_valid_shards(target, limit=limit))
+        titles, rows = "shard >samples >size fields", map(_show_shard, list_valid_shards(target, limit=limit))
     elif members:
-        titles, rows = ">offset >size member", map(_member_row, islice(list_members(target.urls[0]), limit))
+        titles, rows = ">offset >size member", map(_show_member, islice(list_members(target.urls[0]), limit))
     else:
-        titles, rows = ">number >offset key fields", map(_sample_row, islice(list_samples(target.urls[0]), limit))
+        titles, rows = ">number >offset key fields", map(_show_sample, islice(list_samples(target.urls[0]), limit))
     if json:
         for document, _ in rows:
             print_json(document)
@@ -61,25 +61,25 @@ def ls_command(
         print(line)
 
 
-def _shard_row(row: ShardRow) -> Row:
+def _show_shard(row: ShardRow) -> Row:
     cells = row.name, format_count(row.num_samples), format_bytes(row.num_bytes), " ".join(row.fields)
     return {"shard" if name == "name" else name: value for name, value in vars(row).items()}, cells
 
 
-def _sample_row(row: SampleRow) -> Row:
+def _show_sample(row: SampleRow) -> Row:
     fields = ", ".join(f"{name} {format_bytes(size)}" for name, size in row.fields)
     document = {"number": row.number, "offset": row.offset, "key": row.key, "fields": dict(row.fields)}
     return document, (str(row.number), str(row.offset), row.key, fields)
 
 
-def _member_row(row: MemberRow) -> Row:
+def _show_member(row: MemberRow) -> Row:
     document = {"offset": row.offset, "num_bytes": row.num_bytes, "member": row.name}
     return document, (str(row.offset), format_bytes(row.num_bytes), row.name)
 
 
 def _align(header: str, rows: Iterator[tuple[str, ...]]) -> Iterator[str]:
-    """The rows as lines under a line of titles, those flushed right that start with `>`; rows that came before an error
-    are shown before it.
+    """Yield the rows as lines under a line of titles. A column whose title starts with `>` is flushed right. Rows that
+    came before an error are yielded before it is raised.
     """
     from rich.cells import cell_len
 

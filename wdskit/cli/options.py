@@ -102,8 +102,8 @@ class Group(typer.core.TyperGroup):
 
 
 class Command(typer.core.TyperCommand):
-    """A command whose help is plain text: its options in their groups (`rich_help_panel`; typer draws boxes around
-    them), and the lines under `Examples:` in its docstring as they are.
+    """A command whose help is plain text: its options in their groups (`rich_help_panel`, without typer's boxes), and
+    the unchanged lines under `Examples:` in its docstring.
     """
 
     def __init__(self, *args: Any, **settings: Any) -> None:
@@ -111,7 +111,7 @@ class Command(typer.core.TyperCommand):
         self.help, _, self.epilog = (self.help or "").partition("\n\nExamples:\n")
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        """All of it, without rich: older versions of typer use that whatever the application says."""
+        """Write the whole help without rich, which older versions of typer use for every application."""
         self.format_usage(ctx, formatter)
         self.format_help_text(ctx, formatter)
         self.format_options(ctx, formatter)

@@ -18,7 +18,7 @@ WAS_DONE = "Nothing to do: {} already holds all of it."
 
 
 def print_result(result: PackResult) -> None:
-    """The table that says what was written, or what would be, and the first rows that were left out."""
+    """Print the table of what `pack` wrote or would write, and the first rows that it left out."""
     print_summary(_facts(result), _notes(result))
 
 
@@ -96,7 +96,7 @@ def _written(result: PackResult) -> Iterator[tuple[str, str]]:
     yield "samples", format_count(result.num_samples)
     fields = sorted({field for entry in result.entries for field in entry.fields})
     plan, total = result.plan, result.num_samples
-    # How many samples have a field, where that is known and not all of them: `cls, jpg (5 of 13), json`.
+    # A field that only some samples have shows their number: `cls, jpg (5 of 13), json`.
     counts = plan.num_fields if plan and plan.num_samples == total and {*plan.num_fields} == {*fields} else {}
     parts = {field: counts[field] for field in fields if counts.get(field, total) != total}
     of = {field: f"{field} ({format_count(count)} of {format_count(total)})" for field, count in parts.items()}
@@ -126,7 +126,7 @@ def _planned(result: PackResult) -> Iterator[tuple[str, str]]:
 
 
 def _splits(result: PackResult) -> Iterator[tuple[str, str]]:
-    """A line for each split, of what was written or would be."""
+    """Yield one line for each split that was written or would be written."""
     written = {entry.name: entry for entry in result.entries}
     for split, planned in result.plan.splits.items() if result.plan else ():
         shards = [written.get(shard.name, shard) for shard in planned if not written or shard.name in written]

@@ -121,7 +121,7 @@ def _part(count: int, of: int) -> str:
 
 
 def _classes(classes: Sequence[ClassStats]) -> Iterator[Sequence[str]]:
-    """All classes in their order where they are few, else the commonest and the rarest."""
+    """Yield all classes in their order, or of many the most common and the rarest."""
     from wdskit.shards.stats import choose_classes
 
     shown = choose_classes(classes, NUM_CLASSES_SHOWN)

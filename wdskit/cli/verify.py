@@ -1,4 +1,4 @@
-"""`wdskit verify`: are the shards what they should be?"""
+"""`wdskit verify`: check shards against their index, and check their content."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ _NAMES = ("category", "label", "class", "name", "category_name", "category_id")
 
 
 def summarize(sample: ViewedSample) -> dict[str, Any]:
-    """What a card of the grid shows: key, class, image with its size, masks and boxes."""
+    """Return what a card of the grid shows: key, class, image with its size, masks and boxes."""
     main, masks = find_images(sample)
     found: dict[str, Any] = {
         "row": sample.row,
@@ -50,7 +50,7 @@ def summarize(sample: ViewedSample) -> dict[str, Any]:
 
 
 def describe(sample: ViewedSample) -> dict[str, Any]:
-    """What the dialog shows: as `summarize`, and the shard and all fields with their sizes and what they hold."""
+    """Return what the dialog shows: the values of `summarize`, the shard, and all fields with size and content."""
     fields = [
         {"name": printable(name), "num_bytes": len(data), "text": _text_of(name, data)}
         for name, data in sample.fields.items()
@@ -59,7 +59,7 @@ def describe(sample: ViewedSample) -> dict[str, Any]:
 
 
 def find_images(sample: ViewedSample) -> tuple[str | None, list[str]]:
-    """The field of the image and those of its masks: images that store one number a pixel, where another does not."""
+    """Return the field of the image and the fields of its masks: further images that store one number per pixel."""
     images = [name for name in sample.fields if is_image_field(name)]
     masks = [name for name in images if may_be_mask(sample.fields[name], max_pixels=MAX_PIXELS)]
     main = next((name for name in images if name not in masks), images[0] if images else None)
@@ -77,7 +77,7 @@ def class_name(fields: Mapping[str, Buffer], classes: Sequence[str]) -> str:
 
 
 def boxes_of(sample: ViewedSample) -> list[dict[str, Any]]:
-    """The boxes in the JSON of a sample: x, y, width and height in pixels of the image, and a label; the first ones."""
+    """Return the first boxes in the JSON of a sample: x, y, width and height in pixels of the image, and a label."""
     found: list[dict[str, Any]] = []
     for name, data in sample.fields.items():
         if is_json_field(name):
@@ -94,7 +94,7 @@ def boxes_of(sample: ViewedSample) -> list[dict[str, Any]]:
 
 
 def _boxes(value: object) -> Iterator[tuple[list[float], object]]:
-    """Boxes as COCO has them: `bbox` or `boxes` of the sample, or `bbox` of each of its annotations or objects."""
+    """Yield boxes as COCO stores them: `bbox` or `boxes` of the sample, or `bbox` of its annotations or objects."""
     if not isinstance(value, Mapping):
         return
     categories = value.get("categories")
@@ -116,7 +116,7 @@ def _boxes(value: object) -> Iterator[tuple[list[float], object]]:
 
 
 def _box(value: object) -> list[float] | None:
-    """Four numbers, of which the last two are positive; None for anything else."""
+    """Return four numbers whose last two are positive; None for any other value."""
     if not isinstance(value, list) or len(value) != 4:
         return None
     if any(isinstance(one, bool) or not isinstance(one, int | float) for one in value):
@@ -129,7 +129,7 @@ def _box(value: object) -> list[float] | None:
 
 
 def _text_of(name: str, data: Any) -> str | None:
-    """What a field of text, JSON or a number holds, or what is wrong with it; None for any other."""
+    """Return the content of a text, JSON or number field, or why it is invalid; None for other fields."""
     if name.rpartition(".")[2].lower() not in JSON_FIELDS | TEXT_FIELDS | INT_FIELDS:
         return None
     try:

@@ -1,4 +1,4 @@
-"""The samples of a data set in an order, each read when it is asked for: only indexes are read before."""
+"""The samples of a data set in an order. Only indexes are read first; each sample is read on request."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ class ViewedSample(NamedTuple):
     """One sample.
 
     Attributes:
-        row: Its place among those that are shown.
+        row: Its number among the shown samples.
         shard: Path or URL of its shard.
         key: Its key.
-        fields: The bytes of its fields, views of what was read.
-        classes: Names by class number of its folder, empty where there are none.
+        fields: The bytes of its fields; they may be views of one buffer.
+        classes: Names by class number of its folder, empty without classes.json.
     """
 
     row: int
@@ -51,10 +51,10 @@ class SearchResult(NamedTuple):
     """What a search has found so far.
 
     Attributes:
-        rows: Those that match, rising.
-        stop: The row to go on with, None at the end.
+        rows: Rows that match, rising.
+        stop: The row where the search continues, None at the end.
         num_unanswered: Rows for which the filter has no answer, or that cannot be read.
-        problem: Why not, of the first of them.
+        problem: The reason for the first of these rows.
     """
 
     rows: list[int]
@@ -64,7 +64,7 @@ class SearchResult(NamedTuple):
 
 
 class _RankPositions(Sequence[int]):
-    """The positions that a rank takes in an epoch, without padding, found when they are asked for."""
+    """The positions that a rank takes in an epoch, without padding. They are computed on request."""
 
     def __init__(self, order: Order, start: int, steps: Steps, rank: int, ranks_per_node: int) -> None:
         dealt_to = functools.partial(dealt, order, start, steps, rank=rank, ranks_per_node=ranks_per_node)
@@ -113,14 +113,14 @@ class SampleView:
         return sample
 
     def read_each(self, rows: Sequence[int]) -> Iterator[ViewedSample | WdskitError]:
-        """Many samples in turn; the error of one that cannot be read stands in its place."""
+        """Yield samples in turn; for a sample that cannot be read, its error."""
         for first in range(0, len(rows), _ROWS_AT_ONCE):
             part = rows[first : first + _ROWS_AT_ONCE]
             shards, numbers = self._order.take(np.array([self._positions[row] for row in part], dtype=np.int64))
             yield from self._read_together(part, shards, numbers) or self._read_apart(part, shards, numbers)
 
     def _read_together(self, rows: Sequence[int], shards: Ints, numbers: Ints) -> Iterator[ViewedSample] | None:
-        """For a tenth of the time of one by one; None where they are large, not alike, or one cannot be read."""
+        """Read samples together, ten times as fast; None if they are large, differ in fields, or one is invalid."""
         if len(rows) < 2 or self._shards.mean_bytes(shards) > _BYTES_AT_ONCE:
             return None
         try:
@@ -152,14 +152,14 @@ class SampleView:
     def find(
         self, start: int, *, text: str = "", expression: Expression | None = None, limit: int, seconds: float
     ) -> SearchResult:
-        """Search from a row on, until so many are found or the time is over.
+        """Search rows until `limit` rows are found or the time is over.
 
         Args:
-            start: The first row to look at.
-            text: What the key holds.
-            expression: What is true of the sample.
+            start: The first row to check.
+            text: Text that the key must contain.
+            expression: Condition that must be true for the sample.
             limit: Most rows to find.
-            seconds: About how long to look; one row is looked at in any case.
+            seconds: Approximate time; at least one row is checked.
         """
         end = time.monotonic() + seconds
         rows: list[int] = []
@@ -187,7 +187,7 @@ def _matches(sample: ViewedSample | WdskitError, text: str, expression: Expressi
 
 
 def open_folder(shards: str, *, split: str | None = None) -> SampleView:
-    """The samples of indexed shards in the order of the index.
+    """Open the samples of indexed shards in the order of the index.
 
     Args:
         shards: A folder, glob or brace pattern, several joined by `::`.
@@ -212,7 +212,7 @@ def open_order(
     gpus_per_node: int = 8,
     epoch: int = 0,
 ) -> SampleView:
-    """The samples of a pipeline in the order in which a rank gets them in an epoch.
+    """Open the samples of a pipeline in the order in which a rank gets them in an epoch.
 
     Args:
         config: A YAML file.
@@ -225,7 +225,7 @@ def open_order(
 
     Raises:
         ConfigError: The configuration has problems; all of them are listed.
-        PipelineError: It has no planned source, or cannot run on so many ranks.
+        PipelineError: The pipeline has no planned source, or cannot run on `world_size` ranks.
         StorageError, FolderIndexError, SelectionError: The shards cannot be listed, or have no index.
     """
     if not 0 <= rank < world_size:

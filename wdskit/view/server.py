@@ -1,9 +1,9 @@
 """The page of `wdskit view`, for one person on this machine.
 
-What shards hold is whatever somebody wrote: text goes to the page as JSON and becomes text there, never markup; images
-are decoded here and encoded anew; and the page's policy lets nothing run but its one script. Other pages in the same
-browser lack the token without which nothing is answered, and a request that names another host is refused, so that no
-name elsewhere can be made to lead here.
+The content of shards may be hostile. Text is sent to the page as JSON and becomes text there, never markup; images are
+decoded here and encoded again; and the page's policy runs only its one script. A request without the token is refused,
+so other pages in the same browser get no answer. A request that names another host is refused too, so that no foreign
+host name can point to this server.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ _HEADERS = {
 
 
 class Guard:
-    """Answers only what names this host and the token, as the first part of the path."""
+    """Answers only requests that name this host, and the token as the first part of the path."""
 
     def __init__(self, app: ASGIApp, token: str) -> None:
         self._app = app
@@ -92,14 +92,14 @@ class Guard:
 
 
 class Page:
-    """What the page asks for, of some samples. Its methods run in threads."""
+    """Answers the requests of the page. Its methods run in threads."""
 
     def __init__(self, samples: SampleView) -> None:
         self._samples = samples
         self._decoding = threading.Lock()  # one image at a time: many large ones would take all memory
 
     def routes(self) -> list[Route]:
-        """Path and method of each."""
+        """Return path and method of each request."""
         by_path = {
             "/api/about": self.about,
             "/api/page": self.page,
@@ -112,11 +112,11 @@ class Page:
         return [Route(path, method) for path, method in by_path.items()]
 
     def about(self, _: Request) -> Response:
-        """What is shown, and how many samples."""
+        """Answer with the title and the number of samples."""
         return JSONResponse({"title": printable(self._samples.title), "num_samples": len(self._samples)})
 
     def page(self, request: Request) -> Response:
-        """The samples of some rows, named one by one, or those from `start` on."""
+        """Answer with the samples of the named rows, or of `count` rows from `start`."""
         rows = [self._row(text) for text in request.query_params.getlist("row")[:MAX_PAGE]]
         if not rows and "start" in request.query_params:
             start = self._row(request.query_params["start"])
@@ -140,11 +140,11 @@ class Page:
         )
 
     def sample(self, request: Request) -> Response:
-        """All of one sample."""
+        """Answer with all fields of one sample."""
         return JSONResponse(describe(self._samples.read(self._row(request.query_params.get("row", "")))))
 
     def find(self, request: Request) -> Response:
-        """The next rows whose keys hold `text` and for which `filter` is true; `next` is where to go on."""
+        """Answer with the next rows whose keys contain `text` and for which `filter` is true; `next` continues."""
         query = request.query_params
         text, condition = query.get("text", "")[:_MOST_CHARS], query.get("filter", "")
         found = self._samples.find(
@@ -164,7 +164,7 @@ class Page:
         )
 
     def counts(self, _: Request) -> Response:
-        """Classes and sizes of rows that are spread evenly over all, or of all where they are few."""
+        """Answer with the charts of classes and sizes, counted in at most `NUM_COUNTED` evenly spread rows."""
         return JSONResponse(self._counted)
 
     @functools.cached_property
@@ -206,14 +206,14 @@ class Page:
         }
 
     def image(self, request: Request) -> Response:
-        """An image field as a JPEG of at most `side` pixels."""
+        """Answer with an image field as a JPEG of at most `side` pixels."""
         data, side = self._image(request)
         with self._decoding:
             picture, _ = make_thumbnail(data, side=side, max_pixels=MAX_SHOWN_PIXELS)
         return Response(picture, media_type="image/jpeg")
 
     def mask(self, request: Request) -> Response:
-        """A mask as a PNG of colours."""
+        """Answer with a mask as a PNG of colours."""
         data, side = self._image(request)
         with self._decoding:
             picture = make_mask_overlay(data, side=side, max_pixels=MAX_SHOWN_PIXELS)
@@ -238,7 +238,7 @@ def _number(text: str, least: int, most: int) -> int:
 
 
 def make_app(samples: SampleView, token: str) -> Guard:
-    """The application: everything stands below `/<token>/`."""
+    """Make the application. All its paths start with `/<token>/`."""
 
     def asset(name: str, kind: str) -> Callable[[Request], Response]:
         data = resources.files("wdskit.view").joinpath(name).read_bytes()
