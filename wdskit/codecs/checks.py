@@ -57,7 +57,7 @@ def read_header(head: Callable[[int], bytes]) -> ImageHeader:
                 continue
             structure.check_pixels(header.width, header.height, max_pixels=_ANY_PIXELS)
             return header
-        if is_last or not name:  # Pillow wants the whole file: a TIFF's header may stand at its end
+        if is_last or not name:  # Pillow needs the whole file: a TIFF's header may be at its end
             image = open_pillow(data, max_pixels=_ANY_PIXELS)
             return ImageHeader(image.format or "", *image.size, image.mode)
     raise AssertionError
@@ -72,7 +72,7 @@ def check_image(data: Buffer, *, max_pixels: int = MAX_PIXELS) -> None:
 
     Raises:
         ImageTooLarge: The header promises more than `max_pixels`.
-        DecodeError: What is wrong, and at which byte.
+        DecodeError: The file is damaged; the message has the byte.
     """
     name = image_format(data)
     view = memoryview(data).cast("B")
@@ -99,7 +99,7 @@ def check_image_field(field: str, data: Buffer, level: ImageLevel, *, max_pixels
         max_pixels: Compared with the header before any pixel is decoded.
 
     Raises:
-        DecodeError: It is not.
+        DecodeError: The content does not match the name, or is damaged.
     """
     if level == "none":
         return
@@ -112,7 +112,7 @@ def check_image_field(field: str, data: Buffer, level: ImageLevel, *, max_pixels
 
 
 def field_check(name: str, images: ImageCheck, max_pixels: int) -> Check | None:
-    """What looks at the bytes of a field; None where nothing does."""
+    """Return the check of a field's content; None for a field that is not checked."""
     if is_json_field(name):
         return functools.partial(decode_field, name)
     if images != "none" and is_image_field(name):

@@ -19,8 +19,8 @@ def decode_column(field: str, spans: Spans) -> list[Any] | NpyColumn | Spans:
     """The values of one field of many samples.
 
     Args:
-        field: As in `decode_field`; of a field that it gives back as bytes, so does this.
-        spans: Where the bytes stand.
+        field: As in `decode_field`. A field that `decode_field` returns as bytes is returned as `spans`.
+        spans: The bytes of the field in each sample.
 
     Raises:
         DecodeError: As `decode_field`, of any of the samples.
@@ -42,18 +42,18 @@ def decode_column(field: str, spans: Spans) -> list[Any] | NpyColumn | Spans:
 
 
 class NpyColumn:
-    """Arrays of many samples that are still where they were read, each checked as `decode_field` does.
+    """The arrays of many samples, not copied yet. Each npy header is checked as `decode_field` does.
 
     Args:
-        field: For messages.
-        spans: Where the files stand.
+        field: Name of the field, for messages.
+        spans: The npy files.
 
     Attributes:
-        shapes: Of each array.
-        dtype: Of all arrays; None where they differ in it, or one is in Fortran's order.
+        shapes: Shape of each array.
+        dtype: The dtype of all arrays; None if they differ, or if an array is in Fortran order.
 
     Raises:
-        DecodeError: One is not right.
+        DecodeError: A file is not a valid npy file.
     """
 
     def __init__(self, field: str, spans: Spans) -> None:
@@ -73,11 +73,11 @@ class NpyColumn:
         return len(self._headers)
 
     def arrays(self) -> list[Any]:
-        """As `decode_field` gives them."""
+        """Return each array as `decode_field` does."""
         return [decode_field(self._field, data[start:stop]) for data, start, stop in zip(*self._spans, strict=True)]
 
     def copy_to(self, stacked: NDArray[Any]) -> None:
-        """Write all arrays end to end into one that is C-contiguous, of their dtype and as large as they are."""
+        """Copy all arrays, end to end, into `stacked`: C-contiguous, with their dtype and the sum of their sizes."""
         joined = memoryview(stacked.reshape(-1).view(np.uint8).data)
         at = 0
         for header, data, start, stop in zip(self._headers, *self._spans, strict=True):

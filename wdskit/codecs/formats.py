@@ -57,7 +57,7 @@ def image_format(data: Buffer) -> str | None:
 
 
 def field_of_bytes(start: bytes) -> str | None:
-    """The field that an image's first 12 bytes name, None where they are those of no known format."""
+    """Return the field name for an image's first 12 bytes, None for an unknown format."""
     found = image_format(start)
     return next((field for field, name in _FORMATS.items() if name == found), None)
 

@@ -138,8 +138,8 @@ def decode_image(data: Buffer, spec: str, *, max_pixels: int) -> NDArray[Any] | 
 def decode_index(data: Buffer, *, max_pixels: int) -> NDArray[np.int32]:
     """The numbers that an image stores, one a pixel, as masks and depth maps have them.
 
-    Of a palette the places in it, of grey the numbers as they are, whatever their bits: 0 and 1 for one bit. No colour,
-    no scaling, no gamma.
+    For a palette image these are the palette's indexes, for a grey image the stored numbers of any bit depth: 0 and 1
+    for one bit. Colour, scaling and gamma are not applied.
 
     Args:
         data: The whole encoded file; of an animation the first frame is taken.
@@ -205,7 +205,7 @@ def stores_other_numbers(data: Buffer, *, max_pixels: int, is_grey: bool) -> str
     """
     name = image_format(data)
     if name == "PNG":  # nearly every mask
-        with contextlib.suppress(DecodeError):  # decoding says what is damaged
+        with contextlib.suppress(DecodeError):  # decoding raises if it is damaged
             mode, bits = structure.png_header(data).mode, structure.png_bits(data)
             if mode == "P" or bits != 8:
                 return "a palette" if mode == "P" else f"{bits} bit{'s' * (bits > 1)} per pixel"

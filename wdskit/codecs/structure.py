@@ -1,7 +1,7 @@
 """The structure of JPEG, PNG and WebP files: their headers, and whether a file is whole. No pixel is decoded.
 
-What reads a header raises `HeaderTooShort` where the bytes end inside it, and `DecodeError` where it is damaged. What
-checks a whole file raises `DecodeError` with what is wrong and at which byte, and `ImageTooLarge` where the header
+A function that reads a header raises `HeaderTooShort` if the bytes end inside it, and `DecodeError` if it is damaged.
+A function that checks a whole file raises `DecodeError` with the fault and its byte, and `ImageTooLarge` if the header
 promises more than `max_pixels`.
 
 JPEG: ITU T.81, B. PNG: w3.org/TR/png-3, 5. WebP: developers.google.com/speed/webp/docs/riff_container.
@@ -28,9 +28,9 @@ _CODES = frozenset(np.flatnonzero(_IS_MARKER).tolist())
 _NEAR_BYTES = 4096
 _FAR_BYTES = 64 << 10
 _SOI, _EOI, _SOS, _TEM = 0xD8, 0xD9, 0xDA, 0x01
-_OTHERS = frozenset({_TEM, *range(0xD0, 0xD8), _SOI, _EOI, _SOS, 0xFF})  # what is no segment before the pixels
+_OTHERS = frozenset({_TEM, *range(0xD0, 0xD8), _SOI, _EOI, _SOS, 0xFF})  # codes without a segment before the pixels
 _PLAIN_SEGMENTS = frozenset({0xC4, 0xDB, 0xDD, 0xFE, *range(0xE0, 0xF0)})
-"""Tables, comments and what programs add: nothing is looked at but their length."""
+"""Tables, comments and segments of programs: only their length is read."""
 _FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 """Start of frame of all codings; the three left out are Huffman tables, a reserved code and arithmetic conditioning."""
 _JPEG_MODES = {1: "L", 3: "RGB", 4: "CMYK"}
@@ -77,7 +77,7 @@ def check_pixels(width: int, height: int, *, max_pixels: int) -> None:
 
 
 def jpeg_header(data: Buffer) -> ImageHeader:
-    """Of a JPEG, from segment to segment to its frame. A third of what a decoder takes to set itself up."""
+    """Read the header of a JPEG, segment by segment to its frame: three times as fast as a decoder's setup."""
     at = 2
     try:
         while data[at] == 0xFF and (code := data[at + 1]) not in _FRAMES:
@@ -97,7 +97,7 @@ def jpeg_header(data: Buffer) -> ImageHeader:
 
 
 def png_header(data: Buffer) -> ImageHeader:
-    """Of a PNG, from IHDR, which is the first chunk."""
+    """Read the header of a PNG from IHDR, its first chunk."""
     head = bytes(data[:26])
     if len(head) < 26:
         raise HeaderTooShort(data)
@@ -115,7 +115,7 @@ def png_bits(data: Buffer) -> int:
 
 
 def webp_header(data: Buffer) -> ImageHeader:
-    """Of a WebP file, from its first chunk."""
+    """Read the header of a WebP file from its first chunk."""
     head = bytes(data[:30])
     if len(head) < 30:
         raise HeaderTooShort(data)
@@ -135,7 +135,7 @@ def webp_header(data: Buffer) -> ImageHeader:
 
 
 def gif_header(data: Buffer) -> ImageHeader:
-    """Of a GIF."""
+    """Read the header of a GIF."""
     if len(data) < 10:
         raise HeaderTooShort(data)
     return ImageHeader("GIF", int.from_bytes(data[6:8], "little"), int.from_bytes(data[8:10], "little"), "P")
@@ -175,7 +175,7 @@ def check_jpeg(view: bytes | memoryview, max_pixels: int) -> None:
             break
         if code == _SOI:
             raise DecodeError(f"JPEG, byte {at}: another image starts before this one's end mark")
-        if code == _TEM:  # stands alone
+        if code == _TEM:  # it has no segment
             at += 2
             continue
         end = at + 2 + (view[at + 2] << 8 | view[at + 3]) if at + 4 <= len(view) else at + 4
@@ -184,7 +184,10 @@ def check_jpeg(view: bytes | memoryview, max_pixels: int) -> None:
         if end < at + 4:
             raise DecodeError(f"JPEG, byte {at}: segment {code:02X} states a length of {end - at - 2}")
         if code in _FRAMES:
-            _check_frame(view, at, end, max_pixels)
+            if end < at + 9:
+                raise DecodeError(f"JPEG, byte {at}: a frame header of {end - at - 2} bytes")
+            height, width = view[at + 5] << 8 | view[at + 6], view[at + 7] << 8 | view[at + 8]
+            check_pixels(width, height, max_pixels=max_pixels)
             has_frame = True
         if code == _SOS:
             if not has_frame:
@@ -216,15 +219,6 @@ def _find_marker(view: bytes | memoryview, at: int) -> int | None:
         if len(places):
             return start + int(places[0])
     return None
-
-
-def _check_frame(view: bytes | memoryview, at: int, end: int, max_pixels: int) -> None:
-    """The frame header: marker, length, precision, height, width."""
-    if end < at + 9:
-        raise DecodeError(f"JPEG, byte {at}: a frame header of {end - at - 2} bytes")
-    height, width = view[at + 5] << 8 | view[at + 6], view[at + 7] << 8 | view[at + 8]
-    if not 0 < width * height <= max_pixels:
-        check_pixels(width, height, max_pixels=max_pixels)
 
 
 def check_png(view: memoryview, max_pixels: int) -> None:

@@ -1,8 +1,8 @@
 """Headers of many plain members at once, by numpy: a batch of small samples is mostly headers.
 
 Plain is what our writer and most others write: a regular file, ustar without a prefix, 11 octal digits and a NUL for
-the size, 6 and NUL and space for the checksum, an ASCII name. Whatever else stands there is not refused here: the exact
-reader (`tar.reader`) has to look.
+the size, 6 and NUL and space for the checksum, an ASCII name. A header that is not plain is not refused here: the exact
+reader (`tar.reader`) has to read it.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ Ints = NDArray[np.int64]
 
 
 class Headers(NamedTuple):
-    """Headers by columns. Where `plain` is false, the others mean nothing.
+    """Headers by columns. Where `plain` is false, the other columns are undefined.
 
     Attributes:
         plain: Whether the header is that of a plain member and its checksum holds, bool (n,). A sum that is off by
             exactly 2**16 passes: it would need 257 damaged bytes of 255.
         sizes: Bytes of the member's data, int64 (n,).
-        names: Names, and zeros or whatever stands behind their end, uint8 (n, bytes of the longest).
+        names: Names, uint8 (n, bytes of the longest); bytes after the end of a name are undefined.
         name_sizes: Bytes of each name, int64 (n,).
     """
 
@@ -51,7 +51,7 @@ class Headers(NamedTuple):
 def parse_headers(blocks: NDArray[np.uint8]) -> Headers:
     """Read header blocks, uint8 (n, 512), n at least 1."""
     found = blocks[:, _PLACES]
-    found -= _LEAST  # what is below wraps around to more than any range
+    found -= _LEAST  # a smaller byte wraps around to more than any range
     numbers = (found[:, : len(_DIGITS)].astype(np.float64) @ _WEIGHTS).astype(np.int64)  # at most 8**11, so exact
     sizes, checksums, digits = numbers.T
     names = blocks[:, :MAX_NAME_BYTES]
@@ -76,8 +76,8 @@ def _checksums_hold(blocks: NDArray[np.uint8], checksums: Ints, digits: Ints) ->
 
 
 def key_sizes(headers: Headers) -> Ints:
-    """Bytes of each name before the first dot behind its last slash, int64 (n,); 0 where `names.split_name` may say
-    that there is no key, or where it has to say so.
+    """Return the bytes of each name before the first dot after its last slash, int64 (n,); 0 if the name has no key, or
+    if only `names.split_name` can decide.
     """
     names, columns = headers.names, np.arange(headers.names.shape[1])
     is_meta = (names[:, :2] == ord("_")).all(axis=1)
@@ -88,14 +88,14 @@ def key_sizes(headers: Headers) -> Ints:
         slashes &= headers.name_sizes[:, None] > columns
         behind = np.where(slashes.any(axis=1), len(columns) - slashes[:, ::-1].argmax(axis=1), 0)  # of the last one
         dots &= behind[:, None] <= columns
-    sizes: Ints = dots.argmax(axis=1)  # 0 where there is no dot: then it stands at the start or nowhere
+    sizes: Ints = dots.argmax(axis=1)  # 0 without a dot, or with a dot at the start
     sizes[(sizes <= behind) | (sizes + 1 >= headers.name_sizes) | is_meta] = 0
     return sizes
 
 
 def says_its_name(blocks: NDArray[np.uint8]) -> NDArray[np.bool_]:
-    """Whether the name at the start of each block, uint8 (n, 512), is that of a member, bool (n,), or the block is no
-    header: not where an extension header or a prefix says the name.
+    """Return whether each block, uint8 (n, 512), has the whole name of a member at its start, or is not a header: bool
+    (n,). It is false if an extension header or a prefix has the name.
     """
     kinds = blocks[:, _TYPE_AT]
     says: NDArray[np.bool_] = ((kinds == ord("0")) | (kinds == 0)) & (blocks[:, _PREFIX_AT] == 0)
@@ -103,7 +103,7 @@ def says_its_name(blocks: NDArray[np.uint8]) -> NDArray[np.bool_]:
 
 
 def start_alike(names: NDArray[np.uint8], others: NDArray[np.uint8], sizes: Ints) -> NDArray[np.bool_]:
-    """Whether the first `sizes` bytes of two names are the same, bool (n,); each has so many."""
+    """Return whether the first `sizes` bytes of two names are equal, bool (n,); no name is shorter."""
     width = min(names.shape[1], others.shape[1])
     same = names[:, :width] == others[:, :width]
     same |= sizes[:, None] <= np.arange(width)

@@ -1,4 +1,4 @@
-"""One 512-byte header: building ours, checking and reading others'.
+"""Build, check and read one 512-byte header.
 
 The layout is POSIX.1-2017 ustar: name 0:100, mode 100:108, uid 108:116, gid 116:124, size 124:136, mtime 136:148,
 chksum 148:156, typeflag 156, linkname 157:257, magic 257:263, version 263:265, uname 265:297, gname 297:329,
@@ -49,15 +49,15 @@ _TEMPLATE_SUM = sum(_TEMPLATE_BEFORE_SIZE) + sum(_TEMPLATE_MTIME) + sum(_TEMPLAT
 
 
 class HeaderError(ValueError):
-    """A header that is not taken; the message says why, without a place."""
+    """A header is refused; the message says why, without the offset."""
 
 
 class NotPlain(HeaderError):
-    """An undamaged header makes a member something else than a plain file."""
+    """An undamaged header describes a member that is not a plain file."""
 
 
 class Header(NamedTuple):
-    """What a header says, before any extension header overrules it."""
+    """The content of a header, before extension headers overrule it."""
 
     name: bytes
     size: int
@@ -87,17 +87,17 @@ def build_header(name: bytes, size: int) -> bytes:
 
 @functools.lru_cache(maxsize=4096)  # small fields have one of some hundred sizes
 def _fields_of(size: int) -> tuple[bytes, int]:
-    """What stands between name and checksum, and the checksum but for the name."""
+    """Return the bytes between name and checksum, and the checksum without the name's part."""
     size_field = b"%011o\x00" % size
     return _TEMPLATE_BEFORE_SIZE + size_field + _TEMPLATE_MTIME, _TEMPLATE_SUM + sum(size_field)
 
 
 def parse_octal(field: bytes, what: str) -> int:
-    """An octal number as tar writers pad it: spaces before, NUL or space after; or GNU's form for large numbers, the
-    first bit set and a big-endian two's complement number behind it.
+    """Parse an octal number as tar writers pad it, with spaces before and NUL or space after; or GNU's form for large
+    numbers: the first bit set, then a big-endian two's complement number.
 
-    A NUL before is refused: GNU tar passes over it, and Python's tarfile takes it for the end of an empty number.
-    Negative numbers are refused too. Raises `HeaderError`.
+    A NUL before the digits is refused: GNU tar skips it, and Python's tarfile takes it for the end of an empty number.
+    Negative numbers are refused too. Raise `HeaderError`.
     """
     if field[0] & 0x80:
         if field[0] & 0x40:
@@ -168,14 +168,14 @@ _PART = (b"GNU.volume.filename", b"GNU.volume.size", b"GNU.volume.offset")  # no
 
 
 class Overrides(NamedTuple):
-    """What extension headers say about the member behind them; None where they say nothing."""
+    """The name and size that extension headers give to the next member; None if they give none."""
 
     name: bytes | None = None
     size: int | None = None
 
     def joined(self, other: Overrides) -> Overrides:
-        """What two extension headers of one member say together; `HeaderError` where both say the same thing: then GNU
-        tar believes the last and Python's tarfile the first.
+        """Combine two extension headers of one member; `HeaderError` if both give a name or both a size: GNU tar uses
+        the last and Python's tarfile the first.
         """
         if (self.name is not None and other.name is not None) or (self.size is not None and other.size is not None):
             raise HeaderError("two extension headers of one member contradict each other")

@@ -1,8 +1,8 @@
 """The strict reader: members of a tar stream, each whole and checked, or a `ShardError`.
 
-Read are ustar, v7, pax (`path` and `size`; other keywords change nothing about the bytes and are passed over) and GNU
-long names. Directories are skipped. Everything else is an error, and so is every header whose checksum does not hold, a
-stream that stops before its end marker, and a byte other than zero behind it.
+The reader accepts ustar, v7, pax (`path` and `size`; other harmless keywords are ignored) and GNU long names.
+Directories are skipped. Everything else is an error: every header with a wrong checksum, a stream that stops before its
+end marker, and a byte other than zero after the marker.
 """
 
 from __future__ import annotations
@@ -56,9 +56,9 @@ class TarReader:
     Args:
         read: Takes the number of bytes wanted and returns some; `b""` is the end.
         shard: Path or URL, for messages.
-        hold_bytes: A larger member is read in pieces and not kept; `Passed` comes in place of its data. From 512 KiB on
-            it is exact; a smaller one may be kept where it came with its neighbours.
-        spill: Opens a file for the data of each such member; None where nobody wants them.
+        hold_bytes: A larger member is read in pieces and not kept; `Passed` replaces its data. The limit is exact from
+            512 KiB; a smaller member may be kept if it was read together with its neighbours.
+        spill: Opens a file for the data of each such member; None discards them.
 
     Attributes:
         stop: Offset of the end marker, once the stream is read; before, 0.
@@ -72,14 +72,14 @@ class TarReader:
 
     @property
     def offset(self) -> int:
-        """Offset behind the member that was yielded last, its padding included."""
+        """Offset after the last yielded member and its padding."""
         return self._window.offset
 
     def __iter__(self) -> Iterator[tuple[str, int, bytes]]:
         """Yield (name, offset of the member's first header block with its extension headers, data).
 
         Raises:
-            ShardError: At the first byte that is invalid; what was yielded before is whole.
+            ShardError: A byte is invalid. All members before it were yielded.
         """
         window = self._window
         while True:
@@ -112,13 +112,13 @@ class TarReader:
 
 
 def locate_members(data: bytes, *, shard: str, offset: int, stop: int) -> Iterator[tuple[str, int, int]]:
-    """The regular members inside a part of a shard that begins and ends between members.
+    """Yield the regular members inside a part of a shard that begins and ends between members.
 
     Args:
         data: The part's bytes.
         shard: Path or URL, for messages.
-        offset: Where the part stands in the shard, for messages.
-        stop: Where in `data` the last member ends; what follows is not looked at.
+        offset: Offset of the part in the shard, for messages.
+        stop: Offset in `data` where the last member ends; the bytes after it are ignored.
 
     Yields:
         (name, start, stop): the member's data are `data[start:stop]`.
@@ -157,8 +157,8 @@ def first_name(data: bytes, *, shard: str, offset: int) -> str | None:
 
 
 def plain_member(block: bytes) -> tuple[str, int] | None:
-    """Name and size of a member that is plain: a file with one header, a short size, an ASCII name and no prefix. None
-    says nothing but that `next_member` has to look.
+    """Return name and size of a plain member: a file with one header, a size in octal digits, an ASCII name and no
+    prefix. For any other block return None; then `next_member` has to read it.
     """
     if len(block) < BLOCK_BYTES:
         return None
@@ -180,7 +180,7 @@ def plain_member(block: bytes) -> tuple[str, int] | None:
 
 
 def any_member(window: Window) -> tuple[str, int, int] | None:
-    """As `next_member`; nearly every member is plain, which takes a third of the time."""
+    """Read the headers of one member as `next_member` does; three times as fast for a plain member."""
     plain = plain_member(window.data[window.at : window.at + BLOCK_BYTES])
     if plain is None:
         return next_member(window)
@@ -191,7 +191,7 @@ def any_member(window: Window) -> tuple[str, int, int] | None:
 
 @functools.lru_cache(maxsize=4096)  # shards have a few hundred different checksums
 def _adler_of(checksum: bytes) -> int:
-    """`expected_adler`, or what no header has."""
+    """Return `expected_adler`, or -1 for an invalid checksum field."""
     try:
         return expected_adler(checksum)
     except HeaderError:
@@ -257,7 +257,7 @@ def next_member(window: Window) -> tuple[str, int, int] | None:
 
 
 def _extend(overrides: Overrides, kind: int, data: bytes) -> Overrides:
-    """What an extension header adds to those before it."""
+    """Add an extension header to the ones before it."""
     if kind == GNU_LONG_NAME_TYPE:
         return overrides.joined(Overrides(name=parse_long_name(data)))
     found = parse_pax(data)
@@ -281,7 +281,7 @@ def _decode(window: Window, name: bytes, offset: int) -> str:
 
 
 def no_end_marker(window: Window) -> ShardError:
-    """The error of a stream that ends where a header should stand."""
+    """Return the error for a stream that ends in place of a header."""
     rest = window.data[window.at :]
     if rest:
         return _other_file(window, rest) or window.cut("the shard stops inside a header")
@@ -289,7 +289,7 @@ def no_end_marker(window: Window) -> ShardError:
 
 
 def _other_file(window: Window, start: bytes) -> ShardError | None:
-    """The error of a file that begins as something well known does."""
+    """Return the error for a file of another well-known kind, None for an unknown one."""
     if window.offset:
         return None
     for magic, (what, rather, remedy) in _OTHER_FILES.items():

@@ -1,6 +1,6 @@
-"""The members of a local tar by their headers alone: as strict as `tar.reader`, without reading what lies between.
+"""The members of a tar by their headers: as strict as `tar.reader`, but the data of large members are not read.
 
-Damage inside a payload is not seen; everything else that the reader refuses is refused here with the same words.
+Damage inside the data is not found; every other fault is refused with the same message as in the reader.
 """
 
 from __future__ import annotations
@@ -16,28 +16,28 @@ from wdskit.tar.window import CAREFUL_READS, Window
 ReadAt = Callable[[int, int], bytes]
 """(offset, size): up to `size` bytes from `offset`; empty at the end and only there."""
 
-JUMP_BYTES = 32 << 10  # a payload that reaches so far behind what was read is jumped over; a shorter one is read
-PEEK_BYTES = 4 << 10  # read behind a jump: small fields, and the next header
+JUMP_BYTES = 32 << 10  # data that end this far after the last read are skipped by a jump; shorter data are read
+PEEK_BYTES = 4 << 10  # read after a jump: small fields, and the next header
 
 _ZERO_BLOCK = bytes(BLOCK_BYTES)
 
 
 class Span(NamedTuple):
-    """Where the data of a member lie: `size` bytes from `offset`."""
+    """The byte range of a member's data: `size` bytes from `offset`."""
 
     offset: int
     size: int
 
 
 class _JumpingWindow(Window):
-    """A window over a file that does not read what is skipped, where that is much."""
+    """A window over a file that does not read large skipped ranges."""
 
     def __init__(self, read_at: ReadAt, num_bytes: int, shard: str, start: int) -> None:
         super().__init__(self._read_on, shard)
         self._read_at = read_at
         self._num_bytes = num_bytes
         self._next = self.base = start
-        if start:  # it may be that little is asked for
+        if start:  # perhaps only one sample is read
             self.data = self._read_on(PEEK_BYTES)
             self.careful = CAREFUL_READS
 
@@ -47,7 +47,7 @@ class _JumpingWindow(Window):
         return data
 
     def jump(self, size: int) -> None:
-        """Consume `size` bytes and the padding behind them, which nobody wants to see."""
+        """Consume `size` bytes and their padding without reading them, if that saves time."""
         stop = self.offset + padded(size)
         if stop - self._next < JUMP_BYTES:
             self.skip(size)
@@ -61,7 +61,7 @@ class _JumpingWindow(Window):
 
 
 class TarWalk:
-    """Every regular member of a local tar, in order, without its data; iterate it once.
+    """Every regular member of a tar, in order, without its data; iterate it once.
 
     Args:
         read_at: Reads the file.

@@ -15,22 +15,22 @@ Read = Callable[[int], bytes]
 """Up to n bytes from where the last call stopped; empty at the end and only there."""
 
 Spill = Callable[[], IO[bytes]]
-"""Opens a file, to be written and read again, for the data of one member that is too large for memory."""
+"""Opens a temporary file for the data of one member that is too large for memory."""
 
 # CPU microseconds a sample (image and `cls`) in chunks of 64 KiB, 256 KiB, 1 MiB, and with images read for themselves:
 #   5 KB 7.6, 7.3, 8.4, 14.6;  64 KB 17.5, 16.8, 25.1, 16.7;  100 KB 28.6, 24.7, 36.9, 22.4;  2 MB 346, 1222, 1292, 190
 CHUNK_BYTES = 256 << 10
 LARGE_BYTES = 64 << 10
-CAREFUL_READS = 8  # small members behind a large one until reading ahead pays again
-MAX_READ_BYTES = 16 << 20  # os.read allocates what it is asked for, before it knows whether that much is there
+CAREFUL_READS = 8  # small members after a large one until reading ahead pays again
+MAX_READ_BYTES = 16 << 20  # os.read allocates the requested size before it reads
 
 _CUT = "It was cut short. Fetch it again, or pack it again."
 _DAMAGED = "It is damaged, or not a tar of plain files. Fetch it again, or pack it again."
 
 
 class Passed(bytes):
-    """In place of the data of a member that is over `hold_bytes`: empty bytes that know their size, and the file that
-    holds them from its start on; None where they were not kept.
+    """Replaces the data of a member over `hold_bytes`: empty bytes with the member's size, and with the open file that
+    has the data from its start; None if the data were discarded.
     """
 
     num_bytes: int
@@ -44,16 +44,15 @@ class Passed(bytes):
 
 
 def size_of(data: bytes) -> int:
-    """Bytes of a member, in memory or not."""
+    """Return the number of bytes of a member, in memory or not."""
     return data.num_bytes if isinstance(data, Passed) else len(data)
 
 
 class Window:
     """A moving window over a stream: `data[at:]` are the bytes not yet consumed, `base` the offset of `data[0]`.
 
-    Small members are read many at a time. A large one is read for itself, and behind it header by header, because bytes
-    of it that came with its header would have to be copied to the rest. `careful` reads to come take no more than they
-    need.
+    Small members are read many at a time. A large member is read alone, because its bytes that came with its header
+    would have to be copied. The next `careful` reads fetch no more than they need.
     """
 
     def __init__(
@@ -74,7 +73,7 @@ class Window:
         return self.base + self.at
 
     def fill(self, size: int) -> bool:
-        """Have at least `size` bytes at hand; False where the stream ends before."""
+        """Read until at least `size` bytes are available; return False if the stream ends before."""
         have = len(self.data) - self.at
         if have >= size:
             return True
@@ -93,7 +92,7 @@ class Window:
         return have >= size
 
     def take(self, size: int) -> bytes:
-        """The next `size` bytes, and the padding behind them consumed too."""
+        """Return the next `size` bytes, and consume their padding."""
         if size >= LARGE_BYTES and len(self.data) - self.at < size:
             return self._take_large(size)
         self.skip(size)
@@ -101,7 +100,7 @@ class Window:
         return self.data[start : start + size]
 
     def skip(self, size: int) -> None:
-        """Consume `size` bytes and the padding behind them; the next header is read along."""
+        """Consume `size` bytes and their padding; the next header is read with them."""
         if not self.fill(padded(size) + BLOCK_BYTES) and len(self.data) - self.at < padded(size):
             raise self.cut_member(size)
         self.at += padded(size)
@@ -130,17 +129,17 @@ class Window:
         return b"".join(parts) if is_held else Passed(size, file)
 
     def cut_member(self, size: int) -> ShardError:
-        """The error of a stream that ended inside a member of `size` bytes."""
+        """Return the error for a stream that ended inside a member of `size` bytes."""
         return self.cut(f"the shard stops inside a member of {size} bytes")
 
     def cut(self, problem: str) -> ShardError:
-        """The error of a stream that ended too soon."""
+        """Return the error for a stream that ended too early."""
         return ShardError(shard=self.shard, offset=self.base + len(self.data), problem=problem, remedy=_CUT)
 
     def unsupported(self, offset: int, problem: str) -> UnsupportedMember:
-        """The error of a member at `offset` that is no plain file."""
+        """Return the error for a member at `offset` of an unsupported kind."""
         return UnsupportedMember(shard=self.shard, offset=offset, problem=problem, remedy="Pack regular files only.")
 
     def damaged(self, offset: int, problem: str, remedy: str = _DAMAGED) -> ShardError:
-        """The error of bytes at `offset` that no shard holds."""
+        """Return the error for invalid bytes at `offset`."""
         return ShardError(shard=self.shard, offset=offset, problem=problem, remedy=remedy)

@@ -12,8 +12,8 @@ END_BYTES = 2 * BLOCK_BYTES
 """The end marker: two zero blocks."""
 
 _JOIN_BYTES = 1 << 20
-"""Members are collected in buffers of this size, which are used again: fresh memory for each megabyte takes four times
-as long as what is done with it (0.5 against 0.12 s for 200 MB)."""
+"""Members are collected in buffers of this size, which are used again. Fresh memory for each megabyte would take four
+times as long as the writing (0.5 against 0.12 s for 200 MB)."""
 
 _ZEROS = bytes(BLOCK_BYTES)
 
@@ -27,10 +27,10 @@ class TarWriter:
     """Writes ustar members with mode 0644, no owner, no time, names of at most 100 bytes; the next starts at `offset`.
 
     Args:
-        write: Takes all the bytes it is given, in order, and is done with them when it returns.
-        hand_over: Takes a buffer and the number of bytes to write from it, keeps it, and returns one that is free, None
-            where there is none yet: `TempFile.hand_over`, which writes while the next buffer is filled. Without it one
-            buffer is filled and written in turn.
+        write: Takes bytes in order, and does not use them after it returns.
+        hand_over: Takes a buffer and the number of bytes to write from it, keeps the buffer, and returns a free buffer,
+            or None if it has none yet: `TempFile.hand_over`, which writes while the next buffer is filled. Without it,
+            one buffer is filled and written in turn.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class TarWriter:
         self.offset = 0
 
     def add(self, name: str, data: Buffer) -> None:
-        """Append one member, whose data are taken at once.
+        """Append one member. Its data are copied or written before the call returns.
 
         Raises:
             HeaderError: The name is empty, over 100 bytes of UTF-8 or a directory's, or the data are over 8 GiB.
@@ -58,9 +58,9 @@ class TarWriter:
         self._put(_header(name, size), data, size)
 
     def room(self, name: str, size: int) -> memoryview | None:
-        """Append one member whose data are still to come, which saves a copy: all `size` bytes are written into what is
-        returned before anything else is appended. None where they are too many for that, and nothing was appended.
-        Raises `HeaderError` as `add`.
+        """Append the header of one member, and return the memory for its data, which saves a copy. The caller fills all
+        `size` bytes before it appends anything else. Return None, and append nothing, if the data are too large.
+        Raise `HeaderError` as `add` does.
         """
         num_bytes = member_bytes(size)
         if num_bytes > len(self._buffer):
@@ -78,13 +78,13 @@ class TarWriter:
         return memoryview(self._buffer)[start:stop]
 
     def finish(self) -> None:
-        """Write what is pending and the end marker. Nothing may be added afterwards."""
+        """Write the pending bytes and the end marker. Nothing may be added afterwards."""
         self._put(_ZEROS, b"", 0)
         self._put(_ZEROS, b"", 0)
         self._flush()
 
     def _put(self, block: bytes, data: Buffer, size: int) -> None:
-        """Append a block and so many bytes of data, padded."""
+        """Append a block and `size` bytes of data, padded."""
         start = self._used + BLOCK_BYTES
         stop = start + size
         end = stop + -size % BLOCK_BYTES

@@ -80,10 +80,10 @@ def _with_segments(file: bytes, exif: bytes, icc: bytes) -> bytes:
 
 
 def parse_colour(text: str) -> tuple[int, int, int]:
-    """A colour by its name or as `#rrggbb`.
+    """Parse a colour: a name, or `#rrggbb`.
 
     Raises:
-        ValueError: It is neither.
+        ValueError: The text is not a colour, or has transparency.
     """
     colour = ImageColor.getrgb(text)
     if len(colour) != 3:
@@ -92,7 +92,7 @@ def parse_colour(text: str) -> tuple[int, int, int]:
 
 
 def encoder_versions() -> dict[str, str]:
-    """What the bytes of an encoded image depend on apart from pixels and options."""
+    """Return the library versions that the bytes of an encoded image depend on."""
     library = "zlib_ng" if features.version("zlib_ng") else "zlib"
     return {
         "simplejpeg": simplejpeg.__version__,

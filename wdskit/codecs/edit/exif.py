@@ -29,14 +29,14 @@ def orientation_of(block: bytes) -> int:
 
 
 def without_orientation(block: bytes) -> bytes:
-    """The block without its orientation, every other byte where it was but for the entries behind it."""
+    """Remove the orientation from an EXIF block. Only the directory entries after it move."""
     order, first, entries = _first_directory(block)
     kept = [entry for entry in entries if int.from_bytes(entry[:2], order) != _ORIENTATION]
     num_gone = len(entries) - len(kept)
     if not num_gone:
         return block
     count = int.from_bytes(block[first - 2 : first], order)
-    end = first + _ENTRY_BYTES * count + 4  # the place of the next directory stands behind the entries
+    end = first + _ENTRY_BYTES * count + 4  # the offset of the next directory follows the entries
     rest = b"".join(kept) + block[first + _ENTRY_BYTES * len(entries) : end] + bytes(_ENTRY_BYTES * num_gone)
     return block[: first - 2] + (count - num_gone).to_bytes(2, order) + rest + block[end:]
 

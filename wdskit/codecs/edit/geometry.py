@@ -94,13 +94,13 @@ def turned(before: Size, orientation: int) -> Move:
 
 
 class Geometry(NamedTuple):
-    """What happened to the places in one image.
+    """How an edit moved the points of one image.
 
     Attributes:
-        move: From the image as it was stored to the image as it is stored now.
-        is_cut: A part of the image is gone.
+        move: The move from the old stored image to the new stored image.
+        is_cut: Whether a part of the image was cut off.
         orientation: The EXIF orientation before, 1 to 8.
-        is_turned: It was applied to the pixels.
+        is_turned: Whether the orientation was applied to the pixels.
     """
 
     move: Move
@@ -110,21 +110,21 @@ class Geometry(NamedTuple):
 
     @property
     def is_same(self) -> bool:
-        """Whether every point stays where it was."""
+        """Whether no point moves."""
         return self.move == fitted(self.move.before, Fit(0, 0, *[self.move.before] * 3))
 
     @property
     def upright(self) -> Move:
-        """The move of what describes the image as its EXIF orientation shows it."""
+        """The move for annotations of the image as its EXIF orientation shows it."""
         back = turned(self.move.before, self.orientation).back()
         move = back.then(self.move)
         return move if self.is_turned else move.then(turned(self.move.after, self.orientation))
 
     def moves(self, size: Size | None) -> set[Move]:
-        """The moves that may be those of a description of an image of this size, None for an unknown size.
+        """Return the possible moves for annotations of an image of this size, None for an unknown size.
 
-        A description is of the image as it is stored, or as its EXIF orientation shows it. Where the size does not show
-        which, there are two moves, if they differ.
+        Annotations describe the stored image, or the image as its EXIF orientation shows it. If the size fits
+        both, both moves are returned.
         """
         return {move for move in (self.move, self.upright) if size in {None, move.before}}
 

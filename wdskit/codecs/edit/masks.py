@@ -1,4 +1,4 @@
-"""PNG masks: the stored numbers are moved, never blended; bits, palette and transparency stay as they are."""
+"""Edit PNG masks: stored numbers move and are never blended; bits, palette and transparency do not change."""
 
 from __future__ import annotations
 
@@ -59,18 +59,13 @@ def move_mask(data: bytes, geometries: list[Geometry], *, fill: int | None, max_
         with pillow_errors("PNG"):
             image.load()
             pixels = np.array(image)
-    if _pads(move):
+    probe = move.nearest(np.zeros((move.before.height, move.before.width), np.uint8), 1)
+    if probe.any():  # the new image has pixels that the old one had not
         if fill is None:
             raise DecodeError("padding adds pixels to the mask. Choose their number with --mask-fill, for example 255")
         if colours not in {0, 3} or fill >= 1 << bits:
             raise DecodeError(f"the mask cannot store the number {fill} of --mask-fill: it has {bits} bits per channel")
     return _encode(move.nearest(pixels, fill or 0), bits, colours, [one for one in chunks if one[0] in _KEPT])
-
-
-def _pads(move: Any) -> bool:
-    """Whether the new image has pixels that the old one had not."""
-    probe = move.nearest(np.zeros((move.before.height, move.before.width), np.uint8), 1)
-    return bool(probe.any())
 
 
 def _encode(pixels: NDArray[Any], bits: int, colours: int, chunks: list[tuple[bytes, bytes]]) -> bytes:

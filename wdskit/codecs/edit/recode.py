@@ -1,6 +1,6 @@
-"""One image file into another: turned, resized, encoded again; or left as it is where nothing has to change.
+"""Turn, resize and encode one image file again; a file that needs no change is returned unchanged.
 
-`decode_image` gives a training loop what it asked for; here nothing is dropped silently.
+Unlike `decode_image`, which is for training loops, nothing is dropped silently here.
 """
 
 from __future__ import annotations
@@ -90,7 +90,10 @@ def decode_original(original: Original, *, step: int, max_pixels: int) -> tuple[
         size = jpeg_size(original.data, max_pixels=max_pixels)
         pixels: Any = decode_jpeg(original.data, size, step) if size else None
         if pixels is None:
-            step, pixels = 1, decode_image(original.data, "rgb8", max_pixels=max_pixels)  # or says what is damaged
+            step, pixels = (
+                1,
+                decode_image(original.data, "rgb8", max_pixels=max_pixels),
+            )  # raises if it is damaged
         return (np.ascontiguousarray(pixels[..., 0]) if mode == "L" else pixels), original.icc, step
     image = original.image
     with pillow_errors(original.format):
@@ -158,7 +161,7 @@ class Recoding:
         upscale: Whether smaller images are made larger.
         format: What it is written as; None keeps the format of each.
         quality: 1 to 100, of JPEG and WebP, where an image is encoded.
-        orient: Whether the EXIF orientation is applied to the pixels. Otherwise it is kept as it is.
+        orient: Whether the EXIF orientation is applied to the pixels. Otherwise the EXIF block keeps it.
         background: Colour behind transparent images where the format has no alpha, and around padded ones; None refuses
             the first, and is black for the second.
         max_pixels: Most pixels of an image, before and after.
@@ -176,8 +179,8 @@ class Recoding:
     def apply(self, data: bytes) -> Recoded:
         """The image as wanted.
 
-        An image that has the wanted format, size and orientation is returned as it is. Of others the EXIF block and
-        the colour profile are kept; XMP, IPTC, comments and texts are not.
+        An image that has the wanted format, size and orientation is returned unchanged. Other images keep the EXIF
+        block and the colour profile, but not XMP, IPTC, comments and texts.
 
         Raises:
             DecodeError: It cannot be made; the message begins with the stage: "decode", "convert", "resize", "encode".

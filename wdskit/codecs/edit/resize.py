@@ -31,7 +31,7 @@ RESIZE_MODES: tuple[ResizeMode, ...] = ("shorter", "longer", "crop", "pad")
 
 
 class Size(NamedTuple):
-    """Of an image or a part of it."""
+    """Size of an image or of a part of it, in pixels."""
 
     width: int
     height: int
@@ -51,12 +51,12 @@ class Fit(NamedTuple):
 
 
 def fit(width: int, height: int, size: int | None, mode: ResizeMode, *, upscale: bool) -> Fit:
-    """Fit an image to a size. It keeps its shape, to the pixel; what is cut off or added is so on both sides alike.
+    """Fit an image to a size. It keeps its aspect ratio to the pixel, and is cut or padded equally on both sides.
 
     Args:
-        width: Of the image, 1 or more.
-        height: So.
-        size: 1 or more; None keeps the image as it is.
+        width: Width of the image in pixels, at least 1.
+        height: Height of the image in pixels, at least 1.
+        size: Length of a side in pixels, at least 1; None keeps the size of the image.
         mode: "shorter" and "longer" make that side `size`. "crop" makes the shorter one `size` and cuts the other to
             `size`, "pad" makes the longer one `size` and fills the other up to `size`.
         upscale: Otherwise no pixel is made larger: an image whose side is `size` or less keeps its pixels, and is only
@@ -116,7 +116,7 @@ def _by_torch(part: Pixels, size: Size, scales: tuple[float, float]) -> Pixels:
 
 
 def pad(pixels: Pixels, canvas: Size, colour: tuple[int, int, int] | None) -> Pixels:
-    """The image in the middle of a canvas that is no smaller. No colour is black, transparent where there is alpha."""
+    """Place an image in the middle of a larger canvas. Without a colour the border is black, or transparent."""
     height, width = pixels.shape[:2]
     if (width, height) == canvas:
         return pixels
