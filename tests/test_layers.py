@@ -63,7 +63,7 @@ ALLOWED = [
     ("files.py", "from wdskit.errors import StorageError\nopen(path, 'wb')"),
     ("cli/__init__.py", "from wdskit import __version__"),
     ("pipeline/methods.py", "def f():\n    import wdskit"),
-    ("__init__.py", "from wdskit.errors import A\nif TYPE_CHECKING:\n    from wdskit.pipeline.builder import Pipeline"),
+    ("__init__.py", "if TYPE_CHECKING:\n    from wdskit.pipeline.builder import Pipeline"),
 ]
 
 

@@ -158,7 +158,7 @@ def wrong_own_import(layer: str, item: Import, parts: list[str]) -> str:
     """Return what is wrong with importing a part of this package from `layer`, or nothing."""
     target = parts[1] if len(parts) > 1 else ""
     if layer == "__init__":
-        return "" if item.for_types or target in BASE else f"`import {PACKAGE}` loads nothing of {item.module}"
+        return "" if item.for_types else f"`import {PACKAGE}` loads nothing of {item.module}"
     if target == "__version__":
         return ""
     if target not in RANKS:

@@ -20,6 +20,7 @@ from typing import Any
 import yaml
 from pydantic.fields import FieldInfo
 
+from wdskit import _PUBLIC as PUBLIC
 from wdskit.config.spec import StageSpec
 from wdskit.loader.make import make_loader
 from wdskit.pipeline.settings import json_schema
@@ -247,7 +248,18 @@ def schema() -> str:
     return json.dumps(json_schema(), indent=2, ensure_ascii=False) + "\n"
 
 
+def face() -> str:
+    """wdskit/__init__.py with its names for type checkers, which do not see names that are loaded later."""
+    path = ROOT / "wdskit" / "__init__.py"
+    lines = [
+        f"    from wdskit.{module} import {name} as {name}\n" for module, names in PUBLIC.items() for name in names
+    ]
+    before, mark, rest = path.read_text().partition("if TYPE_CHECKING:  # tools/generate.py writes this from _PUBLIC\n")
+    return before + mark + "".join(lines) + rest[rest.index("\n\ndef ") :]
+
+
 FILES: dict[str, Callable[[], str]] = {
+    "wdskit/__init__.py": face,
     "wdskit/pipeline/methods.py": methods,
     "docs/stages.md": stages_page,
     "docs/wdskit.schema.json": schema,

@@ -1,6 +1,6 @@
 """Pack image and JSON samples into WebDataset shards and feed them to DDP training.
 
-Importing this package loads the standard library only. Each name below loads its module, and what that needs (numpy,
+Importing this package loads the standard library only. Each public name loads its module, and what that needs (numpy,
 torch, webdataset, ...), when it is first asked for.
 """
 
@@ -9,165 +9,119 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING
 
-from wdskit.errors import (
-    ConfigError,
-    DecodeError,
-    FolderIndexError,
-    ImageTooLarge,
-    KeyRuleError,
-    PackError,
-    PipelineError,
-    Problem,
-    RankError,
-    RowError,
-    SampleError,
-    SelectionError,
-    ShardError,
-    StateError,
-    StorageError,
-    WdskitError,
-)
-
-if TYPE_CHECKING:
-    from wdskit.dataset.shard import LocalShard
-    from wdskit.loader.distributed import gather_valid
-    from wdskit.loader.make import make_loader
-    from wdskit.loader.stats import LoaderStats, StageStats
-    from wdskit.packing.api import PackResult, finish_pack, pack
-    from wdskit.packing.options import PackOptions, ReshardOptions
-    from wdskit.packing.reshard import ReshardResult, reshard
-    from wdskit.packing.samples.select import SelectResult, select
-    from wdskit.pipeline.builder import Pipeline
-    from wdskit.pipeline.settings import load_config
-    from wdskit.shards.diff import DiffResult, diff
-    from wdskit.shards.export import ExportReport, export
-    from wdskit.shards.index import IndexReport, index_folder
-    from wdskit.shards.inspect import MemberRow, SampleRow, ShardRow, Summary, cat, info, ls
-    from wdskit.shards.split import SplitReport, split
-    from wdskit.shards.stats import ShardStats, stats
-    from wdskit.shards.verify import VerifyResult, verify
-    from wdskit.shards.verify_shard import Finding
-    from wdskit.stages.base import thread_safe
-    from wdskit.stages.collate import Ragged
-    from wdskit.stages.registry import register
-    from wdskit.tune.bench import BenchResult, bench
-    from wdskit.tune.plan import EpochPlan, StreamPlan, plan
-    from wdskit.view.report import write_report
-
 __version__ = "0.1.0"
 
-__all__ = [
-    "BenchResult",
-    "ConfigError",
-    "DecodeError",
-    "DiffResult",
-    "EpochPlan",
-    "ExportReport",
-    "Finding",
-    "FolderIndexError",
-    "ImageTooLarge",
-    "IndexReport",
-    "KeyRuleError",
-    "LoaderStats",
-    "LocalShard",
-    "MemberRow",
-    "PackError",
-    "PackOptions",
-    "PackResult",
-    "Pipeline",
-    "PipelineError",
-    "Problem",
-    "Ragged",
-    "RankError",
-    "ReshardOptions",
-    "ReshardResult",
-    "RowError",
-    "SampleError",
-    "SampleRow",
-    "SelectResult",
-    "SelectionError",
-    "ShardError",
-    "ShardRow",
-    "ShardStats",
-    "SplitReport",
-    "StageStats",
-    "StateError",
-    "StorageError",
-    "StreamPlan",
-    "Summary",
-    "VerifyResult",
-    "WdskitError",
-    "__version__",
-    "bench",
-    "cat",
-    "diff",
-    "export",
-    "finish_pack",
-    "gather_valid",
-    "index_folder",
-    "info",
-    "load_config",
-    "ls",
-    "make_loader",
-    "pack",
-    "plan",
-    "register",
-    "reshard",
-    "select",
-    "split",
-    "stats",
-    "thread_safe",
-    "verify",
-    "write_report",
-]
-
-_HOMES = {
-    "DiffResult": "wdskit.shards.diff",
-    "diff": "wdskit.shards.diff",
-    "Summary": "wdskit.shards.inspect",
-    "info": "wdskit.shards.inspect",
-    "cat": "wdskit.shards.inspect",
-    "ExportReport": "wdskit.shards.export",
-    "export": "wdskit.shards.export",
-    "IndexReport": "wdskit.shards.index",
-    "index_folder": "wdskit.shards.index",
-    "MemberRow": "wdskit.shards.inspect",
-    "SampleRow": "wdskit.shards.inspect",
-    "ShardRow": "wdskit.shards.inspect",
-    "ls": "wdskit.shards.inspect",
-    "Finding": "wdskit.shards.verify_shard",
-    "LoaderStats": "wdskit.loader.stats",
-    "StageStats": "wdskit.loader.stats",
-    "LocalShard": "wdskit.dataset.shard",
-    "Pipeline": "wdskit.pipeline.builder",
-    "BenchResult": "wdskit.tune.bench",
-    "bench": "wdskit.tune.bench",
-    "gather_valid": "wdskit.loader.distributed",
-    "Ragged": "wdskit.stages.collate",
-    "ReshardResult": "wdskit.packing.reshard",
-    "VerifyResult": "wdskit.shards.verify",
-    "load_config": "wdskit.pipeline.settings",
-    "make_loader": "wdskit.loader.make",
-    "pack": "wdskit.packing.api",
-    "PackResult": "wdskit.packing.api",
-    "finish_pack": "wdskit.packing.api",
-    "PackOptions": "wdskit.packing.options",
-    "ReshardOptions": "wdskit.packing.options",
-    "reshard": "wdskit.packing.reshard",
-    "SelectResult": "wdskit.packing.samples.select",
-    "select": "wdskit.packing.samples.select",
-    "EpochPlan": "wdskit.tune.plan",
-    "StreamPlan": "wdskit.tune.plan",
-    "plan": "wdskit.tune.plan",
-    "register": "wdskit.stages.registry",
-    "ShardStats": "wdskit.shards.stats",
-    "SplitReport": "wdskit.shards.split",
-    "split": "wdskit.shards.split",
-    "stats": "wdskit.shards.stats",
-    "thread_safe": "wdskit.stages.base",
-    "verify": "wdskit.shards.verify",
-    "write_report": "wdskit.view.report",
+_PUBLIC: dict[str, tuple[str, ...]] = {
+    "dataset.shard": ("LocalShard",),
+    "errors": (
+        "ConfigError",
+        "DecodeError",
+        "FolderIndexError",
+        "ImageTooLarge",
+        "KeyRuleError",
+        "PackError",
+        "PipelineError",
+        "Problem",
+        "RankError",
+        "RowError",
+        "SampleError",
+        "SelectionError",
+        "ShardError",
+        "StateError",
+        "StorageError",
+        "WdskitError",
+    ),
+    "loader.distributed": ("gather_valid",),
+    "loader.make": ("make_loader",),
+    "loader.stats": ("LoaderStats", "StageStats"),
+    "packing.api": ("PackResult", "finish_pack", "pack"),
+    "packing.options": ("PackOptions", "ReshardOptions"),
+    "packing.reshard": ("ReshardResult", "reshard"),
+    "packing.samples.select": ("SelectResult", "select"),
+    "pipeline.builder": ("Pipeline",),
+    "pipeline.settings": ("load_config",),
+    "shards.diff": ("DiffResult", "diff"),
+    "shards.export": ("ExportReport", "export"),
+    "shards.index": ("IndexReport", "index_folder"),
+    "shards.inspect": ("MemberRow", "SampleRow", "ShardRow", "Summary", "cat", "info", "ls"),
+    "shards.split": ("SplitReport", "split"),
+    "shards.stats": ("ShardStats", "stats"),
+    "shards.verify": ("VerifyResult", "verify"),
+    "shards.verify_shard": ("Finding",),
+    "stages.base": ("thread_safe",),
+    "stages.collate": ("Ragged",),
+    "stages.registry": ("register",),
+    "tune.bench": ("BenchResult", "bench"),
+    "tune.plan": ("EpochPlan", "StreamPlan", "plan"),
+    "view.report": ("write_report",),
 }
+"""The public names by their module."""
+
+_HOMES = {name: f"wdskit.{module}" for module, names in _PUBLIC.items() for name in names}
+__all__ = sorted([*_HOMES, "__version__"])  # noqa: PLE0605 (type checkers read the block below)
+
+if TYPE_CHECKING:  # tools/generate.py writes this from _PUBLIC
+    from wdskit.dataset.shard import LocalShard as LocalShard
+    from wdskit.errors import ConfigError as ConfigError
+    from wdskit.errors import DecodeError as DecodeError
+    from wdskit.errors import FolderIndexError as FolderIndexError
+    from wdskit.errors import ImageTooLarge as ImageTooLarge
+    from wdskit.errors import KeyRuleError as KeyRuleError
+    from wdskit.errors import PackError as PackError
+    from wdskit.errors import PipelineError as PipelineError
+    from wdskit.errors import Problem as Problem
+    from wdskit.errors import RankError as RankError
+    from wdskit.errors import RowError as RowError
+    from wdskit.errors import SampleError as SampleError
+    from wdskit.errors import SelectionError as SelectionError
+    from wdskit.errors import ShardError as ShardError
+    from wdskit.errors import StateError as StateError
+    from wdskit.errors import StorageError as StorageError
+    from wdskit.errors import WdskitError as WdskitError
+    from wdskit.loader.distributed import gather_valid as gather_valid
+    from wdskit.loader.make import make_loader as make_loader
+    from wdskit.loader.stats import LoaderStats as LoaderStats
+    from wdskit.loader.stats import StageStats as StageStats
+    from wdskit.packing.api import PackResult as PackResult
+    from wdskit.packing.api import finish_pack as finish_pack
+    from wdskit.packing.api import pack as pack
+    from wdskit.packing.options import PackOptions as PackOptions
+    from wdskit.packing.options import ReshardOptions as ReshardOptions
+    from wdskit.packing.reshard import ReshardResult as ReshardResult
+    from wdskit.packing.reshard import reshard as reshard
+    from wdskit.packing.samples.select import SelectResult as SelectResult
+    from wdskit.packing.samples.select import select as select
+    from wdskit.pipeline.builder import Pipeline as Pipeline
+    from wdskit.pipeline.settings import load_config as load_config
+    from wdskit.shards.diff import DiffResult as DiffResult
+    from wdskit.shards.diff import diff as diff
+    from wdskit.shards.export import ExportReport as ExportReport
+    from wdskit.shards.export import export as export
+    from wdskit.shards.index import IndexReport as IndexReport
+    from wdskit.shards.index import index_folder as index_folder
+    from wdskit.shards.inspect import MemberRow as MemberRow
+    from wdskit.shards.inspect import SampleRow as SampleRow
+    from wdskit.shards.inspect import ShardRow as ShardRow
+    from wdskit.shards.inspect import Summary as Summary
+    from wdskit.shards.inspect import cat as cat
+    from wdskit.shards.inspect import info as info
+    from wdskit.shards.inspect import ls as ls
+    from wdskit.shards.split import SplitReport as SplitReport
+    from wdskit.shards.split import split as split
+    from wdskit.shards.stats import ShardStats as ShardStats
+    from wdskit.shards.stats import stats as stats
+    from wdskit.shards.verify import VerifyResult as VerifyResult
+    from wdskit.shards.verify import verify as verify
+    from wdskit.shards.verify_shard import Finding as Finding
+    from wdskit.stages.base import thread_safe as thread_safe
+    from wdskit.stages.collate import Ragged as Ragged
+    from wdskit.stages.registry import register as register
+    from wdskit.tune.bench import BenchResult as BenchResult
+    from wdskit.tune.bench import bench as bench
+    from wdskit.tune.plan import EpochPlan as EpochPlan
+    from wdskit.tune.plan import StreamPlan as StreamPlan
+    from wdskit.tune.plan import plan as plan
+    from wdskit.view.report import write_report as write_report
 
 
 def __getattr__(name: str) -> object:

@@ -120,6 +120,7 @@ def test_show(monkeypatch: pytest.MonkeyPatch) -> None:
         "  - shuffle: 7\n"
         "loader: {workers: 1, persistent_workers: true, pin_memory: false}\n"
         "errors: {max_bad: 0, transforms: false}\n"
+        "# pipeline on this machine: {workers: 1, threads: 1}\n"
     )
     assert run("show", "long.yaml", "--set", "pipeline.shuffle=7") == (0, shown, "")
     Path("shown.yaml").write_text(shown)

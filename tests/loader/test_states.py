@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import logging
 from pathlib import Path
@@ -81,30 +80,6 @@ def test_a_state_is_taken_for_the_same_shards_elsewhere(tmp_path, name):
     state = stopped(loader)
     other = loader_of(name, write(tmp_path / "b", FORWARD))
     other.load_state_dict(state)
-    loader.load_state_dict(state)
-    assert list(other) == list(loader)
-
-
-def without_content(state: dict[str, Any]) -> dict[str, Any]:
-    """As it was saved before states noted the content of shards."""
-    state = copy.deepcopy(state)
-    for noted in state["fingerprint"].get("parts", [state["fingerprint"]]):
-        del noted["content"]
-    return state
-
-
-@pytest.mark.parametrize("name", PIPES)
-def test_a_state_of_before_is_refused_with_the_reason_and_can_be_loaded_all_the_same(tmp_path, name, caplog):
-    folder = write(tmp_path / "a", FORWARD)
-    loader = loader_of(name, folder)
-    state = stopped(loader)
-    other = loader_of(name, folder)
-    told = "saved by a version that did not store the shards' digests"
-    with pytest.raises(StateError, match=rf"{told}.*\n.*strict=False"):
-        other.load_state_dict(without_content(state))
-    with caplog.at_level(logging.WARNING, logger="wdskit"):
-        other.load_state_dict(without_content(state), strict=False)
-    assert told in caplog.text
     loader.load_state_dict(state)
     assert list(other) == list(loader)
 

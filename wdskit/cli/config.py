@@ -53,8 +53,8 @@ def check(file: File, overrides: Overrides = None, plugins: Plugins = None) -> N
 def show(file: File, overrides: Overrides = None, plugins: Plugins = None) -> None:
     """Print every setting that will be used: FILE with variables, --set and defaults filled in.
 
-    The output loads as the same pipelines. Settings without a value are left out; `workers` and `threads` too, if the
-    loader chooses them, and the query of a URL, which may be a signature.
+    The output loads as the same pipelines. Settings without a value are left out, and the query of a URL, which may be
+    a signature. Numbers of workers and threads that the loader chooses are comments.
 
     Exit code: 0 without problems, 1 with problems, 2 if FILE or a plugin cannot be read.
 

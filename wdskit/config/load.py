@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 
 from pydantic import BaseModel
 
-from wdskit.config.messages import Path, describe, did_you_mean, dotted, listing, show, unknown_setting, wrong_kind
+from wdskit.config.messages import Path, did_you_mean, dotted, show, unknown_setting, wrong_kind
 from wdskit.config.overrides import apply_override
 from wdskit.config.rules import check_order, check_patterns
-from wdskit.config.spec import Stages, StageSpec, read_settings, read_stage
+from wdskit.config.spec import Stages, StageSpec, read_item, read_settings
 from wdskit.config.yaml_reader import Document, read_dict, read_yaml
 from wdskit.errors import ConfigError, Problem, StorageError
 from wdskit.limits import MAX_CONFIG_BYTES
@@ -205,28 +205,14 @@ class _Check:
 
     def _stage(self, path: Path, item: Any) -> Any:
         """A stage; where it has problems its class, or None where it is not known."""
-        if isinstance(item, StageSpec) or (callable(item) and not isinstance(item, type)):
+        if callable(item) and not isinstance(item, type):
             return item
-        if isinstance(item, dict) and len(item) == 1:
-            name, value = next(iter(item.items()))
-        elif isinstance(item, str):
-            name, value = item, None
-        else:
-            self._note(path, self._not_a_stage(item))
-            return None
-        spec, flaws = read_stage(self.models.stages, name, value)
-        if spec is not None:
+        spec, flaws = read_item(self.models.stages, item)
+        if spec is not None and not isinstance(item, StageSpec):
             flaws = check_patterns(spec)
         for flaw in flaws:
             self._note((*path, *flaw.path), flaw.rule)
-        return spec or self.models.stages.get(name)
-
-    def _not_a_stage(self, item: Any) -> str:
-        if isinstance(item, dict) and item:
-            near = [name for name in item if name in self.models.stages]
-            hint = " Indent its settings further than its name." if len(near) == 1 else " Write `- ` before each stage."
-            return f"a stage has one name, but this one has {listing(list(item)[:5])}.{hint}"
-        return f"{describe(item)}; a stage is needed, as in `- shuffle: 200` or `- split_by_node`."
+        return spec or (self.models.stages.get(str(flaws[0].path[0])) if flaws[0].path else None)
 
     def _section(self, name: str, settings: Any) -> BaseModel | None:
         if settings is not None and not isinstance(settings, dict):

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic_core import PydanticCustomError
 
-from wdskit.config.messages import Flaw, dotted, flaws_of, show, unknown_stage
+from wdskit.config.messages import Flaw, describe, dotted, flaws_of, listing, show, unknown_stage
 from wdskit.errors import ConfigError, Problem
 from wdskit.text import hide_secrets
 
@@ -116,6 +116,26 @@ def read_settings(
         return model.model_validate(settings, context=stages), []
     except ValidationError as err:
         return None, flaws_of(model, err)
+
+
+def read_item(stages: Stages, item: object) -> tuple[StageSpec | None, list[Flaw]]:
+    """Read an item of a list of stages as in YAML: `name`, or `{name: value}`; a spec stays as it is.
+
+    Returns:
+        The stage, or what is wrong; paths are those of `read_stage`.
+    """
+    if isinstance(item, StageSpec):
+        return item, []
+    if isinstance(item, Mapping) and len(item) == 1:
+        [(name, value)] = item.items()
+        return read_stage(stages, name, value)
+    if isinstance(item, str):
+        return read_stage(stages, item, None)
+    if isinstance(item, Mapping) and item:
+        near = [name for name in item if name in stages]
+        hint = " Indent its settings further than its name." if len(near) == 1 else " Write `- ` before each stage."
+        return None, [Flaw((), f"a stage has one name, but this one has {listing(list(item)[:5])}.{hint}")]
+    return None, [Flaw((), f"{describe(item)}; a stage is needed, as in `- shuffle: 200` or `- split_by_node`.")]
 
 
 def read_stage(stages: Stages, name: str, value: object) -> tuple[StageSpec | None, list[Flaw]]:

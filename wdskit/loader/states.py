@@ -53,8 +53,6 @@ def compare_fingerprints(here: Mapping[str, Any], there: Mapping[str, Any], *, s
         StateError: It is, and `strict`.
     """
     differing = _differences(here, there)
-    if _notes_content(here) and not _notes_content(there):
-        differing.append("it was saved by a version that did not store the shards' digests, so the samples may differ")
     if differing and strict:
         raise StateError(f"this state belongs to a different sequence of samples: {'; '.join(differing)}.\n  {_ADVICE}")
     if differing:
@@ -86,10 +84,3 @@ def _divided(fingerprint: Mapping[str, Any]) -> tuple[dict[str, Any], list[Any]]
         return rest, [fingerprint.get(_CONTENT)]
     bare = [{name: value for name, value in part.items() if name != _CONTENT} for part in parts]
     return {**fingerprint, "parts": bare}, [part.get(_CONTENT) for part in parts]
-
-
-def _notes_content(fingerprint: Mapping[str, Any]) -> bool:
-    """Whether the version that saved it notes what the shards hold, where it can be known."""
-    parts = fingerprint.get("parts")
-    noted = parts if isinstance(parts, list) else [fingerprint]
-    return all(isinstance(part, Mapping) and _CONTENT in part for part in noted)

@@ -21,6 +21,7 @@ from wdskit.errors import RankError
 from wdskit.stages.base import Place
 from wdskit.text import as_int
 
+_TORCHRUN = "LOCAL_WORLD_SIZE"
 _EVEN_TASKS = re.compile(r"(\d+)(?:\(x\d+\))?")  # of each node: `4(x8)`, or `4` where there is one
 
 logger = logging.getLogger(__name__)
@@ -71,21 +72,29 @@ def _ranks_per_node(place: Place, environ: Mapping[str, str]) -> int:
     """What torchrun or Slurm say. Ranks that would find different numbers are refused: of those of uneven machines, and
     of those that are not dealt to machines in blocks, one at least sees that something does not fit.
     """
-    source = "LOCAL_WORLD_SIZE"
-    if source in environ:
-        num, local = _number(environ, source), environ.get("LOCAL_RANK")
-    else:
-        source = "SLURM_STEP_TASKS_PER_NODE"
-        if source not in environ or environ.get("SLURM_STEP_NUM_TASKS") != str(place.world_size):
-            return 1
-        match = _EVEN_TASKS.fullmatch(environ[source])
-        num, local = int(match[1]) if match else 0, environ.get("SLURM_LOCALID")
+    num, source = local_ranks(environ)
+    if not source or (source != _TORCHRUN and environ.get("SLURM_STEP_NUM_TASKS") != str(place.world_size)):
+        return 1
+    local = environ.get("LOCAL_RANK" if source == _TORCHRUN else "SLURM_LOCALID")
     fits = num > 0 and place.world_size % num == 0 and (local is None or local == str(place.rank % num))
     if not fits or environ.get("GROUP_WORLD_SIZE", str(place.world_size // num)) != str(place.world_size // num):
         where = f"{source} is {environ[source]}" + ("" if local is None else f" and the local rank {local}")
         msg = f"rank {place.rank} of {place.world_size}: {where}, so machines do not have equal blocks of ranks."
         raise RankError(f"{msg}\n  {_UNEVEN}")
     return num
+
+
+def local_ranks(environ: Mapping[str, str] = os.environ) -> tuple[int, str]:
+    """Return the number of ranks on this machine, and the variable of torchrun or Slurm that gives it.
+
+    Returns:
+        (0, name) if the variable is invalid or machines differ; (0, "") without a variable.
+    """
+    for name in (_TORCHRUN, "SLURM_STEP_TASKS_PER_NODE"):
+        if name in environ:
+            match = _EVEN_TASKS.fullmatch(environ[name].strip())
+            return (int(match[1]) if match else 0), name
+    return 0, ""
 
 
 def _find(

@@ -18,6 +18,7 @@ from wdskit.config.messages import did_you_mean, listing, show, wrong_kind
 from wdskit.config.spec import StageSpec, refuse
 from wdskit.config.values import Bool, Budget, Count, Device, Natural, Text, Timeout
 from wdskit.errors import ConfigError, Problem
+from wdskit.pipeline.ranks import local_ranks
 from wdskit.processes import usable_cores
 from wdskit.stages.registry import STAGES, known_stages
 from wdskit.stages.sources import PlannedSource
@@ -190,7 +191,8 @@ class Config:
     def to_yaml(self) -> str:
         """The configuration as YAML text that reads back as the same, with every setting that will be used.
 
-        Settings that are null, and `workers` where the loader chooses their number, are left out.
+        Settings that are null are left out. Numbers of workers and threads that a loader on this machine chooses are
+        comments.
 
         Raises:
             ConfigError: It holds functions, which YAML can only name.
@@ -201,7 +203,13 @@ class Config:
             del used["loader"]["workers"]
         if self.cache == CacheSpec():
             del used["cache"]
-        return export.to_yaml(self.pipelines, used, self.origin)
+        text = export.to_yaml(self.pipelines, used, self.origin)
+        if {"workers", "threads"} <= self.loader.model_fields_set:
+            return text
+        for name, stages in self.pipelines.items():
+            workers, threads, reason = choose_workers(self.loader, stages)
+            text += f"# {name} on this machine: {{workers: {workers}, threads: {threads}}}{reason and f', {reason}'}\n"
+        return text
 
 
 def _models(functions: Iterable[str] = ()) -> Models:
@@ -274,7 +282,7 @@ def choose_workers(spec: LoaderSpec, stages: Sequence[Any], environ: Mapping[str
     reason = ONE_THREAD if is_one else ""
     if all(map(_is_light, _at_work(stages))):
         return WorkerCount(workers, 1, reason)
-    cores = max(1, usable_cores() // (spec.ranks_per_node or local_ranks(environ)))
+    cores = max(1, usable_cores() // (spec.ranks_per_node or max(1, local_ranks(environ)[0])))
     most = 1 if is_one else MAX_THREADS
     if "workers" not in spec.model_fields_set:
         most = min(most, THREADS_A_WORKER)
@@ -296,12 +304,3 @@ def _at_work(stages: Sequence[Any]) -> list[Any]:
 def _is_light(stage: Any) -> bool:
     name = getattr(stage, "name", None)  # of a function put in by `stage`, none
     return name in _LIGHT or (name == "decode" and stage.images is None)
-
-
-def local_ranks(environ: Mapping[str, str] = os.environ) -> int:
-    """Ranks on this machine, from torchrun or Slurm; 1 without both."""
-    for name in ("LOCAL_WORLD_SIZE", "SLURM_NTASKS_PER_NODE"):
-        value = environ.get(name, "")
-        if value.isdecimal() and int(value):
-            return int(value)
-    return 1

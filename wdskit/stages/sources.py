@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, Field, PlainValidator, Strict, ValidationInfo, WithJsonSchema, model_validator
 
-from wdskit.config.messages import describe, dotted, show, wrong_kind
-from wdskit.config.spec import Kind, Stages, StageSpec, read_stage, refuse
+from wdskit.config.messages import dotted, show, wrong_kind
+from wdskit.config.spec import Kind, Stages, StageSpec, read_item, refuse
 from wdskit.config.values import CLASSES, WHOLE, Classes, Count, Natural, Shards
 from wdskit.dataset.classes import check_labels
 from wdskit.dataset.index import folder_has_labels
@@ -98,16 +98,9 @@ def _check_stages(value: object, info: ValidationInfo) -> tuple[StageSpec, ...]:
 
 def _check_stage(at: int, item: object, stages: Stages) -> StageSpec:
     """A stage of one part, which has to make one sample of one."""
-    spec: StageSpec | None
-    if isinstance(item, StageSpec):
-        spec = item
-    else:
-        name, settings = next(iter(item.items())) if isinstance(item, Mapping) and len(item) == 1 else (item, None)
-        if not isinstance(name, str):
-            raise refuse(f"[{at}]: {describe(item)}; a stage is needed, as in `- decode: rgb8`.")
-        spec, flaws = read_stage(stages, name, settings)
-        if spec is None:
-            raise refuse(f"{dotted((at, *flaws[0].path))}: {flaws[0].rule}")
+    spec, flaws = read_item(stages, item)
+    if spec is None:
+        raise refuse(f"{dotted((at, *flaws[0].path))}: {flaws[0].rule}")
     if spec.kind != "each" or spec.name in {"to_tuple", "to_dict", "map_tuple"}:
         msg = f"[{at}]: `{spec.name}` cannot be a stage of one part"
         raise refuse(f"{msg}; the stages of a part turn one sample into one sample (decode, map, resize, ...).")
