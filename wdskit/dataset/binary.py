@@ -3,18 +3,17 @@
 Little-endian. Header of 128 bytes: magic `WDSKIDX2`, uint64 number of shards, uint64 bytes of names, 32 bytes sha256 of
 the `index.json` it belongs to, 32 bytes sha256 of the columns, 32 bytes sha256 of what follows the columns, zeros. The
 columns are, each as long as the number of shards: samples (uint64), bytes (uint64), digests (32 bytes each), ends of
-the names (uint64), and last the names themselves, UTF-8 without separators. Behind them sha256 of each shard's `.idx`
-(32 bytes each, zeros where the index does not say). 10**6 shards take 108 MB, of which a reader touches what it asks
-for.
+the names (uint64), and last the names themselves, UTF-8 without separators. After the columns follows sha256 of each
+shard's `.idx` (32 bytes each, zeros if unknown). 10**6 shards take 108 MB; a reader touches only the pages it needs.
 
 Version 1 had no digests of `.idx` and is not read any more: `wdskit index` makes the index again. Selections are bound
-to the columns only, which are the same in both.
+to the columns only, which are equal in both versions.
 
-`.wdskit.files`: which files the index was made of, by inode and time of change, where it was made: a shard that was
-replaced by one of its size, or written again in its place, is another file. The index itself cannot say so, since
-copies of a folder are other files too. Little-endian: magic `WDSKFIL1`, sha256 of the rest; inode (uint64) and mtime_ns
-(int64) of `index.bin`, then of each shard in its order, zeros where they are not known. In a copy that kept the times
-(`cp -a`, `rsync -a`) the times are compared alone; in one that did not, nothing is known.
+`.wdskit.files` identifies the files from which the index was made, by inode and time of change: a shard that was
+replaced by another of its size, or rewritten in place, is another file. The index itself does not have these values,
+since a copy of the folder has other files. Little-endian: magic `WDSKFIL1`, sha256 of the rest; inode (uint64) and
+mtime_ns (int64) of `index.bin`, then of each shard in its order, zeros if unknown. In a copy that kept the times
+(`cp -a`, `rsync -a`) only the times are compared; in any other copy nothing is known.
 """
 
 from __future__ import annotations
@@ -77,20 +76,20 @@ def build_binary(entries: Sequence[ShardEntry], json_digest: bytes) -> bytes:
 class BinaryIndex:
     """A mapped `index.bin`, compared with its digests when it is opened.
 
-    Pickled, it is its place, and opens the file again: a million shards are not copied into every worker.
+    A pickle holds only the path, and opens the file again: a million shards are not copied into every worker.
 
     Args:
         folder: Local folder that holds it and its `index.json`.
-        expected: `digest` that it must have, None for any.
+        expected: The required `digest`, None for any.
         url: Of the remote folder of which `folder` holds a copy; empty for none.
 
     Attributes:
         counts: Samples of each shard, (num_shards,), read-only.
         sizes: Bytes of each shard, (num_shards,), read-only.
         digests: sha256 of each shard, (num_shards, 32) uint8, read-only.
-        idx_digests: sha256 of each shard's `.idx`, as `digests`; zeros where it is not known.
-        identities: `inode` and `mtime_ns` of the file of each shard, (num_shards,), None where they are not known.
-        digest: 32 bytes that say which shards these are: sha256 over all their counts, sizes, digests and names.
+        idx_digests: sha256 of each shard's `.idx`, (num_shards, 32) uint8, zeros if unknown.
+        identities: `inode` and `mtime_ns` of each shard's file, (num_shards,); None if unknown.
+        digest: 32 bytes that identify the shards: sha256 of all counts, sizes, digests and names.
 
     Raises:
         FolderIndexError: It is missing, damaged, of another version, or belongs to another `index.json`.
@@ -232,7 +231,7 @@ class BinaryIndex:
 
 
 def _digest(file: IO[bytes], num_bytes: int | None = None) -> bytes:
-    """sha256 of so many bytes, or of all that is left; read in pieces, since mapped pages would count as memory."""
+    """Return sha256 of the next bytes, or of the rest of the file; read, since mapped pages would count as memory."""
     digest = hashlib.sha256()
     left = -1 if num_bytes is None else num_bytes
     while left and (part := file.read(_BYTES_AT_ONCE if left < 0 else min(left, _BYTES_AT_ONCE))):
@@ -242,23 +241,21 @@ def _digest(file: IO[bytes], num_bytes: int | None = None) -> bytes:
 
 
 def write_identities(index: Path, entries: Sequence[ShardEntry], *, disk: Disk) -> None:
-    """Publish the identities of an `index.bin` that has just been published, and of the shards beside it. A shard whose
-    entry has none is the file that is there now.
+    """Publish the identities of an `index.bin` that has just been published, and of the shards next to it. An entry
+    without an identity gets the identity of the existing file.
     """
     try:
         files = [FileIdentity.of(index)]
         files += [entry.identity or FileIdentity.of(index.parent / entry.name) for entry in entries]
     except OSError:
-        disk.remove(index.parent / IDENTITIES_NAME)  # a shard is gone, which an error says when it is read
+        disk.remove(index.parent / IDENTITIES_NAME)  # a shard is missing, which is an error when it is read
         return
     rest = np.array([(file.inode, file.mtime_ns) for file in files], dtype=_IDENTITY).tobytes()
     publish_bytes(index.parent / IDENTITIES_NAME, _IDENTITIES_MAGIC + hashlib.sha256(rest).digest() + rest, disk=disk)
 
 
 def read_identities(index: Path, num_shards: int) -> NDArray[np.void] | None:
-    """`inode` and `mtime_ns` of an index's shards, (num_shards,); None where they are not known, as in a copy of a
-    folder.
-    """
+    """Return `inode` and `mtime_ns` of an index's shards, (num_shards,); None if unknown, as in a copy of a folder."""
     try:
         data = (index.parent / IDENTITIES_NAME).read_bytes()
         now = FileIdentity.of(index)
@@ -284,7 +281,7 @@ def read_identities(index: Path, num_shards: int) -> NDArray[np.void] | None:
 
 
 def check_digest(file: LocalFile, sha256: str) -> None:
-    """Compare all bytes of a shard with the index; `ShardError` where they are others."""
+    """Compare all bytes of a shard with the index; raise `ShardError` if they differ."""
     digest = hashlib.sha256()
     num_bytes = 0
     while part := file.read_at(num_bytes, _BYTES_AT_ONCE):

@@ -1,4 +1,4 @@
-"""What a user wrote for shards, taken apart: `::` and braces. Nothing is looked up but files of that very name."""
+"""Expand `::` and braces in the shards that a user named. Only files with exactly that name are looked up."""
 
 from __future__ import annotations
 
@@ -21,28 +21,27 @@ _MAX_DIGITS = 18
 
 
 def expand_parts(shards: str | Sequence[str]) -> list[Iterator[str]]:
-    """The paths, URLs, globs and folders of each `::`-part of what a user wrote, braces expanded. Nothing is looked up,
-    and names are made as they are asked for.
+    """Return the paths, URLs, globs and folders of each `::`-part, with braces expanded. The names are made on request.
 
     Raises:
-        StorageError: Braces do not match, they name too many, or a scheme is not supported.
+        StorageError: Braces do not match, they name too many shards, or a scheme is not supported.
     """
     items = [shards] if isinstance(shards, str) else shards
     return [expand_braces(part) for item in items for part in split_parts(item)]
 
 
 def expand_patterns(shards: str | Sequence[str]) -> Iterator[str]:
-    """Those of all parts. Raises as `expand_parts`."""
+    """Yield the names of all parts; raises as `expand_parts` does."""
     return itertools.chain.from_iterable(expand_parts(shards))
 
 
 def split_parts(item: str) -> list[str]:
-    """What stands between the `::` of one text."""
+    """Split one text at `::`."""
     return [item] if "::" in item and os.path.lexists(item) else _JOINT.split(item)
 
 
 def expand_braces(pattern: str) -> Iterator[str]:
-    """The names of a brace pattern, in order."""
+    """Yield the names of a brace pattern, in order."""
     if not pattern:
         raise StorageError("a shard pattern is empty. Name a path, a glob, a brace pattern or a folder.")
     scheme_of(pattern)
@@ -61,8 +60,8 @@ def expand_braces(pattern: str) -> Iterator[str]:
 
 
 def _count_names(pattern: str) -> int:
-    """How many names a brace pattern has at most, before any is made; over the limit, some number over it. `ValueError`
-    where a brace has no other.
+    """Return an upper bound of the number of names of a brace pattern; some number over the limit if it is larger.
+    Raise `ValueError` if the braces do not match.
     """
     most = MAX_SHARD_NAMES + 1
     open_braces = [[0, 1]]  # of each: names of its alternatives so far, names of the present one
@@ -85,7 +84,7 @@ def _count_names(pattern: str) -> int:
 
 
 def _count_range(first: str | None, last: str | None, first_letter: str, last_letter: str, step: str | None) -> int:
-    """How many names a range has, at most."""
+    """Return an upper bound of the number of names of a range."""
     if first is None or last is None:
         return abs(ord(last_letter) - ord(first_letter)) + 1
     if max(map(len, (first, last, step or ""))) > _MAX_DIGITS:
@@ -94,10 +93,10 @@ def _count_range(first: str | None, last: str | None, first_letter: str, last_le
 
 
 def parse_factors(factors: str, num_parts: int) -> tuple[float, ...]:
-    """The numbers of open_clip's `--train-data-upsampling-factors`, `1::2`, one for each `::`-part of the shards.
+    """Parse open_clip's `--train-data-upsampling-factors`, `1::2`: one number for each `::`-part of the shards.
 
     Raises:
-        PipelineError: They do not fit the parts, or are no numbers, 0 or more, not all 0.
+        PipelineError: The count differs from the parts, a factor is not a finite number of at least 0, or all are 0.
     """
     found = []
     for text in factors.split("::"):

@@ -56,7 +56,7 @@ def parse_classes(data: bytes, path: str, *, folder: str = "") -> tuple[str, ...
 
 
 def first_conflict(one: Sequence[str], other: Sequence[str]) -> int | None:
-    """The first class number that both have, and have by two names; None where one goes on where the other ends."""
+    """Return the first class number to which the two give different names; None if one list extends the other."""
     return next((number for number, names in enumerate(zip(one, other, strict=False)) if names[0] != names[1]), None)
 
 

@@ -1,7 +1,8 @@
-"""Many samples at once, by columns: what `IndexedShard.read` gives for each, in a tenth of the time.
+"""Read many samples at once, ten times as fast as `IndexedShard.read`, into columns.
 
-The samples are read into one buffer and their headers parsed together, the first of each, then the second, and so on.
-A sample with anything in it that is not plain is read by `IndexedShard.read`, which knows all forms and all errors.
+The samples are read into one buffer, and their headers are parsed together: the first header of each sample, then the
+second, and so on. A sample with a header that is not plain is read by `IndexedShard.read`, which knows all forms and
+all errors.
 """
 
 from __future__ import annotations
@@ -55,11 +56,11 @@ class Many(NamedTuple):
 
 
 def read_samples(runs: Sequence[Run], *, viewed: Callable[[str], bool]) -> Many | None:
-    """The samples of some runs, in their order; None where their fields, or the order of those, are not the same.
+    """Read the samples of some runs, in order; return None if they differ in their fields or in the fields' order.
 
     Args:
-        runs: Each is read at once.
-        viewed: Whether a field's bytes are only looked at, so that they need not be copied out of a large sample.
+        runs: Runs of consecutive samples; each run is one read.
+        viewed: Returns whether a field may be a view of a large sample's bytes instead of a copy.
 
     Raises:
         IndexError, ShardError, StorageError: As `IndexedShard.read`.
@@ -82,16 +83,16 @@ def read_samples(runs: Sequence[Run], *, viewed: Callable[[str], bool]) -> Many 
 
 
 class _Raw(NamedTuple):
-    """Bytes of samples that have been read and not looked at yet.
+    """Bytes of samples that have been read and not parsed yet.
 
     Attributes:
-        data: For each small sample, bytes with it in them, and in these
-        starts: where it starts, and
-        stops: where it ends, with one block more behind it. Behind the small samples stand those before some runs.
-        places: Of each small sample, its place among all. `IndexedShard.read` has to read the others.
-        num_samples: How many samples there are in all.
-        checks: Runs of small samples of which it is not known that they start and end where the offsets say: the run,
-            where in `data` its first sample stands, and where the sample before it; -1 where its start is known.
+        data: For each small sample, bytes that contain it. After the small samples follow the samples before some runs.
+        starts: Where in these bytes the sample starts.
+        stops: Where in these bytes the sample ends; at least one more block follows.
+        places: The number of each small sample among all samples. `IndexedShard.read` has to read the others.
+        num_samples: Number of all samples.
+        checks: Runs of small samples whose start and end are not verified yet: the run, the index in `data` of its
+            first sample, and the index of the sample before the run, -1 if its start is verified.
     """
 
     data: list[Buffer]
@@ -103,7 +104,7 @@ class _Raw(NamedTuple):
 
 
 def _read(runs: Sequence[Run]) -> _Raw:
-    """Read what is not for `IndexedShard.read`. Written flat: this is half of what a small sample costs."""
+    """Read the bytes of the small samples. The code is flat because it is half of the cost of a small sample."""
     data: list[Buffer] = []
     starts: list[int] = []
     stops: list[int] = []
@@ -129,7 +130,7 @@ def _read(runs: Sequence[Run]) -> _Raw:
         except OSError:
             part = b""
         if len(part) != size:
-            part = shard.read_at(start, size)  # which goes on where it stopped, or says what is wrong
+            part = shard.read_at(start, size)  # reads again until it has all, or raises
         if not edges[first] or edges.find(0, first + 1, first + count + 1) >= 0:
             checks.append((run, len(data), len(before) if start < wanted else -1))
             if start < wanted:
@@ -154,8 +155,8 @@ def _read(runs: Sequence[Run]) -> _Raw:
 
 
 def _check_edges(checks: Sequence[tuple[Run, int, int]], good: NDArray[np.bool_]) -> None:
-    """Let shards know of new samples that are good where they start and end. Those behind a sample that is not good may
-    go on with its key: they are not good either.
+    """Store in the shards which starts and ends of samples are verified. A sample after one that is not good may
+    continue its key, so it is not good either.
     """
     known = good.tolist()
     for (shard, first, count), row, before in checks:
@@ -173,7 +174,7 @@ def _read_apart(
     fields: _Fields,
     viewed: Callable[[str], bool],
 ) -> Many | None:
-    """The samples in their order, where `IndexedShard.read` has to read some; those of `rows` are known."""
+    """Return the samples in order: those of `rows` are parsed already, `IndexedShard.read` reads the others."""
     known = {raw.places[row]: at for at, row in enumerate(rows)}
     samples = ((shard, first + at) for shard, first, count in runs for at in range(count))
     many: Many | None = None
@@ -200,7 +201,7 @@ _Fields = dict[str, tuple[list[int], list[int]]]
 
 
 class Round(NamedTuple):
-    """The n-th member of each sample that has so many."""
+    """The n-th member of each sample with at least n members."""
 
     rows: Ints
     headers: Headers
@@ -215,13 +216,14 @@ def parse_samples(
     """Parse the members of samples round by round.
 
     Args:
-        data: For each sample bytes with it in them, at least one; behind it stands the header of the next member, or
-            the end marker.
-        starts: Where in them it starts.
-        stops: Where it ends.
+        data: For each sample, bytes that contain it, and after it the next member's header or the end marker. At least
+            one sample.
+        starts: Where in these bytes each sample starts.
+        stops: Where each sample ends.
 
     Returns:
-        The rounds, and which samples are plain members of one key that the member behind has not, bool (n,).
+        The rounds; and for each sample whether it consists of plain members of one key that differs from the next
+        member's key, bool (n,).
     """
     ends = np.array(stops)
     good = np.ones(len(data), dtype=np.bool_)
@@ -255,7 +257,7 @@ def _blocks(data: Sequence[Buffer], starts: Sequence[int], size: int) -> NDArray
 
 
 def _common_fields(rounds: Sequence[Round], good: NDArray[np.bool_]) -> _Fields | None:
-    """Where each field of the good samples stands; None where they have not all the same."""
+    """Return the byte ranges of each field of the good samples; None if the samples differ in their fields."""
     fields: _Fields = {}
     num_good = np.count_nonzero(good)
     for each in rounds:
@@ -271,7 +273,7 @@ def _common_fields(rounds: Sequence[Round], good: NDArray[np.bool_]) -> _Fields 
 
 
 def _common_field(names: NDArray[np.uint8], name_sizes: Ints, firsts: Ints) -> str | None:
-    """The field that all names end in, from their bytes `firsts` on; None where they differ."""
+    """Return the field with which all names end, from their bytes `firsts`; None if they differ."""
     lengths = name_sizes - firsts
     first, length = int(firsts[0]), int(lengths[0])
     if (lengths != length).any():

@@ -1,4 +1,4 @@
-"""The folder's index: what is known of its shards without opening them.
+"""The folder's index: names, samples, sizes, digests and fields of its shards.
 
 `index.json` is for people and other tools: a valid wids index whose entries also carry sha256 and field names, one
 shard a line. `index.bin` is its binary twin for programs (`dataset.binary`). They are written together, the JSON last,
@@ -35,7 +35,7 @@ INFO_NAMES = ("_info.json", "info.json")
 _KIND = "wids-shard-index-v1"
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _SURROGATE = re.compile("[\ud800-\udfff]")  # which JSON can escape and UTF-8 cannot hold
-_SHORT = reprlib.Repr()  # a message is no place for a megabyte
+_SHORT = reprlib.Repr()  # to keep messages short
 _SHORT.maxstring = _SHORT.maxother = 200
 
 
@@ -49,11 +49,11 @@ class ShardEntry:
         num_bytes: Size of the file.
         sha256: Hex digest of the file.
         fields: Names of all fields that occur in it, sorted.
-        idx_sha256: Hex digest of its `.idx`, None in an index that was made before it was written there.
-        identity: Of the file that the index was made of: zeros are not known. None is the file that is there when the
-            index is written. It stands beside the index, not in it.
-        unused: Of a shard that was filled just now, for each part of images that decoding ignores: its name, the number
-            of images, and where the first of them comes from. It is not in the index.
+        idx_sha256: Hex digest of its `.idx`; None in an index of an older version.
+        identity: The identity of the indexed file; zeros if unknown, None for the file that exists when the index is
+            written. It is stored next to the index, not in it.
+        unused: For a shard that was just filled: each part of its images that decoding ignores, with its name, the
+            number of images, and the source of the first image. It is not stored in the index.
     """
 
     name: str
@@ -147,7 +147,7 @@ def is_label(field: str) -> bool:
 
 
 def folder_has_labels(folder: str) -> bool:
-    """Whether samples of an indexed folder have the field `cls`. Raises as `read_index`."""
+    """Return whether samples of an indexed folder have the field `cls`; raises as `read_index` does."""
     return any(is_label(field) for entry in read_index(folder).entries for field in entry.fields)
 
 
@@ -182,14 +182,14 @@ def index_json(entries: Iterable[ShardEntry]) -> bytes:
 
 
 def read_index(folder: str | Path) -> FolderIndex:
-    """Read the `index.json` of a folder or URL; `FolderIndexError` where there is none that wdskit wrote."""
+    """Read the `index.json` of a folder or URL; raise `FolderIndexError` if it is missing or invalid."""
     folder = str(folder)
     url = join_url(folder, INDEX_NAME)
     try:
         data = read_bytes(url, limit=MAX_INDEX_BYTES)
         document = json.loads(data)
     except StorageError as err:
-        if not is_local(folder) and err.status not in ABSENT_STATUSES:  # who knows what is there
+        if not is_local(folder) and err.status not in ABSENT_STATUSES:  # it may exist
             raise FolderIndexError(str(err), folder=folder) from err
         where = f"Run `wdskit index {folder or '.'}`" if is_local(folder) else "Run `wdskit index` where the shards are"
         raise FolderIndexError(f"{err}\n  {where} to make it.", folder=folder) from err
@@ -222,7 +222,7 @@ def _parse_entries(document: Any) -> list[ShardEntry]:
         raise ValueError(f"`wdskit_index_version` is {_SHORT.repr(version)}, but this wdskit reads {INDEX_VERSION}")
     shards = document.get("shardlist")
     if not isinstance(shards, list):
-        raise ValueError(f"`shardlist` is {_SHORT.repr(shards)}, not a list")  # noqa: TRY004 (what is wrong is the file)
+        raise ValueError(f"`shardlist` is {_SHORT.repr(shards)}, not a list")  # noqa: TRY004 (the file is invalid)
     entries: dict[str, ShardEntry] = {}
     for number, item in enumerate(shards):
         problem = entry_problem(item)
@@ -236,7 +236,7 @@ def _parse_entries(document: Any) -> list[ShardEntry]:
 
 
 def _is_count(value: Any) -> bool:
-    return type(value) is int and 0 <= value < 1 << 63  # a bool is no count
+    return type(value) is int and 0 <= value < 1 << 63  # bool is a subclass of int
 
 
 def _is_digest(value: Any) -> bool:
@@ -253,7 +253,7 @@ _RULES = {
 
 
 def entry_problem(item: Any) -> str:
-    """Return what is wrong with an entry of the shardlist, "" if it is valid."""
+    """Return the fault of an entry of the shardlist, "" if it is valid."""
     if not isinstance(item, dict):
         return f"{_SHORT.repr(item)} is not a shard"
     for part, is_right in _RULES.items():
@@ -268,14 +268,14 @@ def entry_problem(item: Any) -> str:
 
 
 def read_other_counts(folder: str) -> dict[str, dict[str, int] | None]:
-    """The counts that other programs keep beside shards: open_clip's `sizes.json` and timm's `_info.json`.
+    """Read the counts that other programs store next to shards: open_clip's `sizes.json` and timm's `_info.json`.
 
     Args:
         folder: Path or http(s) URL of the folder that holds them.
 
     Returns:
-        For each file that is there, by its usual name, the samples of each shard by its path below the folder, in the
-        order of the file; None where the file is not what its program reads, or its numbers contradict each other.
+        For each existing file, by its usual name, the samples of each shard by its path below the folder, in the order
+        of the file; None if its program cannot read the file, or if its numbers contradict each other.
     """
     found: dict[str, dict[str, int] | None] = {}
     for names, parse in (((SIZES_NAME,), _parse_sizes), (INFO_NAMES, _parse_timm_info)):
@@ -283,7 +283,7 @@ def read_other_counts(folder: str) -> dict[str, dict[str, int] | None]:
             try:
                 data = read_bytes(join_url(folder, name), limit=MAX_INDEX_BYTES)
             except StorageError:
-                continue  # it is not there
+                continue  # it does not exist
             try:
                 found[names[0]] = parse(json.loads(data, object_pairs_hook=_unique))
             except (ValueError, TypeError, LookupError, AttributeError, RecursionError):

@@ -1,8 +1,8 @@
-"""One writer at a time in a folder of shards, the worker processes of a run that was killed included.
+"""One writer at a time in a folder of shards. Worker processes of a killed run count as writers too.
 
-A worker ends by itself when its main process is gone, but it needs a moment to see that, in which it may go on to
-publish. The folder's lock is free by then. So each worker shares a lock on the folder itself for as long as it lives,
-and a run begins when nobody does. The kernel frees both locks, however a process ends.
+A worker ends when its main process has ended, but it notices that a moment later and may publish a file before. The
+folder's lock is free by then. So each worker shares a lock on the folder itself while it lives, and a run starts when
+no process shares that lock. The kernel frees both locks when a process ends for any reason.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ def share_folder(folder: Path) -> Iterator[Callable[[], bool]]:
     """Hold the folder's lock together with others of the same kind; `lock_folder` is refused meanwhile, and refuses.
 
     Yields:
-        What asks whether nobody else shares the lock now.
+        A function that returns whether no other process shares the lock now.
 
     Raises:
-        FolderIndexError: A process holds it alone.
+        FolderIndexError: A process has the exclusive lock.
         StorageError: The folder cannot be written.
     """
     with _opened(folder, LOCK_NAME) as fd:
@@ -129,7 +129,7 @@ def hold(path: Path) -> None:
 
 @contextlib.contextmanager
 def held_meanwhile(path: Path) -> Iterator[None]:
-    """Share the lock of a folder or file while the block runs: in a process that goes on to other things."""
+    """Share the lock of a folder or file while the block runs, in a process that continues afterwards."""
     fd = _open_locked(path, fcntl.LOCK_SH)
     try:
         yield
@@ -144,6 +144,6 @@ def wait_for_workers(path: Path) -> None:
 
 def _open_locked(path: Path, kind: int) -> int:
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    with contextlib.suppress(OSError):  # a disk that locks no folders: what is left is that workers end by themselves
+    with contextlib.suppress(OSError):  # a disk without locks on folders: workers end by themselves
         fcntl.flock(fd, kind)
     return fd

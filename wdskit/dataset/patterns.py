@@ -1,4 +1,4 @@
-"""From what a user writes for shards to the shards that it names.
+"""Find the shards that a path, URL, glob, brace pattern or folder names.
 
 `shards` is a list, a glob, a brace pattern or a folder, several joined by `::`. Where the folder of a pattern has an
 index, the pattern selects from it, and files that the index does not know are an error instead of a surprise.
@@ -32,17 +32,17 @@ GONE = "the folder's index lists this shard, but there is no such file"
 UNLISTED = "the folder's index does not list this shard"
 
 OpenIndex = Callable[[str], FolderIndex | None]
-"""The index of a folder, None where it has none."""
+"""Returns the index of a folder, None if it has none."""
 
 
 @dataclass(frozen=True)
 class ShardList:
-    """Shards in the order they were named.
+    """Shards in the order in which they were named.
 
     Attributes:
-        urls: Path or URL of each.
-        parts: For each, the number of the `::`-part or list item that named it.
-        entries: For each, its line in its folder's index, None where the folder has none.
+        urls: Path or URL of each shard.
+        parts: For each shard, the number of the `::`-part or list item that named it.
+        entries: For each shard, its index entry; None without an index.
     """
 
     urls: tuple[str, ...]
@@ -51,7 +51,7 @@ class ShardList:
 
     @property
     def folders(self) -> dict[str, bool]:
-        """The folders of the shards, and whether their samples may have labels, as far as their indexes say."""
+        """The folders of the shards, and whether their samples may have labels according to the indexes."""
         folders: dict[str, bool] = {}
         for url, entry in zip(self.urls, self.entries, strict=True):
             folder = split_url(url)[0]
@@ -61,8 +61,8 @@ class ShardList:
 
 @dataclass(frozen=True)
 class Target:
-    """The shards that a path as the user wrote it names, in order, and their lines in the folder's index, compared with
-    the files; None without one, and for a single shard.
+    """The shards that a user's path names, in order, and their index entries, which agree with the files; None without
+    an index, and for a single shard.
     """
 
     path: str
@@ -72,8 +72,8 @@ class Target:
 
 
 class ShardMatch(NamedTuple):
-    """One shard that a pattern names: path or URL, its line in its folder's index, and what is wrong, one of `ABSENT`,
-    `GONE` and `UNLISTED`; empty where nothing is.
+    """One shard that a pattern names: path or URL, its index entry, and its problem: `ABSENT`, `GONE`, `UNLISTED`, or
+    empty for a valid shard.
     """
 
     url: str
@@ -82,19 +82,19 @@ class ShardMatch(NamedTuple):
 
 
 def list_shards(shards: str | Sequence[str], *, need_index: bool = False, has_remote: bool = False) -> ShardList:
-    """Expand what a user wrote for shards.
+    """Find the shards that a user named.
 
-    They come in the order in which they are written, and twice where they are named twice. A glob and a folder give
-    theirs in the order of the folder's index; without one sorted by name as text, `s-10.tar` before `s-2.tar`. A local
-    file that exists is itself, whatever its name looks like. In a URL `?` begins the query, so globs there are `*` and
-    `[...]`.
+    They come in the order in which they are written; a shard that is named twice comes twice. A glob or a folder gives
+    its shards in the order of the folder's index; without an index sorted by name as text, `s-10.tar` before `s-2.tar`.
+    The name of an existing local file is never taken for a pattern. In a URL `?` starts the query, so globs there are
+    `*` and `[...]`.
 
     Args:
         shards: A path, URL, glob, brace pattern (`a-{000..127}.tar`) or folder; several joined by `::`, or a list of
             such.
-        need_index: Whether every shard must stand in its folder's index; remote indexes are fetched then.
-        has_remote: Whether the index of a remote folder counts too where shards are named one by one, if it has one,
-            and the folder of a bucket that has none is listed.
+        need_index: Every shard must be in its folder's index; remote indexes are fetched too.
+        has_remote: Remote indexes are read if they exist, also for shards that are named one by one; the folder of a
+            bucket without an index is listed.
 
     Raises:
         StorageError: Nothing matches, a local shard is missing, or a scheme is not supported.
@@ -125,10 +125,9 @@ def list_shards(shards: str | Sequence[str], *, need_index: bool = False, has_re
 
 
 def find_shards(path: str) -> Target:
-    """Find out what a path is, and the shards it names: a shard, a folder, or a pattern as `list_shards` takes it.
+    """Find the shards of a path that a user named: a shard, a folder, or a pattern as for `list_shards`.
 
-    A file that exists is itself, whatever its name looks like and whatever the folder's index says. Raises as
-    `list_shards`.
+    An existing file is a shard, whatever its name and the folder's index are. Raises as `list_shards` does.
     """
     local = is_local(path)
     is_folder = path.endswith("/") or (os.path.isdir(local_path(path)) if local else not split_url(path)[1])
@@ -147,7 +146,7 @@ def find_shards(path: str) -> Target:
 
 
 def find_remote_index(folder: str) -> FolderIndex | None:
-    """The index of a remote folder, None where there is none. Raises as `read_index`."""
+    """Return the index of a remote folder, None if it does not exist; raises as `read_index` does."""
     try:
         return read_index(folder)
     except FolderIndexError as err:
@@ -157,15 +156,15 @@ def find_remote_index(folder: str) -> FolderIndex | None:
 
 
 def match_shards(path: str, open_index: OpenIndex) -> tuple[dict[str, ShardEntry | None], list[ShardMatch]]:
-    """Find shards where what is missing or not listed is no error. Of remote ones only the index is looked at.
+    """Find shards without an error for missing or unlisted ones. Of remote folders only the index is read.
 
     Args:
-        path: As `list_shards` takes it.
-        open_index: Called once a folder, however it is spelled; a local one by its path, empty for the current one.
+        path: As for `list_shards`.
+        open_index: Called once for each folder, in one spelling; the current folder is empty.
 
     Returns:
-        Path and line in the index of each shard that is there, in the order of the index, then by name; and those with
-        which something is wrong.
+        Path and index entry of each existing shard, in the order of the index, then by name; and the shards with a
+        problem.
 
     Raises:
         StorageError: A folder cannot be listed, or is remote and has no index.
@@ -317,9 +316,9 @@ def _match_remote(url: str, folder: str, name: str, open_index: OpenIndex, *, is
 
 
 def split_url(url: str) -> tuple[str, str]:
-    """Folder and file name of a shard; the folder of one in the current folder is empty.
+    """Return folder and file name of a shard; the current folder is empty.
 
-    A URL of a bucket whose last part has no dot names a folder, also without a slash behind it, and no file.
+    In a bucket, a URL whose last part has no dot names a folder, even without a slash at its end.
     """
     if is_local(url):
         return os.path.split(url)

@@ -1,11 +1,11 @@
 """Folders of shards in a store: their index, kept in a local copy, and their samples, read by ranges.
 
-What a planned source needs before it reads a sample (`index.json`, `index.bin`, a selection) is copied to
-`$XDG_CACHE_HOME/wdskit/folders`, once for each version of it, by ETags. All processes of a user on a machine share the
+The files that a planned source needs before it reads a sample (`index.json`, `index.bin`, a selection) are copied to
+`$XDG_CACHE_HOME/wdskit/folders`, once for each version, by their ETags. All processes of a user on a machine share the
 copy. Copies that were not used for `UNUSED_S` are removed.
 
-Beside the copies is noted which version of each shard was read (`SeenVersion`). A shard that is replaced while the
-index stays is so an error in later epochs and runs, as on a local disk.
+Next to the copies, the version of each shard that was read is stored (`SeenVersion`). So a shard that is replaced while
+the index does not change is an error in later epochs and runs, as on a local disk.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ PART_BYTES = 8 << 20
 """Approximate size of the parts of a shard that are fetched and kept."""
 
 UNUSED_S = 90 * 86400.0
-"""Copies of indexes that were not used for so long are removed."""
+"""Copies of indexes that were not used for this time are removed."""
 VERSIONS_SUFFIX = ".versions"
-"""Of the file of an index, by its URL and digest: sha256 of the version of each shard that was read, zeros for none."""
+"""Suffix of the file with sha256 of the version of each shard that was read, zeros for unread shards; one per index."""
 
 _COPY = re.compile(rf"[0-9a-f]{{32}}({re.escape(VERSIONS_SUFFIX)})?")
 _DIGEST_BYTES = 32
@@ -62,12 +62,12 @@ Ints = NDArray[np.int64]
 
 
 def read_copy(url: str, names: Sequence[str], read: Callable[[Path], T]) -> T:
-    """What `read` makes of a folder that holds copies of a remote folder's files, as these are now.
+    """Copy files of a remote folder, and return the result of `read` on the copies.
 
     Args:
-        url: Of the remote folder.
-        names: Of files in it, beside the two of the index.
-        read: Called with the local folder; once more where it finds the copies damaged.
+        url: URL of the remote folder.
+        names: Files in it to copy with the two of the index.
+        read: Called with the local folder of the copies; once more, after a new download, if it raises for damage.
 
     Raises:
         FolderIndexError: The folder has no index.
@@ -154,14 +154,13 @@ def _remove_unused(copies: Path) -> None:
 
 
 class SeenVersion:
-    """Compares the version of one shard with the version that was read before, in any process of this user, while the
-    index was the same.
+    """Compares the version of one shard with the version that any process of this user read before with the same index.
 
     Args:
         copy: Folder of the copy of the index.
-        url: Of the folder of the shards.
+        url: URL of the folder of the shards.
         index: Digest of the index.
-        number: Of the shard in the index.
+        number: Number of the shard in the index.
         sha256: Hex digest of the shard in the index.
     """
 
@@ -174,10 +173,10 @@ class SeenVersion:
         self._is_checked = False
 
     def check(self, file: ObjectFile) -> None:
-        """Compare the object, once. A new version that has the digest of the index is noted in place of the old one.
+        """Compare the object, once. A new version whose bytes agree with the index replaces the stored version.
 
         Raises:
-            ShardError: It is another version, with other bytes than the index says.
+            ShardError: It is another version, and its bytes differ from the index.
             StorageError: As `ObjectFile.read_at`.
         """
         with self._lock:
@@ -196,7 +195,7 @@ class SeenVersion:
             self._is_checked = True
 
     def _note(self, version: bytes, *, replace: bool) -> bool:
-        """Write down a version where none is, or with `replace`; whether it is the one that is written down now."""
+        """Store a version if none is stored, or with `replace`. Return whether it is the stored version now."""
         try:
             fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
             try:
@@ -224,8 +223,8 @@ def _warn_of_versions(folder: str) -> None:
 
 
 def user_cache() -> Path:
-    """The folder of files on their way from or to stores: `$XDG_CACHE_HOME/wdskit`."""
-    home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")  # noqa: PTH111 (no home is no error)
+    """Return the folder of copies and uploads: `$XDG_CACHE_HOME/wdskit`."""
+    home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")  # noqa: PTH111 (a missing home is not an error)
     return Path(home) / "wdskit"
 
 
@@ -239,19 +238,19 @@ def _whole(file: ObjectFile) -> bytes:
 class RemoteShard(IndexedShard):
     """A shard of a store, read by ranges.
 
-    Where its samples start is what the index says, by the digest of the `.idx`: to look at the sample before would be a
-    request more for each. So unlike with a local shard, the first member of a sample is compared with the one before
-    only where both are read. Its ETag is that of its first reply: an object that is replaced later is an error.
+    The starts of its samples are trusted, since the index has the digest of the `.idx`; a comparison with the sample
+    before would cost one more request per sample. Unlike in a local shard, two neighbours are compared only if both are
+    read. Its ETag is that of the first reply: an object that is replaced later is an error.
 
     Args:
         file: The object.
-        entry: What the index says of it.
+        entry: Its index entry.
         idx: The bytes of its `.idx`.
-        cache: Where parts of it are kept; None for nowhere. The object's version is known then.
-        seen: Compares its version with what was read before; None for no comparison.
+        cache: Keeps parts of it on a disk; None keeps nothing. With a cache, the object's version is known.
+        seen: Compares its version with the version that was read before; None for no comparison.
 
     Raises:
-        FolderIndexError: The index does not say the digest of its `.idx`, or another one.
+        FolderIndexError: The index has no digest of its `.idx`, or another digest.
     """
 
     file: _ShardFile
@@ -280,12 +279,12 @@ class RemoteShard(IndexedShard):
         super().__init__(url, _ShardFile(file, kept, seen), offsets, is_trusted=True)
 
     def ahead(self, numbers: Sequence[int], *, at_once: bool) -> IndexedShard:
-        """This shard, with some of its samples on their way. Nothing is waited for.
+        """Start to fetch some samples, and return this shard with them. Does not wait.
 
         Args:
-            numbers: Of the samples, rising.
-            at_once: Whether they come by ranges though their parts are on their way, which takes less long and fetches
-                them twice.
+            numbers: Numbers of the samples, rising.
+            at_once: Whether to read them by ranges while their parts are fetched too, which is faster and fetches them
+                twice.
         """
         ranges: list[tuple[int, int]] = []
         for number in self.file.missing(numbers, at_once=at_once):
@@ -299,12 +298,12 @@ class RemoteShard(IndexedShard):
         return begun
 
     def keep(self, numbers: Sequence[int]) -> None:
-        """Begin to fetch the parts of some samples, whose numbers rise, where parts are kept."""
+        """Start to fetch the parts of some samples, whose numbers rise, if parts are kept."""
         self.file.keep(numbers)
 
 
 class _ShardFile:
-    """The object of a shard, some ranges of which are on their way, and parts of which are kept on this disk."""
+    """The object of a shard: some of its ranges are being fetched, and some of its parts are on a local disk."""
 
     fd = -1
 
@@ -329,7 +328,7 @@ class _ShardFile:
         return self._object.num_bytes
 
     def read_whole(self, offset: int, size: int) -> bytes:
-        """`size` bytes, fewer only where the object ends. Raises as `SeenVersion.check`."""
+        """Return `size` bytes, fewer only at the end of the object; raises as `SeenVersion.check` does."""
         data = self._read_whole(offset, size)
         if self._seen is not None:
             self._seen.check(self._object)
@@ -357,27 +356,27 @@ class _ShardFile:
             self._kept.keep(numbers, self._object)
 
     def missing(self, numbers: Sequence[int], *, at_once: bool) -> Sequence[int]:
-        """Those of some samples, rising, that are not kept, or with `at_once` not yet; their parts are fetched from now
-        on.
+        """Return the samples, of some that rise, whose parts are not on the disk and not being fetched; with `at_once`,
+        also those that are being fetched. Their parts are fetched from now on.
         """
         return numbers if self._kept is None else self._kept.missing(numbers, self._object, at_once=at_once)
 
     def ahead(self, ranges: Sequence[tuple[int, int]]) -> _ShardFile:
-        """The same, with some ranges on their way."""
+        """Start to fetch some ranges, and return this object with them."""
         return _ShardFile(self._object, self._kept, self._seen, ranges)
 
     def close(self) -> None:
-        """Nothing: others may read the object on."""
+        """Do nothing: other readers may use the object."""
 
 
 def part_edges(offsets: Ints) -> Ints:
-    """The first sample of each part of a shard, and the number of its samples, from where its samples start."""
+    """Return the first sample of each part of a shard, then its number of samples, from the offsets of its samples."""
     slots = (offsets[:-1] - offsets[0]) // PART_BYTES
     return np.append(np.flatnonzero(np.diff(slots, prepend=-1)), len(slots))
 
 
 class _KeptParts:
-    """The parts of a shard, each the samples that start in one stretch of `PART_BYTES`, as far as they are kept."""
+    """The parts of a shard on the local disk. A part has the samples that start in one stretch of `PART_BYTES`."""
 
     def __init__(self, cache: PartCache, digest: str, offsets: Ints) -> None:
         self._cache = cache
@@ -404,7 +403,9 @@ class _KeptParts:
         return self._cache.keep(self._name(at), file, self._offsets[first : stop + 1].tolist())
 
     def read(self, offset: int, size: int, *, wait: bool = False) -> bytes | None:
-        """Bytes of whole samples and the block behind them, where all of them are kept, or with `wait` on their way."""
+        """Return the bytes of whole samples and the next block; None unless their parts are on the disk, or with `wait`
+        being fetched.
+        """
         offsets, end = self._offsets, offset + size - BLOCK_BYTES
         first = bisect.bisect_left(offsets, offset)
         stop = bisect.bisect_left(offsets, end, first)
@@ -436,8 +437,8 @@ def open_remote_shards(
     cache: PartCache | None = None,
     seen: Sequence[SeenVersion] | None = None,
 ) -> list[RemoteShard]:
-    """Open shards by their URLs and what the index says of them; what is read of them is read at the same time. Raises
-    as `RemoteShard`, and `StorageError` where a store cannot be read.
+    """Open shards by their URLs and index entries, with all requests at the same time. Raises as `RemoteShard` does,
+    and `StorageError` if a store cannot be read.
     """
     from wdskit.storage.objects import PROBE_BYTES, ObjectFile
 
@@ -445,11 +446,11 @@ def open_remote_shards(
     sizes = [8 * (entry.num_samples + 1) for _, entry in named]
     for (url, entry), size in zip(named, sizes, strict=True):
         most = min(8 * (entry.num_bytes // BLOCK_BYTES + 1), MAX_IDX_BYTES)
-        if size > most:  # before so much is asked for
+        if size > most:  # before the request
             what = f"{entry.num_samples} samples in {entry.num_bytes} bytes"
             raise foreign_offsets(url, f"the index says that the shard has {what}, too many to be true")
     reads = [ObjectFile(f"{url}{IDX_SUFFIX}").ahead([(0, size)]) for (url, _), size in zip(named, sizes, strict=True)]
-    if cache is not None:  # the version of each, before a part of another one is taken for its own
+    if cache is not None:  # learn each version, before a part of another version is used
         for read in [file.ahead([(0, PROBE_BYTES)]) for file in files]:
             read.read_whole(0, PROBE_BYTES)
     checks: Sequence[SeenVersion | None] = seen or [None] * len(named)

@@ -1,4 +1,4 @@
-"""Members into samples: the fields that share a key and stand side by side."""
+"""Group members into samples: neighbouring members that share a key."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from wdskit.tar.reader import TarReader
 from wdskit.tar.walk import Span, TarWalk
 from wdskit.tar.window import Read, Spill
 
-_CHECKED_BYTES = 1 << 20  # from here on a look at the file's size is nothing beside the read
+_CHECKED_BYTES = 1 << 20  # from this size, a look at the file's size costs nothing compared with the read
 
 OnSample = Callable[[int, int, int, Mapping[str, Any]], None]
-"""Called with each sample before it is yielded: its number, the offset of its first header, that behind its last member
-and all that is no sample's behind it, and the sample.
+"""Called with each sample before it is yielded: its number, its start and end offsets in the shard, and the sample.
+Bytes between samples count to the sample before them.
 """
 
 OnMember = Callable[[str, tuple[str, str] | None, int, Any], object]
-"""Called with each member: its name, its key and field (None where it is of no sample), the offset of its first header,
-and its data (or `Passed`). What it returns stands in the sample in place of the data.
+"""Called with each member: its name, its key and field (None if it belongs to no sample), the offset of its first
+header, and its data (or `Passed`). The sample has its result in place of the data.
 """
 
 OnFault = Callable[[int, str, str], None]
@@ -33,12 +33,12 @@ _PACK_AGAIN = "Pack it again, with the fields of each sample side by side and un
 
 
 class Held(NamedTuple):
-    """A sample that is not yielded before the next one is complete: one changed byte after the first 100 of a name,
-    which no checksum covers, may have made two samples of one. Then one of the two has a single field.
+    """A sample that is not yielded before the next one is complete. No checksum covers a name after its first 100
+    bytes, so one changed byte there may have divided a sample in two. Then one of the two has a single field.
 
     Attributes:
-        start: Where it starts, and
-        stop: ends in the shard.
+        start: Byte offset of its first header.
+        stop: Byte offset of its end.
         sample: Its fields.
         next_field: The field that the next sample's first member would add to it, "" for none.
         own_field: The field that its only member would add to the next sample, "" for none.
@@ -80,24 +80,24 @@ _SINGLE = 3  # entries of a sample with one field: its key and URL too
 class ShardReader:
     """The samples of one tar stream, in order; a fault raises after the last whole sample.
 
-    A sample is whole when the next key or the end marker has been seen, so nothing that a cut or a damaged header could
-    have shortened is ever yielded.
+    A sample is whole when the next key or the end marker was read. So a sample that a cut or a damaged header could
+    have shortened is never yielded.
 
     Args:
-        read: As `tar.reader.TarReader` takes it, and `hold_bytes` and `spill`.
+        read: Returns the next bytes, at most the given number; empty at the end.
         shard: Path or URL, for messages and `__url__`.
-        on_member: Called with each member, those that belong to none included.
-        on_sample: Called with each sample before it is yielded; what it raises goes on.
-        on_fault: Called for a field that comes twice or has a reserved name, which is left out then; without it, such
-            a field is an error. Who gives it looks for keys that come twice too: no key is kept here then.
-        hold_bytes: As `TarReader` takes it.
-        spill: As `TarReader` takes it.
+        on_member: Called with each member, also with members that belong to no sample.
+        on_sample: Called with each sample before it is yielded; its exceptions are not caught.
+        on_fault: Called for a repeated field or a field with a reserved name, which is left out; without it, such a
+            field is an error. With it, repeated keys are not found here, and no key is stored.
+        hold_bytes: As for `tar.reader.TarReader`.
+        spill: As for `tar.reader.TarReader`.
 
     Attributes:
         num_samples: Samples yielded so far.
         starts: Byte offset of the first header of each sample yielded so far.
         num_ignored: Members so far that belong to no sample (no extension, dot files, `__meta__`).
-        partial: Behind an error, the offset of the sample that it was met in, and what was read of it.
+        partial: After an error, the offset of the incomplete sample, and its fields so far.
     """
 
     def __init__(
@@ -123,12 +123,12 @@ class ShardReader:
 
     @property
     def stop(self) -> int:
-        """Byte offset behind the last member, once the stream is read."""
+        """Byte offset after the last member, at the end of the stream."""
         return self._reader.stop
 
     @property
     def offset(self) -> int:
-        """Byte offset behind the member that was read last, its padding included; not of a `HeaderReader`."""
+        """Byte offset after the last member and its padding; not for a `HeaderReader`."""
         assert isinstance(self._reader, TarReader)
         return self._reader.offset
 
@@ -194,7 +194,7 @@ class ShardReader:
         return self._whole(held.start, held.stop, held.sample)
 
     def _whole(self, start: int, stop: int, sample: dict[str, Any]) -> dict[str, Any]:
-        """Count a sample that is complete, which is when the next key or the end marker has been seen."""
+        """Count a whole sample, and return it."""
         if self._on_sample is not None:
             self._on_sample(self.num_samples, start, stop, sample)
         self.num_samples += 1
@@ -203,12 +203,12 @@ class ShardReader:
 
 
 class HeaderReader(ShardReader):
-    """The samples of a shard by their headers: as `ShardReader`, with a `Span` in the place of each field's data.
+    """Reads the samples of a shard by their headers: as `ShardReader`, with a `Span` in place of each field's data.
 
     Args:
         file: The shard, which stays open: a field's bytes are read with `read_span`.
         shard: Its path, for messages and `__url__`.
-        start: Where the first sample to see starts.
+        start: Byte offset of the first sample to read.
     """
 
     def __init__(self, file: RangeFile, *, shard: str, start: int = 0) -> None:
@@ -225,13 +225,13 @@ def _fault(shard: str, offset: int, problem: str) -> ShardError:
 
 
 def refuse_divided(file: LocalFile, *, shard: str) -> None:
-    """Refuse a shard in which the members of a key do not stand side by side, as where they are grouped by extension:
-    a reader would only know it at the second part, after samples that lack a field. A member that is no plain file is
-    refused here too: the reading ends there, and a key before it may continue after it. Only headers are read; damage
-    is left to the reader of the shard, which yields the whole samples before it.
+    """Refuse a shard in which the members of a key are not neighbours, as in a tar grouped by extension: a reader would
+    find that only at the second part, after it has yielded samples without a field. An unsupported member is refused
+    too: reading ends there, and a key before it may continue after it. Only headers are read. Damage is not reported
+    here: the reader yields the whole samples before it.
 
     Raises:
-        ShardError: A key is in two places, or a member is no plain file.
+        ShardError: The members of a key are in two places, or a member is not a plain file.
     """
     keys: set[str] = set()
     key = None
@@ -252,7 +252,7 @@ def refuse_divided(file: LocalFile, *, shard: str) -> None:
 
 
 def read_span(file: RangeFile, span: Span) -> bytes:
-    """The bytes of a field that `HeaderReader` found; `StorageError` where the file has become shorter."""
+    """Read the bytes of a field that `HeaderReader` found; raise `StorageError` if the file has become shorter."""
     is_long = span.size > _CHECKED_BYTES and span.offset + span.size > file.num_bytes  # before there is memory for it
     data = b"" if is_long else file.read_whole(*span)
     if len(data) < span.size:

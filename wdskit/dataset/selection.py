@@ -1,12 +1,12 @@
-"""Selections: for each shard of a folder, the samples that belong to something, such as the split `train`.
+"""Selections: for each shard of a folder, the samples of a subset such as the split `train`.
 
-A selection stands beside the index as `<name>.selection`, made to be mapped. Little-endian. Header of 128 bytes: magic
-`WDSKSEL1`; as uint64 the number of shards, of selected samples, and of bytes of the recipe; 32 bytes that say which
-shards it was made for (`BinaryIndex.digest`); 32 bytes sha256 of these 64 bytes, the ends, the checks and the recipe;
-zeros. Then the ends (uint64 a shard: samples selected up to and with it), the checks (8 bytes a shard: blake2b of its
-numbers), the numbers (uint32 a sample: its place in its shard, rising), and last the recipe, text that says how the
-selection was made. What is read at the start takes 16 bytes a shard; the numbers of a shard are compared with its check
-when they are first asked for.
+A selection is stored next to the index as `<name>.selection`, made to be mapped. Little-endian. Header of 128 bytes:
+magic `WDSKSEL1`; as uint64 the number of shards, of selected samples, and of bytes of the recipe; 32 bytes that
+identify the shards it was made for (`BinaryIndex.digest`); 32 bytes sha256 of these 64 bytes, the ends, the checks and
+the recipe; zeros. Then the ends (uint64 a shard: samples selected up to and with it), the checks (8 bytes a shard:
+blake2b of its numbers), the numbers (uint32 a sample: its number in its shard, rising), and last the recipe, a text
+with the command that made the selection. Opening reads 16 bytes a shard; the numbers of a shard are compared with its
+check when they are first read.
 """
 
 from __future__ import annotations
@@ -46,15 +46,15 @@ def write_selection(
 
     Args:
         folder: Local folder with its index.
-        name: As `check_selection_name` takes it. A selection of this name is replaced.
+        name: A name that `check_selection_name` accepts. A selection of this name is replaced.
         samples_per_shard: For each shard, in the order of the index, the numbers of its samples, rising.
-        recipe: How it is made; one line.
+        recipe: The command that makes it; one line.
         disk: Performs the file operations; tests replace it.
 
     Raises:
         FolderIndexError: The folder's index is missing or damaged.
-        SelectionError: The name is none.
-        ValueError: The numbers are not those of samples, or do not rise; or the recipe is no line of text.
+        SelectionError: The name is invalid.
+        ValueError: The numbers do not rise or exceed the samples of a shard, or the recipe is not one line.
     """
     path = selection_path(folder, name)
     index = BinaryIndex(folder)
@@ -82,7 +82,7 @@ def write_selection(
 
 
 def _pack_numbers(index: BinaryIndex, samples_per_shard: Sequence[ArrayLike]) -> Iterator[bytes]:
-    """The numbers of each shard as they stand in the file."""
+    """Return the numbers of each shard as stored in the file."""
     for shard, samples in enumerate(samples_per_shard):
         numbers = np.asarray(samples)
         numbers = numbers if numbers.size else numbers.astype(np.int64)
@@ -96,7 +96,7 @@ def _pack_numbers(index: BinaryIndex, samples_per_shard: Sequence[ArrayLike]) ->
 
 
 def _are_samples(numbers: NDArray[np.integer], num_samples: int) -> bool:
-    """Whether these are numbers of samples of a shard of so many, rising."""
+    """Return whether the numbers rise and are below the number of samples of the shard."""
     if not numbers.size:
         return True
     return bool(numbers[0] >= 0 and numbers[-1] < num_samples and (numbers[1:] > numbers[:-1]).all())
@@ -107,23 +107,23 @@ def _check(numbers: bytes) -> bytes:
 
 
 def read_selection(folder: str | Path, name: str) -> Selection:
-    """Open a selection of a local folder. Raises as `Selection`."""
+    """Open a selection of a local folder; raises as `Selection` does."""
     return Selection(Path(folder), name)
 
 
 class Selection:
-    """A mapped selection. Safe to share between threads; pickled, it is its place, and opens the file again.
+    """A mapped selection. Safe to share between threads; a pickle holds only the path, and opens the file again.
 
     Args:
         folder: Local folder with its index.
-        name: Of the selection.
-        expected: `digest` that it must have, None for any.
+        name: Name of the selection.
+        expected: The required `digest`, None for any.
 
     Attributes:
-        counts: Samples selected of each shard, in the order of the index, int64 (num_shards,).
-        num_samples: Samples selected of all shards.
-        recipe: How it was made.
-        digest: Hex digits that say which samples of which shards it selects.
+        counts: Selected samples of each shard, in the order of the index, int64 (num_shards,).
+        num_samples: Selected samples of all shards.
+        recipe: The command that made it.
+        digest: Hex digits that identify the shards and the selected samples.
 
     Raises:
         SelectionError: It is missing, damaged, of another version, or was made for other shards than the index lists.
@@ -173,20 +173,20 @@ class Selection:
         return [name for names in self._index.names() for name in names]
 
     def samples(self, shard: int) -> NDArray[np.int64]:
-        """The numbers of the samples selected of a shard, rising; owned by the caller. Raises as `take`."""
+        """Return the numbers of a shard's selected samples, rising, owned by the caller; raises as `take` does."""
         if not 0 <= shard < len(self):
             raise IndexError(f"{self._path}: shard {shard} is out of range: there are {len(self)}")
         return self.take(np.full(self.counts[shard], shard), np.arange(self.counts[shard]))
 
     def take(self, shards: ArrayLike, places: ArrayLike) -> NDArray[np.int64]:
-        """The numbers of many selected samples at once: the `places[i]`-th of those selected of shard `shards[i]`.
+        """Return the numbers of many selected samples: for each i the `places[i]`-th selected sample of `shards[i]`.
 
         Args:
             shards: int (n,), numbers of shards.
             places: int (n,), each at least 0 and below `counts` of its shard.
 
         Raises:
-            IndexError: There is no such shard or place.
+            IndexError: A shard or place is out of range.
             SelectionError: The numbers are damaged.
         """
         wanted, at = np.asarray(shards, dtype=np.int64), np.asarray(places, dtype=np.int64)
@@ -209,7 +209,7 @@ class Selection:
         self._checked[shard] = True
 
     def _forged(self) -> SelectionError:
-        """The error of numbers that nobody could have written by mistake: their digests hold."""
+        """Return the error for invalid numbers whose digests are right: they cannot be damage."""
         return _error(self._path, "its numbers are not those of samples", self.recipe)
 
 
@@ -232,7 +232,7 @@ class SelectionHead(NamedTuple):
 
 
 def check_selection_name(name: str) -> None:
-    """Raise `SelectionError` for what is no name of a selection."""
+    """Raise `SelectionError` if the name of a selection is invalid."""
     if not _NAME.fullmatch(name):
         raise SelectionError(
             f"{name!r} is not a valid name for a selection. Use a-z, 0-9, _ and -, at most 40 characters."
@@ -246,7 +246,7 @@ def selection_name(name: str) -> str:
 
 
 def selection_path(folder: Path, name: str) -> Path:
-    """Where a selection of a folder stands: beside the index."""
+    """Return the path of a selection, next to the index."""
     return folder / selection_name(name)
 
 
@@ -262,14 +262,14 @@ def selection_of(file: str) -> str:
 
 
 def read_head(folder: Path, name: str) -> SelectionHead:
-    """What a selection says of itself; `SelectionError` where it is missing, damaged, or of another version."""
+    """Read the header of a selection; raise `SelectionError` if it is missing, damaged, or of another version."""
     path = selection_path(folder, name)
     with _open(path) as file:
         return _parse_head(path, file)
 
 
 def _open(path: Path) -> BinaryIO:
-    """Open the file of a selection; where there is none, the error names those that are there."""
+    """Open the file of a selection; if it does not exist, the error names the existing selections."""
     try:
         return path.open("rb")
     except FileNotFoundError as err:
@@ -305,7 +305,7 @@ def _parse_head(path: Path, file: BinaryIO) -> SelectionHead:
 
 
 def _error(path: Path, problem: str, recipe: str = "") -> SelectionError:
-    """The error of a selection, with the command that makes it again where that is known and safe to paste."""
+    """Return the error of a selection, with the command that makes it again if it is known and safe to paste."""
     command, _, arguments = recipe.partition(" ")
     if _HARMLESS.fullmatch(recipe):
         again = f"Run `wdskit {command} {path.parent} {arguments}` again."

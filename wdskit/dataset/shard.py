@@ -1,4 +1,4 @@
-"""Random access to the samples of one shard, by the offsets that stand beside it.
+"""Random access to the samples of one shard, by the offsets in the `.idx` next to it.
 
 `<shard>.idx` says where each sample starts (Megatron-Energon's layout): N+1 little-endian uint64, the offset of each
 sample's first header block, extension headers included, then the end of the last member. No magic, so the numbers
@@ -36,7 +36,7 @@ SMALL_BYTES = 32 << 10  # a sample up to here is read whole where its headers ar
 
 
 class File(Protocol):
-    """What a shard is read from: a local file, or an object of a store."""
+    """The file of a shard: a local file, or an object of a store."""
 
     def read_whole(self, offset: int, size: int) -> bytes:
         """`size` bytes, fewer only where the file ends."""
@@ -56,10 +56,10 @@ class File(Protocol):
 class IndexedShard:
     """The samples of a shard by number, one read each, checked on the way.
 
-    When a sample is read, every header of it is checked, and that its members have one key which neither the member
-    before nor the one behind has. So offsets that are damaged or another shard's give an error, never a part of a
-    sample or another's fields, even where their digest is known: the shard may have been replaced since. Where a sample
-    starts is checked once: it costs a look at the headers before it.
+    When a sample is read, all of its headers are checked, and its members must have one key that neither the member
+    before nor the member after has. So damaged offsets, or offsets of another shard, give an error, and never a part of
+    a sample or fields of another one. This holds also if the digest of the offsets is right, since the shard may have
+    been replaced. The start of a sample is checked once, because it costs reading the headers before it.
 
     Safe to share between threads, as long as none closes it while others read.
 
@@ -70,7 +70,7 @@ class IndexedShard:
         is_trusted: The offsets are known to be those of this shard, so that no neighbour of a sample is read.
 
     Attributes:
-        edges: For each of the offsets, 1 once it is known that the members on its two sides have different keys.
+        edges: For each offset, 1 after the members on its two sides were found to have different keys.
         find_fields: Returns all fields of the shard's samples, empty if they are not known. It is called for samples
             with long names only: one changed byte after the first 100 can rename a field.
     """
@@ -89,14 +89,14 @@ class IndexedShard:
         return len(self.offsets) - 1
 
     def __getitem__(self, index: int) -> dict[str, memoryview]:
-        """The fields of sample `index`, in the order of their members; negative numbers count from the end.
+        """Return the fields of sample `index`, in the order of their members; negative numbers count from the end.
 
         The views share one buffer that lives as long as any of them.
 
         Raises:
-            IndexError: There is no such sample.
-            ShardError: The bytes there are not one whole sample.
-            StorageError: It has been closed, or the disk fails.
+            IndexError: `index` is out of range.
+            ShardError: The bytes are not one whole sample.
+            StorageError: The shard is closed, or the disk fails.
         """
         return self.read(index)[1]
 
@@ -127,7 +127,7 @@ class IndexedShard:
         return data
 
     def close(self) -> None:
-        """Close the file, as happens when nobody holds this any more. Views stay valid."""
+        """Close the file; the garbage collector does so too. Views stay valid."""
         self._closing()
 
     def __enter__(self) -> Self:
@@ -139,16 +139,16 @@ class IndexedShard:
         self.close()
 
     def _check_edge(self, edge: int, before: str, behind: str) -> None:
-        """Note that samples of two keys meet at an edge."""
+        """Store that two samples of different keys meet at an edge; ShardError if their keys are equal."""
         if before == behind:
             raise self._error(self.offsets[edge], f"samples {edge - 1} and {edge} have the same key, {before!r}")
         self.edges[edge] = 1
 
     def _end_keys(self, number: int) -> tuple[str, str]:
-        """The keys of the first and the last member where the offsets put a sample, by the headers alone.
+        """Return the keys of the first and the last member between two offsets, from the headers.
 
         Raises:
-            ShardError: There is none, or a header is invalid.
+            ShardError: There is no member, or a header is invalid.
         """
         keys: list[str] = []
         at, stop = self.offsets[number], self.offsets[number + 1]
@@ -164,11 +164,11 @@ class IndexedShard:
         except ShardError:
             keys = []
         if not keys or at != stop or len(set(keys)) > 1:
-            keys = [self._parse(number)[0]]  # which says what is wrong, if anything is
+            keys = [self._parse(number)[0]]  # raises if the sample is invalid
         return keys[0], keys[-1]
 
     def _parse(self, number: int) -> tuple[str, dict[str, memoryview]]:
-        """What stands where the offsets put a sample: whole members of one key. Its end is checked if that is easy."""
+        """Parse the sample between two offsets: whole members of one key. The next key is compared if that is cheap."""
         start, stop = self.offsets[number], self.offsets[number + 1]
         data = self.read_at(start, stop - start + BLOCK_BYTES)
         key, fields = _plain_sample(data, stop - start) or self._parse_members(data, number, start, stop)
@@ -247,9 +247,7 @@ class LocalShard(IndexedShard):
             raise ShardError(shard=path, offset=0, problem=problem, remedy=remedy)
 
     def _check_ends(self) -> None:
-        """Compare the first and the last offset with what stands there: offsets cut short look like those of fewer
-        samples.
-        """
+        """Compare the first and the last offset with the shard: truncated offsets look like those of fewer samples."""
         first, stop = self.offsets[0], self.offsets[-1]
         if any(self.read_at(stop, END_BYTES)):
             raise foreign_offsets(self.path, f"its last offset {stop} is not where the members end")
@@ -261,9 +259,9 @@ class LocalShard(IndexedShard):
 
 
 def _plain_sample(data: bytes, stop: int) -> tuple[str, dict[str, memoryview]] | None:
-    """Key and fields of a sample whose members are plain and fill `data[:stop]`, nearly every one; None says nothing.
+    """Return key and fields of a sample whose members are plain and fill `data[:stop]`; None for any other bytes.
 
-    Written flat: 10 us for three members, which take three times as long one call a part.
+    The code is flat: 10 us for three members, a third of the time of one call per part.
     """
     view = memoryview(data)
     fields: dict[str, memoryview] = {}
@@ -293,14 +291,14 @@ def _plain_sample(data: bytes, stop: int) -> tuple[str, dict[str, memoryview]] |
 
 
 def _plain_key(block: bytes) -> str | None:
-    """The key of the member that starts with this header block; None where it takes more than the block to know it."""
+    """Return the key of the member that starts with this header block; None if the block is not a plain header."""
     plain = plain_member(block)
     split = split_name(plain[0]) if plain else None
     return split[0] if split else None
 
 
 def offsets_path(shard: str | Path) -> Path:
-    """Where the offsets of a shard stand: beside it."""
+    """Return the path of a shard's offsets, next to it."""
     return Path(f"{shard}{IDX_SUFFIX}")
 
 
@@ -320,22 +318,22 @@ def idx_bytes(offsets: Sequence[int]) -> bytes:
 
 
 def read_offsets(shard: str | Path, *, num_bytes: int, sha256: str | None = None) -> NDArray[np.int64]:
-    """The offsets of a local shard, N+1 int64 in bytes.
+    """Read the offsets of a local shard in bytes, int64 (num_samples + 1,).
 
     Args:
         shard: Path of the shard.
         num_bytes: Its size, which the offsets must fit.
-        sha256: Hex digest that their file must have, None where it is not known.
+        sha256: Hex digest that their file must have, None if unknown.
 
     Raises:
-        FolderIndexError: There are none, or they cannot be those of this shard.
+        FolderIndexError: They are missing, or cannot belong to this shard.
     """
     path = offsets_path(shard)
     most = min(8 * (num_bytes // BLOCK_BYTES + 1), MAX_IDX_BYTES)  # a sample takes a block at least
     try:
         with path.open("rb") as file:
             idx_bytes = os.fstat(file.fileno()).st_size
-            data = file.read(idx_bytes) if idx_bytes <= most else b""  # never as many as a damaged index lets expect
+            data = file.read(idx_bytes) if idx_bytes <= most else b""  # a damaged index may promise more
     except OSError as err:
         msg = f"{path}: cannot be read: {err.strerror}.\n  Run `wdskit index {path.parent}`."
         raise FolderIndexError(msg, folder=str(path.parent)) from err
@@ -345,7 +343,7 @@ def read_offsets(shard: str | Path, *, num_bytes: int, sha256: str | None = None
 
 
 def parse_offsets(data: bytes, shard: str, *, num_bytes: int, sha256: str | None = None) -> NDArray[np.int64]:
-    """The offsets that the bytes of an `.idx` hold. As `read_offsets`, but for the file."""
+    """Parse the bytes of an `.idx`; arguments, result and errors as for `read_offsets`."""
     if not data or len(data) % 8:
         raise foreign_offsets(shard, f"it has {len(data)} bytes, not 8 per sample plus 8")
     offsets = np.frombuffer(data, dtype="<u8")
@@ -358,7 +356,7 @@ def parse_offsets(data: bytes, shard: str, *, num_bytes: int, sha256: str | None
 
 
 def _offsets_problem(offsets: NDArray[np.uint64], num_bytes: int) -> str | None:
-    """Why these cannot be the offsets of a shard of so many bytes."""
+    """Return why these cannot be the offsets of a shard of `num_bytes` bytes; None if they can."""
     if np.any(offsets[1:] <= offsets[:-1]):
         return "its offsets do not increase"
     if np.any(offsets % np.uint64(BLOCK_BYTES)):
@@ -369,7 +367,7 @@ def _offsets_problem(offsets: NDArray[np.uint64], num_bytes: int) -> str | None:
 
 
 def foreign_offsets(shard: str | Path, problem: str) -> FolderIndexError:
-    """The error of offsets that cannot be those of `shard`."""
+    """Return the FolderIndexError that says that these offsets do not belong to `shard`."""
     folder, _, name = str(shard).rpartition("/")
     msg = f"{shard}{IDX_SUFFIX}: {problem}, so it does not belong to {name}.\n  {_make_index(str(shard))}."
     return FolderIndexError(msg, folder=folder or ".")

@@ -44,15 +44,15 @@ _MOST_SAMPLES = 1 << 62  # far more than there are, so that sums in int64 are ri
 
 
 class ShardTable:
-    """Indexed shards, in the order in which they were named, and which of their samples count.
+    """Indexed shards, in the order in which they were named, and the samples of them that are used.
 
     Args:
-        shards: As `dataset.patterns.list_shards` takes it.
+        shards: As for `dataset.patterns.list_shards`.
         split: Only samples of this selection of each folder, as `wdskit split` makes them; None for all.
-        bounds: Of those, the first that counts and the one behind the last, in the order of the shards; None for all.
+        bounds: Range of these samples, in the order of the shards: the first, and the one after the last; None for all.
 
     Attributes:
-        counts: Samples of each shard that count, int64 (num_shards,).
+        counts: Used samples of each shard, int64 (num_shards,).
 
     Raises:
         StorageError: Nothing matches, a shard is missing, or a store cannot be read.
@@ -106,7 +106,7 @@ class ShardTable:
 
     @property
     def is_remote(self) -> bool:
-        """Whether a shard stands in a store."""
+        """Whether some shards are in a store."""
         return any(index.url for index in self._indexes)
 
     def sample_bytes(self) -> NDArray[np.float64]:
@@ -171,14 +171,14 @@ class ShardTable:
         return digest.hexdigest()
 
     def content(self) -> str:
-        """Hex sha256 over the digests of the shards: what `digest` leaves open, which bytes stand under the names."""
+        """Return hex sha256 of the digests of the shards. `digest` identifies their names, this their bytes."""
         digest = hashlib.sha256()
         for folder, numbers in self._runs():
             digest.update(np.ascontiguousarray(self._indexes[folder].digests[numbers]).data)
         return digest.hexdigest()
 
     def _runs(self) -> list[tuple[int, Ints]]:
-        """Number of the folder and numbers in its index, of shards of one folder that stand side by side."""
+        """Return the runs of neighbouring shards of one folder: the folder's number, and their numbers in its index."""
         edges = np.flatnonzero(np.diff(self._folder_numbers)) + 1
         firsts = [0, *edges.tolist()]
         return list(zip(self._folder_numbers[firsts].tolist(), np.split(self._numbers, edges), strict=True))
@@ -212,8 +212,8 @@ MAX_COMPARED = 100_000  # shards of a folder up to which its files are listed to
 
 
 def find_mapped(shards: str | Sequence[str], *, split: str | None = None) -> list[tuple[BinaryIndex, Ints]]:
-    """The shards that a user named, in their order, by the indexes of their folders and their numbers in these. Of
-    remote folders the selection `split` is fetched too. Raises as `ShardTable`.
+    """Return the shards that a user named, in order: the indexes of their folders, and their numbers in them. For
+    remote folders, the selection `split` is fetched too. Raises as `ShardTable` does.
     """
     selections = [selection_name(split)] if split else []
 
@@ -280,7 +280,7 @@ def _number_names(index: BinaryIndex) -> dict[str, int]:
 
 
 def _compare_with_disk(folder: str, index: BinaryIndex) -> None:
-    """Refuse shards that the index does not know, and those that only it knows."""
+    """Refuse a folder with shards that its index does not list, or without shards that it lists."""
     if len(index) > MAX_COMPARED:
         return
     try:

@@ -1,7 +1,7 @@
-"""A folder that `pack` or `reshard` has not finished: what is there is a part, and must not pass for the whole.
+"""Folders that `pack` or `reshard` has not finished. Their shards are a part, and must not be used as the whole.
 
 A run fills its shards in a staging folder, `.wdskit-run/<digest>/` (`packing.staging`), and moves them into place when
-all are there (`packing.journal`). While that is done, some of them stand in the folder and its index does not.
+all are filled (`packing.journal`). During the move, the folder has some of the shards but not its index.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ MAX_DESCRIPTION_BYTES = 1 << 30  # 10**7 shards
 
 @dataclass(frozen=True)
 class Unfinished:
-    """What a run that is at work, or was stopped, has come to.
+    """The progress of a run that is active or was stopped.
 
     Attributes:
-        folder: Where.
-        command: What it is a run of: `pack`, ...
-        num_filled: Its shards that are filled.
-        num_shards: All that it is to write; None where it does not know that before.
-        num_parts: Into how many parts it is divided; 0 where it is not.
-        is_publishing: All are filled, and some of them stand in the folder.
+        folder: The folder that it writes.
+        command: The command of the run: `pack`, ...
+        num_filled: Number of filled shards.
+        num_shards: Number of all shards; None if it is unknown before the end.
+        num_parts: Number of parts (`--part`); 0 for an undivided run.
+        is_publishing: Whether all shards are filled and some of them are already in the folder.
     """
 
     folder: Path
@@ -72,15 +72,13 @@ class Unfinished:
 
 
 def run_folders(folder: Path) -> list[Path]:
-    """Return the staging folders of the runs in `folder`, sorted. A link, and a name that wdskit does not give, is none
-    of them.
-    """
+    """Return the staging folders of the runs in `folder`, sorted. Links and other names are ignored."""
     root = folder / RUN_FOLDER
     if root.is_symlink():
         return []
     try:
         paths = list(root.iterdir())
-    except (FileNotFoundError, NotADirectoryError):  # there is no run, or it has just ended
+    except (FileNotFoundError, NotADirectoryError):  # no run, or it has just ended
         return []
     return sorted(path for path in paths if RUN_NAME.fullmatch(path.name) and is_own_folder(path))
 
@@ -91,7 +89,7 @@ def is_own_folder(path: Path) -> bool:
 
 
 def find_unfinished(folder: Path) -> Unfinished | None:
-    """What a run that has not finished has come to, None where there is no such run."""
+    """Return the progress of an unfinished run in a folder, None without one."""
     for path in run_folders(folder):
         try:
             data = read_own(path / DESCRIPTION_NAME, limit=MAX_DESCRIPTION_BYTES)
@@ -124,11 +122,11 @@ def refuse_unfinished(folder: Path) -> None:
 
 
 def refuse_part(source: str | Sequence[str], found: ShardList) -> None:
-    """Raise `FolderIndexError` where shards are what a run has come to that is not finished. Those that are named one
-    by one are taken, and of remote ones nothing is known.
+    """Raise `FolderIndexError` if shards are the result of an unfinished run. Shards that are named one by one are
+    accepted, and remote shards are not checked.
 
     Args:
-        source: What the user wrote.
+        source: The pattern that the user named.
         found: Its shards.
     """
     named = set(expand_patterns(source))
