@@ -73,15 +73,15 @@ async def _put(url: str, data: bytes) -> None:
 
 
 def start_upload(url: str, path: Path) -> Future[str | None]:
-    """Begin to upload a file in the background, in place of an object that was there; readers see all of it or none.
+    """Start to upload a file in the background. It replaces an existing object; readers see all of it or nothing.
 
     Returns:
-        Its ETag, once the store says that it has it, with the size of the file; None where the store has no ETags.
-        `StorageError` where the store cannot be reached, refuses, or says something else.
+        A future of its ETag, set when the store confirms the object and its size; None if the store has no ETags. The
+        future raises `StorageError` if the store cannot be reached, refuses the object, or reports another one.
 
     Raises:
-        StorageError: Nothing can be written there.
-        OSError: There is no such file.
+        StorageError: The URL cannot be written.
+        OSError: The file does not exist.
     """
     check_bucket(url)
     location = locate(url)
@@ -111,15 +111,12 @@ async def _upload(location: Location, path: Path, num_bytes: int) -> str | None:
 
 
 def delete_object(url: str) -> None:
-    """Delete an object; one that is not there is fine. Raises as `put_object`."""
+    """Delete an object; a missing object is no error. Raises as `put_object` does."""
     check_bucket(url)
     location = locate(url)
-    result(loop_of_this_process(location.url).submit(_delete(location)), location.url)
-
-
-async def _delete(location: Location) -> None:
+    deletion = try_whole(location, lambda store: store.delete_async(location.key), PART_S)
     try:
-        await try_whole(location, lambda store: store.delete_async(location.key), PART_S)
+        result(loop_of_this_process(location.url).submit(deletion), location.url)
     except StorageError as err:
         if err.status != 404:
             raise

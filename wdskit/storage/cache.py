@@ -1,12 +1,11 @@
 """Parts of remote shards that are kept on a local disk, shared by all processes of a user on a machine.
 
-There is no daemon. Who fetches a part holds a lock file that the kernel frees when the process ends. The others wait
-until it is there, and read what they need from the store where it does not come. A part (`storage.parts`) appears under
-its name when it is whole. One that is damaged is removed, and fetched again.
+No daemon is needed. The process that fetches a part holds a lock file, which the kernel frees when the process ends.
+Other processes wait for the part, and read from the store if it does not come. A part (`storage.parts`) gets its name
+when it is whole. A damaged part is removed and fetched again.
 
-Where the folder is full, parts that were not used for long make room: a random one of the half that was used longest
-ago. The part that was used longest ago is the wrong one where the data is read again and again in the same order: each
-would go just before it is wanted.
+If the folder is full, old parts are removed: a random one of the half that was used longest ago. To remove the oldest
+part would be wrong for data that is read again and again in one order: each part would be removed just before its use.
 """
 
 from __future__ import annotations
@@ -88,7 +87,7 @@ class PartCache:
         self._lock = threading.Lock()
         self._room = threading.Lock()
         self._slots: asyncio.Semaphore | None = None
-        self._used_bytes = 0  # of all parts, by the last count and what was kept since
+        self._used_bytes = 0  # by all parts: the last count, and the parts that were stored since
         self._writing = 0  # of those that are being written
         self._num_left = 0  # parts that may be kept before they are counted again
         self._full_until = 0.0
@@ -98,7 +97,7 @@ class PartCache:
         return PartCache, (self.folder, self.num_bytes)
 
     def find(self, name: PartName) -> CachedPart | None:
-        """A part that is there, and can be read now."""
+        """Return a part if it is on the disk and can be read now, otherwise None."""
         with self._lock:
             part = self._open.get(name)
             if part is not None:
@@ -156,16 +155,16 @@ class PartCache:
             _log.warning("%s: %s: %s.", self.folder, problem, err.strerror or err)
 
     def has(self, name: PartName) -> bool:
-        """Whether a part is there, or on its way to this process."""
+        """Return whether a part is on the disk, or being fetched by this process."""
         return name in self._wanted or name in self._open or name.path(self.folder).exists()
 
     def keep(self, name: PartName, file: ObjectFile, starts: Sequence[int]) -> bool:
-        """Begin to fetch a part, unless that has begun. Whether it is on its way: it is not where the disk is full.
+        """Start to fetch a part if it is not being fetched. Return False if the disk is full.
 
         Args:
-            name: Which.
+            name: The part.
             file: The shard.
-            starts: Where its samples start in the shard, and where the last ends.
+            starts: Offsets of its samples in the shard, and the end of the last one.
         """
         from wdskit.storage.requests import loop_of_this_process  # which needs obstore
 
@@ -179,8 +178,8 @@ class PartCache:
         return True
 
     def wait_for(self, name: PartName) -> None:
-        """Until a part is there, or no process is at it. Another process is waited for `CLAIM_S` long: it may be
-        stopped.
+        """Wait until a part is on the disk or no process fetches it; at most `CLAIM_S` for another process, which may
+        be stopped.
         """
         path, start_s = name.path(self.folder), time.monotonic()
         while not path.exists():
@@ -195,7 +194,7 @@ class PartCache:
                 return
 
     def wait(self, num: int = 0) -> None:
-        """Until no more than so many parts are on their way."""
+        """Wait until at most `num` parts are being fetched."""
         while len(self._wanted) > num:
             time.sleep(WAIT_S)
 
@@ -229,7 +228,7 @@ class PartCache:
                 self._writing -= num_bytes
 
     def _make_room(self, num_bytes: int) -> bool:
-        """Whether so many bytes fit, once parts that were not used for long have gone. They are being written then."""
+        """Remove old parts until `num_bytes` fit, and reserve them. Return False if they do not fit."""
         with self._room:
             if not self._num_left or self._used_bytes + num_bytes > self.num_bytes:
                 parts = sorted(parts_of(self.folder), key=lambda part: part.used_s)
@@ -246,12 +245,11 @@ class PartCache:
             return True
 
     def _free(self, parts: list[PartFile], num_bytes: int) -> None:
-        """Remove parts that were not used for long until no more than so many bytes are left. Gives up at one that is
-        in use.
+        """Remove old parts until at most `num_bytes` are used. Stop at a part that is in use.
 
         Args:
-            parts: All, those that were not used for longest first. The removed ones are taken out.
-            num_bytes: What may be left.
+            parts: All parts, the least recently used first. The removed parts are taken out of the list.
+            num_bytes: The bytes that may remain.
         """
         while self._used_bytes > num_bytes and parts:
             gone = parts.pop(random.randrange(-(-len(parts) // 2)))  # noqa: S311 (no secret)
@@ -266,11 +264,11 @@ def make_private_folder(folder: Path, what: str, remedy: str) -> int:
 
     Args:
         folder: Its path.
-        what: What is stored in it, for messages.
-        remedy: What to do where it cannot be used.
+        what: Description of its content, for messages.
+        remedy: Advice for a folder that cannot be used.
 
     Returns:
-        The user whose files it holds.
+        The id of the user who owns its files.
 
     Raises:
         StorageError: It cannot be made or written, belongs to another user, or other users may write to it.
@@ -310,7 +308,7 @@ def _claimed(path: Path, owner: int) -> Iterator[bool]:
     private to `owner`.
     """
     with contextlib.suppress(FileExistsError):
-        os.mkdir(path.parent, FOLDER_MODE)  # noqa: PTH102 (nothing to flush: what is lost is fetched again)
+        os.mkdir(path.parent, FOLDER_MODE)  # noqa: PTH102 (no flush: lost files are fetched again)
     if not is_private_folder(path.parent, owner):
         raise PermissionError(errno.EPERM, f"{path.parent.name} is not a folder that only this user may write to")
     lock = path.with_suffix(".lock")

@@ -46,19 +46,19 @@ class HttpBody:
     """The body of a GET, read in order. A body shorter than its Content-Length is an error.
 
     A failure that may pass (no connection, 429, 5xx, a body that is cut, fewer than `RATE_BYTES` in `RATE_S`) is tried
-    again, `TRIES` times in all. A cut body goes on where it was cut, if the server says by ETag or Last-Modified that
-    it is still the same file.
+    again, `TRIES` times in all. A cut body continues after the cut if its ETag or Last-Modified shows that the file has
+    not changed.
 
     Args:
-        url: What to get. Characters beyond ASCII are sent as percent-encoded UTF-8. Proxies are those of the
+        url: The URL to read. Characters beyond ASCII are sent as percent-encoded UTF-8. Proxies are those of the
             environment, as for curl: `http_proxy`, `https_proxy`, `no_proxy`.
 
     Attributes:
         url: Names it in messages: without the query, which may hold a signature.
 
     Raises:
-        StorageError: No connection, a status other than 200, a redirect to what is no http(s) or from https to http, a
-            body that was compressed on the way, a URL with a password; or, from `read`, a web page.
+        StorageError: No connection, a status other than 200, a redirect from https to http or to another scheme, a
+            compressed body, a URL with a password; or, from `read`, a web page.
     """
 
     def __init__(self, url: str) -> None:
@@ -108,7 +108,7 @@ class HttpBody:
                 self._wait(str(err), err, err.after_s, err.status)
 
     def _wait(self, problem: str, cause: BaseException | None, after_s: float | None = None, status: int = 0) -> None:
-        """Wait before the next try, or raise where there is none."""
+        """Wait before the next try, or raise after the last one."""
         wait_s = WAIT_S * 2 ** (self._num_tries - 1) if after_s is None else after_s
         if self._num_tries >= TRIES or wait_s > MAX_WAIT_S:
             asked = f" The server asks to wait for {wait_s:.0f} s." if wait_s > MAX_WAIT_S else ""
@@ -149,7 +149,7 @@ class _PassingError(Exception):
 
 
 def _validator(headers: Message) -> str | None:
-    """What says that a file is still the same, for If-Range: a strong ETag, or when it was changed."""
+    """Return the value for If-Range: a strong ETag, or the time of the last change."""
     etag: str = headers.get("ETag", "")
     return etag if etag.startswith('"') else headers.get("Last-Modified")
 
@@ -167,9 +167,9 @@ def _retry_after(headers: Message) -> float | None:
 
 
 class _BoundedSocket(io.RawIOBase):
-    """What a server sends, with a least rate and a limit for bytes that are no data.
+    """Reads what a server sends, with a minimum rate and a limit for bytes outside bodies.
 
-    Every byte passes here: status lines, headers, sizes and trailers of chunks, bodies, the replies of proxies.
+    It counts every byte: status lines, headers, sizes and trailers of chunks, bodies, the replies of proxies.
 
     Args:
         sock: The file of a socket.
@@ -265,7 +265,7 @@ class _HttpOnly(urllib.request.HTTPRedirectHandler):
         """The response of the place that the redirect names."""
         try:
             return super().http_error_302(req, fp, code, msg, headers)
-        except ValueError:  # the place is no URL
+        except ValueError:  # the Location header is not a URL
             fp.close()
             raise
 
@@ -291,11 +291,11 @@ _OWN_HEADERS = ("accept-encoding", "range", "if-range")
 
 
 def _get(url: str, headers: Mapping[str, str], redirects: _HttpOnly | None = None) -> http.client.HTTPResponse:
-    """The response to one GET: 200, or 206 where a part is asked for.
+    """Return the response to one GET: status 200, or 206 for a range.
 
     Raises:
-        _PassingError: It failed for now.
-        StorageError: It failed.
+        _PassingError: The request failed, and may succeed later.
+        StorageError: The request failed, and would fail again.
     """
     shown = shown_url(url)
     host = _HOST.match(url)

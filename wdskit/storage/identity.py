@@ -26,7 +26,7 @@ class FileIdentity(NamedTuple):
         return cls(status.st_size, status.st_mtime_ns, status.st_ino)
 
     def check(self, file: int | str) -> None:
-        """Raise `FileChanged` if a file is another one now, or was written again; `OSError` if there is none."""
+        """Raise `FileChanged` if a file was replaced or rewritten, `OSError` if it does not exist."""
         now = self.of(file)
         if now.num_bytes != self.num_bytes:
             raise FileChanged(f"the file has {now.num_bytes} bytes now, but had {self.num_bytes} when packing began")
@@ -35,7 +35,7 @@ class FileIdentity(NamedTuple):
 
     @contextlib.contextmanager
     def opened(self, path: str) -> Iterator[int]:
-        """A descriptor of the file, which is compared before and after it is read. Raises as `check`."""
+        """Open the file, and compare its identity before and after the block. Raises as `check` does."""
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
             self.check(fd)

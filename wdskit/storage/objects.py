@@ -1,10 +1,10 @@
 """Objects of a store, read by ranges: S3, Google Cloud Storage, Azure, Hugging Face, AIStore and http(s) servers.
 
-All reads of a process go through one event loop in one thread, which bounds what is in flight and tries again what
-fails for now. Every reply is compared with what was asked for and with what is known of the object, since a server may
-ignore a range or If-Match, and an object may be replaced while it is read. A wrong reply is an error.
+All reads of a process go through one event loop in one thread. It limits the requests in flight and repeats failed
+requests. Every reply is compared with the request and with the known version of the object, since a server may ignore a
+range or If-Match, and an object may be replaced while it is read. A wrong reply is an error.
 
-obstore hangs for ever in a process that was forked after it was used. So such a process gets an error.
+obstore hangs forever in a process that was forked after its first use. Such a process gets an error instead.
 """
 
 from __future__ import annotations
@@ -50,17 +50,17 @@ Range: TypeAlias = tuple[int, int]
 
 
 class ObjectFile:
-    """One object, read by ranges. Nothing is asked of the store before the first read.
+    """One object, read by ranges. The first request is sent at the first read.
 
-    What is not given is learnt with the first reply. All later replies must agree with it: bytes of two versions are
-    never mixed. Safe to share between threads. Pickled, it is its URL, size and ETag.
+    Size, ETag and time come from the first reply if they are not given. All later replies must agree with it: bytes of
+    two versions are never mixed. Safe to share between threads. A pickle holds URL, size and ETag.
 
     Args:
         url: s3://BUCKET/KEY, gs://BUCKET/KEY, az://CONTAINER/KEY, hf://datasets/OWNER/NAME[@REVISION]/PATH,
             ais://BUCKET/KEY or http(s)://...
-        num_bytes: Its size, where it is known.
-        etag: Its ETag, where it is known.
-        modified: Its last change, where that is known; compared where the store has no ETags.
+        num_bytes: Its size, None if unknown.
+        etag: Its ETag, None if unknown.
+        modified: Time of its last change, None if unknown; compared if the store has no ETags.
 
     Attributes:
         url: Names it in messages: without the query, which may hold a signature.
@@ -87,7 +87,7 @@ class ObjectFile:
         self._is_followed = self._location.scheme not in ("http", "https") or self._full_url == self.url
 
     def __reduce__(self) -> tuple[object, ...]:
-        """What opens it again. A query may be a secret, which no pickle holds."""
+        """Pickle the arguments. A URL with a query is refused, since the query may be a secret."""
         if self._full_url != self.url:
             msg = f"{self.url}: an open URL with a query cannot be pickled. Pass the URL as text to the other process."
             raise StorageError(msg, url=self.url)
@@ -95,7 +95,7 @@ class ObjectFile:
 
     @property
     def num_bytes(self) -> int:
-        """Size of the object. Where it is not known yet, its first bytes are read. Raises as `read_at`."""
+        """Size of the object; its first bytes are read if it is unknown. Raises as `read_at` does."""
         if self._num_bytes is None:
             self.read_at(0, PROBE_BYTES)
         assert self._num_bytes is not None
@@ -103,14 +103,14 @@ class ObjectFile:
 
     @property
     def etag(self) -> str | None:
-        """ETag of the object, None where the store gives none. Raises as `read_at`."""
+        """ETag of the object, None if the store has no ETags. Raises as `read_at` does."""
         if self._etag is None and not self._has_replied:
             self.read_at(0, PROBE_BYTES)
         return self._etag
 
     @property
     def modified(self) -> datetime | None:
-        """Last change of the object, where the store has no strong ETag. Raises as `read_at`."""
+        """Time of the object's last change; None if it has a strong ETag. Raises as `read_at` does."""
         return None if is_strong(self.etag) else self._modified
 
     def read_at(self, offset: int, size: int) -> bytes:
@@ -154,11 +154,11 @@ class ObjectFile:
         self._is_closed = True
 
     def ahead(self, ranges: Sequence[Range]) -> ReadAhead:
-        """The same object, with some ranges on their way. Raises as `start_reading`."""
+        """Start to read some ranges, and return the object with them. Raises as `start_reading` does."""
         return ReadAhead(self, ranges)
 
     def start_reading(self, ranges: Sequence[Range]) -> Future[list[Chunk]]:
-        """Begin to read ranges in the background: the chunks that cover them, by offset. Raises as `read_at`."""
+        """Start to read ranges in the background. The future's chunks cover them, sorted by offset, or it raises."""
         if self._is_closed:
             raise self._error("it has been closed")
         if not self._is_followed:
@@ -207,7 +207,7 @@ class ObjectFile:
                 raise self._error(f"bytes {start} to {stop} did not arrive within {PART_S:.0f} s") from err
 
     async def _request_part(self, start: int, stop: int) -> list[Chunk]:
-        """The chunks of one part, asked for until all are there. A body that breaks goes on where it broke."""
+        """Request the chunks of one part until all have come. A broken body continues where it broke."""
         chunks: list[Chunk] = []
         tries = Tries(self._location)
         while (at := chunks[-1].stop if chunks else start) < (stop := min(stop, self._num_bytes or stop)):
@@ -222,7 +222,7 @@ class ObjectFile:
         return chunks
 
     async def _try_part(self, store: Any, start: int, stop: int, chunks: list[Chunk]) -> None:
-        """Ask for a part once, and append what comes of it."""
+        """Request a part once, and append the bytes that come."""
         options: Any = {"range": (start, stop)}
         if is_strong(self._etag):
             options["if_match"] = self._etag
@@ -250,7 +250,7 @@ class ObjectFile:
         return []
 
     def _check(self, reply: Any, start: int, stop: int) -> int:
-        """Compare a reply with what is known, and learn what is not. Returns where the part ends."""
+        """Compare a reply with the known size and version, or learn them. Return the offset where the part ends."""
         meta = reply.meta
         etag, modified, num_bytes = quoted(meta["e_tag"]), meta["last_modified"], meta["size"]
         if not modified.timestamp():  # what obstore gives where the store does not say it
@@ -317,7 +317,7 @@ class ReadAhead:
         return at >= 0 and offset + size <= self._ranges[at][1]
 
     def read_whole(self, offset: int, size: int) -> bytes:
-        """As `ObjectFile`: waits for all ranges where it is one of them."""
+        """Read as `ObjectFile` does; if one of the ranges has the bytes, wait for all ranges."""
         if not self.covers(offset, size):
             return self._file.read_whole(offset, size)
         return _join(result(self._chunks, self._file.url), offset, offset + size)
@@ -329,10 +329,10 @@ class ReadAhead:
 
 
 class ObjectStream:
-    """An object read in order, one part ahead. Raises as `ObjectFile`.
+    """An object read in order, one part ahead. Raises as `ObjectFile` does.
 
     Attributes:
-        file: The object, of which the first part is there.
+        file: The object; its first part has been read.
     """
 
     def __init__(self, url: str, *, num_bytes: int | None = None, etag: str | None = None) -> None:
@@ -342,7 +342,7 @@ class ObjectStream:
         self._chunks: deque[memoryview] = deque()
         self._ahead: Future[list[Chunk]] | None = None
         self._read_ahead()
-        self._take()  # what is wrong is said when it is opened, as for a file
+        self._take()  # raises at the opening, as a file does
 
     def read(self, size: int) -> bytes:
         """Up to `size` bytes from where the last call stopped; empty at the end and only there."""
@@ -356,7 +356,7 @@ class ObjectStream:
         return bytes(chunk[:size])
 
     def close(self) -> None:
-        """Give up what is read ahead."""
+        """Cancel the read ahead."""
         self.file.close()
         if self._ahead is not None:
             self._ahead.cancel()

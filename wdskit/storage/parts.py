@@ -1,16 +1,15 @@
-"""Parts of remote shards as files below a folder: their names, their format, and what is there.
+"""Parts of remote shards as files in a folder: their names, and their format.
 
-A part is consecutive samples of a shard and the block behind the last. Its file is
-`<dir>/<digest>/<first byte>-<byte behind>.part`, where the digest is that of the shard's sha256 in its index and of the
-object's ETag (of its URL and time of change, where the store has no ETags). It holds those bytes, then where each
-sample starts in the shard and where the last ends (uint64 each), CRC-32 of each sample with the block behind it (uint32
-each), and a trailer: the digest, the first byte and the byte behind, the number of samples (uint64 each), CRC-32 of all
-after the samples, and 8 bytes of magic; little-endian. The name says which bytes they are: two data sets, and two
-objects of which one replaced the other, never meet in one file. The trailer repeats it, so a file that was renamed or
-exchanged is noticed.
+A part has consecutive samples of a shard and the block after the last one. Its file is
+`<dir>/<digest>/<first byte>-<end byte>.part`, where the digest is computed from the shard's sha256 in its index and the
+object's ETag (its URL and time of change if the store has no ETags). The file has these bytes; then the offset of each
+sample in the shard and the end of the last one (uint64 each), CRC-32 of each sample with the block after it (uint32
+each), and a trailer: the digest, the first byte and the end byte, the number of samples (uint64 each), CRC-32 of
+everything after the samples, and 8 bytes of magic; little-endian. The name identifies the bytes: two data sets, or two
+versions of an object, never share a file. The trailer repeats the name, so a renamed or exchanged file is found.
 
-A part is used only by the user who wrote it: its checksums find damage, not forgery. So the folder, the folder of the
-shard and the file belong to that user, nobody else may write to them, and links are not followed.
+A part is used only by the user who wrote it, since its checksums find damage but not forgery. So the folder, the
+shard's folder and the file belong to that user, other users have no write access, and links are not followed.
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ _LEFT = re.compile(rf"\d+-\d+\.lock|{re.escape(DRAFT_PREFIX)}\d+-\d+\.part\.[0-9
 
 
 class PartName(NamedTuple):
-    """Which bytes of which shard: its digest in hex, the first byte, and the one behind the last, without the block."""
+    """A range of a shard: its digest in hex, the first byte, and the end, without the block after the last sample."""
 
     shard: str
     start: int
@@ -82,16 +81,16 @@ def is_private_folder(path: Path, owner: int) -> bool:
 
 
 def write_part(folder: Path, name: PartName, chunks: Sequence[Chunk], starts: Sequence[int]) -> None:
-    """Write the file of a part: all of it or nothing. It is not flushed: what a power cut leaves does not fit its sums.
+    """Write the file of a part, all of it or nothing. It is not flushed: after a power cut, the checksums find damage.
 
     Args:
-        folder: The cache's. The folder of the shard is there.
-        name: Which.
-        chunks: Its bytes with the block behind them.
-        starts: Where its samples start in the shard, and where the last ends.
+        folder: The cache's folder. The folder of the shard exists.
+        name: The part.
+        chunks: Its bytes with the block after them.
+        starts: Offsets of its samples in the shard, and the end of the last one.
 
     Raises:
-        OSError: The disk refuses it.
+        OSError: The file cannot be written.
     """
     sums = [_sum(chunks, start, stop + BLOCK_BYTES) for start, stop in itertools.pairwise(starts)]
     end = np.array(starts, dtype="<u8").tobytes() + np.array(sums, dtype="<u4").tobytes()
@@ -110,7 +109,7 @@ def write_part(folder: Path, name: PartName, chunks: Sequence[Chunk], starts: Se
 
 
 def _sum(chunks: Sequence[Chunk], start: int, stop: int) -> int:
-    """CRC-32 of some bytes of a shard."""
+    """Return CRC-32 of a range of a shard."""
     found = 0
     for chunk in chunks:
         if chunk.offset < stop and start < chunk.stop:
@@ -119,7 +118,7 @@ def _sum(chunks: Sequence[Chunk], start: int, stop: int) -> int:
 
 
 class DamagedPart(Exception):
-    """A file that is not the part that its name promises. It can be removed."""
+    """A file does not match its name. It can be removed."""
 
 
 class CachedPart:
@@ -174,16 +173,16 @@ class CachedPart:
         return len(self._sums)
 
     def read(self, number: int, start: int, stop: int) -> bytes:
-        """A sample with the block behind it.
+        """Return a sample with the block after it.
 
         Args:
-            number: Of the sample in this part.
-            start: Where it starts in the shard.
-            stop: Where it ends.
+            number: Number of the sample in this part.
+            start: Its offset in the shard.
+            stop: Its end in the shard.
 
         Raises:
-            DamagedPart: It is damaged.
-            OSError: The disk cannot read it now.
+            DamagedPart: The bytes are damaged.
+            OSError: The file cannot be read now.
         """
         data = _read(self.fd, start - self.name.start, stop - start + BLOCK_BYTES)
         if zlib.crc32(data) != self._sums[number]:
@@ -230,8 +229,8 @@ def _shards_of(folder: Path) -> Iterator[Path]:
 
 
 def prune(folder: Path, num_bytes: int) -> list[PartFile]:
-    """Remove the parts that were not used for longest, until no more than so many bytes are left, and what processes
-    that were killed have left behind. Gives what was removed.
+    """Remove the least recently used parts until at most `num_bytes` remain, and temporary files of killed processes.
+    Return the removed files.
     """
     parts = sorted(parts_of(folder), key=lambda part: part.used_s)
     left = sum(part.num_bytes for part in parts)

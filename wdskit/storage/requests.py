@@ -1,7 +1,7 @@
-"""How requests to stores run: on which event loop, how many at once, and what is tried again.
+"""Send requests to stores: one event loop, a limit of requests in flight, and repeated tries.
 
-obstore tries nothing again here, since it would hide a server's 503 and try a bad certificate ten times. Its errors
-repeat whole URLs, headers' names and the server's reply: none of their text goes into a message.
+obstore's own retries are off, since they would hide a server's 503 and try a bad certificate ten times. Its errors
+contain whole URLs, headers' names and the server's reply, so their text is never used in a message.
 """
 
 from __future__ import annotations
@@ -56,11 +56,11 @@ _BUSY = (429, 503)
 
 
 class EventLoop:
-    """The event loop of this process, in a thread of its own, with what is in flight on it.
+    """The event loop of this process, in its own thread, and the requests in flight.
 
     Attributes:
-        limit: Units that may be in flight now: halved where a server is busy, one more with each success.
-        stores: The open stores by scheme and root, the last opened last.
+        limit: Units that may be in flight now: halved by a busy server, one more after each success.
+        stores: The open stores by scheme and root, the most recently opened last.
     """
 
     def __init__(self) -> None:
@@ -75,12 +75,12 @@ class EventLoop:
         self._thread.start()
 
     def count(self, traffic: Traffic) -> None:
-        """Note what has come."""
+        """Add received bytes to the count."""
         with self._lock:
             self._traffic = self._traffic.plus(traffic)
 
     def take_count(self) -> Traffic:
-        """What has come since the last call."""
+        """Return the count since the last call."""
         with self._lock:
             found, self._traffic = self._traffic, NO_TRAFFIC
         return found
@@ -90,8 +90,8 @@ class EventLoop:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
 
     def end(self) -> None:
-        """Give up all requests. A thread of obstore that enters Python while the interpreter ends aborts the process,
-        even behind a request that has succeeded.
+        """Cancel all requests. A thread of obstore that enters Python while the interpreter ends would abort the
+        process, even after a successful request.
         """
         with contextlib.suppress(TimeoutError, concurrent.futures.TimeoutError):
             self.submit(_cancel_all()).result(END_S)
@@ -101,7 +101,7 @@ class EventLoop:
 
     @contextlib.asynccontextmanager
     async def slot(self, units: int) -> AsyncIterator[None]:
-        """Wait until so many units more may be in flight: who came first goes first."""
+        """Wait until `units` more may be in flight, first come first served, and hold them during the block."""
         turn = self._loop.create_future()
         self._waiting.append((turn, units))
         self._grant()
@@ -130,7 +130,7 @@ async def _cancel_all() -> None:
 
 
 class OpenStore(NamedTuple):
-    """A store of obstore, and whether it signs nothing though nobody asked for that."""
+    """A store of obstore, and whether it sends unsigned requests only because no credentials were found."""
 
     store: Any
     is_anonymous: bool
@@ -153,7 +153,7 @@ class Tries:
         self._is_renewed = False
 
     def store(self) -> Any:
-        """The open store for the next try. Raises as `open_store`."""
+        """Return the open store for the next try; raises as `open_store` does."""
         self._used = self._loop.stores.get(self._key) or self._open(anonymous=False)
         return self._used.store
 
@@ -162,7 +162,7 @@ class Tries:
         self._loop.limit = min(MAX_IN_FLIGHT, self._loop.limit + 1)
 
     async def failed(self, err: Exception) -> None:
-        """Return when it is time for the next try; `StorageError` where there is none."""
+        """Wait for the next try; raise `StorageError` after the last one."""
         failure = explain(err)
         has_none = is_metadata_failure(str(err)) and not self._used.is_anonymous
         if has_none or (failure.is_expired and not self._is_renewed):
@@ -281,8 +281,8 @@ def explain(err: Exception) -> Failure:
 async def try_whole(
     location: Location, call: Callable[[Any], Awaitable[Any]], limit_s: float, *, extra_s: float = 0.0
 ) -> Any:
-    """What a call with the store of a location gives, tried until it succeeds; each try has so many seconds. `extra_s`
-    is that of `Tries`.
+    """Return the result of a call with the store of a location, repeated until it succeeds. Each try may take `limit_s`
+    seconds; `extra_s` is that of `Tries`.
     """
     tries = Tries(location, extra_s)
     while True:
@@ -308,7 +308,7 @@ class _Process:
         self.is_ending = False
 
     def after_fork(self) -> None:
-        """In the child: no thread runs the loop, and nobody holds the lock."""
+        """In a forked child, no thread runs the loop: replace the lock, and remember the fork."""
         self.lock = threading.Lock()
         self.was_forked = self.was_forked or self.event_loop is not None
 
@@ -338,7 +338,7 @@ def loop_of_this_process(url: str) -> EventLoop:
 
 
 def result(future: Future[T], url: str) -> T:
-    """What a coroutine returned; it is given up where the wait is."""
+    """Wait for the result of a coroutine; an interrupted wait cancels it."""
     try:
         return future.result()
     except concurrent.futures.CancelledError:

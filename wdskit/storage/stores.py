@@ -48,10 +48,10 @@ _YES = ("1", "true", "yes")
 
 @dataclass(frozen=True)
 class Location:
-    """Where an object lives.
+    """The location of an object.
 
     Attributes:
-        scheme: Of its URL.
+        scheme: The scheme of its URL.
         root: The bucket or container; or a URL whose path the key continues, with the query that each request has.
         key: The object's name there, not percent-encoded.
         url: Names it in messages: without its query, which may hold a signature.
@@ -91,7 +91,7 @@ def locate(url: str) -> Location:
 
 
 def _locate_http(scheme: str, host: str, path: str, query: str, shown: str) -> Location:
-    """One store a host, except for paths that would not come back as they are from their parts."""
+    """Locate an object by http: one store per host, except for a path that obstore would change."""
     end = f"?{query}" if query else ""
     if "%2F" in path.upper() or "//" in path:
         return Location(scheme, f"{scheme}://{host}{path}{end}", "", shown)
@@ -200,7 +200,7 @@ def _aws_profile(url: str) -> dict[str, str]:
         ("AWS_CONFIG_FILE", "~/.aws/config", name if name == "default" else f"profile {name}"),
         ("AWS_SHARED_CREDENTIALS_FILE", "~/.aws/credentials", name),
     ):
-        path = os.path.expanduser(os.environ.get(variable) or default)  # noqa: PTH111 (no home is no error)
+        path = os.path.expanduser(os.environ.get(variable) or default)  # noqa: PTH111 (a missing home is not an error)
         parser = configparser.RawConfigParser(strict=False)
         try:
             parser.read(path, encoding="utf-8")
@@ -255,7 +255,7 @@ def _hub_token() -> str:
     if env.get("HF_TOKEN"):
         return env["HF_TOKEN"].strip()
     home = env.get("HF_HOME") or f"{env.get('XDG_CACHE_HOME') or '~/.cache'}/huggingface"
-    path = Path(os.path.expanduser(env.get("HF_TOKEN_PATH") or f"{home}/token"))  # noqa: PTH111 (no home is no error)
+    path = Path(os.path.expanduser(env.get("HF_TOKEN_PATH") or f"{home}/token"))  # noqa: PTH111 (a missing home is not an error)
     return path.read_text(encoding="utf-8").strip() if path.is_file() else ""
 
 

@@ -1,4 +1,4 @@
-"""What is read from stores, in numbers."""
+"""Counts of the bytes that are read from stores."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from typing import NamedTuple
 
 
 class Traffic(NamedTuple):
-    """What came from stores, and from parts of their objects that are kept on a disk.
+    """Bytes and requests of stores and of the cache.
 
     Attributes:
-        fetched: Bytes that came from a store, with what was fetched ahead, or twice.
-        by_ranges: Bytes of samples that were read from a store, and
-        from_cache: those that were read from parts.
-        retries: Requests that were tried again.
-        wait_s: How long threads waited for the samples that were read from a store, together.
+        fetched: Bytes received from stores, also those that were fetched ahead or twice.
+        by_ranges: Bytes of samples that were read from a store.
+        from_cache: Bytes of samples that were read from cached parts.
+        retries: Repeated requests.
+        wait_s: Seconds that all threads together waited for samples from a store.
     """
 
     fetched: int = 0
@@ -23,7 +23,7 @@ class Traffic(NamedTuple):
     wait_s: float = 0.0
 
     def plus(self, other: Traffic) -> Traffic:
-        """Both together."""
+        """Return the sum."""
         return Traffic(
             self.fetched + other.fetched,
             self.by_ranges + other.by_ranges,

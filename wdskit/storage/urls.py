@@ -1,4 +1,4 @@
-"""What a URL names, and how its bytes are read as a stream."""
+"""Parse URLs and paths, and open them as streams or for reads at any offset."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):(?!:)")  # `a::b` are two folders
 _HTTP = ("http", "https")
 ABSENT_STATUSES = (HTTPStatus.FORBIDDEN, HTTPStatus.NOT_FOUND, HTTPStatus.GONE)
-"""What servers say of a file that is not there; 403 is what S3 says to who may not list."""
+"""Replies for a file that does not exist; S3 replies 403 to a client without the right to list."""
 LISTED_SCHEMES = ("s3", "gs", "az")
-"""Of buckets: what is in their folders can be listed, and written to."""
+"""Buckets: their folders can be listed and written."""
 _STORES = (*LISTED_SCHEMES, "hf", "ais")
 
 
@@ -59,17 +59,19 @@ def scheme_of(url: str) -> str:
 
 
 def is_local(url: str) -> bool:
-    """Whether `url` is a path or a file URL. Raises as `scheme_of`."""
+    """Return whether `url` is a path or a file URL; raises as `scheme_of` does."""
     return scheme_of(url) == "file"
 
 
 def shown_url(url: str) -> str:
-    """A path as it is, or a URL without its user, password and query, which may be secrets. Raises as `scheme_of`."""
+    """Return a path unchanged, a URL without user, password and query, which may be secrets. Raises as `scheme_of`
+    does.
+    """
     return url if is_local(url) else _shown(url)
 
 
 def _shown(url: str) -> str:
-    """All that a message may show of a URL, whatever stands in it."""
+    """Return the part of a URL that a message may show, even of an invalid URL."""
     scheme, colon, rest = _CONTROL.split(url.partition("?")[0])[0].partition("://")
     host, slash, path = rest.partition("/")
     return printable(f"{scheme}{colon}{host.rpartition('@')[2]}{slash}{path}")
@@ -160,7 +162,7 @@ class LocalFile:
         except OSError as err:
             cause = None if "://" in url else err  # which would show all of a URL
             raise StorageError(f"{url}: cannot be opened: {err.strerror}.", url=url) from cause
-        except ValueError as err:  # a NUL, or text that is no file name in this locale
+        except ValueError as err:  # a NUL, or a text that is not a file name in this locale
             raise StorageError(f"{url!r}: cannot be opened: {err}.", url=url) from err
         if not takes_pipe and stat.S_IFMT(os.fstat(self.fd).st_mode) not in {stat.S_IFREG, stat.S_IFDIR}:
             self.close()  # a folder fails when it is read
