@@ -7,7 +7,6 @@ end marker, and a byte other than zero after the marker.
 
 from __future__ import annotations
 
-import functools
 import struct
 import zlib
 from collections.abc import Iterator
@@ -47,7 +46,9 @@ _OTHER_FILES = {
     b"PK\x03\x04": ("a zip file", *_UNPACK),
     b"version https://git-lfs": ("a Git LFS pointer", "not the shard", "Fetch the shard: `git lfs pull`."),
 }
-_PLAIN = struct.Struct("100s24x11sB12x8sc100x8s80xB")  # name, size, what ends it, checksum, type, magic, prefix
+_PLAIN = struct.Struct("100s24x11sB20xc100x8s80xB")  # name, size and the byte after it, type, magic, prefix
+_ADLERS: dict[bytes, int] = {}  # `expected_adler` of checksum fields: shards have a few hundred different ones
+_MAX_ADLERS = 4096
 
 
 class TarReader:
@@ -83,8 +84,8 @@ class TarReader:
         """
         window = self._window
         while True:
-            at = window.at
-            block = window.data[at : at + BLOCK_BYTES]
+            at, data = window.at, window.data
+            block = data[at : at + BLOCK_BYTES]
             if len(block) < BLOCK_BYTES:
                 if not window.fill(BLOCK_BYTES):
                     raise no_end_marker(window)
@@ -93,10 +94,10 @@ class TarReader:
             if plain is not None:
                 name, size = plain
                 first, start = at + BLOCK_BYTES, window.base + at
-                stop = first + size
-                if stop <= len(window.data) - (-size % BLOCK_BYTES):
-                    window.at = stop + (-size % BLOCK_BYTES)
-                    yield name, start, window.data[first:stop]
+                end = first + size + -size % BLOCK_BYTES
+                if end <= len(data):
+                    window.at = end
+                    yield name, start, data[first : first + size]
                 else:
                     window.at = first
                     yield name, start, window.take(size)
@@ -162,15 +163,19 @@ def plain_member(block: bytes) -> tuple[str, int] | None:
     """
     if len(block) < BLOCK_BYTES:
         return None
-    name, digits, nul, checksum, kind, magic, prefix = _PLAIN.unpack_from(block)
-    if (
-        zlib.adler32(block) & 0xFFFF != _adler_of(checksum)
-        or kind != b"0"
-        or magic not in (USTAR, GNU)
-        or prefix
-        or nul
-        or digits.strip(b"01234567")
-    ):
+    checksum = block[148:156]
+    expected = _ADLERS.get(checksum)
+    if expected is None:
+        if len(_ADLERS) >= _MAX_ADLERS:
+            _ADLERS.clear()
+        try:
+            expected = _ADLERS[checksum] = expected_adler(checksum)
+        except HeaderError:
+            return None
+    if zlib.adler32(block) & 0xFFFF != expected:
+        return None
+    name, digits, nul, kind, magic, prefix = _PLAIN.unpack_from(block)
+    if kind != b"0" or magic not in (USTAR, GNU) or prefix or nul or digits.strip(b"01234567"):
         return None
     size = int(digits, 8)
     name = name.partition(b"\x00")[0]
@@ -187,15 +192,6 @@ def any_member(window: Window) -> tuple[str, int, int] | None:
     start = window.offset
     window.at += BLOCK_BYTES
     return plain[0], start, plain[1]
-
-
-@functools.lru_cache(maxsize=4096)  # shards have a few hundred different checksums
-def _adler_of(checksum: bytes) -> int:
-    """Return `expected_adler`, or -1 for an invalid checksum field."""
-    try:
-        return expected_adler(checksum)
-    except HeaderError:
-        return -1
 
 
 def next_member(window: Window) -> tuple[str, int, int] | None:
