@@ -44,7 +44,6 @@ KNOWN_TWICE = {"Batch", "Plan", "Progress", "Span", "Work", "_Rows"}
 KNOWN_CIRCLES = {
     ("dataset/binary.py", "dataset/index.py"),
     ("packing/references.py", "packing/sources/parquet.py"),
-    ("storage/http.py", "storage/urls.py"),
 }
 
 

@@ -9,6 +9,9 @@ from typing import Any
 MAX_TEXT = 300
 """Characters of a key or a problem that are kept."""
 
+CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+"""An ASCII control character."""
+
 _URL_SECRETS = re.compile(
     r"""\b([A-Za-z][A-Za-z0-9+.-]*:/{1,2})  # scheme; a Path keeps one slash
     (?:[^\s/?\#'"`]*@)?  # user and password
@@ -74,6 +77,15 @@ def hide_secrets(text: str) -> str:
     a signature.
     """
     return _URL_SECRETS.sub(r"\1\2", text) if ":/" in text else text
+
+
+def public_url(url: str) -> str:
+    """Return the part of a URL that a message may show: without user, password, query, and all after a control
+    character. The URL may be invalid.
+    """
+    scheme, colon, rest = CONTROL.split(url.partition("?")[0])[0].partition("://")
+    host, slash, path = rest.partition("/")
+    return printable(f"{scheme}{colon}{host.rpartition('@')[2]}{slash}{path}")
 
 
 def printable(text: str) -> str:

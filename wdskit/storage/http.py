@@ -19,8 +19,7 @@ from urllib.parse import quote
 
 from wdskit.errors import StorageError
 from wdskit.limits import MAX_HTTP_HEADER_BYTES
-from wdskit.storage.urls import shown_url
-from wdskit.text import hide_secrets, printable
+from wdskit.text import hide_secrets, printable, public_url
 
 TIMEOUT_S = 60.0
 """Longest wait for a connection or for the next bytes."""
@@ -62,7 +61,7 @@ class HttpBody:
     """
 
     def __init__(self, url: str) -> None:
-        self.url = shown_url(url)
+        self.url = public_url(url)
         self._full_url = url
         self._num_bytes = 0
         self._num_tries = 1
@@ -276,7 +275,7 @@ class _HttpOnly(urllib.request.HTTPRedirectHandler):
         is_safe = req.full_url.lower().startswith("https:")
         if not newurl.lower().startswith("https://" if is_safe else ("http://", "https://")):
             fp.close()
-            shown, target = shown_url(req.full_url), printable(hide_secrets(newurl.partition("?")[0]))
+            shown, target = public_url(req.full_url), printable(hide_secrets(newurl.partition("?")[0]))
             raise StorageError(f"{shown}: the server answered {code} a redirect to {target}.", url=shown, status=code)
         fp.close()  # urllib would read the body of the redirect, which may be endless
         known = http.HTTPStatus.TEMPORARY_REDIRECT if code == http.HTTPStatus.PERMANENT_REDIRECT else code
@@ -297,7 +296,7 @@ def _get(url: str, headers: Mapping[str, str], redirects: _HttpOnly | None = Non
         _PassingError: The request failed, and may succeed later.
         StorageError: The request failed, and would fail again.
     """
-    shown = shown_url(url)
+    shown = public_url(url)
     host = _HOST.match(url)
     if host and "@" in host[0]:  # urllib would ask the name server for all of it
         msg = f"{shown}: a user or password in a URL is not supported. Name a URL that carries a token or signature."
@@ -349,7 +348,7 @@ def follow(url: str) -> str:
         except _PassingError as err:
             if num_tries == TRIES:
                 msg = f"{err} ({TRIES} tries)."
-                raise StorageError(msg, url=shown_url(url), status=err.status) from err
+                raise StorageError(msg, url=public_url(url), status=err.status) from err
             time.sleep(WAIT_S * 2 ** (num_tries - 1))
         else:
             break

@@ -12,9 +12,8 @@ from urllib.parse import unquote
 
 from wdskit.errors import StorageError
 from wdskit.limits import MAX_READ_BYTES
-from wdskit.text import printable
+from wdskit.text import CONTROL, public_url
 
-_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):(?!:)")  # `a::b` are two folders
 _HTTP = ("http", "https")
 ABSENT_STATUSES = (HTTPStatus.FORBIDDEN, HTTPStatus.NOT_FOUND, HTTPStatus.GONE)
@@ -43,13 +42,15 @@ def scheme_of(url: str) -> str:
         return "file"
     scheme = match[1].lower()
     if scheme in (*_HTTP, *_STORES):
-        if _CONTROL.search(url) or " " in url.partition("?")[2]:  # each library shows, cuts or removes them otherwise
-            msg = f"{_shown(url)}: a URL has no control characters, and no space in its query. Write %20 for a space."
-            raise StorageError(msg, url=_shown(url))
+        if CONTROL.search(url) or " " in url.partition("?")[2]:  # each library shows, cuts or removes them otherwise
+            msg = (
+                f"{public_url(url)}: a URL has no control characters, and no space in its query. Write %20 for a space."
+            )
+            raise StorageError(msg, url=public_url(url))
         return scheme
     if scheme == "file":
         return scheme
-    shown = _shown(url)
+    shown = public_url(url)
     known = "http(s), s3, gs, az, hf or ais"
     if scheme == "pipe":
         msg = f"{shown}: `pipe:` runs a shell command, which wdskit never does. Name a file or a URL of {known}."
@@ -67,14 +68,7 @@ def shown_url(url: str) -> str:
     """Return a path unchanged, a URL without user, password and query, which may be secrets. Raises as `scheme_of`
     does.
     """
-    return url if is_local(url) else _shown(url)
-
-
-def _shown(url: str) -> str:
-    """Return the part of a URL that a message may show, even of an invalid URL."""
-    scheme, colon, rest = _CONTROL.split(url.partition("?")[0])[0].partition("://")
-    host, slash, path = rest.partition("/")
-    return printable(f"{scheme}{colon}{host.rpartition('@')[2]}{slash}{path}")
+    return url if is_local(url) else public_url(url)
 
 
 def local_path(url: str) -> str:
