@@ -47,8 +47,6 @@ OWN_EVENTS = {
         "errors": ["SampleError", "WdskitError"],
         "engine.batch": ["Batch"],
         "engine.outcome": ["Outcome", "_arrived"],
-        "engine.stream": ["Progress"],
-        "engine.stream_position": ["EpochPosition", "Position"],
         "loader.process_pool": ["Reply"],
         "loader.shared_memory": ["Message"],
         "stages.timing": ["Timings"],
@@ -56,7 +54,7 @@ OWN_EVENTS = {
     }.items()
     for name in names
 }
-"""What a worker process sends: batches, errors of samples, the position of a stream, and the times of stages."""
+"""What a worker process sends: batches, errors of samples, and the times of stages."""
 
 
 def test_nothing_in_shards_rows_or_configurations_runs(told):

@@ -55,7 +55,7 @@ def build_model(num_classes: int) -> nn.Module:
 
 
 def save_checkpoint(path: Path, loader: Any, parts: dict[str, Any]) -> None:
-    """Write the state of all from rank 0: of the loader that of each rank, since a stream has its own on each."""
+    """Write the state of all from rank 0; of the loader each rank's, which differ in the number of bad samples."""
     data: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(data, loader.state_dict())
     if dist.get_rank() == 0:
@@ -65,7 +65,7 @@ def save_checkpoint(path: Path, loader: Any, parts: dict[str, Any]) -> None:
 
 
 def load_checkpoint(path: Path, loader: Any, parts: dict[str, Any], device: torch.device) -> None:
-    """Go on from there; of a planned source every rank has the same state, so that any number of ranks may."""
+    """Continue from there, on any number of ranks."""
     checkpoint = torch.load(path, map_location=device, weights_only=True)
     loader.load_state_dict(checkpoint["data"][dist.get_rank() % len(checkpoint["data"])])
     for name, part in parts.items():

@@ -776,13 +776,6 @@ def test_a_stream_that_ran_here_runs_in_workers_of_torch(six, threads, workers):
         assert len(epoch_1(used)) == 10
 
 
-def test_the_threads_of_a_stream_end_with_its_epoch_where_workers_do_not_persist(six):
-    loader = split(six).map(number_of).loader(workers=0, threads=3, persistent_workers=False)
-    before = threading.active_count()
-    next(iter(loader))
-    assert threading.active_count() == before
-
-
 def lambda_at_40(sample: dict[str, Any]) -> Any:
     number = int(sample["cls"])
     return (lambda: number) if number == 40 else number

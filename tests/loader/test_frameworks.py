@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import os
 
@@ -98,19 +97,17 @@ def test_accelerate_saves_the_loader_and_other_numbers_of_ranks_go_on(shards, tm
     assert joined(rest) == whole[step:]
 
 
-def test_accelerate_keeps_the_state_of_one_rank_so_a_stream_on_several_is_refused(shards, tmp_path):
+def test_accelerate_keeps_the_state_of_one_rank_which_is_the_epoch_of_a_stream_on_all(shards, tmp_path):
     folder = str(tmp_path / "checkpoint")
+    run_ranks(2, lambda r: accelerated(shards, r, 2, save=(folder, 4), num_steps=5, kind=streamed), tmp_path)
+    found = run_ranks(2, lambda r: accelerated(shards, r, 2, load=folder, kind=streamed), tmp_path)
+    assert found == run_ranks(2, lambda r: epoch_one(shards, r), tmp_path)
 
-    def refused(rank):
-        with (
-            pytest.raises(StateError, match="a stream resumes only with the same ranks")
-            if rank
-            else contextlib.nullcontext()
-        ):
-            accelerated(shards, rank, 2, load=folder, kind=streamed, num_steps=0)
 
-    run_ranks(2, lambda r: accelerated(shards, r, 2, save=(folder, 2), kind=streamed), tmp_path)
-    run_ranks(2, refused, tmp_path)
+def epoch_one(shards, rank):
+    loader = streamed(shards).loader(workers=0, rank=rank, world_size=2)
+    loader.set_epoch(1)
+    return [batch.tolist() for batch in loader]
 
 
 # --- torch.distributed.checkpoint
@@ -151,15 +148,15 @@ def test_dcp_holds_the_loader_beside_the_model_and_other_numbers_of_ranks_go_on(
     assert [sorted(batch) for batch in load_with_dcp(make, folder, 7 - step)] == whole[step:]  # without ranks
 
 
-def test_dcp_holds_the_stream_of_each_rank_under_its_own_name(shards, tmp_path):
+def test_dcp_holds_the_epoch_of_a_stream_for_all_ranks(shards, tmp_path):
     folder = str(tmp_path / "checkpoint")
 
     def make():
         return streamed(shards).loader(workers=0)
 
-    whole = run_ranks(2, lambda r: save_with_dcp(make, folder, 4, key=f"data{r}"), tmp_path)
-    rest = run_ranks(2, lambda r: load_with_dcp(make, folder, 3, key=f"data{r}"), tmp_path)
-    assert rest == [batches[4:] for batches in whole]
+    run_ranks(2, lambda _: save_with_dcp(make, folder, 4), tmp_path)
+    rest = run_ranks(2, lambda _: load_with_dcp(make, folder, 3), tmp_path)
+    assert rest == run_ranks(2, lambda r: epoch_one(shards, r), tmp_path)
 
 
 def test_dcp_refuses_another_sequence_by_name(shards, tmp_path):

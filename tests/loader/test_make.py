@@ -19,7 +19,7 @@ from shards import draw, number_of, write_numbers, write_pictures
 import wdskit
 from wdskit import ConfigError, Pipeline, PipelineError, RankError, StorageError, make_loader
 from wdskit.engine.batch import Batch
-from wdskit.engine.stream import Progress, StreamPipeline
+from wdskit.engine.stream import StreamPipeline
 from wdskit.order.draws import Draws
 from wdskit.pipeline.settings import LoaderSpec, load_config
 from wdskit.stages import registry, stream_source
@@ -594,10 +594,10 @@ def keep_everything(splitter):
 
 def start_again(self, *_):
     """Webdataset's with_epoch: the first samples of the stream, each time."""
-    self._positions.begin(0, None, self.pipeline)
+    self._begin(0)
     for value in self._chain(self.layout.cut, len(self.pipeline), self._chain(0, self.layout.cut, None)):
-        yield self._batch(value, Progress())
-    yield Batch(None, 0, position=Progress(is_end=True))
+        yield self._batch(value)
+    yield Batch(None, 0, is_end=True)
 
 
 MUTANTS = {
@@ -613,7 +613,7 @@ MUTANTS = {
         keep_everything(stream_source.split_by_worker),
         "a worker's samples are not those of its draws",
     ),
-    "with_epoch": (StreamPipeline, "_part", start_again, "a sample is never reached"),
+    "with_epoch": (StreamPipeline, "items", start_again, "a sample is never reached"),
     "draws": (Draws, "shard", lambda self, number: number // 4 % 6, "a worker's samples are not those of its draws"),
 }
 

@@ -360,7 +360,7 @@ def test_the_recipe_of_batches_that_are_mixed_behind_the_workers(six):
 
 def test_web_loader_counts_the_epochs_of_a_stream_that_goes_on(six):
     built = Pipeline().stream(six, seed=3).split_by_worker().shuffle(6).map(number_of).with_epoch(13).build()
-    loader = webdataset.WebLoader(built, batch_size=None, num_workers=2)
+    loader = webdataset.WebLoader(built, batch_size=None, num_workers=2, persistent_workers=True)
     epochs = [list(map(int, loader)) for _ in range(9)]
     assert [len(epoch) for epoch in epochs] == [13] * 9
     assert set(itertools.chain(*epochs)) == set(range(39))

@@ -42,7 +42,7 @@ def test_the_length_of_an_epoch_is_the_number_of_its_items(six, names):
             counts = []
             for built.run.worker in range(num_workers):
                 built.run.num_workers = num_workers
-                built._positions.begin(0, None, built.pipeline)
+                built._begin(0)
                 counts.append(sum(1 for _ in built._chain(0, len(built.pipeline), None)))
             assert built.num_items(num_workers) == sum(counts)
 
@@ -58,32 +58,8 @@ def test_what_only_running_shows_has_no_length(six, change):
     assert numbers(six).build().num_items(1) is None
 
 
-REASONS = [
-    (lambda p: p.shuffle(3).select(even).batched(2), 1, ""),
-    (lambda p: p.slice(9), 1, "slice"),
-    (lambda p: p.batched(2).unbatched(), 1, "unbatched"),
-    (lambda p: p.batched(2).shuffle(3), 1, "shuffle:0 behind batched"),
-    (lambda p: p.shuffle(2).batched(2).shuffle(3).slice(4), 1, "shuffle:1 behind batched"),
-    (lambda p: p.batched(2).map(len), 1, ""),
-    (lambda p: p.batched(2).map(len), 2, "map behind batched"),
-    (lambda p: p.stage(iter).slice(3), 1, "a stage that is not wdskit's"),
-]
-
-
-@pytest.mark.parametrize(("change", "threads", "reason"), REASONS, ids=[reason or "none" for *_, reason in REASONS])
-def test_the_first_stage_that_cannot_be_resumed_is_named(six, change, threads, reason):
-    """Before with_epoch it stands in the way of each later epoch, behind it of the middle of one only."""
-    before = change(numbers(six)).with_epoch(5).build(threads=threads).layout
-    behind = change(numbers(six).with_epoch(5)).build(threads=threads).layout
-    alone = change(numbers(six)).build(threads=threads).layout
-    assert (before.stateless, before.unsaved) == (reason, reason)
-    assert (behind.stateless, behind.unsaved) == ("", reason)
-    assert (alone.stateless, alone.unsaved) == (reason, reason)
-
-
 def test_the_shards_are_opened_at_the_first_stage_that_is_no_splitter(six):
     implicit = Pipeline().stream(six).split_by_node().split_by_worker().map(number_of).build()
     explicit = Pipeline().stream(six).split_by_node().split_by_worker().tarfile_to_samples().map(number_of).build()
     assert [type(stage) for stage in implicit.pipeline] == [type(stage) for stage in explicit.pipeline]
-    assert implicit.layout.tars == explicit.layout.tars == 3
     assert sorted(implicit) == sorted(explicit) == list(range(39))

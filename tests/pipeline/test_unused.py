@@ -36,12 +36,16 @@ SITUATIONS: dict[str, tuple[str, dict[str, Any], set[str]]] = {
     "exact with workers": ("exact", {"workers": 1}, {"cache"}),
     "exact without workers": ("exact", {"workers": 0}, {"cache", "prefetch", "start_method"}),
     "exact with threads": ("exact", {"workers": 0, "threads": 2}, {"cache", "start_method"}),
-    "stream with workers": ("stream", {"workers": 1}, {"cache", "ranks_per_node"}),
-    "stream without workers": ("stream", {"workers": 0}, {"cache", "ranks_per_node", "prefetch", "start_method"}),
+    "stream with workers": ("stream", {"workers": 1}, {"cache", "ranks_per_node", "persistent_workers"}),
+    "stream without workers": (
+        "stream",
+        {"workers": 0},
+        {"cache", "ranks_per_node", "persistent_workers", "prefetch", "start_method"},
+    ),
     "stream with threads": (
         "stream",
         {"workers": 0, "threads": 2},
-        {"cache", "ranks_per_node", "prefetch", "start_method"},
+        {"cache", "ranks_per_node", "persistent_workers", "prefetch", "start_method"},
     ),
 }
 """The source, its settings, and the settings that have no effect then."""

@@ -75,18 +75,6 @@ def test_webdatasets_own_batches_shuffle_and_decode_run_inside(six):
     assert sorted(int(number) for (column,) in items for number in column) == list(range(39))
 
 
-def test_a_stage_that_is_not_ours_before_with_epoch_cannot_repeat_an_epoch(six):
-    """What it holds cannot be read again, and that is said."""
-    pipe = listed(six).stage(plus_100).with_epoch(12)
-    loader = pipe.loader(workers=0)
-    assert [list(loader) for _ in range(2)] == [list(range(100, 112)), list(range(112, 124))]
-    assert next(iter(loader)) == 124
-    with pytest.raises(PipelineError, match=r"cannot be read again.*\n  Finish every epoch, and keep the workers"):
-        list(loader)
-    with pytest.raises(PipelineError, match="workers that do not persist cannot take over"):
-        pipe.loader(workers=1, persistent_workers=False)
-
-
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # webdataset leaves its files open
 def test_build_is_a_data_pipeline_that_takes_webdatasets_stages(six):
     built = (

@@ -29,7 +29,7 @@ def test_ranks_and_workers_draw_disjointly(six):
             built = pipe.build(rank=rank, world_size=2)
             built.run.worker, built.run.num_workers = worker, 2
             stages = built.pipeline[:3]
-            built.run.begin(0, draw=0, stop_draw=24)
+            built.run.begin(0, first_draw=0, stop_draw=24)
             draws = stages[0]()
             for stage in stages[1:]:
                 draws = stage(draws)

@@ -55,7 +55,7 @@ class Batch(NamedTuple):
         bad: Those that were bad.
         raw: Field or place of images that are uint8 as yet, where numbers are to follow (`Program.without_numbers`).
         timings: What it took to make it and those behind it in its job.
-        position: Of a stream: where it stands behind this value, now and then.
+        is_end: Of a stream: the epoch of the worker is over, and there is no value.
     """
 
     value: Any
@@ -63,7 +63,7 @@ class Batch(NamedTuple):
     bad: tuple[Bad, ...] = ()
     raw: int | str | None = None
     timings: Timings | None = None
-    position: Any = None
+    is_end: bool = False
 
 
 class Task(Protocol):

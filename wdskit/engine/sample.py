@@ -81,9 +81,6 @@ class Each:
         run: Of the pipeline.
         steps: The stages, in their order.
 
-    Attributes:
-        kept: Values that were taken and not given yet; what is put there before a call is what the call starts with.
-        capacity: How many these are at most.
     """
 
     def __init__(self, run: Run, steps: Iterable[Step]) -> None:
@@ -91,9 +88,6 @@ class Each:
         self.stages = SampleStages(tuple(steps))
         self.name = "-".join(step.name for step in self.stages.steps)
         self._pace = Pace(every=8)
-        self.kept: list[tuple[Origin, Any]] = []
-        self.count = 0
-        self.capacity = 2 * run.num_threads
 
     def __call__(self, source: Iterable[Any]) -> Iterator[Any]:
         """Yield each value behind all stages."""
@@ -101,7 +95,7 @@ class Each:
         if run.num_threads > 1:
             yield from self._threaded(source)
             return
-        for value in self._with_kept(source):
+        for value in source:
             origin = run.origin
             run.note(run.board.main, origin)
             timings = self._pace.begin()
@@ -113,30 +107,22 @@ class Each:
             run.origin = origin
             yield done
 
-    def _with_kept(self, source: Iterable[Any]) -> Iterator[Any]:
-        """The values that were kept before this call, then those of the source."""
-        kept, self.kept = self.kept, []
-        for self.run.origin, value in kept:
-            yield value
-        yield from source
-
     def _threaded(self, source: Iterable[Any]) -> Iterator[Any]:
         run = self.run
         ahead = 2 * run.num_threads
-        waiting: list[tuple[Future[Any], Timings | None]] = []
+        waiting: list[tuple[Origin, Future[Any], Timings | None]] = []
         threads = Threads(run.num_threads, self.name)
         try:
-            for value in self._with_kept(source):
-                self.kept.append((run.origin, value))
+            for value in source:
                 timings = self._pace.begin()
-                waiting.append((Future(), timings))
-                threads.submit(self._fulfil, waiting[-1][0], value, run.origin, timings)
+                waiting.append((run.origin, Future(), timings))
+                threads.submit(self._fulfil, waiting[-1][1], value, run.origin, timings)
                 if len(waiting) > ahead:
                     yield self._oldest(waiting)
             while waiting:
                 yield self._oldest(waiting)
         finally:
-            for future, _ in waiting:
+            for _, future, _ in waiting:
                 future.cancel()
             threads.close()
 
@@ -159,10 +145,10 @@ class Each:
         timings.start()
         return self.stages.apply(value, origin, timings=timings, num=len(origin.members) or 1)
 
-    def _oldest(self, waiting: list[tuple[Future[Any], Timings | None]]) -> Any:
-        timings = waiting[0][1]
-        done = waiting.pop(0)[0].result()  # no name for the future: its error would refer to this frame, a cycle
+    def _oldest(self, waiting: list[tuple[Origin, Future[Any], Timings | None]]) -> Any:
+        origin, timings = waiting[0][0], waiting[0][2]
+        done = waiting.pop(0)[1].result()  # no name for the future: its error would refer to this frame, a cycle
         if timings is not None:
             self.run.keep_timings(timings)
-        self.run.origin, _ = self.kept.pop(0)
+        self.run.origin = origin
         return done

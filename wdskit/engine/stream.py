@@ -11,13 +11,12 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, NoReturn
 
+import torch
 import webdataset
 from torch.utils.data import get_worker_info
 
 from wdskit.engine.batch import Batch
 from wdskit.engine.outcome import Outcome
-from wdskit.engine.stream_epochs import SharedEpochs
-from wdskit.engine.stream_position import EpochPosition, How, Position, Positions, Start, clear, max_numbers, spacing
 from wdskit.errors import PipelineError
 from wdskit.order.draws import Draws
 from wdskit.stages.base import Run
@@ -35,42 +34,20 @@ class Layout:
     Attributes:
         draws: The order of the shards; None where the source is not ours.
         cut: Place of with_epoch, None without.
-        tars: Place of the stage that opens the shards, None where it is not ours.
         split_none: Whether a missing splitter was asked for.
         count: Number of items that an epoch of a worker yields, as a function of (worker, workers); None where unknown.
         length: What with_length says.
-        stateless: Why the part before with_epoch cannot be rebuilt in another process, "" where it can.
-        unsaved: The same of the whole pipeline, in the middle of an epoch.
         batch: Samples of an item.
         fingerprint: What the order of samples follows from, as plain JSON, for the state.
     """
 
     draws: Draws | None
     cut: int | None
-    tars: int | None
     split_none: bool
     count: Callable[[int, int], int] | None = field(repr=False)
     length: int | None
-    stateless: str
-    unsaved: str
     batch: int
     fingerprint: dict[str, Any]
-
-
-class Progress(NamedTuple):
-    """What is known of a stream with one of its items.
-
-    Attributes:
-        begun: Where the epoch began, with its first item; None where that began a stream.
-        mark: Where it stands behind this item, now and then.
-        following: Where the next epoch begins, once nothing more is taken for this one.
-        is_end: Whether the epoch is over, and this no item.
-    """
-
-    begun: Position | None = None
-    mark: EpochPosition | None = None
-    following: Position | None = None
-    is_end: bool = False
 
 
 class StreamJob(NamedTuple):
@@ -78,13 +55,40 @@ class StreamJob(NamedTuple):
 
     Attributes:
         epoch: Which.
-        start: With the first item: how it starts.
-        last_finished: The epoch that the consumer has had to its end last, -1 before.
+        is_first: Whether this is the first item of the epoch for the worker.
+        continues: Whether the consumer received the whole epoch before: the stream continues behind it. Otherwise the
+            epoch starts with draws of its own.
     """
 
     epoch: int
-    start: Start | None = None
-    last_finished: int = -1
+    is_first: bool = False
+    continues: bool = False
+
+
+class _Epochs:
+    """The next epoch of each worker, in memory that all processes of a torch DataLoader share: `set_epoch` reaches
+    workers that run already, and workers that end with their epoch leave their count to the next ones.
+    """
+
+    def __init__(self, max_workers: int) -> None:
+        self._set = torch.zeros(2, dtype=torch.int64).share_memory_()  # number of calls of `set`, and the last epoch
+        # For each worker: number of calls of `set` that it has followed, and its next epoch.
+        self._workers = torch.zeros((max_workers, 2), dtype=torch.int64).share_memory_()
+
+    def set(self, epoch: int) -> None:
+        """Make `epoch` the next one to run in every worker."""
+        self._set[1] = epoch
+        self._set[0] += 1
+
+    def next(self, worker: int) -> int:
+        """Return the epoch that a worker is to run: the one set last, or the one after its last."""
+        if self._workers[worker, 0] != self._set[0]:
+            self._workers[worker] = self._set
+        return int(self._workers[worker, 1])
+
+    def finish(self, worker: int, epoch: int) -> None:
+        """Note that a worker has finished `epoch`."""
+        self._workers[worker, 1] = epoch + 1
 
 
 @dataclass
@@ -108,9 +112,9 @@ class StreamPipeline(webdataset.DataPipeline):  # type: ignore[misc]  # webdatas
 
     It is an `IterableDataset`, so torch's DataLoader and webdataset's WebLoader take it, with `batch_size=None`.
 
-    One iteration is one epoch. Without `with_epoch` that is each shard once; with it, the stream goes on where the last
-    epoch ended, in workers that persist and in workers that do not. The epoch counts itself on; `set_epoch` sets it. An
-    epoch that is iterated again, after a break for instance, gives the same values again.
+    One iteration is one epoch, and the next iteration is the next one; `set_epoch` sets it. Without `with_epoch` an
+    epoch is each shard once. With it, the stream continues where the last epoch ended, as long as its process lives. An
+    epoch that follows no whole one, such as after a break, starts with draws of its own, which depend on its number.
 
     Args:
         stages: What runs, a source first.
@@ -123,10 +127,8 @@ class StreamPipeline(webdataset.DataPipeline):  # type: ignore[misc]  # webdatas
         super().__init__(*stages)
         self.run = run
         self.layout = layout
-        self._positions = Positions(self.pipeline, run, layout.draws, layout.cut, layout.tars)
-        self._spacing = spacing(self.pipeline, layout.batch)
-        before_cut = [] if layout.cut is None else self.pipeline[: layout.cut]
-        self._epochs = SharedEpochs(max(1, max_workers), max_numbers(before_cut))
+        self._max_workers = max(1, max_workers)
+        self._epochs = _Epochs(self._max_workers)
         self._live: _Live | None = None
         self._turn: object = None
 
@@ -171,8 +173,8 @@ class StreamPipeline(webdataset.DataPipeline):  # type: ignore[misc]  # webdatas
         """Iterate one epoch in this process."""
         info = get_worker_info()
         worker, num_workers = (0, 1) if info is None else (info.id, info.num_workers)
-        if num_workers > self._epochs.max_workers:
-            msg = f"{num_workers} workers: this pipeline was built for {self._epochs.max_workers}."
+        if num_workers > self._max_workers:
+            msg = f"{num_workers} workers: this pipeline was built for {self._max_workers}."
             raise PipelineError(f"{msg} Build it with build(max_workers={num_workers}).")
         check_splits(self.pipeline, self.layout, self.run.place.world_size, num_workers)
         self.run.worker, self.run.num_workers = worker, num_workers
@@ -186,19 +188,12 @@ class StreamPipeline(webdataset.DataPipeline):  # type: ignore[misc]  # webdatas
         Raises:
             PipelineError: One has; or this is the only worker, and the epoch has no values.
         """
-        run, epochs = self.run, self._epochs
-        ranks = (*run.place[:2], run.num_workers)
-        begun = epochs.load(run.worker, epoch, ranks)
-        last = epochs.last_finished(run.worker)
-        is_empty = run.num_workers == 1
-        for batch in self.items(StreamJob(epoch, Start(How.NEXT, epoch, begun=begun), last)):
-            for at, position in ((epoch, batch.position.begun), (epoch + 1, batch.position.following)):
-                if position is not None:
-                    epochs.save(run.worker, at, ranks, position)
-            if batch.position.is_end:
+        is_empty = self.run.num_workers == 1
+        for batch in self.items(StreamJob(epoch, is_first=True, continues=True)):
+            if batch.is_end:
                 if is_empty:
                     raise empty_epoch(epoch)
-                epochs.finish(run.worker, epoch)
+                self._epochs.finish(self.run.worker, epoch)
                 return
             is_empty = False
             yield batch.value
@@ -223,80 +218,38 @@ class StreamPipeline(webdataset.DataPipeline):  # type: ignore[misc]  # webdatas
             live.close()
 
     def items(self, job: StreamJob) -> Iterator[Batch]:
-        """One epoch of this worker; the `position` of each batch is a Progress, and the last one is its end."""
-        start = job.start or Start(How.NEXT)
-        return self._whole(job.epoch, start) if self.layout.cut is None else self._part(job, start)
-
-    def _whole(self, epoch: int, start: Start) -> Iterator[Batch]:
-        """One epoch that ends by itself: each shard once (or no end at all, resampled without with_epoch)."""
-        self._positions.begin(epoch, start.position, self.pipeline)
-        for value, mark in self._marked(start, self._chain(0, len(self.pipeline), None)):
-            self.run.num_heard += 1
-            yield self._batch(value, Progress(mark=mark))
-        yield Batch(None, 0, position=Progress(is_end=True))
-
-    def _part(self, job: StreamJob, start: Start) -> Iterator[Batch]:
-        """One epoch of with_epoch: the next part of a stream that goes on."""
-        epoch, cut = job.epoch, self.layout.cut or 0
-        live, begun = self._live, None
-        if start.how is not How.NEXT or live is None or (live.next_epoch, live.readers) != (epoch, self._readers):
-            live, begun = self._restart(job, start)
-        self.run.epoch = epoch
-        if start.how is not How.RESUME or start.mark is None:
-            clear(self.pipeline[cut:])
-        live.next_epoch = None
-        following = None
-        for value, mark in self._marked(start, self._chain(cut, len(self.pipeline), live.values)):
-            now = None
-            if following is None and not self.pipeline[cut].left:  # all that this epoch takes is taken
-                now = following = self._between_epochs()
-            yield self._batch(value, Progress(begun, mark, now))
-            begun = None
-        self.pipeline[cut].finish(live.values)
-        live.next_epoch = epoch + 1
-        following = following or self._between_epochs()
-        yield Batch(None, 0, position=Progress(begun, None, following, is_end=True))
-
-    def _restart(self, job: StreamJob, start: Start) -> tuple[_Live, Position | None]:
-        """A new stream that stands where the epoch starts, and that position where it was not known before."""
-        epoch, stateless = job.epoch, self.layout.stateless
-        if stateless and start.how is not How.ANEW and job.last_finished == epoch - 1 >= 0:
-            raise PipelineError(_cannot_go_on(stateless))
-        self.close()
-        first = start.epoch if start.how is How.LEAVE else epoch
-        cut = self.layout.cut or 0
-        self._positions.begin(first, start.position, self.pipeline if start.mark else self.pipeline[:cut])
-        values = self._chain(0, cut, None)
-        # It is closed with its pipeline; when Python exits, before its modules are emptied.
-        live = self._live = _Live(values, epoch, self._readers, weakref.finalize(self, _close, values))
-        if start.how is How.LEAVE:
-            self.run.epoch = first
-            rest = self._chain(cut, len(self.pipeline), values)
-            for _ in itertools.islice(rest, start.num_skipped):
+        """One epoch of this worker; the last batch says that it is over, and holds no value."""
+        cut, stop = self.layout.cut, len(self.pipeline)
+        if cut is None:  # it ends by itself, each shard once (or never, resampled without with_epoch)
+            self._begin(job.epoch)
+            for value in self._chain(0, stop, None):
                 self.run.num_heard += 1
-        is_new = start.how in (How.LEAVE, How.ANEW) or start.position is None
-        return live, self._between_epochs() if is_new else None
+                yield self._batch(value)
+            yield Batch(None, 0, is_end=True)
+            return
+        live = self._live
+        if live is None or not job.continues or (live.next_epoch, live.readers) != (job.epoch, self._readers):
+            self.close()
+            self._begin(job.epoch)
+            values = self._chain(0, cut, None)
+            # It is closed with its pipeline; when Python exits, before its modules are emptied.
+            live = self._live = _Live(values, job.epoch, self._readers, weakref.finalize(self, _close, values))
+        self.run.epoch = job.epoch
+        live.next_epoch = None
+        for value in self._chain(cut, stop, live.values):
+            yield self._batch(value)
+        self.pipeline[cut].finish(live.values)
+        live.next_epoch = job.epoch + 1
+        yield Batch(None, 0, is_end=True)
 
-    def _marked(self, start: Start, values: Iterator[Any]) -> Iterator[tuple[Any, EpochPosition | None]]:
-        """The values behind those that were received before, some with a mark."""
-        is_resumed = start.how is How.RESUME
-        first = start.mark.num_items if is_resumed and start.mark is not None else 0
-        for number, value in enumerate(values, first + 1):
-            mark = None
-            if number % self._spacing == 0 and not self.layout.unsaved:
-                left = 0 if self.layout.cut is None else self.pipeline[self.layout.cut].left
-                mark = EpochPosition(number, self._positions.take(self.pipeline, left))
-            if not is_resumed or number > start.num_items:
-                yield value, mark
+    def _begin(self, epoch: int) -> None:
+        """Stand at the first draw of an epoch."""
+        draws = self.layout.draws
+        stop = None if draws is None or self.layout.cut is not None else draws.stop(epoch)
+        self.run.begin(epoch, first_draw=0 if draws is None else draws.first(epoch), stop_draw=stop)
 
-    def _batch(self, value: Any, progress: Progress) -> Batch:
-        return Batch(value, _num_samples(value, self.layout.batch), (), None, self.run.take_timings(), progress)
-
-    def _between_epochs(self) -> Position | None:
-        """Where the stream stands, for the epoch that begins there; None where that cannot be said."""
-        if self.layout.stateless or self.layout.draws is None:
-            return None
-        return self._positions.take(self.pipeline[: self.layout.cut])
+    def _batch(self, value: Any) -> Batch:
+        return Batch(value, _num_samples(value, self.layout.batch), timings=self.run.take_timings())
 
     def _chain(self, first: int, stop: int, values: Iterator[Any] | None) -> Iterator[Any]:
         """The stages of a part of the list, each fed by the one before."""
@@ -319,7 +272,7 @@ class StreamItems:
 
     def __call__(self, work: StreamJob, *_: object) -> Outcome[list[Batch]]:
         """The next item of an epoch; none behind its end."""
-        if work.start is not None:
+        if work.is_first:
             self._items = self._pipeline.items(work)
         try:
             return Outcome.of(lambda: list(itertools.islice(self._items, 1)))
@@ -390,10 +343,3 @@ def _close(values: Iterator[Any]) -> None:
     close = getattr(values, "close", None)
     if close is not None and not getattr(values, "gi_running", False):
         close()
-
-
-def _cannot_go_on(why: str) -> str:
-    msg = (
-        f"{why} holds values that cannot be read again, so an epoch cannot be repeated, or continue in another process."
-    )
-    return f"{msg}\n  Finish every epoch, and keep the workers: persistent_workers=True."

@@ -74,7 +74,7 @@ def make_loader(
         prefetch: Most batches made ahead: in total with a planned source, and at least two per worker; by each worker
             with a stream. Default: 4; more of a planned source's small batches, because a worker makes up to 256
             samples together. After an epoch, a planned source's loader keeps at most 256 MiB of the next one.
-        persistent_workers: Whether workers stay alive between epochs.
+        persistent_workers: Whether workers stay alive between epochs. Those of a stream always do.
         start_method: "fork", "spawn" or "forkserver". Default: as torch does, but never "fork" once CUDA is
             initialised.
         timeout: Longest wait for a batch in seconds, after which the loader raises a PipelineError that names the

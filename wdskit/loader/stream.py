@@ -9,21 +9,28 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from wdskit.engine.batch import Batch
-from wdskit.engine.stream import Progress, StreamJob, StreamPipeline, check_splits, empty_epoch
-from wdskit.engine.stream_position import STATE_VERSION, How, Start, StreamState
+from wdskit.engine.stream import StreamJob, StreamPipeline, check_splits, empty_epoch
 from wdskit.errors import PipelineError, StateError
 from wdskit.loader.base import Loader
 from wdskit.loader.device import hand_over, pin_mover
 from wdskit.loader.prefetch import make_pool
 from wdskit.loader.starting import start_fork_server, start_method_of
-from wdskit.loader.states import beside, compare_fingerprints, unused_state
+from wdskit.loader.states import compare_fingerprints, unused_state
 from wdskit.pipeline.settings import DEFAULT_PREFETCH, LoaderSpec
 
 logger = logging.getLogger(__name__)
 
+STATE_VERSION = 1
+_MAX_EPOCH = 1 << 30  # a stream's draws are numbers of 63 bits
+_NO_EPOCH = -2  # the epoch after it is none
+
 
 class StreamLoader(Loader):
     """Iterate it once an epoch; what a stream yields comes out, from any number of worker processes.
+
+    The workers live as long as the loader, so that an epoch of `with_epoch` continues where the last one ended. The
+    state is the epoch: an epoch that starts again, or that follows a loaded state, has new draws, which depend on its
+    number.
 
     `len(loader)` is the number of items of an epoch where that follows from the pipeline.
 
@@ -40,19 +47,13 @@ class StreamLoader(Loader):
         super().__init__(pipeline.run, spec, **origin)
         self.pipeline = pipeline
         self._epoch = 0
-        self._num_workers = max(1, spec.workers)
-        self._loaded: StreamState | None = None
-        self._finished = -1  # the epoch that the consumer has had to its end last
-        self._begun: int | None = None  # the one that it has begun last, and
-        self._begun_as: tuple[Start, ...] = (Start(How.RESUME),) * self._num_workers  # how, and
-        self._received = [0] * self._num_workers  # what it has had of that from each worker, and
-        self._next_worker = 0  # whose turn it is
-        self._progress = [Progress()] * self._num_workers  # what each has said in it last
+        self._is_loaded = False  # a state that has not been used yet
+        self._finished = _NO_EPOCH  # the epoch that the consumer received to its end last, if none has begun since
+        self._begun: int | None = None  # the epoch that has begun last
+        self._num_received = 0  # items of this epoch
+        self._has_warned = False
         self._waiting: deque[tuple[int, Any]] = deque()  # workers and the tickets of their jobs, in turns
         self._check()
-        if pipeline.layout.unsaved:
-            msg = "this stream cannot be resumed, and `state_dict` is an error: %s holds what cannot be read again"
-            logger.warning(msg, pipeline.layout.unsaved)
         start_method = functools.partial(start_method_of, pipeline.pipeline, spec.start_method)
         if spec.workers:
             start_fork_server(start_method())
@@ -60,39 +61,20 @@ class StreamLoader(Loader):
         self._mover = pin_mover(spec)
 
     @property
-    def _setting(self) -> dict[str, int]:
-        """What must be the same for a state to be taken."""
-        rank, world_size, _ = self._place
-        workers, threads = self.spec.workers, self.pipeline.run.num_threads
-        return {"rank": rank, "world_size": world_size, "workers": workers, "threads": threads}
-
-    @property
     def epoch(self) -> int:
         """The epoch that the next iteration runs, or the one that runs now."""
         return self._epoch
 
     def _set_epoch(self, epoch: int, *, is_counted_elsewhere: bool) -> None:
-        loaded = self._loaded
-        if loaded is not None and is_counted_elsewhere:
-            match beside(epoch, loaded.epoch, has_begun=any(loaded.received)):
-                case "behind":
-                    return
-                case "ahead":
-                    self._loaded = self._left(loaded)
-        elif loaded is not None and epoch != self._epoch:
-            raise unused_state(epoch, self._epoch)
-        if epoch == self._finished and epoch != self._epoch:
-            self._received = [0] * self._num_workers  # the same once more
+        if self._is_loaded and epoch != self._epoch:
+            # A framework that counts itself is one behind a state that was saved with the last batch of an epoch, and
+            # one ahead of a state that was saved in an epoch that it has ended early.
+            if not is_counted_elsewhere or abs(epoch - self._epoch) > 1:
+                raise unused_state(epoch, self._epoch)
+            if epoch < self._epoch:
+                return
+            self._is_loaded = False
         self._epoch = epoch
-
-    def _left(self, loaded: StreamState) -> StreamState:
-        """The beginning of the next epoch, where a loaded one is left."""
-        epoch = loaded.epoch + 1
-        if self.pipeline.layout.cut is None:
-            return StreamState(epoch, 0, (Start(How.ANEW, epoch),) * self._num_workers)
-        is_resumed = (How.LEAVE if start.how is How.RESUME else start.how for start in loaded.workers)
-        starts = zip(loaded.workers, is_resumed, strict=True)
-        return StreamState(epoch, 0, tuple(start._replace(how=how) for start, how in starts))
 
     def __len__(self) -> int:
         """Items of a whole epoch on this rank.
@@ -109,106 +91,64 @@ class StreamLoader(Loader):
     @property
     def remaining(self) -> int:
         """Items between what the consumer has received and the end of the epoch. Raises as `len` does."""
-        if self._loaded is not None:
-            return len(self) - sum(self._loaded.received)
-        return len(self) - (sum(self._received) if self._epoch == self._begun else 0)
+        return len(self) - (self._num_received if self._epoch == self._begun else 0)
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the consumer of this rank stands, as plain JSON: tens of KB, for the values that shuffles hold.
+        """The start of the epoch that runs or that is next, as small plain JSON, the same on every rank.
 
-        Raises:
-            StateError: A stage holds what cannot be saved.
+        A run that loads it starts this epoch with new draws. In the middle of an epoch this is logged once.
         """
-        layout = self.pipeline.layout
-        if layout.unsaved:
-            msg = f"this stream cannot be resumed: {layout.unsaved} holds what cannot be read again."
-            raise StateError(f"{msg}\n  Use a planned source (exact, resampled), or leave that stage out.")
-        return {**self._state().to_json(), "setting": self._setting, "fingerprint": dict(layout.fingerprint)}
+        if not self._has_warned and self._epoch == self._begun and self._num_received:
+            self._has_warned = True
+            logger.warning(
+                "the state of a stream is the start of its epoch: a resumed run starts epoch %d with new draws. To "
+                "resume at any step, index the shards (`wdskit index FOLDER`) and use the source `exact`",
+                self._epoch,
+            )
+        fingerprint = dict(self.pipeline.layout.fingerprint)
+        return {"version": STATE_VERSION, "epoch": self._epoch, "fingerprint": fingerprint}
 
     def load_state_dict(self, state: Mapping[str, Any], *, strict: bool = True) -> None:
-        """Continue from a state with the next iteration.
+        """Start the epoch of a state with the next iteration.
 
         Args:
-            state: From `state_dict` of this rank, with as many ranks, workers and threads.
+            state: From `state_dict`, on any number of ranks, workers and threads.
             strict: Whether a state of another order of samples is refused; otherwise it is logged and accepted.
 
         Raises:
-            StateError: It is not a state, or one of other ranks, workers or data; what differs is named.
+            StateError: It is not a state of a stream, or one of other data; what differs is named.
         """
         given: Any = state
-        if not isinstance(given, Mapping) or given.get("version") != STATE_VERSION or "workers" not in given:
+        if not isinstance(given, Mapping) or given.get("version") != STATE_VERSION or "consumed" in given:
             raise StateError(f"this is not the state of a stream of version {STATE_VERSION}.")
-        there, here = state.get("setting"), self._setting
-        if there != here:
-            msg = f"a stream resumes only with the same ranks, workers and threads: {there} in the state"
-            raise StateError(f"{msg}, {here} here.\n  Use the same, or a planned source, which resumes on any.")
-        if not isinstance(state.get("fingerprint"), Mapping):
+        epoch, fingerprint = given.get("epoch"), given.get("fingerprint")
+        if type(epoch) is not int or not 0 <= epoch < _MAX_EPOCH:
+            raise StateError(f"state: epoch is {epoch!r}, not a whole number from 0 to {_MAX_EPOCH - 1}.")
+        if not isinstance(fingerprint, Mapping):
             raise StateError("state: fingerprint is missing.")
-        compare_fingerprints(self.pipeline.layout.fingerprint, state["fingerprint"], strict=strict)
-        loaded = StreamState.of_json(state)
-        if len(loaded.workers) != self._num_workers:
-            raise StateError(f"state: it is damaged: {len(loaded.workers)} of {self._num_workers} workers.")
-        self._loaded = loaded
-        self._epoch = loaded.epoch
+        compare_fingerprints(self.pipeline.layout.fingerprint, fingerprint, strict=strict)
+        self._epoch, self._is_loaded = epoch, True
+        self._begun = None
         self._is_inside = False
-
-    def _state(self) -> StreamState:
-        """Where the workers stand behind what was received; before the first item of a loaded epoch, as loaded."""
-        if self._loaded is not None:
-            return self._loaded
-        is_running = self._epoch == self._begun and any(self._received)
-        workers = tuple(map(self._state_of, range(self._num_workers)))
-        return StreamState(self._epoch, self._next_worker if is_running else 0, workers)
-
-    def _state_of(self, worker: int) -> Start:
-        """How one worker goes on in the epoch that is next or running. What it has ready beyond the consumer's place
-        depends on timing, so nothing may follow from it.
-        """
-        epoch, layout, received = self._epoch, self.pipeline.layout, self._received[worker]
-        begun = self._begun_as[worker]
-        if epoch == self._begun:
-            if begun.how is not How.RESUME and not received:
-                return begun  # it may not have come to it
-            return self._behind(How.RESUME, worker, received)
-        if epoch == self._finished + 1:
-            return Start(How.RESUME, epoch, begun=self._progress[worker].following)
-        if self._begun is None or epoch != self._begun + 1 or layout.cut is None or layout.unsaved:
-            return Start(How.ANEW, epoch)
-        if begun.how is How.LEAVE and not received:
-            return begun  # it was not heard in the epoch that is left now
-        return self._behind(How.LEAVE, worker, received)
-
-    def _behind(self, how: How, worker: int, received: int) -> Start:
-        """Behind items of the epoch that was begun last."""
-        assert self._begun is not None
-        begun, progress = self._begun_as[worker], self._progress[worker]
-        start = begun.begun
-        if begun.how is not How.RESUME and received:  # where it began was for the worker to find out
-            start = progress.begun
-        mark = progress.mark
-        if mark is None and begun.how is How.RESUME and begun.mark is not None and begun.mark.num_items <= received:
-            mark = begun.mark  # it was resumed not long ago
-        return Start(how, self._begun, received, mark, start)
 
     def _items(self) -> Any:
         epoch = self._epoch
-        jobs, first = self._begin(epoch)
+        continues = epoch == self._finished + 1 and not self._is_loaded
+        self._begun, self._is_loaded, self._num_received = epoch, False, 0
+        self._finished = _NO_EPOCH
         wanted = self._num_items()
-        num_items = sum(self._received)
         self._meter.begin(epoch)
-        taken = self._take(jobs, first)
+        taken = self._take(StreamJob(epoch, is_first=True, continues=continues))
         moved = taken if self._mover is None else hand_over(taken, self._mover, self._is_ready)
-        for worker, batch in moved:
-            self._keep(worker, batch.position)
-            if batch.position.is_end:
+        num_items = 0
+        for batch in moved:
+            if batch.is_end:
                 continue
-            self._received[worker] += 1
-            self._next_worker = (worker + 1) % self._num_workers
             num_items += 1
-            if num_items == wanted:  # before the last item is out, so that a checkpoint taken with it goes on
-                for other, end in moved:  # each worker says where it stands at the end
-                    self._keep(other, end.position)
-                    num_items += not end.position.is_end
+            if self._begun == epoch:  # no state was loaded meanwhile
+                self._num_received = num_items
+            if num_items == wanted:  # before the last item is out, so that a checkpoint taken with it is the next epoch
+                num_items += sum(not end.is_end for end in moved)  # each worker comes to its end
                 self._check_length(epoch, num_items, wanted)
                 self._finish(epoch)
             self._meter.received(batch.num_samples, timings=batch.timings)
@@ -218,18 +158,20 @@ class StreamLoader(Loader):
             del value
             self._meter.asked()
         if wanted is None:
-            self._end(epoch, num_items)
+            if num_items == 0:
+                raise empty_epoch(epoch)
+            self._finish(epoch)
         else:
             self._check_length(epoch, num_items, wanted)
 
-    def _take(self, jobs: list[StreamJob], first: int) -> Iterator[tuple[int, Batch]]:
-        """What the workers give in turns, from `first` on: the items of an epoch, and the end of each worker."""
+    def _take(self, job: StreamJob) -> Iterator[Batch]:
+        """What the workers give in turns: the items of an epoch, and the end of each worker."""
         pool = self._pool
-        turns = [(first + turn) % self._num_workers for turn in range(self._num_workers)]
+        turns = range(max(1, self.spec.workers))
         waiting = self._waiting = deque()
-        following = StreamJob(jobs[0].epoch)
+        following = StreamJob(job.epoch)
         try:
-            waiting += [(worker, pool.submit(jobs[worker], worker)) for worker in turns]
+            waiting += [(worker, pool.submit(job, worker)) for worker in turns]
             for _ in range(1, (self.spec.prefetch or DEFAULT_PREFETCH) if self.spec.workers else 1):
                 waiting += [(worker, pool.submit(following, worker)) for worker in turns]
             while waiting:
@@ -239,14 +181,12 @@ class StreamLoader(Loader):
                 batches = outcome.result()
                 if not batches:  # behind the end
                     continue
-                if not batches[0].position.is_end:
+                if not batches[0].is_end:
                     waiting.append((worker, pool.submit(following, worker)))
-                yield worker, batches.pop()  # not held here while it is used
+                yield batches.pop()  # not held here while it is used
         finally:
             pool.forget([ticket for _, ticket in waiting])
             waiting.clear()
-            if not self.spec.persistent_workers:
-                pool.close()
             pool.rest()
 
     def _is_ready(self) -> bool:
@@ -254,30 +194,6 @@ class StreamLoader(Loader):
 
     def _close_pool(self) -> None:
         self._pool.close()
-
-    def _keep(self, worker: int, said: Progress) -> None:
-        """Note what a worker says of its stream with an item that the consumer is about to get."""
-        known: Progress = self._progress[worker]
-        self._progress[worker] = Progress(
-            said.begun or known.begun, said.mark or known.mark, said.following or known.following
-        )
-
-    def _begin(self, epoch: int) -> tuple[list[StreamJob], int]:
-        """How each worker starts the epoch, and which of them is the first."""
-        state, is_loaded = self._state(), self._loaded is not None
-        starts = state.workers
-        if not is_loaded and epoch == self._begun:  # it starts again
-            starts = tuple(
-                Start(How.RESUME, epoch, begun=begun.begun) if begun.how is How.RESUME else begun
-                for begun in self._begun_as
-            )
-        goes_on = not is_loaded and epoch != self._begun and epoch == self._finished + 1
-        said = [start._replace(how=How.NEXT) if goes_on else start for start in starts]
-        self._begun, self._begun_as, self._loaded = epoch, starts, None
-        self._received = [start.num_items if start.how is How.RESUME else 0 for start in starts]
-        self._progress = [Progress()] * self._num_workers
-        last = self._finished
-        return [StreamJob(epoch, start, last) for start in said], state.next_worker if is_loaded else 0
 
     def _finish(self, epoch: int) -> None:
         if self._is_inside:  # no state was loaded meanwhile
@@ -289,12 +205,6 @@ class StreamLoader(Loader):
         if num_items != wanted:
             raise PipelineError(f"epoch {epoch} ended after {num_items} of {wanted} items.")
 
-    def _end(self, epoch: int, num_items: int) -> None:
-        """The end of an epoch whose length was not known."""
-        if num_items == 0:
-            raise empty_epoch(epoch)
-        self._finish(epoch)
-
     def _num_items(self) -> int | None:
         return self.pipeline.num_items(self.spec.workers)
 
@@ -305,6 +215,3 @@ class StreamLoader(Loader):
         count = self._num_items()
         if layout.length is not None and count is not None and layout.length != count:
             raise PipelineError(f"with_length says {layout.length}, but an epoch of this rank has {count} items.")
-        if workers and layout.cut is not None and layout.stateless and not self.spec.persistent_workers:
-            msg = f"workers that do not persist cannot take over what {layout.stateless} holds when an epoch ends."
-            raise PipelineError(f"{msg}\n  Use persistent_workers: true.")

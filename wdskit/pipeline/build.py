@@ -18,9 +18,9 @@ from wdskit.stages.base import Context, PerSampleStage, Place, Run, Step, takes_
 from wdskit.stages.foreign import Renumber, is_webdatasets, opens_shards, takes_shards
 from wdskit.stages.images.fused import fuse
 from wdskit.stages.registry import resolve
-from wdskit.stages.shard_reader import OpenTars, TarfileToSamples
+from wdskit.stages.shard_reader import TarfileToSamples
 from wdskit.stages.stream_source import SplitByNode, SplitByWorker, Stream
-from wdskit.stages.streaming import EpochCut, ShuffleBuffer, StreamContext, StreamStage
+from wdskit.stages.streaming import EpochCut, StreamContext, StreamStage
 
 
 def build_pipeline(
@@ -70,9 +70,7 @@ class _StreamBuilder:
         steps: One-to-one stages that are not in `running` yet.
         is_open: Whether the shards have been opened.
         batch: Samples of a batch; 0 before `batched`.
-        unsaved: Why what `running` holds cannot be rebuilt in another process, "" where it can.
-        cut: Position of with_epoch in `running`, and
-        stateless: `unsaved` at this place.
+        cut: Position of with_epoch in `running`.
         counted: From with_epoch on, the stages that are not one-to-one; None for one that is not ours.
     """
 
@@ -84,7 +82,6 @@ class _StreamBuilder:
         self.steps: list[Step] = []
         self.is_open = False
         self.batch = 0
-        self.unsaved = self.stateless = ""
         self.cut: int | None = None
         self.counted: list[StageSpec | None] = []
 
@@ -102,17 +99,12 @@ class _StreamBuilder:
                 self.steps.append(step)
         self._open_before(len(self.stages))
         self._flush()
-        if self.context.draws is None:
-            self.unsaved = self.stateless = "a source that is not wdskit's"
         layout = Layout(
             draws=self.context.draws,
             cut=self.cut,
-            tars=next((at for at, stage in enumerate(self.running) if isinstance(stage, OpenTars)), None),
             split_none=getattr(self.stages[0], "split", None) == "none",
             count=self._count(),
             length=self.context.length,
-            stateless=self.unsaved if self.cut is None else self.stateless,
-            unsaved=self.unsaved,
             batch=self.batch or 1,
             fingerprint=self._fingerprint(),
         )
@@ -124,13 +116,9 @@ class _StreamBuilder:
         running: Any = stage.bind(self.context)
         self.context.known = self.context.known.after(stage)
         if isinstance(running, EpochCut):
-            self.cut, self.stateless = len(self.running), self.unsaved
+            self.cut = len(self.running)
         if self.cut is not None:
             self.counted.append(stage)
-        if not stage.is_rebuilt:
-            self._note_unsaved(stage.name)
-        if self.batch and isinstance(running, ShuffleBuffer):
-            self._note_unsaved(f"{running.name} behind batched")
         if stage.kind == "batch":
             self.batch = self.batch or running.size
         self.is_open = self.is_open or stage.kind == "open"
@@ -140,15 +128,8 @@ class _StreamBuilder:
     def _flush(self) -> None:
         """Run the one-to-one stages collected so far as one."""
         if self.steps:
-            each = Each(self.run, self.steps)
-            if self.batch and self.run.num_threads > 1:
-                self._note_unsaved(f"{each.name} behind batched")
-            self.running.append(each)
+            self.running.append(Each(self.run, self.steps))
             self.steps = []
-
-    def _note_unsaved(self, reason: str) -> None:
-        """Keep the first reason why what runs cannot be rebuilt."""
-        self.unsaved = self.unsaved or reason
 
     def _add_foreign(self, stage: Any, at: int) -> None:
         """Add a stage that is not ours as it is; what it does to values and their order is unknown."""
@@ -165,7 +146,6 @@ class _StreamBuilder:
         self.running.append(stage)
         self.context.known = replace(self.context.known, places=None)
         if self.is_open:
-            self._note_unsaved("a stage that is not wdskit's")
             self.running.append(Renumber(self.run, each_epoch=self.context.is_cut))
 
     def _own_splitter(self, stage: Any) -> Any:

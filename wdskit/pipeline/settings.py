@@ -68,7 +68,9 @@ class LoaderSpec(BaseModel):
         "worker with a stream. Default: 4; more of a planned source's small batches, because a worker makes up to 256 "
         "samples together.",
     )
-    persistent_workers: Bool = Field(True, description="Whether workers stay alive between epochs.")
+    persistent_workers: Bool = Field(
+        True, description="Whether workers stay alive between epochs. Those of a stream always do."
+    )
     start_method: Literal["fork", "spawn", "forkserver"] | None = Field(
         None,
         description="How worker processes start. Default: as torch does, but never forked once CUDA is initialised.",

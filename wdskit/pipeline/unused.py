@@ -32,6 +32,8 @@ def _find_unused(
             yield "loader.prefetch", "with `workers: 0` each batch is made when it is asked for"
     if spec.device is not None and spec.pin_memory:
         yield "loader.pin_memory", "`device` copies through page-locked memory already"
+    if is_stream and not spec.persistent_workers:
+        yield "loader.persistent_workers", "the workers of a `stream` live as long as the loader"
     if is_stream and spec.ranks_per_node is not None:
         yield "loader.ranks_per_node", "a `stream` divides shards by ranks, not by machines"
     if cache.dir is not None and not is_remote:

@@ -86,8 +86,7 @@ class Run:
         first_epoch: The epoch that the running stream began with, what stages before with_epoch know.
         epoch: The epoch that runs, for those behind it.
         origin: Of the value that was yielded last.
-        next_draw: The draw that is being read, or the next one.
-        next_sample: How many samples of `next_draw` have been read.
+        first_draw: The draw with which the running stream began.
         stop_draw: The draw behind the last, None for an endless stream.
         num_heard: How many values the pipeline has yielded, or its with_epoch has taken.
         board: What the threads of this process are working on.
@@ -104,8 +103,7 @@ class Run:
         self.first_epoch = 0
         self.epoch = 0
         self.origin = NOWHERE
-        self.next_draw = 0
-        self.next_sample = 0
+        self.first_draw = 0
         self.stop_draw: int | None = None
         self.num_heard = 0
         self.is_watched = False
@@ -146,12 +144,11 @@ class Run:
             finally:
                 self.board.turn[1] = IDLE
 
-    def begin(self, first_epoch: int, *, draw: int, sample: int = 0, stop_draw: int | None = None) -> None:
-        """Stand at a sample of a draw, before anything is read."""
+    def begin(self, first_epoch: int, *, first_draw: int, stop_draw: int | None = None) -> None:
+        """Stand at the first sample of a draw, before anything is read."""
         self.first_epoch = first_epoch
         self.origin = NOWHERE
-        self.next_draw = draw
-        self.next_sample = sample
+        self.first_draw = first_draw
         self.stop_draw = stop_draw
 
     def keep_timings(self, timings: Timings) -> None:

@@ -165,7 +165,6 @@ class Unbatched(StreamStage):
 
     name: ClassVar[str] = "unbatched"
     kind: ClassVar[Kind] = "stream"
-    is_rebuilt: ClassVar[bool] = False
 
     def bind(self, context: StreamContext) -> Unbatcher:
         """What takes the batches apart."""

@@ -44,7 +44,7 @@ class OpenTars:
     """Draws into samples: opens each shard and yields what it holds.
 
     Args:
-        run: Has the number of samples of the first draw to pass over, and gets the position of the reading.
+        run: Of the pipeline.
         entries: The index's line of each shard by URL, where there is one.
         urls: All shards, where they are known: when each of them has given no sample, none ever will.
         check: `size` compares a shard with its line, its size when it is opened and its samples as they are read;
@@ -72,27 +72,22 @@ class OpenTars:
         empty: set[str] = set()
         for number, item in enumerate(source):
             draw = item.get(DRAW, number)  # another library's shard list has no draws
-            first = run.next_sample if draw == run.next_draw else 0
-            run.next_draw, run.next_sample = draw, first
             shown = shown_url(item["url"])
-            slot[0], slot[1] = draw, first
+            slot[0], slot[1] = draw, 0
+            index = -1
             for index, sample in enumerate(self.read(item["url"])):
-                if index < first:
-                    continue
-                run.next_sample = index + 1
                 run.origin = Origin(shown, sample["__key__"], draw, index, 0)
                 slot[2] += 1
                 self._report(1)
                 yield sample
                 slot[0], slot[1] = draw, index + 1
-            if run.next_sample:
+            if index >= 0:
                 empty.clear()
             else:
                 empty.add(item["url"])
                 self._report(0)
                 if run.stop_draw is None and empty == self._urls:
                     raise PipelineError(f"{shown}: all {len(empty)} shards hold no samples. Pack them again.")
-            run.next_draw, run.next_sample = draw + 1, 0
 
     def _report(self, num_samples: int) -> None:
         """Log that nothing comes out of the stream, where no loader does."""

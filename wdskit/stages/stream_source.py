@@ -130,7 +130,7 @@ class Stream(StreamStage):
 
 
 class StreamSource:
-    """Yields draws, `{"url", "__draw__", "__ordinal__"}`, from the run's next draw on.
+    """Yields draws, `{"url", "__draw__", "__ordinal__"}`, from the run's first draw on.
 
     The ordinal starts as the draw's number; each splitter divides it, so that the next one splits what is left.
     """
@@ -142,7 +142,7 @@ class StreamSource:
 
     def __call__(self) -> Iterator[dict[str, Any]]:
         """Yield draws until the run's stop, or for ever."""
-        draw = self.run.next_draw
+        draw = self.run.first_draw
         while self.run.stop_draw is None or draw < self.run.stop_draw:
             yield {"url": self.shards.urls[self.draws.shard(draw)], DRAW: draw, _ORDINAL: draw}
             draw += 1

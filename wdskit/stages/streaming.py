@@ -11,7 +11,7 @@ import functools
 import itertools
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 from pydantic import Field, field_validator, model_validator
 
@@ -54,11 +54,9 @@ class StreamStage(StageSpec):
 
     Attributes:
         is_counted: Whether `num_items` gives how many values come out. Else only running shows it.
-        is_rebuilt: Whether what it holds can be read again in another process.
     """
 
     is_counted: ClassVar[bool] = False
-    is_rebuilt: ClassVar[bool] = True
 
     @abstractmethod
     def bind(self, context: StreamContext) -> Callable[..., Iterator[Any]] | None:
@@ -67,22 +65,6 @@ class StreamStage(StageSpec):
     def num_items(self, num_values: int, worker: int, num_workers: int, world_size: int) -> int:  # noqa: ARG002
         """How many values come out where so many go in, in worker `worker` of `num_workers` of a rank."""
         return num_values
-
-
-class Keeps(Protocol):
-    """What runs of a stage that holds values between two yields. Its input can be rebuilt from their origins.
-
-    Attributes:
-        name: In messages.
-        kept: What it holds, in its own order; what is put there before a call is what the call starts with.
-        count: How many values it has given since the stream began, where that matters to it.
-        capacity: How many values it holds at most.
-    """
-
-    name: str
-    kept: list[tuple[Origin, Any]]
-    count: int
-    capacity: int
 
 
 class Shuffle(StreamStage):
@@ -112,10 +94,6 @@ class Shuffle(StreamStage):
         label, each_epoch = context.known.label(self), context.is_cut
         return ShuffleBuffer(context.run, label, self.size, initial, each_epoch=each_epoch, shards_a_pass=shards_a_pass)
 
-    def num_held(self) -> int:
-        """The whole buffer."""
-        return self.size
-
 
 class ShuffleBuffer:
     """webdataset's buffer shuffle, seeded by (seed, epoch, rank, worker).
@@ -143,39 +121,42 @@ class ShuffleBuffer:
         self.name = name
         self.each_epoch = each_epoch
         self.shards_a_pass = shards_a_pass
-        self.size = self.capacity = size
+        self.size = size
         self.initial = min(initial, size)
-        self.kept: list[tuple[Origin, Any]] = []
-        self.count = 0
 
     def __call__(self, source: Iterable[Any]) -> Iterator[Any]:
-        """Yield the values of `source` in another order. What comes next depends on `kept` and `count` only, so that a
-        saved position restores it.
-        """
+        """Yield the values of `source` in another order."""
         run = self.run
-        kept = self.kept
+        kept: list[tuple[Origin, Any]] = []
         values = iter(source)
-        words = self._words(self.count)
+        words = self._words()
+
+        def pick(num: int) -> Any:
+            """Take a uniform member of the first `num` values out of the buffer."""
+            at = next(words) * num >> 64
+            kept[at], kept[num - 1] = kept[num - 1], kept[at]
+            run.origin, value = kept.pop(num - 1)
+            return value
+
+        def starts_pass() -> bool:
+            """Whether the newest value belongs to another pass than the rest of the buffer."""
+            return len(kept) > 1 and self._pass_of(kept[0][0]) != self._pass_of(kept[-1][0])
+
         while True:
-            if self._starts_pass():
-                yield self._pick(words, len(kept) - 1)
+            if starts_pass():
+                yield pick(len(kept) - 1)
                 continue
             for value in itertools.islice(values, 1):
                 kept.append((run.origin, value))
                 break
             else:
                 break
-            if len(kept) < self.size and not self._starts_pass():
-                for value in itertools.islice(values, 1):
-                    kept.append((run.origin, value))
-            if len(kept) >= self.initial and not self._starts_pass():
-                yield self._pick(words, len(kept))
+            if len(kept) < self.size and not starts_pass():
+                kept += ((run.origin, value) for value in itertools.islice(values, 1))
+            if len(kept) >= self.initial and not starts_pass():
+                yield pick(len(kept))
         while kept:
-            yield self._pick(words, len(kept))
-
-    def _starts_pass(self) -> bool:
-        """True if the newest value belongs to another pass than the rest of the buffer."""
-        return len(self.kept) > 1 and self._pass_of(self.kept[0][0]) != self._pass_of(self.kept[-1][0])
+            yield pick(len(kept))
 
     def _pass_of(self, origin: Origin) -> int:
         """The number of the pass; 0 if the source, or a stage of another library before this one, hides it."""
@@ -183,24 +164,13 @@ class ShuffleBuffer:
             return 0
         return origin.major // self.shards_a_pass
 
-    def _pick(self, words: Iterator[int], num: int) -> Any:
-        """Take a uniform member of the first `num` values out of the buffer."""
-        kept = self.kept
-        at = next(words) * num >> 64
-        kept[at], kept[num - 1] = kept[num - 1], kept[at]
-        self.count += 1
-        self.run.origin, value = kept.pop(num - 1)
-        return value
-
-    def _words(self, first: int) -> Iterator[int]:
-        """Random words from number `first` on."""
+    def _words(self) -> Iterator[int]:
+        """Random words of the epoch."""
         run = self.run
         epoch = run.epoch if self.each_epoch else run.first_epoch
-        while True:
-            chunk, skipped = divmod(first, _WORDS)
+        for chunk in itertools.count():
             bits = philox(f"shuffle:{self.name}", run.seed, epoch, run.place.rank, run.worker, chunk)
-            yield from bits.random_raw(_WORDS)[skipped:].tolist()
-            first = (chunk + 1) * _WORDS
+            yield from bits.random_raw(_WORDS).tolist()
 
 
 class Select(StreamStage):
@@ -240,7 +210,6 @@ class Slice(StreamStage):
     is_starred: ClassVar[str] = "bounds"
     shorthand: ClassVar[str | None] = "stop"
     is_counted: ClassVar[bool] = True
-    is_rebuilt: ClassVar[bool] = False
 
     start: Natural = Field(0, description="Number of the first value.")
     stop: Natural | None = Field(
@@ -317,14 +286,12 @@ class EpochCut:
 
     Attributes:
         left: Values of the running epoch that are still to be taken.
-        resumed: What `left` was where the next epoch was stopped, if it is one that goes on; else None.
     """
 
     def __init__(self, run: Run, n: int) -> None:
         self.run = run
         self.n = n
         self.left = 0
-        self.resumed: int | None = None
 
     def __call__(self, source: Iterable[Any]) -> Iterator[Any]:
         """Yield this worker's share of one epoch.
@@ -334,9 +301,8 @@ class EpochCut:
         """
         values = iter(source)
         wanted = share(self.n, self.run.worker, self.run.num_workers)
-        first, self.resumed = wanted if self.resumed is None else self.resumed, None
-        self.left = first
-        for self.left in range(first - 1, -1, -1):
+        self.left = wanted
+        for self.left in range(wanted - 1, -1, -1):
             for value in itertools.islice(values, 1):
                 self.run.num_heard += 1
                 yield value
