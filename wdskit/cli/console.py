@@ -1,4 +1,4 @@
-"""What the commands share: consoles, errors, numbers and names as people read them, tables, progress bars."""
+"""Shared by all commands: consoles, errors, formatted numbers and names, tables, progress bars."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `wdskit pack` says when it is through."""
+"""Print the result of `wdskit pack`."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def to_json(result: PackResult) -> dict[str, object]:
 
 
 def _written(result: PackResult) -> Iterator[tuple[str, str]]:
-    """What was written."""
+    """Yield the lines about written shards."""
     yield "shards", format_names(result.entries)
     yield "samples", format_count(result.num_samples)
     fields = sorted({field for entry in result.entries for field in entry.fields})
@@ -107,7 +107,7 @@ def _written(result: PackResult) -> Iterator[tuple[str, str]]:
 
 
 def _planned(result: PackResult) -> Iterator[tuple[str, str]]:
-    """What would be written."""
+    """Yield the lines about planned shards, of a dry run."""
     plan = result.plan
     if plan is None:
         return

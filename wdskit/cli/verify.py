@@ -124,7 +124,7 @@ def _print(result: VerifyResult, seconds: float) -> None:
 
 
 def _advice(result: VerifyResult) -> Iterator[str]:
-    """What to do about it."""
+    """Yield advice about the findings."""
     from wdskit.storage.urls import is_local
 
     kinds = {one.kind for one in result.findings}

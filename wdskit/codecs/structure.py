@@ -142,7 +142,7 @@ def gif_header(data: Buffer) -> ImageHeader:
 
 
 def png_chunks(data: Buffer) -> Iterator[tuple[int, bytes, int]]:
-    """Where each chunk of a PNG starts, its type, and where it ends, to IEND or the last whole one.
+    """Yield start, type and end of each chunk of a PNG, to IEND or the last whole chunk.
 
     A chunk has its length, type, data, and a checksum of type and data, of 4 bytes each but for the data.
     """
@@ -199,7 +199,7 @@ def check_jpeg(view: bytes | memoryview, max_pixels: int) -> None:
 
 
 def _find_marker(view: bytes | memoryview, at: int) -> int | None:
-    """Where the next marker from `at` on is. Most are there, or near; through pixels numpy is quicker than `re`."""
+    """Find the next marker at or after `at`. Most are near; numpy searches pixels faster than `re`."""
     if at + 1 < len(view) and view[at] == 0xFF and view[at + 1] in _CODES:
         return at
     found = _MARKER.search(view, at, at + _NEAR_BYTES + 1)
@@ -244,7 +244,7 @@ def check_png(view: memoryview, max_pixels: int) -> None:
 
 
 def webp_chunks(view: memoryview) -> Iterator[tuple[int, bytes, int]]:
-    """Where each chunk of a WebP file starts, its type, and the length that it states."""
+    """Yield start, type and stated length of each chunk of a WebP file."""
     at, end = 12, 8 + int.from_bytes(view[4:8], "little")
     while at + 8 <= end:
         length = int.from_bytes(view[at + 4 : at + 8], "little")

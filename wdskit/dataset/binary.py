@@ -137,7 +137,7 @@ class BinaryIndex:
             raise FolderIndexError(msg, folder=self.place)
 
     def __reduce__(self) -> tuple[object, tuple[Path, bytes, str]]:
-        """Its place, and which index it is."""
+        """Pickle the path and the digest."""
         return BinaryIndex, (self.folder, self.digest, self.url)
 
     @property
@@ -159,7 +159,7 @@ class BinaryIndex:
         return digest.hex() if any(digest) else None
 
     def entry(self, shard: int) -> ShardEntry:
-        """What the index says of a shard, but for its fields."""
+        """Return the index entry of a shard, without its fields."""
         from wdskit.dataset.index import ShardEntry
 
         inode, mtime_ns = (0, 0) if self.identities is None else self.identities[shard].tolist()

@@ -61,7 +61,7 @@ def first_conflict(one: Sequence[str], other: Sequence[str]) -> int | None:
 
 
 class CommonClasses(NamedTuple):
-    """What the labels of several folders stand for.
+    """The class names of several folders.
 
     Attributes:
         names: Class names by class number; None where no folder has a `classes.json`.

@@ -106,7 +106,7 @@ def find_repeated(*parts: NDArray[Any]) -> NDArray[Any]:
 
 
 def is_among(hashes: NDArray[Any], known: NDArray[Any]) -> NDArray[np.bool_]:
-    """Which hashes are among those known, which are sorted: bool (num_hashes,)."""
+    """Return which hashes are among the sorted `known` ones: bool (num_hashes,)."""
     if not len(known) or not len(hashes):
         return np.zeros(len(hashes), np.bool_)
     return np.concatenate(
@@ -132,7 +132,7 @@ class SortedRuns:
         self._runs.append(run)
 
     def find(self, values: NDArray[Any]) -> NDArray[Any]:
-        """Those of some sorted values that are among the numbers."""
+        """Return the values, of some sorted ones, that are among the numbers."""
         is_there = np.zeros(len(values), np.bool_)
         for run in self._runs:
             is_there |= is_among(values, run)

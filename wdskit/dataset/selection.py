@@ -160,7 +160,7 @@ class Selection:
             raise SelectionError(msg, folder=str(folder))
 
     def __reduce__(self) -> tuple[object, tuple[Path, str, str]]:
-        """Its place, and which selection it is: a million shards are not copied into every worker."""
+        """Pickle the path and the digest: a million shards are not copied into every worker."""
         return Selection, (self.folder, self.name, self.digest)
 
     def __len__(self) -> int:
@@ -214,7 +214,7 @@ class Selection:
 
 
 class SelectionHead(NamedTuple):
-    """What a selection says of itself, whether or not its folder still holds the shards that it was made for.
+    """The header of a selection; its folder may hold other shards now.
 
     Attributes:
         num_shards: Shards that it was made for.

@@ -235,7 +235,7 @@ class LocalShard(IndexedShard):
             raise
 
     def __reduce__(self) -> tuple[object, tuple[str]]:
-        """Its path: a descriptor means another file, or none, in another process."""
+        """Pickle the path: a descriptor is valid in one process only."""
         return functools.partial(LocalShard, idx_sha256=self._idx_sha256, num_bytes=self._num_bytes), (self.path,)
 
     def _check_size(self, path: str, found: int) -> None:

@@ -121,12 +121,12 @@ class ShardTable:
         return join_url(index.place, quote(name) if index.url else name)
 
     def entry(self, shard: int) -> ShardEntry:
-        """What the index says of a shard, but for its fields."""
+        """Return the index entry of a shard, without its fields."""
         index = self._indexes[int(self._folder_numbers[shard])]
         return index.entry(int(self._numbers[shard]))
 
     def seen(self, shard: int) -> SeenVersion:
-        """What compares the version of a remote shard with the version that was read before."""
+        """Return the comparison of a remote shard's version with the version that was read before."""
         index, number = self._indexes[int(self._folder_numbers[shard])], int(self._numbers[shard])
         return SeenVersion(index.folder, index.url, index.digest, number, index.digests[number].tobytes().hex())
 
@@ -136,7 +136,7 @@ class ShardTable:
         return index.fields(int(self._numbers[shard]))
 
     def number(self, shard: int, sample: int) -> int:
-        """Which sample of the file is sample `sample` of those that count, 0 <= sample < counts[shard].
+        """Return the number in the file of a used sample, 0 <= sample < counts[shard].
 
         Raises:
             SelectionError: The selection's numbers are damaged.
@@ -146,7 +146,7 @@ class ShardTable:
         return int(self.numbers(np.array([shard]), np.array([sample]))[0])
 
     def numbers(self, shards: Ints, samples: Ints) -> Ints:
-        """As `number`, for many samples at once, (n,) each."""
+        """Return `number` of many samples at once, (n,) each."""
         places = self._firsts[shards] + samples
         if not self._selections:
             return places

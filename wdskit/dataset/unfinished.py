@@ -49,7 +49,7 @@ class Unfinished:
 
     @property
     def problem(self) -> str:
-        """What is wrong with the folder."""
+        """The fault, for a message."""
         if self.is_publishing:
             return f"`wdskit {self.command}` was stopped here while it moved its shards into place"
         of = "" if self.num_shards is None else f" of {self.num_shards:,}"
@@ -58,7 +58,7 @@ class Unfinished:
 
     @property
     def remedy(self) -> str:
-        """What to do."""
+        """The advice, for a message."""
         if self.is_publishing:
             return f"Run the same `wdskit {self.command}` again, or `wdskit pack-finish {self.folder}`."
         if self.num_parts:

@@ -43,7 +43,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class DiffResult:
-    """What `diff` found.
+    """Result of `diff`.
 
     Attributes:
         num_samples: Samples in A and in B.
@@ -173,7 +173,7 @@ def hash_samples(url: str) -> _Samples:
 
 
 def _compare(a: _Side, number: int, b: _Side, other: int) -> list[Difference]:
-    """In what two samples with one hash differ; two differences where their keys do."""
+    """Compare two samples with one hash; return two differences if their keys differ."""
     with a.sample(number) as (shard_a, sample_a), b.sample(other) as (shard_b, sample_b):
         key_a, key_b = sample_a["__key__"], sample_b["__key__"]
         if key_a != key_b:

@@ -49,7 +49,7 @@ _NUMBERED = re.compile(r"(.*?)([0-9]+)([^0-9]*)")
 
 @dataclass(frozen=True)
 class ExportReport:
-    """What `export` did.
+    """Result of `export`.
 
     Attributes:
         folder: Where the files are.

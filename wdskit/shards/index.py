@@ -45,7 +45,7 @@ F = TypeVar("F", bound=ByteStream)
 
 @dataclass(frozen=True)
 class IndexReport:
-    """What `index_folder` did.
+    """Result of `index_folder`.
 
     Attributes:
         index: The index that it wrote.
@@ -255,7 +255,7 @@ def refuse_filled(folder: Path) -> None:
 
 
 class ScannedShard(NamedTuple):
-    """What a full read found.
+    """Result of reading a whole shard.
 
     Attributes:
         entry: The shard's line in the index.

@@ -64,7 +64,7 @@ class SelectionSummary:
 
 @dataclass(frozen=True)
 class Summary:
-    """What `wdskit info` shows.
+    """Result of `info`.
 
     Attributes:
         path: As the user wrote it.

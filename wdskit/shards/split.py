@@ -71,7 +71,7 @@ class SplitPart:
 
 @dataclass(frozen=True)
 class SplitReport:
-    """What `split` did.
+    """Result of `split`.
 
     Attributes:
         folder: The folder as given.

@@ -56,7 +56,7 @@ class ClassStats:
 
 @dataclass(frozen=True)
 class ShardStats:
-    """What `wdskit stats` counted.
+    """Result of `stats`.
 
     Attributes:
         path: As the user wrote it.

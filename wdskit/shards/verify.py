@@ -50,7 +50,7 @@ from wdskit.text import plural, shorten
 
 @dataclass(frozen=True)
 class VerifyResult:
-    """What `wdskit.verify` did and found.
+    """Result of `verify`.
 
     Attributes:
         path: The path that the user named.

@@ -139,7 +139,7 @@ class HttpBody:
 
 
 class _PassingError(Exception):
-    """Why a GET failed for now: `after_s` is what the server asks to wait, None where it does not say it."""
+    """A GET failed and may succeed later. `after_s` is the wait that the server asks for, None without one."""
 
     def __init__(self, message: str, *, after_s: float | None = None, status: int = 0) -> None:
         super().__init__(message)
@@ -357,7 +357,7 @@ def follow(url: str) -> str:
 
 @functools.cache
 def _tls() -> ssl.SSLContext:
-    """What TLS trusts: the system's certificates, read once (30 ms), where urllib does it for every body."""
+    """Return a TLS context with the system's certificates, read once (30 ms); urllib would read them for every body."""
     context = ssl.create_default_context()
     context.set_alpn_protocols(["http/1.1"])
     return context

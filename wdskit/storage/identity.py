@@ -13,7 +13,7 @@ from typing_extensions import Self
 
 
 class FileIdentity(NamedTuple):
-    """What distinguishes a file from one that has its path later, and from itself after it was written again."""
+    """Identifies a file: it differs after the file was replaced or rewritten."""
 
     num_bytes: int
     mtime_ns: int
@@ -46,7 +46,7 @@ class FileIdentity(NamedTuple):
 
 
 class ObjectVersion(NamedTuple):
-    """What distinguishes an object of a store from one that has its URL later: size, and ETag where there is one."""
+    """Identifies a version of an object: its size, and its ETag if the store has ETags."""
 
     num_bytes: int
     etag: str | None

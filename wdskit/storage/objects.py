@@ -308,7 +308,7 @@ class ReadAhead:
 
     @property
     def num_bytes(self) -> int:
-        """As `ObjectFile`."""
+        """Size of the object, as in `ObjectFile`."""
         return self._file.num_bytes
 
     def covers(self, offset: int, size: int) -> bool:

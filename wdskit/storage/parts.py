@@ -60,7 +60,7 @@ class PartName(NamedTuple):
     stop: int
 
     def path(self, folder: Path) -> Path:
-        """Where its file is."""
+        """Return the path of its file."""
         return folder / self.shard / f"{self.start}-{self.stop}.part"
 
 

@@ -237,7 +237,7 @@ STORE_ERRORS = (*OBSTORE_ERRORS, ShortBodyError)
 
 
 def explain(err: Exception) -> Failure:
-    """What an error of obstore means, in words that hold no secret."""
+    """Describe an error of obstore without secrets."""
     text = str(err)
     if isinstance(err, ShortBodyError):
         return Failure(text, is_passing=True)
@@ -299,7 +299,7 @@ async def try_whole(
 
 
 class _Process:
-    """What this process has: its event loop, and whether its parent had one when it was forked."""
+    """The state of this process: its event loop, and whether it was forked from a process with one."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()

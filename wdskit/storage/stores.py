@@ -1,5 +1,4 @@
-"""Which store holds the object that a URL names, and how it is opened: what the environment says, as for the cloud's
-own tools.
+"""Find and open the store of a URL. Credentials come from the environment, as for the cloud's own tools.
 
 A URL is percent-encoded, as all are: `%23` is a `#` in the object's key. Settings and secrets come from the
 environment and from the files of the cloud's own tools, never from a URL, except the query of an http(s) URL, which no
@@ -64,7 +63,7 @@ class Location:
 
 
 def locate(url: str) -> Location:
-    """Where the object of a URL lives; `StorageError` where the URL names none, or holds a password."""
+    """Return the location of a URL's object; raise `StorageError` if it names no object, or has a password."""
     scheme = scheme_of(url)
     shown = shown_url(url)
     host = _HOST.match(url.partition("?")[0])
@@ -192,7 +191,7 @@ _AWS_PROVIDERS = (
 
 
 def _aws_profile(url: str) -> dict[str, str]:
-    """What ~/.aws/config and ~/.aws/credentials say of the chosen profile."""
+    """Return the settings of the chosen profile in ~/.aws/config and ~/.aws/credentials."""
     chosen = os.environ.get("AWS_PROFILE") or os.environ.get("AWS_DEFAULT_PROFILE")
     name = chosen or "default"
     values: dict[str, str] = {}

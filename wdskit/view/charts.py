@@ -11,7 +11,7 @@ from wdskit.text import format_count
 
 @dataclass(frozen=True)
 class Histogram:
-    """How often numbers occur.
+    """The frequencies of numbers in bins.
 
     Attributes:
         title: What the numbers are.

@@ -1,4 +1,4 @@
-"""What the page shows of a sample: its fields, image, masks and boxes, as plain JSON with all text made printable."""
+"""Describe samples for the page: fields, image, masks and boxes as plain JSON, all text made printable."""
 
 from __future__ import annotations
 

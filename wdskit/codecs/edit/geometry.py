@@ -1,4 +1,4 @@
-"""Where each point of an image is after the image was resized, cut, padded and turned: exact whole-number fractions.
+"""Map points of an image through resizing, cutting, padding and turning, in exact fractions.
 
 Coordinates are continuous: pixel 0 of a row reaches from 0 to 1. Each coordinate of the new image depends on one
 coordinate of the old one, because images are turned by right angles only.
@@ -33,7 +33,7 @@ class AxisMap(NamedTuple):
 
 
 class Move(NamedTuple):
-    """How points move: both new coordinates, and the sizes of the old and the new image."""
+    """A map of points: both new coordinates, and the sizes of the old and the new image."""
 
     x: AxisMap
     y: AxisMap
@@ -46,7 +46,7 @@ class Move(NamedTuple):
 
     @property
     def area_ratio(self) -> float:
-        """How much larger an area becomes."""
+        """The factor by which an area grows."""
         return abs(self.x.num * self.y.num) / (self.x.den * self.y.den)
 
     def then(self, other: Move) -> Move:

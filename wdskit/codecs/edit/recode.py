@@ -153,7 +153,7 @@ class Recoded(NamedTuple):
 
 @dataclass(frozen=True)
 class Recoding:
-    """What is done to each image.
+    """The changes to make to each image.
 
     Attributes:
         size: What it is resized to; None keeps its pixels.

@@ -1,4 +1,4 @@
-"""How large an image becomes, in whole numbers; and its pixels in that size.
+"""Compute the new size of an image, and resize its pixels.
 
 They are antialiased bicubic, as Pillow's BICUBIC, by whichever of torch and Pillow is the quicker.
 
@@ -38,7 +38,7 @@ class Size(NamedTuple):
 
 
 class Fit(NamedTuple):
-    """What is done to an image: a part of it is taken, resized, and laid in the middle of a canvas.
+    """A resize: a part of the image is cut out, resized, and placed in the middle of a canvas.
 
     `left` and `top` are the first column and row of the part; `canvas` is `size` unless the image is padded.
     """
