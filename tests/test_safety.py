@@ -262,7 +262,7 @@ ALLOWED = {
     ("__init__.py", "importlib.import_module"),  # our own modules, by the table of lazy names
     ("loader/make.py", "importlib.import_module"),  # plugins, named in Python
     ("cli/options.py", "importlib.import_module"),  # plugins, named on the command line
-    ("packing/samples/select.py", "shlex"),  # quotes a command that is shown, and runs none
+    ("packing/select.py", "shlex"),  # quotes a command that is shown, and runs none
     ("loader/shared_memory.py", "pickle.loads"),  # from worker processes that this one started, as multiprocessing does
     ("loader/shared_memory.py", "ctypes"),  # the C library's mmap, which keeps no descriptor
     ("loader/shared_memory.py", "ctypes.CDLL"),

@@ -37,7 +37,7 @@ _PUBLIC: dict[str, tuple[str, ...]] = {
     "packing.api": ("PackResult", "finish_pack", "pack"),
     "packing.options": ("PackOptions", "ReshardOptions"),
     "packing.reshard": ("ReshardResult", "reshard"),
-    "packing.samples.select": ("SelectResult", "select"),
+    "packing.select": ("SelectResult", "select"),
     "pipeline.builder": ("Pipeline",),
     "pipeline.settings": ("load_config",),
     "shards.diff": ("DiffResult", "diff"),
@@ -89,8 +89,8 @@ if TYPE_CHECKING:  # tools/generate.py writes this from _PUBLIC
     from wdskit.packing.options import ReshardOptions as ReshardOptions
     from wdskit.packing.reshard import ReshardResult as ReshardResult
     from wdskit.packing.reshard import reshard as reshard
-    from wdskit.packing.samples.select import SelectResult as SelectResult
-    from wdskit.packing.samples.select import select as select
+    from wdskit.packing.select import SelectResult as SelectResult
+    from wdskit.packing.select import select as select
     from wdskit.pipeline.builder import Pipeline as Pipeline
     from wdskit.pipeline.settings import load_config as load_config
     from wdskit.shards.diff import DiffResult as DiffResult

@@ -26,7 +26,7 @@ from wdskit.dataset.index import RUN_FOLDER
 from wdskit.dataset.unfinished import JOURNAL_NAME
 from wdskit.packing import journal as journal_module
 from wdskit.packing import staging
-from wdskit.packing.samples.select import select
+from wdskit.packing.select import select
 
 SECRET = b"KEEP-ME-OUTSIDE"
 EXPORTS = ("open_clip", "timm", "energon", "dali")

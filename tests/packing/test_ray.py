@@ -18,7 +18,7 @@ from shards import bytes_in
 
 from wdskit import PackError, finish_pack, pack
 from wdskit.files import Disk
-from wdskit.packing import api
+from wdskit.packing import plan
 from wdskit.packing import ray as on_ray
 from wdskit.packing.ray import Site, check_address, fill_on_node
 
@@ -58,7 +58,7 @@ def test_a_cluster_writes_the_same_bytes(tmp_path, ray, options):
 
 def test_more_shards_than_wait_at_a_time_and_a_plan_on_disk(tmp_path, ray, monkeypatch):
     monkeypatch.setattr(on_ray, "_LEAST_AHEAD", 2)
-    monkeypatch.setattr(api, "ROWS_IN_MEMORY", 3)
+    monkeypatch.setattr(plan, "ROWS_IN_MEMORY", 3)
     check_same(tmp_path)
 
 
@@ -187,7 +187,7 @@ def test_a_node_with_another_version_plan_or_source_is_named(tmp_path, ray, monk
         return function(job, site)
 
     ray.run = elsewhere
-    monkeypatch.setattr(api, "ROWS_IN_MEMORY", 3)
+    monkeypatch.setattr(plan, "ROWS_IN_MEMORY", 3)
     with pytest.raises(PackError, match="host node7"):
         pack(source, tmp_path / "out", **OPTIONS, on="ray")
     assert not [*tmp_path.glob("out/*.tar")]

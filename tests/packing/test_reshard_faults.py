@@ -34,7 +34,6 @@ from wdskit import PackError, WdskitError, pack, reshard, split
 from wdskit.files import Disk
 from wdskit.packing import run as resharding
 from wdskit.packing.destination import Destination
-from wdskit.packing.samples import fill as reshard_fill
 
 ALL = bool(os.environ.get("WDSKIT_ALL_FAULTS"))
 
@@ -231,16 +230,3 @@ def test_an_index_that_comes_first_is_caught(tmp_path, scenarios, monkeypatch):
 
     with pytest.raises(AssertionError):
         sweep(scenarios["copied"], tmp_path, kill(half=False), mutant)
-
-
-def test_a_copy_that_takes_the_wrong_bytes_is_no_shard(tmp_path, scenarios, monkeypatch):
-    """Mutant of the copy itself: what is about to be written is looked at, whoever put it there."""
-    true_read = reshard_fill.read_into
-
-    def shifted(file, view, offset):
-        true_read(file, view, max(0, offset - 512))
-
-    monkeypatch.setattr(reshard_fill, "read_into", shifted)
-    with pytest.raises(WdskitError, match="the shard changed since the run was planned"):
-        scenarios["copied"].pack(tmp_path / "out", HastyDisk())
-    assert not list((tmp_path / "out").glob("*.tar"))

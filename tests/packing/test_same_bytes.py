@@ -18,7 +18,7 @@ from images import make_folder
 from shards import bytes_in
 
 from wdskit import pack
-from wdskit.packing import api as packing_api
+from wdskit.packing import division as packing_division
 from wdskit.packing import plan as packing_plan
 from wdskit.packing import run as packing_run
 from wdskit.packing.sources import folder
@@ -161,7 +161,7 @@ def test_a_system_that_knows_ascii_only_gives_the_same(tmp_path, source, referen
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_plan_on_disk_changes_nothing(tmp_path, source, reference, workers, monkeypatch):
     """As one has that is too large for memory; and nothing of it is left."""
-    monkeypatch.setattr(packing_api, "ROWS_IN_MEMORY", 3)
+    monkeypatch.setattr(packing_plan, "ROWS_IN_MEMORY", 3)
     pack(source, tmp_path / "out", workers=workers, **OPTIONS)
     assert bytes_in(tmp_path / "out") == reference
 
@@ -254,10 +254,10 @@ def test_a_writer_that_lets_the_machine_in_is_caught(tmp_path, source, reference
 
 @pytest.mark.parametrize("mutant", ["a part a worker", "as they are done", "a seed a worker"])
 def test_a_packer_whose_result_depends_on_its_workers_is_caught(tmp_path, source, reference, mutant, monkeypatch):
-    true_limits, true_map, true_read = packing_plan.make_limits, packing_run.map_shards, packing_run.read_rows
+    true_limits, true_map, true_read = packing_division.make_limits, packing_run.map_shards, packing_run.read_rows
     if mutant == "a part a worker":
         monkeypatch.setattr(
-            packing_plan, "make_limits", lambda most, *args, **options: true_limits(most // 2, *args, **options)
+            packing_division, "make_limits", lambda most, *args, **options: true_limits(most // 2, *args, **options)
         )
     elif mutant == "as they are done":
 
@@ -267,9 +267,9 @@ def test_a_packer_whose_result_depends_on_its_workers_is_caught(tmp_path, source
         monkeypatch.setattr(packing_run, "map_shards", backwards)
     else:
 
-        def read(found, spool, *, workers, **options):
-            true_read(found, spool, workers=workers, **options)
-            return np.roll(np.arange(len(spool)), workers)
+        def read(found, plan, *, workers, **options):
+            true_read(found, plan, workers=workers, **options)
+            plan.kept = np.roll(np.arange(len(plan)), workers)
 
         monkeypatch.setattr(packing_run, "read_rows", read)
     pack(source, tmp_path / "out", workers=2, **OPTIONS)

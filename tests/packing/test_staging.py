@@ -22,7 +22,7 @@ from wdskit import FolderIndexError, PackError, finish_pack, pack, split
 from wdskit.dataset.index import RUN_FOLDER, read_index
 from wdskit.dataset.lock import lock_folder, share_folder
 from wdskit.dataset.unfinished import DESCRIPTION_NAME, JOURNAL_NAME
-from wdskit.packing import api, journal, staging
+from wdskit.packing import journal, staging
 from wdskit.packing.options import parse_part
 from wdskit.packing.staging import read_description
 
@@ -78,7 +78,7 @@ def test_a_stopped_run_may_go_on_with_other_workers_and_from_disk(tmp_path, monk
     source = make_folder(tmp_path / "photos", {"cat": 9})
     whole = packed(tmp_path / "whole", source, shuffle=3)
     stop(tmp_path / "out", source, 2, shuffle=3)
-    monkeypatch.setattr(api, "ROWS_IN_MEMORY", 2)
+    monkeypatch.setattr("wdskit.packing.plan.ROWS_IN_MEMORY", 2)
     pack(source, tmp_path / "out", **OPTIONS, shuffle=3, workers=2)
     assert bytes_in(tmp_path / "out") == whole
 
@@ -142,15 +142,18 @@ def test_another_option_is_refused_by_its_name(tmp_path, change):
     assert bytes_in(tmp_path / "out") == packed(tmp_path / "whole", rows(0, 9), **options)
 
 
-def test_another_row_is_refused_by_its_number_and_place(tmp_path):
+OTHER_ROWS = "the rows of the source are different: a file was changed"
+
+
+def test_another_row_is_refused(tmp_path):
     """Added, removed, of another content, another key, or another order."""
     nine = rows(0, 9)
     cases = [
         (rows(0, 10), "the source had 9 rows and has 10."),
         (rows(0, 8), "the source had 9 rows and has 8."),
-        ([*nine[:4], {**nine[4], "cls": 5}, *nine[5:]], r"row 4 (row 4 ('04')) differs, the first of 1."),
-        ([*nine[:7], nine[8], nine[7]], r"row 7 (row 7 ('08')) differs, the first of 2."),
-        ([{**nine[0], "__key__": "x"}, *nine[1:]], r"row 0 (row 0 ('x')) differs, the first of 1."),
+        ([*nine[:4], {**nine[4], "cls": 5}, *nine[5:]], OTHER_ROWS),
+        ([*nine[:7], nine[8], nine[7]], OTHER_ROWS),
+        ([{**nine[0], "__key__": "x"}, *nine[1:]], OTHER_ROWS),
     ]
     left = stop(tmp_path / "out", nine, 2)
     for given, message in cases:
@@ -166,21 +169,12 @@ def test_another_row_is_refused_by_its_number_and_place(tmp_path):
 @pytest.mark.parametrize("on_disk", [False, True])
 def test_a_file_that_was_written_again_is_told(tmp_path, monkeypatch, on_disk):
     if on_disk:
-        monkeypatch.setattr(api, "ROWS_IN_MEMORY", 2)
+        monkeypatch.setattr("wdskit.packing.plan.ROWS_IN_MEMORY", 2)
     source = make_folder(tmp_path / "photos", {"cat": 9})
     stop(tmp_path / "out", source, 2)
     os.utime(source / "cat" / "0005.jpg", (1, 1))
-    with pytest.raises(PackError, match=r"row 5 \(.*0005.jpg\) differs, the first of 1"):
+    with pytest.raises(PackError, match=OTHER_ROWS):
         pack(source, tmp_path / "out", **OPTIONS)
-
-
-def test_of_many_rows_the_neighbourhood_of_the_first_is_told(tmp_path):
-    many = [{"__key__": f"{n}", "cls": n} for n in range(5000)]
-    options = {"max_samples": 1000}
-    stop(tmp_path / "out", many, 2, **options)
-    many[3001] = {"__key__": "x", "cls": 1}
-    with pytest.raises(PackError, match=r"one of the 8 from row 3000 \(row 3000 .*; up to 8 differ"):
-        pack(many, tmp_path / "out", **{**OPTIONS, **options})
 
 
 def test_another_version_is_refused(tmp_path, monkeypatch):
@@ -618,7 +612,7 @@ def test_a_run_that_trusts_its_log_more_than_the_disk_is_caught(tmp_path, monkey
 def test_a_run_that_sees_no_change_is_caught(tmp_path, monkeypatch):
     monkeypatch.setattr(staging, "differences", lambda *_: [])
     with pytest.raises((AssertionError, pytest.fail.Exception)):
-        test_another_row_is_refused_by_its_number_and_place(tmp_path)
+        test_another_row_is_refused(tmp_path)
 
 
 def test_a_log_line_is_json(tmp_path):

@@ -8,27 +8,18 @@ import io
 import itertools
 import json
 import sys
-import tempfile
 import tracemalloc
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
-import numpy as np
 import pytest
 from disks import FailingDisk, HastyDisk, WatchedDisk, killed
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from pack_cases import remains_of, staged, without_temp_files
 from shards import bytes_in, samples_in
 
 from wdskit import PackError, RowError, pack
-from wdskit.dataset.keys import SortedRuns
 from wdskit.files import TEMP_SUFFIX
-from wdskit.packing import store
-from wdskit.packing import stream as streamed_keys
-from wdskit.packing.row import Row
-from wdskit.packing.stream import StreamedKeys
+from wdskit.packing import plan as plans
 
 OPTIONS: dict[str, Any] = {"pattern": "p-%02d.tar", "disk": HastyDisk()}
 
@@ -36,15 +27,11 @@ OPTIONS: dict[str, Any] = {"pattern": "p-%02d.tar", "disk": HastyDisk()}
 @pytest.fixture
 def _few(monkeypatch):
     """Three keys are many."""
-    monkeypatch.setattr(streamed_keys, "_BATCH_KEYS", 3)
+    monkeypatch.setattr(plans, "ROWS_IN_MEMORY", 3)
 
 
 def rows_of(keys) -> list[dict[str, Any]]:
     return [{"__key__": key, "cls": number} for number, key in enumerate(keys)]
-
-
-def row(key: str, where: str = "here") -> Row:
-    return Row(key, (), where)
 
 
 def drafts_in(folder: Path) -> list[str]:
@@ -89,50 +76,7 @@ def test_of_several_keys_that_come_twice_the_first_is_told(tmp_path):
 
 
 @pytest.mark.usefixtures("_few")
-def test_keys_whose_hashes_are_equal_are_compared(tmp_path, monkeypatch):
-    for module in (streamed_keys, store):
-        monkeypatch.setattr(module, "hash", len, raising=False)
-    keys = [f"{number:02d}" for number in range(20)]
-    pack(iter(rows_of(keys)), tmp_path / "out", max_samples=4, **OPTIONS)
-    assert list(samples_in(tmp_path / "out")) == keys
-    check_twice(tmp_path, 2, 7, 9, 4)
-
-
-@given(st.lists(st.text("ab\udc80é", max_size=3), max_size=25), st.integers(1, 6), st.integers(1, 9), st.booleans())
-@settings(max_examples=200)
-def test_any_keys_in_any_shards_are_judged_as_a_dict_would(keys, batch, shard_rows, clash):
-    """Keys and places may be names that are no UTF-8."""
-    rows = [row(key, f"{number}\udcff") for number, key in enumerate(keys)]
-    places: dict[str, str] = {}
-    twice = next(
-        ((each.where, places[each.key]) for each in rows if places.setdefault(each.key, each.where) != each.where), None
-    )
-    found = None
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        mock.patch.object(streamed_keys, "_BATCH_KEYS", batch),
-        mock.patch.object(streamed_keys, "hash", len if clash else hash, create=True),
-        mock.patch.object(store, "hash", len if clash else hash, create=True),
-    ):
-        with StreamedKeys(lambda: Path(folder), disk=HastyDisk()) as seen:
-            try:
-                for start in range(0, len(rows), shard_rows):
-                    assert list(seen.watch(rows[start : start + shard_rows])) == rows[start : start + shard_rows]
-            except RowError as err:
-                found = err
-        assert not [*Path(folder).iterdir()]
-    assert (found is None) == (twice is None)
-    if found is not None and twice is not None:
-        assert found.where == twice[0]
-        assert f"is also the key of {twice[1]}" in str(found)
-
-
-@pytest.mark.usefixtures("_few")
-@pytest.mark.parametrize("clash", [False, True])
-def test_keys_of_an_addition_are_compared_with_those_that_are_there(tmp_path, monkeypatch, clash):
-    if clash:
-        for module in (streamed_keys, store):
-            monkeypatch.setattr(module, "hash", len, raising=False)
+def test_keys_of_an_addition_are_compared_with_those_that_are_there(tmp_path):
     pack(rows_of("pqrstuv"), tmp_path / "out", **OPTIONS)
     before = bytes_in(tmp_path / "out")
     for keys in ("aq", "abcdefv", "abcdeq"):
@@ -148,25 +92,6 @@ def test_lines_of_jsonl_on_stdin_are_named_by_both_places(tmp_path, monkeypatch)
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(lines.encode())))
     with pytest.raises(RowError, match=r"^standard input:8: its key 'k0' is also the key of standard input:1"):
         pack("-", tmp_path / "out", from_="table", allow_no_image=True)
-
-
-@given(st.lists(st.lists(st.integers(-9, 9), max_size=5), max_size=30), st.lists(st.integers(-9, 9)))
-def test_sorted_runs_hold_what_a_set_holds(added, asked):
-    runs = SortedRuns()
-    for run in added:
-        runs.add(np.sort(np.array(run, np.int64)))
-    known = set(itertools.chain(*added))
-    asked = sorted(asked)
-    assert runs.find(np.array(asked, np.int64)).tolist() == [value for value in asked if value in known]
-
-
-def test_sorted_runs_are_few_and_each_number_moves_seldom():
-    runs, moved = SortedRuns(), 0
-    for number in range(1000):
-        runs.add(np.arange(4) + number)
-        moved += len(runs._runs[-1])
-    assert len(runs._runs) <= 10
-    assert moved <= 4 * 1000 * 6
 
 
 # Disks.
@@ -226,15 +151,6 @@ class Peak:
         tracemalloc.stop()
 
 
-def test_of_many_keys_only_some_bytes_are_held(tmp_path, monkeypatch):
-    num = 60_000
-    monkeypatch.setattr(streamed_keys, "_BATCH_KEYS", 1 << 10)
-    with StreamedKeys(lambda: tmp_path, disk=HastyDisk()) as seen, Peak() as peak:
-        for _ in seen.watch(row(f"{number:012d}") for number in range(num)):
-            pass
-    assert peak.num_bytes < num * 8 * 3 + streamed_keys._BATCH_KEYS * 500
-
-
 def test_of_a_shard_only_some_rows_are_held(tmp_path):
     """One shard of 80 MB."""
     rows = ({"__key__": f"{number}", "bin": bytes([number]) * (2 << 20)} for number in range(40))
@@ -247,23 +163,12 @@ def test_of_a_shard_only_some_rows_are_held(tmp_path):
 # Mutants.
 
 
-def test_keys_that_are_not_compared_at_the_end_of_a_shard_are_caught(tmp_path, monkeypatch):
-    monkeypatch.setattr(streamed_keys, "_BATCH_KEYS", 3)
-    check = StreamedKeys._check
-    monkeypatch.setattr(StreamedKeys, "_check", lambda self: check(self) if len(self._new) == 3 else None)
+def test_keys_that_are_forgotten_on_the_way_to_the_disk_are_caught(tmp_path, monkeypatch):
+    def forget(database):
+        with contextlib.suppress(PackError):  # a plan has no such table
+            database.insert("DELETE FROM keys WHERE key >= ?", [("",)])
+
+    monkeypatch.setattr(plans, "ROWS_IN_MEMORY", 3)
+    monkeypatch.setattr(plans.Database, "move_to_disk", forget)
     with pytest.raises((AssertionError, pytest.fail.Exception)):
         test_a_key_that_comes_twice_is_found_wherever_before_its_shard_is_there(tmp_path)
-
-
-def test_keys_on_disk_that_are_forgotten_are_caught(tmp_path, monkeypatch):
-    monkeypatch.setattr(streamed_keys, "_BATCH_KEYS", 3)
-    monkeypatch.setattr(SortedRuns, "add", lambda *_: None)
-    with pytest.raises((AssertionError, pytest.fail.Exception)):
-        test_a_key_that_comes_twice_is_found_wherever_before_its_shard_is_there(tmp_path)
-
-
-def test_hashes_that_are_taken_for_keys_are_caught(tmp_path, monkeypatch):
-    monkeypatch.setattr(streamed_keys, "_BATCH_KEYS", 3)
-    monkeypatch.setattr(StreamedKeys, "_kept", lambda _: ([f"{number:02d}", "there"] for number in range(20)))
-    with pytest.raises(RowError, match="is also the key of there"):
-        test_keys_whose_hashes_are_equal_are_compared(tmp_path, monkeypatch)

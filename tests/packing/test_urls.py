@@ -416,7 +416,7 @@ def test_an_object_that_is_damaged_or_replaced_gives_no_shard(tmp_path, s3, sour
     data = bytearray((folder / "p-000.tar").read_bytes())
     data[600] ^= 1  # of a payload, which no header shows
     put(f"{base}/p-000.tar", bytes(data))
-    with pytest.raises(FolderIndexError, match=r"p-000.tar: its sha256 is not the one in the folder's index"):
+    with pytest.raises(FolderIndexError, match=r"p-000.tar: its sha256 is not the one in the index"):
         reshard(f"s3://{BUCKET}/{tmp_path.name}", tmp_path / "out")
     put(f"{base}/p-000.tar", (folder / "p-000.tar").read_bytes())
     pack_planned = run.pack_planned

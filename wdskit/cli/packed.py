@@ -10,7 +10,7 @@ from wdskit.cli.console import format_bytes, format_count, plural, print_summary
 if TYPE_CHECKING:
     from wdskit.dataset.index import ShardEntry
     from wdskit.packing.api import PackResult
-    from wdskit.packing.plan import PlannedShard
+    from wdskit.packing.division import PlannedShard
     from wdskit.packing.reshard import ReshardResult
 
 _SHOWN_REJECTS = 5

@@ -16,7 +16,7 @@ _OF_SELECTIONS = ("filter", "missing", "sample", "seed", "check", "overwrite", "
 
 if TYPE_CHECKING:
     from wdskit.packing.reshard import ReshardResult
-    from wdskit.packing.samples.select import SelectResult
+    from wdskit.packing.select import SelectResult
 
 
 @takes(ReshardOptions)
@@ -49,7 +49,7 @@ def reshard_command(
 ) -> None:
     """Write new shards from finished ones: merge, split, shuffle, filter, change.
 
-    Samples are copied by ranges of bytes, and nothing is decoded unless --validate, --resize, --format, --orient or
+    The bytes of the fields are copied, and nothing is decoded unless --validate, --resize, --format, --orient or
     --derive asks for that. The same sources and options give the same bytes. A file gets its name only when it is
     complete and on disk; after a kill, run the same command again. Sources without an index are first read as a whole.
     Images are not checked (--validate none), except those that are changed (structure).
@@ -62,7 +62,7 @@ def reshard_command(
         wdskit reshard data/train --selection large --filter 'json.width >= 512'
     """
     from wdskit.packing.reshard import reshard
-    from wdskit.packing.samples.select import select
+    from wdskit.packing.select import select
 
     if selection is not None:
         ignored = next(other_options(options, _OF_SELECTIONS), "DEST" if dest else None)
@@ -112,7 +112,6 @@ def _to_json(result: ReshardResult, *, dry_run: bool) -> dict[str, object]:
         "num_source_samples": result.num_source_samples,
         "num_samples": result.num_samples,
         **{f"num_{reason}": count for reason, count in _left_out(result).items()},
-        "num_copied": result.num_copied,
         "num_cleaned": result.num_cleaned,
         "num_ignored": result.num_ignored,
         "num_bytes": result.num_bytes,
@@ -128,9 +127,7 @@ def _facts(result: ReshardResult, *, dry_run: bool) -> Iterator[tuple[str, str]]
     for reason, count in _left_out(result).items():
         if count:
             yield reason.replace("_", " "), format_count(count)
-    anew = result.num_samples - result.num_copied
-    form = f"{format_count(anew)} with new headers" if anew else "copied as they are"
-    yield "planned" if dry_run else "written", f"{format_count(result.num_samples)}, {form}"
+    yield "planned" if dry_run else "written", plural(result.num_samples, "sample")
     least, most = (pick(shard.num_samples for shard in result.shards) for pick in (min, max))
     sizes = f"{plural(most, 'sample')} each" if least == most else f"{format_count(least)} to {plural(most, 'sample')}"
     yield "shards", f"{format_names(result.shards)}, {sizes}"

@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import itertools
 import json
 import re
 import reprlib
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
+
+import orjson
 
 from wdskit.dataset.binary import BINARY_NAME, build_binary, read_identities, write_identities
 from wdskit.errors import FolderIndexError, StorageError
@@ -68,10 +69,17 @@ class ShardEntry:
 
 @dataclass(frozen=True)
 class FolderIndex:
-    """The shards of a folder in the order of its index. `folder` is a path or a URL without a trailing slash."""
+    """The shards of a folder in the order of its index.
+
+    Attributes:
+        folder: Path, or URL without a trailing slash.
+        entries: The shards.
+        sha256: Hex digest of `index.json`, empty if the index was not read from it.
+    """
 
     folder: str
     entries: tuple[ShardEntry, ...]
+    sha256: str = field(default="", compare=False)
 
     @property
     def num_samples(self) -> int:
@@ -151,9 +159,11 @@ def folder_has_labels(folder: str) -> bool:
     return any(is_label(field) for entry in read_index(folder).entries for field in entry.fields)
 
 
-def write_index(folder: Path, entries: Sequence[ShardEntry], *, disk: Disk = DISK) -> None:
-    """Publish both forms of the index in the order of `entries`: twin, which files the shards are, then the JSON."""
-    data = index_json(entries)
+def write_index(folder: Path, entries: Sequence[ShardEntry], *, data: bytes | None = None, disk: Disk = DISK) -> None:
+    """Publish both forms of the index in the order of `entries`: twin, which files the shards are, then the JSON, whose
+    bytes are `data` if they are known.
+    """
+    data = index_json(entries) if data is None else data
     publish_bytes(folder / BINARY_NAME, build_binary(entries, hashlib.sha256(data).digest()), disk=disk)
     write_identities(folder / BINARY_NAME, entries, disk=disk)
     publish_bytes(folder / INDEX_NAME, data, disk=disk)
@@ -187,31 +197,26 @@ def read_index(folder: str | Path) -> FolderIndex:
     url = join_url(folder, INDEX_NAME)
     try:
         data = read_bytes(url, limit=MAX_INDEX_BYTES)
-        document = json.loads(data)
+        document = orjson.loads(data)
     except StorageError as err:
         if not is_local(folder) and err.status not in ABSENT_STATUSES:  # it may exist
             raise FolderIndexError(str(err), folder=folder) from err
         where = f"Run `wdskit index {folder or '.'}`" if is_local(folder) else "Run `wdskit index` where the shards are"
         raise FolderIndexError(f"{err}\n  {where} to make it.", folder=folder) from err
-    except (ValueError, RecursionError) as err:
+    except ValueError as err:
         msg = f"{url}: it is not JSON: {err}.\n  Run `wdskit index {folder or '.'}` to make it again."
         raise FolderIndexError(msg, folder=folder) from err
+    path = Path(local_path(folder)) / BINARY_NAME if is_local(folder) else None
     try:
-        entries = _parse_entries(document)
+        entries = _parse_entries(document, path)
     except ValueError as err:
         msg = f"{url}: it is not an index of wdskit: {err}.\n  Run `wdskit index {folder or '.'}` to make it again."
         raise FolderIndexError(msg, folder=folder) from err
-    if is_local(folder):
-        identities = read_identities(Path(local_path(folder)) / BINARY_NAME, len(entries))
-        known = itertools.repeat((0, 0)) if identities is None else identities.tolist()
-        entries = [
-            replace(entry, identity=FileIdentity(entry.num_bytes, mtime_ns, inode))
-            for entry, (inode, mtime_ns) in zip(entries, known, strict=False)
-        ]
-    return FolderIndex(folder, tuple(entries))
+    return FolderIndex(folder, tuple(entries), hashlib.sha256(data).hexdigest())
 
 
-def _parse_entries(document: Any) -> list[ShardEntry]:
+def _parse_entries(document: Any, path: Path | None) -> list[ShardEntry]:
+    """The entries of an index. `path` is that of its binary twin in a local folder; the identities are next to it."""
     if not isinstance(document, dict) or document.get("__kind__") != _KIND:
         raise ValueError(f"`__kind__` is not {_KIND!r}")
     version = document.get("wdskit_index_version")
@@ -223,15 +228,22 @@ def _parse_entries(document: Any) -> list[ShardEntry]:
     shards = document.get("shardlist")
     if not isinstance(shards, list):
         raise ValueError(f"`shardlist` is {_SHORT.repr(shards)}, not a list")  # noqa: TRY004 (the file is invalid)
+    known = None if path is None else read_identities(path, len(shards))
+    files = [(0, 0)] * len(shards) if known is None else known.tolist()
     entries: dict[str, ShardEntry] = {}
-    for number, item in enumerate(shards):
-        problem = entry_problem(item)
+    checked: set[tuple[str, ...]] = set()  # most shards have the same fields
+    for number, (item, (inode, mtime_ns)) in enumerate(zip(shards, files, strict=True)):
+        problem = entry_problem(item, checked)
         if not problem and item["url"] in entries:
             problem = f"{_SHORT.repr(item['url'])} appears twice"
         if problem:
             raise ValueError(f"entry {number} of its shardlist: {problem}")
-        name, num_samples, num_bytes, sha256, fields = (item[part] for part in _RULES)
-        entries[name] = ShardEntry(name, num_samples, num_bytes, sha256, tuple(fields), item.get("idx_sha256"))
+        name, num_bytes, fields = item["url"], item["filesize"], tuple(item["fields"])
+        checked.add(fields)
+        identity = None if path is None else FileIdentity(num_bytes, mtime_ns, inode)
+        entries[name] = ShardEntry(
+            name, item["nsamples"], num_bytes, item["sha256"], fields, item.get("idx_sha256"), identity
+        )
     return list(entries.values())
 
 
@@ -252,13 +264,15 @@ _RULES = {
 }  # fmt: skip
 
 
-def entry_problem(item: Any) -> str:
-    """Return the fault of an entry of the shardlist, "" if it is valid."""
+def entry_problem(item: Any, checked: Collection[tuple[str, ...]] = ()) -> str:
+    """Return the fault of an entry of the shardlist, "" if it is valid. The fields in `checked` are valid."""
     if not isinstance(item, dict):
         return f"{_SHORT.repr(item)} is not a shard"
     for part, is_right in _RULES.items():
         if part not in item:
             return f"it has no `{part}`"
+        if part == "fields" and isinstance(item[part], list) and tuple(item[part]) in checked:
+            continue
         if not is_right(item[part]):
             hint = ", not the name of a file in this folder" if part == "url" else ""
             return f"`{part}` is {_SHORT.repr(item[part])}{hint}"

@@ -116,24 +116,3 @@ def is_among(hashes: NDArray[Any], known: NDArray[Any]) -> NDArray[np.bool_]:
 
 def _cut(hashes: NDArray[Any]) -> Sequence[NDArray[Any]]:
     return [hashes[start : start + _PIECE] for start in range(0, len(hashes), _PIECE)]
-
-
-class SortedRuns:
-    """Many numbers, in sorted runs of which each is longer than the next: as many as their number has binary digits."""
-
-    def __init__(self) -> None:
-        self._runs: list[NDArray[Any]] = []
-
-    def add(self, run: NDArray[Any]) -> None:
-        """Take more, which are sorted."""
-        while self._runs and len(self._runs[-1]) <= len(run):
-            run = np.concatenate([self._runs.pop(), run])
-            run.sort(kind="stable")  # merges two runs
-        self._runs.append(run)
-
-    def find(self, values: NDArray[Any]) -> NDArray[Any]:
-        """Return the values, of some sorted ones, that are among the numbers."""
-        is_there = np.zeros(len(values), np.bool_)
-        for run in self._runs:
-            is_there |= is_among(values, run)
-        return values[is_there]

@@ -9,7 +9,6 @@ from itertools import groupby
 
 from wdskit.packing.references import ObjectBytes
 from wdskit.packing.row import Row, size_of
-from wdskit.packing.samples.read import joined
 from wdskit.storage.urls import RangeFile
 
 BATCH_BYTES = 8 << 20
@@ -72,3 +71,14 @@ def _with_bytes(rows: Iterable[Row], files: dict[ObjectBytes, RangeFile]) -> Ite
             for name, data in row.fields
         )
         yield dataclasses.replace(row, fields=fields)
+
+
+def joined(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Ranges (start, stop) in rising order, with neighbours joined."""
+    found: list[tuple[int, int]] = []
+    for start, stop in ranges:
+        if found and start <= found[-1][1]:
+            found[-1] = found[-1][0], max(stop, found[-1][1])
+        else:
+            found.append((start, stop))
+    return found

@@ -22,7 +22,6 @@ from wdskit.packing.destination import (
     folder_of,
     raised_as_pack_errors,
 )
-from wdskit.packing.duplicates import Duplicate
 from wdskit.packing.journal import (
     find_last_run,
     finish_publishing,
@@ -35,9 +34,8 @@ from wdskit.packing.plan import PackPlan
 from wdskit.packing.ray import import_ray
 from wdskit.packing.row import OnProgress
 from wdskit.packing.run import open_work, pack_planned, plan_jobs, publish_all, read_plan
-from wdskit.packing.sources import Source, find_source
+from wdskit.packing.sources import Duplicate, Source, find_source
 from wdskit.packing.staging import LIST_NAMES, Staging, check_runs, read_description, read_filled
-from wdskit.packing.store import ROWS_IN_MEMORY, Spool
 from wdskit.packing.stream import pack_stream
 from wdskit.packing.upload import Upload, open_upload
 from wdskit.shards.export import export, outdated
@@ -307,13 +305,10 @@ def _pack(
         if found.is_stream:
             target, streamed = pack_stream(work, skip_bad=options.skip_bad)
             return _result(target, found, streamed, None, start)
-        most = None if found.is_held else ROWS_IN_MEMORY
-        on_key = None if work.splitter is None else work.splitter.add
-        spool = stack.enter_context(Spool(lambda: work.room, name=work.plan_name, disk=disk, most=most, on_key=on_key))
-        plan = read_plan(work, spool, skip_bad=options.skip_bad)
+        plan = read_plan(work, skip_bad=options.skip_bad)
         target, run, jobs = plan_jobs(work, plan)
-        shown = jobs.plan()  # reads the plan, which is gone behind this block
-        entries = None if options.dry_run else pack_planned(work, plan, target, run, jobs)
+        shown = jobs.describe()
+        entries = None if options.dry_run else pack_planned(work, target, run, jobs)
     return _result(target, found, entries, shown, start)
 
 
@@ -366,10 +361,10 @@ def _publish_parts(folder: Path, disk: Disk) -> tuple[Sequence[ShardEntry], bool
         finish_publishing(folder, disk)
         last = find_last_run(folder)
         return (last.entries if last is not None else ()), True
-    remove_finished(folder, disk)
+    last = find_last_run(folder)
+    remove_finished(folder, last, disk)
     runs = [(path, run) for path in run_folders(folder) if (run := read_description(path)) is not None]
     if not runs:
-        last = find_last_run(folder)
         if last is not None:
             remove_locks(folder, disk)
             return last.entries, True

@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from wdskit.dataset.classes import CLASSES_NAME, classes_json, read_classes
 from wdskit.dataset.index import INDEX_NAME, RUN_FOLDER, FolderIndex, ShardEntry, read_index
 from wdskit.dataset.lock import lock_folder
@@ -21,6 +19,7 @@ from wdskit.dataset.samples import HeaderReader
 from wdskit.dataset.unfinished import JOURNAL_NAME, run_folders
 from wdskit.errors import FolderIndexError, PackError, RowError
 from wdskit.files import Disk, describe_os_error, make_folders, read_own, remove_temp_files
+from wdskit.packing.division import Names, PlannedShard
 from wdskit.packing.journal import (
     LastRun,
     find_last_run,
@@ -31,8 +30,7 @@ from wdskit.packing.journal import (
     remove_locks,
 )
 from wdskit.packing.options import WriteOptions
-from wdskit.packing.plan import Names, PlannedShard
-from wdskit.packing.planning import Store
+from wdskit.packing.plan import Plan
 from wdskit.packing.row import OnProgress, Progress, Row, row_error
 from wdskit.packing.sources import Source
 from wdskit.packing.staging import (
@@ -45,7 +43,6 @@ from wdskit.packing.staging import (
     remove_run,
     shard_files,
 )
-from wdskit.packing.store import Ints, suspects
 from wdskit.packing.upload import SentFile, Upload
 from wdskit.storage.urls import LocalFile, is_local, local_path
 
@@ -89,7 +86,7 @@ def refuse_other_options(folder: Path, intent: WriteOptions, described: Mapping[
     if last is None:
         raise indexed_already(folder)
     num_rows = None if is_stream else last.run.num_rows or 0
-    changes = differences(last.run, dataclasses.replace(last.run, options=described, num_rows=num_rows), str)
+    changes = differences(last.run, dataclasses.replace(last.run, options=described, num_rows=num_rows))
     if changes:
         raise indexed_already(folder, changes)
 
@@ -129,25 +126,16 @@ class Destination:
         numbers = (names.number_of(entry.name) for entry in self.entries)
         return max((number for number in numbers if number is not None), default=-1) + 1
 
-    def check_keys(self, store: Store, kept: Ints | None, on_progress: OnProgress) -> None:
-        """Refuse planned rows, of which `kept` count, whose keys the shards here have already.
+    def check_keys(self, plan: Plan, on_progress: OnProgress) -> None:
+        """Refuse a row whose key a shard here has. The headers of the shards are read.
 
         Raises:
-            RowError: One has.
+            RowError: A row has such a key.
             ShardError: A shard here is damaged.
         """
-        taken = store.hash_keys(self.all_keys(on_progress))
-        taken.sort()
-        rows = [store[number] for number in suspects(np.asarray(store.hashes), kept, taken).tolist()]
-        known = self.taken_of(row.key for row in rows)
-        for row in rows:
-            if row.key in known:
-                raise self.key_taken(row)
-
-    def taken_of(self, keys: Iterable[str]) -> set[str]:
-        """Those of some keys that the shards here have. All their headers are read, where there is a key."""
-        suspects = {*keys}
-        return suspects.intersection(self.all_keys(lambda _: None)) if suspects else suspects
+        row = plan.find_taken(self.all_keys(on_progress))
+        if row is not None:
+            raise self.key_taken(row)
 
     def key_taken(self, row: Row) -> RowError:
         """The error of a row whose key the shards here have."""
@@ -268,7 +256,7 @@ def look_at_destination(
     index = read_index(folder)
     if options.overwrite:
         return Destination(folder, index=index, replaces=True)
-    last_run = find_last_run(folder)
+    last_run = find_last_run(folder, index)
     if options.append:
         _check_sizes(folder, index.entries)
         if classes or has_labels:

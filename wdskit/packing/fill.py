@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
+import contextlib
 import hashlib
 import logging
 from collections import deque
@@ -10,7 +10,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeGuard
 
 from wdskit.codecs.formats import is_image_field
 from wdskit.codecs.unused import find_unused
@@ -19,14 +19,12 @@ from wdskit.dataset.shard import digest_offsets, write_offsets
 from wdskit.errors import DecodeError, PackError, RowError
 from wdskit.files import DISK, Buffer, Disk, TempFile, describe_os_error, publish
 from wdskit.packing.ahead import read_ahead
-from wdskit.packing.references import FileBytes, Reference
-from wdskit.packing.row import OnProgress, Progress, Row, row_error
-from wdskit.packing.samples.fill import HandOver, SampleFiller
-from wdskit.packing.samples.store import SampleRows
-from wdskit.packing.store import Rows
+from wdskit.packing.references import FieldBytes, FileBytes, PartBytes, SourceFiles
+from wdskit.packing.row import OnProgress, Progress, Row, row_error, size_of
 from wdskit.packing.transforms import UNTOUCHED, Field, Transforms
-from wdskit.tar.writer import END_BYTES, TarWriter
+from wdskit.tar.writer import TarWriter
 
+_FILES = (FileBytes, PartBytes)
 _LARGE_BYTES = 16 << 10
 """From here on copying a file takes longer than what views cost more than bytes: 40 us of 200 for 100 KB."""
 
@@ -64,7 +62,7 @@ class ShardJob:
     """
 
     path: Path
-    rows: Rows | SampleRows | Iterable[Row]
+    rows: Iterable[Row]
     num_bytes: int
     transforms: Transforms = UNTOUCHED
     threads: int = 1
@@ -121,40 +119,6 @@ class _Filled(NamedTuple):
 
 def _fill(job: ShardJob, sink: TempFile | hashlib._Hash, on_sample: OnSample | None) -> _Filled:
     """Write the bytes of a shard to a temporary file, or only into a digest."""
-    if not isinstance(job.rows, SampleRows):
-        return _fill_rows(job, sink, on_sample)
-    filler = SampleFiller(job.rows, str(job.path))
-    try:
-        if not job.transforms.passes:
-            return _fill_rows(dataclasses.replace(job, rows=filler.rows()), sink, on_sample)
-        num_bytes = 0
-        for num_samples, added in filler.copy(sink.hand_over if isinstance(sink, TempFile) else _update(sink)):
-            num_bytes += added
-            if on_sample:
-                on_sample(num_samples, added)
-    finally:
-        filler.close()
-    if num_bytes + END_BYTES != job.num_bytes:
-        raise PackError(f"{job.path}: it has {num_bytes + END_BYTES} bytes, but {job.num_bytes} were planned.")
-    return _Filled(_digest_of(sink), job.num_bytes, tuple(sorted(filler.fields)), filler.offsets)
-
-
-def _update(digest: hashlib._Hash) -> HandOver:
-    """Take buffers into a digest only."""
-
-    def take(buffer: bytearray, num_bytes: int) -> bytearray:
-        digest.update(memoryview(buffer)[:num_bytes])
-        return buffer
-
-    return take
-
-
-def _digest_of(sink: TempFile | hashlib._Hash) -> str:
-    return sink.sha256 if isinstance(sink, TempFile) else sink.hexdigest()
-
-
-def _fill_rows(job: ShardJob, sink: TempFile | hashlib._Hash, on_sample: OnSample | None) -> _Filled:
-    """As `_fill`, of rows one by one."""
     fields: set[str] = set()
     offsets = [0]
     writer = TarWriter(sink.write, hand_over=sink.hand_over) if isinstance(sink, TempFile) else TarWriter(sink.update)
@@ -168,7 +132,13 @@ def _fill_rows(job: ShardJob, sink: TempFile | hashlib._Hash, on_sample: OnSampl
     writer.finish()
     assert job.num_bytes in {0, writer.offset}
     noted = tuple((part, *unused[part]) for part in sorted(unused))
-    return _Filled(_digest_of(sink), writer.offset, tuple(sorted(fields)), offsets, noted)
+    return _Filled(
+        sink.sha256 if isinstance(sink, TempFile) else sink.hexdigest(),
+        writer.offset,
+        tuple(sorted(fields)),
+        offsets,
+        noted,
+    )
 
 
 def _note_unused(
@@ -181,14 +151,9 @@ def _note_unused(
             unused[part] = count + 1, first
 
 
-def _rows_of(job: ShardJob) -> Iterable[Row]:
-    assert not isinstance(job.rows, SampleRows)
-    return read_ahead(job.rows)
-
-
 def _transform_rows(job: ShardJob, writer: TarWriter, unused: dict[str, tuple[int, str]]) -> Iterator[list[str]]:
     """Add the samples, and give the names of the fields of each."""
-    for row, transformed in read_transformed(_rows_of(job), job.transforms, threads=job.threads):
+    for row, transformed in read_transformed(read_ahead(job.rows), job.transforms, threads=job.threads):
         for field, data in transformed:
             writer.add(f"{row.key}.{field}", data)
             _note_unused(row, field, data, job.transforms, unused)
@@ -197,25 +162,35 @@ def _transform_rows(job: ShardJob, writer: TarWriter, unused: dict[str, tuple[in
 
 def _pass_rows(job: ShardJob, writer: TarWriter, unused: dict[str, tuple[int, str]]) -> Iterator[list[str]]:
     """As `_transform_rows`, of rows that pass through: large files are read to where they are written from."""
-    for row in _rows_of(job):
-        for field, source in row.fields:
-            name = f"{row.key}.{field}"
-            data: Buffer = source if isinstance(source, bytes) else _read(writer, name, row, source)
-            if not isinstance(data, memoryview):  # which is in its place
-                writer.add(name, data)
-            row.check(field, data, job.transforms)
-            _note_unused(row, field, data, job.transforms, unused)
-        yield [field for field, _ in row.fields]
+    is_checked = job.transforms.validate != "none"
+    with contextlib.closing(SourceFiles()) as files:
+        for row in read_ahead(job.rows):
+            read: Iterable[tuple[str, Buffer]]
+            if any(_is_large(source) for _, source in row.fields):
+                read = ((field, _read(writer, row, field, source, files)) for field, source in row.fields)
+            else:
+                read = row.read_fields(files)
+            for field, data in read:
+                if not isinstance(data, memoryview):  # which is in its place
+                    writer.add(f"{row.key}.{field}", data)
+                if is_checked:
+                    row.check(field, data, job.transforms)
+                    _note_unused(row, field, data, job.transforms, unused)
+            yield [field for field, _ in row.fields]
 
 
-def _read(writer: TarWriter, name: str, row: Row, source: Reference) -> bytes | memoryview:
+def _is_large(source: FieldBytes) -> TypeGuard[FileBytes | PartBytes]:
+    return type(source) in _FILES and size_of(source) >= _LARGE_BYTES
+
+
+def _read(writer: TarWriter, row: Row, field: str, source: FieldBytes, files: SourceFiles) -> bytes | memoryview:
     """The bytes of a field; those of a large file in the shard already, where they stay until the next is added."""
-    if isinstance(source, FileBytes) and source.num_bytes >= _LARGE_BYTES:
-        room = writer.room(name, source.num_bytes)
+    if _is_large(source):
+        room = writer.room(f"{row.key}.{field}", source.num_bytes)
         if room is not None:
-            row.read_file_into(source, room)
+            row.read_into(source, room, files)
             return room
-    return row.read_field(source)
+    return row.read_field(source, files)
 
 
 _log = logging.getLogger(__name__)

@@ -14,11 +14,10 @@ next, after a kill or a full disk, replays it first. Each step may be done twice
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +36,6 @@ from wdskit.dataset.selection import list_selections, selection_path
 from wdskit.dataset.unfinished import DESCRIPTION_NAME, JOURNAL_NAME, run_folders
 from wdskit.errors import FolderIndexError, PackError
 from wdskit.files import Disk, foreign, make_folders, publish_bytes, read_own, remove_temp_files, temp_path
-from wdskit.limits import MAX_INDEX_BYTES
 from wdskit.packing.staging import (
     LIST_NAMES,
     RunDescription,
@@ -52,7 +50,8 @@ from wdskit.packing.staging import (
 )
 from wdskit.packing.upload import LAST_RUN_NAME, WAYS
 from wdskit.shards.export import remove_exports
-from wdskit.storage.urls import LocalFile, read_bytes
+from wdskit.storage.identity import FileIdentity
+from wdskit.storage.urls import LocalFile
 
 
 @dataclass(frozen=True)
@@ -122,25 +121,24 @@ def publish_run(
     for name, data in lists.items():
         publish_bytes(path / name, data, disk=disk)
     come = [name for entry in entries for name in shard_files(entry.name)] + [*lists]
+    data = index_json(all_)
+    index = FolderIndex(str(folder), all_, hashlib.sha256(data).hexdigest())
+    last = {"run": _description(staging.run), "num_shards": len(entries), "index": index.sha256}
+    publish_bytes(path / INDEX_NAME, data, disk=disk)
     if staging.upload is not None:
         staging.finish_uploads()
-        publish_bytes(path / INDEX_NAME, index_json(all_), disk=disk)
-        last = {"run": _description(staging.run), "num_shards": len(entries), "index": index_digest(path)}
         last["etags"] = {name: sorted(file.etags) for name, file in read_begun(path).items() if file.etags}
         publish_bytes(path / LAST_RUN_NAME, json.dumps(last).encode() + b"\n", disk=disk)
-        digest = hashlib.sha256(read_own(path / INDEX_NAME) or b"").digest()
-        publish_bytes(path / BINARY_NAME, build_binary(all_, digest), disk=disk)
+        publish_bytes(path / BINARY_NAME, build_binary(all_, bytes.fromhex(index.sha256)), disk=disk)
         staging.publish([*lists, LAST_RUN_NAME, BINARY_NAME, INDEX_NAME])
         remove_run(path, disk)
         remove_locks(folder, disk)
         return
     new = {*come}
     go = [name for name in _files_of(before) if name not in new] if before is not None and replaces else []
-    publish_bytes(path / INDEX_NAME, index_json(all_), disk=disk)
-    last = {"run": _description(staging.run), "num_shards": len(entries), "index": index_digest(path)}
     journal = {"go": go, "come": come, "replaces": replaces, "last_run": last}
     publish_bytes(path / JOURNAL_NAME, json.dumps(journal, indent=0).encode() + b"\n", disk=disk)
-    replay(folder, path, disk)
+    replay(folder, path, disk, index=index, before=before)
     if replaces:
         remove_exports(folder, disk)
 
@@ -155,8 +153,11 @@ def _files_of(index: FolderIndex) -> Iterable[str]:
     yield from LIST_NAMES
 
 
-def replay(folder: Path, path: Path, disk: Disk) -> None:
-    """Do what a journal says, or what is left of it.
+def replay(
+    folder: Path, path: Path, disk: Disk, *, index: FolderIndex | None = None, before: FolderIndex | None = None
+) -> None:
+    """Do what a journal says, or what is left of it. `index` is the new index of the folder, and `before` the one that
+    it has, if they are known.
 
     Raises:
         PackError: A file of the run is gone, or the journal names what is no file of the data set.
@@ -164,7 +165,8 @@ def replay(folder: Path, path: Path, disk: Disk) -> None:
     if (path / INDEX_NAME).exists():
         disk.fsync_folder(path)  # for good: whoever wrote the journal may have been killed before it came to this
         journal = _read_journal(path)
-        index = read_index(path)
+        index = index or read_index(path)
+        before = before or (read_index(folder) if (folder / INDEX_NAME).exists() else None)
         if journal["replaces"]:
             _remove(folder, [INDEX_NAME], disk)  # first, so that it never stands beside shards of another run
             _remove(folder, journal["go"], disk)
@@ -172,7 +174,9 @@ def replay(folder: Path, path: Path, disk: Disk) -> None:
         _link_all(folder, path, [name for name in journal["come"] if name in shards], disk)
         _link_all(folder, path, [name for name in journal["come"] if name not in shards], disk)
         publish_bytes(folder / LAST_RUN_NAME, json.dumps(journal["last_run"]).encode() + b"\n", disk=disk)
-        write_index(folder, _with_identities(folder, index.entries), disk=disk)
+        known = before.by_name if before is not None else {}
+        entries = [replace(entry, identity=_identity(known.get(entry.name), entry)) for entry in index.entries]
+        write_index(folder, entries, data=read_own(path / INDEX_NAME), disk=disk)
         disk.remove(path / INDEX_NAME)
         disk.fsync_folder(path)  # for good: a journal that came back after a later run would undo that
     else:
@@ -202,15 +206,9 @@ def _read_journal(path: Path) -> dict[str, Any]:
     return dict(journal)
 
 
-def _with_identities(folder: Path, entries: Iterable[ShardEntry]) -> list[ShardEntry]:
-    """The entries; of those that stay, with the identity of the file that they were made of."""
-    known = {}
-    if (folder / INDEX_NAME).exists():
-        known = {entry.name: entry for entry in read_index(folder).entries}
-    return [
-        dataclasses.replace(entry, identity=known[entry.name].identity if known.get(entry.name) == entry else None)
-        for entry in entries
-    ]
+def _identity(known: ShardEntry | None, entry: ShardEntry) -> FileIdentity | None:
+    """The file that an entry of a shard that stays was made of; None for a new shard."""
+    return known.identity if known is not None and known == entry else None
 
 
 def _link_all(folder: Path, path: Path, names: Sequence[str], disk: Disk) -> None:
@@ -266,9 +264,8 @@ def remove_locks(folder: Path, disk: Disk) -> None:
     disk.remove_folder(root)
 
 
-def remove_finished(folder: Path, disk: Disk) -> None:
+def remove_finished(folder: Path, last: LastRun | None, disk: Disk) -> None:
     """Remove what a power loss has brought back of the staging folder of the run that made the folder's index."""
-    last = find_last_run(folder)
     if last is not None and folder / RUN_FOLDER / last.run.digest in run_folders(folder):
         remove_run(folder / RUN_FOLDER / last.run.digest, disk)
 
@@ -292,31 +289,32 @@ def is_publishing(folder: Path) -> bool:
     return any((path / JOURNAL_NAME).exists() for path in run_folders(folder))
 
 
-def find_last_run(folder: Path) -> LastRun | None:
-    """The run that made the folder's index; None where that is not known, as in a folder that `index` has indexed."""
-    if not (folder / INDEX_NAME).exists():
+def find_last_run(folder: Path, index: FolderIndex | None = None) -> LastRun | None:
+    """The run that made the folder's index; None if it is not known, as in a folder that `index` has indexed.
+
+    Args:
+        folder: Where.
+        index: Its index, if it was read already.
+    """
+    if index is None and not (folder / INDEX_NAME).exists():
         return None
     try:
         document = json.loads(read_own(folder / LAST_RUN_NAME) or b"")
-        if document["index"] != index_digest(folder):
+        index = index or read_index(folder)
+        if document["index"] != index.sha256:
             return None
         run = RunDescription.from_json(json.dumps(document["run"]).encode(), folder / LAST_RUN_NAME)
         count = int(document["num_shards"])
         etags = {str(name): [*map(str, known)] for name, known in document.get("etags", {}).items()}
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError, PackError, FolderIndexError):
         return None
-    entries = read_index(folder).entries
+    entries = index.entries
     return LastRun(folder, run, entries[len(entries) - count :], etags) if 0 < count <= len(entries) else None
-
-
-def index_digest(folder: Path) -> str:
-    """sha256 of the `index.json` in a folder."""
-    return hashlib.sha256(read_bytes(str(folder / INDEX_NAME), limit=MAX_INDEX_BYTES)).hexdigest()
 
 
 def _description(run: RunDescription) -> dict[str, object]:
     """What is kept of a run: not the names of its shards, which the index has."""
-    kept: dict[str, object] = json.loads(dataclasses.replace(run, shards=None, parts=0).to_json())
+    kept: dict[str, object] = json.loads(replace(run, shards=None, parts=0).to_json())
     return kept
 
 

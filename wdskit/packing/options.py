@@ -20,10 +20,10 @@ from wdskit.limits import MAX_PIXELS, MAX_SHARD_BYTES
 from wdskit.text import as_int, parse_bytes
 
 if TYPE_CHECKING:
+    from wdskit.packing.changes import Changes
+    from wdskit.packing.choice import Choice
+    from wdskit.packing.division import Limits
     from wdskit.packing.labels import ClassNames
-    from wdskit.packing.plan import Limits
-    from wdskit.packing.samples.changes import Changes
-    from wdskit.packing.samples.choice import Choice
     from wdskit.packing.sources import SourceOptions
     from wdskit.packing.transforms import Transforms
     from wdskit.shards.split import Shares
@@ -170,7 +170,7 @@ class WriteOptions:
     @cached_property
     def limits(self) -> Limits:
         """How large shards may become, and how many there are."""
-        from wdskit.packing.plan import make_limits
+        from wdskit.packing.division import make_limits
 
         return make_limits(
             self.max_samples,
@@ -256,7 +256,7 @@ class PackOptions(WriteOptions):
     )
 
     def __post_init__(self) -> None:
-        from wdskit.packing.samples.choice import check_word
+        from wdskit.packing.choice import check_word
 
         check_word("keys", self.keys, ("given", "clean", "hashed"))
         super().__post_init__()
@@ -324,7 +324,7 @@ class ReshardOptions(WriteOptions):
     check: str = option("headers", "sha256: compare all bytes of the sources with their index first.", "headers|sha256")
 
     def __post_init__(self) -> None:
-        from wdskit.packing.samples.choice import check_word
+        from wdskit.packing.choice import check_word
 
         check_word("check", self.check, ("headers", "sha256"))
         check_word("duplicate_keys", self.duplicate_keys, ("error", "first"))
@@ -346,14 +346,14 @@ class ReshardOptions(WriteOptions):
     @cached_property
     def choice(self) -> Choice:
         """Which samples stay."""
-        from wdskit.packing.samples.choice import make_choice
+        from wdskit.packing.choice import make_choice
 
         return make_choice(filter=self.filter, missing=self.missing, sample=self.sample, seed=self.seed)
 
     @cached_property
     def changes(self) -> Changes:
         """What becomes of their fields and keys."""
-        from wdskit.packing.samples.changes import make_changes
+        from wdskit.packing.changes import make_changes
         from wdskit.packing.sources.records import Records
 
         made = Records("", fields=self.columns, classes=self.class_names) if self.columns or self.class_names else None

@@ -1,45 +1,759 @@
-"""Which rows go into which shard: by their number and by the true size of the file, decided before anything is
-written.
+"""All rows of a source before the first is packed: which of them are packed, and which shard each goes into.
+
+A plan is a SQLite database with one stored row per row of the source. It is in memory up to `ROWS_IN_MEMORY` rows, then
+in a temporary file, which the processes that fill shards read too. Memory holds the size of each row: 4 bytes.
 """
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import hashlib
+import itertools
 import os
-import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import sqlite3
+import struct
+import urllib.parse
+from array import array
+from collections import Counter
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, overload
 
 import numpy as np
+import orjson
 from numpy.typing import NDArray
+from typing_extensions import Self
 
-from wdskit.errors import PackError
+from wdskit.codecs.formats import is_image_field
+from wdskit.errors import PackError, RowError, WdskitError
+from wdskit.files import describe_os_error, temp_path
 from wdskit.limits import BLOCK_BYTES
-from wdskit.packing.row import Row, row_error, size_of
-from wdskit.tar.writer import END_BYTES, member_bytes
+from wdskit.order.keys import permutation
+from wdskit.packing.ahead import read_ahead
+from wdskit.packing.division import Limits, Names, PlannedShard, RowTooLarge, Span, divide, row_bytes
+from wdskit.packing.fill import ShardJob, packed_names, required_rows
+from wdskit.packing.labels import CLASS_FIELD
+from wdskit.packing.references import KINDS, FieldBytes, Reference
+from wdskit.packing.row import OnProgress, Progress, Row, key_taken, row_error, size_of
+from wdskit.packing.sources import Duplicate, Source
+from wdskit.packing.transforms import UNTOUCHED, Transforms
+from wdskit.shards.parallel import map_shards
+from wdskit.shards.split import SPLIT_SEED, Shares, choose_splits, draws_of, make_draw
 
-# Not in a name: what ends it, what a pattern of shards would read as more than a name, a second %.
-_PATTERN = re.compile(r"([^%/\\{}\[\]*?:]*)%(?:0(\d{1,2}))?d([^%/\\{}\[\]*?:]*\.tar)")
+Ints = NDArray[np.int64]
+
+ROWS_IN_MEMORY = 50_000
+"""Rows from which on a plan is on disk: some 15 MB."""
+
+_HELD_BYTES = 4 << 20
+"""Bytes of fields in rows from which on these are on disk: images of a table that is shuffled are in its rows."""
+
+_ANY = "surrogatepass"  # the name of a file need not be UTF-8
+_TEMP_VARIABLE = "SQLITE_TMPDIR"  # where SQLite makes temporary files (sqlite.org/tempfiles.html)
+_BATCH_ROWS = 1000  # that are inserted at once, and after which progress is reported
+_CHECK_ROWS = 256  # that a process checks at a time
+_DRAWN_ROWS = 4096
+
+_SCHEMA = """
+CREATE TABLE rows (
+    number INTEGER PRIMARY KEY,  -- of the row in its source
+    key TEXT,                    -- NULL for a row that is not packed
+    record BLOB,                 -- NULL for rows that their giver has in memory
+    digest BLOB                  -- sha256 of its images, if repeated images count
+);
+CREATE TABLE taken (key TEXT);   -- keys of the shards that are added to
+"""
 
 
-MAX_SAMPLES = 10_000
-MAX_BYTES = 1_000_000_000
-NO_LIMIT = 1 << 62
+# Rows as bytes.
+
+_HEAD = struct.Struct("<IIQ")  # bytes of the texts, of the description, and of the fields that the record holds itself
+_KIND_OF: dict[type[Reference], str] = {kind: name for name, kind in KINDS.items()}
 
 
-class PlannedShard(NamedTuple):
-    """One shard to be.
+def encode_row(row: Row) -> tuple[bytes, bytes, bytes]:
+    """A row as three parts, which make a record: its place, and path and identity of each file that it refers to; its
+    key and fields; and the bytes of fields that are no references.
+    """
+    texts: list[Any] = [0, row.where]
+    description: list[Any] = [row.key]
+    own = []
+    for name, data in row.fields:
+        if isinstance(data, bytes):
+            description.append((name, len(data)))
+            own.append(data)
+        else:
+            texts.append((data.path, *data[-2:]))
+            description.append((name, _KIND_OF[type(data)], *data[1:-2]))
+    try:
+        encoded = orjson.dumps(texts)
+    except TypeError:  # the name of a file is not UTF-8
+        files = [(_to_latin(path), *identity) for path, *identity in texts[2:]]
+        encoded = orjson.dumps([1, _to_latin(row.where), *files])
+    return encoded, orjson.dumps(description), b"".join(own)
+
+
+def _to_latin(text: str) -> str:
+    """Text that JSON can hold, one character per byte."""
+    return text.encode(errors=_ANY).decode("latin-1")
+
+
+def _from_latin(text: str) -> str:
+    return text.encode("latin-1").decode(errors=_ANY)
+
+
+def join_record(parts: tuple[bytes, bytes, bytes]) -> bytes:
+    """One record of the parts of a row."""
+    return b"".join((_HEAD.pack(*map(len, parts)), *parts))
+
+
+def decode_row(record: bytes) -> Row:
+    """The row of a record."""
+    text_bytes, description_bytes, _ = _HEAD.unpack_from(record)
+    at = _HEAD.size + text_bytes
+    is_odd, where, *files = orjson.loads(record[_HEAD.size : at])
+    if is_odd:
+        where = _from_latin(where)
+        files = [(_from_latin(path), *identity) for path, *identity in files]
+    key, *described = orjson.loads(record[at : at + description_bytes])
+    at += description_bytes
+    file = iter(files)
+    fields: list[tuple[str, FieldBytes]] = []
+    for name, kind, *parts in described:
+        if parts:
+            path, *identity = next(file)
+            fields.append((name, KINDS[kind](path, *parts, *identity)))
+        else:
+            fields.append((name, record[at : at + kind]))
+            at += kind
+    return Row(key, tuple(fields), where)
+
+
+@dataclass(frozen=True, slots=True)
+class StoredRows:
+    """Some rows by their records, for this process or another."""
+
+    records: Sequence[bytes]
+
+    def __len__(self) -> int:
+        """Number of rows."""
+        return len(self.records)
+
+    def __iter__(self) -> Iterator[Row]:
+        """The rows in their order."""
+        return map(decode_row, self.records)
+
+
+@dataclass(frozen=True, slots=True)
+class FileRows:
+    """Some rows of a plan on disk, for this process or another that sees the file. They are read one by one.
 
     Attributes:
-        name: File name.
-        num_samples: Samples in it.
-        num_bytes: Bytes of its file; 0 where only its samples on_progress, once they are changed.
+        path: The plan's file.
+        numbers: The numbers of the rows, int64 (n,).
     """
 
-    name: str
-    num_samples: int
-    num_bytes: int
+    path: str
+    numbers: Ints
+
+    def __len__(self) -> int:
+        """Number of rows."""
+        return len(self.numbers)
+
+    def __iter__(self) -> Iterator[Row]:
+        """The rows in their order.
+
+        Raises:
+            OSError: The file is gone or damaged.
+        """
+        uri = _uri(self.path, "mode=ro&immutable=1")  # no process writes to the file any more
+        try:
+            with contextlib.closing(sqlite3.connect(uri, uri=True)) as connection:
+                yield from map(decode_row, _records(connection, self.numbers))
+        except sqlite3.Error as err:
+            raise OSError(0, f"the plan of this run cannot be read: {err}", self.path) from err
+
+
+def _records(connection: sqlite3.Connection, numbers: Ints) -> Iterator[bytes]:
+    """Yield the records of rows, by their numbers."""
+    if len(numbers) and (np.diff(numbers) == 1).all():
+        sql = "SELECT record FROM rows WHERE number BETWEEN ? AND ? ORDER BY number"
+        for (record,) in connection.execute(sql, (int(numbers[0]), int(numbers[-1]))):
+            yield record
+        return
+    for number in numbers.tolist():
+        yield connection.execute("SELECT record FROM rows WHERE number = ?", (number,)).fetchone()[0]
+
+
+Rows = Sequence[Row] | StoredRows | FileRows
+"""Rows with a length, to iterate over as often as one likes."""
+
+
+# The database.
+
+
+class Plan:
+    """The rows of a source in their order. `close` removes it.
+
+    Args:
+        room: Returns the folder for the plan if it is too large for memory.
+        name: Name of its file there.
+        is_held: Whoever gave the rows has them in memory, so they are not stored.
+        shares: Share of each split; None without splits.
+        sha256: Digests of the files that rows refer to, by path, if they are known.
+
+    Attributes:
+        blocks: Blocks of 512 bytes that each row takes in its shard, by its number.
+        num_fields: Rows by the names of their fields, of the rows that are packed.
+        kept: Numbers of the rows that are packed, rising; None for all.
+
+    Raises, in all methods:
+        PackError: The disk does not take the plan.
+    """
+
+    def __init__(
+        self,
+        room: Callable[[], Path],
+        *,
+        name: str = "wdskit-plan",
+        is_held: bool = False,
+        shares: Shares | None = None,
+        sha256: Mapping[str, str] | None = None,
+    ) -> None:
+        self.blocks = array("I")
+        self.num_fields: Counter[tuple[str, ...]] = Counter()
+        self.kept: Ints | None = None
+        self._database = Database(room, name, _SCHEMA)
+        self._held: list[Row] | None = [] if is_held else None
+        self._pending: list[tuple[int, str, bytes | None]] = []
+        self._held_bytes = 0
+        self._digest = hashlib.sha256()
+        self._sha256 = sha256 or {}
+        self._last_file: Reference | None = None
+        self.splitter = None if shares is None else Splitter(shares)
+
+    def __len__(self) -> int:
+        """Number of rows, those that are not packed included."""
+        return len(self.blocks)
+
+    def __enter__(self) -> Self:
+        """Return itself; it is closed when the block ends."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """As `close`."""
+        self.close()
+
+    def close(self) -> None:
+        """Remove the plan."""
+        self._database.close()
+
+    @property
+    def digest(self) -> str:
+        """16 hex digits that depend on the keys, fields and files of all rows in their order. A file is known by its
+        sha256, or by its time of change and inode (ETag), and never by its path.
+        """
+        return self._digest.hexdigest()[:16]
+
+    @property
+    def has_labels(self) -> bool:
+        """Whether a row that is packed has the field `cls`."""
+        return any(count and CLASS_FIELD in names for names, count in self.num_fields.items())
+
+    def add(self, row: Row) -> None:
+        """Append a row."""
+        number = len(self.blocks)
+        self.blocks.append(row_bytes(row) // BLOCK_BYTES)
+        self.num_fields[tuple([name for name, _ in row.fields])] += 1
+        if self.splitter is not None:
+            self.splitter.add(row.key)
+        parts = encode_row(row)
+        self._digest.update(orjson.dumps([row.key, [(name, size_of(data)) for name, data in row.fields]]))
+        self._digest.update(parts[2])
+        for _, data in row.fields:
+            if not isinstance(data, bytes) and (self._last_file is None or data.path != self._last_file.path):
+                self._last_file = data
+                self._digest.update((self._sha256.get(data.path) or f"{data[-2:]}").encode())
+        if self._held is not None:
+            self._held.append(row)
+            self._pending.append((number, row.key, None))
+        else:
+            self._pending.append((number, row.key, join_record(parts)))
+            self._held_bytes += len(parts[2])
+        if len(self._pending) == _BATCH_ROWS or self._held_bytes > _HELD_BYTES:
+            self.flush()
+
+    def flush(self) -> None:
+        """Insert the rows that were added since."""
+        if self._held_bytes > _HELD_BYTES or len(self) > ROWS_IN_MEMORY:
+            self._database.move_to_disk()
+        self._database.insert("INSERT INTO rows (number, key, record) VALUES (?, ?, ?)", self._pending)
+        self._pending = []
+
+    def take(self, numbers: Ints) -> Rows:
+        """The rows of these numbers, in this order, for this process or another."""
+        if self._held is not None:
+            return tuple([self._held[number] for number in numbers.tolist()])
+        path = self._database.publish()
+        return StoredRows(self._database.records(numbers)) if path is None else FileRows(path, numbers)
+
+    def __getitem__(self, number: int) -> Row:
+        """One row."""
+        if self._held is not None:
+            return self._held[number]
+        return decode_row(self._database.records(np.array([number]))[0])
+
+    def leave_out(self, numbers: Iterable[int]) -> None:
+        """Do not pack these rows."""
+        numbers = [*numbers]
+        for number in numbers:
+            self.num_fields[tuple([name for name, _ in self[number].fields])] -= 1
+        self._database.insert("UPDATE rows SET key = NULL WHERE number = ?", [(number,) for number in numbers])
+        if numbers:
+            self.kept = np.setdiff1d(np.arange(len(self)) if self.kept is None else self.kept, numbers)
+
+    @property
+    def num_kept(self) -> int:
+        """Number of the rows that are packed."""
+        return len(self) if self.kept is None else len(self.kept)
+
+    def add_digests(self, digests: Iterable[tuple[int, bytes]]) -> None:
+        """Store the digest of the images of some rows, by their numbers."""
+        pairs = [(digest, number) for number, digest in digests]
+        self._database.insert("UPDATE rows SET digest = ? WHERE number = ?", pairs)
+
+    def find_duplicates(self) -> Iterator[Duplicate]:
+        """Yield the rows whose images an earlier row has, in their order."""
+        self._database.make_index("CREATE INDEX digests ON rows (digest) WHERE digest IS NOT NULL AND key IS NOT NULL")
+        found = self._database.query(
+            """SELECT number, first, rows.digest FROM rows JOIN (
+                   SELECT digest, min(number) AS first FROM rows
+                   WHERE digest IS NOT NULL AND key IS NOT NULL GROUP BY digest HAVING count(*) > 1
+               ) AS repeated ON rows.digest = repeated.digest
+               WHERE number > first AND key IS NOT NULL ORDER BY number"""
+        )
+        for number, first, digest in found:
+            row, earlier = self[number], self[first]
+            yield Duplicate(number, row.key, row.where, earlier.key, earlier.where, digest.hex())
+
+    def check_unique(self, *, keep_first: bool = False) -> None:
+        """Check that no two rows that are packed have one key. With `keep_first`, the later ones are not packed.
+
+        Raises:
+            RowError: Names the first row whose key an earlier row has.
+        """
+        self._database.make_index("CREATE INDEX keys ON rows (key) WHERE key IS NOT NULL")
+        later = self._database.query(
+            """SELECT number, first FROM (
+                   SELECT number, min(number) OVER (PARTITION BY key) AS first FROM rows WHERE key IS NOT NULL
+               ) WHERE number > first ORDER BY number LIMIT ?""",
+            -1 if keep_first else 1,
+        )
+        if keep_first:
+            self.leave_out(number for number, _ in later)
+        elif later:
+            raise key_taken(self[later[0][0]], self[later[0][1]].where)
+
+    def find_taken(self, keys: Iterable[str]) -> Row | None:
+        """The first row with one of some keys; None if no row has. `check_unique` comes first."""
+        self._database.insert("INSERT INTO taken VALUES (?)", ((key,) for key in keys))
+        [(number,)] = self._database.query("SELECT min(number) FROM taken JOIN rows USING (key)")
+        return None if number is None else self[number]
+
+
+class Database:
+    """A SQLite database in memory, which can move to a temporary file. One process writes to it.
+
+    Args:
+        room: Returns the folder for the file.
+        name: Name of the file.
+        schema: SQL that makes the tables.
+    """
+
+    def __init__(self, room: Callable[[], Path], name: str, schema: str) -> None:
+        self._room = room
+        self._name = name
+        self._path: Path | None = None
+        self._connection = _connect("file::memory:")
+        self._connection.executescript(schema)
+        self._connection.execute("BEGIN")
+        self._num_published = -1
+
+    def close(self) -> None:
+        """Remove the database."""
+        self._connection.close()
+        if self._path is not None:
+            with contextlib.suppress(OSError):
+                self._path.unlink()
+
+    def move_to_disk(self) -> None:
+        """Move the database to its file, if it is in memory."""
+        if self._path is not None:
+            return
+        path = temp_path(self._room() / self._name)
+        with self._errors():
+            path.unlink(missing_ok=True)
+            os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600))
+            self._path = path
+            self._connection.execute("COMMIT")
+            before, self._connection = self._connection, _connect(_uri(path, "nolock=1"))
+            before.backup(self._connection)
+            before.close()
+            self._connection.execute("BEGIN")
+
+    def publish(self) -> str | None:
+        """Let other connections see what was written. Return the path of the file; None if it is in memory."""
+        if self._path is None:
+            return None
+        if self._connection.total_changes != self._num_published:
+            with self._errors():
+                self._connection.execute("COMMIT")
+                self._connection.execute("PRAGMA shrink_memory").close()
+                self._connection.execute("BEGIN")
+            self._num_published = self._connection.total_changes
+        return os.fspath(self._path)
+
+    def records(self, numbers: Ints) -> list[bytes]:
+        """The records of rows, by their numbers."""
+        with self._errors():
+            return [*_records(self._connection, numbers)]
+
+    def insert(self, sql: str, values: Iterable[Sequence[Any]]) -> int:
+        """Run a statement with each of some values, and return how many rows it changed."""
+        with self._errors():
+            return self._connection.executemany(sql, values).rowcount
+
+    def make_index(self, sql: str) -> None:
+        """Run a statement that makes an index. What SQLite sorts for it is next to the database, not in /tmp."""
+        before = os.environ.get(_TEMP_VARIABLE)
+        try:
+            if self._path is not None:
+                os.environ[_TEMP_VARIABLE] = os.fspath(self._path.parent)
+            with self._errors():
+                self._connection.execute(sql)
+        finally:
+            if before is not None:
+                os.environ[_TEMP_VARIABLE] = before
+            else:
+                os.environ.pop(_TEMP_VARIABLE, None)
+
+    def query(self, sql: str, *values: Any) -> list[tuple[Any, ...]]:
+        """The rows that a query finds."""
+        with self._errors():
+            return self._connection.execute(sql, values).fetchall()
+
+    @contextlib.contextmanager
+    def _errors(self) -> Iterator[None]:
+        try:
+            yield
+        except (sqlite3.Error, OSError) as err:
+            problem = describe_os_error(err) if isinstance(err, OSError) else str(err)
+            raise PackError(f"{self._room()}: the plan of this run cannot be written there: {problem}.") from err
+
+
+def _uri(path: str | Path, options: str) -> str:
+    """A file as SQLite takes it; without locks, which not every network disk has."""
+    return f"file:{urllib.parse.quote(os.fsencode(os.path.abspath(path)))}?{options}"
+
+
+def _connect(uri: str) -> sqlite3.Connection:
+    """A connection without transactions of its own: one that is never committed saves what a commit writes."""
+    connection = sqlite3.connect(uri, uri=True, isolation_level=None, cached_statements=16)
+    # A plan that was cut short is made again: no journal, no flush.
+    for setting in ("journal_mode=OFF", "synchronous=OFF", "cache_size=-16384"):
+        connection.execute(f"PRAGMA {setting}").close()
+    return connection
+
+
+class StreamedKeys:
+    """The keys of rows that come once: finds a key that came before. `close` removes it.
+
+    Args:
+        room: Returns the folder for the keys if they are too many for memory.
+    """
+
+    def __init__(self, room: Callable[[], Path]) -> None:
+        schema = "CREATE TABLE keys (key TEXT PRIMARY KEY, place BLOB) WITHOUT ROWID"
+        self._database = Database(room, "wdskit-keys", schema)
+        self._num_keys = 0
+
+    def close(self) -> None:
+        """Remove the keys."""
+        self._database.close()
+
+    def add(self, key: str, place: str) -> str | None:
+        """Add a key and where it is. Return where the same key was before; None if it is new."""
+        self._num_keys += 1
+        if self._num_keys > ROWS_IN_MEMORY:
+            self._database.move_to_disk()
+        if self._database.insert("INSERT OR IGNORE INTO keys VALUES (?, ?)", [(key, place.encode(errors=_ANY))]):
+            return None
+        ((before,),) = self._database.query("SELECT place FROM keys WHERE key = ?", key)
+        return bytes(before).decode(errors=_ANY)
+
+
+# Reading the rows.
+
+
+def read_rows(
+    found: Source,
+    plan: Plan,
+    *,
+    transforms: Transforms = UNTOUCHED,
+    skip_bad: bool,
+    keep_first: bool = False,
+    workers: int,
+    on_progress: OnProgress,
+) -> None:
+    """Read all rows of a source into a plan, and decide which are packed.
+
+    Args:
+        found: The source; rows that are left out are listed in it as rejected.
+        plan: Empty.
+        transforms: What is required of a row, and what happens to it and to duplicates.
+        skip_bad: Leave bad rows out instead of raising the first. All rows are read for that, in `workers` processes.
+        keep_first: Leave out rows with the key of an earlier row, instead of raising.
+        workers: Processes that read the rows.
+        on_progress: Called from time to time.
+
+    Raises:
+        RowError: A row is bad, or two rows have one key.
+        PackError: No row is left.
+    """
+    bad: list[tuple[int, RowError]] = []
+    with contextlib.ExitStack() as stack:
+        # What an error leaves suspended is closed at once, not when its traceback goes: a manifest is open in it.
+        if isinstance(found.rows, Generator):
+            stack.callback(found.rows.close)
+        for row in required_rows(_counted(found.rows, on_progress), transforms, found.rejected):
+            if isinstance(row, Row):
+                plan.add(row)
+            elif skip_bad:
+                bad.append((len(plan), row))
+            else:
+                raise row
+    plan.flush()
+    if len(plan):
+        transforms.check_used(name for names in plan.num_fields for name in names)
+    if skip_bad or transforms.duplicates != "keep":
+        _check_all(found, plan, transforms, bad, skip_bad=skip_bad, workers=workers, on_progress=on_progress)
+    found.rejected += [err for _, err in sorted(bad, key=lambda each: each[0])]
+    if not plan.num_kept:
+        raise found.nothing()
+    plan.check_unique(keep_first=keep_first)
+
+
+def _counted(rows: Iterable[Row | RowError], on_progress: OnProgress) -> Iterator[Row | RowError]:
+    for number, row in enumerate(rows):
+        if number % _BATCH_ROWS == 0:
+            on_progress(Progress("reading", number, 0, None, None))
+        yield row
+
+
+def _check_all(
+    found: Source,
+    plan: Plan,
+    transforms: Transforms,
+    bad: list[tuple[int, RowError]],
+    *,
+    skip_bad: bool,
+    workers: int,
+    on_progress: OnProgress,
+) -> None:
+    """Read every row: find bad rows with `skip_bad`, and rows whose images another row has."""
+    check = functools.partial(_check_rows, transforms=transforms, transform=skip_bad)
+    blocks = np.frombuffer(plan.blocks, dtype=np.uint32)
+    total = int(blocks.sum(dtype=np.int64)) * BLOCK_BYTES
+    number = num_bytes = 0
+    unread: list[int] = []
+    with contextlib.closing(map_shards(check, _Pieces(plan), workers=workers)) as checked:
+        for verdicts in checked:
+            if isinstance(verdicts, WdskitError):
+                raise verdicts
+            numbered = [*enumerate(verdicts, start=number)]
+            errors = [(at, verdict) for at, verdict in numbered if isinstance(verdict, RowError)]
+            if errors and not skip_bad:
+                raise errors[0][1]
+            bad += errors
+            unread += [at for at, _ in errors]
+            plan.add_digests((at, verdict) for at, verdict in numbered if isinstance(verdict, bytes))
+            num_bytes += int(blocks[number : number + len(verdicts)].sum(dtype=np.int64)) * BLOCK_BYTES
+            number += len(verdicts)
+            on_progress(Progress("checking", number, num_bytes, len(plan), total))
+    plan.leave_out(unread)
+    if transforms.duplicates != "keep":
+        found.duplicates += plan.find_duplicates()
+        if transforms.duplicates == "drop":
+            plan.leave_out(one.number for one in found.duplicates)
+
+
+class _Pieces(Sequence[Any]):
+    """All rows of a plan, some hundred at a time; each piece is made when it is asked for."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self._starts = range(0, len(plan), _CHECK_ROWS)
+
+    def __len__(self) -> int:
+        return len(self._starts)
+
+    def __getitem__(self, number: Any) -> Any:
+        if isinstance(number, slice):
+            return [self[at] for at in range(len(self))[number]]
+        start = self._starts[number]
+        return self._plan.take(np.arange(start, min(start + _CHECK_ROWS, len(self._plan))))
+
+
+def _check_rows(rows: Iterable[Row], *, transforms: Transforms, transform: bool) -> list[RowError | bytes | None]:
+    """For each row what is wrong with it, or the digest of its images if duplicates count. With `transform` the rows
+    are transformed as packing will; otherwise they are only read.
+    """
+    verdicts: list[RowError | bytes | None] = []
+    for row in read_ahead(rows):
+        try:
+            fields = row.read_fields()
+            if transform:
+                row.transform(fields, transforms)
+        except RowError as err:
+            verdicts.append(err)
+        else:
+            verdicts.append(image_digest(fields, transforms.image_fields) if transforms.duplicates != "keep" else None)
+    return verdicts
+
+
+def image_digest(fields: Iterable[tuple[str, bytes]], image_fields: Sequence[str] = ()) -> bytes | None:
+    """sha256 of a row's image as it came; of several, of their digests, sorted by name; None if it has no image.
+
+    Only the images of `image_fields` count; all if none is named.
+    """
+    digests = [
+        hashlib.sha256(data).digest()
+        for name, data in fields
+        if is_image_field(name) and (not image_fields or name in image_fields)
+    ]
+    if len(digests) > 1:
+        return hashlib.sha256(b"".join(digests)).digest()
+    return digests[0] if digests else None
+
+
+# Dividing the rows.
+
+
+class Splitter:
+    """Finds the split of each key. One byte per key is kept, because there are at most a hundred splits."""
+
+    def __init__(self, shares: Shares) -> None:
+        self.shares = shares
+        self._draw = make_draw(SPLIT_SEED)
+        self._draws: list[bytes] = []
+        self._splits = array("B")
+
+    def add(self, key: str) -> None:
+        """Add the key of the next row."""
+        self._draws.append(self._draw(key))
+        if len(self._draws) == _DRAWN_ROWS:
+            self._choose()
+
+    def _choose(self) -> None:
+        if self._draws:
+            self._splits.frombytes(choose_splits(draws_of(self._draws), self.shares).astype(np.uint8).tobytes())
+            self._draws = []
+
+    def rows_of(self, split: int, kept: Ints | None) -> Ints:
+        """The numbers of the rows of a split, of which only `kept` count, all if that is None."""
+        self._choose()
+        splits = np.frombuffer(self._splits, dtype=np.uint8)
+        if kept is None:
+            return np.flatnonzero(splits == split)
+        rows: Ints = kept[splits[kept] == split]
+        return rows
+
+
+class Series(NamedTuple):
+    """Shards that are numbered on their own: all of them, or those of a split.
+
+    Attributes:
+        names: Their file names.
+        first: Number of the first one.
+        length: How many there are.
+        split: Name of the split, "" without splits.
+    """
+
+    names: Names
+    first: int
+    length: int
+    split: str = ""
+
+
+class Division(NamedTuple):
+    """Which rows go into which shard.
+
+    Attributes:
+        order: Numbers of the rows in the order in which they are packed; None for all, in the source's order.
+        shards: For each split its shards, as places in that order; without splits one list.
+        splits: Names of the splits; one empty name without splits.
+    """
+
+    order: Ints | None
+    shards: Sequence[Sequence[Span]]
+    splits: Sequence[str]
+
+
+def divide_plan(plan: Plan, *, limits: Limits, shuffle: int | None, by_count: bool = False) -> Division:
+    """Divide the rows of a plan into shards. A split is shuffled and divided as if its rows were the only ones, so its
+    shards depend on its own rows only. With `by_count` the bytes of the rows are not known, and those of shards are 0.
+
+    Raises:
+        RowError: A row alone is over the limit.
+        PackError: This number of shards cannot be made.
+    """
+    if plan.splitter is None:
+        order, spans = _divide_rows(plan, plan.kept, limits=limits, shuffle=shuffle, by_count=by_count)
+        return Division(order, [spans], [""])
+    orders, shards, start = [], [], 0
+    for number, name in enumerate(plan.splitter.shares):
+        rows = plan.splitter.rows_of(number, plan.kept)
+        if not len(rows) and limits.num_shards is not None:
+            msg = f"split {name}: it has no samples, but num_shards asks for {limits.num_shards} shards."
+            raise PackError(msg)
+        try:
+            order, spans = _divide_rows(plan, rows, limits=limits, shuffle=shuffle, by_count=by_count)
+        except RowError:
+            raise
+        except PackError as err:
+            raise PackError(f"split {name}: {err}") from err
+        assert order is not None
+        orders.append(order)
+        shards.append([Span(start + span.start, start + span.stop, span.num_bytes) for span in spans])
+        start += len(rows)
+    return Division(np.concatenate(orders), shards, [*plan.splitter.shares])
+
+
+def _divide_rows(
+    plan: Plan, kept: Ints | None, *, limits: Limits, shuffle: int | None, by_count: bool
+) -> tuple[Ints | None, list[Span]]:
+    order = kept
+    if kept is not None and not len(kept):
+        return kept, []
+    if shuffle is not None:
+        order = permutation(len(plan) if kept is None else len(kept), "pack-shuffle", shuffle)
+        order = order if kept is None else kept[order]
+    blocks = np.frombuffer(plan.blocks, dtype=np.uint32)
+    if by_count:
+        spans = divide(np.ones(len(plan) if order is None else len(order), np.uint32), limits)
+        return order, [span._replace(num_bytes=0) for span in spans]
+    try:
+        return order, divide(blocks if order is None else blocks[order], limits)
+    except RowTooLarge as err:
+        problem = f"even alone in its shard it takes {err.num_bytes} bytes, more than max_bytes {limits.max_bytes}"
+        where = plan[int(_places(order, err.place, err.place + 1)[0])].where
+        raise row_error(where, problem, "Raise --max-bytes.") from None
+
+
+def _places(order: Ints | None, start: int, stop: int) -> Ints:
+    return np.arange(start, stop) if order is None else order[start:stop]
 
 
 @dataclass(frozen=True)
@@ -51,7 +765,7 @@ class PackPlan:
         num_fields: Samples that have each field, by its name, sorted.
         first_key: Key of the first sample.
         last_key: Key of the last sample.
-        splits: Those of the shards that each split has, by its name; empty where nothing is split.
+        splits: The shards of each split, by its name; empty without splits.
     """
 
     shards: tuple[PlannedShard, ...]
@@ -67,253 +781,96 @@ class PackPlan:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of all shards' files, 0 where they are not known."""
+        """Bytes of all shards' files, 0 if they are not known."""
         return sum(shard.num_bytes for shard in self.shards)
 
 
 @dataclass(frozen=True)
-class Limits:
-    """How large a shard may become, and how many there are.
+class Jobs:
+    """The shards to fill, in order.
 
     Attributes:
-        max_samples: Most samples.
-        max_bytes: Most bytes of the file, headers, padding and end marker included.
-        num_shards: So many shards, equal within one sample; None for as many as the limits make.
+        plan: All rows.
+        order: As in `Division`.
+        spans: The rows of each shard, by their places in that order.
+        series: How the shards are numbered.
+        transforms: What happens to their samples.
+        threads: Samples of a shard that are transformed at the same time.
     """
 
-    max_samples: int
-    max_bytes: int
-    num_shards: int | None = None
+    plan: Plan
+    order: Ints | None
+    spans: Sequence[Span]
+    series: Sequence[Series]
+    transforms: Transforms
+    threads: int
 
-    def __post_init__(self) -> None:
-        for name, value in vars(self).items():
-            if type(value) is not int and (value is not None or name in {"max_samples", "max_bytes"}):
-                raise PackError(
-                    f"{name}: {value!r} is not a whole number. In Python, pass a number, such as 1_000_000_000."
-                )
-        if self.max_samples < 1:
-            raise PackError(f"max_samples: {self.max_samples} is too small; a shard holds at least one sample.")
-        if self.max_bytes < END_BYTES + member_bytes(1):
-            raise PackError(f"max_bytes: {self.max_bytes} is too small; an empty sample takes more.")
-        if self.num_shards is not None and self.num_shards < 1:
-            raise PackError(f"num_shards: {self.num_shards} is not a number of shards; it is 1 or more.")
+    def __len__(self) -> int:
+        """Number of shards."""
+        return len(self.spans)
 
-    def described(self) -> dict[str, int | None]:
-        """Each by name; None where there is none."""
-        return {name: None if value == NO_LIMIT else value for name, value in vars(self).items()}
+    def job(self, number: int, folder: Path) -> ShardJob:
+        """What fills one shard in a folder."""
+        span = self.spans[number]
+        return ShardJob(
+            path=folder / self.name(number),
+            rows=self.plan.take(_places(self.order, span.start, span.stop)),
+            num_bytes=span.num_bytes,
+            transforms=self.transforms,
+            threads=self.threads,
+        )
 
+    def name(self, number: int) -> str:
+        """File name of one shard."""
+        for names, first, length, _ in self.series:
+            if number < length:
+                return names[first + number]
+            number -= length
+        raise IndexError(number)
 
-def make_limits(
-    max_samples: int | None,
-    max_bytes: int | None,
-    *,
-    num_shards: int | None = None,
-    by_count: bool = False,
-) -> Limits:
-    """Limits, of which those that nobody gave are the usual ones; none where the number of shards is said, and none of
-    bytes where only samples count.
+    def shards(self) -> tuple[PlannedShard, ...]:
+        """Name, samples and bytes of each shard."""
+        return tuple(
+            PlannedShard(self.name(number), span.stop - span.start, span.num_bytes)
+            for number, span in enumerate(self.spans)
+        )
 
-    Raises:
-        PackError: A limit is out of range, or of bytes where only samples count.
-    """
-    if by_count:
-        if max_bytes is not None:
-            msg = "max_bytes: the sizes of changed samples are known too late for this limit."
-            raise PackError(f"{msg}\n  Leave it out, and give --max-samples or --num-shards.")
-        max_bytes = NO_LIMIT
-    usual = (MAX_SAMPLES, MAX_BYTES) if num_shards is None else (NO_LIMIT, NO_LIMIT)
-    most = usual[0] if max_samples is None else max_samples
-    return Limits(most, usual[1] if max_bytes is None else max_bytes, num_shards)
-
-
-class Span(NamedTuple):
-    """The rows of one shard, by their places in the order in which they are packed, and the bytes of its file."""
-
-    start: int
-    stop: int
-    num_bytes: int
-
-
-class RowTooLarge(Exception):
-    """The row at `place` makes a shard of `num_bytes` alone, over the limit."""
-
-    def __init__(self, place: int, num_bytes: int) -> None:
-        super().__init__(place, num_bytes)
-        self.place = place
-        self.num_bytes = num_bytes
+    def describe(self) -> PackPlan:
+        """What is going to be written."""
+        shards = self.shards()
+        stops = itertools.accumulate(series.length for series in self.series)
+        splits = {
+            series.split: shards[stop - series.length : stop]
+            for series, stop in zip(self.series, stops, strict=True)
+            if series.split
+        }
+        num_fields: Counter[str] = Counter()
+        for names, count in self.plan.num_fields.items():
+            num_fields.update(dict.fromkeys(packed_names(names, self.transforms), count))
+        first, last = (self.plan[int(_places(self.order, at, at + 1)[0])] for at in (0, self.spans[-1].stop - 1))
+        return PackPlan(shards, dict(sorted((+num_fields).items())), first.key, last.key, splits)
 
 
-def divide(blocks: NDArray[Any], limits: Limits) -> list[Span]:
-    """The shards of rows that take so many blocks of 512 bytes each, (num_rows,), in this order.
+@dataclass(frozen=True)
+class LazyJobs(Sequence[ShardJob]):
+    """Some of the shards to fill, each made when it is asked for, as its rows take memory."""
 
-    As `fill_in_turn`; or all shards equal within one sample, the larger ones first, where limits say so.
+    jobs: Jobs
+    numbers: Sequence[int]
+    folder: Path
 
-    Args:
-        blocks: Of each row.
-        limits: What a shard may hold.
+    def __len__(self) -> int:
+        """Number of shards."""
+        return len(self.numbers)
 
-    Raises:
-        RowTooLarge: A row alone is over `max_bytes`.
-        PackError: The number of shards that was asked for is over the limits, or there are fewer rows.
-    """
-    room = (limits.max_bytes - END_BYTES) // BLOCK_BYTES
-    too_large = np.flatnonzero(blocks > room)
-    if len(too_large):
-        place = int(too_large[0])
-        raise RowTooLarge(place, int(blocks[place]) * BLOCK_BYTES + END_BYTES)
-    ends = blocks.astype(np.int64)
-    np.cumsum(ends, out=ends)  # in place: `dtype=` would take as much again
-    return (
-        list(_in_turn(ends, limits, room)) if limits.num_shards is None else _balanced(ends, limits, limits.num_shards)
-    )
+    @overload
+    def __getitem__(self, at: int) -> ShardJob: ...
 
+    @overload
+    def __getitem__(self, at: slice) -> Sequence[ShardJob]: ...
 
-def _in_turn(ends: NDArray[np.int64], limits: Limits, room: int) -> Iterator[Span]:
-    start = done = 0
-    while start < len(ends):
-        most = ends[start : start + limits.max_samples]
-        stop = start + int(most.searchsorted(done + room, side="right"))
-        yield Span(start, stop, (int(ends[stop - 1]) - done) * BLOCK_BYTES + END_BYTES)
-        start, done = stop, int(ends[stop - 1])
-
-
-def _balanced(ends: NDArray[np.int64], limits: Limits, number: int) -> list[Span]:
-    """Return `number` shards, equal within one row; the first shards have the additional rows."""
-    if number > len(ends):
-        raise PackError(f"{len(ends)} samples cannot fill {number} shards; each holds at least one. Use fewer shards.")
-    least, more = divmod(len(ends), number)
-    numbers = np.arange(1, number + 1)
-    stops = numbers * least + np.minimum(numbers, more)
-    sizes = np.diff(ends[stops - 1], prepend=0) * BLOCK_BYTES + END_BYTES
-    what = ""
-    if least + bool(more) > limits.max_samples:
-        what = f"{least + bool(more)} samples, more than max_samples {limits.max_samples}"
-    elif sizes.max() > limits.max_bytes:
-        what = f"{sizes.max()} bytes, more than max_bytes {limits.max_bytes}"
-    if what:
-        msg = f"num_shards: with {number} shards, one would have {what}."
-        raise PackError(f"{msg}\n  Use more shards, or raise the limit.")
-    return [Span(*three) for three in zip([0, *stops[:-1].tolist()], stops.tolist(), sizes.tolist(), strict=True)]
-
-
-def row_bytes(row: Row) -> int:
-    """Bytes that a row adds to a shard."""
-    return sum([member_bytes(size_of(data)) for _, data in row.fields])
-
-
-class Shard:
-    """The rows of one shard, in order, given once, as they come.
-
-    Args:
-        first: The first of them.
-        rows: What comes behind it, more than belongs to this shard.
-        limits: Where it ends.
-        by_count: Their bytes are not known.
-
-    Attributes:
-        num_bytes: Bytes of a file with the rows that were given so far; 0 with `by_count`.
-        following: Once all are given, the first row of the next shard.
-    """
-
-    def __init__(self, first: Row, rows: Iterator[Row], limits: Limits, *, by_count: bool) -> None:
-        self.num_bytes = 0 if by_count else END_BYTES
-        self.following: Row | None = first
-        self._rows = rows
-        self._limits = limits
-        self._by_count = by_count
-
-    def __iter__(self) -> Iterator[Row]:
-        """The rows.
-
-        Raises:
-            RowError: One alone, or the first of the next shard, is over `max_bytes`.
-        """
-        num_rows = 0
-        while self.following is not None:
-            row = self.following
-            added = 0 if self._by_count else self._row_bytes(row)
-            is_full = num_rows == self._limits.max_samples or self.num_bytes + added > self._limits.max_bytes
-            if num_rows and is_full:
-                return
-            num_rows += 1
-            self.num_bytes += added
-            yield row
-            self.following = next(self._rows, None)
-
-    def _row_bytes(self, row: Row) -> int:
-        added, most = row_bytes(row), self._limits.max_bytes
-        if END_BYTES + added > most:
-            problem = f"even alone in its shard it takes {END_BYTES + added} bytes, more than max_bytes {most}"
-            raise row_error(row.where, problem, "Raise --max-bytes.")
-        return added
-
-
-def fill_in_turn(rows: Iterable[Row], limits: Limits, *, by_count: bool = False) -> Iterator[Shard]:
-    """The shards: rows in their order, a new shard where the next one would break a limit. Of each all rows must be
-    taken before the next shard is.
-
-    With `by_count` their bytes are not known, and those of the shards are 0.
-    """
-    rows = iter(rows)
-    row = next(rows, None)
-    while row is not None:
-        shard = Shard(row, rows, limits, by_count=by_count)
-        yield shard
-        row = shard.following
-
-
-class Names:
-    """File names of shards by number, from a `pattern` such as `train-%06d.tar`.
-
-    Raises:
-        PackError: The pattern has not one `%d` or `%0Nd`, does not end in `.tar`, or holds what the name of a shard
-            cannot: a folder, control characters, or what brace patterns and globs are made of.
-    """
-
-    def __init__(self, pattern: str) -> None:
-        match = _PATTERN.fullmatch(pattern)
-        if match is None or pattern.startswith(".") or not pattern.isprintable():
-            msg = f"pattern: {pattern!r} must be a file name with one %0Nd that ends in .tar: train-%06d.tar."
-            raise PackError(f"{msg}\n  No folder, no leading dot, and none of {{}}[]*?:\\ in it.")
-        self.pattern = pattern
-        self._width = int(match[2] or 1)
-        self._known = re.compile(f"{re.escape(match[1])}([0-9]{{1,18}}){re.escape(match[3])}")
-
-    def __getitem__(self, number: int) -> str:
-        """The name of shard `number`.
-
-        Raises:
-            PackError: The number has more digits than the pattern, so that names would not sort.
-        """
-        if self._width > 1 and number >= 10**self._width:
-            raise PackError(f"pattern: {self.pattern!r} has no name for shard {number}. Use more digits.")
-        return self.pattern % number
-
-    def number_of(self, name: str) -> int | None:
-        """The number of the shard that has this name, None where the pattern does not give it."""
-        match = self._known.fullmatch(name)
-        if match is None or (self._width > 1 and len(match[1]) > self._width):
-            return None
-        number = int(match[1])
-        return number if self.pattern % number == name else None
-
-
-def names_of(folder: Path, pattern: str | None) -> Names:
-    """What the shards are called: by default as the folder, so that basenames differ between folders."""
-    if pattern is not None:
-        return Names(pattern)
-    try:
-        return Names(f"{os.path.basename(os.path.abspath(folder)) or 'shard'}-%06d.tar")
-    except PackError as err:
-        raise PackError(
-            f"{folder}: shards cannot be named after this folder. Name them: --pattern train-%06d.tar."
-        ) from err
-
-
-def names_of_all(folder: Path, pattern: str | None, splits: Iterable[str] | None) -> Sequence[Names]:
-    """What the shards are called, those of each split after it."""
-    if splits is None:
-        return [names_of(folder, pattern)]
-    if pattern is not None:
-        raise PackError("`pattern` and `split` cannot be combined: the shards are named after their splits.")
-    return [Names(f"{split}-%06d.tar") for split in splits]
+    def __getitem__(self, at: int | slice) -> ShardJob | Sequence[ShardJob]:
+        """One job, or several."""
+        if isinstance(at, slice):
+            return [self.jobs.job(number, self.folder) for number in self.numbers[at]]
+        return self.jobs.job(self.numbers[at], self.folder)

@@ -24,9 +24,9 @@ from wdskit.dataset.unfinished import DESCRIPTION_NAME
 from wdskit.errors import PackError, RowError, WdskitError
 from wdskit.files import Disk
 from wdskit.packing.fill import ShardJob, fill_shard
+from wdskit.packing.plan import FileRows
 from wdskit.packing.row import row_error
 from wdskit.packing.staging import Staging
-from wdskit.packing.store import RecordedRows
 from wdskit.text import install_extra
 
 _MOST_TRIES = 4
@@ -140,7 +140,7 @@ def fill_on_node(job: ShardJob, site: Site) -> ShardEntry | WdskitError:
         if site.version != __version__:
             msg = f"on: host {host} has wdskit {__version__}, but {site.host} has {site.version}."
             raise PackError(f"{msg}\n  Install the same version on all nodes.")
-        plan = [Path(job.rows.path)] if isinstance(job.rows, RecordedRows) else []
+        plan = [Path(job.rows.path)] if isinstance(job.rows, FileRows) else []
         for path in (site.description, *plan):  # in a folder that is called after the digest of the plan
             if not path.exists():
                 msg = f"{path}: host {host} does not see the same file as {site.host}."

@@ -1,6 +1,7 @@
 """Where the bytes of a field are until they are packed: references, small and plain enough to stand in a plan.
 
-Each kind is a frozen dataclass of texts and whole numbers that has `path`, `num_bytes` (of the field), the size, time
+Each kind is a tuple of texts and whole numbers that begins with `path` and ends with the file's time of change and
+inode (of an object its ETag and time of change). It has `path`, `num_bytes` (of the field), the size, time
 of change and inode that the file had when the plan was made (of an object its size and ETag), and `read`. `KINDS` names
 them all, so that a plan can be written and read back.
 """
@@ -9,9 +10,10 @@ from __future__ import annotations
 
 import os
 import zlib
-from dataclasses import dataclass
+from collections import OrderedDict
+from collections.abc import Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from wdskit.limits import MAX_READ_BYTES
 from wdskit.storage.identity import FileIdentity
@@ -19,28 +21,17 @@ from wdskit.storage.identity import FileIdentity
 if TYPE_CHECKING:
     from wdskit.storage.objects import ObjectFile
 
+_MAX_OPEN = 128
+"""Open files, of the 1,024 that a process usually may have."""
+
+_GAP_BYTES = 4 << 10
+"""Bytes between two parts of a file up to which both are read together."""
+
 ZIP_HEADER_BYTES = 30  # then its name and extra field, whose sizes stand in the last four (PKWARE APPNOTE 4.3.7)
 _ZIP_HEADER_START = b"PK\x03\x04"
 
 
-class _InFile:
-    """Bytes somewhere in a file, which is compared with its identity at every read."""
-
-    __slots__ = ()
-    path: str
-    num_bytes: int
-    file_bytes: int
-    mtime_ns: int
-    inode: int
-
-    @property
-    def identity(self) -> FileIdentity:
-        """The file's identity when the plan was made."""
-        return FileIdentity(self.file_bytes, self.mtime_ns, self.inode)
-
-
-@dataclass(frozen=True, slots=True)
-class FileBytes(_InFile):
+class FileBytes(NamedTuple):
     """A whole file, which had `num_bytes` when the plan was made."""
 
     path: str
@@ -50,7 +41,7 @@ class FileBytes(_InFile):
 
     @property
     def identity(self) -> FileIdentity:
-        """As of all; its size is that of the field."""
+        """The file's identity when the plan was made."""
         return FileIdentity(self.num_bytes, self.mtime_ns, self.inode)
 
     def read(self) -> bytes:
@@ -66,16 +57,10 @@ class FileBytes(_InFile):
     def read_into(self, memory: memoryview) -> None:
         """Write the file's bytes into memory of `num_bytes` bytes. Raises as `read`."""
         with self.identity.opened(self.path) as fd:
-            count = os.readv(fd, [memory[:MAX_READ_BYTES]])
-            while count < self.num_bytes:  # it comes in parts: from a network, or `MAX_READ_BYTES` at a time
-                more = os.readv(fd, [memory[count : count + MAX_READ_BYTES]])
-                if not more:
-                    raise _cut_short(count, self.num_bytes)
-                count += more
+            _read_into(fd, memory, 0)
 
 
-@dataclass(frozen=True, slots=True)
-class PartBytes(_InFile):
+class PartBytes(NamedTuple):
     """Bytes that stand at `offset` of a file: a member of a tar, a cell of an Arrow file."""
 
     path: str
@@ -85,14 +70,18 @@ class PartBytes(_InFile):
     mtime_ns: int
     inode: int
 
+    @property
+    def identity(self) -> FileIdentity:
+        """The file's identity when the plan was made."""
+        return FileIdentity(self.file_bytes, self.mtime_ns, self.inode)
+
     def read(self) -> bytes:
         """The bytes. Raises as `FileBytes.read`."""
         with self.identity.opened(self.path) as fd:
             return _read_part(fd, self.offset, self.num_bytes)
 
 
-@dataclass(frozen=True, slots=True)
-class ZipBytes(_InFile):
+class ZipBytes(NamedTuple):
     """A member of a zip.
 
     Attributes:
@@ -111,6 +100,11 @@ class ZipBytes(_InFile):
     file_bytes: int
     mtime_ns: int
     inode: int
+
+    @property
+    def identity(self) -> FileIdentity:
+        """The file's identity when the plan was made."""
+        return FileIdentity(self.file_bytes, self.mtime_ns, self.inode)
 
     def read(self) -> bytes:
         """The member's bytes; no more of them are made than it claims to have. Raises as `FileBytes.read`."""
@@ -139,8 +133,7 @@ class ZipBytes(_InFile):
         return data
 
 
-@dataclass(frozen=True, slots=True)
-class CellBytes(_InFile):
+class CellBytes(NamedTuple):
     """A cell of a Parquet file.
 
     Attributes:
@@ -158,6 +151,11 @@ class CellBytes(_InFile):
     mtime_ns: int
     inode: int
 
+    @property
+    def identity(self) -> FileIdentity:
+        """The file's identity when the plan was made."""
+        return FileIdentity(self.file_bytes, self.mtime_ns, self.inode)
+
     def read(self) -> bytes:
         """The cell's bytes. Raises as `FileBytes.read`."""
         from wdskit.packing.sources.parquet import read_cell  # only where there are such cells
@@ -168,8 +166,7 @@ class CellBytes(_InFile):
         return data
 
 
-@dataclass(frozen=True, slots=True)
-class ObjectBytes:
+class ObjectBytes(NamedTuple):
     """Bytes that stand at `offset` of an object in a store: a member of a tar.
 
     Attributes:
@@ -213,6 +210,66 @@ KINDS: dict[str, type[Reference]] = {
     "object": ObjectBytes,
 }
 """The kinds of reference, by the name that a plan gives them."""
+
+
+class SourceFiles:
+    """Files that stay open while many of their parts are read, in one thread. `close` closes them."""
+
+    def __init__(self) -> None:
+        self._fds: OrderedDict[str, int] = OrderedDict()
+
+    def close(self) -> None:
+        """Close all files."""
+        while self._fds:
+            os.close(self._fds.popitem()[1])
+
+    def read(self, parts: Sequence[PartBytes]) -> list[bytes]:
+        """The bytes of parts of one file. Parts that lie close together, as the fields of a sample in a tar do, are
+        read together. Raises as `FileBytes.read`.
+        """
+        fd = self._open(parts[0].path)
+        read = _read_parts(fd, parts)
+        parts[0].identity.check(fd)
+        return read
+
+    def read_into(self, part: PartBytes, memory: memoryview) -> None:
+        """Write the bytes of a part into memory of `num_bytes` bytes. Raises as `FileBytes.read`."""
+        fd = self._open(part.path)
+        _read_into(fd, memory, part.offset)
+        part.identity.check(fd)
+
+    def _open(self, path: str) -> int:
+        fd = self._fds.get(path)
+        if fd is None:
+            if len(self._fds) == _MAX_OPEN:
+                os.close(self._fds.popitem(last=False)[1])
+            fd = self._fds[path] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        return fd
+
+
+def _read_into(fd: int, memory: memoryview, offset: int) -> None:
+    """Fill memory with the bytes of a file from `offset` on."""
+    count = 0
+    while count < len(memory):  # it comes in parts: from a network, or `MAX_READ_BYTES` at a time
+        more = os.preadv(fd, [memory[count : count + MAX_READ_BYTES]], offset + count)
+        if not more:
+            raise _cut_short(offset + count, offset + len(memory))
+        count += more
+
+
+def read_parts(parts: Sequence[PartBytes]) -> list[bytes]:
+    """As `SourceFiles.read`, of a file that is opened for it."""
+    with parts[0].identity.opened(parts[0].path) as fd:
+        return _read_parts(fd, parts)
+
+
+def _read_parts(fd: int, parts: Sequence[PartBytes]) -> list[bytes]:
+    start = min([part.offset for part in parts])
+    stop = max([part.offset + part.num_bytes for part in parts])
+    if stop - start > sum([part.num_bytes for part in parts]) + _GAP_BYTES * len(parts):
+        return [_read_part(fd, part.offset, part.num_bytes) for part in parts]
+    data = _read_part(fd, start, stop - start)
+    return [data[part.offset - start : part.offset - start + part.num_bytes] for part in parts]
 
 
 def _read_part(fd: int, offset: int, num_bytes: int) -> bytes:

@@ -1,4 +1,4 @@
-"""`reshard`: pack the samples of finished shards again, copied by ranges of bytes where nothing changes them."""
+"""`reshard`: pack the samples of finished shards again."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from pathlib import Path
 
 from wdskit.dataset.classes import CLASSES_NAME, parse_classes
 from wdskit.dataset.index import ShardEntry
+from wdskit.errors import PackError
 from wdskit.files import DISK, Disk
 from wdskit.packing.api import export_packed
 from wdskit.packing.destination import (
@@ -20,23 +21,14 @@ from wdskit.packing.destination import (
     folder_of,
     raised_as_pack_errors,
 )
+from wdskit.packing.division import PlannedShard
 from wdskit.packing.options import ReshardOptions, given_options
-from wdskit.packing.plan import PlannedShard
 from wdskit.packing.ray import import_ray
 from wdskit.packing.row import OnProgress
-from wdskit.packing.run import Plan, open_work, pack_planned, plan_jobs
-from wdskit.packing.samples.sources import (
-    Seen,
-    check_dest,
-    digest_sources,
-    find_classes,
-    list_sources,
-    merged_splits,
-    scan_all,
-    scan_jobs,
-)
-from wdskit.packing.samples.store import Samples
-from wdskit.packing.sources import Source
+from wdskit.packing.run import open_work, pack_planned, plan_jobs, read_plan
+from wdskit.packing.sources import Source, count_cleaned
+from wdskit.packing.sources.shards import ShardSamples, check_dest, find_classes, list_sources, merged_splits
+from wdskit.packing.sources.tar_samples import known_digests
 from wdskit.packing.upload import Upload, open_upload
 from wdskit.text import format_bytes, plural
 
@@ -57,7 +49,6 @@ class ReshardResult:
         num_duplicates: Samples with the key of an earlier sample.
         num_ignored: Members that belong to no sample; they are not written.
         num_cleaned: Samples whose keys were changed by `keys="clean"`.
-        num_copied: Samples that were copied unchanged; the others have new headers.
         merged: What was merged, if one name covered shards of several splits (`train`, `val`); else empty.
         classes_lost: Why there is no `classes.json` although a source has one; else empty.
         was_done: The folder already held all of it, so there was nothing to do.
@@ -76,7 +67,6 @@ class ReshardResult:
     num_duplicates: int
     num_ignored: int
     num_cleaned: int
-    num_copied: int
     merged: str
     classes_lost: str
     was_done: bool
@@ -152,10 +142,10 @@ def reshard(
     """Write new shards from finished ones: merge, split, resize, shuffle, filter: `wdskit reshard`.
 
     The new shards are those that `pack` writes for the same samples: members sorted by field, headers as `pack` writes
-    them, an `.idx` beside each shard, the folder's index last. Nothing is decoded unless an option asks for it, and
-    samples that already have this form are copied unchanged. The same sources and options give the same bytes, whatever
-    the number of workers. After a stop, the same call continues the run; with other sources, options or another version
-    it is refused. Only `overwrite` replaces files with other content.
+    them, an `.idx` beside each shard, the folder's index last. The bytes of a field are copied, and nothing is decoded,
+    unless an option asks for it. The same sources and options give the same bytes, whatever the number of workers.
+    After a stop, the same call continues the run; with other sources, options or another version it is refused. Only
+    `overwrite` replaces files with other content.
 
     Args:
         source: Shards, local or remote: a folder, glob or brace pattern, several joined by `::`, or a list. Shards of
@@ -223,43 +213,44 @@ def _reshard(
     lists, classes_lost = find_classes(found, changes)
     more = {f"digest of {name}": hashlib.sha256(data).hexdigest()[:16] for name, data in lists.items()}
     names = parse_classes(lists[CLASSES_NAME], CLASSES_NAME) if lists else ()
+    samples = ShardSamples(found, options.choice, changes, check=options.check == "sha256")
     rows = Source(
         source if isinstance(source, str) else "the shards",
-        (),
+        samples.rows(keys=changes.keys),
         kind="shards",
         classes={name: number for number, name in enumerate(names)},
+        reader=samples,
+        sha256=known_digests(found),
     )
+    if changes.keys == "clean":
+        rows.rows = count_cleaned(rows, rows.rows)
     with contextlib.ExitStack() as stack:
-        work = open_work(stack, folder, rows, options, more=more, progress=progress, disk=disk, upload=upload)
-        block_shards, blocks = digest_sources(found)
-        seen = Seen()
-        has_check, has_draws = options.check == "sha256", work.splitter is not None
-        jobs = scan_jobs(found, options.choice, changes, has_check=has_check, has_draws=has_draws)
-        samples = Samples(seen.counted(scan_all(jobs, workers=options.workers, on_progress=work.on_progress)), changes)
-        kept = samples.unique(first_of_key=options.duplicate_keys == "first")
-        num_kept = len(samples) if kept is None else len(kept)
-        seen.check(num_kept, len(samples) - num_kept, changes, options.transforms)
-        if work.splitter is not None:
-            work.splitter.add_draws(samples.draws)
-        plan = Plan(samples, kept, len(found.urls), block_shards, blocks, found.urls.__getitem__, lists)
+        work = open_work(
+            stack, folder, rows, options, more=more, progress=progress, disk=disk, upload=upload, lists=lists
+        )
+        plan = read_plan(work, skip_bad=False, keep_first=options.duplicate_keys == "first")
+        accounted = len(plan) + samples.left_out.total
+        if accounted != samples.num_samples:
+            msg = f"{samples.num_samples} samples were read, but {accounted} are accounted for. Nothing was written."
+            raise PackError(msg)
         target, run, shards = plan_jobs(work, plan)
-        entries = () if options.dry_run else pack_planned(work, plan, target, run, shards)
-        planned = shards.plan().shards
+        planned = shards.shards()
+        entries = () if options.dry_run else pack_planned(work, target, run, shards)
+        num_duplicates = len(plan) - plan.num_kept
     if not options.dry_run:  # the bytes of shards with changed images are not known before
         planned = tuple(PlannedShard(entry.name, entry.num_samples, entry.num_bytes) for entry in entries)
     return ReshardResult(
         folder=folder,
         entries=tuple(entries),
         shards=planned,
-        num_source_shards=len(jobs),
-        num_source_samples=seen.num_samples,
-        num_duplicates=len(samples) - num_kept,
-        num_ignored=seen.num_ignored,
-        num_cleaned=seen.num_cleaned,
-        num_copied=samples.num_copied if options.transforms.passes else 0,
+        num_source_shards=len(found.urls),
+        num_source_samples=samples.num_samples,
+        num_duplicates=num_duplicates,
+        num_ignored=samples.num_other,
+        num_cleaned=rows.num_cleaned,
         merged=merged_splits(found),
         classes_lost=classes_lost,
         was_done=target.is_done,
         seconds=time.perf_counter() - start,
-        **vars(seen.gone),
+        **vars(samples.left_out),
     )

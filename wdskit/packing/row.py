@@ -17,7 +17,7 @@ from wdskit.files import Buffer
 from wdskit.limits import MAX_USTAR_SIZE_BYTES
 from wdskit.packing.json_merge import field_with_metadata
 from wdskit.packing.labels import CLASS_FIELD, ClassNames, label_number
-from wdskit.packing.references import FieldBytes, FileBytes
+from wdskit.packing.references import FieldBytes, FileBytes, PartBytes, SourceFiles, read_parts
 from wdskit.packing.transforms import UNTOUCHED, Transforms
 from wdskit.storage.identity import FileChanged
 
@@ -91,27 +91,42 @@ class Row:
         except DecodeError as err:
             raise self._bad(err) from err
 
-    def read_fields(self) -> list[tuple[str, bytes]]:
-        """Name and bytes of each field as they are.
+    def read_fields(self, files: SourceFiles | None = None) -> list[tuple[str, bytes]]:
+        """Name and bytes of each field as they are. `files` keeps open what it reads from.
 
         Raises:
             RowError: A file cannot be read or changed.
         """
-        return [(field, self.read_field(source)) for field, source in self.fields]
+        parts = [source for _, source in self.fields if type(source) is PartBytes]
+        if not parts or any(part.path != parts[0].path for part in parts):
+            return [(field, self.read_field(source)) for field, source in self.fields]
+        try:
+            read = iter(read_parts(parts) if files is None else files.read(parts))
+        except (OSError, ValueError) as err:
+            raise self._unreadable(parts[0], err) from err
+        return [
+            (field, next(read) if type(source) is PartBytes else self.read_field(source))
+            for field, source in self.fields
+        ]
 
-    def read_field(self, source: FieldBytes) -> bytes:
+    def read_field(self, source: FieldBytes, files: SourceFiles | None = None) -> bytes:
         """The bytes of one of its fields, with the errors of `read_fields`."""
         if isinstance(source, bytes):
             return source
         try:
+            if files is not None and isinstance(source, PartBytes):
+                return files.read([source])[0]
             return source.read()
         except (OSError, ValueError) as err:
             raise self._unreadable(source, err) from err
 
-    def read_file_into(self, source: FileBytes, memory: memoryview) -> None:
+    def read_into(self, source: FileBytes | PartBytes, memory: memoryview, files: SourceFiles) -> None:
         """As `read_field`, into memory of as many bytes."""
         try:
-            source.read_into(memory)
+            if isinstance(source, PartBytes):
+                files.read_into(source, memory)
+            else:
+                source.read_into(memory)
         except (OSError, ValueError) as err:
             raise self._unreadable(source, err) from err
 

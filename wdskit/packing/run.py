@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from wdskit.dataset.index import ShardEntry
 from wdskit.dataset.lock import hold, lock_folder, share_folder
@@ -23,16 +23,15 @@ from wdskit.packing.destination import (
     raised_as_pack_errors,
     refuse_other_options,
 )
+from wdskit.packing.division import Names, PlannedShard, names_of_all
 from wdskit.packing.fill import Count, ShardJob, fill_shard
 from wdskit.packing.journal import indexed_already, publish_run, remove_finished
 from wdskit.packing.options import WriteOptions
-from wdskit.packing.plan import Names, PlannedShard, Span, names_of_all
-from wdskit.packing.planning import Jobs, LazyJobs, Series, Splitter, Store, divide_rows, divide_splits, read_rows
+from wdskit.packing.plan import Jobs, LazyJobs, Plan, Series, divide_plan, read_rows
 from wdskit.packing.ray import fill_on_ray
 from wdskit.packing.row import OnProgress
 from wdskit.packing.sources import Source
 from wdskit.packing.staging import RunDescription, Staging, differences, open_staging
-from wdskit.packing.store import Ints, Spool, digest_blocks
 from wdskit.packing.upload import Upload
 from wdskit.shards.parallel import map_shards
 from wdskit.shards.split import format_share
@@ -53,10 +52,10 @@ class Work:
         names: Of the shards; with splits those of each.
         options: As `pack` or `reshard` takes them.
         more: What else its shards depend on, by name.
-        splitter: Finds the split of each row; None where nothing is split.
         on_progress: Called with how far it is.
         disk: Performs the file operations; tests replace it.
         upload: Uploads the shards; None where the folder is where they stay.
+        lists: Files of all shards together, by name; None for those that the source gives.
     """
 
     stack: contextlib.ExitStack
@@ -65,10 +64,10 @@ class Work:
     names: Sequence[Names]
     options: WriteOptions
     more: Mapping[str, Any]
-    splitter: Splitter | None
     on_progress: OnProgress
     disk: Disk
     upload: Upload | None = None
+    lists: Mapping[str, bytes] | None = None
 
     @functools.cached_property
     def room(self) -> Path:
@@ -78,12 +77,6 @@ class Work:
         if self.options.dry_run:
             return Path(self.stack.enter_context(tempfile.TemporaryDirectory()))
         return self.stack.enter_context(locked(self.folder, self.options.part_of, self.disk))
-
-    @property
-    def plan_name(self) -> str:
-        """What such a plan is called there."""
-        part = self.options.part_of
-        return "plan" if part is None else f"plan-{part[0]}-of-{part[1]}"
 
     def look(self, *, has_labels: bool) -> Destination:
         """Look at the folder that is packed into; it is locked where something is going to be written. `has_labels`
@@ -100,7 +93,7 @@ class Work:
         return {
             **self.options.to_dict(),
             **self.more,
-            "pattern": patterns[0] if self.splitter is None else patterns,
+            "pattern": patterns[0] if self.options.shares is None else patterns,
         }
 
 
@@ -114,6 +107,7 @@ def open_work(
     progress: OnProgress | None,
     disk: Disk,
     upload: Upload | None = None,
+    lists: Mapping[str, bytes] | None = None,
 ) -> Work:
     """What is packed and how, once it is known that no run with other options has packed the folder. As `Work`.
 
@@ -122,9 +116,8 @@ def open_work(
     """
     with raised_as_pack_errors(folder):
         names = names_of_all(folder, options.pattern, options.shares)
-    splitter = None if options.shares is None else Splitter(options.shares)
     on_progress = progress or (lambda _: None)
-    work = Work(stack, folder, found, names, options, more or {}, splitter, on_progress, disk, upload)
+    work = Work(stack, folder, found, names, options, more or {}, on_progress, disk, upload, lists)
     refuse_other_options(folder, options, work.to_dict(), is_stream=found.is_stream)
     return work
 
@@ -132,84 +125,79 @@ def open_work(
 # The plan.
 
 
-@dataclass(frozen=True)
-class Plan:
-    """All rows, before it is decided which shard each goes into.
-
-    Attributes:
-        store: The rows.
-        kept: Numbers of those that are packed; None for all.
-        num_sources: Rows of the source, bad ones included; or its shards.
-        block_rows: Rows, or shards, that each digest is over.
-        blocks: Their digests.
-        where_of: Where such a row comes from, or such a shard, by its number.
-        lists: Files of all shards together, by name; None for those that the source gives.
-    """
-
-    store: Store
-    kept: Ints | None
-    num_sources: int
-    block_rows: int
-    blocks: tuple[str, ...]
-    where_of: Callable[[int], str]
-    lists: Mapping[str, bytes] | None = None
+def open_plan(work: Work) -> Plan:
+    """An empty plan, which is closed when the run is over."""
+    part = work.options.part_of
+    name = "plan" if part is None else f"plan-{part[0]}-of-{part[1]}"
+    plan = Plan(
+        lambda: work.room, name=name, is_held=work.found.is_held, shares=work.options.shares, sha256=work.found.sha256
+    )
+    return work.stack.enter_context(plan)
 
 
-def read_plan(work: Work, spool: Spool, *, skip_bad: bool) -> Plan:
-    """Read all rows of a source.
+def read_plan(work: Work, *, skip_bad: bool, keep_first: bool = False) -> Plan:
+    """Read all rows of a source. `keep_first`: of rows with one key only the first is packed.
 
     Raises:
         RowError: A row is bad, or two rows have one key.
     """
     options = work.options
+    plan = open_plan(work)
     with raised_as_pack_errors(work.folder):
-        kept = read_rows(
+        read_rows(
             work.found,
-            spool,
+            plan,
             transforms=options.transforms,
             skip_bad=skip_bad,
+            keep_first=keep_first,
             workers=options.workers,
             on_progress=work.on_progress,
         )
-        return Plan(spool, kept, len(spool), *digest_blocks(spool), spool.where)
+    return plan
 
 
 def plan_jobs(work: Work, plan: Plan) -> tuple[Destination, RunDescription, Jobs]:
     """Decide everything, and refuse what is in the way, before anything is written."""
     options = work.options
-    if not options.append:  # whose keys are compared below
-        plan.store.forget_hashes()
-    divided = _divided(work, plan)
+    by_count = options.transforms.changes_bytes
+    division = divide_plan(plan, limits=options.limits, shuffle=options.shuffle, by_count=by_count)
+    if options.shares is not None and not options.append:  # an addition may be too small for each split
+        for name, spans in zip(division.splits, division.shards, strict=True):
+            if not spans:
+                share, samples = format_share(options.shares[name]), plural(plan.num_kept, "sample")
+                msg = f"split: {name} (share {share}) of {samples} would be empty."
+                raise PackError(f"{msg}\n  Choose a larger share, or leave it out.")
     with raised_as_pack_errors(work.folder):
-        target = work.look(has_labels=plan.store.has_labels)
-        run = RunDescription(work.to_dict(), plan.num_sources, plan.block_rows, plan.blocks, None)
-        target = resolve_last_run(target, run, plan.where_of)
+        target = work.look(has_labels=plan.has_labels)
+        run = RunDescription(work.to_dict(), len(plan), plan.digest, None)
+        target = resolve_last_run(target, run)
         if target.append and not target.is_done:
-            target.check_keys(plan.store, plan.kept, work.on_progress)
+            target.check_keys(plan, work.on_progress)
         firsts = map(target.first_number, work.names)
-        lengths = map(len, divided.shards)
-        series = [Series(*each) for each in zip(work.names, firsts, lengths, divided.splits, strict=True)]
-        spans = [*itertools.chain(*divided.shards)]
-        jobs = Jobs(plan.store, divided.order, spans, series, options.transforms, options.threads)
+        lengths = map(len, division.shards)
+        series = [Series(*each) for each in zip(work.names, firsts, lengths, division.splits, strict=True)]
+        spans = [*itertools.chain(*division.shards)]
+        jobs = Jobs(plan, division.order, spans, series, options.transforms, options.threads)
         if target.is_done and target.last_run is not None and len(target.last_run.entries) != len(jobs):
             raise indexed_already(
                 target.folder, [f"it wrote {len(target.last_run.entries)} shards, and this run has {len(jobs)}."]
             )
-        run = dataclasses.replace(run, shards=jobs.plan().shards, first=tuple(each.first for each in jobs.series))
-        target.check_free(jobs.plan().shards)
-        target.check_lists(lists_of(work, target, plan))
+        shards = jobs.shards()
+        run = dataclasses.replace(run, shards=shards, first=tuple(each.first for each in jobs.series))
+        target.check_free(shards)
+        target.check_lists(lists_of(work, target))
     return target, run, jobs
 
 
-def lists_of(work: Work, target: Destination, plan: Plan) -> Mapping[str, bytes]:
-    """The files of all shards together, by name. What is added to has the same classes already."""
-    if plan.lists is None:
+def lists_of(work: Work, target: Destination) -> Mapping[str, bytes]:
+    """The files of all shards together, by name. A folder that is added to has the same classes already."""
+    if work.lists is None:
         return target.lists(work.found)
-    return {} if target.append else plan.lists
+    return {} if target.append else work.lists
 
 
-def resolve_last_run(target: Destination, run: RunDescription, where_of: Callable[[int], str]) -> Destination:
-    """The destination; `is_done` where the run that made its index is this one.
+def resolve_last_run(target: Destination, run: RunDescription) -> Destination:
+    """The destination; `is_done` if the run that made its index is this one.
 
     Raises:
         PackError: The folder is packed already, by another run, and is neither added to nor replaced; or a shard of
@@ -218,7 +206,7 @@ def resolve_last_run(target: Destination, run: RunDescription, where_of: Callabl
     last = target.last_run
     if last is None:
         return target
-    changes = differences(last.run, dataclasses.replace(run, shards=None, first=last.run.first), where_of)
+    changes = differences(last.run, dataclasses.replace(run, shards=None, first=last.run.first))
     if not changes:
         target.check_there(last)
         return dataclasses.replace(target, is_done=True)
@@ -227,48 +215,22 @@ def resolve_last_run(target: Destination, run: RunDescription, where_of: Callabl
     return target
 
 
-class _Divided(NamedTuple):
-    """The order in which rows are packed, None for the source's; the shards of each split, and the splits' names."""
-
-    order: Ints | None
-    shards: Sequence[Sequence[Span]]
-    splits: Sequence[str]
-
-
-def _divided(work: Work, plan: Plan) -> _Divided:
-    options = work.options
-    how: Any = {
-        "limits": options.limits,
-        "shuffle": options.shuffle,
-        "by_count": options.transforms.changes_bytes,
-    }
-    if work.splitter is None:
-        order, spans = divide_rows(plan.store, plan.kept, **how)
-        return _Divided(order, [spans], [""])
-    split_order, shards = divide_splits(plan.store, plan.kept, work.splitter, **how)
-    for (name, share), spans in zip(work.splitter.shares.items(), shards, strict=True):
-        if not spans and not options.append:  # an addition may be too small for each split
-            msg = f"split: {name} (share {format_share(share)}) of {plural(len(split_order), 'sample')} would be empty."
-            raise PackError(f"{msg}\n  Choose a larger share, or leave it out.")
-    return _Divided(split_order, shards, [*work.splitter.shares])
-
-
 # Filling.
 
 
-def pack_planned(work: Work, plan: Plan, target: Destination, run: RunDescription, jobs: Jobs) -> Sequence[ShardEntry]:
+def pack_planned(work: Work, target: Destination, run: RunDescription, jobs: Jobs) -> Sequence[ShardEntry]:
     """Fill the shards, or some of them, and where they are all there then, publish them."""
     options = work.options
     part = options.part_of
     numbers = range(len(jobs)) if part is None else range(part[0], len(jobs), part[1])
-    lists = lists_of(work, target, plan)
+    lists = lists_of(work, target)
     with raised_as_pack_errors(work.folder):
         if target.is_done:
             assert target.last_run is not None
             if part is None:
-                remove_finished(work.folder, work.disk)
+                remove_finished(work.folder, target.last_run, work.disk)
             return [target.last_run.entries[number] for number in numbers]
-        staging = begin(work, run, plan.where_of)
+        staging = begin(work, target, run)
     spans = [jobs.spans[number] for number in numbers]
     num_bytes = sum(span.num_bytes - END_BYTES for span in spans)
     total_bytes = None if options.transforms.changes_bytes else num_bytes
@@ -297,19 +259,19 @@ def publish_all(
     publish_run(staging, entries, lists=lists, before=target.index, replaces=target.replaces)
 
 
-def begin(work: Work, run: RunDescription, where_of: Callable[[int], str]) -> Staging:
+def begin(work: Work, target: Destination, run: RunDescription) -> Staging:
     """The staging folder of this run, begun or gone on with."""
     options, folder, disk = work.options, work.folder, work.disk
     if options.part is None:
         if not options.overwrite:
-            remove_finished(folder, disk)
-        return open_staging(folder, run, where_of, restart=options.restart, upload=work.upload, disk=disk)
+            remove_finished(folder, target.last_run, disk)
+        return open_staging(folder, run, restart=options.restart, upload=work.upload, disk=disk)
     with lock_folder(work.room, _BEGINS, wait=True):
         is_alone = work.stack.enter_context(share_folder(folder))
         if is_alone():
-            remove_finished(folder, disk)
+            remove_finished(folder, target.last_run, disk)
         how: Any = {"restart": options.restart, "part": options.part_of, "is_alone": is_alone, "disk": disk}
-        return open_staging(folder, run, where_of, **how)
+        return open_staging(folder, run, **how)
 
 
 def fill_rest(

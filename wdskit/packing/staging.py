@@ -39,10 +39,10 @@ from wdskit.files import (
     read_own,
     remove_temp_files,
 )
-from wdskit.packing.plan import PlannedShard
+from wdskit.packing.division import PlannedShard
 from wdskit.packing.upload import LAST_RUN_NAME, MAX_PENDING, SentFile, Upload, Uploaded, digest_of
 
-DESCRIPTION_VERSION = 3
+DESCRIPTION_VERSION = 4
 REJECTED_NAME = "rejected.jsonl"
 DUPLICATES_NAME = "duplicates.jsonl"
 LIST_NAMES = (CLASSES_NAME, REJECTED_NAME, DUPLICATES_NAME)
@@ -61,9 +61,8 @@ class RunDescription:
 
     Attributes:
         options: All options that a shard could depend on, by name; `command` where it is not `pack`.
-        num_rows: Rows of the source, of `reshard` its shards; None for rows that can be read once only.
-        block_rows: Rows that each digest is over.
-        blocks: Hex digests of the rows in the order of the source, bad ones included.
+        num_rows: Rows of the source; None for rows that can be read once only.
+        rows: Digest of all rows in the order of the source; empty for rows that can be read once only.
         shards: What is planned; None for rows that can be read once only.
         first: Number of the first shard; of each split where there are some.
         wdskit: Version.
@@ -72,17 +71,11 @@ class RunDescription:
 
     options: Mapping[str, Any]
     num_rows: int | None
-    block_rows: int
-    blocks: tuple[str, ...]
+    rows: str
     shards: tuple[PlannedShard, ...] | None
     first: tuple[int, ...] = (0,)
     wdskit: str = __version__
     parts: int = 0
-
-    @property
-    def unit(self) -> str:
-        """What its source is made of: rows, or of `reshard` shards."""
-        return "shard" if self.options.get("command") == "reshard" else "row"
 
     @property
     def digest(self) -> str:
@@ -108,14 +101,13 @@ class RunDescription:
                 raise ValueError  # noqa: TRY301
             shards = document.pop("shards")
             planned = None if shards is None else tuple(PlannedShard(*shard) for shard in shards)
-            blocks, first = tuple(document.pop("blocks")), tuple(document.pop("first"))
-            run = cls(shards=planned, blocks=blocks, first=first, **document)
-            counts = [run.block_rows, run.parts, *first] + ([] if run.num_rows is None else [run.num_rows])
+            first = tuple(document.pop("first"))
+            run = cls(shards=planned, first=first, **document)
+            counts = [run.parts, *first] + ([] if run.num_rows is None else [run.num_rows])
             counts += [count for shard in planned or () for count in (shard.num_samples, shard.num_bytes)]
             names = [shard.name for shard in planned or ()]
             is_right = all(map(is_file_name, names)) and all(type(count) is int and count >= 0 for count in counts)
-            is_right &= isinstance(run.options, dict)
-            if is_right and all(isinstance(block, str) for block in blocks):
+            if is_right and isinstance(run.options, dict) and isinstance(run.rows, str):
                 return run
             problem: Exception | None = None
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as err:
@@ -321,7 +313,6 @@ def _check_own(path: Path, users: set[int], *, is_folder: bool) -> None:
 def open_staging(
     folder: Path,
     run: RunDescription,
-    where_of: Callable[[int], str],
     *,
     restart: bool,
     part: tuple[int, int] | None = None,
@@ -334,7 +325,6 @@ def open_staging(
     Args:
         folder: Locked; or where this is a part, with the lock held that lets one part begin at a time.
         run: What is packed.
-        where_of: As `differences` takes it.
         restart: Remove what another run has filled, and begin anew. Of several parts the first does so.
         part: Which part this is, and of how many.
         is_alone: Tells whether no other part is at work here.
@@ -352,7 +342,7 @@ def open_staging(
             if is_alone():
                 remove_run(other, disk)
             continue
-        changes = differences(old, run, where_of)
+        changes = differences(old, run)
         if not changes and (old.parts == run.parts or is_alone()) and (part or not restart):
             continue
         filled = read_filled(other)
@@ -406,13 +396,12 @@ def remove_run(path: Path, disk: Disk) -> None:
     disk.remove_folder(path)
 
 
-def differences(old: RunDescription, new: RunDescription, where_of: Callable[[int], str]) -> list[str]:
+def differences(old: RunDescription, new: RunDescription) -> list[str]:
     """What differs, a sentence each.
 
     Args:
         old: A run that was stopped, or that made the folder's index.
         new: This one.
-        where_of: Where a row of this one comes from, by its number.
     """
     was, now = _plain(old.options), _plain(new.options)
     commands = [options.pop("command", "pack") for options in (was, now)]
@@ -427,9 +416,9 @@ def differences(old: RunDescription, new: RunDescription, where_of: Callable[[in
     if (old.num_rows is None) != (new.num_rows is None):
         return [*found, "only one of the two sources can be read more than once."]
     if old.num_rows != new.num_rows:
-        found.append(f"the source had {old.num_rows} {old.unit}s and has {new.num_rows}.")
-    if old.block_rows == new.block_rows:
-        found += _other_rows(old, new, where_of)
+        found.append(f"the source had {old.num_rows} rows and has {new.num_rows}.")
+    elif old.rows != new.rows:
+        found.append("the rows of the source are different: a file was changed, renamed or replaced, or their order.")
     if not found and (old.shards != new.shards or old.first != new.first):
         found.append("it would write different shards.")
     return found
@@ -439,20 +428,6 @@ def _plain(options: Mapping[str, Any]) -> dict[str, Any]:
     """Options as they are read back."""
     plain: dict[str, Any] = json.loads(json.dumps(dict(options), default=str))
     return plain
-
-
-def _other_rows(old: RunDescription, new: RunDescription, where_of: Callable[[int], str]) -> Iterator[str]:
-    pairs = zip(old.blocks, new.blocks, strict=False)
-    others = [number for number, (a, b) in enumerate(pairs) if a != b]
-    if not others:
-        return
-    first = others[0] * new.block_rows
-    where = f"{new.unit} {first} ({where_of(first)})"
-    if new.block_rows == 1:
-        yield f"{where} differs, the first of {len(others)}."
-    else:
-        most = len(others) * new.block_rows
-        yield f"the first different {new.unit} is one of the {new.block_rows} from {where} on; up to {most} differ."
 
 
 def _changed(folder: Path, changes: Sequence[str], num_shards: int) -> PackError:

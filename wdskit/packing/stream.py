@@ -5,28 +5,21 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
-import json
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from pathlib import Path
-
-import numpy as np
-import orjson
-from typing_extensions import Self
 
 from wdskit.dataset.classes import CLASSES_NAME
 from wdskit.dataset.index import ShardEntry
-from wdskit.dataset.keys import SortedRuns, is_among
-from wdskit.files import DISK, Disk, TempFile, scratch, temp_path
 from wdskit.packing.destination import Destination, raised_as_pack_errors
+from wdskit.packing.division import PlannedShard, fill_in_turn
 from wdskit.packing.fill import Count, ShardJob, fill_shard, required_rows
 from wdskit.packing.journal import indexed_already, remove_finished
 from wdskit.packing.labels import CLASS_FIELD
-from wdskit.packing.plan import PlannedShard, fill_in_turn
-from wdskit.packing.row import OnProgress, Row, key_taken, row_error
+from wdskit.packing.plan import StreamedKeys
+from wdskit.packing.row import Row, key_taken, row_error
 from wdskit.packing.run import Work, begin, publish_all, resolve_last_run
 from wdskit.packing.sources import streamed_rows
 from wdskit.packing.staging import RunDescription, Staging
-from wdskit.packing.store import Ints, hash_keys
 
 
 def pack_stream(work: Work, *, skip_bad: bool) -> tuple[Destination, list[ShardEntry]]:
@@ -49,16 +42,17 @@ def pack_stream(work: Work, *, skip_bad: bool) -> tuple[Destination, list[ShardE
         target = work.look(has_labels=has_labels)
         if target.append and not has_labels and not found.classes and (work.folder / CLASSES_NAME).exists():
             rows = _unlabelled(rows, work.folder)
-        run = RunDescription(work.to_dict(), None, 1, (), None)
-        target = resolve_last_run(target, run, str)
+        run = RunDescription(work.to_dict(), None, "", None)
+        target = resolve_last_run(target, run)
         if target.is_done and options.append and target.last_run is not None:
             target = dataclasses.replace(target, is_done=first_row.key == target.last_run.first_key())
         first = target.first_number(work.names[0])
         target.check_free([])
-        staging = None if target.is_done else begin(work, dataclasses.replace(run, first=(first,)), str)
-    with StreamedKeys(lambda: work.room, disk=work.disk) as keys:
+        staging = None if target.is_done else begin(work, target, dataclasses.replace(run, first=(first,)))
+    with contextlib.closing(StreamedKeys(lambda: work.room)) as keys:
         if target.append:
-            keys.add_taken(target, work.on_progress)
+            for key in target.all_keys(work.on_progress):
+                keys.add(key, "")
         entries = _fill(work, target, staging, itertools.chain([first_row], rows), keys, first)
     lists = target.lists(found)
     with raised_as_pack_errors(work.folder):
@@ -66,7 +60,7 @@ def pack_stream(work: Work, *, skip_bad: bool) -> tuple[Destination, list[ShardE
             publish_all(target, staging, entries, lists)
         else:
             target.check_lists(lists)
-            remove_finished(work.folder, work.disk)
+            remove_finished(work.folder, target.last_run, work.disk)
     return target, entries
 
 
@@ -105,7 +99,7 @@ def _fill(
             target.check_free([PlannedShard(name, 0, 0)])
         path = (target.folder if staging is None else staging.path) / name
         sha256 = None if known is None else known.sha256
-        job = ShardJob(path, keys.watch(shard), 0, options.transforms, options.threads, sha256)
+        job = ShardJob(path, _new_keys(shard, keys, target), 0, options.transforms, options.threads, sha256)
         try:
             entry = fill_shard(job, disk=work.disk, on_sample=count)
         except _SourceFault as fault:
@@ -122,6 +116,19 @@ def _fill(
     return entries
 
 
+def _new_keys(rows: Iterable[Row], keys: StreamedKeys, target: Destination) -> Iterator[Row]:
+    """The rows, each with a key that none before it has.
+
+    Raises:
+        RowError: A row has the key of an earlier row, or of a sample in the folder that is added to.
+    """
+    for row in rows:
+        before = keys.add(row.key, row.where)
+        if before is not None:
+            raise key_taken(row, before) if before else target.key_taken(row)
+        yield row
+
+
 class _SourceFault(Exception):
     """Carries an error of the source past those who take it for one of the disk."""
 
@@ -135,117 +142,3 @@ def _guarded(rows: Iterable[Row]) -> Iterator[Row]:
         yield from rows
     except OSError as err:
         raise _SourceFault(err) from err
-
-
-_BATCH_KEYS = 1 << 14
-
-
-class StreamedKeys:
-    """Finds a key that came before. `close` ends it.
-
-    Args:
-        room: Gives the folder for the keys on disk, when there are so many.
-        name: What they are called there.
-        disk: Performs the file operations; tests replace it.
-    """
-
-    def __init__(self, room: Callable[[], Path], *, name: str = "wdskit-keys", disk: Disk = DISK) -> None:
-        self._room = room
-        self._name = name
-        self._disk = disk
-        self._stack = contextlib.ExitStack()
-        self._temp: TempFile | None = None
-        self._new: dict[str, str] = {}
-        self._num_checked = 0
-        self._hashes = SortedRuns()
-        self._target: Destination | None = None
-        self._taken: Ints = np.empty(0, np.int64)
-
-    def __enter__(self) -> Self:
-        """Itself; it is closed when the block ends."""
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """As `close`."""
-        self.close()
-
-    def close(self) -> None:
-        """Remove what is on disk."""
-        self._stack.close()
-
-    def add_taken(self, target: Destination, on_progress: OnProgress) -> None:
-        """Count the keys of a folder that is added to as taken. Its shards are read.
-
-        Raises:
-            ShardError: One is damaged.
-        """
-        self._target = target
-        self._taken = hash_keys(target.all_keys(on_progress))
-        self._taken.sort()
-
-    def watch(self, rows: Iterable[Row]) -> Iterator[Row]:
-        """The rows of a shard. Once they are through, none of their keys came before.
-
-        Raises:
-            RowError: The first one has a key that came before.
-            OSError: The disk does not take the keys.
-        """
-        for row in rows:
-            if row.key in self._new:
-                self._check()  # an earlier row may have a key that is on disk
-                raise key_taken(row, self._new[row.key])
-            self._new[row.key] = row.where
-            if len(self._new) == _BATCH_KEYS:
-                self._check()
-                self._keep()
-            yield row
-        self._check()
-
-    def _check(self) -> None:
-        """Compare the keys that are not compared yet with those before them."""
-        new = [*itertools.islice(self._new.items(), self._num_checked, None)]
-        self._num_checked = len(self._new)
-        hashes = hash_keys(key for key, _ in new)
-        hashes.sort()
-        found = np.concatenate([self._hashes.find(hashes), hashes[is_among(hashes, self._taken)]])
-        if not len(found):
-            return
-        twice = {*found.tolist()}
-        suspects = {key: where for key, where in new if hash(key) in twice}
-        before = {key: where for key, where in self._kept() if key in suspects}
-        taken = self._target.taken_of(suspects) if self._target is not None else set()
-        for key, where in suspects.items():
-            row = Row(key, (), where)
-            if key in before:
-                raise key_taken(row, before[key])
-            if self._target is not None and key in taken:
-                raise self._target.key_taken(row)
-
-    def _keep(self) -> None:
-        """Of the new keys keep their hashes, and themselves on disk."""
-        if self._temp is None:
-            self._path = self._room() / self._name
-            self._temp = self._stack.enter_context(scratch(self._path, disk=self._disk))
-        self._temp.write(_encode([*self._new.items()]))
-        hashes = hash_keys(self._new)
-        hashes.sort()
-        self._hashes.add(hashes)
-        self._new = {}
-        self._num_checked = 0
-
-    def _kept(self) -> Iterator[list[str]]:
-        """Each key on disk and its place, in their order."""
-        if self._temp is None:
-            return
-        self._temp.wait()
-        with open(temp_path(self._path), "rb") as file:
-            for line in file:
-                yield from json.loads(line)
-
-
-def _encode(keys: list[tuple[str, str]]) -> bytes:
-    """A line of JSON."""
-    try:
-        return orjson.dumps(keys, option=orjson.OPT_APPEND_NEWLINE)
-    except TypeError:  # the name of a file is no UTF-8
-        return json.dumps(keys).encode() + b"\n"

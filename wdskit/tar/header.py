@@ -215,10 +215,7 @@ def parse_pax(data: bytes) -> Overrides:
                 raise HeaderError("an extension header gives an empty name")
             found = found._replace(name=value)
         elif keyword == b"size":
-            if not value.isdigit() or len(value) > _MAX_DIGITS:
-                raise HeaderError(f"a pax header gives the size {value!r}")
-            check_size(int(value))
-            found = found._replace(size=int(value))
+            found = found._replace(size=_size(value))
         elif keyword == b"linkpath":
             raise NotPlain("a pax header makes a member a link (linkpath)")
         elif keyword.startswith(_SPARSE):
@@ -243,3 +240,11 @@ def _record(data: bytes, at: int) -> tuple[bytes, bytes, int]:
     if not equals or not keyword or stop > len(data) or data[stop - 1 : stop] != b"\n":
         raise HeaderError(f"a pax header is malformed at its byte {at}")
     return keyword, value, stop
+
+
+def _size(value: bytes) -> int:
+    if not value.isdigit() or len(value) > _MAX_DIGITS:
+        raise HeaderError(f"a pax header gives the size {value!r}")
+    size = int(value)
+    check_size(size)
+    return size

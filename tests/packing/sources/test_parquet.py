@@ -19,8 +19,7 @@ from images import image_bytes
 from shards import bytes_in, samples_in
 
 from wdskit import PackError, WdskitError, pack
-from wdskit.packing import api
-from wdskit.packing import store as spool
+from wdskit.packing import plan
 from wdskit.packing.references import CellBytes
 from wdskit.packing.sources import parquet
 from wdskit.packing.sources.arrow import read_parquet
@@ -230,11 +229,11 @@ def images_of(num: int) -> list[bytes]:
     return [image_bytes("PNG", number=number) for number in range(num)]
 
 
-@pytest.mark.parametrize(("most", "most_bytes"), [(api.ROWS_IN_MEMORY, 1 << 30), (api.ROWS_IN_MEMORY, 1000), (1, 1)])
+@pytest.mark.parametrize(("most", "most_bytes"), [(plan.ROWS_IN_MEMORY, 1 << 30), (plan.ROWS_IN_MEMORY, 1000), (1, 1)])
 def test_after_a_shuffle_a_row_group_is_decoded_once(tmp_path, monkeypatch, most, most_bytes):
     """Whether the plan, which holds the images, is in memory or on disk."""
-    monkeypatch.setattr(api, "ROWS_IN_MEMORY", most)
-    monkeypatch.setattr(spool, "_HELD_BYTES", most_bytes)
+    monkeypatch.setattr(plan, "ROWS_IN_MEMORY", most)
+    monkeypatch.setattr(plan, "_HELD_BYTES", most_bytes)
     monkeypatch.setattr(parquet, "read_cell", pytest.fail)
     data = images_of(60)
     cells = [*data[:58], None, data[58], None, data[59]]

@@ -16,7 +16,6 @@ from wdskit.dataset.braces import expand_patterns, split_parts
 from wdskit.dataset.patterns import has_wildcards, split_url
 from wdskit.errors import PackError, RowError
 from wdskit.files import describe_missing
-from wdskit.packing.duplicates import Duplicate
 from wdskit.packing.labels import ClassNames
 from wdskit.packing.row import Row, field_of, python_rows
 from wdskit.packing.sources.archives import Tars, Zips, refuse_query
@@ -32,10 +31,34 @@ _SHOWN_REJECTS = 3
 
 
 class Reader(Protocol):
-    """What reads a source. It may have the attributes `classes` and `num_other`, as `Source` has them."""
+    """What reads a source. It may have the attributes `classes`, `num_other` and `sha256`, as `Source` has them."""
 
     def rows(self, *, keys: str) -> Iterator[Row | RowError]:
         """Its rows, and what is wrong with those that cannot be packed. Keys as in `row.make_row`."""
+
+
+class Duplicate(NamedTuple):
+    """A row whose images an earlier one has.
+
+    Attributes:
+        number: Of the row, in the order of the source.
+        key: Its key.
+        where: Its place.
+        first_key: Key of the first row with these images.
+        first_where: Place of that row.
+        sha256: Digest of the image; of several images, of their digests in the order of their names.
+    """
+
+    number: int
+    key: str
+    where: str
+    first_key: str
+    first_where: str
+    sha256: str
+
+    def to_dict(self) -> dict[str, str]:
+        """Its line in `duplicates.jsonl`."""
+        return {name: value for name, value in self._asdict().items() if name != "number"}
 
 
 @dataclass
@@ -53,6 +76,7 @@ class Source:
         rejected: The rows that were left out so far.
         duplicates: The rows whose images an earlier one has, where that was asked for.
         num_cleaned: Rows so far whose keys were changed, by `--keys clean`.
+        sha256: Digests of the files that rows refer to, by path, if they are known.
     """
 
     name: str
@@ -65,6 +89,7 @@ class Source:
     rejected: list[RowError] = field(default_factory=list)
     duplicates: list[Duplicate] = field(default_factory=list)
     num_cleaned: int = 0
+    sha256: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def num_other(self) -> int:
@@ -218,7 +243,7 @@ def find_source(source: Any, how: SourceOptions) -> Source:
             classes={} if how.classes is None else how.classes.numbers,
         )
     if how.keys == "clean":
-        found.rows = _counted(found, found.rows)
+        found.rows = count_cleaned(found, found.rows)
     return found
 
 
@@ -237,7 +262,8 @@ def _path_source(path: str, how: SourceOptions) -> Source:
     shown = "standard input" if path == STDIN else path
     what = kind.what.removeprefix("a ").removeprefix("an ")
     rows, classes = reader.rows(keys=how.keys), getattr(reader, "classes", {})
-    return Source(shown, rows, what, is_stream=path == STDIN, classes=classes, reader=reader)
+    sha256 = getattr(reader, "sha256", {})
+    return Source(shown, rows, what, is_stream=path == STDIN, classes=classes, reader=reader, sha256=sha256)
 
 
 def _is_remote(path: str) -> bool:
@@ -260,7 +286,7 @@ def _is_remote(path: str) -> bool:
     return bool(urls)
 
 
-def _counted(source: Source, rows: Iterable[Row | RowError]) -> Iterator[Row | RowError]:
+def count_cleaned(source: Source, rows: Iterable[Row | RowError]) -> Iterator[Row | RowError]:
     """The same rows; those whose keys were changed are counted."""
     for row in rows:
         source.num_cleaned += isinstance(row, Row) and row.is_cleaned

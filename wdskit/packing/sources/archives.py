@@ -2,34 +2,28 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import re
 import stat
 import struct
 import zipfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby, pairwise
 from operator import itemgetter
 
-from wdskit.dataset.binary import Verified
 from wdskit.dataset.classes import CLASSES_NAME, common_classes
-from wdskit.dataset.index import ShardEntry
-from wdskit.dataset.patterns import list_shards, split_url
-from wdskit.dataset.samples import HeaderReader, ShardReader
+from wdskit.dataset.patterns import list_shards
 from wdskit.dataset.unfinished import refuse_part
-from wdskit.errors import FolderIndexError, PackError, RowError, ShardError, UnsupportedMember
-from wdskit.limits import MAX_ROW_BYTES, MAX_UNPACK_RATIO, MAX_UNPACKED_BYTES
+from wdskit.errors import PackError, RowError
+from wdskit.limits import MAX_UNPACK_RATIO, MAX_UNPACKED_BYTES
 from wdskit.packing.labels import CLASS_FIELD
-from wdskit.packing.references import ZIP_HEADER_BYTES, FieldBytes, ObjectBytes, PartBytes, ZipBytes
+from wdskit.packing.references import ZIP_HEADER_BYTES, FieldBytes, ZipBytes
 from wdskit.packing.row import SAME_FIELD, Row, json_with_key, make_row, row_error
 from wdskit.packing.sources.records import Records, check_json_fields, json_fields
-from wdskit.shards.index import DigestedFile
+from wdskit.packing.sources.tar_samples import TarSamples, known_digests
 from wdskit.storage.identity import FileIdentity
-from wdskit.storage.urls import LocalFile, is_local, local_path
-from wdskit.tar.header import padded
+from wdskit.storage.urls import is_local, local_path
 from wdskit.tar.names import split_name
-from wdskit.tar.window import Passed, size_of
 
 LEAVE_OUT = "leave the labels out: `wdskit reshard --drop cls`."
 """What to do where labels of several sources mean different classes."""
@@ -61,6 +55,7 @@ class Tars:
 
     Attributes:
         num_other: Members read so far that belong to no sample.
+        sha256: Digest of each tar that is in an index, by path or URL.
         classes: Number of each class by name: those that are given for labels of the samples' JSON; for labels of the
             tars those of `classes.json`, where all folders that have labels have the same.
 
@@ -76,6 +71,7 @@ class Tars:
         found = list_shards(shards, has_remote=True)
         refuse_part(shards, found)
         self._shards = [*zip(found.urls, found.entries, strict=True)]
+        self.sha256 = known_digests(found)
         self.num_other = 0
         self.classes: dict[str, int] = {}
         if CLASS_FIELD in records.fields:
@@ -97,89 +93,18 @@ class Tars:
             FolderIndexError: One has other bytes than its folder's index says.
         """
         for url, entry in self._shards:
-            yield from (self._local_rows if is_local(url) else self._remote_rows)(url, entry, keys)
-
-    def _local_rows(self, url: str, entry: ShardEntry | None, keys: str) -> Iterator[Row | RowError]:
-        path = local_path(url)
-        with contextlib.closing(LocalFile(path)) as file:
-            changed = None
-            if entry is not None:
-                try:
-                    Verified().check(file, entry.identity, entry.sha256)
-                except ShardError as err:
-                    changed = err  # where the headers are damaged too, that says more
-            identity = FileIdentity.of(file.fd)
-            samples = HeaderReader(file, shard=path)
+            samples = TarSamples(url, entry)
+            place = local_path(url) if is_local(url) else url
             try:
                 for sample in samples:
-                    self._compare_fields(sample, url, entry)
-                    fields = (
-                        (name, PartBytes(path, span.size, span.offset, *identity))
-                        for name, span in sample.items()
-                        if not name.startswith("__")
-                    )
-                    yield _row(sample["__key__"], fields, path, keys, self._records)
-            except UnsupportedMember:
-                raise  # the tar is not damaged
-            except ShardError as err:
-                yield _damaged_rest(err, is_indexed=entry is not None)
-            else:
-                if changed is not None:
-                    raise changed
-            self.num_other += samples.num_ignored
-
-    def _compare_fields(self, sample: Mapping[str, object], url: str, entry: ShardEntry | None) -> None:
-        others = sorted(sample.keys() - {*entry.fields, "__key__", "__url__"}) if entry and entry.fields else []
-        if others:
-            folder = split_url(url)[0]
-            msg = f"{url}: {sample['__key__']!r} has fields that are not in the index: {', '.join(others)}."
-            raise FolderIndexError(
-                f"{msg}\n  If the shard is right, run `wdskit index {folder or '.'}`.", folder=folder
-            )
-
-    def _remote_rows(self, url: str, entry: ShardEntry | None, keys: str) -> Iterator[Row | RowError]:
-        """As `_local_rows`, of an object that is read from end to end, since a request for each header takes longer."""
-        from wdskit.storage.objects import ObjectStream
-
-        has_json = keys != "given" or bool(self._records.fields)  # read here, not by a request a sample
-
-        def locate(_: str, split: tuple[str, str] | None, __: int, data: bytes) -> FieldBytes:
-            if has_json and split is not None and split[1] == "json" and not isinstance(data, Passed):
-                return data
-            size = size_of(data)
-            return ObjectBytes(url, size, samples.offset - padded(size), *version)
-
-        with contextlib.closing(ObjectStream(url)) as stream:
-            modified = stream.file.modified
-            version = stream.file.num_bytes, stream.file.etag or "", modified.isoformat() if modified else ""
-            shard = DigestedFile(stream)
-            samples = ShardReader(shard.read, shard=url, on_member=locate, hold_bytes=MAX_ROW_BYTES)
-            try:
-                for sample in samples:
-                    fields = ((name, data) for name, data in sample.items() if not name.startswith("__"))
-                    yield _row(sample["__key__"], fields, url, keys, self._records)
-            except UnsupportedMember:
-                raise  # the tar is not damaged
-            except ShardError as err:
-                yield _damaged_rest(err, is_indexed=entry is not None)
-                return
+                    if isinstance(sample, RowError):
+                        yield sample
+                        continue
+                    uses_json = "json" in sample.fields and (keys != "given" or self._records.fields)
+                    own = sample.read("json") if uses_json else None
+                    yield _row(sample.key, sample.fields.items(), place, keys, self._records, own)
             finally:
                 self.num_other += samples.num_ignored
-        if entry is not None and shard.sha256.hexdigest() != entry.sha256:
-            folder = split_url(url)[0]
-            msg = f"{url}: its sha256 is not the one in the folder's index: its bytes changed."
-            raise FolderIndexError(f"{msg}\n  If the shard is right, run `wdskit index {folder}`.", folder=folder)
-
-
-def _damaged_rest(err: ShardError, *, is_indexed: bool) -> RowError:
-    """The error of what follows the damage of a tar, which differs from its index if it has one."""
-    problem = f"{err.problem} ({err.samples_read} samples read), and everything after it is lost"
-    if is_indexed:
-        problem += "; fields before it are not verified, because the shard differs from its index"
-    remedy = err.remedy
-    if err.samples_read > 0:
-        remedy += " `wdskit pack --skip-bad` packs the samples before the damage."
-    return row_error(f"{err.shard}, byte {err.offset}", problem, remedy)
 
 
 class Zips:
@@ -217,7 +142,7 @@ class Zips:
                 except RowError as err:
                     yield err
                 else:
-                    yield _row(key, fields, path, keys, self._records)
+                    yield _row(key, fields, path, keys, self._records, dict(fields).get("json"))
 
 
 def read_directory(path: str) -> list[tuple[str, zipfile.ZipInfo]]:
@@ -292,10 +217,15 @@ def _damaged(path: str, problem: str) -> PackError:
 
 
 def _row(
-    key: str, members: Iterable[tuple[str, FieldBytes]], archive: str, keys: str, records: Records
+    key: str,
+    members: Iterable[tuple[str, FieldBytes]],
+    archive: str,
+    keys: str,
+    records: Records,
+    own: FieldBytes | None,
 ) -> Row | RowError:
-    """The row of a key's members, or what is wrong with it. A leading `./`, as tars of folders have it, is no part
-    of the key.
+    """The row of a key's members, or what is wrong with it. `own` is the sample's json, if it has one and the row needs
+    it. A leading `./`, as tars of folders have it, is no part of the key.
     """
     where = f"{archive}: {key}"
     key = key.removeprefix("./")
@@ -308,11 +238,11 @@ def _row(
             fields[field] = data
         if records.fields:
             try:
-                fields.update(json_fields(records, fields.get("json"), fields.keys()))
+                fields.update(json_fields(records, own, fields.keys()))
             except (ValueError, OSError) as err:
                 raise row_error(where, str(err), "Correct --field, or use --skip-bad.") from err
         if keys != "given":
-            fields["json"] = json_with_key(fields.get("json", b"{}"), key, where)
+            fields["json"] = json_with_key(b"{}" if own is None else own, key, where)
         return make_row(key, fields, where, keys=keys, path=key)
     except RowError as err:
         return err

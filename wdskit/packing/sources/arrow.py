@@ -225,7 +225,7 @@ class ArrowTables:
                     raise field_taken(name, where)
             fields.update(own_image)
         row = records.row(record, number, where, keys=keys, fields=fields, image_column=image_column)
-        json_bytes = len(dict(row.fields)["json"])  # type: ignore[arg-type]
+        json_bytes = len(dict(row.fields)["json"])
         if json_bytes > MAX_ROW_BYTES:
             raise row_error(
                 where, f"its json has {json_bytes} bytes, more than the {MAX_ROW_BYTES} that a sample's can have"

@@ -6,30 +6,15 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from wdskit.codecs.fields import decode_field
-from wdskit.dataset.keys import check_field, check_member_name, hashed_key
+from wdskit.dataset.keys import check_field
 from wdskit.errors import KeyRuleError, PackError
+from wdskit.packing.choice import check_word
 from wdskit.packing.json_merge import add_metadata, replace_member
 from wdskit.packing.labels import CLASS_FIELD
-from wdskit.packing.row import clean_key
-from wdskit.packing.samples.choice import check_word
+from wdskit.packing.references import FieldBytes
+from wdskit.packing.row import Row, make_row, row_error
 from wdskit.packing.sources.records import Records, check_json_fields, json_fields
-from wdskit.tar.names import split_name
-from wdskit.tar.reader import locate_members
-
-
-@dataclass(frozen=True)
-class Sample:
-    """One sample in the bytes of its shard.
-
-    Attributes:
-        key: Its key.
-        fields: For each field, where its bytes start and end.
-        num_ignored: Members among its own that belong to no sample.
-    """
-
-    key: str
-    fields: Mapping[str, tuple[int, int]]
-    num_ignored: int
+from wdskit.packing.sources.tar_samples import TarSample
 
 
 @dataclass(frozen=True)
@@ -93,12 +78,6 @@ class Changes:
             "classes": None if self.made is None or self.made.classes is None else self.made.classes.describe(),
         }
 
-    def new_key(self, key: str) -> str:
-        """What a key is then."""
-        if self.keys == "given":
-            return key
-        return hashed_key(key) if self.keys == "hashed" else clean_key(key)
-
     def new_name(self, name: str) -> str | None:
         """What a field is called then; None for one that goes."""
         if name in self.drop or (self.keep is not None and name not in self.keep):
@@ -122,38 +101,40 @@ class Changes:
             raise ValueError(f"no fields are left of: {', '.join(names)}")
         return dict(sorted(found.items()))
 
-    def rewrite(self, sample: Sample, data: memoryview) -> tuple[str, list[tuple[str, memoryview | bytes]]]:
-        """Key, and names and bytes of the fields, as they are to be.
-
-        Args:
-            sample: What stands in `data`.
-            data: The sample's bytes.
+    def row(self, sample: TarSample, where: str) -> Row:
+        """The row of a sample with its new key and fields.
 
         Raises:
-            ValueError: They cannot be so; the message says why.
+            RowError: The sample cannot have them; `where` names it.
         """
-        names = self.new_names(sample.fields)
-        fields: dict[str, memoryview | bytes] = {new: data[slice(*sample.fields[old])] for new, old in names.items()}
+        try:
+            return make_row(sample.key, self._fields(sample), where, keys=self.keys, path=sample.key)
+        except ValueError as err:
+            remedy = "Change what is renamed, dropped or kept; odd keys: --keys hashed."
+            raise row_error(where, str(err), remedy) from err
+
+    def _fields(self, sample: TarSample) -> Mapping[str, FieldBytes]:
+        if not self.named and not self.rewrites_all:
+            return sample.fields
+        fields = {new: sample.fields[old] for new, old in self.new_names(sample.fields).items()}
         if self.made is not None:
-            own = sample.fields.get("json")
-            made = json_fields(self.made, None if own is None else bytes(data[slice(*own)]), fields.keys())
-            if CLASS_FIELD in made and CLASS_FIELD in sample.fields and "json" in fields:
-                fields["json"] = _with_label(
-                    bytes(fields["json"]), bytes(data[slice(*sample.fields[CLASS_FIELD])]), made[CLASS_FIELD]
-                )
+            made = json_fields(self.made, sample.read("json") if "json" in sample.fields else None, fields.keys())
+            if CLASS_FIELD in made and CLASS_FIELD in sample.fields and self.new_name("json") == "json":
+                fields["json"] = _with_label(sample.read("json"), sample.read(CLASS_FIELD), made[CLASS_FIELD])
             fields.update(made)
-        key = sample.key
         if self.keys != "given":
             try:
-                fields["json"] = add_metadata(bytes(fields.get("json", b"{}")), {"key": key})
+                fields["json"] = add_metadata(self._json(sample, fields), {"key": sample.key})
             except ValueError as err:
                 raise ValueError(f"its json: {err}") from err
-            key = self.new_key(key)
-        try:
-            check_member_name(key, max(fields, key=len))
-        except KeyRuleError as err:
-            raise ValueError(str(err)) from err
-        return key, sorted(fields.items())
+        return fields
+
+    def _json(self, sample: TarSample, fields: Mapping[str, FieldBytes]) -> bytes:
+        """The bytes of the field that is called `json` now; those of an empty object without one."""
+        data = fields.get("json", b"{}")
+        if isinstance(data, bytes):
+            return data
+        return sample.read(next(old for old in sample.fields if self.new_name(old) == "json"))
 
 
 def _with_label(own: bytes, before: bytes, now: bytes) -> bytes:
@@ -164,30 +145,6 @@ def _with_label(own: bytes, before: bytes, now: bytes) -> bytes:
     if known[CLASS_FIELD] != decode_field(CLASS_FIELD, before):
         return own
     return replace_member(own, CLASS_FIELD, now)
-
-
-def find_fields(data: bytes, *, shard: str, offset: int) -> Sample:
-    """The sample that these bytes of a shard are, by the strict reader.
-
-    Raises:
-        ShardError: A header is not right, or the bytes end inside a member.
-        ValueError: They are not one sample.
-    """
-    key = None
-    fields: dict[str, tuple[int, int]] = {}
-    num_ignored = 0
-    for name, start, stop in locate_members(data, shard=shard, offset=offset, stop=len(data)):
-        split = split_name(name)
-        if split is None:
-            num_ignored += 1
-            continue
-        key = split[0] if key is None else key
-        if split[0] != key or split[1] in fields:
-            raise ValueError(f"it holds {name!r} beside the key {key!r}")
-        fields[split[1]] = start, stop
-    if key is None:
-        raise ValueError("it has no member")
-    return Sample(key, fields, num_ignored)
 
 
 def make_changes(

@@ -16,8 +16,8 @@ import wdskit
 from wdskit import PackError, SelectionError, finish_pack, pack, split
 from wdskit.dataset.index import read_index
 from wdskit.dataset.selection import read_selection
-from wdskit.packing import api
-from wdskit.packing import planning as splits
+from wdskit.packing import plan as plans
+from wdskit.packing import plan as splits
 
 SHARES = "train=0.7,val=0.3"
 OPTIONS: dict[str, Any] = {"max_samples": 4, "split": SHARES, "disk": HastyDisk()}
@@ -106,7 +106,7 @@ def test_the_bytes_depend_on_no_workers_parts_memory_or_stop(tmp_path, monkeypat
         pack(rows(0, 40), tmp_path / "parts", **how, part=f"{number}/3")
     finish_pack(tmp_path / "parts")
     monkeypatch.setattr(splits, "_DRAWN_ROWS", 7)
-    monkeypatch.setattr(api, "ROWS_IN_MEMORY", 5)
+    monkeypatch.setattr(plans, "ROWS_IN_MEMORY", 5)
     (tmp_path / "rows.jsonl").write_text("".join(f'{{"key": "{n:03d}", "cls": {n}}}\n' for n in range(40)))
     pack(tmp_path / "rows.jsonl", tmp_path / "disk", **how, allow_no_image=True)
     monkeypatch.undo()

@@ -3,26 +3,31 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
-from wdskit.dataset.index import FolderIndex, read_index
+from wdskit.dataset.index import FolderIndex, ShardEntry, read_index
 from wdskit.dataset.lock import lock_folder
 from wdskit.dataset.patterns import ShardList
 from wdskit.dataset.selection import check_selection_name, read_head, selection_path, write_selection
-from wdskit.errors import FolderIndexError, PackError, SelectionError, StorageError
+from wdskit.errors import FolderIndexError, PackError, RowError, SelectionError, StorageError, WdskitError
 from wdskit.files import DISK, Disk
 from wdskit.limits import MAX_RECIPE_BYTES
-from wdskit.packing.row import OnProgress
-from wdskit.packing.samples.choice import check_word, check_workers, make_choice
-from wdskit.packing.samples.scan import Scanned
-from wdskit.packing.samples.sources import Seen, list_sources, scan_all, scan_jobs
+from wdskit.packing.choice import Choice, LeftOut, check_word, check_workers, make_choice
+from wdskit.packing.row import OnProgress, Progress
+from wdskit.packing.sources.shards import check_indexed, list_sources
+from wdskit.packing.sources.tar_samples import TarSamples
+from wdskit.shards.parallel import map_shards
 from wdskit.storage.urls import is_local
+
+Numbers = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -93,33 +98,57 @@ def select(
         msg = f"{remote}: a selection needs local shards. Make it where the shards are, and upload it."
         raise PackError(msg)
     _check_sources(found)
-    seen = Seen()
-    jobs = scan_jobs(found, choice, None, has_check=check == "sha256")
+    if check == "sha256":
+        check_indexed(found)
+    choose = functools.partial(_choose, choice=choice, check=check == "sha256")
+    shards = [(url, entry) for url, entry in zip(found.urls, found.entries, strict=True) if entry is not None]
+    num_samples, left_out, total_bytes = 0, LeftOut(), sum(entry.num_bytes for _, entry in shards)
     with contextlib.ExitStack() as stack:
         folders = _folders_of(found)
         indexes = {folder: _locked(stack, folder, name, recipe, overwrite=overwrite) for folder in folders}
-        scans = {
-            str(scan.path): scan
-            for scan in seen.counted(scan_all(jobs, workers=workers, on_progress=progress or _silent))
-        }
-        if not any(len(scan.numbers) for scan in scans.values()):
-            raise SelectionError(f"{name}: none of the {seen.num_samples} samples is selected. Nothing was written.")
+        chosen: dict[str, Numbers] = {}
+        num_bytes = 0
+        with contextlib.closing(map_shards(choose, shards, workers=workers)) as results:
+            for (url, entry), result in zip(shards, results, strict=True):
+                if isinstance(result, WdskitError):
+                    raise result
+                chosen[url], others = result
+                left_out += others
+                num_samples += entry.num_samples
+                num_bytes += entry.num_bytes
+                if progress is not None:
+                    progress(Progress("reading", num_samples, num_bytes, None, total_bytes))
+        num_chosen = sum(map(len, chosen.values()))
+        if not num_chosen:
+            raise SelectionError(f"{name}: none of the {num_samples} samples is selected. Nothing was written.")
         for folder, index in indexes.items():
-            _write(Path(folder), index, name, scans, recipe, disk)
-    num_samples = sum(len(scan.numbers) for scan in scans.values())
+            _write(Path(folder), index, name, chosen, recipe, disk)
     return SelectResult(
         folders=tuple(map(Path, folders)),
         name=name,
         recipe=recipe,
-        num_source_shards=len(jobs),
-        num_source_samples=seen.num_samples,
-        num_samples=num_samples,
-        **vars(seen.gone),
+        num_source_shards=len(shards),
+        num_source_samples=num_samples,
+        num_samples=num_chosen,
+        **vars(left_out),
     )
 
 
-def _silent(_: object) -> None:
-    """Progress where nobody looks."""
+def _choose(shard: tuple[str, ShardEntry], *, choice: Choice, check: bool) -> tuple[Numbers, LeftOut]:
+    """Numbers of the samples of a shard that stay, int64 (n,), and how many do not.
+
+    Raises:
+        RowError: The shard is damaged.
+        SelectionError, ShardError, FolderIndexError, StorageError: As `TarSamples` and `Choice.keeps`.
+    """
+    url, entry = shard
+    numbers, left_out = [], LeftOut()
+    for number, sample in enumerate(TarSamples(url, entry, check=check)):
+        if isinstance(sample, RowError):
+            raise sample
+        if choice.keeps(sample, url, left_out):
+            numbers.append(number)
+    return np.array(numbers, np.int64), left_out
 
 
 def _recipe(name: str, *, filter: str | None, missing: str, sample: str | None, seed: int) -> str:  # noqa: A002
@@ -169,12 +198,15 @@ def _locked(stack: contextlib.ExitStack, folder: str, name: str, recipe: str, *,
     return index
 
 
-def _write(folder: Path, index: FolderIndex, name: str, scans: dict[str, Scanned], recipe: str, disk: Disk) -> None:
+def _write(folder: Path, index: FolderIndex, name: str, chosen: Mapping[str, Numbers], recipe: str, disk: Disk) -> None:
     here = os.path.realpath(folder)
-    own = (scan for scan in scans.values() if os.path.realpath(os.path.dirname(scan.path)) == here)
-    by_name = {os.path.basename(scan.path): scan for scan in own}
+    by_name = {
+        os.path.basename(url): numbers
+        for url, numbers in chosen.items()
+        if os.path.realpath(os.path.dirname(url)) == here
+    }
     none = np.zeros(0, dtype=np.int64)
-    numbers = [by_name[entry.name].numbers if entry.name in by_name else none for entry in index.entries]
+    numbers = [by_name.get(entry.name, none) for entry in index.entries]
     try:
         write_selection(folder, name, numbers, recipe=recipe, disk=disk)
     except OSError as err:

@@ -7,8 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
-from wdskit.errors import PackError
-from wdskit.shards.filters import Expression
+from typing_extensions import Self
+
+from wdskit.codecs.fields import decode_field
+from wdskit.errors import DecodeError, PackError, SelectionError
+from wdskit.packing.sources.tar_samples import TarSample
+from wdskit.shards.filters import Expression, ExpressionError, MissingValue
 from wdskit.shards.sampling import parse_share
 
 _PURPOSE = b"wdskit sample"
@@ -31,16 +35,68 @@ class Choice:
     filter: Expression | None = None
     skip_missing: bool = False
 
-    @property
-    def is_all(self) -> bool:
-        """Whether every sample stays."""
-        return self.threshold is None and self.filter is None
+    def keeps(self, sample: TarSample, shard: str, left_out: LeftOut) -> bool:
+        """Return whether a sample of `shard` stays; one that does not is counted in `left_out`.
+
+        Raises:
+            SelectionError: The filter has no answer for the sample.
+        """
+        if self.threshold is not None and self.draw(sample.key) >= self.threshold:
+            left_out.num_sampled_out += 1
+            return False
+        if self.filter is None:
+            return True
+        values: dict[str, object] = {}
+
+        def read(name: str) -> object:
+            if name not in values:
+                values[name] = decode_field(name, sample.read(name))
+            return values[name]
+
+        try:
+            holds = self.filter.holds(sample.key, sample.fields, read)
+        except MissingValue as err:
+            if self.skip_missing:
+                left_out.num_missing += 1
+                return False
+            remedy = "Test for it first ('txt' in fields, json.get('n', 0)), or leave such samples out: --missing skip."
+            raise self._unanswered(sample.key, shard, err, remedy) from err
+        except (ExpressionError, DecodeError) as err:
+            raise self._unanswered(sample.key, shard, err, "Correct the filter or the sample.") from err
+        left_out.num_filtered += not holds
+        return holds
+
+    def _unanswered(self, key: str, shard: str, err: Exception, remedy: str) -> SelectionError:
+        assert self.filter is not None
+        msg = f"{shard}: sample {key!r}: the filter {self.filter.text!r} cannot be evaluated: {err}.\n  {remedy}"
+        return SelectionError(msg, folder=shard.rpartition("/")[0] or ".", shard=shard, key=key)
 
     def draw(self, key: str) -> int:
         """0 to 2**64 - 1, from the seed and the key alone: a key is in or out for ever, wherever it stands."""
         salt = self.seed.to_bytes(16, "little")
         data = key.encode("utf-8", "surrogatepass")
         return int.from_bytes(hashlib.blake2b(data, digest_size=8, person=_PURPOSE, salt=salt).digest(), "little")
+
+
+@dataclass
+class LeftOut:
+    """How many samples are left out, by the reason."""
+
+    num_sampled_out: int = 0
+    num_filtered: int = 0
+    num_missing: int = 0
+
+    def __iadd__(self, other: LeftOut) -> Self:
+        """Add the counts of another shard."""
+        self.num_sampled_out += other.num_sampled_out
+        self.num_filtered += other.num_filtered
+        self.num_missing += other.num_missing
+        return self
+
+    @property
+    def total(self) -> int:
+        """The sum of all counts."""
+        return self.num_sampled_out + self.num_filtered + self.num_missing
 
 
 def threshold_of(share: Fraction) -> int | None:

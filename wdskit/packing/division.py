@@ -1,0 +1,290 @@
+"""Which rows go into which shard: by their number and by the true size of the file, decided before anything is
+written.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from wdskit.errors import PackError
+from wdskit.limits import BLOCK_BYTES
+from wdskit.packing.row import Row, row_error, size_of
+from wdskit.tar.writer import END_BYTES, member_bytes
+
+# Not in a name: what ends it, what a pattern of shards would read as more than a name, a second %.
+_PATTERN = re.compile(r"([^%/\\{}\[\]*?:]*)%(?:0(\d{1,2}))?d([^%/\\{}\[\]*?:]*\.tar)")
+
+
+MAX_SAMPLES = 10_000
+MAX_BYTES = 1_000_000_000
+NO_LIMIT = 1 << 62
+
+
+class PlannedShard(NamedTuple):
+    """One shard to be.
+
+    Attributes:
+        name: File name.
+        num_samples: Samples in it.
+        num_bytes: Bytes of its file; 0 if the samples are changed, because it is not known before.
+    """
+
+    name: str
+    num_samples: int
+    num_bytes: int
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How large a shard may become, and how many there are.
+
+    Attributes:
+        max_samples: Most samples.
+        max_bytes: Most bytes of the file, headers, padding and end marker included.
+        num_shards: So many shards, equal within one sample; None for as many as the limits make.
+    """
+
+    max_samples: int
+    max_bytes: int
+    num_shards: int | None = None
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if type(value) is not int and (value is not None or name in {"max_samples", "max_bytes"}):
+                raise PackError(
+                    f"{name}: {value!r} is not a whole number. In Python, pass a number, such as 1_000_000_000."
+                )
+        if self.max_samples < 1:
+            raise PackError(f"max_samples: {self.max_samples} is too small; a shard holds at least one sample.")
+        if self.max_bytes < END_BYTES + member_bytes(1):
+            raise PackError(f"max_bytes: {self.max_bytes} is too small; an empty sample takes more.")
+        if self.num_shards is not None and self.num_shards < 1:
+            raise PackError(f"num_shards: {self.num_shards} is not a number of shards; it is 1 or more.")
+
+    def described(self) -> dict[str, int | None]:
+        """Each by name; None where there is none."""
+        return {name: None if value == NO_LIMIT else value for name, value in vars(self).items()}
+
+
+def make_limits(
+    max_samples: int | None,
+    max_bytes: int | None,
+    *,
+    num_shards: int | None = None,
+    by_count: bool = False,
+) -> Limits:
+    """Limits, of which those that nobody gave are the usual ones; none where the number of shards is said, and none of
+    bytes where only samples count.
+
+    Raises:
+        PackError: A limit is out of range, or of bytes where only samples count.
+    """
+    if by_count:
+        if max_bytes is not None:
+            msg = "max_bytes: the sizes of changed samples are known too late for this limit."
+            raise PackError(f"{msg}\n  Leave it out, and give --max-samples or --num-shards.")
+        max_bytes = NO_LIMIT
+    usual = (MAX_SAMPLES, MAX_BYTES) if num_shards is None else (NO_LIMIT, NO_LIMIT)
+    most = usual[0] if max_samples is None else max_samples
+    return Limits(most, usual[1] if max_bytes is None else max_bytes, num_shards)
+
+
+class Span(NamedTuple):
+    """The rows of one shard, by their places in the order in which they are packed, and the bytes of its file."""
+
+    start: int
+    stop: int
+    num_bytes: int
+
+
+class RowTooLarge(Exception):
+    """The row at `place` makes a shard of `num_bytes` alone, over the limit."""
+
+    def __init__(self, place: int, num_bytes: int) -> None:
+        super().__init__(place, num_bytes)
+        self.place = place
+        self.num_bytes = num_bytes
+
+
+def divide(blocks: NDArray[Any], limits: Limits) -> list[Span]:
+    """The shards of rows that take so many blocks of 512 bytes each, (num_rows,), in this order.
+
+    As `fill_in_turn`; or all shards equal within one sample, the larger ones first, where limits say so.
+
+    Args:
+        blocks: Of each row.
+        limits: What a shard may hold.
+
+    Raises:
+        RowTooLarge: A row alone is over `max_bytes`.
+        PackError: The number of shards that was asked for is over the limits, or there are fewer rows.
+    """
+    room = (limits.max_bytes - END_BYTES) // BLOCK_BYTES
+    too_large = np.flatnonzero(blocks > room)
+    if len(too_large):
+        place = int(too_large[0])
+        raise RowTooLarge(place, int(blocks[place]) * BLOCK_BYTES + END_BYTES)
+    ends = blocks.astype(np.int64)
+    np.cumsum(ends, out=ends)  # in place: `dtype=` would take as much again
+    return (
+        list(_in_turn(ends, limits, room)) if limits.num_shards is None else _balanced(ends, limits, limits.num_shards)
+    )
+
+
+def _in_turn(ends: NDArray[np.int64], limits: Limits, room: int) -> Iterator[Span]:
+    start = done = 0
+    while start < len(ends):
+        most = ends[start : start + limits.max_samples]
+        stop = start + int(most.searchsorted(done + room, side="right"))
+        yield Span(start, stop, (int(ends[stop - 1]) - done) * BLOCK_BYTES + END_BYTES)
+        start, done = stop, int(ends[stop - 1])
+
+
+def _balanced(ends: NDArray[np.int64], limits: Limits, number: int) -> list[Span]:
+    """Return `number` shards, equal within one row; the first shards have the additional rows."""
+    if number > len(ends):
+        raise PackError(f"{len(ends)} samples cannot fill {number} shards; each holds at least one. Use fewer shards.")
+    least, more = divmod(len(ends), number)
+    numbers = np.arange(1, number + 1)
+    stops = numbers * least + np.minimum(numbers, more)
+    sizes = np.diff(ends[stops - 1], prepend=0) * BLOCK_BYTES + END_BYTES
+    what = ""
+    if least + bool(more) > limits.max_samples:
+        what = f"{least + bool(more)} samples, more than max_samples {limits.max_samples}"
+    elif sizes.max() > limits.max_bytes:
+        what = f"{sizes.max()} bytes, more than max_bytes {limits.max_bytes}"
+    if what:
+        msg = f"num_shards: with {number} shards, one would have {what}."
+        raise PackError(f"{msg}\n  Use more shards, or raise the limit.")
+    return [Span(*three) for three in zip([0, *stops[:-1].tolist()], stops.tolist(), sizes.tolist(), strict=True)]
+
+
+def row_bytes(row: Row) -> int:
+    """Bytes that a row adds to a shard."""
+    return sum([member_bytes(size_of(data)) for _, data in row.fields])
+
+
+class Shard:
+    """The rows of one shard, in order, given once, as they come.
+
+    Args:
+        first: The first of them.
+        rows: What comes behind it, more than belongs to this shard.
+        limits: Where it ends.
+        by_count: Their bytes are not known.
+
+    Attributes:
+        num_bytes: Bytes of a file with the rows that were given so far; 0 with `by_count`.
+        following: Once all are given, the first row of the next shard.
+    """
+
+    def __init__(self, first: Row, rows: Iterator[Row], limits: Limits, *, by_count: bool) -> None:
+        self.num_bytes = 0 if by_count else END_BYTES
+        self.following: Row | None = first
+        self._rows = rows
+        self._limits = limits
+        self._by_count = by_count
+
+    def __iter__(self) -> Iterator[Row]:
+        """The rows.
+
+        Raises:
+            RowError: One alone, or the first of the next shard, is over `max_bytes`.
+        """
+        num_rows = 0
+        while self.following is not None:
+            row = self.following
+            added = 0 if self._by_count else self._row_bytes(row)
+            is_full = num_rows == self._limits.max_samples or self.num_bytes + added > self._limits.max_bytes
+            if num_rows and is_full:
+                return
+            num_rows += 1
+            self.num_bytes += added
+            yield row
+            self.following = next(self._rows, None)
+
+    def _row_bytes(self, row: Row) -> int:
+        added, most = row_bytes(row), self._limits.max_bytes
+        if END_BYTES + added > most:
+            problem = f"even alone in its shard it takes {END_BYTES + added} bytes, more than max_bytes {most}"
+            raise row_error(row.where, problem, "Raise --max-bytes.")
+        return added
+
+
+def fill_in_turn(rows: Iterable[Row], limits: Limits, *, by_count: bool = False) -> Iterator[Shard]:
+    """The shards: rows in their order, a new shard where the next one would break a limit. Of each all rows must be
+    taken before the next shard is.
+
+    With `by_count` their bytes are not known, and those of the shards are 0.
+    """
+    rows = iter(rows)
+    row = next(rows, None)
+    while row is not None:
+        shard = Shard(row, rows, limits, by_count=by_count)
+        yield shard
+        row = shard.following
+
+
+class Names:
+    """File names of shards by number, from a `pattern` such as `train-%06d.tar`.
+
+    Raises:
+        PackError: The pattern has not one `%d` or `%0Nd`, does not end in `.tar`, or holds what the name of a shard
+            cannot: a folder, control characters, or what brace patterns and globs are made of.
+    """
+
+    def __init__(self, pattern: str) -> None:
+        match = _PATTERN.fullmatch(pattern)
+        if match is None or pattern.startswith(".") or not pattern.isprintable():
+            msg = f"pattern: {pattern!r} must be a file name with one %0Nd that ends in .tar: train-%06d.tar."
+            raise PackError(f"{msg}\n  No folder, no leading dot, and none of {{}}[]*?:\\ in it.")
+        self.pattern = pattern
+        self._width = int(match[2] or 1)
+        self._known = re.compile(f"{re.escape(match[1])}([0-9]{{1,18}}){re.escape(match[3])}")
+
+    def __getitem__(self, number: int) -> str:
+        """The name of shard `number`.
+
+        Raises:
+            PackError: The number has more digits than the pattern, so that names would not sort.
+        """
+        if self._width > 1 and number >= 10**self._width:
+            raise PackError(f"pattern: {self.pattern!r} has no name for shard {number}. Use more digits.")
+        return self.pattern % number
+
+    def number_of(self, name: str) -> int | None:
+        """The number of the shard that has this name, None where the pattern does not give it."""
+        match = self._known.fullmatch(name)
+        if match is None or (self._width > 1 and len(match[1]) > self._width):
+            return None
+        number = int(match[1])
+        return number if self.pattern % number == name else None
+
+
+def names_of(folder: Path, pattern: str | None) -> Names:
+    """What the shards are called: by default as the folder, so that basenames differ between folders."""
+    if pattern is not None:
+        return Names(pattern)
+    try:
+        return Names(f"{os.path.basename(os.path.abspath(folder)) or 'shard'}-%06d.tar")
+    except PackError as err:
+        raise PackError(
+            f"{folder}: shards cannot be named after this folder. Name them: --pattern train-%06d.tar."
+        ) from err
+
+
+def names_of_all(folder: Path, pattern: str | None, splits: Iterable[str] | None) -> Sequence[Names]:
+    """What the shards are called, those of each split after it."""
+    if splits is None:
+        return [names_of(folder, pattern)]
+    if pattern is not None:
+        raise PackError("`pattern` and `split` cannot be combined: the shards are named after their splits.")
+    return [Names(f"{split}-%06d.tar") for split in splits]

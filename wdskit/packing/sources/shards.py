@@ -1,0 +1,173 @@
+"""Finished shards that are packed again: which of their samples stay, and the row of each."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from wdskit.dataset.braces import split_parts
+from wdskit.dataset.classes import CLASSES_NAME, MAX_CLASSES_BYTES, classes_json, common_classes, read_classes
+from wdskit.dataset.index import join_url
+from wdskit.dataset.patterns import ShardList, list_shards, split_url
+from wdskit.dataset.unfinished import refuse_part
+from wdskit.errors import PackError, RowError
+from wdskit.packing.changes import Changes
+from wdskit.packing.choice import Choice, LeftOut
+from wdskit.packing.labels import CLASS_FIELD
+from wdskit.packing.row import Row
+from wdskit.packing.sources.archives import LEAVE_OUT, refuse_query
+from wdskit.packing.sources.tar_samples import TarSample, TarSamples
+from wdskit.shards.export import split_of
+from wdskit.storage.urls import is_local, local_path, read_bytes
+
+
+def list_sources(source: str | Sequence[str]) -> ShardList:
+    """The shards that are read.
+
+    Raises:
+        PackError: A URL has a query.
+        FolderIndexError: They are what a run has come to that is not finished, unless each is named.
+        StorageError, FolderIndexError: As `list_shards`.
+    """
+    for pattern in [source] if isinstance(source, str) else source:
+        for url in split_parts(pattern):
+            if "://" in url and not is_local(url):
+                refuse_query(url)
+    found = list_shards(source, has_remote=True)
+    refuse_part(source, found)
+    return found
+
+
+class ShardSamples:
+    """The samples of finished shards that stay, as rows.
+
+    Args:
+        found: The shards.
+        choice: Which samples stay.
+        changes: What becomes of their fields and keys.
+        check: Compare each shard with the sha256 of its index.
+
+    Attributes:
+        num_samples: Samples that were read.
+        num_other: Members that belong to no sample.
+        left_out: How many samples do not stay.
+
+    Raises:
+        PackError: Digests are to be compared, and the index of a shard does not exist.
+    """
+
+    def __init__(self, found: ShardList, choice: Choice, changes: Changes, *, check: bool = False) -> None:
+        self.num_samples = 0
+        self.num_other = 0
+        self.left_out = LeftOut()
+        self._fields: set[str] = set()
+        self._found = found
+        self._choice = choice
+        self._changes = changes
+        self._check = check
+        if check:
+            check_indexed(found)
+
+    def rows(self, *, keys: str) -> Iterator[Row | RowError]:
+        """The row of each sample that stays, in the order of the shards. `keys` is that of the changes.
+
+        Raises:
+            PackError: No sample stays, or an option names a field that no sample has.
+            SelectionError: The filter has no answer for a sample.
+            ShardError, FolderIndexError, StorageError: As `TarSamples`.
+        """
+        assert keys == self._changes.keys
+        for url, entry in zip(self._found.urls, self._found.entries, strict=True):
+            samples = TarSamples(url, entry, check=self._check)
+            place = local_path(url) if is_local(url) else url
+            for sample in samples:
+                if isinstance(sample, RowError):
+                    yield sample
+                    continue
+                self._fields |= sample.fields.keys()
+                if self._choice.keeps(sample, place, self.left_out):
+                    yield self._row(sample, place)
+            self.num_samples += samples.num_samples
+            self.num_other += samples.num_ignored
+        self._check_names()
+        if self.left_out.total == self.num_samples:
+            raise PackError(f"none of the {self.num_samples} samples is left to write. Correct --filter or --sample.")
+
+    def _row(self, sample: TarSample, place: str) -> Row | RowError:
+        try:
+            return self._changes.row(sample, f"{place}: {sample.key}")
+        except RowError as err:
+            return err
+
+    def _check_names(self) -> None:
+        unknown = sorted(self._changes.named - self._fields)
+        if unknown:
+            msg = f"{unknown[0]}: no sample has this field. The fields are {', '.join(sorted(self._fields))}."
+            raise PackError(f"{msg} Correct --keep, --drop or --rename.")
+
+
+def check_indexed(found: ShardList) -> None:
+    """Refuse shards whose sha256 is not known.
+
+    Raises:
+        PackError: The folder of a shard has no index.
+    """
+    unknown = next((url for url, entry in zip(found.urls, found.entries, strict=True) if entry is None), None)
+    if unknown is not None:
+        msg = f"{unknown}: its folder has no index, so its sha256 is unknown."
+        raise PackError(f"{msg}\n  Run `wdskit index {os.path.dirname(unknown) or '.'}`, or leave --check out.")
+
+
+def check_dest(folder: Path, found: ShardList, *, overwrite: bool) -> None:
+    """Refuse to write among the sources, and to replace what they are links to."""
+    here = os.path.realpath(folder)
+    urls = [url for url in found.urls if is_local(url)]
+    for parent in dict.fromkeys(os.path.dirname(url) or "." for url in urls):
+        if os.path.realpath(parent) == here:
+            raise PackError(f"{folder}: the source's shards are in this folder. Write to another folder.")
+    if overwrite and any(os.path.dirname(os.path.realpath(url)) == here for url in urls):
+        raise PackError(f"{folder}: the source's shards are links to files in this folder. Write to another folder.")
+
+
+def merged_splits(found: ShardList) -> str:
+    """What is to be said where one name stands for shards of several splits, by their names; empty otherwise."""
+    named: dict[int, dict[str, str]] = {}
+    for url, part in zip(found.urls, found.parts, strict=True):
+        named.setdefault(part, {}).setdefault(split_of(split_url(url)[1]), url)
+    splits = next((splits for splits in named.values() if len(splits) > 1), None)
+    if splits is None:
+        return ""
+    folder, name = split_url(next(iter(splits.values())))
+    pattern = join_url(folder, re.sub(r"\d+(?=\D*$)", "*", name))
+    msg = f"shards of {' and '.join(sorted(splits))} become one data set"
+    return f"{msg}; name a pattern such as {pattern} to keep them apart."
+
+
+def find_classes(found: ShardList, changes: Changes) -> tuple[dict[str, bytes], str]:
+    """The `classes.json` to write, where there is one, and why there is none although a source has one.
+
+    Raises:
+        FolderIndexError: Two folders number their classes differently, so that one number would mean two things.
+    """
+    folders = found.folders
+    other = changes.made.fields.get(CLASS_FIELD) if changes.made is not None else None
+    if changes.made is not None and changes.made.classes is not None:
+        return {CLASSES_NAME: classes_json(changes.made.classes.numbers)}, ""
+    other = other or next((old for old, new in changes.rename.items() if new == CLASS_FIELD != old), None)
+    if other is not None:
+        named = next((folder for folder in folders if read_classes(folder) is not None), None)
+        if named is None:
+            return {}, ""
+        problem = f"cls is made of {other!r}, and {join_url(named, CLASSES_NAME)} names the classes of another field"
+        return {}, f"{problem}, so none was written. With --field cls={other} --classes FILE there is one."
+    name = changes.new_name(CLASS_FIELD)
+    if name is None:
+        return {}, ""
+    classes = common_classes(folders, folders.__getitem__, way_out=LEAVE_OUT)
+    if classes.names is None or name != "cls":
+        return {}, ""
+    if classes.problem:
+        return {}, f"{classes.problem}, so none was written."
+    return {CLASSES_NAME: read_bytes(join_url(classes.folder, CLASSES_NAME), limit=MAX_CLASSES_BYTES)}, ""

@@ -1,0 +1,178 @@
+"""The samples of tars: of each field where its bytes are, which stay there until they are packed."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator, Mapping
+from typing import NamedTuple
+
+from wdskit.dataset.binary import Verified, check_digest
+from wdskit.dataset.index import ShardEntry
+from wdskit.dataset.patterns import ShardList, split_url
+from wdskit.dataset.samples import HeaderReader, ShardReader, read_span
+from wdskit.errors import FolderIndexError, RowError, ShardError, UnsupportedMember
+from wdskit.limits import MAX_ROW_BYTES
+from wdskit.packing.references import FieldBytes, ObjectBytes, PartBytes
+from wdskit.packing.row import row_error
+from wdskit.shards.index import DigestedFile
+from wdskit.storage.identity import FileIdentity
+from wdskit.storage.urls import LocalFile, is_local, local_path
+from wdskit.tar.header import padded
+from wdskit.tar.walk import Span
+from wdskit.tar.window import Passed, size_of
+
+
+class TarSample(NamedTuple):
+    """A sample of a tar.
+
+    Attributes:
+        key: Its key.
+        fields: Where the bytes of each field are, by its name, in the order of the members.
+        read: Returns the bytes of one field. It may be called until the next sample is taken.
+    """
+
+    key: str
+    fields: Mapping[str, FieldBytes]
+    read: Callable[[str], bytes]
+
+
+class TarSamples:
+    """The samples of one tar, in order. The headers of a local tar are read; a tar of a store is read as a stream.
+
+    Args:
+        url: Path or URL of the tar.
+        entry: Its line in its folder's index, None without one.
+        check: Compare a local tar with the sha256 of its entry first. A tar of a store always is, at its end.
+
+    Attributes:
+        num_samples: Samples that were yielded.
+        num_ignored: Members so far that belong to no sample.
+    """
+
+    def __init__(self, url: str, entry: ShardEntry | None, *, check: bool = False) -> None:
+        self.num_samples = 0
+        self.num_ignored = 0
+        self._url = url
+        self._entry = entry
+        self._check = check
+        self._changed: ShardError | FolderIndexError | None = None
+
+    def __iter__(self) -> Iterator[TarSample | RowError]:
+        """Yield the samples. Of a damaged tar these are the whole samples before the damage, then one error.
+
+        Raises:
+            ShardError: A member is a link, a device or another kind that no sample has; or the file was replaced after
+                it was indexed, by one with other bytes.
+            FolderIndexError: The tar differs from the index of its folder.
+            StorageError: The tar cannot be read.
+        """
+        samples = self._local() if is_local(self._url) else self._remote()
+        try:
+            for sample in samples:
+                self._compare_fields(sample)
+                self.num_samples += 1
+                yield sample
+        except UnsupportedMember:
+            raise  # the tar is not damaged
+        except ShardError as err:
+            yield _damaged_rest(err, is_indexed=self._entry is not None)
+            return
+        if self._changed is not None:
+            raise self._changed
+        if self._entry is not None and self.num_samples != self._entry.num_samples:
+            raise self._differs(f"it has {self.num_samples} samples, but the index says {self._entry.num_samples}")
+
+    def _local(self) -> Iterator[TarSample]:
+        path, entry = local_path(self._url), self._entry
+        with contextlib.closing(LocalFile(path)) as file:
+            if entry is not None:
+                self._changed = self._compare(file, entry)
+            identity = FileIdentity.of(file.fd)
+            samples = HeaderReader(file, shard=path)
+            try:
+                for sample in samples:
+                    spans = {name: span for name, span in sample.items() if not name.startswith("__")}
+                    fields = {name: PartBytes(path, span.size, span.offset, *identity) for name, span in spans.items()}
+                    yield TarSample(sample["__key__"], fields, functools.partial(_read_local, file, spans))
+            finally:
+                self.num_ignored = samples.num_ignored
+
+    def _compare(self, file: LocalFile, entry: ShardEntry) -> ShardError | FolderIndexError | None:
+        """Return how the file differs from its index: an error to raise after the last sample, because an error of a
+        damaged header says more.
+        """
+        if file.num_bytes != entry.num_bytes:
+            return self._differs(f"it has {file.num_bytes} bytes, but the index says {entry.num_bytes}")
+        try:
+            if self._check:
+                check_digest(file, entry.sha256)
+            else:
+                Verified().check(file, entry.identity, entry.sha256)
+        except ShardError as err:
+            return err
+        return None
+
+    def _remote(self) -> Iterator[TarSample]:
+        """As `_local`, of an object that is read from end to end, because a request for each header takes longer."""
+        from wdskit.storage.objects import ObjectStream  # needs obstore
+
+        with contextlib.closing(ObjectStream(self._url)) as stream:
+            modified = stream.file.modified
+            version = stream.file.num_bytes, stream.file.etag or "", modified.isoformat() if modified else ""
+            shard = DigestedFile(stream)
+
+            def locate(_: str, __: object, ___: int, data: bytes | Passed) -> tuple[ObjectBytes, bytes | Passed]:
+                size = size_of(data)
+                return ObjectBytes(self._url, size, samples.offset - padded(size), *version), data
+
+            samples = ShardReader(shard.read, shard=self._url, on_member=locate, hold_bytes=MAX_ROW_BYTES)
+            try:
+                for sample in samples:
+                    found = {name: both for name, both in sample.items() if not name.startswith("__")}
+                    yield TarSample(
+                        sample["__key__"],
+                        {name: reference for name, (reference, _) in found.items()},
+                        functools.partial(_read_remote, found),
+                    )
+            finally:
+                self.num_ignored = samples.num_ignored
+        if self._entry is not None and shard.sha256.hexdigest() != self._entry.sha256:
+            raise self._differs("its sha256 is not the one in the index: its bytes changed")
+
+    def _compare_fields(self, sample: TarSample) -> None:
+        entry = self._entry
+        if entry and entry.fields and (others := sorted(sample.fields.keys() - {*entry.fields})):
+            raise self._differs(f"{sample.key!r} has fields that are not in the index: {', '.join(others)}")
+
+    def _differs(self, problem: str) -> FolderIndexError:
+        folder = split_url(self._url)[0]
+        msg = f"{self._url}: {problem}.\n  If the shard is right, run `wdskit index {folder or '.'}`."
+        return FolderIndexError(msg, folder=folder)
+
+
+def known_digests(found: ShardList) -> dict[str, str]:
+    """sha256 of each tar that is in an index, by the path or URL that references to it have."""
+    known = zip(found.urls, found.entries, strict=True)
+    return {local_path(url) if is_local(url) else url: entry.sha256 for url, entry in known if entry is not None}
+
+
+def _read_local(file: LocalFile, spans: Mapping[str, Span], name: str) -> bytes:
+    return read_span(file, spans[name])
+
+
+def _read_remote(found: Mapping[str, tuple[ObjectBytes, bytes | Passed]], name: str) -> bytes:
+    """The bytes of a field, which are in memory unless they were too many to hold."""
+    reference, data = found[name]
+    return reference.read() if isinstance(data, Passed) else data
+
+
+def _damaged_rest(err: ShardError, *, is_indexed: bool) -> RowError:
+    """The error of what follows the damage of a tar, which differs from its index if it has one."""
+    problem = f"{err.problem} ({err.samples_read} samples read), and everything after it is lost"
+    if is_indexed:
+        problem += "; fields before it are not verified, because the shard differs from its index"
+    remedy = err.remedy
+    if err.samples_read > 0:
+        remedy += " `wdskit pack --skip-bad` packs the samples before the damage."
+    return row_error(f"{err.shard}, byte {err.offset}", problem, remedy)
