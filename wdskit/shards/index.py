@@ -24,7 +24,7 @@ from wdskit.dataset.index import (
     read_other_counts,
     write_index,
 )
-from wdskit.dataset.lock import LOCK_NAME, lock_folder, wait_for_workers
+from wdskit.dataset.lock import lock_folder, wait_for_workers
 from wdskit.dataset.samples import ShardReader
 from wdskit.dataset.shard import IDX_SUFFIX, digest_offsets, idx_bytes, write_offsets
 from wdskit.dataset.unfinished import refuse_unfinished
@@ -245,13 +245,6 @@ def local_folder(folder: str | Path, *, command: str, done: str) -> Path:
         problem = "this is a file, not a folder." if path.exists() else describe_missing(str(path), "folder")
         raise StorageError(f"{folder}: {problem} Name the folder that holds the shards.", url=str(folder))
     return path
-
-
-def refuse_filled(folder: Path) -> None:
-    """Refuse to write into a folder that holds anything but its lock."""
-    if any(one.name != LOCK_NAME for one in folder.iterdir()):
-        msg = f"{folder}: this folder is not empty. Name one that is empty or does not exist yet."
-        raise StorageError(msg, url=str(folder))
 
 
 class ScannedShard(NamedTuple):

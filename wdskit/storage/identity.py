@@ -45,12 +45,5 @@ class FileIdentity(NamedTuple):
             os.close(fd)
 
 
-class ObjectVersion(NamedTuple):
-    """Identifies a version of an object: its size, and its ETag if the store has ETags."""
-
-    num_bytes: int
-    etag: str | None
-
-
 class FileChanged(ValueError):
     """A file is not the one that was read before."""

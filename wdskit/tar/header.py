@@ -119,12 +119,6 @@ def expected_adler(checksum_field: bytes) -> int:
     return (1 + checksum - 8 * ord(" ") + sum(checksum_field)) % ADLER_MODULUS
 
 
-def checksum_holds(block: bytes) -> bool:
-    """Whether the checksum of a header block is right, exactly."""
-    field = block[148:156]
-    return sum(block) - sum(field) + 8 * ord(" ") == parse_octal(field, "checksum")
-
-
 def parse_header(block: bytes) -> Header:
     """Read one header block that is not all zeros; `HeaderError` where checksum, magic or size are not right."""
     if zlib.adler32(block) & 0xFFFF != expected_adler(block[148:156]):

@@ -144,19 +144,6 @@ def locate_members(data: bytes, *, shard: str, offset: int, stop: int) -> Iterat
         raise window.damaged(offset + stop, "a sample ends in the middle of a member")
 
 
-def first_name(data: bytes, *, shard: str, offset: int) -> str | None:
-    """The name of the regular member whose headers `data` begins with; None if the first member is a folder.
-
-    Raises:
-        ShardError: A header is invalid, or `data` ends inside the headers.
-    """
-    window = Window(lambda _: b"", shard)
-    window.data = data
-    window.base = offset
-    member = any_member(window)
-    return None if member is None else member[0]
-
-
 def plain_member(block: bytes) -> tuple[str, int] | None:
     """Return name and size of a plain member: a file with one header, a size in octal digits, an ASCII name and no
     prefix. For any other block return None; then `next_member` has to read it.
