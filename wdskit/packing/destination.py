@@ -1,4 +1,4 @@
-"""The folder that is packed into: what it holds already, and what that forbids."""
+"""The destination folder: inspect its existing files and refuse to overwrite them."""
 
 from __future__ import annotations
 
@@ -50,10 +50,11 @@ _PART = "part-{}-of-{}.lock"
 
 
 def check_place(folder: Path, source: object, options: WriteOptions) -> None:
-    """Refuse what can be refused before a row is read.
+    """Check the folder and the options before any row is read.
 
     Raises:
-        PackError: The folder lies in the source, is indexed and should not be, or the other way round.
+        PackError: The folder is inside the source; `append` is set and the folder has no index; or the folder is
+            indexed and a dry run has neither `append` nor `overwrite`.
     """
     if isinstance(source, (str, os.PathLike)) and os.path.isdir(source):
         root = os.path.realpath(os.fsdecode(source))
@@ -69,16 +70,16 @@ def check_place(folder: Path, source: object, options: WriteOptions) -> None:
 
 
 def refuse_other_options(folder: Path, intent: WriteOptions, described: Mapping[str, Any], *, is_stream: bool) -> None:
-    """Refuse a folder that a run with other options has packed, before any row is read.
+    """Refuse a folder that a run with different options packed. No row is read before this check.
 
     Args:
-        folder: Where.
-        intent: Its options: some say what may become of what stands there.
-        described: The options of this run that a shard could depend on.
-        is_stream: Whether its rows come once.
+        folder: The destination folder.
+        intent: The options of this run; `append` and `overwrite` allow a packed folder.
+        described: The options of this run that can change a shard, by name.
+        is_stream: True if the rows of the source can be read only once.
 
     Raises:
-        PackError: It is packed already, and is neither added to nor replaced.
+        PackError: The folder is packed already, and this run neither appends nor overwrites.
     """
     if intent.append or intent.overwrite or not (folder / INDEX_NAME).exists():
         return
@@ -96,13 +97,13 @@ class Destination:
     """A folder to pack into.
 
     Attributes:
-        folder: Where it is.
-        append: Whether it is indexed, and added to.
-        index: Its index; None where it has none.
-        replaces: Whether the shards of the index are to be replaced.
-        last_run: The run that made the index, where this one may be the same.
-        is_done: Whether it is the same, so that nothing is to do.
-        upload: Uploads to the folder of a bucket for which `folder` stands; None where the folder is local.
+        folder: Path of the folder.
+        append: True if the run adds shards to an indexed folder.
+        index: The folder's index; None without an index.
+        replaces: True if the run replaces the shards of the index.
+        last_run: The run that made the index; None if this run cannot be the same.
+        is_done: True if `last_run` is this run, so that nothing remains to do.
+        upload: Uploads the files to a bucket, for which `folder` is the local copy; None for a local folder.
     """
 
     folder: Path
@@ -115,38 +116,38 @@ class Destination:
 
     @property
     def entries(self) -> tuple[ShardEntry, ...]:
-        """Shards that are there already and stay: those of the last run not, where this is the same run."""
+        """Return the existing shards that are kept. They exclude the shards of the last run if this is the same run."""
         if self.index is None or not self.append:
             return ()
         own = len(self.last_run.entries) if self.last_run is not None and self.is_done else 0
         return self.index.entries[: len(self.index.entries) - own]
 
     def first_number(self, names: Names) -> int:
-        """The number of the first new shard: behind all that the index has under this pattern."""
+        """Return the number of the first new shard: the index's largest number under this pattern, plus one."""
         numbers = (names.number_of(entry.name) for entry in self.entries)
         return max((number for number in numbers if number is not None), default=-1) + 1
 
     def check_keys(self, plan: Plan, on_progress: OnProgress) -> None:
-        """Refuse a row whose key a shard here has. The headers of the shards are read.
+        """Refuse a row whose key an existing shard has. The headers of the existing shards are read.
 
         Raises:
-            RowError: A row has such a key.
-            ShardError: A shard here is damaged.
+            RowError: An existing shard has the key of a row.
+            ShardError: An existing shard is damaged.
         """
         row = plan.find_taken(self.all_keys(on_progress))
         if row is not None:
             raise self.key_taken(row)
 
     def key_taken(self, row: Row) -> RowError:
-        """The error of a row whose key the shards here have."""
+        """Return the error for a row whose key an existing shard has."""
         remedy = "Keys must be unique. Rename it; or, for a table, choose a column with unique values: --key-column."
         return row_error(row.where, f"its key {row.key!r} is in {self.folder} already", remedy)
 
     def all_keys(self, on_progress: OnProgress) -> Iterator[str]:
-        """The keys of the shards here. Their headers are read.
+        """Yield the keys of the existing shards, read from their headers.
 
         Raises:
-            ShardError: One is damaged.
+            ShardError: An existing shard is damaged.
         """
         num_keys = num_bytes = 0
         total_bytes = sum(entry.num_bytes for entry in self.entries)
@@ -167,10 +168,10 @@ class Destination:
             file.close()
 
     def check_free(self, shards: Sequence[PlannedShard]) -> None:
-        """Refuse files in the way, before anything is written.
+        """Check that the names of the new shards are free, before anything is written.
 
         Raises:
-            PackError: Names one.
+            PackError: A file already has the name of a new shard, or a tar of the folder is not in the index.
         """
         known: set[str] = set()
         if self.index is not None:
@@ -188,14 +189,14 @@ class Destination:
             raise PackError(f"{msg} Nothing was written.\n  {remedy}")
 
     def check_there(self, last: LastRun) -> None:
-        """Compare the shards of the run that made the index with the folder. Raises as `LastRun.check_there`."""
+        """Compare the shards of the last run with the folder. Raises the errors of `LastRun.check_there`."""
         if self.upload is None:
             last.check_there()
         elif lost := self.upload.lost(last.entries, last.etags):
             raise indexed_already(self.folder, [f"{name} is gone, or was replaced." for name in lost])
 
     def _others(self) -> set[str]:
-        """Return the names in the bucket's folder that no run of this machine has uploaded. Raises as `find_others`."""
+        """Return the names in the bucket that no run of this machine uploaded. Raises the errors of `find_others`."""
         if self.upload is None:
             return set()
         sent: dict[str, SentFile] = {}
@@ -204,7 +205,7 @@ class Destination:
         return self.upload.find_others(sent)
 
     def lists(self, found: Source) -> dict[str, bytes]:
-        """The bytes of `classes.json`, `rejected.jsonl` and `duplicates.jsonl`, where there is something to write."""
+        """Return the bytes of `classes.json`, `rejected.jsonl` and `duplicates.jsonl` by name, without empty files."""
         lists = {}
         if found.classes and not self.append:
             lists[CLASSES_NAME] = classes_json(found.classes)
@@ -212,20 +213,20 @@ class Destination:
         for name, listed in ((REJECTED_NAME, rejected), (DUPLICATES_NAME, [one.to_dict() for one in found.duplicates])):
             if listed:
                 lines = "".join(json.dumps(each, ensure_ascii=False) + "\n" for each in listed)
-                # Half a surrogate pair, of a file name that is no UTF-8, is written as JSON escapes it.
+                # A file name that is not UTF-8 has lone surrogates. JSON writes them as escapes.
                 added = lines.encode(errors="backslashreplace")
                 lists[name] = self._before(name) + added
         return lists
 
     def _before(self, name: str) -> bytes:
-        """What is added to."""
+        """Return the bytes of an existing list that the run appends to; empty without `append`."""
         return (read_own(self.folder / name) or b"") if self.append else b""
 
     def check_lists(self, lists: Mapping[str, bytes]) -> None:
-        """Refuse to replace a list that something else has written, or to leave one that is not of this run.
+        """Check that the run neither replaces nor keeps a list that another program wrote.
 
         Raises:
-            PackError: Names one.
+            PackError: The folder has such a list; the message names it.
         """
         names = () if self.append or self.replaces else sorted({*lists, REJECTED_NAME, DUPLICATES_NAME})
         others = set() if self.is_done else self._others()
@@ -238,17 +239,18 @@ class Destination:
 def look_at_destination(
     folder: Path, options: WriteOptions, classes: Mapping[str, int], *, has_labels: bool
 ) -> Destination:
-    """Look at the folder to pack into. Whether its last run was the same is found out later.
+    """Inspect the folder to pack into. `resolve_last_run` later compares its last run with this run.
 
     Args:
-        folder: Where.
-        options: Of the run.
+        folder: The destination folder.
+        options: The options of this run.
         classes: Number of each class that the run adds, by name.
-        has_labels: Whether samples that the run adds have a `cls`.
+        has_labels: True if samples that the run adds have a `cls`.
 
     Raises:
-        PackError: It is indexed and should not be, or the other way round, or its classes are others.
-        FolderIndexError: It is to be added to and has no index, or its index does not match its shards.
+        PackError: The folder is packed by an unknown run; `append` is set and the folder has no index; or the classes
+            of an addition differ from the folder's classes.
+        FolderIndexError: `append` is set and the index does not match the shards.
     """
     check_place(folder, None, options)
     if not (folder / INDEX_NAME).exists():
@@ -267,7 +269,11 @@ def look_at_destination(
 
 
 def _check_sizes(folder: Path, entries: Iterable[ShardEntry]) -> None:
-    """Compare the index with its shards. Others may stand there: those of an addition that was stopped."""
+    """Compare the sizes in the index with the shards. Shards of a stopped addition are ignored.
+
+    Raises:
+        FolderIndexError: A shard is missing or has a different size.
+    """
     for entry in entries:
         path = folder / entry.name
         num_bytes = path.stat().st_size if path.exists() else None
@@ -299,10 +305,10 @@ def _check_classes(folder: Path, classes: Mapping[str, int]) -> None:
 
 
 def folder_of(dest: str) -> Path:
-    """The folder to write to.
+    """Return the path of the local folder to write to.
 
     Raises:
-        PackError: It cannot be one.
+        PackError: `dest` is empty, is not a local path, or is a file.
     """
     if not dest or "\x00" in dest:
         raise PackError(f"{dest!r} is not a folder to pack into. Write . for this one.")
@@ -316,7 +322,7 @@ def folder_of(dest: str) -> Path:
 
 @contextlib.contextmanager
 def raised_as_pack_errors(folder: Path) -> Iterator[None]:
-    """Raise faults of the disk as errors with the folder's name."""
+    """Convert each OSError of the block to a PackError with the folder's name."""
     try:
         yield
     except OSError as err:
@@ -325,11 +331,11 @@ def raised_as_pack_errors(folder: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def locked(folder: Path, part: tuple[int, int] | None, disk: Disk) -> Iterator[Path]:
-    """Make the folder that is packed into, and hold its lock while the block runs; of a part of a run that part's.
+    """Create the destination folder and hold its lock while the block runs. A part of a run holds the part's lock.
 
     Yields:
-        The folder of staging folders in it. After a fault or Ctrl-C it holds no temporary file, and no run that
-        filled nothing.
+        The folder `.wdskit-run`. After a fault or Ctrl-C it contains no temporary file, and no run without a filled
+        shard.
     """
     root = folder / RUN_FOLDER
     with raised_as_pack_errors(folder):
@@ -365,10 +371,10 @@ def _tidy(folder: Path, disk: Disk) -> None:
 
 
 def finish_what_was_stopped(folder: Path, source: object, options: WriteOptions, disk: Disk) -> None:
-    """Refuse what can be refused before a row is read, and end a run that was killed while it published.
+    """Complete a run that was killed while it published. Check the folder and the options before any row is read.
 
     Raises:
-        PackError: As `check_place`.
+        PackError: Raised by `check_place`.
         FolderIndexError: Another process is writing in the folder.
     """
     with raised_as_pack_errors(folder):

@@ -1,6 +1,4 @@
-"""Which rows go into which shard: by their number and by the true size of the file, decided before anything is
-written.
-"""
+"""Divide rows into shards by the number of rows and the exact file size, before anything is written."""
 
 from __future__ import annotations
 
@@ -19,7 +17,7 @@ from wdskit.limits import BLOCK_BYTES
 from wdskit.packing.row import Row, row_error, size_of
 from wdskit.tar.writer import END_BYTES, member_bytes
 
-# Not in a name: what ends it, what a pattern of shards would read as more than a name, a second %.
+# A name excludes slashes, a second %, and the characters that have a meaning in patterns of shards.
 _PATTERN = re.compile(r"([^%/\\{}\[\]*?:]*)%(?:0(\d{1,2}))?d([^%/\\{}\[\]*?:]*\.tar)")
 
 
@@ -29,12 +27,12 @@ NO_LIMIT = 1 << 62
 
 
 class PlannedShard(NamedTuple):
-    """One shard to be.
+    """One shard to write.
 
     Attributes:
         name: File name.
-        num_samples: Samples in it.
-        num_bytes: Bytes of its file; 0 if the samples are changed, because it is not known before.
+        num_samples: Samples in the shard.
+        num_bytes: Bytes of the file; 0 if the samples are changed, because their sizes are not known yet.
     """
 
     name: str
@@ -44,12 +42,12 @@ class PlannedShard(NamedTuple):
 
 @dataclass(frozen=True)
 class Limits:
-    """How large a shard may become, and how many there are.
+    """The largest allowed size of a shard, and the number of shards.
 
     Attributes:
-        max_samples: Most samples.
-        max_bytes: Most bytes of the file, headers, padding and end marker included.
-        num_shards: So many shards, equal within one sample; None for as many as the limits make.
+        max_samples: Most samples in a shard.
+        max_bytes: Most bytes of the file, including headers, padding and end marker.
+        num_shards: Number of shards, whose sample counts differ by at most one; None starts a new shard at a limit.
     """
 
     max_samples: int
@@ -70,7 +68,7 @@ class Limits:
             raise PackError(f"num_shards: {self.num_shards} is not a number of shards; it is 1 or more.")
 
     def described(self) -> dict[str, int | None]:
-        """Each by name; None where there is none."""
+        """Return each limit by name; None for no limit."""
         return {name: None if value == NO_LIMIT else value for name, value in vars(self).items()}
 
 
@@ -81,11 +79,12 @@ def make_limits(
     num_shards: int | None = None,
     by_count: bool = False,
 ) -> Limits:
-    """Limits, of which those that nobody gave are the usual ones; none where the number of shards is said, and none of
-    bytes where only samples count.
+    """Return the limits, with defaults for None. With `num_shards` the default is no limit.
+
+    With `by_count` the sizes of the samples are not known, so `max_bytes` must be None and bytes have no limit.
 
     Raises:
-        PackError: A limit is out of range, or of bytes where only samples count.
+        PackError: A limit is out of range, or `by_count` and `max_bytes` are both set.
     """
     if by_count:
         if max_bytes is not None:
@@ -98,7 +97,7 @@ def make_limits(
 
 
 class Span(NamedTuple):
-    """The rows of one shard, by their places in the order in which they are packed, and the bytes of its file."""
+    """The rows [start, stop) of one shard, as places in the packing order, and the bytes of its file."""
 
     start: int
     stop: int
@@ -106,7 +105,7 @@ class Span(NamedTuple):
 
 
 class RowTooLarge(Exception):
-    """The row at `place` makes a shard of `num_bytes` alone, over the limit."""
+    """A shard with only the row at `place` has `num_bytes` bytes, which is over the limit."""
 
     def __init__(self, place: int, num_bytes: int) -> None:
         super().__init__(place, num_bytes)
@@ -115,17 +114,18 @@ class RowTooLarge(Exception):
 
 
 def divide(blocks: NDArray[Any], limits: Limits) -> list[Span]:
-    """The shards of rows that take so many blocks of 512 bytes each, (num_rows,), in this order.
+    """Divide rows into shards, in the order of the rows.
 
-    As `fill_in_turn`; or all shards equal within one sample, the larger ones first, where limits say so.
+    A new shard begins where the next row would break a limit, as in `fill_in_turn`. With `limits.num_shards` the sample
+    counts of the shards differ by at most one, and the larger shards come first.
 
     Args:
-        blocks: Of each row.
-        limits: What a shard may hold.
+        blocks: Blocks of 512 bytes of each row, integers (num_rows,).
+        limits: The limits of a shard.
 
     Raises:
-        RowTooLarge: A row alone is over `max_bytes`.
-        PackError: The number of shards that was asked for is over the limits, or there are fewer rows.
+        RowTooLarge: A shard with a single row is over `max_bytes`.
+        PackError: With `num_shards`, a shard is over the limits or has no row.
     """
     room = (limits.max_bytes - END_BYTES) // BLOCK_BYTES
     too_large = np.flatnonzero(blocks > room)
@@ -133,7 +133,7 @@ def divide(blocks: NDArray[Any], limits: Limits) -> list[Span]:
         place = int(too_large[0])
         raise RowTooLarge(place, int(blocks[place]) * BLOCK_BYTES + END_BYTES)
     ends = blocks.astype(np.int64)
-    np.cumsum(ends, out=ends)  # in place: `dtype=` would take as much again
+    np.cumsum(ends, out=ends)  # in place: `dtype=` would double the memory
     return (
         list(_in_turn(ends, limits, room)) if limits.num_shards is None else _balanced(ends, limits, limits.num_shards)
     )
@@ -168,22 +168,22 @@ def _balanced(ends: NDArray[np.int64], limits: Limits, number: int) -> list[Span
 
 
 def row_bytes(row: Row) -> int:
-    """Bytes that a row adds to a shard."""
+    """Return the bytes that a row adds to a shard."""
     return sum([member_bytes(size_of(data)) for _, data in row.fields])
 
 
 class Shard:
-    """The rows of one shard, in order, given once, as they come.
+    """Iterate once over the rows of one shard, in order, while the source produces them.
 
     Args:
-        first: The first of them.
-        rows: What comes behind it, more than belongs to this shard.
-        limits: Where it ends.
-        by_count: Their bytes are not known.
+        first: The first row of the shard.
+        rows: The rows after `first`, including the rows of later shards.
+        limits: The limits of the shard.
+        by_count: True if the bytes of the rows are not known.
 
     Attributes:
-        num_bytes: Bytes of a file with the rows that were given so far; 0 with `by_count`.
-        following: Once all are given, the first row of the next shard.
+        num_bytes: Bytes of a file with the rows yielded so far; 0 with `by_count`.
+        following: After the last row of the shard, the first row of the next shard; None at the end of the rows.
     """
 
     def __init__(self, first: Row, rows: Iterator[Row], limits: Limits, *, by_count: bool) -> None:
@@ -194,10 +194,10 @@ class Shard:
         self._by_count = by_count
 
     def __iter__(self) -> Iterator[Row]:
-        """The rows.
+        """Yield the rows of the shard.
 
         Raises:
-            RowError: One alone, or the first of the next shard, is over `max_bytes`.
+            RowError: A shard with only this row, or only the row after the shard, would be over `max_bytes`.
         """
         num_rows = 0
         while self.following is not None:
@@ -220,10 +220,10 @@ class Shard:
 
 
 def fill_in_turn(rows: Iterable[Row], limits: Limits, *, by_count: bool = False) -> Iterator[Shard]:
-    """The shards: rows in their order, a new shard where the next one would break a limit. Of each all rows must be
-    taken before the next shard is.
+    """Yield shards of the rows in their order. A new shard begins where the next row would break a limit.
 
-    With `by_count` their bytes are not known, and those of the shards are 0.
+    The caller takes all rows of a shard before it takes the next shard. With `by_count` the bytes of the rows are not
+    known, and `num_bytes` of each shard is 0.
     """
     rows = iter(rows)
     row = next(rows, None)
@@ -237,8 +237,8 @@ class Names:
     """File names of shards by number, from a `pattern` such as `train-%06d.tar`.
 
     Raises:
-        PackError: The pattern has not one `%d` or `%0Nd`, does not end in `.tar`, or holds what the name of a shard
-            cannot: a folder, control characters, or what brace patterns and globs are made of.
+        PackError: The pattern does not have exactly one `%d` or `%0Nd`, does not end in `.tar`, begins with a dot, or
+            contains a folder, a control character, or a character of brace patterns and globs.
     """
 
     def __init__(self, pattern: str) -> None:
@@ -251,17 +251,17 @@ class Names:
         self._known = re.compile(f"{re.escape(match[1])}([0-9]{{1,18}}){re.escape(match[3])}")
 
     def __getitem__(self, number: int) -> str:
-        """The name of shard `number`.
+        """Return the name of shard `number`.
 
         Raises:
-            PackError: The number has more digits than the pattern, so that names would not sort.
+            PackError: The number has more digits than the pattern, so the names would not sort.
         """
         if self._width > 1 and number >= 10**self._width:
             raise PackError(f"pattern: {self.pattern!r} has no name for shard {number}. Use more digits.")
         return self.pattern % number
 
     def number_of(self, name: str) -> int | None:
-        """The number of the shard that has this name, None where the pattern does not give it."""
+        """Return the number of the shard with this name; None if the pattern does not match the name."""
         match = self._known.fullmatch(name)
         if match is None or (self._width > 1 and len(match[1]) > self._width):
             return None
@@ -270,7 +270,7 @@ class Names:
 
 
 def names_of(folder: Path, pattern: str | None) -> Names:
-    """What the shards are called: by default as the folder, so that basenames differ between folders."""
+    """Return the names of the shards. By default they begin with the folder's name, so they differ between folders."""
     if pattern is not None:
         return Names(pattern)
     try:
@@ -282,7 +282,7 @@ def names_of(folder: Path, pattern: str | None) -> Names:
 
 
 def names_of_all(folder: Path, pattern: str | None, splits: Iterable[str] | None) -> Sequence[Names]:
-    """What the shards are called, those of each split after it."""
+    """Return the names of the shards; with splits, the names for each split, which begin with the split's name."""
     if splits is None:
         return [names_of(folder, pattern)]
     if pattern is not None:

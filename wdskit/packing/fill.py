@@ -1,4 +1,4 @@
-"""Filling one shard, and checking rows before: what runs in each process."""
+"""Fill one shard and check rows: the code that runs in each process."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from wdskit.tar.writer import TarWriter
 
 _FILES = (FileBytes, PartBytes)
 _LARGE_BYTES = 16 << 10
-"""From here on copying a file takes longer than what views cost more than bytes: 40 us of 200 for 100 KB."""
+"""From this size on, copying a file costs more than using views: 40 of 200 us for 100 KB."""
 
 OnSample = Callable[[int, int], None]
-"""Called after each sample: how many samples, and bytes of their shard, were added since the last call."""
+"""Called after each sample with the numbers of samples and of shard bytes added since the last call."""
 
 
 class Count:
-    """Tells how much is packed. `total` is samples and bytes in all."""
+    """Report the packed samples and bytes to `on_progress`. `total` is the number of all samples and all bytes."""
 
     def __init__(self, on_progress: OnProgress, total: tuple[int | None, int | None]) -> None:
         self._on_progress = on_progress
@@ -42,7 +42,7 @@ class Count:
         self(0, 0)
 
     def __call__(self, num_samples: int, num_bytes: int) -> None:
-        """So many more."""
+        """Add samples and bytes, then report the sums."""
         self._samples += num_samples
         self._bytes += num_bytes
         self._on_progress(Progress("packing", self._samples, self._bytes, *self._total))
@@ -53,12 +53,12 @@ class ShardJob:
     """A shard to fill.
 
     Attributes:
-        path: Its file.
-        rows: Its rows in order; they are taken once.
-        num_bytes: The bytes that it will have; 0 where it is not known before.
-        transforms: What happens to its samples.
-        threads: So many of them at a time.
-        sha256: The digest of the shard that was packed before. Its rows are compared with it, and nothing is written.
+        path: The file to write.
+        rows: The rows of the shard in order; they are iterated once.
+        num_bytes: The bytes that the file will have; 0 if the size is not known.
+        transforms: The transforms of the samples.
+        threads: Samples that are read and transformed at the same time.
+        sha256: Digest of the existing shard. The rows are compared with the digest, and nothing is written.
     """
 
     path: Path
@@ -70,15 +70,15 @@ class ShardJob:
 
 
 def fill_shard(job: ShardJob, *, disk: Disk = DISK, on_sample: OnSample | None = None) -> ShardEntry:
-    """Write one shard and its `.idx`, or compare it where `job.sha256` is set, and return its line of the index.
+    """Write one shard and its `.idx`, and return its index entry. If `job.sha256` is set, compare the rows instead.
 
     Args:
-        job: The shard.
+        job: The shard to fill.
         disk: Performs the file operations; tests replace it.
         on_sample: Called after each sample.
 
     Raises:
-        RowError: A row turned out to be bad.
+        RowError: A row cannot be packed.
         PackError: The folder cannot be written, or the bytes do not have the digest `job.sha256`.
     """
     try:
@@ -108,7 +108,7 @@ def fill_shard(job: ShardJob, *, disk: Disk = DISK, on_sample: OnSample | None =
 
 
 class _Filled(NamedTuple):
-    """What was written."""
+    """Digest, size, field names, offsets and unused image parts of a written shard."""
 
     sha256: str
     num_bytes: int
@@ -118,7 +118,7 @@ class _Filled(NamedTuple):
 
 
 def _fill(job: ShardJob, sink: TempFile | hashlib._Hash, on_sample: OnSample | None) -> _Filled:
-    """Write the bytes of a shard to a temporary file, or only into a digest."""
+    """Write the bytes of a shard to `sink`, a temporary file or a digest, and describe them."""
     fields: set[str] = set()
     offsets = [0]
     writer = TarWriter(sink.write, hand_over=sink.hand_over) if isinstance(sink, TempFile) else TarWriter(sink.update)
@@ -144,7 +144,7 @@ def _fill(job: ShardJob, sink: TempFile | hashlib._Hash, on_sample: OnSample | N
 def _note_unused(
     row: Row, field: str, data: Buffer, transforms: Transforms, unused: dict[str, tuple[int, str]]
 ) -> None:
-    """Count an image that is packed for each of its parts that decoding ignores."""
+    """Add a packed image to the count of each part that decoders ignore."""
     if transforms.checks_structure and is_image_field(field):
         for part in find_unused(data):
             count, first = unused.get(part, (0, row.where))
@@ -152,7 +152,7 @@ def _note_unused(
 
 
 def _transform_rows(job: ShardJob, writer: TarWriter, unused: dict[str, tuple[int, str]]) -> Iterator[list[str]]:
-    """Add the samples, and give the names of the fields of each."""
+    """Add transformed samples to the shard. Yield the field names of each sample."""
     for row, transformed in read_transformed(read_ahead(job.rows), job.transforms, threads=job.threads):
         for field, data in transformed:
             writer.add(f"{row.key}.{field}", data)
@@ -161,7 +161,10 @@ def _transform_rows(job: ShardJob, writer: TarWriter, unused: dict[str, tuple[in
 
 
 def _pass_rows(job: ShardJob, writer: TarWriter, unused: dict[str, tuple[int, str]]) -> Iterator[list[str]]:
-    """As `_transform_rows`, of rows that pass through: large files are read to where they are written from."""
+    """Add unchanged samples to the shard. Yield the field names of each sample.
+
+    Large files are read directly into the buffer of the writer.
+    """
     is_checked = job.transforms.validate != "none"
     with contextlib.closing(SourceFiles()) as files:
         for row in read_ahead(job.rows):
@@ -171,7 +174,7 @@ def _pass_rows(job: ShardJob, writer: TarWriter, unused: dict[str, tuple[int, st
             else:
                 read = row.read_fields(files)
             for field, data in read:
-                if not isinstance(data, memoryview):  # which is in its place
+                if not isinstance(data, memoryview):  # a memoryview is in the writer's buffer already
                     writer.add(f"{row.key}.{field}", data)
                 if is_checked:
                     row.check(field, data, job.transforms)
@@ -184,7 +187,7 @@ def _is_large(source: FieldBytes) -> TypeGuard[FileBytes | PartBytes]:
 
 
 def _read(writer: TarWriter, row: Row, field: str, source: FieldBytes, files: SourceFiles) -> bytes | memoryview:
-    """The bytes of a field; those of a large file in the shard already, where they stay until the next is added."""
+    """Return the bytes of a field. A large file gives a view of the writer's buffer, valid until the next member."""
     if _is_large(source):
         room = writer.room(f"{row.key}.{field}", source.num_bytes)
         if room is not None:
@@ -196,28 +199,28 @@ def _read(writer: TarWriter, row: Row, field: str, source: FieldBytes, files: So
 _log = logging.getLogger(__name__)
 _SHOWN_MISSING = 5
 _AHEAD = 2
-"""Rows a thread that are read or transformed before it is their turn: enough that a large image holds nobody up."""
+"""Rows per thread that are in progress: enough that one large image does not stop the other threads."""
 
 
 def read_transformed(
     rows: Iterable[Row], transforms: Transforms, *, threads: int
 ) -> Generator[tuple[Row, list[Field]], None, None]:
-    """Each row with the fields to pack, in the order of `rows` whatever the number of threads.
+    """Yield each row with the fields to pack, in the order of `rows`. The number of threads does not change the order.
 
     Args:
-        rows: What to read.
-        transforms: What happens to each.
-        threads: With 1 it is done in this one. Others hold some rows each, decoded images among them.
+        rows: The rows to read.
+        transforms: The transforms of each row.
+        threads: 1 works in the calling thread. Each further thread holds some rows with decoded images in memory.
 
     Raises:
-        RowError: The first row, in order, that cannot be packed.
+        RowError: A row cannot be packed. The error is that of the first such row.
     """
     if threads == 1:
         for row in rows:
             yield row, row.read(transforms)
         return
     if transforms.resize is not None:
-        import torch  # noqa: F401 (once, before several threads would want it)
+        import torch  # noqa: F401 (imported once, before the threads start)
     pool = ThreadPoolExecutor(threads, initializer=transforms.prepare_thread)
     try:
         pending: deque[tuple[Row, Future[list[Field]]]] = deque()
@@ -236,12 +239,14 @@ def read_transformed(
 def required_rows(
     rows: Iterable[Row | RowError], transforms: Transforms, rejected: list[RowError]
 ) -> Generator[Row | RowError, None, None]:
-    """The rows; of those without a field that is required the error, or as `missing` says.
+    """Yield the rows, and apply `transforms.missing` to each row without a required field.
+
+    "error" yields a RowError instead of the row, "warn" logs the row and yields it, "skip" leaves it out.
 
     Args:
-        rows: Rows, or what is wrong with them.
-        transforms: What is required, of the names that fields have when they are packed.
-        rejected: Where rows that are left out are noted.
+        rows: Rows, and errors of rows that cannot be packed.
+        transforms: Names the required fields, as they are named after packing.
+        rejected: Gets the errors of the rows that are left out.
     """
     if not transforms.require:
         yield from rows
@@ -276,7 +281,7 @@ def _lacks(row: Row, transforms: Transforms) -> str | None:
 
 
 def packed_names(names: Sequence[str], transforms: Transforms) -> Sequence[str]:
-    """Names that fields of these names have when they are packed, as far as that is known without reading them."""
+    """Return the names of the fields after packing. The fields are not read; names that depend on content are kept."""
     try:
         return transforms.field_names(names)
     except DecodeError:  # raised when the row is read

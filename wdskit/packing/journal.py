@@ -1,14 +1,14 @@
-"""How a run that has filled all its shards makes them the folder's: by a journal that can be replayed.
+"""Publish the filled shards of a run with a journal that can be replayed.
 
-The staging folder holds everything that is to come: shards, what is beside them, lists, and the index. The journal
-names the files that go and those that come. Once it is on the device the run is decided: whoever writes in the folder
-next, after a kill or a full disk, replays it first. Each step may be done twice.
+The staging folder holds all new files: shards, their offsets, lists, and the index. The journal names the files to
+remove and the files to add. The run is decided once the journal is on the device. After a kill or a full disk, the next
+process that writes in the folder replays the journal first. Each step can be repeated.
 
-1. The index of what is replaced goes, then its other files. An addition removes nothing.
-2. The new shards, then what is beside them, get their names in the folder, and keep those in the staging folder.
-3. `.wdskit.last-run` says which run made the index that comes next.
-4. `index.bin`, `index.json`.
-5. The staging folder goes, the journal last.
+1. Remove the replaced index, then the other replaced files. An addition removes nothing.
+2. Link the new shards into the folder, then the other new files. The files keep their names in the staging folder.
+3. Write `.wdskit.last-run`. The file names the run that made the new index.
+4. Write `index.bin`, then `index.json`.
+5. Remove the staging folder. The journal is removed last.
 """
 
 from __future__ import annotations
@@ -59,10 +59,10 @@ class LastRun:
     """The run that made a folder's index.
 
     Attributes:
-        folder: Where.
-        run: What it packed; its `shards` are left out.
-        entries: The shards that it added to the index.
-        etags: ETags of the files that it uploaded, by name; empty for a local folder.
+        folder: The folder of the index.
+        run: Description of the run, without its `shards`.
+        entries: Index entries of the shards that the run added.
+        etags: ETags of the uploaded files, by name; empty for a local folder.
     """
 
     folder: Path
@@ -71,17 +71,17 @@ class LastRun:
     etags: Mapping[str, Sequence[str]]
 
     def first_key(self) -> str:
-        """The key of the first sample that it added."""
+        """Return the key of the first sample that the run added."""
         path = str(self.folder / self.entries[0].name)
         with contextlib.closing(LocalFile(path)) as file:
             return str(next(iter(HeaderReader(file, shard=path)))["__key__"])
 
     def check_there(self) -> None:
-        """Compare its shards with the folder: the bytes of those that were written since.
+        """Compare the shards of the run with the folder. The bytes of changed files are read again.
 
         Raises:
-            PackError: One is gone.
-            ShardError: One was damaged or replaced.
+            PackError: A shard is missing.
+            ShardError: A shard was damaged or replaced.
         """
         lost = [entry.name for entry in self.entries if not is_there(self.folder, entry)]
         if lost:
@@ -102,18 +102,21 @@ def publish_run(
     before: FolderIndex | None,
     replaces: bool,
 ) -> None:
-    """Make the filled shards the folder's, with an index of them all. The folder's lock is held. Those of a bucket are
-    there already, and the index comes last.
+    """Move the filled shards into the folder and write its index. The caller holds the folder's lock.
+
+    The shards of a bucket are uploaded already. The index is written last.
 
     Args:
-        staging: Where they are.
-        entries: Their lines of the index, in order.
-        lists: Files of all of them, by name.
-        before: The folder's index; None where there is none.
-        replaces: The shards of `before` go. Otherwise they stay.
+        staging: The staging folder with the shards.
+        entries: Index entries of the shards, in order.
+        lists: Bytes of the files that describe all shards, by file name.
+        before: The folder's existing index; None without an index.
+        replaces: True removes the shards of `before`. False keeps them.
 
     Raises:
-        PackError, FolderIndexError: Something else stands in the way.
+        PackError: A shard or another file of the run is missing.
+        FolderIndexError: The folder's existing index cannot be read.
+        StorageError: The store of a bucket cannot be reached or refuses.
     """
     folder, path, disk = staging.folder, staging.path, staging.disk
     kept = before.entries if before is not None and not replaces else ()
@@ -144,7 +147,7 @@ def publish_run(
 
 
 def _files_of(index: FolderIndex) -> Iterable[str]:
-    """All files of a data set, the index left out, its twin first."""
+    """Return the file names of a data set without `index.json`; `index.bin` is the first."""
     folder = Path(index.folder)
     yield from (BINARY_NAME, IDENTITIES_NAME, LAST_RUN_NAME)
     for entry in index.entries:
@@ -156,19 +159,25 @@ def _files_of(index: FolderIndex) -> Iterable[str]:
 def replay(
     folder: Path, path: Path, disk: Disk, *, index: FolderIndex | None = None, before: FolderIndex | None = None
 ) -> None:
-    """Do what a journal says, or what is left of it. `index` is the new index of the folder, and `before` the one that
-    it has, if they are known.
+    """Perform the steps of a journal that are not done yet.
+
+    Args:
+        folder: The folder to publish in.
+        path: The staging folder with the journal.
+        disk: Performs the file operations; tests replace it.
+        index: The folder's new index; None reads it from the staging folder.
+        before: The folder's existing index; None reads it from the folder.
 
     Raises:
-        PackError: A file of the run is gone, or the journal names what is no file of the data set.
+        PackError: A file of the run is missing, or the journal names a file that is not part of a data set.
     """
     if (path / INDEX_NAME).exists():
-        disk.fsync_folder(path)  # for good: whoever wrote the journal may have been killed before it came to this
+        disk.fsync_folder(path)  # the process that wrote the journal may have been killed before this fsync
         journal = _read_journal(path)
         index = index or read_index(path)
         before = before or (read_index(folder) if (folder / INDEX_NAME).exists() else None)
         if journal["replaces"]:
-            _remove(folder, [INDEX_NAME], disk)  # first, so that it never stands beside shards of another run
+            _remove(folder, [INDEX_NAME], disk)  # removed first: an index never describes shards of another run
             _remove(folder, journal["go"], disk)
         shards = {entry.name for entry in index.entries}
         _link_all(folder, path, [name for name in journal["come"] if name in shards], disk)
@@ -178,9 +187,9 @@ def replay(
         entries = [replace(entry, identity=_identity(known.get(entry.name), entry)) for entry in index.entries]
         write_index(folder, entries, data=read_own(path / INDEX_NAME), disk=disk)
         disk.remove(path / INDEX_NAME)
-        disk.fsync_folder(path)  # for good: a journal that came back after a later run would undo that
+        disk.fsync_folder(path)  # a journal that came back after a later run would undo that run
     else:
-        disk.fsync_folder(folder)  # the index has its name for good now, wherever the run was killed
+        disk.fsync_folder(folder)  # makes the name of the index durable, even if the run was killed before
     remove_run(path, disk)
     remove_locks(folder, disk)
 
@@ -207,13 +216,13 @@ def _read_journal(path: Path) -> dict[str, Any]:
 
 
 def _identity(known: ShardEntry | None, entry: ShardEntry) -> FileIdentity | None:
-    """The file that an entry of a shard that stays was made of; None for a new shard."""
+    """Return the file identity in the old index if the shard is kept; None for a new shard."""
     return known.identity if known is not None and known == entry else None
 
 
 def _link_all(folder: Path, path: Path, names: Sequence[str], disk: Disk) -> None:
-    """Give the new files their names in the folder. They keep the others until the staging folder goes: a power
-    loss may lose both names of a file that is renamed from one folder to another.
+    """Link the new files into the folder. The files also keep their names in the staging folder: a power loss can lose
+    both names of a file that is renamed from one folder to another.
     """
     parents = {folder: None}
     for name in names:
@@ -231,8 +240,8 @@ def _link_all(folder: Path, path: Path, names: Sequence[str], disk: Disk) -> Non
         elif not target.exists():
             disk.link(source, target)
         elif not target.samefile(source):
-            # A link cannot replace a file, and a name is to be never without one. A rename between two names of one
-            # file does nothing, so what a run that was killed has linked goes first.
+            # A link cannot replace a file, and the name must always have a file. A rename between two names of one
+            # file does nothing, so the temporary link of a killed run is removed first.
             disk.remove(temp)
             disk.link(source, temp)
             disk.rename(temp, target)
@@ -241,7 +250,7 @@ def _link_all(folder: Path, path: Path, names: Sequence[str], disk: Disk) -> Non
 
 
 def _remove(folder: Path, names: Iterable[str], disk: Disk) -> None:
-    """Remove files for good."""
+    """Remove files, then fsync their folders."""
     paths = [folder / name for name in names if (folder / name).exists()]
     for path in paths:
         disk.remove(path)
@@ -250,13 +259,11 @@ def _remove(folder: Path, names: Iterable[str], disk: Disk) -> None:
 
 
 def remove_locks(folder: Path, disk: Disk) -> None:
-    """Remove the folder of staging folders, with the locks of parts, where no run is left in it. The folder's lock is
-    held.
-    """
+    """Remove `.wdskit-run` and the locks of parts if no run is left in it. The caller holds the folder's lock."""
     root = folder / RUN_FOLDER
     for path in run_folders(folder):
         if not (path / DESCRIPTION_NAME).exists() and not (path / JOURNAL_NAME).exists():
-            remove_run(path, disk)  # killed before it began, or in the middle of its removal
+            remove_run(path, disk)  # the run was killed before its first shard, or during its removal
     if not root.is_dir() or run_folders(folder):
         return
     for file in sorted(root.iterdir()):
@@ -265,17 +272,18 @@ def remove_locks(folder: Path, disk: Disk) -> None:
 
 
 def remove_finished(folder: Path, last: LastRun | None, disk: Disk) -> None:
-    """Remove what a power loss has brought back of the staging folder of the run that made the folder's index."""
+    """Remove the staging folder of the run that made the index. A power loss can bring that folder back."""
     if last is not None and folder / RUN_FOLDER / last.run.digest in run_folders(folder):
         remove_run(folder / RUN_FOLDER / last.run.digest, disk)
 
 
 def finish_publishing(folder: Path, disk: Disk) -> None:
-    """Replay the journal of a run that was stopped while it published, if there is one, and remove the temporary files
-    that it left in the folder. The folder's lock is held.
+    """Replay the journal of a run that was stopped while it published. Remove temporary files in the folder.
+
+    The caller holds the folder's lock.
 
     Raises:
-        PackError: As `check_runs` and `replay`.
+        PackError: Raised by `check_runs` or `replay`.
     """
     check_runs(folder)
     for path in run_folders(folder):
@@ -285,16 +293,16 @@ def finish_publishing(folder: Path, disk: Disk) -> None:
 
 
 def is_publishing(folder: Path) -> bool:
-    """Whether there is a journal to replay."""
+    """Return True if the folder has a journal to replay."""
     return any((path / JOURNAL_NAME).exists() for path in run_folders(folder))
 
 
 def find_last_run(folder: Path, index: FolderIndex | None = None) -> LastRun | None:
-    """The run that made the folder's index; None if it is not known, as in a folder that `index` has indexed.
+    """Return the run that made the folder's index; None if the run is not known, for example after `wdskit index`.
 
     Args:
-        folder: Where.
-        index: Its index, if it was read already.
+        folder: The folder of the index.
+        index: The folder's index; None reads it.
     """
     if index is None and not (folder / INDEX_NAME).exists():
         return None
@@ -313,13 +321,13 @@ def find_last_run(folder: Path, index: FolderIndex | None = None) -> LastRun | N
 
 
 def _description(run: RunDescription) -> dict[str, object]:
-    """What is kept of a run: not the names of its shards, which the index has."""
+    """Return the JSON description of a run without its shard names: the index has the names."""
     kept: dict[str, object] = json.loads(replace(run, shards=None, parts=0).to_json())
     return kept
 
 
 def in_the_way(path: Path) -> PackError:
-    """The error for a file in the way, of which the folder's index does not know."""
+    """Return the error for an existing file that has a needed name and is not in the folder's index."""
     msg = f"{path}: this file exists already and is in the way. Nothing was overwritten."
     what = (
         f"run `wdskit index {path.parent}`, if these are whole shards" if path.name.endswith(".tar") else "move it away"
@@ -328,7 +336,7 @@ def in_the_way(path: Path) -> PackError:
 
 
 def indexed_already(folder: Path, changes: Sequence[str] = ()) -> PackError:
-    """The error for a folder that is packed. `changes` is what its last run did otherwise, where that is known."""
+    """Return the error for a folder that is packed already. `changes` are the known differences from its last run."""
     msg = f"{folder}: this folder is packed and indexed already"
     msg += "." if not changes else f", by a different run:\n  {first_few(changes)}"
     return PackError(f"{msg}\n  {WAYS}")

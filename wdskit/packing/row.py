@@ -1,4 +1,4 @@
-"""What is packed: rows, each with a key and fields, wherever they come from."""
+"""Rows: the samples to pack, each with a key and fields, from any source."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ _UNCLEAN = re.compile(r"[^A-Za-z0-9_+-]")
 
 
 class Progress(NamedTuple):
-    """How far packing is.
+    """The progress of packing.
 
     Attributes:
-        stage: What is done now: rows are listed ("reading"), with `skip_bad` their files are checked, in an addition
-            their keys are compared with those that are there, and shards are written ("packing").
-        num_samples: Samples that this stage is done with.
-        num_bytes: Bytes that they take in their shards.
-        total_samples: Samples in all, None where that is unknown.
-        total_bytes: Bytes that all take, None where that is unknown.
+        stage: "reading" lists the rows. "checking" reads their files, with `skip_bad`. "comparing" reads the keys of
+            existing shards, in an addition. "packing" writes the shards.
+        num_samples: Samples that this stage has completed.
+        num_bytes: Bytes of the completed samples in their shards.
+        total_samples: All samples; None if the number is unknown.
+        total_bytes: Bytes of all samples in their shards; None if the number is unknown.
     """
 
     stage: Literal["reading", "checking", "comparing", "packing"]
@@ -50,13 +50,13 @@ OnProgress = Callable[[Progress], None]
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One sample to be.
+    """One sample to pack.
 
     Attributes:
-        key: Its key.
-        fields: Name and bytes of each field, sorted by name: the order of its members.
-        where: The file, or the manifest and its line, for messages.
-        is_cleaned: Its key is another one than was given; not kept in a plan.
+        key: Key of the sample.
+        fields: Name and bytes of each field, sorted by name: the order of the tar members.
+        where: Place for messages: the file, or the manifest and its line.
+        is_cleaned: True if the key was changed to a clean one. A plan does not store this flag.
     """
 
     key: str
@@ -65,15 +65,15 @@ class Row:
     is_cleaned: bool = False
 
     def read(self, transforms: Transforms = UNTOUCHED) -> list[tuple[str, bytes]]:
-        """Name and bytes of each field that is packed, images checked and transformed, sorted by name.
+        """Return name and bytes of each packed field, sorted by name. Images are checked and transformed.
 
         Raises:
-            RowError: A file cannot be read or changed, or an image is not whole or cannot be transformed.
+            RowError: A file cannot be read or was changed, or an image is damaged or cannot be transformed.
         """
         return self.transform(self.read_fields(), transforms)
 
     def transform(self, fields: list[tuple[str, bytes]], transforms: Transforms) -> list[tuple[str, bytes]]:
-        """As `read`, of fields that were read."""
+        """Check and transform fields that were read. Returns and raises the same as `read`."""
         try:
             transformed = transforms.apply(fields)
             if transforms.changes_bytes:
@@ -85,17 +85,17 @@ class Row:
         return transformed
 
     def check(self, field: str, data: Buffer, transforms: Transforms) -> None:
-        """As `transform`, of one field that was read and passes through as it is."""
+        """Check one field that was read and is packed unchanged. Raises the errors of `transform`."""
         try:
             transforms.check(field, data)
         except DecodeError as err:
             raise self._bad(err) from err
 
     def read_fields(self, files: SourceFiles | None = None) -> list[tuple[str, bytes]]:
-        """Name and bytes of each field as they are. `files` keeps open what it reads from.
+        """Return name and bytes of each field, without checks or transforms. `files` keeps the source files open.
 
         Raises:
-            RowError: A file cannot be read or changed.
+            RowError: A file cannot be read or was changed.
         """
         parts = [source for _, source in self.fields if type(source) is PartBytes]
         if not parts or any(part.path != parts[0].path for part in parts):
@@ -110,7 +110,7 @@ class Row:
         ]
 
     def read_field(self, source: FieldBytes, files: SourceFiles | None = None) -> bytes:
-        """The bytes of one of its fields, with the errors of `read_fields`."""
+        """Return the bytes of one field. Raises the errors of `read_fields`."""
         if isinstance(source, bytes):
             return source
         try:
@@ -121,7 +121,7 @@ class Row:
             raise self._unreadable(source, err) from err
 
     def read_into(self, source: FileBytes | PartBytes, memory: memoryview, files: SourceFiles) -> None:
-        """As `read_field`, into memory of as many bytes."""
+        """Read one field into `memory`, which has the size of the field. Raises the errors of `read_field`."""
         try:
             if isinstance(source, PartBytes):
                 files.read_into(source, memory)
@@ -143,28 +143,28 @@ class Row:
 
 
 def size_of(data: FieldBytes) -> int:
-    """Bytes of a field."""
+    """Return the number of bytes of a field."""
     return len(data) if isinstance(data, bytes) else data.num_bytes
 
 
 def _describe(source: FieldBytes, err: Exception) -> str:
-    """What went wrong with a field, the file named where there is one."""
+    """Return the problem of a field as text, with the name of its file if it has a file."""
     problem = (err.strerror or str(err)) if isinstance(err, OSError) else str(err)
     return problem if isinstance(source, bytes) else f"{source.path}: {problem}"
 
 
 def row_error(where: str, problem: str, remedy: str = "") -> RowError:
-    """The error of one row; its place stays one line, whatever a file is called."""
+    """Return the error of one row. Line breaks in `where` are escaped, so that it is one line."""
     where = where.replace("\n", "\\n")
     problem = problem.removeprefix(f"{where}: ").rstrip(".")
-    if len(problem) > _SHOWN_CHARS:  # a cell of megabytes stands in it
+    if len(problem) > _SHOWN_CHARS:  # it quotes a cell of megabytes
         problem = f"{problem[: _SHOWN_CHARS // 2]} ... {problem[-_SHOWN_CHARS // 4 :]}"
     msg = f"{where}: {problem}."
     return RowError(f"{msg}\n  {remedy}" if remedy else msg, where=where, problem=problem)
 
 
 def key_taken(row: Row, where: str) -> RowError:
-    """The error of a row whose key another one has."""
+    """Return the error for a row whose key another row has; `where` is the place of that row."""
     problem = f"its key {row.key!r} is also the key of {where}"
     return row_error(
         row.where,
@@ -174,17 +174,17 @@ def key_taken(row: Row, where: str) -> RowError:
 
 
 def field_of(path: str) -> str:
-    """The field that a file's extension names, in lower case, `jpeg` as `jpg`; empty without one."""
+    """Return the field name that a file's extension gives, in lower case; `jpeg` gives `jpg`, no extension gives ""."""
     _, dot, extension = path.rpartition("/")[2].lstrip(".").rpartition(".")  # as splitext, for a third of its 2 us
     extension = extension.lower() if dot else ""
     return SAME_FIELD.get(extension, extension)
 
 
 def file_bytes(path: str, where: str) -> FileBytes:
-    """A file as it is now.
+    """Return a reference to a file with its current size and time.
 
     Raises:
-        RowError: It is no file.
+        RowError: The path is not a file.
     """
     try:
         status = os.stat(path)
@@ -198,18 +198,17 @@ def file_bytes(path: str, where: str) -> FileBytes:
 
 
 def make_row(key: str, fields: Mapping[str, FieldBytes], where: str, *, keys: str, path: str) -> Row:
-    """A row whose members every reader gives back.
+    """Return a row whose key and fields every reader reads back unchanged.
 
     Args:
         key: The key as given.
         fields: Bytes by field name.
-        where: For messages.
-        keys: "given" takes the key as it is, "clean" replaces what some readers do not take, "hashed" replaces it by a
-            hash of `path`.
-        path: What is hashed: the key, or the path that it came from.
+        where: Place for messages.
+        keys: "given" keeps the key, "clean" applies `clean_key`, "hashed" uses a hash of `path` as the key.
+        path: The text to hash: the key, or the path that gave the key.
 
     Raises:
-        RowError: The key or a field would not survive a round trip, or there is no field.
+        RowError: The key or a field name is invalid, a field is too large, or the row has no field.
     """
     given = key
     if keys != "given":
@@ -219,7 +218,7 @@ def make_row(key: str, fields: Mapping[str, FieldBytes], where: str, *, keys: st
     try:
         for field in fields:
             check_field(field)
-        check_member_name(key, max(fields, key=len))  # the key once: it takes 20 times as long as a field
+        check_member_name(key, max(fields, key=len))  # the key is checked once: it takes 20 times as long as a field
     except KeyRuleError as err:
         remedy = "Rename it, or use --keys clean, or --keys hashed, which keeps the path in its json."
         raise row_error(where, str(err), remedy) from err
@@ -233,8 +232,8 @@ def make_row(key: str, fields: Mapping[str, FieldBytes], where: str, *, keys: st
 
 
 def clean_key(key: str) -> str:
-    """The key with `_` for each character that not all readers take: others than letters and digits of ASCII, `_`, `+`,
-    `-` and the slashes of a relative path. Several `_` at the start of a name become one: webdataset ignores `__a`.
+    """Return the key with `_` for each character that some readers refuse. ASCII letters and digits, `_`, `+`, `-` and
+    the slashes of a relative path are kept. Several `_` at the start of a name become one: webdataset ignores `__a`.
     """
     parts = [_UNCLEAN.sub("_", part) for part in key.split("/") if part not in {"", ".", ".."}]
     return "/".join(part if not part.startswith("__") else f"_{part.lstrip('_')}" for part in parts)
@@ -243,14 +242,14 @@ def clean_key(key: str) -> str:
 def python_rows(
     rows: Iterable[Mapping[str, Any]], *, keys: str, classes: ClassNames | None = None
 ) -> Iterator[Row | RowError]:
-    """Rows from Python: `{"__key__": key, field: value, ...}`, as webdataset's writers take them.
+    """Convert rows from Python, `{"__key__": key, field: value, ...}`, the form that webdataset's writers take.
 
-    A value is bytes, a `pathlib.Path` whose file is packed, or what `codecs.fields.encode_field` takes for the field's
-    name; a `cls` that is not a path is a label, one of `classes` where these are given. Fields whose names
-    begin with two underscores are not packed. With cleaned or hashed keys, the one given stands in `json` under `key`.
+    A value is bytes, a `pathlib.Path` whose file is packed, or a value that `codecs.fields.encode_field` accepts for
+    the field's name. A `cls` that is not a path is a label; with `classes`, it is a label of `classes`. Fields whose
+    names begin with two underscores are not packed. With cleaned or hashed keys, `json` keeps the given key as `key`.
 
     Yields:
-        A row, or the error of one that cannot be packed.
+        A row, or the error of a row that cannot be packed.
     """
     for number, row in enumerate(rows):
         where = f"row {number}"
@@ -292,10 +291,10 @@ def _python_row(row: Any, where: str, keys: str, classes: ClassNames | None) -> 
 
 
 def json_with_key(own: FieldBytes, key: str, where: str) -> bytes:
-    """The json of a row whose key is replaced, with the key that it had.
+    """Return the json of a row with its given key added under `key`.
 
     Raises:
-        RowError: It cannot be read, or has no room for the key.
+        RowError: The json cannot be read, is not an object, or has another `key`.
     """
     try:
         return field_with_metadata(own, {"key": key})

@@ -1,4 +1,4 @@
-"""A run: planned, begun or gone on with, its shards filled here or elsewhere, published."""
+"""A run: plan the shards, start or resume the run, fill the shards, and publish them."""
 
 from __future__ import annotations
 
@@ -43,19 +43,19 @@ _BEGINS = "begins.lock"
 
 @dataclass(frozen=True)
 class Work:
-    """What is packed, and how.
+    """The source, destination and options of a run.
 
     Attributes:
-        stack: Closed when the run is over.
-        folder: The folder that is packed into.
+        stack: Holds the resources of the run; the caller closes it after the run.
+        folder: The destination folder.
         found: The source.
-        names: Of the shards; with splits those of each.
-        options: As `pack` or `reshard` takes them.
-        more: What else its shards depend on, by name.
-        on_progress: Called with how far it is.
+        names: File names of the shards; with splits, the names for each split.
+        options: The options of `pack` or `reshard`.
+        more: Further values that can change a shard, by name.
+        on_progress: Called with the progress of the run.
         disk: Performs the file operations; tests replace it.
-        upload: Uploads the shards; None where the folder is where they stay.
-        lists: Files of all shards together, by name; None for those that the source gives.
+        upload: Uploads the shards; None for a local folder.
+        lists: Bytes of the files that describe all shards, by file name; None uses the lists of the source.
     """
 
     stack: contextlib.ExitStack
@@ -71,16 +71,19 @@ class Work:
 
     @functools.cached_property
     def room(self) -> Path:
-        """The folder for a plan that is too large for memory. The folder that is packed into is made and locked when
-        this is first asked for, so that what is wrong before leaves no trace; it is locked until the run is over.
+        """The folder for a plan that is too large for memory.
+
+        The first access creates and locks the destination folder, until the run ends. Errors before the first access
+        therefore leave no folder. A dry run uses a temporary folder instead.
         """
         if self.options.dry_run:
             return Path(self.stack.enter_context(tempfile.TemporaryDirectory()))
         return self.stack.enter_context(locked(self.folder, self.options.part_of, self.disk))
 
     def look(self, *, has_labels: bool) -> Destination:
-        """Look at the folder that is packed into; it is locked where something is going to be written. `has_labels`
-        says whether samples of this run have a `cls`.
+        """Inspect the destination folder, which is locked except in a dry run.
+
+        `has_labels` is True if samples of this run have a `cls`.
         """
         _ = self.room
         with raised_as_pack_errors(self.folder):
@@ -88,7 +91,7 @@ class Work:
             return dataclasses.replace(target, upload=self.upload)
 
     def to_dict(self) -> dict[str, Any]:
-        """All that a shard could depend on, by name."""
+        """Return all values that can change a shard, by name."""
         patterns = [names.pattern for names in self.names]
         return {
             **self.options.to_dict(),
@@ -109,10 +112,10 @@ def open_work(
     upload: Upload | None = None,
     lists: Mapping[str, bytes] | None = None,
 ) -> Work:
-    """What is packed and how, once it is known that no run with other options has packed the folder. As `Work`.
+    """Return the `Work` of a run, after checking its options against the folder. The arguments are those of `Work`.
 
     Raises:
-        PackError: One has, or the shards cannot have the names that they should have.
+        PackError: A run with different options packed the folder, or the names of the shards are invalid.
     """
     with raised_as_pack_errors(folder):
         names = names_of_all(folder, options.pattern, options.shares)
@@ -126,7 +129,7 @@ def open_work(
 
 
 def open_plan(work: Work) -> Plan:
-    """An empty plan, which is closed when the run is over."""
+    """Return an empty plan. The run closes the plan at its end."""
     part = work.options.part_of
     name = "plan" if part is None else f"plan-{part[0]}-of-{part[1]}"
     plan = Plan(
@@ -136,10 +139,10 @@ def open_plan(work: Work) -> Plan:
 
 
 def read_plan(work: Work, *, skip_bad: bool, keep_first: bool = False) -> Plan:
-    """Read all rows of a source. `keep_first`: of rows with one key only the first is packed.
+    """Read all rows of the source into a plan. With `keep_first`, only the first row of each key is packed.
 
     Raises:
-        RowError: A row is bad, or two rows have one key.
+        RowError: A row cannot be packed, or two rows have the same key.
     """
     options = work.options
     plan = open_plan(work)
@@ -157,7 +160,12 @@ def read_plan(work: Work, *, skip_bad: bool, keep_first: bool = False) -> Plan:
 
 
 def plan_jobs(work: Work, plan: Plan) -> tuple[Destination, RunDescription, Jobs]:
-    """Decide everything, and refuse what is in the way, before anything is written."""
+    """Plan all shards and check the destination, before any shard is written.
+
+    Raises:
+        PackError: The destination, its shards or its lists conflict with this run, or a split would be empty.
+        RowError: A row is too large for a shard, or an existing shard has its key.
+    """
     options = work.options
     by_count = options.transforms.changes_bytes
     division = divide_plan(plan, limits=options.limits, shuffle=options.shuffle, by_count=by_count)
@@ -190,18 +198,19 @@ def plan_jobs(work: Work, plan: Plan) -> tuple[Destination, RunDescription, Jobs
 
 
 def lists_of(work: Work, target: Destination) -> Mapping[str, bytes]:
-    """The files of all shards together, by name. A folder that is added to has the same classes already."""
+    """Return the bytes of the files that describe all shards, by file name. An addition keeps the folder's classes."""
     if work.lists is None:
         return target.lists(work.found)
     return {} if target.append else work.lists
 
 
 def resolve_last_run(target: Destination, run: RunDescription) -> Destination:
-    """The destination; `is_done` if the run that made its index is this one.
+    """Return the destination. `is_done` is set if this run already made the folder's index.
 
     Raises:
-        PackError: The folder is packed already, by another run, and is neither added to nor replaced; or a shard of
-            the same run is gone.
+        PackError: Another run packed the folder, and this run neither appends nor overwrites; or a shard of this run is
+            missing.
+        ShardError: A shard of this run was damaged or replaced.
     """
     last = target.last_run
     if last is None:
@@ -219,7 +228,11 @@ def resolve_last_run(target: Destination, run: RunDescription) -> Destination:
 
 
 def pack_planned(work: Work, target: Destination, run: RunDescription, jobs: Jobs) -> Sequence[ShardEntry]:
-    """Fill the shards, or some of them, and where they are all there then, publish them."""
+    """Fill the shards and publish them. A part of a run fills its own shards and does not publish.
+
+    Returns:
+        The index entries of the filled shards, in order.
+    """
     options = work.options
     part = options.part_of
     numbers = range(len(jobs)) if part is None else range(part[0], len(jobs), part[1])
@@ -252,7 +265,7 @@ def pack_planned(work: Work, target: Destination, run: RunDescription, jobs: Job
 def publish_all(
     target: Destination, staging: Staging, entries: Sequence[ShardEntry], lists: Mapping[str, bytes]
 ) -> None:
-    """Publish filled shards, once more compared with what stands in the folder now."""
+    """Check the destination folder again, then publish the filled shards."""
     shards = [PlannedShard(entry.name, entry.num_samples, entry.num_bytes) for entry in entries]
     target.check_free(shards)
     target.check_lists(lists)
@@ -260,7 +273,7 @@ def publish_all(
 
 
 def begin(work: Work, target: Destination, run: RunDescription) -> Staging:
-    """The staging folder of this run, begun or gone on with."""
+    """Start or resume the run. Return its staging folder."""
     options, folder, disk = work.options, work.folder, work.disk
     if options.part is None:
         if not options.overwrite:
@@ -280,16 +293,16 @@ def fill_rest(
     count: Count,
     fill: Callable[[Sequence[int]], Generator[ShardEntry, None, None]],
 ) -> list[ShardEntry]:
-    """Fill the shards that are not filled yet, and note each.
+    """Fill the shards that are not filled yet, and log each filled shard.
 
     Args:
-        names: Of all shards.
-        staging: Knows those that are filled.
-        count: Called with what is filled.
-        fill: Fills some, by their places in `names`; their lines of the index, in order.
+        names: File names of all shards.
+        staging: Has the log of the filled shards.
+        count: Called with the samples and bytes of filled shards.
+        fill: Takes places in `names`, fills these shards, and yields their index entries in order.
 
     Returns:
-        The lines of all.
+        The index entries of all shards, in the order of `names`.
     """
     filled = staging.filled()
     entries = {at: filled[name] for at, name in enumerate(names) if name in filled}
@@ -307,13 +320,13 @@ def fill_rest(
 def fill_jobs(
     jobs: Sequence[ShardJob], staging: Staging, options: WriteOptions, count: Count
 ) -> Generator[ShardEntry, None, None]:
-    """Fill shards in this process, in several, or on a Ray cluster: the bytes do not depend on it.
+    """Fill shards in this process, in several processes, or on a Ray cluster. The bytes are the same.
 
     Yields:
-        Their lines of the index, in order.
+        The index entries of the shards, in order.
 
     Raises:
-        WdskitError: What the first shard raised that could not be filled.
+        WdskitError: A shard cannot be filled. The error is that of the first such shard.
     """
     if options.on is None and (options.workers == 1 or len(jobs) < 2):
         for job in jobs:
@@ -324,7 +337,7 @@ def fill_jobs(
         filled: Generator[ShardEntry | WdskitError, None, None] = map_shards(fill, jobs, workers=options.workers)
     else:
         filled = fill_on_ray(jobs, options.on, staging)
-    with contextlib.closing(filled):  # after an error nothing is written any more when it is raised
+    with contextlib.closing(filled):  # stops the workers before the error is raised
         for entry in filled:
             if isinstance(entry, WdskitError):
                 raise entry
@@ -333,6 +346,6 @@ def fill_jobs(
 
 
 def _fill_in_worker(job: ShardJob, *, held: Path, disk: Disk) -> ShardEntry:
-    """`fill_shard` in a worker process, and there only: the log of its run is held until the process ends."""
+    """Call `fill_shard` in a worker process. The process holds the log of the run until the process ends."""
     hold(held)
     return fill_shard(job, disk=disk)

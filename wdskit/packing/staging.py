@@ -1,8 +1,8 @@
-"""Where a run keeps its shards until all of them are there: `DEST/.wdskit-run/<digest of the plan>/`.
+"""The staging folder of a run: `DEST/.wdskit-run/<digest of the plan>/` keeps the shards until all are filled.
 
-`run.json` describes what is packed: options, version, digests of the plan's rows, names of the shards. A log has the
-index line of each shard that is filled; each part of a run in parts writes a log of its own. The same plan gives the
-same digest, so the same command finds what was filled before. Another plan is refused with the difference.
+`run.json` describes the run: options, version, digest of the rows, names of the shards. A log has the index entry of
+each filled shard. Each part of a run writes its own log. The same plan gives the same digest, so the same command finds
+the filled shards again. A different plan is refused, and the message lists the differences.
 """
 
 from __future__ import annotations
@@ -47,26 +47,26 @@ REJECTED_NAME = "rejected.jsonl"
 DUPLICATES_NAME = "duplicates.jsonl"
 LIST_NAMES = (CLASSES_NAME, REJECTED_NAME, DUPLICATES_NAME)
 OWN_NAMES = frozenset({INDEX_NAME, BINARY_NAME, IDENTITIES_NAME, LAST_RUN_NAME, *LIST_NAMES})
-"""Of files of a data set, apart from its shards and selections."""
+"""Names of the files of a data set, except its shards and selections."""
 _RUN_FILE = re.compile(r"run\.json|journal\.json|shards(-\d+-of-\d+)?\.log|\..*\.wdskit-temp")
-"""Of further files in a staging folder."""
+"""Names of the other files in a staging folder."""
 _ROOT_FILE = re.compile(r"begins\.lock|part-\d+-of-\d+\.lock|\..*\.wdskit-temp")
-"""Of files next to the staging folders: locks, and plans that are too large for memory."""
+"""Names of the files next to the staging folders: locks, and plans that are too large for memory."""
 _SHOWN = 5
 
 
 @dataclass(frozen=True)
 class RunDescription:
-    """What a run packs.
+    """The description of a run.
 
     Attributes:
-        options: All options that a shard could depend on, by name; `command` where it is not `pack`.
-        num_rows: Rows of the source; None for rows that can be read once only.
-        rows: Digest of all rows in the order of the source; empty for rows that can be read once only.
-        shards: What is planned; None for rows that can be read once only.
-        first: Number of the first shard; of each split where there are some.
-        wdskit: Version.
-        parts: Into how many parts the run is divided; 0 where it is not.
+        options: All options that can change a shard, by name; includes `command` if the command is not `pack`.
+        num_rows: Rows of the source; None for rows that can be read only once.
+        rows: Digest of all rows in the order of the source; empty for rows that can be read only once.
+        shards: The planned shards; None for rows that can be read only once.
+        first: Number of the first shard; with splits, of the first shard of each split.
+        wdskit: Version of wdskit.
+        parts: Number of parts of the run; 0 for a run without parts.
     """
 
     options: Mapping[str, Any]
@@ -79,21 +79,21 @@ class RunDescription:
 
     @property
     def digest(self) -> str:
-        """The same as long as the same is packed in the same way, wherever in the folder its shards come to stand."""
+        """Hex digest of the run's rows, options and version. Shard numbers and parts do not change the digest."""
         same = dataclasses.replace(self, shards=None, first=(0,), parts=0)
         return hashlib.sha256(same.to_json()).hexdigest()[:16]
 
     def to_json(self) -> bytes:
-        """The file."""
+        """Return the bytes of `run.json`."""
         document = {"wdskit_run": DESCRIPTION_VERSION, **dataclasses.asdict(self)}
         return (json.dumps(document, ensure_ascii=True, indent=1, default=str) + "\n").encode()
 
     @classmethod
     def from_json(cls, data: bytes, path: Path) -> RunDescription:
-        """The file, read back.
+        """Return the description in the bytes of `run.json`; `path` is for messages.
 
         Raises:
-            PackError: It is no such file, or of another version of the format.
+            PackError: The bytes are not a description of a run, or have another version of the format.
         """
         try:
             document = json.loads(data)
@@ -121,12 +121,12 @@ class Staging:
     """The staging folder of a run.
 
     Attributes:
-        folder: The folder that is packed into.
-        path: The staging folder in it.
-        run: What is packed.
-        log: Where this process, and its workers, note what they filled.
+        folder: The destination folder.
+        path: The staging folder.
+        run: Description of the run.
+        log: File in which this process logs the filled shards; its workers hold the file open.
         disk: Performs the file operations; tests replace it.
-        upload: Uploads the shards; None where they stay in a local folder.
+        upload: Uploads the shards; None for a local folder.
     """
 
     folder: Path
@@ -137,7 +137,7 @@ class Staging:
     upload: Upload | None = None
 
     def note(self, entry: ShardEntry) -> None:
-        """Write down that a shard is filled. One that is uploaded is on its way then, and noted once it is there."""
+        """Log a filled shard. For a bucket, start the upload of the shard, and log the uploads that have ended."""
         if self.upload is None:
             self._write(_line(entry))
             return
@@ -146,11 +146,11 @@ class Staging:
         self._note_uploaded(MAX_PENDING)
 
     def finish_uploads(self) -> None:
-        """Return once all shards are in the bucket, and noted with their ETags.
+        """Wait until all shards are in the bucket, and log them with their ETags.
 
         Raises:
-            PackError: A shard is not there any more.
-            StorageError: As `Upload.put`.
+            PackError: A shard is missing in the bucket, or was replaced.
+            StorageError: Raised by `Upload.finished`.
         """
         assert self.upload is not None
         self._note_uploaded(0)
@@ -162,20 +162,21 @@ class Staging:
             )
 
     def publish(self, names: Sequence[str]) -> None:
-        """Upload files of all shards together in this order, the index last. Raises as `Upload.put`."""
+        """Upload the files that describe all shards, in this order. Raises the errors of `Upload.put`."""
         assert self.upload is not None
         self.upload.put(self._begin_upload(names, {}))
 
     def filled(self) -> dict[str, ShardEntry]:
-        """The shards that were filled and are there with their sizes, by name."""
+        """Return the filled shards that still exist with the logged sizes, by name."""
         if self.upload is None:
             return read_filled(self.path)
         shards = (one for one in _read_log(self.path) if isinstance(one, Uploaded))
         return self.upload.find_there(shards, read_begun(self.path))
 
     def _begin_upload(self, names: Sequence[str], known: Mapping[str, str]) -> dict[str, Path]:
-        """Note the size and digest of files that are about to be uploaded, so that a later run knows these objects.
-        `known` has the digests that need not be computed, by name.
+        """Log size and digest of files before their upload, so that a later run recognizes the objects.
+
+        `known` has known digests by file name. Returns the path of each file by name.
         """
         files = {name: self.path / name for name in names}
         digests = {name: known.get(name) or digest_of(str(path.absolute())) for name, path in files.items()}
@@ -188,7 +189,7 @@ class Staging:
             self._write([*_line(one.entry), one.etags])
 
     def _write(self, line: object) -> None:
-        append_lines(self.log, ["", json.dumps(line)], disk=self.disk)  # behind one that was cut short
+        append_lines(self.log, ["", json.dumps(line)], disk=self.disk)  # the empty line ends a line that was cut short
 
 
 def _line(entry: ShardEntry) -> list[object]:
@@ -196,17 +197,17 @@ def _line(entry: ShardEntry) -> list[object]:
 
 
 def read_description(path: Path) -> RunDescription | None:
-    """The description in a staging folder; None where the run was stopped before it was there.
+    """Return the description in a staging folder; None if the run stopped before it wrote the description.
 
     Raises:
-        PackError: It cannot be read.
+        PackError: The description cannot be read.
     """
     data = read_own(path / DESCRIPTION_NAME)
     return None if data is None else RunDescription.from_json(data, path / DESCRIPTION_NAME)
 
 
 def read_filled(path: Path) -> dict[str, ShardEntry]:
-    """As `Staging.filled`, of a staging folder: what was uploaded counts as it was noted."""
+    """Return the filled shards of a staging folder, by name. An uploaded shard counts as filled without a check."""
     found: dict[str, ShardEntry] = {}
     for one in _read_log(path):
         if isinstance(one, ShardEntry) and is_there(path, one):
@@ -217,7 +218,7 @@ def read_filled(path: Path) -> dict[str, ShardEntry]:
 
 
 def read_begun(path: Path) -> dict[str, SentFile]:
-    """The files that the run of a staging folder may have uploaded, by name."""
+    """Return the files that the run of a staging folder may have uploaded, by name."""
     begun: dict[str, SentFile] = {}
     for one in _read_log(path):
         if isinstance(one, dict):
@@ -230,7 +231,7 @@ def read_begun(path: Path) -> dict[str, SentFile]:
 
 
 def _read_log(path: Path) -> Iterator[ShardEntry | Uploaded | dict[str, SentFile]]:
-    """What a run has noted: shards that are filled, or uploaded, and files that it was about to upload."""
+    """Yield the log entries of a run: filled shards, uploaded shards, and files before their upload."""
     for log in sorted(path.glob("*.log")):
         for line in (read_own(log) or b"").splitlines():
             try:
@@ -253,7 +254,7 @@ def _read_log(path: Path) -> Iterator[ShardEntry | Uploaded | dict[str, SentFile
 
 
 def is_there(folder: Path, entry: ShardEntry) -> bool:
-    """Whether a shard and its offsets are in a folder, with the sizes that they had."""
+    """Return True if the folder contains a shard and its offsets with the expected sizes."""
     sizes = {folder / entry.name: entry.num_bytes, offsets_path(folder / entry.name): 8 * (entry.num_samples + 1)}
     return all(path.is_file() and path.stat().st_size == size for path, size in sizes.items())
 
@@ -294,7 +295,7 @@ def check_runs(folder: Path) -> None:
 
 
 def _check_own(path: Path, users: set[int], *, is_folder: bool) -> None:
-    """Refuse what is not a folder, or a plain file, of one of these users; `users` gains what new files here have."""
+    """Refuse a path that is not a plain file or folder of one of `users`. Adds the owner of new files to `users`."""
     try:
         status = path.lstat()
     except FileNotFoundError:  # another part of the run has just ended
@@ -320,25 +321,28 @@ def open_staging(
     upload: Upload | None = None,
     disk: Disk,
 ) -> Staging:
-    """Begin a run in a folder, or go on with the same run that was stopped there.
+    """Start a run in a folder, or resume the same stopped run.
 
     Args:
-        folder: Locked; or where this is a part, with the lock held that lets one part begin at a time.
-        run: What is packed.
-        restart: Remove what another run has filled, and begin anew. Of several parts the first does so.
-        part: Which part this is, and of how many.
-        is_alone: Tells whether no other part is at work here.
-        upload: Uploads the shards; what a run that is removed has uploaded goes, too.
+        folder: The destination folder. The caller holds its lock; for a part, the lock `begins.lock`.
+        run: Description of the run.
+        restart: Remove the shards of a different stopped run and start again. The first of several parts does so.
+        part: Number of this part, from 0, and number of parts; None for a run without parts.
+        is_alone: Returns True if no other part is running here.
+        upload: Uploads the shards, and deletes the uploaded objects of a removed run.
         disk: Performs the file operations; tests replace it.
 
+    Returns:
+        The staging folder of the run.
+
     Raises:
-        PackError: Another run was stopped here after it had filled shards, or another part of it is at work.
+        PackError: A different run with filled shards was stopped here, or another part of that run is running.
     """
     run = dataclasses.replace(run, parts=part[1] if part else 0)
     path = folder / RUN_FOLDER / run.digest
     for other in run_folders(folder):
         old = read_description(other)
-        if old is None:  # it was stopped before it began, or in the middle of its removal
+        if old is None:  # the run was stopped before it started, or during its removal
             if is_alone():
                 remove_run(other, disk)
             continue
@@ -365,7 +369,7 @@ def open_staging(
         remove_temp_files(path, disk=disk)
     if read_own(description) != run.to_json():
         publish_bytes(description, run.to_json(), disk=disk)
-    disk.close(disk.open_log(staging.log))  # its workers hold it
+    disk.close(disk.open_log(staging.log))  # creates the log, which the workers hold
     wait_for_workers(staging.log)
     if part is not None and run.shards is not None:  # other parts may be writing theirs
         own = run.shards[part[0] :: part[1]]
@@ -380,12 +384,12 @@ def shard_files(shard: str) -> list[str]:
 
 
 def log_path(path: Path, part: tuple[int, int] | None) -> Path:
-    """Where a run, or a part of it (its number, and how many there are), notes what it has filled."""
+    """Return the path of the log of filled shards, of a run or of a part (its number, and the number of parts)."""
     return path / ("shards.log" if part is None else f"shards-{part[0]}-of-{part[1]}.log")
 
 
 def remove_run(path: Path, disk: Disk) -> None:
-    """Remove a staging folder. Its logs go first, so that nothing in it passes for filled, and its journal last."""
+    """Remove a staging folder. The logs are removed first, so that no shard counts as filled, and the journal last."""
     for log in path.glob("*.log"):
         wait_for_workers(log)
     last = path / JOURNAL_NAME
@@ -397,11 +401,11 @@ def remove_run(path: Path, disk: Disk) -> None:
 
 
 def differences(old: RunDescription, new: RunDescription) -> list[str]:
-    """What differs, a sentence each.
+    """Return one sentence for each difference between two runs; an empty list if they are the same.
 
     Args:
-        old: A run that was stopped, or that made the folder's index.
-        new: This one.
+        old: A stopped run, or the run that made the folder's index.
+        new: The current run.
     """
     was, now = _plain(old.options), _plain(new.options)
     commands = [options.pop("command", "pack") for options in (was, now)]
@@ -425,19 +429,19 @@ def differences(old: RunDescription, new: RunDescription) -> list[str]:
 
 
 def _plain(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Options as they are read back."""
+    """Return the options as JSON would read them back."""
     plain: dict[str, Any] = json.loads(json.dumps(dict(options), default=str))
     return plain
 
 
 def _changed(folder: Path, changes: Sequence[str], num_shards: int) -> PackError:
-    """The error of a run that is not the one that was stopped here."""
+    """Return the error for a run that differs from the run that was stopped in the folder."""
     msg = f"{folder}: a different run was stopped here; {num_shards} of its shards are there.\n  "
     remedy = "Run that command again to continue it, or start again with --restart, which removes these shards."
     return PackError(f"{msg}{first_few(changes)}\n  {remedy}")
 
 
 def first_few(sentences: Sequence[str]) -> str:
-    """The first of several sentences, as further lines of a message."""
+    """Return the first few sentences as lines of a message, and the number of the others."""
     more = [f"... and {len(sentences) - _SHOWN} more."] if len(sentences) > _SHOWN else []
     return "\n  ".join([*sentences[:_SHOWN], *more])
