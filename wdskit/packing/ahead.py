@@ -1,4 +1,4 @@
-"""Rows whose fields are in objects of a store: the next megabytes are on their way while these are packed."""
+"""Read fields of remote objects ahead: the next megabytes are downloaded while the current rows are packed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ BATCH_ROWS = 512
 
 
 def read_ahead(rows: Iterable[Row]) -> Iterator[Row]:
-    """The same rows in their order, those of objects with their bytes: two batches of these are in memory.
+    """Yield the same rows in the same order. Fields of remote objects are replaced by their bytes.
+
+    At most two batches of remote rows are in memory.
 
     Raises:
         StorageError: An object cannot be read, or was replaced.
@@ -38,7 +40,7 @@ def _is_remote(row: Row) -> bool:
 
 
 def _batches(rows: Iterable[Row]) -> Iterator[list[Row]]:
-    """Rows of `BATCH_BYTES`, one at least."""
+    """Yield lists of rows. A list ends at `BATCH_BYTES` or `BATCH_ROWS`, and has at least one row."""
     batch, num_bytes = [], 0
     for row in rows:
         batch.append(row)
@@ -51,7 +53,7 @@ def _batches(rows: Iterable[Row]) -> Iterator[list[Row]]:
 
 
 def _start_reading(rows: Iterable[Row]) -> dict[ObjectBytes, RangeFile]:
-    """The file that each reference of some rows is read from, once per object: what is asked for is on its way."""
+    """Start to download the remote fields of `rows`. Return the open file of each field; an object is opened once."""
     found: dict[tuple[str, int, str, str], list[ObjectBytes]] = defaultdict(list)
     for row in rows:
         for _, data in row.fields:
@@ -74,7 +76,7 @@ def _with_bytes(rows: Iterable[Row], files: dict[ObjectBytes, RangeFile]) -> Ite
 
 
 def joined(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Ranges (start, stop) in rising order, with neighbours joined."""
+    """Join overlapping and adjacent ranges (start, stop), which are sorted by start."""
     found: list[tuple[int, int]] = []
     for start, stop in ranges:
         if found and start <= found[-1][1]:

@@ -1,6 +1,6 @@
-"""Fields that describe an image follow the image: COCO annotations, sizes and digests are updated, or refused.
+"""Update the fields that describe a changed image: COCO annotations, sizes and digests.
 
-A description that is not understood is never left as it was when the places in its image move.
+If the pixels of an image move, a field with unknown annotations is an error. It is never packed unchanged.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from wdskit.errors import DecodeError
 from wdskit.packing.json_merge import to_json, unique
 
 _COCO = {"image", "annotations", "categories"}
-"""The members of a `json` that `pack` makes of COCO annotations."""
+"""The members of the `json` that `pack` writes for COCO annotations."""
 
 _PLACES = frozenset(
     {"bbox", "bboxes", "box", "boxes", "bndbox", "rect", "rects", "rectangle", "rectangles", "roi", "rois", "xyxy"}
@@ -40,7 +40,7 @@ _REFUSED = "which --resize and --orient move. Only COCO annotations can be updat
 
 
 class Change(NamedTuple):
-    """One image before and after; the same bytes for one that did not change."""
+    """The bytes of one image before and after its transform. Both are equal for an unchanged image."""
 
     before: bytes
     after: bytes
@@ -48,23 +48,23 @@ class Change(NamedTuple):
 
 
 def names_places(name: str) -> bool:
-    """Whether the name of a field or column says that it holds places in an image: `bbox`, `face_keypoints`."""
+    """Return True if the name of a field or column contains a word for places in an image: `bbox`, `face_keypoints`."""
     return not _PLACES.isdisjoint(word.lower() for word in _WORD.findall(name))
 
 
 def follow(field: str, data: bytes, changes: list[Change]) -> bytes:
-    """A field that is not an image, for the images as they are now.
+    """Update a field that is not an image, so that the field describes the changed images.
 
     Args:
-        field: Its name.
-        data: Its bytes.
-        changes: All images of the sample, at least one of which has other bytes now.
+        field: Name of the field.
+        data: Bytes of the field.
+        changes: All images of the sample; at least one image has changed.
 
     Returns:
-        The same bytes if nothing in them describes what changed.
+        The updated bytes. They are equal to `data` if the field does not describe a changed property.
 
     Raises:
-        DecodeError: It describes places in an image in a way that cannot be updated.
+        DecodeError: The field describes places in an image in a form that cannot be updated.
     """
     has_moved = not all(change.geometry.is_same for change in changes)
     try:
@@ -101,7 +101,7 @@ def _parse(data: bytes) -> Any:
 
 
 def _derived(value: dict[str, Any], changes: list[Change]) -> dict[str, Any]:
-    """What described an image before and has to describe it now: `width` and `height`, `bytes`, `sha256`."""
+    """Return new values for those of `width`, `height`, `bytes` and `sha256` that match an image before its change."""
     known = {name: each for name in ("width", "height", "bytes") if (each := _whole(value.get(name))) is not None}
     sizes, lengths, digests = [], [], []
     for change in changes:
@@ -119,7 +119,7 @@ def _derived(value: dict[str, Any], changes: list[Change]) -> dict[str, Any]:
 
 
 def _whole(value: Any) -> int | None:
-    """A whole number, or the text of one, as tables have them."""
+    """Return the int that a number or a text of digits stands for; None if `value` is not a whole number."""
     if isinstance(value, str):
         return int(value) if value.isascii() and value.isdigit() and len(value) < 20 else None
     return int(value) if isinstance(value, int | float) and not isinstance(value, bool) and value % 1 == 0 else None
@@ -130,7 +130,7 @@ def _sha256(data: bytes) -> str:
 
 
 def _one(names: list[str], found: list[dict[str, Any]]) -> dict[str, Any]:
-    """The one new value of each name; nothing where none of the images had the old one."""
+    """Return the new value of each name; empty if `found` is empty. DecodeError: `found` has different values."""
     values = {tuple(each[name] for name in names) for each in found}
     if len(values) > 1:
         raise DecodeError(f"several images fit its {' and '.join(names)}, and nothing shows which of them it describes")
@@ -141,7 +141,7 @@ def _one(names: list[str], found: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _coco(value: dict[str, Any], geometries: list[Geometry]) -> dict[str, Any]:
-    """`image` and `annotations` of the image as it is now."""
+    """Return `image` and `annotations` with the sizes and places of the changed image."""
     image, annotations = value["image"], value["annotations"]
     if not isinstance(image, dict) or not (
         isinstance(annotations, list) and all(isinstance(each, dict) for each in annotations)
@@ -312,7 +312,7 @@ def _members(value: Any, where: str) -> Iterator[tuple[str, str]]:
 
 
 def _is(value: Any) -> bool:
-    """Whether it is one number, or the text of one."""
+    """Return True if the value is a number or the text of a number."""
     return isinstance(value, int | float) or (isinstance(value, str) and _NUMBER.fullmatch(value) is not None)
 
 

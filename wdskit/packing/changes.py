@@ -1,4 +1,4 @@
-"""What happens to the fields and keys of samples that are written again."""
+"""Change the fields and keys of samples that `reshard` writes."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from wdskit.packing.sources.tar_samples import TarSample
 
 @dataclass(frozen=True)
 class Changes:
-    """Which fields stay, and what they and the keys are called then.
+    """The fields to keep, and the new names of fields and keys.
 
     Attributes:
-        keep: Names of those that stay; None for all.
-        drop: Names of those that go.
-        rename: New names by old ones.
-        made: Makes fields of values in a sample's JSON; None for none.
-        keys: "given"; or "clean" or "hashed": each key is replaced as `pack` does, and kept in the sample's json.
+        keep: Names of the fields to keep; None keeps all fields.
+        drop: Names of the fields to drop.
+        rename: Maps old names of fields to new names.
+        made: Makes fields from values in a sample's JSON; None makes no fields.
+        keys: "given" keeps the keys. "clean" and "hashed" replace each key as `pack` does; `json` keeps the old key.
 
     Raises:
-        PackError: They contradict each other, or a name is none.
+        PackError: Two of the options conflict, or a name is not a valid field name.
     """
 
     keep: frozenset[str] | None = None
@@ -59,16 +59,16 @@ class Changes:
 
     @property
     def rewrites_all(self) -> bool:
-        """Whether no sample stays as it is."""
+        """Return True if every sample is changed."""
         return self.keys != "given" or self.made is not None
 
     @property
     def named(self) -> frozenset[str]:
-        """The fields that are spoken of: one that no sample has is a mistake."""
+        """Return the fields that the options name. Each of them must occur in at least one sample."""
         return (self.keep or frozenset()) | self.drop | self.rename.keys()
 
     def to_dict(self) -> dict[str, object]:
-        """As options, by name."""
+        """Return the options by name, as values for JSON."""
         return {
             "keep": None if self.keep is None else sorted(self.keep),
             "drop": sorted(self.drop),
@@ -79,16 +79,16 @@ class Changes:
         }
 
     def new_name(self, name: str) -> str | None:
-        """What a field is called then; None for one that goes."""
+        """Return the new name of a field; None for a dropped field."""
         if name in self.drop or (self.keep is not None and name not in self.keep):
             return None
         return self.rename.get(name, name)
 
     def new_names(self, names: Collection[str]) -> dict[str, str]:
-        """The fields of a sample that stay: old names by new ones, in the order of their members.
+        """Map the new name of each kept field to its old name, sorted by new name.
 
         Raises:
-            ValueError: None stays, or two have one name then.
+            ValueError: No field is kept, or two fields get the same name.
         """
         found: dict[str, str] = {}
         for name in names:
@@ -102,10 +102,10 @@ class Changes:
         return dict(sorted(found.items()))
 
     def row(self, sample: TarSample, where: str) -> Row:
-        """The row of a sample with its new key and fields.
+        """Return the row of a sample with its new key and fields.
 
         Raises:
-            RowError: The sample cannot have them; `where` names it.
+            RowError: The sample cannot be changed; the message names the sample with `where`.
         """
         try:
             return make_row(sample.key, self._fields(sample), where, keys=self.keys, path=sample.key)
@@ -130,7 +130,7 @@ class Changes:
         return fields
 
     def _json(self, sample: TarSample, fields: Mapping[str, FieldBytes]) -> bytes:
-        """The bytes of the field that is called `json` now; those of an empty object without one."""
+        """Return the bytes of the field with the new name `json`; `{}` if no field has this name."""
         data = fields.get("json", b"{}")
         if isinstance(data, bytes):
             return data
@@ -138,7 +138,7 @@ class Changes:
 
 
 def _with_label(own: bytes, before: bytes, now: bytes) -> bytes:
-    """A sample's json. If it has the number of its class under `cls`, as an image folder's has, that is the new one."""
+    """Return the json of a sample. Its member `cls` becomes `now` if the member is the old class number."""
     known = decode_field("json", own)
     if not isinstance(known, dict) or type(known.get(CLASS_FIELD)) is not int:
         return own
@@ -155,10 +155,10 @@ def make_changes(
     keys: str = "given",
     made: Records | None = None,
 ) -> Changes:
-    """The changes that options describe: `jpg,cls`, `jpeg=jpg,class=cls`, or lists of such.
+    """Parse options to `Changes`. Names are text, `jpg,cls` or `jpeg=jpg,class=cls`, or lists of such texts.
 
     Raises:
-        PackError: One of them is wrong.
+        PackError: An option is invalid, or two options conflict.
     """
     check_word("keys", keys, ("given", "clean", "hashed"))
     kept = None if keep is None else _parse_names("keep", keep)

@@ -1,4 +1,4 @@
-"""Which samples are taken over: a share of all keys, and those for which a filter holds."""
+"""Choose samples: a share of all keys, and the samples for which a filter is true."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _DRAWS = 1 << 64
 
 @dataclass(frozen=True)
 class Choice:
-    """Which samples stay. The first that says no counts: the share, then the filter.
+    """Keep a sample if its key is in the share and the filter is true. The share is tested first.
 
     Attributes:
-        threshold: Of a key's draw, below which it stays; None for all.
-        seed: Of the draws, 0 <= seed < 2**64.
-        filter: What must hold; None for nothing.
-        skip_missing: Whether a sample without what the filter asks for goes, instead of being an error.
+        threshold: A sample is in the share if `draw(key)` is below this number; None keeps all samples.
+        seed: Seed of the draws, 0 <= seed < 2**64.
+        filter: Expression that must be true; None for no filter.
+        skip_missing: True leaves out a sample without a value that the filter reads. False raises an error.
     """
 
     threshold: int | None = None
@@ -36,10 +36,10 @@ class Choice:
     skip_missing: bool = False
 
     def keeps(self, sample: TarSample, shard: str, left_out: LeftOut) -> bool:
-        """Return whether a sample of `shard` stays; one that does not is counted in `left_out`.
+        """Return True if a sample of `shard` is kept. Otherwise add the sample to the counts in `left_out`.
 
         Raises:
-            SelectionError: The filter has no answer for the sample.
+            SelectionError: The filter cannot be evaluated for the sample.
         """
         if self.threshold is not None and self.draw(sample.key) >= self.threshold:
             left_out.num_sampled_out += 1
@@ -72,7 +72,7 @@ class Choice:
         return SelectionError(msg, folder=shard.rpartition("/")[0] or ".", shard=shard, key=key)
 
     def draw(self, key: str) -> int:
-        """0 to 2**64 - 1, from the seed and the key alone: a key is in or out for ever, wherever it stands."""
+        """Return a number from 0 to 2**64 - 1 that depends only on the seed and the key, not on the shard or order."""
         salt = self.seed.to_bytes(16, "little")
         data = key.encode("utf-8", "surrogatepass")
         return int.from_bytes(hashlib.blake2b(data, digest_size=8, person=_PURPOSE, salt=salt).digest(), "little")
@@ -80,7 +80,7 @@ class Choice:
 
 @dataclass
 class LeftOut:
-    """How many samples are left out, by the reason."""
+    """Numbers of samples that are left out, one for each reason."""
 
     num_sampled_out: int = 0
     num_filtered: int = 0
@@ -95,22 +95,22 @@ class LeftOut:
 
     @property
     def total(self) -> int:
-        """The sum of all counts."""
+        """Return the sum of all counts."""
         return self.num_sampled_out + self.num_filtered + self.num_missing
 
 
 def threshold_of(share: Fraction) -> int | None:
-    """The draw below which a share of all keys lies; None for all of them."""
+    """Return the `threshold` of a `Choice` that keeps `share` of all keys; None for all keys."""
     return None if share == 1 else int(share * _DRAWS)
 
 
 def make_choice(*, filter: str | None, missing: str, sample: str | None, seed: int) -> Choice:  # noqa: A002
-    """The choice that options describe.
+    """Parse options to a `Choice`.
 
     Raises:
-        PackError: One of them is wrong, or would change nothing.
-        SelectionError: The filter is no expression.
-        ConfigError: The share is none.
+        PackError: An option is invalid or has no effect.
+        SelectionError: The filter is not a valid expression.
+        ConfigError: `sample` is not a share.
     """
     check_word("missing", missing, ("error", "skip"))
     if missing == "skip" and filter is None:
@@ -123,18 +123,18 @@ def make_choice(*, filter: str | None, missing: str, sample: str | None, seed: i
 
 
 def check_word(option: str, word: str, known: Sequence[str]) -> None:
-    """Refuse a word that an option does not know."""
+    """Raise PackError if `word` is not in `known`."""
     if word not in known:
         raise PackError(f"{option}: {word!r} is not one of {', '.join(map(repr, known))}.")
 
 
 def check_seed(option: str, seed: int | None) -> None:
-    """Refuse what is no seed; None is none."""
+    """Raise PackError if `seed` is neither None nor an int, 0 <= seed < 2**64."""
     if seed is not None and (type(seed) is not int or not 0 <= seed < 1 << 64):
         raise PackError(f"{option}: the seed {seed!r} must be 0 or more, and below 2**64.")
 
 
 def check_workers(workers: int) -> None:
-    """Refuse what is no number of processes."""
+    """Raise PackError if `workers` is not an int of at least 1."""
     if type(workers) is not int or workers < 1:
         raise PackError(f"workers: {workers!r} is not a number of processes; it is 1 or more.")

@@ -1,4 +1,4 @@
-"""What is known of a sample is merged into its own JSON: neither overwrites the other."""
+"""Merge metadata of a sample into its JSON. The merge overwrites no value."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from wdskit.packing.references import FieldBytes
 
 _BOM = b"\xef\xbb\xbf"
 _SPACE = b" \t\r\n"
-_MOST_DIGITS = 4000  # of which Python makes a number
+_MOST_DIGITS = 4000  # int() accepts at most 4,300
 _encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode
 
 
@@ -20,7 +20,7 @@ _decode_part = json.JSONDecoder().raw_decode
 
 
 class OtherMetadata(ValueError):
-    """A JSON object has another value under the name of metadata that is added to it."""
+    """A JSON object already has the name of added metadata with a different value."""
 
     def __init__(self, name: str, problem: str) -> None:
         super().__init__(problem)
@@ -28,22 +28,23 @@ class OtherMetadata(ValueError):
 
 
 def to_json(value: Any) -> bytes:
-    """A JSON field: compact, UTF-8, keys in their order.
+    """Return compact JSON in UTF-8 with the keys in the order of `value`.
 
     Raises:
-        ValueError: NaN or infinity, which JSON has not, or half of a surrogate pair.
+        ValueError: The value contains NaN, infinity or a lone surrogate.
     """
     return _encode(value).encode()
 
 
 def add_metadata(data: bytes, metadata: Mapping[str, Any], *, at_end: bool = False) -> bytes:
-    """A JSON object with metadata before its own members, or behind them; every byte of what it was stays as it is.
+    """Return a JSON object with `metadata` added before its own members, or after them with `at_end`.
 
-    So no digit of a number, member of an equal name, NaN or white space is lost. Metadata that the object states too,
-    with the same value, is not said twice.
+    All bytes of `data` are kept, so no digit, repeated member, NaN or white space is lost. A member that the object
+    already has with the same value is not added again.
 
     Raises:
-        ValueError: It is no JSON object in UTF-8, says something else than the metadata, or names one twice.
+        ValueError: `data` is not a JSON object in UTF-8, or has a name of `metadata` twice.
+        OtherMetadata: `data` has a name of `metadata` with a different value.
     """
     try:
         own = _decode(data.removeprefix(_BOM).decode())
@@ -73,12 +74,12 @@ def add_metadata(data: bytes, metadata: Mapping[str, Any], *, at_end: bool = Fal
 
 
 def replace_member(data: bytes, name: str, value: bytes) -> bytes:
-    """A JSON object whose top-level member `name` has another value; every other byte stays as it is.
+    """Return a JSON object whose top-level member `name` has a new value. All other bytes are kept.
 
     Args:
         data: The object, in UTF-8.
-        name: One of its members.
-        value: JSON.
+        name: Name of a member of the object.
+        value: The new value, as JSON.
 
     Raises:
         ValueError: `data` is not a JSON object, or it does not have the member exactly once.

@@ -39,7 +39,7 @@ _MAX_FLOAT = 1 << 53  # the whole numbers up to here are exact as floats
 
 
 def read_label(value: Any) -> Label | None:
-    """What a value means as a label: 2, 2.0, "2" and "2.0" are the same; None, NaN and blank text are no label.
+    """Convert a value to a label. 2, 2.0, "2" and "2.0" give the same label. None, NaN and blank text give no label.
 
     Returns:
         An int; a float for a number that is not whole, or too large for a float to be exact; a str for a name; None for
@@ -79,11 +79,11 @@ def _of_float(number: int) -> int | float:
 
 @dataclass(frozen=True)
 class ClassNames:
-    """The classes that there may be.
+    """The allowed classes.
 
     Attributes:
-        names: By class number.
-        where: Where they come from, for messages.
+        names: Names of the classes; the position is the class number.
+        where: Source of the names, for messages.
     """
 
     names: tuple[str, ...]
@@ -96,7 +96,7 @@ class ClassNames:
 
     @cached_property
     def _labels(self) -> dict[Label | None, int]:
-        """Number of each class by what its name means as a label."""
+        """Return the number of each class by the label that its name gives."""
         return {read_label(name): number for number, name in enumerate(self.names)}
 
     @cached_property
@@ -104,16 +104,16 @@ class ClassNames:
         return any(not isinstance(label, str) for label in self._labels)
 
     def describe(self) -> str:
-        """Number, first names and digest, for the description of a run and its differences to another."""
+        """Return the number of classes, their first names and digest, as text for the description of a run."""
         digest = hashlib.sha256("\n".join(self.names).encode()).hexdigest()[:16]
         names = ", ".join(self.names[:_SHOWN]) + (", ..." if len(self.names) > _SHOWN else "")
         return f"{names} ({len(self.names)} classes, sha256 {digest})"
 
     def number(self, label: Label) -> int:
-        """The class number of a label: that of the name; or the number itself, if no name is a number.
+        """Return the class number of a label. A label that is a number is its own class number, if no name is a number.
 
         Raises:
-            ValueError: It is neither.
+            ValueError: The label is neither a name nor a number of a class.
         """
         if label in self._labels:
             return self._labels[label]
@@ -126,7 +126,7 @@ class ClassNames:
         return label
 
     def refusal(self, name: str, more: str = "") -> str:
-        """What is wrong with a name that is none of them."""
+        """Return the message for a name that is not a name of a class; `more` is added to the message."""
         shown = ", ".join(self.names[:_SHOWN]) + (", ..." if len(self.names) > _SHOWN else "")
         near = difflib.get_close_matches(name, self.names, n=1)
         hint = f" Did you mean `{near[0]}`?" if near else ""
@@ -134,11 +134,11 @@ class ClassNames:
 
 
 def label_number(value: Any, classes: ClassNames | None) -> int | None:
-    """The number to write into `cls`; None for no label.
+    """Return the number to write into `cls`; None for no label.
 
     Args:
-        value: As a column or a row has it.
-        classes: Those of `--classes`, or of the column; None where labels are whole numbers.
+        value: Value of a column or a field.
+        classes: The classes of `--classes` or of the column; None if labels are whole numbers.
 
     Raises:
         ValueError: The value is not a label, or not one of `classes`.
@@ -155,12 +155,12 @@ def label_number(value: Any, classes: ClassNames | None) -> int | None:
 
 
 def classes_of(values: Iterable[tuple[Any, str]], column: str) -> ClassNames | None:
-    """The classes of a column: its names in the order of their bytes; None where all labels are whole numbers.
+    """Return the classes of a column: its names sorted by their UTF-8 bytes; None if all labels are whole numbers.
 
     Args:
-        values: Each value with its place, for messages. Values that are not labels are left out: each is an error of
-            its row.
-        column: Its name.
+        values: Each value with its place, for messages. Values that are not labels are ignored here: each is an error
+            of its row.
+        column: Name of the column.
 
     Raises:
         PackError: Some labels are whole numbers and others are names.
@@ -186,8 +186,9 @@ def classes_of(values: Iterable[tuple[Any, str]], column: str) -> ClassNames | N
 
 
 def is_utf8(text: str) -> bool:
-    """Whether a text has no half of a surrogate pair: JSON can write one, and `surrogateescape` leaves one for a byte
-    that was no UTF-8.
+    """Return True if UTF-8 can encode the text, which means that the text has no lone surrogate.
+
+    JSON can write a lone surrogate, and `surrogateescape` decodes an invalid byte to a lone surrogate.
     """
     try:
         text.encode()
@@ -197,14 +198,14 @@ def is_utf8(text: str) -> bool:
 
 
 def find_class_names(classes: str | os.PathLike[str] | Sequence[str] | Mapping[str, int]) -> ClassNames:
-    """The classes that a user names.
+    """Return the classes of the option `classes`.
 
     Args:
-        classes: A packed folder, its `classes.json`, or a text file with a name a line in the order of their numbers;
-            or the names in this order; or their numbers by name.
+        classes: A packed folder, its `classes.json`, or a text file with one name per line in the order of the class
+            numbers; a list of names in this order; or a mapping of names to numbers.
 
     Raises:
-        PackError: They cannot be read, or are not one name for each number from 0 on.
+        PackError: The classes cannot be read, or do not have exactly one name for each number from 0 on.
     """
     where = "`classes`"
     names: list[Any]
@@ -228,7 +229,7 @@ def find_class_names(classes: str | os.PathLike[str] | Sequence[str] | Mapping[s
 
 
 def checked_classes(names: Sequence[str], where: str) -> ClassNames:
-    """Class names in the order of their numbers.
+    """Return the classes with these names, which are in the order of the class numbers.
 
     Raises:
         PackError: A name is blank or not UTF-8, or two names mean the same label, such as `1` and `1.0`.

@@ -1,7 +1,6 @@
 """The options of `pack` and `reshard`: each is a name, a type, a default and a line of the command's help.
 
-The command line is made of these classes, so this module is loaded for `--help`, and what is heavy is imported inside
-functions.
+The command line is built from these classes, so `--help` loads this module. Functions import the slow modules.
 """
 
 from __future__ import annotations
@@ -32,14 +31,14 @@ _TOGETHER = ({"append", "part"}, {"append", "dry_run"}, {"overwrite", "dry_run"}
 
 
 def option(default: Any, text: str, metavar: str = "", *, least: int | None = None, most: int | None = None) -> Any:
-    """A field with what the command line shows of it.
+    """Return a dataclass field with the metadata that the command line shows.
 
     Args:
-        default: What it is when nobody gives it.
-        text: Its line of `--help`, which says what None stands for.
-        metavar: What stands for its value there; not for what is on or off.
-        least: The smallest number that is taken; only numbers have one.
-        most: The largest.
+        default: Value of an option that is not given.
+        text: The line in `--help`. It explains the meaning of None.
+        metavar: Name of the value in `--help`; not for options that are on or off.
+        least: Smallest allowed number; None for no limit.
+        most: Largest allowed number; None for no limit.
     """
     return field(default=default, metadata={"help": text, "metavar": metavar, "least": least, "most": most})
 
@@ -128,7 +127,7 @@ class WriteOptions:
             raise PackError(f"{msg}, which does not read the size of images. Leave one of them out.")
 
     def _check_columns(self) -> None:
-        """Refuse a field made of values that describe an image, if the image changes: nobody would update the field."""
+        """Refuse a field whose column describes an image that changes: the values of the field would be wrong."""
         if not self.transforms.changes_images:
             return
         from wdskit.packing.annotations import names_places
@@ -394,10 +393,10 @@ def given_options(kind: type[Options], options: Options | None, keywords: Mappin
 
 
 def parse_size(text: str) -> int:
-    """`200MB`, `1.5 GiB` or a number of bytes, as bytes.
+    """Return the number of bytes in `text`: `200MB`, `1.5 GiB` or a number of bytes.
 
     Raises:
-        PackError: It is none.
+        PackError: The text is not a size of a shard.
     """
     with contextlib.suppress(ValueError):
         if (num_bytes := parse_bytes(text)) < MAX_SHARD_BYTES:
@@ -406,10 +405,10 @@ def parse_size(text: str) -> int:
 
 
 def parse_part(text: str) -> tuple[int, int]:
-    """Number of a part, from 0, and how many there are: `3/8` is the fourth of eight.
+    """Return the number of a part, from 0, and the number of parts: `3/8` gives (3, 8), the fourth of eight parts.
 
     Raises:
-        PackError: It is none.
+        PackError: The text is not a part.
     """
     match = re.fullmatch(r"([0-9]{1,9})/([0-9]{1,9})", text)
     part, parts = map(int, match.groups()) if match else (0, 0)

@@ -74,8 +74,11 @@ _KIND_OF: dict[type[Reference], str] = {kind: name for name, kind in KINDS.items
 
 
 def encode_row(row: Row) -> tuple[bytes, bytes, bytes]:
-    """A row as three parts, which make a record: its place, and path and identity of each file that it refers to; its
-    key and fields; and the bytes of fields that are no references.
+    """Encode a row as the three parts of a record.
+
+    Returns:
+        JSON of the row's place and of the path and identity of each file; JSON of the key and the fields; the joined
+        bytes of the fields that are not references.
     """
     texts: list[Any] = [0, row.where]
     description: list[Any] = [row.key]
@@ -163,10 +166,10 @@ class FileRows:
         return len(self.numbers)
 
     def __iter__(self) -> Iterator[Row]:
-        """The rows in their order.
+        """Yield the rows in the order of `numbers`.
 
         Raises:
-            OSError: The file is gone or damaged.
+            OSError: The file of the plan is missing or damaged.
         """
         uri = _uri(self.path, "mode=ro&immutable=1")  # no process writes to the file any more
         try:
@@ -404,7 +407,7 @@ class Database:
             self._connection.execute("BEGIN")
 
     def publish(self) -> str | None:
-        """Let other connections see what was written. Return the path of the file; None if it is in memory."""
+        """Commit, so that other connections see the rows. Return the path of the file; None for a plan in memory."""
         if self._path is None:
             return None
         if self._connection.total_changes != self._num_published:
@@ -484,7 +487,7 @@ class StreamedKeys:
         self._database.close()
 
     def add(self, key: str, place: str) -> str | None:
-        """Add a key and where it is. Return where the same key was before; None if it is new."""
+        """Add a key and its place. Return the place of an earlier equal key; None if the key is new."""
         self._num_keys += 1
         if self._num_keys > ROWS_IN_MEMORY:
             self._database.move_to_disk()
@@ -607,8 +610,11 @@ class _Pieces(Sequence[Any]):
 
 
 def _check_rows(rows: Iterable[Row], *, transforms: Transforms, transform: bool) -> list[RowError | bytes | None]:
-    """For each row what is wrong with it, or the digest of its images if duplicates count. With `transform` the rows
-    are transformed as packing will; otherwise they are only read.
+    """Read each row, and with `transform` also transform it, and report the result.
+
+    Returns:
+        For each row: the RowError of a row that cannot be packed, else the digest of its images if duplicates are
+        searched, else None.
     """
     verdicts: list[RowError | bytes | None] = []
     for row in read_ahead(rows):
@@ -702,12 +708,13 @@ class Division(NamedTuple):
 
 
 def divide_plan(plan: Plan, *, limits: Limits, shuffle: int | None, by_count: bool = False) -> Division:
-    """Divide the rows of a plan into shards. A split is shuffled and divided as if its rows were the only ones, so its
-    shards depend on its own rows only. With `by_count` the bytes of the rows are not known, and those of shards are 0.
+    """Divide the rows of a plan into shards. Each split is shuffled and divided separately, from its own rows only.
+
+    With `by_count` the bytes of the rows are not known, and the bytes of each shard are 0.
 
     Raises:
-        RowError: A row alone is over the limit.
-        PackError: This number of shards cannot be made.
+        RowError: A shard with a single row is over the limit of bytes.
+        PackError: The rows cannot be divided into the requested number of shards.
     """
     if plan.splitter is None:
         order, spans = _divide_rows(plan, plan.kept, limits=limits, shuffle=shuffle, by_count=by_count)
@@ -790,11 +797,11 @@ class Jobs:
     """The shards to fill, in order.
 
     Attributes:
-        plan: All rows.
-        order: As in `Division`.
-        spans: The rows of each shard, by their places in that order.
-        series: How the shards are numbered.
-        transforms: What happens to their samples.
+        plan: The plan with all rows.
+        order: Numbers of the packed rows in packing order, as in `Division`.
+        spans: The rows of each shard, as places in `order`.
+        series: The names and numbers of the shards.
+        transforms: The transforms of the samples.
         threads: Samples of a shard that are transformed at the same time.
     """
 

@@ -1,7 +1,8 @@
 """Filling shards on a Ray cluster: `--on ray`.
 
-A node needs this version of wdskit, and the disk with the folder and the source under the same paths. It reads the rows
-of its shards from the plan there, and fills them there. So what it fills is what this machine would have filled.
+A node needs this version of wdskit, and must see the folder and the source under the same paths. The node reads the
+rows of its shards from the plan in the folder and fills the shards in the folder. The shards have the same bytes as
+shards that this machine fills.
 """
 
 from __future__ import annotations
@@ -30,14 +31,21 @@ from wdskit.packing.staging import Staging
 from wdskit.text import install_extra
 
 _MOST_TRIES = 4
-_LEAST_AHEAD = 64  # shards that wait at least, so that a cluster that grows with its work has some to grow for
+_LEAST_AHEAD = 64  # least number of waiting shards, so that an autoscaling cluster sees work to grow for
 _END_S = 10
 
 
 @dataclass(frozen=True)
 class Site:
-    """What a node needs to know: the run's `run.json`, which it must see; the log that is held while a shard is filled;
-    what relative paths begin at; the machine that the run was started on, and wdskit's version there; what writes.
+    """The values that a node needs.
+
+    Attributes:
+        description: The `run.json` of the run, which the node must see.
+        log: The log that the node holds while it fills a shard.
+        cwd: The folder that relative paths start from.
+        host: The machine that started the run.
+        disk: Performs the file operations.
+        version: Version of wdskit on `host`.
     """
 
     description: Path
@@ -49,20 +57,20 @@ class Site:
 
 
 def check_address(on: str) -> None:
-    """Refuse what is neither `ray` nor the address of a cluster.
+    """Check the address of a Ray cluster.
 
     Raises:
-        PackError: It is neither.
+        PackError: `on` is neither `ray` nor `ray://HOST:PORT`.
     """
     if not re.fullmatch(r"ray(://[^\s/:]+:[0-9]{1,5})?", on):
         raise PackError(f"on: {on!r} is neither ray nor the address of a cluster, such as ray://head:10001.")
 
 
 def import_ray() -> ModuleType:
-    """Ray.
+    """Import Ray and return the module.
 
     Raises:
-        PackError: It is not installed.
+        PackError: Ray is not installed.
     """
     try:
         import ray

@@ -1,9 +1,9 @@
-"""Where the bytes of a field are until they are packed: references, small and plain enough to stand in a plan.
+"""References to the bytes of a field, which are read when the field is packed. A plan stores references.
 
-Each kind is a tuple of texts and whole numbers that begins with `path` and ends with the file's time of change and
-inode (of an object its ETag and time of change). It has `path`, `num_bytes` (of the field), the size, time
-of change and inode that the file had when the plan was made (of an object its size and ETag), and `read`. `KINDS` names
-them all, so that a plan can be written and read back.
+Each kind of reference is a tuple of texts and whole numbers. The first item is `path`, `num_bytes` is the size of the
+field, and the last two items are the modification time and inode of the file, or the ETag and modification time of the
+object, at the time of the plan. The method `read` returns the bytes of the field. `KINDS` lists the kinds by name, so
+that a plan can be written and read back.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ if TYPE_CHECKING:
     from wdskit.storage.objects import ObjectFile
 
 _MAX_OPEN = 128
-"""Open files, of the 1,024 that a process usually may have."""
+"""Most open files. A process may usually open 1,024 files."""
 
 _GAP_BYTES = 4 << 10
-"""Bytes between two parts of a file up to which both are read together."""
+"""Two parts of a file are read together if at most this many bytes lie between them."""
 
-ZIP_HEADER_BYTES = 30  # then its name and extra field, whose sizes stand in the last four (PKWARE APPNOTE 4.3.7)
+ZIP_HEADER_BYTES = 30  # the last four: sizes of name and extra field, which follow (PKWARE APPNOTE 4.3.7)
 _ZIP_HEADER_START = b"PK\x03\x04"
 
 
 class FileBytes(NamedTuple):
-    """A whole file, which had `num_bytes` when the plan was made."""
+    """A whole file. It had `num_bytes` bytes when the plan was made."""
 
     path: str
     num_bytes: int
@@ -45,23 +45,23 @@ class FileBytes(NamedTuple):
         return FileIdentity(self.num_bytes, self.mtime_ns, self.inode)
 
     def read(self) -> bytes:
-        """The file's bytes.
+        """Return the file's bytes.
 
         Raises:
-            OSError: It cannot be read.
-            ValueError: It is not the file that it was; and as all `read`s, what it has is damaged.
+            OSError: The file cannot be read.
+            ValueError: The file changed after the plan was made. Other kinds also raise it for damaged content.
         """
         with self.identity.opened(self.path) as fd:
             return _read_part(fd, 0, self.num_bytes)
 
     def read_into(self, memory: memoryview) -> None:
-        """Write the file's bytes into memory of `num_bytes` bytes. Raises as `read`."""
+        """Read the file into `memory`, which has `num_bytes` bytes. Raises the errors of `read`."""
         with self.identity.opened(self.path) as fd:
             _read_into(fd, memory, 0)
 
 
 class PartBytes(NamedTuple):
-    """Bytes that stand at `offset` of a file: a member of a tar, a cell of an Arrow file."""
+    """Bytes of a file from `offset` on: a member of a tar, a cell of an Arrow file."""
 
     path: str
     num_bytes: int
@@ -76,7 +76,7 @@ class PartBytes(NamedTuple):
         return FileIdentity(self.file_bytes, self.mtime_ns, self.inode)
 
     def read(self) -> bytes:
-        """The bytes. Raises as `FileBytes.read`."""
+        """Return the bytes. Raises the errors of `FileBytes.read`."""
         with self.identity.opened(self.path) as fd:
             return _read_part(fd, self.offset, self.num_bytes)
 
@@ -85,9 +85,9 @@ class ZipBytes(NamedTuple):
     """A member of a zip.
 
     Attributes:
-        offset: Where its local header begins.
-        packed_bytes: Bytes that it takes in the zip.
-        is_deflated: Whether they are compressed.
+        offset: Offset of the member's local header in the zip.
+        packed_bytes: Bytes of the member in the zip.
+        is_deflated: True if the member is compressed.
         crc: CRC-32 of the member.
     """
 
@@ -107,7 +107,7 @@ class ZipBytes(NamedTuple):
         return FileIdentity(self.file_bytes, self.mtime_ns, self.inode)
 
     def read(self) -> bytes:
-        """The member's bytes; no more of them are made than it claims to have. Raises as `FileBytes.read`."""
+        """Return the member's bytes. Unpacks at most `num_bytes` + 1. Raises the errors of `FileBytes.read`."""
         with self.identity.opened(self.path) as fd:
             header = _read_part(fd, self.offset, ZIP_HEADER_BYTES)
             if not header.startswith(_ZIP_HEADER_START):
@@ -137,9 +137,9 @@ class CellBytes(NamedTuple):
     """A cell of a Parquet file.
 
     Attributes:
-        group: Number of its row group.
-        row: Number of its row in that.
-        column: Name of its column: one of bytes, or of structs whose `bytes` are meant.
+        group: Number of the row group in the file.
+        row: Number of the row in the row group.
+        column: Name of the column: bytes, or structs whose member `bytes` is read.
     """
 
     path: str
@@ -157,8 +157,8 @@ class CellBytes(NamedTuple):
         return FileIdentity(self.file_bytes, self.mtime_ns, self.inode)
 
     def read(self) -> bytes:
-        """The cell's bytes. Raises as `FileBytes.read`."""
-        from wdskit.packing.sources.parquet import read_cell  # only where there are such cells
+        """Return the cell's bytes. Raises the errors of `FileBytes.read`."""
+        from wdskit.packing.sources.parquet import read_cell  # imported only if a plan has cells
 
         data = read_cell(self.path, self.identity, self.group, self.row, self.column)
         if len(data) != self.num_bytes:
@@ -167,13 +167,13 @@ class CellBytes(NamedTuple):
 
 
 class ObjectBytes(NamedTuple):
-    """Bytes that stand at `offset` of an object in a store: a member of a tar.
+    """Bytes of an object in a store from `offset` on: a member of a tar.
 
     Attributes:
-        path: Its URL, without a query.
+        path: URL of the object, without a query.
         object_bytes: Size of the object.
-        etag: Its ETag, empty where the store has none.
-        modified: Its last change then, as in ISO 8601.
+        etag: ETag of the object; empty if the store has no ETags.
+        modified: Modification time of the object when the plan was made, in ISO 8601.
     """
 
     path: str

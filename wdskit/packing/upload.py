@@ -1,9 +1,9 @@
-"""Packing into a folder of a bucket: what is filled on this machine goes there shard by shard, the index last.
+"""Pack into a folder of a bucket: upload each shard after it is filled, and the index last.
 
-A run of this kind is one like all others, in a folder of this machine that stands for the one of the bucket. There are
-copies of its index and of what the last run says of itself, and the staging folder. A shard is uploaded once it is
-filled, compared with what the store says of it, noted with its ETag, and removed here. Before, its names are noted, so
-that after a kill the run knows what is its own. Nothing is deleted or replaced that another has written.
+Such a run works in a local folder that represents the folder of the bucket. The local folder contains the staging
+folder and copies of the index and of `.wdskit.last-run`. The run logs the names of a shard's files before their upload,
+so that it recognizes its own objects after a kill. After the upload the run logs the ETags and removes the local files.
+A run never deletes or replaces an object of another writer.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ if TYPE_CHECKING:
 
 LAST_RUN_NAME = ".wdskit.last-run"
 MAX_PENDING = 2
-"""Shards that are uploaded while the next is filled: more of them only take space here."""
+"""Shards that are uploaded while the next shard is filled. More shards would only take local disk space."""
 
 ETags = dict[str, str | None]
 """ETag of each file of a shard, by its name."""
 WAYS = "Write to another folder, add to it with --append, or replace it with --overwrite."
-"""What to do about a local folder that is packed."""
+"""The remedy in messages about a local folder that is packed already."""
 
 
 class SentFile(NamedTuple):
-    """A file that a run has uploaded, or was about to, as its log notes it; `etags` are those that the store gave."""
+    """A logged file that a run uploaded or was about to upload; `etags` are the ETags from the store."""
 
     num_bytes: int
     sha256: str
@@ -51,14 +51,14 @@ class SentFile(NamedTuple):
 
 
 class Uploaded(NamedTuple):
-    """A shard that is in the bucket, with the ETags of its files."""
+    """A shard in the bucket, with the ETags of its files."""
 
     entry: ShardEntry
     etags: ETags
 
 
 class _Pending(NamedTuple):
-    """A shard on its way, with all its files."""
+    """A shard whose upload has started, with its local files and the futures of their ETags, by name."""
 
     entry: ShardEntry
     files: Mapping[str, Path]
@@ -66,25 +66,25 @@ class _Pending(NamedTuple):
 
 
 class Upload:
-    """A folder of a bucket that is packed into; a context, behind which nothing is on its way any more.
+    """The destination folder in a bucket. The end of the `with` block cancels the uploads that have not ended.
 
     Attributes:
-        url: The folder, without a slash at its end.
-        folder: The folder of this machine that stands for it.
+        url: URL of the folder, without a slash at the end.
+        folder: The local folder that represents the folder of the bucket.
     """
 
     def __init__(self, url: str, folder: Path) -> None:
         self.url = url
         self.folder = folder
         self._pending: deque[_Pending] = deque()
-        self._compared: set[ObjectInfo] = set()  # whose digest is that of a sent file
+        self._compared: set[ObjectInfo] = set()  # objects with the digest of a sent file
 
     def __enter__(self) -> Self:
-        """Itself."""
+        """Return this upload."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Give up what is on its way."""
+        """Cancel the uploads that have not ended."""
         for one in self._pending:
             for future in one.etags.values():
                 future.cancel()
@@ -92,7 +92,7 @@ class Upload:
 
     @contextlib.contextmanager
     def named(self) -> Iterator[None]:
-        """Raise what is wrong with the folder in the bucket by its URL; faults of this machine's disk as they are."""
+        """Write the URL instead of the local folder in errors of the block, except in errors of the local disk."""
         try:
             yield
         except (PackError, FolderIndexError) as err:
@@ -104,17 +104,17 @@ class Upload:
             raise PackError(text) from err
 
     def object_url(self, name: str) -> str:
-        """URL of a file of the folder, by its path in it."""
+        """Return the URL of a file, from its path in the folder."""
         return join_url(self.url, quote(name))
 
     def objects(self) -> dict[str, ObjectInfo]:
-        """What is in the folder now, by name."""
+        """Return the objects that are in the folder now, by name."""
         from wdskit.storage.buckets import list_objects
 
         return {unquote(one.url.rpartition("/")[2]): one for one in list_objects(self.url)}
 
     def copy_index(self, disk: Disk) -> None:
-        """Fetch the index, and what the last run says of itself, as they are now."""
+        """Download the current `index.json` and `.wdskit.last-run`. Remove the local copy of a missing object."""
         there = self.objects()
         for name in (INDEX_NAME, LAST_RUN_NAME):
             path = self.folder / name
@@ -133,8 +133,9 @@ class Upload:
         }
 
     def find_others(self, sent: Mapping[str, SentFile]) -> set[str]:
-        """Return the names of the objects in the folder that these runs, which sent `sent`, have not put there. An
-        object that is on its way now is not one of them.
+        """Return the names of the objects in the folder that are not in `sent`, the files that known runs uploaded.
+
+        Objects whose upload has started are left out.
 
         Raises:
             StorageError: The store cannot be reached or refuses.
@@ -165,10 +166,13 @@ class Upload:
         self._pending.append(_Pending(entry, files, etags))
 
     def finished(self, most: int, disk: Disk) -> Iterator[Uploaded]:
-        """Wait until at most so many shards are on their way, and give those that are there; their files go behind it.
+        """Wait until at most `most` shards are still uploading.
+
+        Yields:
+            Each uploaded shard. Its local files are removed after the caller takes the next shard.
 
         Raises:
-            StorageError: The store cannot be reached, refuses, or has something else than was sent.
+            StorageError: The store cannot be reached or refuses, or the object differs from the file.
         """
         from wdskit.storage.requests import result
 
@@ -181,7 +185,7 @@ class Upload:
                 disk.remove(path)
 
     def put(self, files: Mapping[str, Path]) -> None:
-        """Upload files, each once the one before is there. Raises as `finished`."""
+        """Upload files in order, each after the upload of the file before it. Raises the errors of `finished`."""
         from wdskit.storage.buckets import start_upload
         from wdskit.storage.requests import result
 
@@ -189,10 +193,10 @@ class Upload:
             result(start_upload(self.object_url(name), path), self.object_url(name))
 
     def remove(self, sent: Mapping[str, SentFile]) -> None:
-        """Delete the objects that a stopped run has uploaded, by name.
+        """Delete the objects that a stopped run uploaded; `sent` has its files by name.
 
         Raises:
-            PackError: Another writer has replaced one of them. Nothing is deleted.
+            PackError: Another writer replaced an object of the run. No object is deleted.
             StorageError: The store cannot be reached or refuses.
         """
         from wdskit.storage.buckets import delete_object
@@ -209,7 +213,7 @@ class Upload:
             delete_object(self.object_url(name))
 
     def _is_sent(self, there: ObjectInfo, sent: SentFile | None) -> bool:
-        """True if an object has a noted ETag, or the noted size and digest: a killed run may have noted no ETag."""
+        """Return True if an object has a logged ETag, or the logged size and digest if its ETag is not logged."""
         if sent is None or there.num_bytes != sent.num_bytes:
             return False
         if there.etag is not None and (there.etag in sent.etags or there in self._compared):
@@ -221,7 +225,7 @@ class Upload:
 
 
 def digest_of(url: str) -> str:
-    """Hex sha256 of a file or an object, read in pieces. Raises StorageError if it cannot be read."""
+    """Return the hex sha256 of a file or an object, read in pieces. Raises StorageError if the bytes cannot be read."""
     digest = hashlib.sha256()
     with contextlib.closing(open_stream(url)) as stream:
         while part := stream.read(1 << 20):
@@ -239,11 +243,11 @@ _REFUSED = {
 
 
 def open_upload(dest: str, options: WriteOptions, disk: Disk) -> Upload | None:
-    """What uploads to `dest`, None where that is local. Its folder's index is fetched, if there is one.
+    """Return the upload to `dest`, after a download of the folder's index; None if `dest` is a local folder.
 
     Raises:
-        PackError: An option does not go with a URL, or the other way round.
-        StorageError: It is no folder of a bucket, or that cannot be read.
+        PackError: An option is only for local folders or only for URLs, or the URL does not name a folder of a bucket.
+        StorageError: The bucket cannot be read.
     """
     if is_local(dest):
         if options.staging is not None:
