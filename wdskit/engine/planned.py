@@ -81,7 +81,7 @@ class BatchMaker:
         self._looked_ahead: tuple[int, Steps] | None = None  # the epoch in which that has begun
         self._thread: threading.Thread | None = None
 
-    def begin(self, job: Job) -> Work:
+    def begin(self, job: Job) -> OpenJob:
         """A job whose samples are found, and on their way where they come from a store. It raises nothing."""
         shards = self._program.shards
         try:
@@ -90,9 +90,9 @@ class BatchMaker:
                 shards = shards.begin(places.shards, places.samples)
                 if self._program.ahead:
                     self._look_ahead(job)
-            return Work(places, shards)
+            return OpenJob(places, shards)
         except Exception as err:  # noqa: BLE001 (the consumer's to see, behind the batches before)
-            return Work(None, shards, err)
+            return OpenJob(None, shards, err)
 
     def _look_ahead(self, job: Job) -> None:
         """Begin to fetch the parts of the job that comes `ahead` behind this one, in a thread, as its shards are opened
@@ -114,7 +114,7 @@ class BatchMaker:
         self._thread = threading.Thread(target=keep, name="wdskit-ahead", daemon=True)
         self._thread.start()
 
-    def __call__(self, work: Work, memory: Memory = FRESH, task: Task | None = None) -> Outcome[list[Batch]]:
+    def __call__(self, work: OpenJob, memory: Memory = FRESH, task: Task | None = None) -> Outcome[list[Batch]]:
         """The batches of a job that has begun."""
         if work.places is None:
             return Outcome(error=work.error)
@@ -125,7 +125,7 @@ class BatchMaker:
         """See `Maker`: jobs share shards that stay open."""
 
 
-class Work(NamedTuple):
+class OpenJob(NamedTuple):
     """A job that has begun: its samples and where they are read, or what went wrong."""
 
     places: Places | None

@@ -36,7 +36,7 @@ _UNBATCHED_A_JOB = 64  # one by one, the way between processes costs 0.2 ms each
 
 
 @dataclass(frozen=True)
-class Plan:
+class EpochLayout:
     """What the loader must know to count through a planned pipeline.
 
     Attributes:
@@ -124,7 +124,7 @@ class Program:
     batched: Batcher | None
     behind: SampleStages | None
     run: Run
-    plan: Plan
+    plan: EpochLayout
     ahead: int = 0
     columns: Columns | None = field(init=False)
     first: FusedStep | None = field(init=False)

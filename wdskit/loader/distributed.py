@@ -66,7 +66,7 @@ def gather_valid(
             differ in dtype or shape, or there is no valid row for a mean.
     """
     group = as_group(group)
-    own = _Rows(rows, valid, positions, reduce)
+    own = _RankRows(rows, valid, positions, reduce)
     kinds = [kind.decode() for kind in _exchange(own.prepare, group)]
     if len(set(kinds)) > 1:
         msg = ", ".join(f"rank {rank}: {kind}" for rank, kind in zip(_ranks(group), kinds, strict=True))
@@ -85,7 +85,7 @@ def gather_valid(
     return whole[wanted]
 
 
-class _Rows:
+class _RankRows:
     """The rows of this rank, checked before any of them is sent."""
 
     def __init__(self, rows: Tensor | Sequence[Any], valid: Tensor | None, positions: Any, reduce: Any) -> None:
@@ -168,7 +168,7 @@ def _reduce(rows: Tensor, mask: Tensor, reduce: Reduction, group: Any) -> Tensor
     return total / count
 
 
-def _gather_objects(own: _Rows, group: Any) -> list[Any]:
+def _gather_objects(own: _RankRows, group: Any) -> list[Any]:
     parts: list[Any] = [own.pickled]
     if _is_distributed():
         parts = [None] * torch.distributed.get_world_size(group)

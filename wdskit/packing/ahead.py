@@ -36,7 +36,7 @@ def read_ahead(rows: Iterable[Row]) -> Iterator[Row]:
 
 
 def _is_remote(row: Row) -> bool:
-    return any(type(data) is ObjectBytes for _, data in row.fields)
+    return ObjectBytes in [type(data) for _, data in row.fields]
 
 
 def _batches(rows: Iterable[Row]) -> Iterator[list[Row]]:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from wdskit.engine.planned import PlannedPipeline
-from wdskit.engine.program import Plan, Program
+from wdskit.engine.program import EpochLayout, Program
 from wdskit.engine.sample import SampleStages
 from wdskit.engine.shard_cache import ShardCache
 from wdskit.errors import PipelineError
@@ -100,11 +100,13 @@ def _fit_cache(data: PlannedData, place: Place, cache: CacheSpec) -> int:
     return ahead if 2 * needed <= num_bytes else 0
 
 
-def _plan(specs: Sequence[Any], data: PlannedData, place: Place, batched: Batcher | None, errors: ErrorsSpec) -> Plan:
+def _plan(
+    specs: Sequence[Any], data: PlannedData, place: Place, batched: Batcher | None, errors: ErrorsSpec
+) -> EpochLayout:
     length = epoch_length(specs, data.num_samples, place.world_size)
     # There without one too: torch.distributed.checkpoint loads the names that the loader has, and only those.
     with_epoch = {"with_epoch": length.with_epoch}
-    return Plan(
+    return EpochLayout(
         order=data.order,
         tail=specs[0].tail,
         batch=length.batch,

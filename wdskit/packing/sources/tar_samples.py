@@ -56,6 +56,7 @@ class TarSamples:
         self._url = url
         self._entry = entry
         self._check = check
+        self._fields = frozenset(() if entry is None else entry.fields)
         self._changed: ShardError | FolderIndexError | None = None
 
     def __iter__(self) -> Iterator[TarSample | RowError]:
@@ -92,9 +93,10 @@ class TarSamples:
             samples = HeaderReader(file, shard=path)
             try:
                 for sample in samples:
-                    spans = {name: span for name, span in sample.items() if not name.startswith("__")}
-                    fields = {name: PartBytes(path, span.size, span.offset, *identity) for name, span in spans.items()}
-                    yield TarSample(sample["__key__"], fields, functools.partial(_read_local, file, spans))
+                    key = sample.pop("__key__")
+                    del sample["__url__"]
+                    fields = {name: PartBytes(path, span.size, span.offset, *identity) for name, span in sample.items()}
+                    yield TarSample(key, fields, functools.partial(_read_local, file, sample))
             finally:
                 self.num_ignored = samples.num_ignored
 
@@ -141,8 +143,8 @@ class TarSamples:
             raise self._differs("its sha256 is not the one in the index: its bytes changed")
 
     def _compare_fields(self, sample: TarSample) -> None:
-        entry = self._entry
-        if entry and entry.fields and (others := sorted(sample.fields.keys() - {*entry.fields})):
+        if self._fields and not sample.fields.keys() <= self._fields:
+            others = sorted(sample.fields.keys() - self._fields)
             raise self._differs(f"{sample.key!r} has fields that are not in the index: {', '.join(others)}")
 
     def _differs(self, problem: str) -> FolderIndexError:
