@@ -184,8 +184,9 @@ def pack(
             image's path, or of the key if the row has one. `json` keeps path and key.
         append: Add shards to a folder that has an index. The headers of its shards are read for their keys.
         dry_run: Write nothing; `plan` of the result describes the shards.
-        overwrite: Replace what is packed there. The old index is removed first, then its shards, lists and selections.
-        restart: If a stopped run packed something else here, remove what it wrote and start again.
+        overwrite: Replace the data set in the folder. The old index is removed first, then its shards, lists and
+            selections.
+        restart: If a different run was stopped in this folder, remove its files and start again.
         part: `3/8` fills the fourth of eight parts of the shards and writes no index. Parts may run at the same time,
             on several machines that share the folder. `finish_pack` then writes the index.
         from_: Kind of the source, if its path does not show it: "folder", "table", "list" (one path per line),
@@ -208,8 +209,8 @@ def pack(
             the row's number.
         allow_no_image: Accept rows of a table, Parquet file or saved data set without an image; otherwise each is an
             error. Rows from Python, tars and zips need no image.
-        omit: Columns that do not go into `json`. A field can still be made of one; an omitted column `cls` is no label.
-            For a folder: those of `path`, `class` and `cls` that are not added to `json`.
+        omit: Columns that `json` leaves out. `fields` can still use them. An omitted column `cls` gives no label.
+            For a folder: the names among `path`, `class` and `cls` that `json` leaves out.
         export: Files for other readers, which `wdskit.export` writes at the end: "open_clip", "timm", "energon",
             "dali".
         split_name: Name of the split for timm and energon. Default: from the names of the shards.

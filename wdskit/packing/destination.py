@@ -249,7 +249,7 @@ def look_at_destination(
 
     Raises:
         PackError: The folder is packed by an unknown run; `append` is set and the folder has no index; or the classes
-            of an addition differ from the folder's classes.
+            differ from the folder's classes in an addition.
         FolderIndexError: `append` is set and the index does not match the shards.
     """
     check_place(folder, None, options)

@@ -79,7 +79,7 @@ def make_limits(
     num_shards: int | None = None,
     by_count: bool = False,
 ) -> Limits:
-    """Return the limits, with defaults for None. With `num_shards` the default is no limit.
+    """Return the limits, with defaults for None. With `num_shards` the defaults are no limits.
 
     With `by_count` the sizes of the samples are not known, so `max_bytes` must be None and bytes have no limit.
 
@@ -105,7 +105,7 @@ class Span(NamedTuple):
 
 
 class RowTooLarge(Exception):
-    """A shard with only the row at `place` has `num_bytes` bytes, which is over the limit."""
+    """The row at `place` needs a shard of `num_bytes` bytes, which is over the limit."""
 
     def __init__(self, place: int, num_bytes: int) -> None:
         super().__init__(place, num_bytes)
@@ -124,8 +124,8 @@ def divide(blocks: NDArray[Any], limits: Limits) -> list[Span]:
         limits: The limits of a shard.
 
     Raises:
-        RowTooLarge: A shard with a single row is over `max_bytes`.
-        PackError: With `num_shards`, a shard is over the limits or has no row.
+        RowTooLarge: A single row is over `max_bytes`.
+        PackError: `num_shards` shards would be over the limits, or there are fewer rows than shards.
     """
     room = (limits.max_bytes - END_BYTES) // BLOCK_BYTES
     too_large = np.flatnonzero(blocks > room)

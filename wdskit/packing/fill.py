@@ -245,7 +245,7 @@ def required_rows(
 
     Args:
         rows: Rows, and errors of rows that cannot be packed.
-        transforms: Names the required fields, as they are named after packing.
+        transforms: The transforms, with the names of the required fields. The names apply after packing.
         rejected: Gets the errors of the rows that are left out.
     """
     if not transforms.require:

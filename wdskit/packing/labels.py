@@ -158,8 +158,8 @@ def classes_of(values: Iterable[tuple[Any, str]], column: str) -> ClassNames | N
     """Return the classes of a column: its names sorted by their UTF-8 bytes; None if all labels are whole numbers.
 
     Args:
-        values: Each value with its place, for messages. Values that are not labels are ignored here: each is an error
-            of its row.
+        values: Each value with its place, for messages. Values that are not labels are ignored here: their rows
+            are errors.
         column: Name of the column.
 
     Raises:

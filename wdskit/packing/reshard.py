@@ -42,7 +42,7 @@ class ReshardResult:
         entries: The new shards, in order; none after a dry run.
         shards: Names, samples and bytes of these shards, planned or written.
         num_source_shards: Shards that were read.
-        num_source_samples: Samples in them: those that were written, and those of the next four counts.
+        num_source_samples: Samples in the source shards: the written samples and the samples of the next four counts.
         num_sampled_out: Samples outside the share of `sample`.
         num_filtered: Samples for which the filter is false.
         num_missing: Samples that were left out because they lack what the filter asks for.
@@ -158,8 +158,8 @@ def reshard(
         filter: Keep samples for which this is true: `json.width >= 256 and cls in (1, 2)`. In Python's syntax, `key` is
             the key, `fields` the names of the fields, and `json`, `cls`, `txt`, ... the values of fields.
         missing: "error", or "skip": leave out samples that lack what the filter asks for.
-        sample: Keep a share such as "10%", by a hash of the key. The result for a key is always the same, in any shard;
-            with one seed, a smaller share is part of a larger one.
+        sample: Keep a share such as "10%". A hash of the key and the seed decides, so the shard does not matter. With
+            the same seed, a larger share contains each smaller share.
         seed: Seed of `sample`.
         keep: Fields to keep, `jpg,cls` or a list; None for all.
         drop: Fields to drop.

@@ -246,7 +246,7 @@ def python_rows(
 
     A value is bytes, a `pathlib.Path` whose file is packed, or a value that `codecs.fields.encode_field` accepts for
     the field's name. A `cls` that is not a path is a label; with `classes`, it is a label of `classes`. Fields whose
-    names begin with two underscores are not packed. With cleaned or hashed keys, `json` keeps the given key as `key`.
+    names begin with two underscores are not packed. If keys are cleaned or hashed, `json` keeps the given key.
 
     Yields:
         A row, or the error of a row that cannot be packed.

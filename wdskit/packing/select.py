@@ -39,7 +39,7 @@ class SelectResult:
         name: Its name.
         recipe: The command that makes it, without the source, as the selection stores it.
         num_source_shards: Shards that were read.
-        num_source_samples: Samples in them: those that were selected, and those of the three counts after that.
+        num_source_samples: Samples in the shards: `num_samples` and the last three counts together.
         num_samples: Samples that were selected.
         num_sampled_out: Samples outside the share of `sample`.
         num_filtered: Samples for which the filter is false.

@@ -1,4 +1,4 @@
-"""A run of `pack` whose rows come once: its shards are filled while they come."""
+"""Pack rows that can be read only once: the shards are filled while the rows are read."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from wdskit.packing.staging import RunDescription, Staging
 
 
 def pack_stream(work: Work, *, skip_bad: bool) -> tuple[Destination, list[ShardEntry]]:
-    """Fill the shards, and publish them. The folder, and the lines of the index.
+    """Fill the shards and publish them. Return the destination and the index entries of the shards.
 
-    Where the last run in the folder had the same options, its shards are compared with what the rows give, and nothing
-    is written.
+    If the last run in the folder had the same options, the rows are compared with its shards and nothing is written.
 
     Raises:
-        PackError: There is no row; or the folder is packed already, with other rows.
+        PackError: The source has no row, or the folder is packed already with different rows.
+        RowError: A row cannot be packed, or has the key of an earlier row.
     """
     options, found = work.options, work.found
     found.rows = required_rows(found.rows, options.transforms, found.rejected)
@@ -65,7 +65,7 @@ def pack_stream(work: Work, *, skip_bad: bool) -> tuple[Destination, list[ShardE
 
 
 def _unlabelled(rows: Iterable[Row], folder: Path) -> Generator[Row, None, None]:
-    """The rows of an addition without class names to a folder that has them, none of which may have a label."""
+    """Yield the rows of an addition without class names to a folder with class names. RowError: A row has a label."""
     for row in rows:
         if CLASS_FIELD in dict(row.fields):
             problem = f"it has a label, whose name is not known, but {folder} has {CLASSES_NAME}"
@@ -81,8 +81,10 @@ def _fill(
     keys: StreamedKeys,
     first: int,
 ) -> list[ShardEntry]:
-    """Fill the shards, each while its rows come; before it has its name its keys are compared with all before them.
-    A shard that is there already is compared.
+    """Fill each shard while its rows are read, and return the index entries of all shards.
+
+    Keys are compared with all earlier keys before a shard is complete. The rows of an existing shard are compared with
+    its digest.
     """
     options = work.options
     by_count = options.transforms.changes_bytes
@@ -117,10 +119,10 @@ def _fill(
 
 
 def _new_keys(rows: Iterable[Row], keys: StreamedKeys, target: Destination) -> Iterator[Row]:
-    """The rows, each with a key that none before it has.
+    """Yield the rows and check that each key is new.
 
     Raises:
-        RowError: A row has the key of an earlier row, or of a sample in the folder that is added to.
+        RowError: A row has the key of an earlier row, or of an existing sample in an addition.
     """
     for row in rows:
         before = keys.add(row.key, row.where)
@@ -130,7 +132,7 @@ def _new_keys(rows: Iterable[Row], keys: StreamedKeys, target: Destination) -> I
 
 
 class _SourceFault(Exception):
-    """Carries an error of the source past those who take it for one of the disk."""
+    """Carries an OSError of the source through code that converts an OSError to an error of the destination."""
 
     def __init__(self, error: OSError) -> None:
         super().__init__(error)

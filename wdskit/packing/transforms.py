@@ -33,17 +33,17 @@ JSON_FIELD = "json"
 
 @dataclass(frozen=True)
 class Transforms:
-    """The options of `pack` that say what happens to a sample. By default its bytes are checked and pass untouched.
+    """The options of `pack` that check and change samples. By default images are checked and no byte is changed.
 
-    `resize`, `format` and `orient` change the images of a row: its only image, or those of `image_fields`. An image
-    that is right already passes through byte for byte, whatever `quality` says. Of one that is encoded anew the colour
-    profile and the EXIF block are kept; XMP, IPTC, comments and texts are not.
+    `resize`, `format` and `orient` change the images of a row: its only image, or the images of `image_fields`. An
+    image that already has the wanted size, format and orientation keeps its bytes, whatever `quality` is. A newly
+    encoded image keeps the colour profile and the EXIF block, and loses XMP, IPTC, comments and texts.
 
     Attributes:
-        validate: How each image is checked before: "none", "magic" (its first bytes against its name), "structure"
-            (also that it is whole: JPEG markers to the end mark, checksums of PNG, sizes of WebP), "decode" (also its
-            pixels). With "none" JSON is not parsed either. Default: "structure", but the name of an image that
-            `resize`, `format` or `orient` transforms need not be right: it gets the name of what it becomes.
+        validate: Check of each image before the transforms. "none" checks nothing, not even JSON. "magic" compares the
+            first bytes with the field's name. "structure" also checks that the file is complete: JPEG markers, PNG
+            checksums, WebP sizes. "decode" also decodes the pixels. Default: "structure", without the check of the name
+            for an image that `resize`, `format` or `orient` changes: its new format gives the field's name.
         resize: Pixels of a side; larger images are made smaller.
         resize_mode: The "shorter" side, the "longer" side, "crop" to a square in the middle, or "pad" to a square.
             Default: "shorter".
@@ -127,12 +127,12 @@ class Transforms:
 
     @property
     def changes_images(self) -> bool:
-        """Whether images may come out with other bytes, under other names."""
+        """Return True if an option can change the bytes and names of images."""
         return self.resize is not None or self.format is not None or self.orient
 
     @property
     def moves_images(self) -> bool:
-        """Whether places in an image may be other places afterwards."""
+        """Return True if an option can move the pixels of an image, so that places in the image change."""
         return self.resize is not None or self.orient
 
     @property
@@ -141,25 +141,26 @@ class Transforms:
 
     @property
     def changes_bytes(self) -> bool:
-        """Whether the bytes of a row are known only once it is transformed, so that shards go by count alone."""
+        """Return True if the size of a row is known only after its transforms. Only counts then limit shards."""
         return self.changes_images or bool(self.derive)
 
     @property
     def checks_structure(self) -> bool:
-        """Whether the whole file of each image is read before it is packed."""
+        """Return True if the whole file of each image is checked."""
         return self.validate not in {"none", "magic"}
 
     @property
     def passes(self) -> bool:
-        """Whether samples pass without anybody looking at their bytes."""
+        """Return True if samples are packed without any check or change."""
         return self.validate == "none" and not self.changes_bytes
 
     def apply(self, fields: Sequence[Field]) -> list[Field]:
-        """The fields to pack, sorted by name, of those that a sample has: a pure function.
+        """Check and transform the fields of a sample. Return the fields to pack, sorted by name. A pure function.
 
         Raises:
-            DecodeError: Names the field, the stage ("validate", "decode", "convert", "resize", "encode", "derive"), and
-                the reason; the check that is made by default the reason alone.
+            DecodeError: A field is invalid or cannot be transformed. The message has the field, the stage ("validate",
+                "decode", "convert", "resize", "encode", "derive") and the reason. The default check gives only the
+                reason.
         """
         for field, data in fields:
             self.check(field, data)
@@ -174,8 +175,10 @@ class Transforms:
         return sorted(transformed.items())
 
     def field_names(self, fields: Iterable[str]) -> tuple[str, ...]:
-        """Names of the fields that a row of these has when it is packed, as far as they are known without reading it.
-        Raises as `apply`.
+        """Return the names of the packed fields of a row with these `fields`, as far as the names alone determine them.
+
+        Raises:
+            DecodeError: The fields do not have the images that the options need.
         """
         names = list(fields)
         images = self._images(names) if self.changes_bytes else []
@@ -184,19 +187,19 @@ class Transforms:
         return tuple(sorted({*names, *([JSON_FIELD] if self.derive and images else [])}))
 
     def lacks(self, fields: Iterable[str]) -> str | None:
-        """What is required and not among these fields, as it was written; None where nothing lacks."""
+        """Return the first item of `require`, such as `jpg;png`, that `fields` lack; None if no item is missing."""
         names = {name.lower() for name in fields}
         return next((wanted for wanted in self.require if not names & set(wanted.split(";"))), None)
 
     def prepare_thread(self) -> None:
-        """Called in each thread that transforms rows, before the first."""
+        """Set up a thread that transforms rows. Each such thread calls this before its first row."""
         if self.resize is not None:
             import torch
 
             torch.set_num_threads(1)  # of this thread: several images at a time instead of several threads an image
 
     def check(self, field: str, data: Buffer) -> None:
-        """Check a field, if it is an image or JSON, as `validate` says. Raises as `apply`."""
+        """Check an image or JSON field with the checks of `validate`. Raises the errors of `apply`."""
         if self.validate != "none" and is_json_field(field):
             decode_field(field, data)
         if not is_image_field(field):
@@ -208,7 +211,7 @@ class Transforms:
             check_image(data, max_pixels=self.max_pixels)
             is_changed = field in self.image_fields if self.image_fields else field not in self.mask_fields
             if not self.changes_images or not is_changed:
-                check_magic(field, data)  # what is encoded anew gets the name of its format
+                check_magic(field, data)  # a newly encoded image gets the name of its format
         except DecodeError as err:
             problem = str(err) if self.validate is None else f"{field}: validate: {err}"
             raise type(err)(problem, field=field) from err

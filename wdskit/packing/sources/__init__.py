@@ -1,6 +1,6 @@
-"""What is packed: which kind of source a path names, by what it is and its suffix, and the rows of a source.
+"""Sources: find the kind of a source by its path, and read its rows.
 
-`KINDS` lists the kinds. What stands in a file is never guessed at.
+`KINDS` lists the kinds. The kind depends on the type of the path and its suffix, never on the content of a file.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ _SHOWN_REJECTS = 3
 
 
 class Reader(Protocol):
-    """What reads a source. It may have the attributes `classes`, `num_other` and `sha256`, as `Source` has them."""
+    """Reads the rows of a source. A reader can have the attributes `classes`, `num_other` and `sha256` of `Source`."""
 
     def rows(self, *, keys: str) -> Iterator[Row | RowError]:
-        """Its rows, and what is wrong with those that cannot be packed. Keys as in `row.make_row`."""
+        """Yield each row, or the error of a row that cannot be packed. `keys` is the argument of `row.make_row`."""
 
 
 class Duplicate(NamedTuple):
-    """A row whose images an earlier one has.
+    """A row with the same images as an earlier row.
 
     Attributes:
-        number: Of the row, in the order of the source.
-        key: Its key.
-        where: Its place.
+        number: Number of the row in the source.
+        key: Key of the row.
+        where: Place of the row.
         first_key: Key of the first row with these images.
         first_where: Place of that row.
         sha256: Digest of the image; of several images, of their digests in the order of their names.
@@ -57,26 +57,26 @@ class Duplicate(NamedTuple):
     sha256: str
 
     def to_dict(self) -> dict[str, str]:
-        """Its line in `duplicates.jsonl`."""
+        """Return the values of the row's line in `duplicates.jsonl`."""
         return {name: value for name, value in self._asdict().items() if name != "number"}
 
 
 @dataclass
 class Source:
-    """Rows, and what is known of where they come from.
+    """Rows and facts about their source.
 
     Attributes:
-        name: For messages.
-        rows: Each row, or what is wrong with it.
-        kind: What kind of source it is, for people.
-        is_stream: The rows can be read once only, and are read while shards are written.
-        is_held: Whoever gave the rows has them in memory, so that a plan of them need not go to disk.
+        name: Name of the source in messages.
+        rows: Each row, or the error of a row that cannot be packed.
+        kind: Kind of the source, as text for people.
+        is_stream: True if the rows can be read only once. They are then read while shards are written.
+        is_held: True if the caller keeps the rows in memory, so that the plan does not store them.
         classes: Number of each class by name; empty where the source has none.
-        reader: What they come from; None for rows from Python.
-        rejected: The rows that were left out so far.
-        duplicates: The rows whose images an earlier one has, where that was asked for.
-        num_cleaned: Rows so far whose keys were changed, by `--keys clean`.
-        sha256: Digests of the files that rows refer to, by path, if they are known.
+        reader: Reader of the source; None for rows from Python.
+        rejected: Errors of the rows that were left out so far.
+        duplicates: The rows with the images of an earlier row, if the options search for duplicates.
+        num_cleaned: Rows so far whose keys `--keys clean` changed.
+        sha256: Known digests of files that the rows refer to, by path.
     """
 
     name: str
@@ -97,7 +97,7 @@ class Source:
         return getattr(self.reader, "num_other", 0)
 
     def nothing(self) -> PackError:
-        """The error for a source without a row that can be packed."""
+        """Return the error for a source without a valid row."""
         msg = f"{self.name}: there is nothing to pack"
         if not self.rejected:
             return PackError(f"{msg}.")
@@ -106,11 +106,11 @@ class Source:
 
 
 def streamed_rows(source: Source, transforms: Transforms, *, skip_bad: bool) -> Generator[Row, None, None]:
-    """The rows of a stream that can be packed, while they come.
+    """Yield the valid rows of a stream while they are read.
 
     Raises:
-        RowError: A row is bad, and bad rows are not to be skipped.
-        PackError: After the last row: an option is for images that no row has.
+        RowError: A row cannot be packed, and `skip_bad` is False.
+        PackError: An option is for images, and no row has such an image. Raised after the last row.
     """
     names: set[str] = set()
     try:
@@ -130,17 +130,17 @@ def streamed_rows(source: Source, transforms: Transforms, *, skip_bad: bool) -> 
         if names:
             transforms.check_used(names)
     finally:
-        # What an error leaves suspended is closed at once, not when its traceback goes: a manifest is open in it.
+        # After an error, close the generator now: it holds a manifest open until the traceback is freed.
         if isinstance(source.rows, Generator):
             source.rows.close()
 
 
 @dataclass(frozen=True)
 class SourceOptions:
-    """How a source is to be read.
+    """The options for reading a source.
 
     Attributes:
-        from_: What kind it is; None where that shall be seen from its path.
+        from_: Kind of the source; None finds the kind by the path.
         keys: "given", "clean" or "hashed"; see `row.make_row`.
         image_column: As `records.Records` has it, and so `key_column`, `allow_no_image` and `fields`.
         sidecars: Extensions of files beside an image that belong to its sample; see `folder.FileNames`.
@@ -166,7 +166,7 @@ class SourceOptions:
     in_order: bool = True
 
     def to_dict(self) -> dict[str, Any]:
-        """All of them by name, for the run's journal; of the classes a description."""
+        """Return the options by name, for the description of a run. The classes are described as text."""
         options = asdict(self)
         del options["in_order"]
         if self.classes is not None:
@@ -175,15 +175,19 @@ class SourceOptions:
 
     @property
     def records(self) -> Records:
-        """How records become rows; their folder is set by whoever reads them."""
+        """Return the `Records` of these options. The reader sets their folder."""
         return Records(
             "", self.image_column, self.key_column, self.allow_no_image, self.fields, self.classes, self.omit
         )
 
 
 class Kind(NamedTuple):
-    """A kind of source: what it is called in messages, what makes its reader, and the options that it takes of those
-    which not every source has.
+    """A kind of source.
+
+    Attributes:
+        what: Name of the kind in messages, with its article.
+        read: Returns the reader of a path.
+        options: Names of the options of this kind that not all kinds have.
     """
 
     what: str
@@ -217,14 +221,14 @@ KINDS: dict[str, Kind] = {
 """The kinds, by the name that `--from` takes."""
 
 _SUFFIXES = {".parquet": "parquet", ".json": "coco", ".tar": "tar", ".zip": "zip", **dict.fromkeys(SUFFIXES, "table")}
-_FOLDERS_OF = (".parquet", ".tar")  # a folder of these alone is not one of images
+_FOLDERS_OF = (".parquet", ".tar")  # a folder that has only such files is not an image folder
 
 
 def find_source(source: Any, how: SourceOptions) -> Source:
-    """What kind of source this is, and its rows.
+    """Find the kind of a source and return its rows.
 
     Raises:
-        PackError: It is not there, of no known kind, or an option does not belong to it.
+        PackError: The source does not exist, its kind is unknown, or an option is for another kind.
     """
     if isinstance(source, (str, os.PathLike)):
         found = _path_source(os.fsdecode(source), how)
@@ -267,11 +271,11 @@ def _path_source(path: str, how: SourceOptions) -> Source:
 
 
 def _is_remote(path: str) -> bool:
-    """Whether a path names tars of a store, in one of its parts at least.
+    """Return True if at least one part of a path is a URL of tars in a store.
 
     Raises:
-        PackError: It names something else there, or has a query.
-        StorageError: It is no URL.
+        PackError: A URL names something other than tars, or has a query.
+        StorageError: A part is not a valid URL.
     """
     if os.path.lexists(path):
         return False
@@ -287,14 +291,14 @@ def _is_remote(path: str) -> bool:
 
 
 def count_cleaned(source: Source, rows: Iterable[Row | RowError]) -> Iterator[Row | RowError]:
-    """The same rows; those whose keys were changed are counted."""
+    """Yield the same rows, and count the rows with changed keys in `source.num_cleaned`."""
     for row in rows:
         source.num_cleaned += isinstance(row, Row) and row.is_cleaned
         yield row
 
 
 def _kind_of(path: str) -> str:
-    """The kind that a path names; of several parts, the first of them."""
+    """Return the kind of a path. The first part decides if the path has several parts."""
     if path == STDIN:
         return "list"
     if os.path.isdir(path):
@@ -313,8 +317,10 @@ def _kind_of(path: str) -> str:
 
 
 def _kind_of_folder(path: str) -> str:
-    """A folder without an image or a sub-folder may be one of tables or tars; any other is one of images, unless
-    `datasets` has written it.
+    """Return the kind of a folder.
+
+    A folder that `datasets` saved is "hf". A folder with an image or a sub-folder is "folder". Any other folder has the
+    kind of its Parquet files or tars.
     """
     for names in ({STATE_NAME, INFO_NAME}, {SPLITS_NAME}):
         if all(os.path.exists(os.path.join(path, name)) for name in names):
@@ -337,11 +343,11 @@ def _check_options(path: str, what: str, own: tuple[str, ...], how: SourceOption
 
 
 def expand_files(path: str, suffix: str) -> list[str]:
-    """The files that a path names: itself, those of a folder that end in `suffix`, or those that a pattern matches;
-    each pattern's sorted by their bytes.
+    """Return the files of a path: the file itself, the files of a folder that end in `suffix`, or the files that match
+    a pattern. The files of each pattern are sorted by their bytes.
 
     Raises:
-        PackError: There is none.
+        PackError: A folder or pattern has no such file.
     """
     found = []
     for pattern in expand_patterns(path):

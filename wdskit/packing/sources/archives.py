@@ -1,4 +1,4 @@
-"""Rows from archives: the members of a tar or a zip that share a key are a sample. Their bytes stay where they are."""
+"""Rows from tars and zips: the members of an archive with the same key make one sample. Rows refer to the members."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from wdskit.storage.urls import is_local, local_path
 from wdskit.tar.names import split_name
 
 LEAVE_OUT = "leave the labels out: `wdskit reshard --drop cls`."
-"""What to do where labels of several sources mean different classes."""
+"""The remedy if labels of several sources mean different classes."""
 _NUMBER = re.compile(r"\d+")
-_ENCRYPTED = 0x2041  # and with a masked directory (PKWARE's APPNOTE.TXT 6.3.10, section 4.4.4)
+_ENCRYPTED = 0x2041  # or the directory is masked (PKWARE's APPNOTE.TXT 6.3.10, section 4.4.4)
 _IS_UTF8 = 0x800
 _UNIX = 3
 _log = logging.getLogger(__name__)
@@ -38,8 +38,8 @@ def refuse_query(url: str) -> None:
     """Refuse a URL of a store that has a query.
 
     Raises:
-        PackError: It has one.
-        StorageError: It is no URL.
+        PackError: The URL has a query.
+        StorageError: The text is not a valid URL.
     """
     from wdskit.storage.stores import locate  # needs obstore
 
@@ -50,19 +50,19 @@ def refuse_query(url: str) -> None:
 
 
 class Tars:
-    """Tars, as `dataset.patterns.list_shards` finds them. Of local ones only headers are read here; those of a store
-    are read as streams.
+    """The tars that `dataset.patterns.list_shards` finds.
+
+    Only the headers of local tars are read here. Tars of a store are read as streams.
 
     Attributes:
         num_other: Members read so far that belong to no sample.
         sha256: Digest of each tar that is in an index, by path or URL.
-        classes: Number of each class by name: those that are given for labels of the samples' JSON; for labels of the
-            tars those of `classes.json`, where all folders that have labels have the same.
+        classes: Number of each class by name. Labels from the samples' JSON use the given classes. Labels of the tars
+            use `classes.json`, if all folders with labels have the same file.
 
     Raises:
-        StorageError: There are none, or the store cannot be read.
-        FolderIndexError: They are what a run has come to that is not finished; or two `classes.json` disagree, or one
-            does not read.
+        StorageError: No tar exists, or the store cannot be read.
+        FolderIndexError: The tars belong to an unfinished run; or a `classes.json` is invalid or contradicts another.
     """
 
     def __init__(self, shards: str, records: Records) -> None:
@@ -146,11 +146,11 @@ class Zips:
 
 
 def read_directory(path: str) -> list[tuple[str, zipfile.ZipInfo]]:
-    """Name and record of each file in a zip, in the directory's order.
+    """Return name and record of each file in a zip, in the order of the zip's directory.
 
     Raises:
-        PackError: It is no zip of stored and deflated plain files, or members overlap.
-        OSError: It cannot be read.
+        PackError: The file is not a zip of stored or deflated plain files, or members overlap.
+        OSError: The file cannot be read.
     """
     try:
         with zipfile.ZipFile(path) as file:
@@ -224,8 +224,10 @@ def _row(
     records: Records,
     own: FieldBytes | None,
 ) -> Row | RowError:
-    """The row of a key's members, or what is wrong with it. `own` is the sample's json, if it has one and the row needs
-    it. A leading `./`, as tars of folders have it, is no part of the key.
+    """Return the row of the members with one key, or its error if the row cannot be packed.
+
+    `own` is the sample's json; None if the sample has no json or the row does not need it. The key loses a leading
+    `./`, which tars of folders have.
     """
     where = f"{archive}: {key}"
     key = key.removeprefix("./")

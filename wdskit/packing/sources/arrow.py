@@ -1,7 +1,7 @@
 """Arrow tables: Parquet files, and data sets that Hugging Face's `datasets` saved (`save_to_disk`).
 
-Both are read by pyarrow alone. The files of `datasets` are Arrow's stream format, uncompressed, so an image's bytes
-stand in one piece at an offset of their file. `datasets` is not imported, and nothing is unpickled.
+pyarrow reads both. The files of `datasets` have Arrow's stream format without compression, so the bytes of an image are
+contiguous in their file. This module does not import `datasets` and does not unpickle data.
 """
 
 from __future__ import annotations
@@ -51,28 +51,29 @@ _HELD_BYTES = 64 << 20
 
 
 def read_parquet(paths: Sequence[str], records: Records, *, in_order: bool = True) -> ArrowTables:
-    """Parquet files of one schema; image paths in them are relative to each one's folder.
+    """Return a reader of Parquet files with one schema. Image paths are relative to the folder of each file.
 
     Args:
-        paths: As `ArrowTables` takes it, and so `records`. An image may be bytes, or a struct of `bytes` and `path`;
-            where its column is not named, it is one of `IMAGE_COLUMNS`, or the only struct.
+        paths: The files, at least one.
+        records: Converts records to rows. An image can be bytes, or a struct of `bytes` and `path`. Without a named
+            image column, the image is in one of `IMAGE_COLUMNS` or in the only struct.
         in_order: See `ParquetFile`.
     """
     return ArrowTables(paths, "Parquet", lambda path: ParquetFile(path, in_order=in_order), records)
 
 
 def read_saved_dataset(folder: str, records: Records) -> ArrowTables:
-    """A saved data set, or one split of a saved `DatasetDict`: the folder with its `state.json`.
+    """Return a reader of a saved data set, or of one split of a saved `DatasetDict`: a folder with `state.json`.
 
     Raises:
-        PackError: It is no such folder, or has a column that cannot be packed.
+        PackError: The folder is not a saved data set, or has a column that cannot be packed.
     """
     info = os.path.join(folder, INFO_NAME)
     return ArrowTables(_data_files(folder), "an Arrow stream", lambda path: StreamFile(path, info), records)
 
 
 class _Cells(NamedTuple):
-    """What a row has: values for its JSON, or what is wrong with them; its image; field and column of each own cell."""
+    """The cells of a row: values for `json` or their problem, the image, and (field, column, cell) of other fields."""
 
     values: tuple[Any, ...] | str
     image: Image | None
@@ -80,17 +81,17 @@ class _Cells(NamedTuple):
 
 
 class ArrowTables:
-    """Tables of one schema, one after the other.
+    """Read several tables of one schema in order.
 
     Args:
-        paths: Their files.
-        what: What they are, for messages.
-        open_file: Opens one.
-        records: How a record becomes a row, its folder apart. Without classes, those of the column, or the texts in the
-            column of `cls`, which are read first.
+        paths: Files of the tables.
+        what: Kind of the files, for messages.
+        open_file: Opens a file by its path.
+        records: Converts records to rows; its folder is replaced. Without classes, the classes are the class names of
+            the column, or the texts in the column of `cls`, which are read first.
 
     Attributes:
-        classes: Number of each class by name; empty where nobody knows names.
+        classes: Number of each class by name; empty if the classes have no names.
 
     Raises:
         PackError: pyarrow is not installed; the first file cannot be read, or has a column that cannot be packed.
@@ -248,7 +249,7 @@ class ArrowTables:
 
 
 class StreamFile:
-    """A data file of a saved data set in Arrow's stream format, mapped into memory. Attributes as `ParquetFile`."""
+    """A memory-mapped data file of a saved data set in Arrow's stream format, with the attributes of `ParquetFile`."""
 
     def __init__(self, path: str, info: str) -> None:
         import pyarrow as pa
@@ -265,7 +266,11 @@ class StreamFile:
         self.features = features_of(_read_json(info))
 
     def batches(self, column: str | None, image: str | None) -> Iterator[tuple[pa.RecordBatch, Iterator[Image] | None]]:
-        """As those of `ParquetFile`, checked: offsets stay inside of their buffers, text is UTF-8."""
+        """Yield batches like `ParquetFile.batches`, after a check of offsets and UTF-8.
+
+        Raises:
+            PackError: The file is damaged.
+        """
         import pyarrow as pa
 
         read_bytes = 0
@@ -277,18 +282,18 @@ class StreamFile:
             wanted = batch if column is None else batch.select([column])
             yield wanted, None if image is None else self._images(batch.column(image))
             read_bytes += batch.nbytes
-            # What was looked at would else count as this process's memory, up to all of the file.
+            # Otherwise all pages that were read count as memory of this process, up to the size of the file.
             if read_bytes >= _HELD_BYTES and hasattr(mmap, "MADV_DONTNEED"):
                 self._mapped.madvise(mmap.MADV_DONTNEED)
                 read_bytes = 0
 
     def _images(self, column: pa.Array) -> Iterator[Image]:
-        """Images as references to where they stand in the file."""
+        """Yield each image as a reference to its bytes in the file."""
         from pyarrow import types
 
         paths: list[Any] = [None] * len(column)
         values = column
-        if types.is_struct(column.type):  # where the struct is null, so are its parts
+        if types.is_struct(column.type):  # the parts of a null struct are null
             parts = dict(zip((part.name for part in column.type), column.flatten(), strict=True))
             paths, values = parts["path"].to_pylist(), parts["bytes"]
         if not (types.is_binary(values.type) or types.is_large_binary(values.type)):

@@ -1,4 +1,4 @@
-"""What the columns of an Arrow table become: an image, a key, a class, fields, and JSON."""
+"""Assign the columns of an Arrow table to the image, the key, the class, fields, and JSON."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
     Converters: TypeAlias = Mapping[str, Callable[[pa.Array], list[Any]]]
 
-START_BYTES = 32  # show an image's format
+START_BYTES = 32  # enough to detect the format of an image
 _YEAR_DIGITS = 4
 
 
 class Image(NamedTuple):
-    """What a row has of its image: a path, and the first of its bytes with a reference to all; each may be None."""
+    """The image of a row: its path or None, its first bytes or None, and a reference to all bytes."""
 
     path: Any
     start: bytes | None = None
@@ -33,14 +33,14 @@ class Image(NamedTuple):
 
 @dataclass(frozen=True)
 class ArrowColumns:
-    """What each column of a table is.
+    """The use of each column of a table.
 
     Attributes:
-        image: The column of encoded images; None where there is none, or where it holds paths, as a table of text does.
-        labels: Names of the classes of each column that holds their numbers.
-        class_column: That of them which is the sample's `cls`.
-        own: Column of each field that is made of bytes or numbers that the JSON has not.
-        to_json: The other columns, and what makes values for JSON of theirs.
+        image: The column with encoded images; None if the table has no images or only paths of images.
+        labels: Class names by number, for each column with class numbers.
+        class_column: The column of `labels` that becomes `cls`; None for no column.
+        own: The column of each field that is made from bytes or arrays, by field name.
+        to_json: The columns that go into `json`, each with a function that converts its values.
     """
 
     image: str | None
@@ -51,10 +51,10 @@ class ArrowColumns:
 
 
 def sort_columns(schema: pa.Schema, features: Mapping[str, Any], path: str, records: Records) -> ArrowColumns:
-    """What the columns of a table are.
+    """Return the use of each column of a table.
 
     Raises:
-        PackError: A column is missing, stands twice, or has a type that JSON has not.
+        PackError: A column is missing, appears twice, or has a type that JSON does not have.
     """
     from pyarrow import types
 
@@ -108,7 +108,7 @@ def sort_columns(schema: pa.Schema, features: Mapping[str, Any], path: str, reco
 
 
 def class_labels(schema: pa.Schema, features: Mapping[str, Any]) -> dict[str, list[str]]:
-    """The names of the classes, by number, of each column that `datasets` says to hold their numbers."""
+    """Return the class names by number of each column that `datasets` describes as a ClassLabel."""
     labels = {}
     for column in schema.names:
         feature = features.get(column)
@@ -125,7 +125,7 @@ def _class_column(labels: Mapping[str, list[str]], names: list[str]) -> str | No
 
 
 def parse_json(data: bytes, path: str) -> dict[str, Any]:
-    """An object in the JSON that `datasets` writes; a PackError where it is none."""
+    """Parse JSON from `datasets` and return the object. PackError: The data are not JSON, or not an object."""
     try:
         found = json.loads(data)
     except (ValueError, RecursionError) as err:
@@ -136,7 +136,7 @@ def parse_json(data: bytes, path: str) -> dict[str, Any]:
 
 
 def features_of(found: Mapping[str, Any]) -> dict[str, Any]:
-    """What `datasets` says of the columns by name, below `features` or `info`; empty where it says nothing."""
+    """Return the column descriptions of `datasets` by name, from `features` or `info.features`; empty without them."""
     for place in (found, found.get("info")):
         if isinstance(place, dict) and isinstance(place.get("features"), dict):
             return {**place["features"]}
@@ -144,7 +144,7 @@ def features_of(found: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _image_kind(kind: pa.DataType) -> str:
-    """`path`, `bytes`, `struct`, or nothing where a column of this type has no image."""
+    """Return "path", "bytes" or "struct" for a type that can hold an image, else ""."""
     from pyarrow import types
 
     if types.is_dictionary(kind):
@@ -159,7 +159,7 @@ def _image_kind(kind: pa.DataType) -> str:
 
 
 def _converter(path: str, name: str, kind: pa.DataType) -> Callable[[pa.Array], list[Any]]:
-    """What makes values for JSON of a column of this type."""
+    """Return the function that converts a column of this type to JSON values. PackError: JSON has no such type."""
     from pyarrow import types
 
     storage = getattr(kind, "storage_type", None)
@@ -184,7 +184,7 @@ def _converter(path: str, name: str, kind: pa.DataType) -> Callable[[pa.Array], 
 
 
 def _is_plain(kind: pa.DataType) -> bool:
-    """Whether JSON has it: null, truth values, numbers, text; lists, structs and maps (as lists of pairs) of these."""
+    """Return True if JSON has the type: null, booleans, numbers, text; lists, structs and maps of them."""
     from pyarrow import types
 
     if types.is_dictionary(kind):
@@ -196,22 +196,22 @@ def _is_plain(kind: pa.DataType) -> bool:
 
 
 def _to_list(array: pa.Array) -> list[Any]:
-    """Values as Python has them; those of a dictionary once each: a page may say in a few bytes that a million rows
-    hold the same megabyte.
+    """Return the values as Python objects. Each value of a dictionary array is converted once.
+
+    A page of a few bytes can refer to the same megabyte from a million rows.
     """
     indices = getattr(array, "indices", None)
     if indices is None:
         values: list[Any] = array.to_pylist()
         return values
-    if len(indices) == 1:  # where the text of another row may be no UTF-8
+    if len(indices) == 1:  # the text of another row may be invalid UTF-8
         return [array[0].as_py()]
     known = array.dictionary.to_pylist()
     return [None if at is None else known[at] for at in indices.to_pylist()]
 
 
 def _times(array: pa.Array) -> list[str | None]:
-    """Dates and times in ISO 8601, with as many digits as the unit has; instants of a zone in UTC. No zone's table is
-    asked.
+    """Return dates and times in ISO 8601 with the digits of their unit. Times with a time zone are in UTC.
 
     Raises:
         ValueError: A year does not have four digits.
@@ -230,10 +230,10 @@ def _times(array: pa.Array) -> list[str | None]:
 
 
 def encode_cell(field: str, column: str, cell: pa.Scalar, where: str) -> bytes:
-    """The bytes of a field that is made of a column of bytes, or of one of numbers.
+    """Return the bytes of a field that is made from a cell of bytes or of numbers.
 
     Raises:
-        RowError: It holds neither, or not a number everywhere.
+        RowError: The cell contains neither bytes nor numbers, or one of its numbers is null.
     """
     value = cell.as_py()
     if isinstance(value, dict):  # an image of `datasets`
@@ -261,11 +261,11 @@ def encode_cell(field: str, column: str, cell: pa.Scalar, where: str) -> bytes:
 
 
 def json_values(converters: Converters, batch: pa.RecordBatch) -> Iterator[tuple[Any, ...] | str]:
-    """The values of each row for its JSON, or what is wrong with them."""
+    """Yield the JSON values of each row, or a text with the problem of the row."""
     parts = [(batch.column(name), convert) for name, convert in converters.items()]
     try:
         found = [convert(array) for array, convert in parts]
-    except (ValueError, OverflowError):  # text that is no UTF-8, a year 200,000: one row's fault
+    except (ValueError, OverflowError):  # invalid UTF-8 or a year 200,000 is an error of one row
         for number in range(batch.num_rows):
             try:
                 yield tuple(convert(array.slice(number, 1))[0] for array, convert in parts)

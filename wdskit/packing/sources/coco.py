@@ -1,4 +1,4 @@
-"""Rows from COCO's annotations (cocodataset.org/#format-data): an image, and what is annotated in it."""
+"""Rows from COCO annotations (cocodataset.org/#format-data): each row has an image and its annotations."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ _CATEGORY, _CAPTION = "category", "caption"
 
 
 class Coco:
-    """A file of annotations, which is held in memory whole.
+    """A file of COCO annotations. The whole file is in memory.
 
     Args:
         path: The JSON file.
-        images: Folder that the images' `file_name` is in; None: that of the file.
-        records: The fields that are made of what is known of an image: `category`, the name of that of all its
-            annotations, `caption`, those of its annotations a line each, or a name in its record. The classes of
-            `cls=category` are by default the names of the categories, sorted.
+        images: The folder that `file_name` is relative to; None for the folder of the JSON file.
+        records: The fields to make from an image's data. `category` is the category name of all its annotations,
+            `caption` its captions with one per line. Other names are members of the image's record. The default
+            classes of `cls=category` are the sorted category names.
 
     Attributes:
-        classes: Number of each class by name; empty where no class is asked for.
+        classes: Number of each class by name; empty if no field needs classes.
 
     Raises:
-        PackError: It cannot be read, or is no such file.
+        PackError: The file cannot be read, or does not have COCO's format.
     """
 
     def __init__(self, path: str, images: str | None, records: Records) -> None:
@@ -61,8 +61,10 @@ class Coco:
         self._records = dataclasses.replace(records, folder=folder, classes=classes)
 
     def rows(self, *, keys: str) -> Iterator[Row | RowError]:
-        """A row an image, in the file's order: the image, and `json` with `image` (its record), `annotations` (its
-        own) and `categories` (the names of those in them, by id). All of it as it stands in the file.
+        """Yield one row per image, in the order of the file, or the error of the row.
+
+        A row has the image and `json`. `json` contains the values of the file: `image` (the record of the image),
+        `annotations` (all annotations of the image) and `categories` (names of the used categories, by id).
         """
         for number, image in enumerate(self._images):
             try:
@@ -104,10 +106,10 @@ class Coco:
         return make_row(key_of_path(name), fields, where, keys=keys, path=name)
 
     def _category_name(self, number: int | None) -> str:
-        """The name of a category, which is a class.
+        """Return the name of a category, which is the name of a class.
 
         Raises:
-            PackError: It has none, or one that is not text.
+            PackError: The category has no name, or its name is not text.
         """
         name = self._categories[number].get("name")
         if not isinstance(name, str) or not name.strip() or not is_utf8(name):
@@ -134,7 +136,7 @@ class Coco:
 
 
 def _find_folder(path: str, name: str) -> str | None:
-    """The folder beside a file of annotations, or beside its folder, that has this image."""
+    """Return a folder with this image, next to the JSON file or next to its folder; None if no such folder exists."""
     folder = os.path.dirname(path) or "."
     for parent in (folder, os.path.join(folder, os.pardir)):
         with contextlib.suppress(OSError):

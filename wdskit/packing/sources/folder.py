@@ -1,4 +1,4 @@
-"""Rows from a folder of images, or of other files: the class of one is the sub-folder it stands in."""
+"""Rows from a folder of images or other files. The sub-folder of a file is its class."""
 
 from __future__ import annotations
 
@@ -22,31 +22,32 @@ from wdskit.text import plural
 
 _log = logging.getLogger(__name__)
 _SPLITS = frozenset({"train", "training", "val", "valid", "validation", "dev", "eval", "test", "testing"})
-"""Folders that hold the classes of a split, as data sets are handed out."""
+"""Names of folders that contain the classes of one split in published data sets."""
 
 _METADATA = ("path", "class", "cls")
-"""Names that the rows of a folder have in `json`."""
+"""Names of the metadata in `json`."""
 
 _ROLES = frozenset(
     {"images", "imgs", "jpegimages", "masks", "labels", "annotations", "segmentations", "segmentationclass"}
 )
-"""Folders that hold one part of each sample, as data sets with masks or boxes are handed out."""
+"""Names of folders that contain one part of each sample in published data sets with masks or boxes."""
 
 Samples: TypeAlias = dict[str, Sequence[tuple[str, str]]]
-"""Main files, as images, and of each the field and the name of the sidecars: files called as it is up to the extension.
-Two of one field are an error where the sample is made.
+"""Maps the name of each main file, such as an image, to (field, file name) of its sidecars.
+
+A sidecar has the name of the main file except for the extension. Two sidecars with one field are an error of the row.
 """
 
 
 class FileNames:
-    """Which files of a folder are samples, and which are sidecars of one, by their names.
+    """Find samples and sidecars among the names of files.
 
     Args:
-        sidecars: Extensions as `json`, `txt` or `seg.png`; a file has them in any case.
-        files: Extensions of the files that are samples; none for images.
+        sidecars: Extensions of sidecars, such as `json`, `txt` or `seg.png`, in upper or lower case in file names.
+        files: Extensions of the files that are samples; empty for images.
 
     Raises:
-        PackError: One is no name of a field.
+        PackError: An extension is not a valid field name.
     """
 
     def __init__(self, sidecars: Sequence[str] = (), files: Sequence[str] = ()) -> None:
@@ -63,13 +64,13 @@ class FileNames:
         self.what = " or ".join(f".{extension} file" for extension in files) or "image"
 
     def is_sample(self, name: str) -> bool:
-        """Whether a file is a main file."""
+        """Return True if a file is the main file of a sample."""
         field = field_of(name)
         wanted = field in self._files if self._files else is_image_field(field)
         return wanted and not (self._sidecar and self._sidecar.fullmatch(name))
 
     def samples(self, names: Sequence[str]) -> Samples:
-        """The samples among the files of one folder."""
+        """Return the samples among the files of one folder."""
         if self._sidecar is None:
             return dict.fromkeys(filter(self.is_sample, names), ())
         sidecars: dict[str, list[tuple[str, str]]] = {}
@@ -80,15 +81,16 @@ class FileNames:
 
 
 class ImageFolder:
-    """A folder of images, walked when its rows are asked for.
+    """A folder of images. The method `rows` walks the folder.
 
     Attributes:
-        classes: Number of each class: its place in those that are given, or among the sorted names of the sub-folders.
-            Empty for a flat folder.
-        num_other: Files met so far that are neither samples nor sidecars of one.
+        classes: Number of each class by name: the position in the given classes, or in the sorted names of the
+            sub-folders. Empty for a flat folder.
+        num_other: Files found so far that are neither samples nor sidecars.
 
     Raises:
-        PackError: It cannot be listed; or the name of a class is no UTF-8, none of `classes`, or that of a split.
+        PackError: The folder cannot be listed; or the name of a class is not UTF-8, is not one of `classes`, or is the
+            name of a split.
     """
 
     def __init__(
@@ -102,7 +104,7 @@ class ImageFolder:
         self._omit = omit
         self._names = names
         self.num_other = 0
-        self._sidecars: set[str] = set()  # extensions of those that were met
+        self._sidecars: set[str] = set()  # extensions of the sidecars found so far
         self._other = ""  # one of them that has an extension
         files, folders = list_names(root)
         at_top = [name for name in files if names.is_sample(name)]
@@ -112,11 +114,13 @@ class ImageFolder:
             raise PackError(f"{root}: classes: there is no class folder here. Leave it out.")
 
     def rows(self, *, keys: str) -> Iterator[Row | RowError]:
-        """A row an image, in the order of their paths' bytes: its bytes, `cls` and `json` with class, number and path
-        (of a flat folder, path only), and its sidecars. A sidecar `json` is an object, which keeps what it says.
+        """Yield one row per image, sorted by the bytes of the paths, or the error of the row.
+
+        A row has the image, its sidecars, `cls`, and `json` with the class name, class number and path. A row of a flat
+        folder has no class, and `json` has only the path. All members of a sidecar `json`, an object, are kept.
 
         Raises:
-            PackError: There is no image, images stand both in sub-folders and beside them, or no image has a sidecar of
+            PackError: No image exists, images are both in sub-folders and next to them, or no image has a sidecar with
                 one of the extensions.
         """
         num = 0
@@ -258,7 +262,7 @@ def walk_files(
             return
         files, folders = list_names(folder)
         samples = samples_of(files)
-        # A slash behind a folder's name, as it stands in the paths below it, puts it between the others.
+        # A slash after the name of a folder gives the sort order of the paths in the folder.
         names = sorted([*samples, *(f"{name}/" for name in folders)], key=os.fsencode)
         levels.append((prefix, (*above, real), samples, iter(names)))
 

@@ -22,7 +22,7 @@ _MOST_ROWS = 1024
 _FEW_ROWS = 8
 """Rows at a time where a page may say in a few bytes that all of them hold the same megabytes."""
 _BATCH_BYTES = 4 << 20  # also what the pool may keep of batches that are gone
-_HELD_BYTES = 64 << 20  # of cells that were passed over
+_HELD_BYTES = 64 << 20  # most bytes of skipped cells in memory
 
 
 class ParquetFile:
@@ -30,13 +30,13 @@ class ParquetFile:
 
     Args:
         path: The file.
-        in_order: The rows are packed as they come. Else the bytes of their images are read with them, once: each would
-            cost a row group later.
+        in_order: True if the rows are packed in the order of the file. False reads the images together with the rows,
+            because a later read of one image would read its whole row group.
 
     Attributes:
-        identity: The file's when it was opened.
-        schema: Of its table.
-        features: What `datasets` says of its columns; empty where it says nothing.
+        identity: Identity of the file when it was opened.
+        schema: Schema of the table.
+        features: Column descriptions of `datasets` by name; empty without them.
     """
 
     def __init__(self, path: str, *, in_order: bool) -> None:
@@ -48,10 +48,12 @@ class ParquetFile:
         self.features = features_of(parse_json((self.schema.metadata or {}).get(b"huggingface", b"{}"), path))
 
     def batches(self, column: str | None, image: str | None) -> Iterator[tuple[pa.RecordBatch, Iterator[Image] | None]]:
-        """One column at least, or all, some rows at a time, with the images of the column `image`.
+        """Yield batches of rows with the images of the column `image`; None instead of the images if `image` is None.
+
+        A batch has all columns, or only `column`.
 
         Raises:
-            PackError: A row group unpacks as only decompression bombs do.
+            PackError: A row group is compressed like a decompression bomb.
         """
         for group in range(self._file.num_row_groups):
             about = self._file.metadata.row_group(group)
@@ -80,15 +82,16 @@ class ParquetFile:
 
 
 def open_parquet(path: str) -> pq.ParquetFile:
-    """A Parquet file that is read in small pieces."""
+    """Open a Parquet file to read it in small pieces."""
     import pyarrow.parquet as pq
 
     return pq.ParquetFile(path, pre_buffer=False, buffer_size=_READ_BYTES)
 
 
 def read_group(file: pq.ParquetFile, group: int, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
-    """The rows of a row group in batches of some 4 MB. Besides, memory holds a page of each column, which is 1 MB or
-    1,024 values where pyarrow has written it.
+    """Yield the rows of a row group in batches of about 4 MB.
+
+    Memory also has one page of each column. A page from pyarrow has 1 MB or 1,024 values.
 
     Raises:
         OSError, pyarrow.ArrowException: The file cannot be read.
@@ -100,26 +103,26 @@ def read_group(file: pq.ParquetFile, group: int, columns: Sequence[str] | None =
     if columns is not None:
         parts = [part for part in parts if part.path_in_schema.split(".")[0] in columns]
     bytes_a_row = sum(part.total_uncompressed_size for part in parts) // max(1, about.num_rows)
-    # No value is longer than all of its column, and a dictionary gives it to each row.
+    # A value is at most as long as its column, and a dictionary can repeat the value in each row.
     longest = max((part.total_uncompressed_size for part in parts if part.physical_type == "BYTE_ARRAY"), default=0)
     num_rows = min(_MOST_ROWS, max(_FEW_ROWS, _BATCH_BYTES // max(1, longest)), _BATCH_BYTES // max(1, bytes_a_row))
     num_bytes = 0
     for batch in file.iter_batches(max(1, num_rows), row_groups=[group], columns=columns, use_threads=False):
         num_bytes += batch.nbytes
         yield batch
-        if num_bytes >= _BATCH_BYTES:  # what pages took is else kept for others of their size
+        if num_bytes >= _BATCH_BYTES:  # otherwise the pool keeps the memory of old pages
             pa.default_memory_pool().release_unused()
             num_bytes = 0
 
 
 def _bytes_of(cell: Any) -> bytes | None:
-    """The bytes of an image: the cell, or those of a struct."""
+    """Return the bytes of an image: the cell, or the member `bytes` of a struct."""
     data: bytes | None = cell.get("bytes") if isinstance(cell, dict) else cell
     return data
 
 
 class _Column:
-    """The cells of a column of a row group, decoded from its start on. Each is given once: then it is read again."""
+    """The cells of a column in a row group, decoded from the start. A second read of a cell starts the column again."""
 
     def __init__(self, path: str, group: int, name: str) -> None:
         self._place = path, group, name
@@ -128,7 +131,7 @@ class _Column:
     def _begin(self) -> None:
         self._num_rows = self._next = 0
         self._cells = self._decode(*self._place)
-        self._held: dict[int, bytes] = {}  # passed over, and not given yet
+        self._held: dict[int, bytes] = {}  # skipped cells that were not read yet, by row
         self._held_bytes = 0
 
     def _decode(self, path: str, group: int, name: str) -> Generator[bytes | None, None, None]:
@@ -138,10 +141,10 @@ class _Column:
                 yield from map(_bytes_of, batch.column(0).to_pylist())
 
     def read(self, row: int) -> bytes:
-        """The bytes of a cell, by its row in the group.
+        """Return the bytes of a cell, by its row in the group.
 
         Raises:
-            ValueError: There are none.
+            ValueError: The row does not exist, or its cell has no bytes.
         """
         if row < self._next and row not in self._held:
             self._begin()
@@ -168,18 +171,18 @@ class _Column:
 _lock = threading.Lock()
 
 
-@functools.lru_cache(maxsize=4)  # row groups: threads may ask for the last rows of one behind the first of the next
+@functools.lru_cache(maxsize=4)  # row groups: one thread may read the end of a group while another reads the next group
 def _open_column(path: str, _: FileIdentity, group: int, name: str) -> _Column:
-    """The column. By its file's identity, what is held of it is not taken for that of another file at its path."""
+    """Return the cached column. The identity is part of the key, so a new file at the path gives a new column."""
     return _Column(path, group, name)
 
 
 def read_cell(path: str, identity: FileIdentity, group: int, row: int, column: str) -> bytes:
-    """The bytes of one cell. Rows in their order cost one pass over the row group, any other order one a row.
+    """Return the bytes of one cell. Reads in row order decode the row group once; other reads decode it for each row.
 
     Raises:
         OSError: The file cannot be read.
-        ValueError: It is not the file that it was, or is damaged.
+        ValueError: The file was changed or is damaged.
     """
     import pyarrow as pa
 
@@ -187,7 +190,7 @@ def read_cell(path: str, identity: FileIdentity, group: int, row: int, column: s
         try:
             identity.check(path)
             data = _open_column(path, identity, group, column).read(row)
-            identity.check(path)  # pyarrow opens it by its path
+            identity.check(path)  # again, because pyarrow opens the file by its path
         except FileChanged:
             close_all()
             raise

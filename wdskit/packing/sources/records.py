@@ -29,17 +29,17 @@ _ENCODED = TEXT_FIELDS | INT_FIELDS | JSON_FIELDS | NPY_FIELDS
 
 @dataclass(frozen=True)
 class Records:
-    """How a record becomes a row.
+    """Converts records to rows.
 
     Attributes:
         folder: Image paths are relative to it.
         image_column: Column with the image's path. None: the first of `IMAGE_COLUMNS` that a row has.
         key_column: Column with the key. None: `key` where a row has it, else the image's path without extension, else
             the row's number.
-        allow_no_image: A row without an image is a sample too, and not an error.
-        fields: Column of each field that is made of one, by the field's name; see `parse_fields`.
-        classes: The classes that the column of `cls` names; None where it holds their numbers.
-        omit: Columns that do not go into `json`; `cls` among them is no label either, unless `fields` names it.
+        allow_no_image: True accepts a row without an image. False makes such a row an error.
+        fields: The column that each additional field is made from, by field name; see `parse_fields`.
+        classes: The classes in the column of `cls`; None if the column has class numbers.
+        omit: Columns that `json` leaves out. An omitted column `cls` gives no label, unless `fields` uses the column.
     """
 
     folder: str
@@ -61,20 +61,21 @@ class Records:
         text: str | None = None,
         image_column: str | None = None,
     ) -> Row:
-        """The row of a record: `json` with its columns, the image, the fields that are made of columns, and `cls` of a
-        column of that name.
+        """Return the row of a record: `json` with its columns, the image, the fields of `self.fields`, and `cls` from a
+        column `cls`.
 
         Args:
             record: Values by column.
-            number: Of the record in its source.
-            where: For messages.
-            keys: As `make_row` takes it.
-            fields: More fields.
-            text: The JSON that the record was read from; it is kept as it is.
-            image_column: The image's column, where `fields` has the image already, as far as there is one.
+            number: Number of the record in its source.
+            where: Place for messages.
+            keys: The argument of `make_row`.
+            fields: Further fields of the row.
+            text: The JSON text of the record, which becomes `json` unchanged if no column is omitted; None
+                encodes the record.
+            image_column: The image's column if `fields` already has the image; None reads the image from its path.
 
         Raises:
-            RowError: It cannot be packed.
+            RowError: The record cannot be packed.
         """
         made = dict(fields or {})
         path = self._image_path(record, where) if image_column is None else None
@@ -88,7 +89,7 @@ class Records:
         if CLASS_FIELD in record and not {CLASS_FIELD} & {*self.fields, *self.omit, *made}:
             made.update(self._label(record[CLASS_FIELD], CLASS_FIELD, where))
         given = self._key(record, where)
-        if path is None and image_column is None:  # of another file: a sound
+        if path is None and image_column is None:  # the path of another file, such as a sound
             path = _first_path(record, [name for name in IMAGE_COLUMNS if name in self._file_columns], where)
         origin = given or path or f"row-{number:09d}"
         key = key_of_path(origin) if path and not given else origin
@@ -100,11 +101,12 @@ class Records:
     def column_fields(
         self, record: Mapping[str, Any], there: AbstractSet[str], where: str
     ) -> Iterator[tuple[str, FieldBytes]]:
-        """The fields that are made of columns; none of a column that is empty in this row. A `cls` that is there, of a
-        column that has class names itself, stays.
+        """Yield the fields that are made from columns. An empty value gives no field.
+
+        `there` has the names of the existing fields. An existing `cls` is kept.
 
         Raises:
-            RowError: The field is not made of such a value, names a file that is not there, or is there already.
+            RowError: A value does not fit its field, the file of a value does not exist, or the field exists already.
         """
         for name, column in self.fields.items():
             if name in there:
@@ -133,7 +135,7 @@ class Records:
                 raise row_error(where, f"its column {column!r}: {err}", MEND) from err
 
     def _label(self, value: Any, column: str, where: str) -> Iterator[tuple[str, bytes]]:
-        """The field `cls` of a value; nothing where the row has no label."""
+        """Yield the field `cls` of a value. A value without a label yields nothing."""
         try:
             number = label_number(value, self.classes)
         except ValueError as err:
@@ -143,7 +145,7 @@ class Records:
             yield CLASS_FIELD, b"%d" % number
 
     def _json(self, record: Mapping[str, Any], text: str | None, where: str) -> bytes:
-        """The columns that are not left out, as they were read where all of them stay."""
+        """Return the JSON of the columns that are not omitted; the original `text` if no column is omitted."""
         kept = {name: value for name, value in record.items() if name not in self.omit} if self.omit else record
         try:
             encoded = to_json(kept)
@@ -154,7 +156,7 @@ class Records:
         return encoded if text is None or self.omit else text.encode()
 
     def image_file(self, path: str, where: str) -> dict[str, FieldBytes]:
-        """The field of an image by its path; a RowError where that is none."""
+        """Return the field of the image at `path`. RowError: The path does not name an image, or is not a file."""
         field = field_of(path)
         if not is_image_field(field):
             raise row_error(
@@ -178,7 +180,7 @@ class Records:
 
     @cached_property
     def _file_columns(self) -> set[str]:
-        """Columns of files that become other fields than the image."""
+        """Return the columns whose files become fields other than the image."""
         return {column for name, column in self.fields.items() if name.rpartition(".")[2] not in _ENCODED}
 
     def _no_image(self, record: Mapping[str, Any], column: str | None, where: str) -> RowError:
@@ -207,7 +209,7 @@ class Records:
 
 
 def _first_path(record: Mapping[str, Any], columns: Iterable[str | None], where: str) -> str | None:
-    """The path in the first of these columns that is not empty."""
+    """Return the path in the first column that is not empty; None if all are empty."""
     for name in columns:
         value = None if name is None else record.get(name)
         if name is not None and value is not None and value != "":
@@ -216,7 +218,7 @@ def _first_path(record: Mapping[str, Any], columns: Iterable[str | None], where:
 
 
 def field_taken(name: str, where: str) -> RowError:
-    """The error of a field that is made of a column, where the row's image has its name."""
+    """Return the error for a field from a column that has the same name as the row's image."""
     problem = f"its image is {name!r}, and --field makes {name!r} of another column"
     return row_error(where, problem, f"Give that field another name, such as mask.{name}.")
 
@@ -230,7 +232,7 @@ def _is_json(value: Any) -> bool:
 
 
 def column_value(record: Mapping[str, Any], column: str, option: str, where: str) -> Any:
-    """The value of a column that an option names."""
+    """Return the value of a column that an option names. RowError: The record does not have the column."""
     if column not in record:
         problem = f"it has no column {column!r}; it has {', '.join(map(repr, record))}"
         raise row_error(where, problem, f"Correct --{option}.")
@@ -238,13 +240,13 @@ def column_value(record: Mapping[str, Any], column: str, option: str, where: str
 
 
 def parse_fields(fields: Mapping[str, str] | Iterable[str]) -> dict[str, str]:
-    """Which field is made of which column, from a mapping or from texts as `txt=caption`.
+    """Map each field name to its column, from a mapping or from texts such as `txt=caption`.
 
-    `cls` takes class numbers or names; `txt`, `json` and `npy` fields what their names say, also behind a dot
-    (`a.txt`); any other is the file whose path the column holds, or its bytes.
+    `cls` takes class numbers or names. `txt`, `json` and `npy` fields, and names that end in them (`a.txt`), encode the
+    value of the column. Any other field takes the file at the path in the column, or the bytes in the column.
 
     Raises:
-        PackError: One is no field, or stands twice, or is `json`, which holds all columns.
+        PackError: A name is not a valid field name, appears twice, or is `json`, which holds all columns.
     """
     if isinstance(fields, Mapping):
         pairs = [(str(name), str(column)) for name, column in fields.items()]
@@ -267,10 +269,10 @@ def parse_fields(fields: Mapping[str, str] | Iterable[str]) -> dict[str, str]:
 
 
 def check_json_fields(records: Records) -> None:
-    """Refuse fields that no value in a sample's JSON can be made to.
+    """Check that all fields can be made from values in a sample's JSON.
 
     Raises:
-        PackError: Names one.
+        PackError: A field needs a file, or classes are given without a field `cls`.
     """
     for name in records.fields:
         if name.rpartition(".")[2] not in _ENCODED:
@@ -281,15 +283,15 @@ def check_json_fields(records: Records) -> None:
 
 
 def json_fields(records: Records, own: FieldBytes | None, there: AbstractSet[str]) -> dict[str, bytes]:
-    """The fields that are made of a sample's JSON.
+    """Return the fields that are made from values in a sample's JSON.
 
     Args:
-        records: Which field is made of which name in it.
-        own: The sample's field `json`; None where it has none.
-        there: The fields that the sample has.
+        records: Maps each field to a name in the JSON.
+        own: The sample's field `json`; None for a sample without the field.
+        there: Names of the fields of the sample.
 
     Raises:
-        ValueError: There is no JSON object, or one of the names is not in it, or a field is there already.
+        ValueError: The sample has no JSON object, the object lacks a name, or the sample already has a field.
         OSError: The JSON cannot be read.
     """
     if own is None:
@@ -304,14 +306,16 @@ def json_fields(records: Records, own: FieldBytes | None, there: AbstractSet[str
         raise ValueError(f"it already has the field {taken[0]!r}")
     try:
         made = records.column_fields(record, frozenset(), "json")
-        return {name: data for name, data in made if isinstance(data, bytes)}  # which all are
+        return {name: data for name, data in made if isinstance(data, bytes)}  # all are bytes
     except RowError as err:
         raise ValueError(err.problem) from err
 
 
 def to_array(value: Any, dtype: Any = None) -> np.ndarray[Any, Any]:
-    """A list of numbers, or of equally long lists of such, as an array; a ValueError of all else, and of whole numbers
-    that numpy would round among floats.
+    """Convert a list of numbers, or nested lists of equal length, to an array.
+
+    Raises:
+        ValueError: The value is not such a list, or an integer would be rounded to a float.
     """
     array = np.asarray(value, dtype)
     if array.dtype.kind not in "biuf" or not isinstance(value, list):
@@ -326,12 +330,12 @@ def to_array(value: Any, dtype: Any = None) -> np.ndarray[Any, Any]:
 
 
 def key_of_path(path: str) -> str:
-    """The key that a file's path gives: without extension, `./a//b.jpg` is `a/b`."""
+    """Return the normalized path without its extension: `./a//b.jpg` gives `a/b`."""
     return os.path.splitext(os.path.normpath(path))[0]
 
 
 def image_path(value: Any, column: str, where: str) -> str:
-    """The path that a column holds; a RowError where it holds none."""
+    """Return the path in a column. RowError: The value is not a path."""
     if not isinstance(value, str) or "\x00" in value or not is_utf8(value):
         raise row_error(where, f"its column {column!r} holds {value!r}, not a path")
     return value

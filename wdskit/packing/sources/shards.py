@@ -1,4 +1,4 @@
-"""Finished shards that are packed again: which of their samples stay, and the row of each."""
+"""Rows from finished shards: choose the samples to keep, and make the row of each."""
 
 from __future__ import annotations
 
@@ -24,12 +24,13 @@ from wdskit.storage.urls import is_local, local_path, read_bytes
 
 
 def list_sources(source: str | Sequence[str]) -> ShardList:
-    """The shards that are read.
+    """Return the source shards.
 
     Raises:
         PackError: A URL has a query.
-        FolderIndexError: They are what a run has come to that is not finished, unless each is named.
-        StorageError, FolderIndexError: As `list_shards`.
+        FolderIndexError: The shards belong to an unfinished run, and the source does not name each shard; or raised by
+            `list_shards`.
+        StorageError: Raised by `list_shards`.
     """
     for pattern in [source] if isinstance(source, str) else source:
         for url in split_parts(pattern):
@@ -41,21 +42,21 @@ def list_sources(source: str | Sequence[str]) -> ShardList:
 
 
 class ShardSamples:
-    """The samples of finished shards that stay, as rows.
+    """Read the kept samples of finished shards as rows.
 
     Args:
         found: The shards.
-        choice: Which samples stay.
-        changes: What becomes of their fields and keys.
-        check: Compare each shard with the sha256 of its index.
+        choice: Decides which samples are kept.
+        changes: Changes the fields and keys of the samples.
+        check: Compare each shard with the sha256 in its folder's index.
 
     Attributes:
         num_samples: Samples that were read.
         num_other: Members that belong to no sample.
-        left_out: How many samples do not stay.
+        left_out: Numbers of the samples that are left out.
 
     Raises:
-        PackError: Digests are to be compared, and the index of a shard does not exist.
+        PackError: `check` is True, and the folder of a shard has no index.
     """
 
     def __init__(self, found: ShardList, choice: Choice, changes: Changes, *, check: bool = False) -> None:
@@ -71,12 +72,12 @@ class ShardSamples:
             check_indexed(found)
 
     def rows(self, *, keys: str) -> Iterator[Row | RowError]:
-        """The row of each sample that stays, in the order of the shards. `keys` is that of the changes.
+        """Yield the row of each kept sample, in the order of the shards. `keys` must be the `keys` of the changes.
 
         Raises:
-            PackError: No sample stays, or an option names a field that no sample has.
-            SelectionError: The filter has no answer for a sample.
-            ShardError, FolderIndexError, StorageError: As `TarSamples`.
+            PackError: No sample is kept, or an option names a field that no sample has.
+            SelectionError: The filter cannot be evaluated for a sample.
+            ShardError, FolderIndexError, StorageError: Raised by `TarSamples`.
         """
         assert keys == self._changes.keys
         for url, entry in zip(self._found.urls, self._found.entries, strict=True):
@@ -109,7 +110,7 @@ class ShardSamples:
 
 
 def check_indexed(found: ShardList) -> None:
-    """Refuse shards whose sha256 is not known.
+    """Check that an index has the sha256 of each shard.
 
     Raises:
         PackError: The folder of a shard has no index.
@@ -121,7 +122,11 @@ def check_indexed(found: ShardList) -> None:
 
 
 def check_dest(folder: Path, found: ShardList, *, overwrite: bool) -> None:
-    """Refuse to write among the sources, and to replace what they are links to."""
+    """Check that the destination does not contain the source shards or the targets of their links.
+
+    Raises:
+        PackError: A source shard is in the folder; or `overwrite` is True and a source shard links to a file in it.
+    """
     here = os.path.realpath(folder)
     urls = [url for url in found.urls if is_local(url)]
     for parent in dict.fromkeys(os.path.dirname(url) or "." for url in urls):
@@ -132,7 +137,7 @@ def check_dest(folder: Path, found: ShardList, *, overwrite: bool) -> None:
 
 
 def merged_splits(found: ShardList) -> str:
-    """What is to be said where one name stands for shards of several splits, by their names; empty otherwise."""
+    """Return a note if one part of the source has shards of several splits, by their names; otherwise an empty text."""
     named: dict[int, dict[str, str]] = {}
     for url, part in zip(found.urls, found.parts, strict=True):
         named.setdefault(part, {}).setdefault(split_of(split_url(url)[1]), url)
@@ -146,10 +151,14 @@ def merged_splits(found: ShardList) -> str:
 
 
 def find_classes(found: ShardList, changes: Changes) -> tuple[dict[str, bytes], str]:
-    """The `classes.json` to write, where there is one, and why there is none although a source has one.
+    """Find the `classes.json` of the new shards.
+
+    Returns:
+        The bytes of the file by its name, empty for no file; and the reason if a source has a `classes.json` and the
+        new folder gets none, else an empty text.
 
     Raises:
-        FolderIndexError: Two folders number their classes differently, so that one number would mean two things.
+        FolderIndexError: Two folders number their classes differently, so one number would have two meanings.
     """
     folders = found.folders
     other = changes.made.fields.get(CLASS_FIELD) if changes.made is not None else None

@@ -32,20 +32,20 @@ _PLAIN_SUFFIXES = (*_JSON_SUFFIXES, ".csv", ".tsv")
 SUFFIXES = (*_PLAIN_SUFFIXES, *(f"{suffix}.gz" for suffix in _PLAIN_SUFFIXES))
 
 TableRow: TypeAlias = tuple[str, Mapping[str, Any] | RowError, str | None]
-"""The place of a row, its columns or what is wrong with it, and its JSON if it is a line of that."""
+"""The place of a row, its columns or its error, and its JSON text if the row is a line of JSON."""
 
 
 class TextTable:
     """A table of text, or a list of paths, relative to the table's folder or to the current one.
 
     Args:
-        path: The file. A table's suffix says what it is; with `.gz` behind that, it is compressed. `-` is standard
-            input, whose table is JSONL.
-        records: How a record becomes a row, its folder apart.
-        is_list: It is a list, with one path per line.
+        path: The file. The suffix gives the format of a table; a further `.gz` means compressed. `-` reads JSONL or a
+            list from standard input.
+        records: Converts records to rows; its folder is replaced.
+        is_list: True for a list, with one path per line.
 
     Attributes:
-        classes: Number of each class by name: those given, or the texts in the column of `cls`, which are read first.
+        classes: Number of each class by name: the given classes, or the texts in the column of `cls`, read in advance.
     """
 
     def __init__(self, path: str, records: Records, *, is_list: bool = False) -> None:
@@ -60,7 +60,7 @@ class TextTable:
         self.classes = classes.numbers if classes is not None else {}
 
     def _column_classes(self, records: Records) -> ClassNames | None:
-        """The classes of the column of `cls`. Without `fields` that is the column `cls` of the first row."""
+        """Return the classes of the column of `cls`: the column in `fields`, or a column `cls`; None without names."""
         with contextlib.closing(self._table_rows()) as rows:
             good = ((record, where) for where, record, _ in rows if not isinstance(record, RowError))
             first = next(good, None)
@@ -75,10 +75,10 @@ class TextTable:
                 raise PackError(f"{self._name}: {err}") from err
 
     def rows(self, *, keys: str) -> Iterator[Row | RowError]:
-        """A row a line: `json` with all columns, the image, and the fields that are made of columns.
+        """Yield one row per record: `json` with the columns, the image, and the fields that are made from columns.
 
         Raises:
-            PackError: The file cannot be read, or from some line on it is no CSV or no list of paths.
+            PackError: The file cannot be read, or a line is not valid CSV or not a path.
         """
         for number, (where, record, text) in enumerate(self._table_rows()):
             if isinstance(record, RowError):
@@ -103,9 +103,9 @@ class TextTable:
                     return
                 if lower.endswith(".gz"):
                     file = stack.enter_context(gzip.GzipFile(fileobj=file))
-                # A line of JSON ends at \n only; those of CSV end where the csv module says.
+                # A line of JSON ends only at \n. The csv module decides where a line of CSV ends.
                 is_json = suffix in _JSON_SUFFIXES
-                # Bytes that are no UTF-8 become surrogates, so that they are the fault of their line only.
+                # Invalid UTF-8 becomes surrogates, so that it is an error of its row only.
                 how: Any = {"encoding": "utf-8-sig", "errors": "surrogateescape", "newline": "\n" if is_json else ""}
                 lines = io.TextIOWrapper(file, **how)
                 stack.callback(lines.detach)
@@ -153,14 +153,14 @@ def _lines(file: IO[str], path: str, *, refuse_nul: bool = False) -> Iterator[st
 
 
 def _csv_rows(file: IO[str], path: str, *, is_tsv: bool) -> Iterator[TableRow]:
-    """Place and columns of each row below the header; the place is the line that a row begins on.
+    """Yield place and columns of each row after the header. The place is the first line of the row.
 
-    A TSV has no quotes: what looks like one is text, and no cell holds a tab or a line's end (IANA's
-    text/tab-separated-values). A cell that only a CSV writer quotes so is an error of its row. Tabs also separate the
-    columns of a `.csv` whose header has tabs and no comma, as open_clip's tables have.
+    A TSV has no quoting: quotes are text, and a cell cannot contain a tab or a line break (IANA's
+    text/tab-separated-values). A cell that is quoted as in CSV is an error of its row. Tabs also separate the columns
+    of a `.csv` whose header has tabs and no comma, such as open_clip's tables.
 
     Raises:
-        PackError: The header is invalid; or a row cannot be parted from those behind it, as after a quote that is never
+        PackError: The header is invalid; or the end of a row cannot be found, for example after a quote that is never
             closed.
     """
     lines = _lines(file, path, refuse_nul=True)
@@ -169,7 +169,7 @@ def _csv_rows(file: IO[str], path: str, *, is_tsv: bool) -> Iterator[TableRow]:
     quoting |= {"quoting": csv.QUOTE_NONE} if is_tsv else {}
     reader = csv.reader(itertools.chain([first], lines), strict=True, **quoting)
     start = 1
-    limit = csv.field_size_limit(MAX_ROW_BYTES)  # of the whole process: 131,072 characters unless somebody says more
+    limit = csv.field_size_limit(MAX_ROW_BYTES)  # of the whole process, by default 131,072 characters
     try:
         header = next(reader, [])
         if len(header) > 1 and not header[0] and all(header[1:]):

@@ -1,4 +1,4 @@
-"""The samples of tars: of each field where its bytes are, which stay there until they are packed."""
+"""Samples of tars, with a reference to the bytes of each field. The bytes are read when the sample is packed."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class TarSample(NamedTuple):
     """A sample of a tar.
 
     Attributes:
-        key: Its key.
-        fields: Where the bytes of each field are, by its name, in the order of the members.
+        key: Key of the sample.
+        fields: Reference to the bytes of each field, by field name, in the order of the members.
         read: Returns the bytes of one field. It may be called until the next sample is taken.
     """
 
@@ -42,7 +42,7 @@ class TarSamples:
 
     Args:
         url: Path or URL of the tar.
-        entry: Its line in its folder's index, None without one.
+        entry: Index entry of the tar; None for a tar without an index.
         check: Compare a local tar with the sha256 of its entry first. A tar of a store always is, at its end.
 
     Attributes:
@@ -60,7 +60,7 @@ class TarSamples:
         self._changed: ShardError | FolderIndexError | None = None
 
     def __iter__(self) -> Iterator[TarSample | RowError]:
-        """Yield the samples. Of a damaged tar these are the whole samples before the damage, then one error.
+        """Yield the samples. A damaged tar yields the complete samples before the damage, then one error.
 
         Raises:
             ShardError: A member is a link, a device or another kind that no sample has; or the file was replaced after
@@ -116,7 +116,7 @@ class TarSamples:
         return None
 
     def _remote(self) -> Iterator[TarSample]:
-        """As `_local`, of an object that is read from end to end, because a request for each header takes longer."""
+        """Yield the samples of an object, which is read from end to end: a request for each header takes longer."""
         from wdskit.storage.objects import ObjectStream  # needs obstore
 
         with contextlib.closing(ObjectStream(self._url)) as stream:
@@ -154,7 +154,7 @@ class TarSamples:
 
 
 def known_digests(found: ShardList) -> dict[str, str]:
-    """sha256 of each tar that is in an index, by the path or URL that references to it have."""
+    """Return the sha256 of each tar that is in an index, by the path or URL in its references."""
     known = zip(found.urls, found.entries, strict=True)
     return {local_path(url) if is_local(url) else url: entry.sha256 for url, entry in known if entry is not None}
 
@@ -164,13 +164,13 @@ def _read_local(file: LocalFile, spans: Mapping[str, Span], name: str) -> bytes:
 
 
 def _read_remote(found: Mapping[str, tuple[ObjectBytes, bytes | Passed]], name: str) -> bytes:
-    """The bytes of a field, which are in memory unless they were too many to hold."""
+    """Return the bytes of a field. They are in memory, except the bytes of a large field."""
     reference, data = found[name]
     return reference.read() if isinstance(data, Passed) else data
 
 
 def _damaged_rest(err: ShardError, *, is_indexed: bool) -> RowError:
-    """The error of what follows the damage of a tar, which differs from its index if it has one."""
+    """Return the error for the part of a tar after the damage. `is_indexed` is True if an index has the tar."""
     problem = f"{err.problem} ({err.samples_read} samples read), and everything after it is lost"
     if is_indexed:
         problem += "; fields before it are not verified, because the shard differs from its index"
