@@ -186,7 +186,7 @@ def pack(
         dry_run: Write nothing; `plan` of the result describes the shards.
         overwrite: Replace the data set in the folder. The old index is removed first, then its shards, lists and
             selections.
-        restart: If a different run was stopped in this folder, remove its files and start again.
+        restart: Remove the files of a run that was stopped in this folder, and start again.
         part: `3/8` fills the fourth of eight parts of the shards and writes no index. Parts may run at the same time,
             on several machines that share the folder. `finish_pack` then writes the index.
         from_: Kind of the source, if its path does not show it: "folder", "table", "list" (one path per line),

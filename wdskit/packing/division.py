@@ -79,7 +79,7 @@ def make_limits(
     num_shards: int | None = None,
     by_count: bool = False,
 ) -> Limits:
-    """Return the limits, with defaults for None. With `num_shards` the defaults are no limits.
+    """Return the limits, with defaults for None. `num_shards` turns off the default limits.
 
     With `by_count` the sizes of the samples are not known, so `max_bytes` must be None and bytes have no limit.
 
@@ -105,7 +105,7 @@ class Span(NamedTuple):
 
 
 class RowTooLarge(Exception):
-    """The row at `place` needs a shard of `num_bytes` bytes, which is over the limit."""
+    """The row at `place` is too large: its shard would have `num_bytes` bytes."""
 
     def __init__(self, place: int, num_bytes: int) -> None:
         super().__init__(place, num_bytes)
@@ -124,7 +124,7 @@ def divide(blocks: NDArray[Any], limits: Limits) -> list[Span]:
         limits: The limits of a shard.
 
     Raises:
-        RowTooLarge: A single row is over `max_bytes`.
+        RowTooLarge: A row is larger than `max_bytes` allows.
         PackError: `num_shards` shards would be over the limits, or there are fewer rows than shards.
     """
     room = (limits.max_bytes - END_BYTES) // BLOCK_BYTES

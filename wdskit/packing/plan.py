@@ -713,7 +713,7 @@ def divide_plan(plan: Plan, *, limits: Limits, shuffle: int | None, by_count: bo
     With `by_count` the bytes of the rows are not known, and the bytes of each shard are 0.
 
     Raises:
-        RowError: A single row is over the limit of bytes.
+        RowError: A row is larger than the limit of bytes allows.
         PackError: The rows cannot be divided into the requested number of shards.
     """
     if plan.splitter is None:

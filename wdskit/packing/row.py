@@ -73,7 +73,7 @@ class Row:
         return self.transform(self.read_fields(), transforms)
 
     def transform(self, fields: list[tuple[str, bytes]], transforms: Transforms) -> list[tuple[str, bytes]]:
-        """Check and transform fields that were read. Returns and raises the same as `read`."""
+        """Check and transform the given fields of the row. Returns and raises as documented at `read`."""
         try:
             transformed = transforms.apply(fields)
             if transforms.changes_bytes:

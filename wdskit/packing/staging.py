@@ -326,7 +326,8 @@ def open_staging(
     Args:
         folder: The destination folder. The caller holds its lock; for a part, the lock `begins.lock`.
         run: Description of the run.
-        restart: Remove the shards of a different stopped run and start again. The first of several parts does so.
+        restart: Remove the shards of a stopped run and start again. The first of several parts does so, and only if the
+            stopped run is different.
         part: Number of this part, from 0, and number of parts; None for a run without parts.
         is_alone: Returns True if no other part is running here.
         upload: Uploads the shards, and deletes the uploaded objects of a removed run.

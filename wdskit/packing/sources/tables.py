@@ -157,7 +157,7 @@ def _csv_rows(file: IO[str], path: str, *, is_tsv: bool) -> Iterator[TableRow]:
 
     A TSV has no quoting: quotes are text, and a cell cannot contain a tab or a line break (IANA's
     text/tab-separated-values). A cell that is quoted as in CSV is an error of its row. Tabs also separate the columns
-    of a `.csv` whose header has tabs and no comma, such as open_clip's tables.
+    of a `.csv` whose header has tabs and no comma: open_clip has such tables.
 
     Raises:
         PackError: The header is invalid; or the end of a row cannot be found, for example after a quote that is never
