@@ -48,7 +48,7 @@ def opened_since(before: dict[str, int], limit_s: float = 10.0) -> dict[str, int
         select.select([], [], [], 0.01)
 
 
-def leftovers(make: Callable[[], Any]) -> dict[str, int]:
+def leftovers(make: Callable[[], Any], limit_s: float = 10.0) -> dict[str, int]:
     """What a loader leaves when it is dropped after a whole epoch, a broken one and an error. No garbage collection:
     reference counts alone have to do.
     """
@@ -61,7 +61,7 @@ def leftovers(make: Callable[[], Any]) -> dict[str, int]:
             use(loader, stop_at)
         alive = weakref.ref(loader)
         del loader
-        left = opened_since(before)
+        left = opened_since(before, limit_s)
         return left | ({"loader": 1} if alive() is not None else {})
     finally:
         gc.enable()

@@ -591,7 +591,8 @@ def test_the_check_of_leftovers_catches_an_error_that_holds_its_loader(six, monk
         return self.value
 
     monkeypatch.setattr(Outcome, "result", result)
-    assert leftovers(lambda: ENDS["an error"](split(six)).loader(workers=1)).keys() >= {"loader", "children", "files"}
+    left = leftovers(lambda: ENDS["an error"](split(six)).loader(workers=1), limit_s=1)
+    assert left.keys() >= {"loader", "children", "files"}
 
 
 def hold_error(pipe: Pipeline) -> SampleError:

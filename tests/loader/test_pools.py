@@ -499,8 +499,7 @@ def test_threads_and_processes_that_do_not_persist_end_with_the_epoch(numbers):
         loader = ENDS["batches"](numbers).loader(**way, persistent_workers=False)
         before = open_things()
         list(loader)
-        more = opened_since(before)
-    assert not more
+    assert not opened_since(before)
 
 
 @pytest.mark.parametrize("way", [WAYS[1], WAYS[2], WAYS[4]], ids=str)
