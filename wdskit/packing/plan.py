@@ -453,7 +453,8 @@ class Database:
             yield
         except (sqlite3.Error, OSError) as err:
             problem = describe_os_error(err) if isinstance(err, OSError) else str(err)
-            raise PackError(f"{self._room()}: the plan of this run cannot be written there: {problem}.") from err
+            msg = f"{self._room()}: the plan of this run cannot be written there: {problem}."
+            raise PackError(f"{msg}\n  Free some space there, or pack into a folder on another disk.") from err
 
 
 def _uri(path: str | Path, options: str) -> str:

@@ -98,7 +98,7 @@ class Row:
             RowError: A file cannot be read or was changed.
         """
         parts = [source for _, source in self.fields if type(source) is PartBytes]
-        if not parts or any(part.path != parts[0].path for part in parts):
+        if len({part.path for part in parts}) != 1:
             return [(field, self.read_field(source)) for field, source in self.fields]
         try:
             read = iter(read_parts(parts) if files is None else files.read(parts))
