@@ -224,3 +224,28 @@ def test_of_several_images_all_count_or_those_that_are_named():
     other = Row("b", (("jpg", b"x"), ("seg.png", b"2")), "1")
     assert duplicates_in([one, other]) == []
     assert len(duplicates_in([one, other], ("jpg",))) == 1
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_repeated_images_are_found_while_other_processes_read_the_plan(tmp_path, workers, monkeypatch):
+    """Bad rows, repeated images, splits and a plan on disk, at a size at which pages of the file change."""
+    (tmp_path / "photos" / "a").mkdir(parents=True)
+    for number in range(3000):
+        image = b"\xff\xd8" + b"%d" % (number % 2000) * 20
+        (tmp_path / "photos" / "a" / f"{number:06d}.jpg").write_bytes(b"bad" if number % 100 == 7 else image)
+    options = {"duplicates": "drop", "skip_bad": True, "validate": "magic", "split": "train=0.7,val=0.3"}
+    expected = pack(tmp_path / "photos", tmp_path / "out", **options)
+    assert (len(expected.rejected), len(expected.duplicates)) == (30, 990)
+    monkeypatch.setattr(plans, "ROWS_IN_MEMORY", 1)
+    found = pack(tmp_path / "photos", tmp_path / "again" / "out", workers=workers, **options)
+    assert found.duplicates == expected.duplicates
+    assert [err.where for err in found.rejected] == [err.where for err in expected.rejected]
+    assert bytes_in(tmp_path / "again" / "out") == bytes_in(tmp_path / "out")
+
+
+def test_a_row_that_is_missing_from_the_file_is_an_error(tmp_path, monkeypatch):
+    monkeypatch.setattr(plans, "ROWS_IN_MEMORY", 0)
+    with filled([Row(f"{n}", (("cls", b"1"),), "here") for n in range(5)], tmp_path) as made:
+        for numbers in (np.arange(3, 7), np.array([4, 9])):
+            with pytest.raises(OSError, match=r"the plan of this run cannot be read: row \d is missing"):
+                list(made.take(numbers))

@@ -60,8 +60,7 @@ _SCHEMA = """
 CREATE TABLE rows (
     number INTEGER PRIMARY KEY,  -- of the row in its source
     key TEXT,                    -- NULL for a row that is not packed
-    record BLOB,                 -- NULL for rows that their giver has in memory
-    digest BLOB                  -- sha256 of its images, if repeated images count
+    record BLOB                  -- NULL for rows that their giver has in memory
 );
 CREATE TABLE taken (key TEXT);   -- keys of the shards that are added to
 """
@@ -183,11 +182,19 @@ def _records(connection: sqlite3.Connection, numbers: Ints) -> Iterator[bytes]:
     """Yield the records of rows, by their numbers."""
     if len(numbers) and (np.diff(numbers) == 1).all():
         sql = "SELECT record FROM rows WHERE number BETWEEN ? AND ? ORDER BY number"
-        for (record,) in connection.execute(sql, (int(numbers[0]), int(numbers[-1]))):
-            yield record
+        found = connection.execute(sql, (int(numbers[0]), int(numbers[-1])))
+        for number in numbers.tolist():
+            yield _record(found.fetchone(), number)
         return
     for number in numbers.tolist():
-        yield connection.execute("SELECT record FROM rows WHERE number = ?", (number,)).fetchone()[0]
+        yield _record(connection.execute("SELECT record FROM rows WHERE number = ?", (number,)).fetchone(), number)
+
+
+def _record(found: tuple[bytes] | None, number: int) -> bytes:
+    """Return the record that a query found. Raise `sqlite3.DatabaseError` if it found none."""
+    if found is None:
+        raise sqlite3.DatabaseError(f"row {number} is missing")
+    return found[0]
 
 
 Rows = Sequence[Row] | StoredRows | FileRows
@@ -229,6 +236,9 @@ class Plan:
         self.num_fields: Counter[tuple[str, ...]] = Counter()
         self.kept: Ints | None = None
         self._database = Database(room, name, _SCHEMA)
+        # In a file of its own: other processes read the rows without locks while these are written.
+        schema = "CREATE TABLE digests (number INTEGER PRIMARY KEY, digest BLOB)"  # sha256 of the images of a row
+        self._digests = Database(room, f"{name}-digests", schema)
         self._held: list[Row] | None = [] if is_held else None
         self._pending: list[tuple[int, str, bytes | None]] = []
         self._held_bytes = 0
@@ -252,6 +262,7 @@ class Plan:
     def close(self) -> None:
         """Remove the plan."""
         self._database.close()
+        self._digests.close()
 
     @property
     def digest(self) -> str:
@@ -324,18 +335,18 @@ class Plan:
 
     def add_digests(self, digests: Iterable[tuple[int, bytes]]) -> None:
         """Store the digest of the images of some rows, by their numbers."""
-        pairs = [(digest, number) for number, digest in digests]
-        self._database.insert("UPDATE rows SET digest = ? WHERE number = ?", pairs)
+        if len(self) > ROWS_IN_MEMORY:
+            self._digests.move_to_disk()
+        self._digests.insert("INSERT INTO digests VALUES (?, ?)", digests)
 
     def find_duplicates(self) -> Iterator[Duplicate]:
         """Yield the rows whose images an earlier row has, in their order."""
-        self._database.make_index("CREATE INDEX digests ON rows (digest) WHERE digest IS NOT NULL AND key IS NOT NULL")
-        found = self._database.query(
-            """SELECT number, first, rows.digest FROM rows JOIN (
-                   SELECT digest, min(number) AS first FROM rows
-                   WHERE digest IS NOT NULL AND key IS NOT NULL GROUP BY digest HAVING count(*) > 1
-               ) AS repeated ON rows.digest = repeated.digest
-               WHERE number > first AND key IS NOT NULL ORDER BY number"""
+        self._digests.make_index("CREATE INDEX by_digest ON digests (digest)")
+        found = self._digests.query(
+            """SELECT number, first, digests.digest FROM digests JOIN (
+                   SELECT digest, min(number) AS first FROM digests GROUP BY digest HAVING count(*) > 1
+               ) AS repeated ON digests.digest = repeated.digest
+               WHERE number > first ORDER BY number"""
         )
         for number, first, digest in found:
             row, earlier = self[number], self[first]
