@@ -69,10 +69,12 @@ test: $(STAMP)
 # One thread of torch per test process: with a process per core, more threads only wait for each other. One process more
 # than cores, because many tests wait for something.
 # Files come in the order that tests/conftest.py gives them, the longest first. Many tests wait for processes, servers and
-# threads; a test that fails while others keep the machine busy runs a second time alone, and that result counts.
+# threads; a test that fails while others keep the machine busy runs a second time alone, and that result counts. A test
+# that takes longer than five minutes hangs: it fails, and the stacks of its threads are printed.
+LIMIT = -o faulthandler_timeout=300 -o faulthandler_exit_on_timeout=true
 pytest: $(STAMP)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $$(( $$(getconf _NPROCESSORS_ONLN) + 1 )) --dist loadfile --no-loadscope-reorder \
-		|| OMP_NUM_THREADS=1 $(BIN)/python -m pytest --last-failed --last-failed-no-failures none --maxfail 3
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(LIMIT) -n $$(( $$(getconf _NPROCESSORS_ONLN) + 1 )) --dist loadfile --no-loadscope-reorder \
+		|| OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(LIMIT) --last-failed --last-failed-no-failures none --maxfail 3
 
 # Shards of 60 MB and 100,000 samples beside two processes that keep the cores busy; `make test` takes a part.
 sizes: $(STAMP)

@@ -7,6 +7,7 @@ import fcntl
 import itertools
 import os
 import pickle
+import random
 import tempfile
 import threading
 import time
@@ -238,7 +239,9 @@ def test_what_was_not_used_for_long_makes_room_and_what_is_in_use_does_not(tmp_p
     for name in names[:2]:
         os.utime(name.path(tmp_path), (old, old))
     other = PartCache(tmp_path, 4 * size)  # another process, which sees what this one has kept
+    state = random.getstate()
     keep(other, names[5])
+    assert random.getstate() == state  # the draws of a program that seeds `random` stay as they are
     there = {part.name for part in parts_of(tmp_path)}
     assert len(there) == 4
     assert {*names[2:4], names[5]} < there

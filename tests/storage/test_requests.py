@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import threading
 
 import pytest
@@ -59,6 +60,16 @@ def test_a_busy_server_gets_half_as_many_and_each_success_adds_one(loop, monkeyp
         with pytest.raises(StorageError):
             ObjectFile(f"{server.url}/denied.tar").read_at(0, 10)
         assert loop.limit == LARGE_UNITS
+
+
+def test_retries_draw_nothing_from_the_global_generator(loop):
+    """They run in a thread of their own: a program that seeds `random` would draw other numbers."""
+    loop.take_count()
+    before = random.getstate()
+    with FaultServer() as server:
+        ObjectFile(f"{server.url}/busy_3.tar").read_at(0, 10)
+    assert loop.take_count().retries == 3
+    assert random.getstate() == before
 
 
 def test_who_came_first_goes_first_and_who_gives_up_leaves_no_gap(loop):

@@ -252,7 +252,7 @@ class PartCache:
             num_bytes: The bytes that may remain.
         """
         while self._used_bytes > num_bytes and parts:
-            gone = parts.pop(random.randrange(-(-len(parts) // 2)))  # noqa: S311 (no secret)
+            gone = parts.pop(random.SystemRandom().randrange(-(-len(parts) // 2)))
             if time.time() - gone.used_s < IN_USE_S:
                 return
             gone.path.unlink(missing_ok=True)

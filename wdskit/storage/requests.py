@@ -174,7 +174,7 @@ class Tries:
         if is_busy:
             self._loop.limit = max(LARGE_UNITS, self._loop.limit // 2)
         self._num += 1
-        wait_s = min(MAX_WAIT_S, WAIT_S * 2 ** (self._num - 1)) * random.uniform(0.75, 1.25)  # noqa: S311 (no secret)
+        wait_s = min(MAX_WAIT_S, WAIT_S * 2 ** (self._num - 1)) * random.SystemRandom().uniform(0.75, 1.25)
         elapsed_s = time.monotonic() - self._start
         is_last = self._num > RETRIES and not (is_busy and self._waited_s + wait_s <= RETRY_S)
         if is_last or not failure.is_passing or elapsed_s + wait_s > RETRY_S + self._extra_s:
