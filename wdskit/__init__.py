@@ -35,7 +35,6 @@ _PUBLIC: dict[str, tuple[str, ...]] = {
     "loader.make": ("make_loader",),
     "loader.stats": ("LoaderStats", "StageStats"),
     "packing.api": ("PackResult", "finish_pack", "pack"),
-    "packing.options": ("PackOptions", "ReshardOptions"),
     "packing.reshard": ("ReshardResult", "reshard"),
     "packing.select": ("SelectResult", "select"),
     "pipeline.builder": ("Pipeline",),
@@ -85,8 +84,6 @@ if TYPE_CHECKING:  # tools/generate.py writes this from _PUBLIC
     from wdskit.packing.api import PackResult as PackResult
     from wdskit.packing.api import finish_pack as finish_pack
     from wdskit.packing.api import pack as pack
-    from wdskit.packing.options import PackOptions as PackOptions
-    from wdskit.packing.options import ReshardOptions as ReshardOptions
     from wdskit.packing.reshard import ReshardResult as ReshardResult
     from wdskit.packing.reshard import reshard as reshard
     from wdskit.packing.select import SelectResult as SelectResult

@@ -17,7 +17,6 @@ from folders import GOLDEN
 
 import wdskit
 from wdskit.cli import app, main
-from wdskit.cli.options import GROUPS
 
 GOLDEN_FOLDER = GOLDEN / "help"
 HEAVY = ("torch", "webdataset", "numpy", "PIL", "pydantic", "yaml", "rich.table", "rich.progress")
@@ -93,8 +92,6 @@ def test_every_option_of_a_long_command_is_in_a_group(words: tuple[str, ...]) ->
         one.name for one in command_of(words).params if one.param_type_name == "option" and not one.rich_help_panel
     }
     assert loose <= {"json", "selection"}
-    names = [name for names in GROUPS.values() for name in names]
-    assert len(names) == len(set(names))
 
 
 @pytest.mark.parametrize(

@@ -1,42 +1,77 @@
-"""Options are written once: the keywords of `pack` and `reshard`, their objects and the command line are the same."""
+"""Options are declared once: the keywords of `pack`, `reshard` and `select` and the command line are the same."""
 
 from __future__ import annotations
 
 import dataclasses
 import inspect
+import subprocess
+import sys
 
 import pytest
 from images import make_folder
-from shards import bytes_in
 
 import wdskit
-from wdskit import PackError, PackOptions, ReshardOptions
+from wdskit import PackError
+from wdskit.packing.options import GROUPS, PackOptions, ReshardOptions, SelectOptions, declared_options
 
 ROWS = [{"__key__": f"{number:02d}", "txt": str(number)} for number in range(9)]
 
 
-@pytest.mark.parametrize(("function", "kind"), [(wdskit.pack, PackOptions), (wdskit.reshard, ReshardOptions)])
-def test_every_option_is_a_keyword_with_the_same_default_and_an_explanation(function, kind):
-    keywords = {
-        one.name: one.default
-        for one in inspect.signature(function).parameters.values()
-        if one.kind is one.KEYWORD_ONLY and one.name not in {"options", "progress", "disk"}
-    }
-    assert keywords == {one.name: one.default for one in dataclasses.fields(kind)}
-    text = inspect.getdoc(wdskit.pack) + inspect.getdoc(function)
+FUNCTIONS = [(wdskit.pack, PackOptions), (wdskit.reshard, ReshardOptions), (wdskit.select, SelectOptions)]
+
+
+@pytest.mark.parametrize(("function", "kind"), FUNCTIONS)
+def test_every_option_is_a_keyword_with_its_default_and_an_explanation(function, kind):
+    parameters = inspect.signature(function).parameters.values()
+    keywords = {one.name: (one.default, one.annotation) for one in parameters if one.kind is one.KEYWORD_ONLY}
+    assert keywords == {one.name: (one.default, one.type) for one in dataclasses.fields(kind)}
+    assert [one.kind for one in parameters][:2] == [inspect.Parameter.POSITIONAL_ONLY] * 2
+    text = inspect.getdoc(function)
     assert [name for name in keywords if f"\n    {name}: " not in text] == []
 
 
-def test_an_object_packs_what_the_keywords_pack(tmp_path):
-    options = PackOptions(max_samples=2, shuffle=1, pattern="p-%d.tar")
-    wdskit.pack(ROWS, tmp_path / "one", max_samples=2, shuffle=1, pattern="p-%d.tar")
-    wdskit.pack(ROWS, tmp_path / "two", options=options)
-    assert bytes_in(tmp_path / "one") == bytes_in(tmp_path / "two")
+@pytest.mark.parametrize("kind", [PackOptions, ReshardOptions, SelectOptions])
+def test_every_option_has_a_group_and_a_sentence(kind):
+    for one in declared_options(kind):
+        assert one.metadata["group"] in GROUPS
+        assert one.metadata["help"].endswith((".", ")."))
+        assert not one.metadata["metavar"] or not isinstance(one.default, bool)
 
 
-def test_an_object_and_keywords_are_not_mixed(tmp_path):
-    with pytest.raises(PackError, match=r"shuffle: it excludes `options`. Use dataclasses.replace"):
-        wdskit.pack(ROWS, tmp_path / "out", options=PackOptions(), shuffle=1)
+@pytest.mark.parametrize(
+    ("function", "given", "meant"),
+    [
+        (wdskit.pack, "max_sample", "max_samples"),
+        (wdskit.pack, "field", "fields"),
+        (wdskit.pack, "from", "from_"),
+        (wdskit.pack, "", "on"),
+        (wdskit.reshard, "filters", "filter"),
+        (wdskit.select, "samples", "sample"),
+    ],
+)
+def test_an_unknown_option_names_the_most_similar_one(tmp_path, function, given, meant):
+    wanted = f"{function.__name__}: there is no option {given!r}. Did you mean {meant!r}?"
+    with pytest.raises(TypeError) as found:
+        function(ROWS, tmp_path / "out", **{given: 1})
+    assert str(found.value).startswith(wanted) or not given
+    assert not (tmp_path / "out").exists()
+
+
+def test_type_checkers_know_the_options(tmp_path):
+    """The keyword arguments have the types of the fields."""
+    (tmp_path / "use.py").write_text(
+        "import wdskit\n"
+        "result: wdskit.PackResult = wdskit.pack('photos', 'out', max_samples=3, export='timm')\n"
+        "wdskit.pack('photos', 'out', max_samples='3')\n"
+        "wdskit.reshard('in', 'out', fliter='cls == 1')\n"
+        "wdskit.select('in', 'large', sample='10%', workers=2)\n"
+    )
+    command = [sys.executable, "-m", "mypy", "--strict", "--no-error-summary", "use.py"]
+    found = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    lines = [line for line in found.stdout.splitlines() if ": error: " in line]
+    assert [line.split(": ")[0] for line in lines] == ["use.py:3", "use.py:4"], found.stdout + found.stderr
+    assert '"max_samples" to "pack" has incompatible type "str"; expected "int | None"' in lines[0]
+    assert 'Unexpected keyword argument "fliter" for "reshard"; did you mean "filter"?' in lines[1]
 
 
 def test_a_wrong_option_is_refused_where_it_is_made():

@@ -27,8 +27,8 @@ from wdskit.dataset.index import read_index
 from wdskit.dataset.keys import hashed_key
 from wdskit.packing import references
 from wdskit.packing import run as packing_run
-from wdskit.packing.choice import Choice, make_choice
-from wdskit.packing.options import ReshardOptions
+from wdskit.packing.choice import Choice
+from wdskit.packing.options import SelectOptions
 from wdskit.packing.reshard import ReshardResult
 from wdskit.packing.sources.shards import ShardSamples
 from wdskit.shards.index import index_folder
@@ -364,7 +364,7 @@ def test_a_share_is_the_same_keys_wherever_they_stand(samples, source, tmp_path)
 
 def test_the_draw_of_a_key_never_changes():
     """A share that was taken years ago must be the same today."""
-    choice = make_choice(filter=None, missing="error", sample="10%", seed=3)
+    choice = SelectOptions(sample="10%", seed=3).choice
     assert choice == Choice(threshold=1844674407370955161, seed=3)
     assert [f"{choice.draw(key):016x}" for key in ("a", "d/k0001", "ä")] == DRAWS
 
@@ -374,7 +374,7 @@ DRAWS = ["8949186ace5fb4be", "232bd522eeb68344", "b37849110dfde93e"]
 
 def test_shares_are_as_large_as_they_say():
     for share in (10, 50, 99):
-        choice = make_choice(filter=None, missing="error", sample=f"{share}%", seed=0)
+        choice = SelectOptions(sample=f"{share}%").choice
         kept = sum(choice.draw(f"k{n}") < choice.threshold for n in range(20_000))
         assert abs(kept - 200 * share) < 4 * (200 * share * (1 - share / 100)) ** 0.5 + 1
 
@@ -597,7 +597,7 @@ def test_what_goes_in_comes_out_or_is_accounted_for(tmp_path_factory, data, piec
     assert [entry.num_samples for entry in read_index(str(base / "out")).entries] == [
         s.num_samples for s in result.shards
     ]
-    choice = make_choice(filter=None, missing="error", sample=share or "100%", seed=0)
+    choice = SelectOptions(sample=share).choice
     for key, fields in data.items():
         stays = choice.threshold is None or choice.draw(key) < choice.threshold
         stays &= wanted is None or eval(wanted, {"key": key, "fields": fields, "len": len})
@@ -631,16 +631,6 @@ def test_keys_are_replaced_as_pack_replaces_them(tmp_path, keys):
     result = reshard(shard, tmp_path / "out", keys=keys)
     assert result.num_cleaned == (2 if keys == "clean" else 0)
     assert bytes_in(tmp_path / "out") == bytes_in(tmp_path / "packed")
-
-
-def test_options_come_as_an_object_too(tmp_path):
-    source = pack_samples(make_samples(20), tmp_path / "in", max_samples=8)
-    options = ReshardOptions(max_samples=5, shuffle=3, pattern=PATTERN)
-    reshard(source, tmp_path / "one", max_samples=5, shuffle=3)
-    wdskit.reshard(str(source), tmp_path / "two", options=options)
-    assert bytes_in(tmp_path / "one") == bytes_in(tmp_path / "two")
-    with pytest.raises(PackError, match="shuffle: it excludes `options`"):
-        wdskit.reshard(str(source), tmp_path / "three", options=options, shuffle=1)
 
 
 def test_fields_are_made_of_json_as_pack_makes_them_of_tars(tmp_path):

@@ -6,11 +6,10 @@ import functools
 import importlib
 import inspect
 import os
-import re
 import sys
 import textwrap
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import Field, fields
+from collections.abc import Callable, Sequence
+from dataclasses import Field
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,23 +17,8 @@ import typer
 import typer.core
 
 from wdskit.cli.console import print_error
-from wdskit.packing.options import WriteOptions
+from wdskit.packing.options import RunOptions, choices_of, declared_options
 from wdskit.text import hide_secrets
-
-GROUPS = {
-    "Source": ("from_", "sidecars", "files", "images", "image_column", "key_column", "allow_no_image", "omit"),
-    "Samples": ("filter", "sample", "seed", "keys", "duplicate_keys", "require", "missing", "skip_bad", "duplicates"),
-    "Fields": ("fields", "classes", "keep", "drop", "rename", "derive"),
-    "Images": (
-        "validate", "max_pixels", "resize", "resize_mode", "upscale", "format", "quality", "orient", "background",
-        "image_fields", "mask_fields", "mask_fill",
-    ),
-    "Shards": ("max_samples", "max_bytes", "num_shards", "shuffle", "split", "pattern"),
-    "Run": ("workers", "threads", "on", "part", "check", "dry_run"),
-    "Existing shards, restart": ("append", "overwrite", "restart", "staging"),
-    "Other readers": ("export", "split_name"),
-}  # fmt: skip
-"""The options of `pack` and `reshard` as their help groups them."""
 
 _NAME_WIDTH = 25
 """Characters of an option beside its text; the text of a longer one begins in the next line."""
@@ -138,23 +122,21 @@ class Command(typer.core.TyperCommand):
                 formatter.write(textwrap.indent(textwrap.dedent(self.epilog), " " * formatter.current_indent) + "\n")
 
 
-def takes(kind: type[WriteOptions]) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command all options of a class; it gets them as its parameter `options`, an object of that class."""
+def takes(kind: type[RunOptions]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command all options of a class. Its parameter `options` gets those that were given, by name."""
+    declared = {one.name: one for one in declared_options(kind) if one.metadata["group"]}
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(command)
         def run(**values: Any) -> None:
-            given = {one.name: values.pop(one.name) for one in fields(kind)}
-            command(**values, options=kind(**{name: value for name, value in given.items() if value is not None}))
+            given = {name: values.pop(name) for name in declared}
+            options = {name: value for name, value in given.items() if value not in (None, declared[name].default)}
+            command(**values, options=options)
 
         signature = inspect.signature(command, eval_str=True)
         own = [one.replace(kind=one.KEYWORD_ONLY) for one in signature.parameters.values()]
         at = next(place for place, one in enumerate(own) if one.name == "options")
-        by_name = {one.name: one for one in fields(kind)}
-        options = [
-            _parameter(by_name[name], group) for group, names in GROUPS.items() for name in names if name in by_name
-        ]
-        parameters = [*own[:at], *options, *own[at + 1 :]]
+        parameters = [*own[:at], *map(_parameter, declared.values()), *own[at + 1 :]]
         run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
         run.__annotations__ = {one.name: one.annotation for one in parameters}
         return run
@@ -162,11 +144,10 @@ def takes(kind: type[WriteOptions]) -> Callable[[Callable[..., None]], Callable[
     return decorate
 
 
-def _parameter(one: Field[Any], group: str) -> inspect.Parameter:
-    """What typer makes an option of. One that is not given is None, and has the default of its class."""
-    least, most = one.metadata["least"], one.metadata["most"]
+def _parameter(one: Field[Any]) -> inspect.Parameter:
+    """Return the parameter that typer makes an option of. An option that is not given is None."""
+    least, words = one.metadata["least"], choices_of(one)
     is_repeated = one.name == "fields"
-    flag = "--field" if is_repeated else f"--{one.name.rstrip('_').replace('_', '-')}"
     kind: Any = str | None
     default: Any = one.default if isinstance(one.default, str) and one.default else None
     if isinstance(one.default, bool):
@@ -175,15 +156,13 @@ def _parameter(one: Field[Any], group: str) -> inspect.Parameter:
         kind, default = int | None, one.default
     elif is_repeated:
         kind = list[str] | None
-    metavar = one.metadata["metavar"] or None
-    words = metavar.split("|") if metavar and re.fullmatch(r"[a-z0-9]+(\|[a-z0-9]+)+", metavar) else []
     shown = typer.Option(
-        flag,
-        metavar=metavar,
+        "--field" if is_repeated else flag_of(one.name),
+        metavar=one.metadata["metavar"] or None,
         min=least,
-        max=most,
+        max=one.metadata["most"],
         help=one.metadata["help"],
-        rich_help_panel=group,
+        rich_help_panel=one.metadata["group"],
         autocompletion=(lambda: words) if words else None,
     )
     return inspect.Parameter(
@@ -191,11 +170,9 @@ def _parameter(one: Field[Any], group: str) -> inspect.Parameter:
     )
 
 
-def other_options(options: WriteOptions, but: Sequence[str]) -> Iterator[str]:
-    """The options that were given, as on the command line, but some."""
-    for one in fields(options):
-        if one.name not in but and getattr(options, one.name) != one.default:
-            yield f"--{one.name.rstrip('_').replace('_', '-')}"
+def flag_of(name: str) -> str:
+    """Return the command line's name of an option: `from_` is `--from`."""
+    return f"--{name.rstrip('_').replace('_', '-')}"
 
 
 def import_plugins(plugins: Sequence[str] | None) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -37,7 +37,7 @@ def pack_command(
             metavar="DEST", help="Folder to write the shards to, or s3://bucket/folder.", show_default=False
         ),
     ],
-    options: PackOptions,
+    options: dict[str, Any],
     json: JsonOption = False,
 ) -> None:
     """Pack images and tables into shards.
@@ -86,19 +86,19 @@ def pack_command(
         hint = f"Did you mean `wdskit pack-finish {dest}`?"
         raise PackError(f"{source}: there is no such folder or file. {hint}")
     with show_packing() as show:
-        result = pack(source, dest, options=options, progress=show)
+        result = pack(source, dest, **options, progress=show)
     _print(result, json=json)
     num_cpus = usable_cores()
     if (
         result.seconds >= _SLOW_S
-        and options.workers == 1 < num_cpus
-        and options.on is None
+        and options.get("workers", 1) == 1 < num_cpus
+        and "on" not in options
         and result.plan
         and not json
     ):
         print(f"It ran in one process. `--workers {num_cpus}` uses all CPUs of this machine.")
-    if options.part is not None and not json:
-        print(f"This is part {escape(options.part)}. When all parts are done: wdskit pack-finish {escape(dest)}")
+    if "part" in options and not json:
+        print(f"This is part {escape(options['part'])}. When all parts are done: wdskit pack-finish {escape(dest)}")
 
 
 def pack_finish_command(

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated
+from dataclasses import fields
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from wdskit.cli.console import format_bytes, format_count, plural, print_json, print_summary, show_packing
-from wdskit.cli.options import JsonOption, other_options, takes
+from wdskit.cli.options import JsonOption, flag_of, takes
 from wdskit.cli.packed import WAS_DONE, format_names, format_rates
-from wdskit.packing.options import ReshardOptions
-
-_OF_SELECTIONS = ("filter", "missing", "sample", "seed", "check", "overwrite", "workers")
+from wdskit.packing.options import ReshardOptions, SelectOptions
 
 if TYPE_CHECKING:
     from wdskit.packing.reshard import ReshardResult
@@ -38,7 +37,7 @@ def reshard_command(
         ),
     ] = None,
     *,
-    options: ReshardOptions,
+    options: dict[str, Any],
     selection: Annotated[
         str | None,
         typer.Option(
@@ -65,12 +64,12 @@ def reshard_command(
     from wdskit.packing.select import select
 
     if selection is not None:
-        ignored = next(other_options(options, _OF_SELECTIONS), "DEST" if dest else None)
-        if ignored is not None:
-            raise typer.BadParameter(f"{ignored} is for writing shards, and --selection writes none.")
-        chosen = {name: getattr(options, name) for name in _OF_SELECTIONS}
+        known = {one.name for one in fields(SelectOptions)}
+        ignored = [*(flag_of(name) for name in options if name not in known), *(["DEST"] if dest else [])]
+        if ignored:
+            raise typer.BadParameter(f"{ignored[0]} is for writing shards, and --selection writes none.")
         with show_packing() as show:
-            selected = select(source, selection, **chosen, progress=show)
+            selected = select(source, selection, **options, progress=show)
         if json:
             print_json({**vars(selected), "folders": [str(folder) for folder in selected.folders]})
             return
@@ -82,11 +81,12 @@ def reshard_command(
     if dest is None:
         raise typer.BadParameter("name DEST, the folder to write to, or --selection.")
     with show_packing() as show:
-        result = reshard(source, dest, options=options, progress=show)
+        result = reshard(source, dest, **options, progress=show)
+    dry_run = "dry_run" in options
     if json:
-        print_json(_to_json(result, dry_run=options.dry_run))
+        print_json(_to_json(result, dry_run=dry_run))
     else:
-        print_summary(_facts(result, dry_run=options.dry_run), _notes(result, dry_run=options.dry_run))
+        print_summary(_facts(result, dry_run=dry_run), _notes(result, dry_run=dry_run))
 
 
 def _read(result: ReshardResult | SelectResult) -> str:

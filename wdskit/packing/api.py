@@ -29,10 +29,9 @@ from wdskit.packing.journal import (
     remove_finished,
     remove_locks,
 )
-from wdskit.packing.options import PackOptions, WriteOptions, given_options
+from wdskit.packing.options import PackOptions, WriteOptions, takes_options
 from wdskit.packing.plan import PackPlan
 from wdskit.packing.ray import import_ray
-from wdskit.packing.row import OnProgress
 from wdskit.packing.run import open_work, pack_planned, plan_jobs, publish_all, read_plan
 from wdskit.packing.sources import Duplicate, Source, find_source
 from wdskit.packing.staging import LIST_NAMES, Staging, check_runs, read_description, read_filled
@@ -93,58 +92,9 @@ class PackResult:
         return f"PackResult({self.folder}: {'would write ' if self.dry_run else ''}{size})"
 
 
+@takes_options(PackOptions)
 def pack(
-    source: str | os.PathLike[str] | Iterable[Mapping[str, Any]],
-    dest: str | os.PathLike[str],
-    *,
-    options: PackOptions | None = None,
-    max_samples: int | None = None,
-    max_bytes: int | str | None = None,
-    num_shards: int | None = None,
-    shuffle: int | None = None,
-    split: str | Mapping[str, object] | None = None,
-    pattern: str | None = None,
-    workers: int = 1,
-    threads: int = 1,
-    on: str | None = None,
-    part: str | None = None,
-    append: bool = False,
-    overwrite: bool = False,
-    restart: bool = False,
-    staging: str | os.PathLike[str] | None = None,
-    dry_run: bool = False,
-    export: str | Sequence[str] = (),
-    split_name: str = "",
-    fields: Mapping[str, str] | Sequence[str] = (),
-    classes: str | os.PathLike[str] | Sequence[str] | Mapping[str, int] | None = None,
-    validate: str | None = None,
-    resize: int | None = None,
-    resize_mode: str | None = None,
-    upscale: bool = False,
-    format: str | None = None,  # noqa: A002 (as the command line has it)
-    quality: int | None = None,
-    orient: bool = False,
-    background: str | None = None,
-    image_fields: str | Sequence[str] = (),
-    mask_fields: str | Sequence[str] = (),
-    mask_fill: int | None = None,
-    derive: str | Sequence[str] = (),
-    max_pixels: int | None = None,
-    keys: str = "given",
-    skip_bad: bool = False,
-    from_: str | None = None,
-    sidecars: str | Sequence[str] = (),
-    files: str | Sequence[str] = (),
-    images: str | os.PathLike[str] | None = None,
-    image_column: str | None = None,
-    key_column: str | None = None,
-    allow_no_image: bool = False,
-    omit: str | Sequence[str] = (),
-    require: str | Sequence[str] = (),
-    missing: str | None = None,
-    duplicates: str = "keep",
-    progress: OnProgress | None = None,
-    disk: Disk = DISK,
+    source: str | os.PathLike[str] | Iterable[Mapping[str, Any]], dest: str | os.PathLike[str], options: PackOptions
 ) -> PackResult:
     """Write a folder of shards with its index: `wdskit pack`.
 
@@ -161,83 +111,7 @@ def pack(
             standard input, are packed as they arrive.
         dest: The folder to write to, created if it is missing. It cannot be inside the source. Or a folder of a bucket,
             `s3://bucket/train`: each shard is uploaded when it is filled, and removed here; the index is uploaded last.
-        staging: If `dest` is a URL: folder for the few shards that wait for their upload. Default: below
-            `$XDG_CACHE_HOME/wdskit`.
-        options: All options as one object, in place of the other arguments. Only `progress` and `disk` may be added.
-        max_samples: Most samples in a shard. Default: 10,000; no limit with `num_shards`.
-        max_bytes: Most bytes of a shard's file, a number or `200MB`. Default: 1 GB; no limit with `num_shards`.
-        num_shards: Exactly this many shards. Their sizes differ by one sample at most.
-        shuffle: Seed of a permutation of all rows; None keeps their order.
-        split: `train=0.9,val=0.1`, or a mapping. Each sample goes into `train-%06d.tar` or `val-%06d.tar` by its key
-            alone, as with `wdskit.split`. Each split is shuffled, numbered and divided separately; `num_shards` counts
-            the shards of each split.
-        workers: Processes. With more than one, a script needs `if __name__ == "__main__":`, because they are spawned.
-        on: `ray` fills the shards on the Ray cluster that this process is connected to or `RAY_ADDRESS` names, or else
-            on a new one on this machine; `ray://head:10001` names a cluster. All nodes must have this version of
-            wdskit, and see `dest` and the source under the same paths. If a worker dies, its shard is filled again.
-        pattern: Names of the shards, `train-%06d.tar`. Default: from the name of `dest`.
-        skip_bad: Leave bad rows out and list them in `rejected.jsonl`, instead of stopping at the first. Then all rows
-            are read twice, unless they come from a generator. Two rows with the same key are still an error.
-        keys: "given" keeps the keys. The other two make keys that every reader returns unchanged: "clean" writes `_`
-            for each character other than ASCII letters, digits, `_`, `+`, `-` and `/`, and one `_` for several at the
-            start of a name, because readers ignore members whose names begin with `__`; "hashed" takes a hash of the
-            image's path, or of the key if the row has one. `json` keeps path and key.
-        append: Add shards to a folder that has an index. The headers of its shards are read for their keys.
-        dry_run: Write nothing; `plan` of the result describes the shards.
-        overwrite: Replace the data set in the folder. The old index is removed first, then its shards, lists and
-            selections.
-        restart: Remove the files of a run that was stopped in this folder, and start again.
-        part: `3/8` fills the fourth of eight parts of the shards and writes no index. Parts may run at the same time,
-            on several machines that share the folder. `finish_pack` then writes the index.
-        from_: Kind of the source, if its path does not show it: "folder", "table", "list" (one path per line),
-            "parquet", "hf", "coco", "tar" or "zip".
-        fields: Fields to make, `{"txt": "caption", "cls": "label"}` or `["txt=caption"]`: from columns of a table or of
-            COCO annotations, or from values in the JSON of tars and zips (txt, cls, json and npy fields). Texts for
-            `cls` become class numbers by `classes`, or in sorted order. `json` keeps all columns except bytes and
-            arrays of Parquet and `datasets`.
-        files: For a folder: extensions of the files that become samples in place of images: `wav`, `flac`.
-        sidecars: For a folder: extensions of files beside an image that belong to its sample (`json`, `txt`,
-            `seg.png`). The content of a `json` file and the metadata of the image go into one `json` field.
-        images: For COCO annotations: the folder of the images. Default: the folder of the annotations.
-        classes: All classes by number, for a folder or the column of `cls`, so that a val set without some class gets
-            the numbers of train: a packed folder, a `classes.json`, a text file with one name per line, a list of
-            names, or numbers by name. Any other class is an error. Default: the sub-folders, or the texts in the
-            column, sorted.
-        image_column: For a table: the column with the image. Default: `image`, `file_name`, `path` or `filepath`; in
-            Parquet also the only struct.
-        key_column: For a table: the column with the key. Default: `key`, else the image's path without extension, else
-            the row's number.
-        allow_no_image: Accept rows of a table, Parquet file or saved data set without an image; otherwise each is an
-            error. Rows from Python, tars and zips need no image.
-        omit: Columns that `json` leaves out. `fields` can still use them. An omitted column `cls` gives no label.
-            For a folder: the names among `path`, `class` and `cls` that `json` leaves out.
-        export: Files for other readers, which `wdskit.export` writes at the end: "open_clip", "timm", "energon",
-            "dali".
-        split_name: Name of the split for timm and energon. Default: from the names of the shards.
-        validate: How each image is checked before it is packed: "none", "magic" (its first bytes), "structure" (its
-            parts and checksums) or "decode" (all pixels). JSON is parsed too, except with "none". Default: "structure".
-        resize: Pixels of a side; larger images are made smaller. With `resize`, `format`, `orient` or `derive`, only
-            the number of samples limits a shard, because sizes are not known before.
-        resize_mode: The "shorter" or the "longer" side, or a square: "crop" or "pad". Default: "shorter".
-        upscale: Make smaller images larger too.
-        format: "jpg", "webp" or "png": the new format of images.
-        quality: 1 to 100, for images that are encoded again. Default: 90.
-        orient: Rotate pixels as EXIF says, and remove the tag.
-        background: Colour behind transparent images that become jpg, and around padded images.
-        image_fields: The images of a row that these options change. Default: its only image that is not a mask.
-        mask_fields: PNG masks that `resize` and `orient` move with the image: `seg.png`. Numbers are never blended, and
-            bits and palette stay.
-        mask_fill: The number of mask pixels that `resize_mode="pad"` adds; without it, padding a mask is an error.
-        derive: Metadata of the packed image for `json`: "width", "height", "bytes", "sha256".
-        require: Fields that each row must have, under their packed names: `jpg;png,json`.
-        missing: What to do with a row that lacks one: "error", "warn" or "skip". Default: "error".
-        duplicates: What to do with rows whose images have the same bytes as those of an earlier row: "keep", "report"
-            (in `duplicates.jsonl`) or "drop" (and report).
-        max_pixels: Most pixels of an image. Default: 100 million.
-        threads: Samples of a shard that one process reads and transforms at the same time. The result is the same.
-        progress: Called from time to time while rows are read and checked, then after each sample that is written, or
-            with several workers after each shard.
-        disk: Performs the file operations; tests replace it.
+        options: Keyword arguments, each with the name of an option below. docs/pack.md explains them.
 
     Raises:
         RowError: A row cannot be packed; `where` names its file and line.
@@ -246,20 +120,18 @@ def pack(
         FolderIndexError: Another process is writing there, or the index to add to is invalid.
         StorageError: The bucket cannot be read or written.
     """
-    keywords = dict(locals())
-    options = given_options(PackOptions, options, keywords)
-    upload = open_upload(os.fsdecode(dest), options, disk)
+    upload = open_upload(os.fsdecode(dest), options)
     if upload is not None:
         with upload, upload.named():
-            result = _pack(source, upload.folder, options, progress=progress, disk=disk, upload=upload)
+            result = _pack(source, upload.folder, options, upload=upload)
         return dataclasses.replace(result, folder=upload.url)
     with raised_as_pack_errors(Path(dest)):
         folder = folder_of(os.fsdecode(dest))
-    result = _pack(source, folder, options, progress=progress, disk=disk)
-    return dataclasses.replace(result, notes=(*result.notes, *export_packed(folder, options, disk)))
+    result = _pack(source, folder, options)
+    return dataclasses.replace(result, notes=(*result.notes, *export_packed(folder, options)))
 
 
-def export_packed(folder: Path, options: WriteOptions, disk: Disk) -> tuple[str, ...]:
+def export_packed(folder: Path, options: WriteOptions) -> tuple[str, ...]:
     """Export a folder that a run has published, as its options say.
 
     Returns:
@@ -273,7 +145,7 @@ def export_packed(folder: Path, options: WriteOptions, disk: Disk) -> tuple[str,
     notes = []
     if options.export:
         try:
-            report = export(folder, options.export, split_name=options.split_name, disk=disk)
+            report = export(folder, options.export, split_name=options.split_name, disk=options.disk)
         except (FolderIndexError, ShardError, StorageError) as err:
             msg = f"{folder}: its shards are packed, but not exported: {err}\n  Then run `wdskit export`."
             raise PackError(msg) from err
@@ -290,19 +162,17 @@ def _pack(
     folder: Path,
     options: PackOptions,
     *,
-    progress: OnProgress | None,
-    disk: Disk,
     upload: Upload | None = None,
 ) -> PackResult:
     start = time.perf_counter()
-    finish_what_was_stopped(folder, source, options, disk)
-    found = find_source(source, options.source)
+    finish_what_was_stopped(folder, source, options, options.disk)
+    found = find_source(source, options)
     if found.is_stream:
         options.check_stream()
     if options.on is not None and not options.dry_run:
         import_ray()
     with contextlib.ExitStack() as stack:
-        work = open_work(stack, folder, found, options, progress=progress, disk=disk, upload=upload)
+        work = open_work(stack, folder, found, options, progress=options.progress, disk=options.disk, upload=upload)
         if found.is_stream:
             target, streamed = pack_stream(work, skip_bad=options.skip_bad)
             return _result(target, found, streamed, None, start)

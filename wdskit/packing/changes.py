@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from wdskit.codecs.fields import decode_field
 from wdskit.dataset.keys import check_field
 from wdskit.errors import KeyRuleError, PackError
-from wdskit.packing.choice import check_word
 from wdskit.packing.json_merge import add_metadata, replace_member
 from wdskit.packing.labels import CLASS_FIELD
 from wdskit.packing.references import FieldBytes
@@ -160,7 +159,6 @@ def make_changes(
     Raises:
         PackError: An option is invalid, or two options conflict.
     """
-    check_word("keys", keys, ("given", "clean", "hashed"))
     kept = None if keep is None else _parse_names("keep", keep)
     dropped = frozenset() if drop is None else _parse_names("drop", drop)
     return Changes(kept, dropped, _parse_rename(rename), keys, made)

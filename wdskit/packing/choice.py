@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -108,33 +107,13 @@ def make_choice(*, filter: str | None, missing: str, sample: str | None, seed: i
     """Parse options to a `Choice`.
 
     Raises:
-        PackError: An option is invalid or has no effect.
+        PackError: An option has no effect.
         SelectionError: The filter is not a valid expression.
         ConfigError: `sample` is not a share.
     """
-    check_word("missing", missing, ("error", "skip"))
     if missing == "skip" and filter is None:
         raise PackError("missing: it has no effect without a filter. Leave it out.")
-    check_seed("seed", seed)
     if seed and sample is None:
         raise PackError("seed: it belongs to --sample. For the order of the samples, use --shuffle SEED.")
     threshold = None if sample is None else threshold_of(parse_share(sample))
     return Choice(threshold, seed, None if filter is None else Expression(filter), missing == "skip")
-
-
-def check_word(option: str, word: str, known: Sequence[str]) -> None:
-    """Raise PackError if `word` is not in `known`."""
-    if word not in known:
-        raise PackError(f"{option}: {word!r} is not one of {', '.join(map(repr, known))}.")
-
-
-def check_seed(option: str, seed: int | None) -> None:
-    """Raise PackError if `seed` is neither None nor an int, 0 <= seed < 2**64."""
-    if seed is not None and (type(seed) is not int or not 0 <= seed < 1 << 64):
-        raise PackError(f"{option}: the seed {seed!r} must be 0 or more, and below 2**64.")
-
-
-def check_workers(workers: int) -> None:
-    """Raise PackError if `workers` is not an int of at least 1."""
-    if type(workers) is not int or workers < 1:
-        raise PackError(f"workers: {workers!r} is not a number of processes; it is 1 or more.")

@@ -1,21 +1,31 @@
-"""The options of `pack` and `reshard`: each is a name, a type, a default and a line of the command's help.
+"""The options of `pack`, `reshard` and `select`.
 
-The command line is built from these classes, so `--help` loads this module. Functions import the slow modules.
+Each option is declared once, as a field of a class: its name, type, default, the group and the text of the help. The
+command line (`cli/options.py`), the keyword arguments of the functions (`takes_options`) and the table in
+the API reference are made from the fields. `--help` loads this module, so functions import the slow modules.
 """
+
+# ruff: noqa: RUF009 (`option()` makes a field)
 
 from __future__ import annotations
 
 import contextlib
+import difflib
+import functools
+import inspect
 import itertools
 import os
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import Field, asdict, dataclass, field, fields
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Concatenate, TypeVar
+
+from typing_extensions import ParamSpec
 
 from wdskit.errors import PackError
-from wdskit.limits import MAX_PIXELS, MAX_SHARD_BYTES
+from wdskit.files import DISK, Disk
+from wdskit.limits import MAX_SHARD_BYTES
 from wdskit.text import as_int, parse_bytes
 
 if TYPE_CHECKING:
@@ -23,94 +33,241 @@ if TYPE_CHECKING:
     from wdskit.packing.choice import Choice
     from wdskit.packing.division import Limits
     from wdskit.packing.labels import ClassNames
-    from wdskit.packing.sources import SourceOptions
+    from wdskit.packing.row import OnProgress
+    from wdskit.packing.sources.records import Records
     from wdskit.packing.transforms import Transforms
     from wdskit.shards.split import Shares
 
+P = ParamSpec("P")
+Source = TypeVar("Source")
+Dest = TypeVar("Dest")
+Options = TypeVar("Options")
+Result = TypeVar("Result")
+
 _TOGETHER = ({"append", "part"}, {"append", "dry_run"}, {"overwrite", "dry_run"})
+GROUPS = ("Source", "Samples", "Fields", "Images", "Shards", "Run", "Existing shards, restart", "Other readers", "")
+"""Groups of options, in the order of the help. The command line does not have the options of the group "", which take
+Python objects.
+"""
 
 
-def option(default: Any, text: str, metavar: str = "", *, least: int | None = None, most: int | None = None) -> Any:
-    """Return a dataclass field with the metadata that the command line shows.
+def option(
+    group: str, default: Any, text: str, metavar: str = "", *, least: int | None = None, most: int | None = None
+) -> Any:
+    """Return a dataclass field with metadata for the command line and the reference.
 
     Args:
+        group: Title in `--help`, one of `GROUPS`.
         default: Value of an option that is not given.
-        text: The line in `--help`. It explains the meaning of None.
+        text: The text in `--help` and in the reference. It explains the meaning of None.
         metavar: Name of the value in `--help`; not for options that are on or off.
         least: Smallest allowed number; None for no limit.
         most: Largest allowed number; None for no limit.
     """
-    return field(default=default, metadata={"help": text, "metavar": metavar, "least": least, "most": most})
+    metadata = {"group": group, "help": text, "metavar": metavar, "least": least, "most": most}
+    return field(default=default, metadata=metadata)
+
+
+def declared_options(kind: type[RunOptions]) -> list[Field[Any]]:
+    """Return the fields of a class of options, group after group."""
+    return sorted(fields(kind), key=lambda one: GROUPS.index(one.metadata["group"]))
+
+
+def choices_of(one: Field[Any]) -> list[str]:
+    """Return the values that an option can have, if its metavar lists them (`given|clean|hashed`); else nothing."""
+    metavar = one.metadata["metavar"]
+    return metavar.split("|") if re.fullmatch(r"[a-z0-9]+(\|[a-z0-9]+)+", metavar) else []
+
+
+def takes_options(
+    kind: Callable[P, Options],
+) -> Callable[[Callable[[Source, Dest, Options], Result]], Callable[Concatenate[Source, Dest, P], Result]]:
+    """Make a function of (source, dest, options) one of (source, dest, /, **options) with the fields of `kind`.
+
+    Type checkers, `inspect.signature` and the docstring have the fields as keyword arguments. An unknown name is a
+    TypeError that names the most similar option.
+    """
+    declared = declared_options(kind)  # type: ignore[arg-type]
+    names = [one.name for one in declared]
+
+    def decorate(function: Callable[[Source, Dest, Options], Result]) -> Callable[Concatenate[Source, Dest, P], Result]:
+        @functools.wraps(function)
+        def run(source: Source, dest: Dest, /, *args: P.args, **keywords: P.kwargs) -> Result:
+            unknown = next((name for name in keywords if name not in names), None)
+            if unknown is not None:
+                near = difflib.get_close_matches(unknown, names, n=1, cutoff=0)[0]
+                raise TypeError(f"{function.__name__}: there is no option {unknown!r}. Did you mean {near!r}?")
+            return function(source, dest, kind(*args, **keywords))
+
+        signature = inspect.signature(function)
+        own = [one.replace(kind=one.POSITIONAL_ONLY) for one in [*signature.parameters.values()][:2]]
+        keyword = inspect.Parameter.KEYWORD_ONLY
+        parameters = [
+            *own,
+            *(inspect.Parameter(one.name, keyword, default=one.default, annotation=one.type) for one in declared),
+        ]
+        run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+        lines = [f"    {one.name}: {one.metadata['help']}" for one in declared]
+        run.__doc__ = "\n".join([inspect.getdoc(function) or "", "", "Options:", *lines])
+        return run
+
+    return decorate
 
 
 @dataclass(frozen=True, kw_only=True)
-class WriteOptions:
-    """The options that `pack` and `reshard` share. Each is explained by the argument of `pack` that has its name."""
+class RunOptions:
+    """The options of every run."""
+
+    workers: int = option("Run", 1, "Processes that read and write.", "N", least=1)
+    overwrite: bool = option("Existing shards, restart", False, "Replace the shards in DEST.")
+    progress: OnProgress | None = option("", None, "Called from time to time with a `Progress`.")
+    disk: Disk = option("", DISK, "Performs the file operations; tests replace it.")
+
+    def __post_init__(self) -> None:
+        for one in fields(self):
+            value = as_int(getattr(self, one.name))
+            object.__setattr__(self, one.name, value)
+            words = choices_of(one)
+            if words and value != one.default and value not in words:
+                raise PackError(f"{one.name}: {value!r} is not one of {', '.join(map(repr, words))}.")
+        for name, what in (("workers", "processes"), ("threads", "threads")):
+            number = getattr(self, name, 1)
+            if type(number) is not int or number < 1:
+                raise PackError(f"{name}: {number!r} is not a number of {what}; 1 is this one.")
+        for name in ("shuffle", "seed"):
+            seed = getattr(self, name, None)
+            if seed is not None and (type(seed) is not int or not 0 <= seed < 1 << 64):
+                raise PackError(f"{name}: the seed {seed!r} must be 0 or more, and below 2**64.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SelectOptions(RunOptions):
+    """The options of `select`.
+
+    Raises:
+        PackError: An option is out of range, or has no effect.
+        SelectionError: The filter is not a valid expression.
+        ConfigError: `sample` is not a share.
+    """
+
+    filter: str | None = option(
+        "Samples", None, 'Keep samples for which this is true: "json.width >= 256 and cls in (1, 2)".', "EXPR"
+    )
+    missing: str = option(
+        "Samples", "error", "What to do with samples that lack what the filter asks for.", "error|skip"
+    )
+    sample: str | None = option(
+        "Samples",
+        None,
+        "Keep a share of the samples, by a hash of the key: 10%. A larger share contains each smaller one.",
+        "SHARE",
+    )
+    seed: int = option("Samples", 0, "Seed of --sample; a different seed keeps different samples.", "N", least=0)
+    check: str = option(
+        "Run", "headers", "sha256: compare all bytes of the sources with their index first.", "headers|sha256"
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _ = self.choice
+
+    @cached_property
+    def choice(self) -> Choice:
+        """The samples to keep."""
+        from wdskit.packing.choice import make_choice
+
+        return make_choice(filter=self.filter, missing=self.missing, sample=self.sample, seed=self.seed)
+
+
+@dataclass(frozen=True, kw_only=True)
+class WriteOptions(RunOptions):
+    """The options that `pack` and `reshard` share."""
 
     command: ClassVar[str]
 
-    max_samples: int | None = option(None, "Most samples in a shard. Default: 10,000.", "N", least=1)
-    max_bytes: int | str | None = option(None, "Most bytes in a shard's file: 200MB, 1GiB. Default: 1GB.", "SIZE")
-    num_shards: int | None = option(None, "Exactly N shards of equal size. Turns off default limits.", "N", least=1)
-    shuffle: int | None = option(None, "Shuffle with this seed. Default: keep the order.", "SEED", least=0)
-    split: str | Mapping[str, object] | None = option(
-        None, "Split the samples by key; each split has its own shards: train=0.9,val=0.1.", "SHARES"
+    keys: str = option(
+        "Samples", "given", "Keep keys, replace odd characters with _, or hash them.", "given|clean|hashed"
     )
-    pattern: str | None = option(None, "Names of the shards. Default: DEST's name and -%06d.tar.", "NAME")
-    workers: int = option(1, "Processes that read and write.", "N", least=1)
-    threads: int = option(1, "Threads of each process, for images.", "N", least=1)
-    on: str | None = option(None, "Pack on a Ray cluster whose nodes see SOURCE and DEST.", "ray[://HOST:PORT]")
-    part: str | None = option(None, "Fill part I of N, counted from 0; then run `wdskit pack-finish`.", "I/N")
-    append: bool = option(False, "Add shards to those in DEST.")
-    overwrite: bool = option(False, "Replace the shards in DEST.")
-    restart: bool = option(False, "Remove what an unfinished run with other options left, and start again.")
-    staging: str | os.PathLike[str] | None = option(  # noqa: RUF009 (a field)
-        None, "Folder where shards for a URL wait for the upload. Default: in ~/.cache/wdskit.", "DIR"
-    )
-    dry_run: bool = option(False, "Show what would be written, but write nothing.")
-    export: str | Sequence[str] = option((), "Run `wdskit export` at the end: open_clip,timm,energon,dali.", "KINDS")
-    split_name: str = option("", "Name of the split for timm and energon. Default: from the shards' names.", "NAME")
     fields: Mapping[str, str] | Sequence[str] = option(
-        (), "Make a field from a column or a JSON value: txt=caption, cls=label. Repeatable.", "FIELD=COLUMN"
+        "Fields", (), "Make a field from a column or a JSON value: txt=caption, cls=label. Repeatable.", "FIELD=COLUMN"
     )
-    classes: str | os.PathLike[str] | Sequence[str] | Mapping[str, int] | None = option(  # noqa: RUF009 (a field)
-        None, "Class names in order: a packed folder, a classes.json, or a text with one name per line.", "FILE"
+    classes: str | os.PathLike[str] | Sequence[str] | Mapping[str, int] | None = option(
+        "Fields",
+        None,
+        "Class names in order: a packed folder, a classes.json, or a text with one name per line.",
+        "FILE",
+    )
+    derive: str | Sequence[str] = option(
+        "Fields", (), "Add metadata of the image to json: width,height,bytes,sha256.", "NAMES"
     )
     validate: str | None = option(
-        None, "Check images: none, magic, structure, decode. Default: structure; none for copies by reshard.", "LEVEL"
+        "Images",
+        None,
+        "Check images: none, magic, structure, decode. Default: structure; none for copies by reshard.",
+        "LEVEL",
     )
-    resize: int | None = option(None, "Shrink images with a longer side (see --resize-mode).", "PIXELS", least=1)
-    resize_mode: str | None = option(None, "Side: shorter, longer; or a square: crop, pad. Default: shorter.", "MODE")
-    upscale: bool = option(False, "With --resize, enlarge smaller images too.")
-    format: str | None = option(None, "Convert images to this format. Default: keep theirs.", "jpg|webp|png")
-    quality: int | None = option(None, "Quality of new jpg and webp. Default: 90.", "1..100", least=1, most=100)
-    orient: bool = option(False, "Rotate images as their EXIF orientation says, and remove it.")
-    background: str | None = option(None, "Colour for transparency and padding: white, #ff0000.", "COLOUR")
+    max_pixels: int | None = option("Images", None, "Most pixels of an image. Default: 100 million.", "N", least=1)
+    resize: int | None = option(
+        "Images", None, "Shrink images with a longer side (see --resize-mode).", "PIXELS", least=1
+    )
+    resize_mode: str | None = option(
+        "Images", None, "Side: shorter, longer; or a square: crop, pad. Default: shorter.", "MODE"
+    )
+    upscale: bool = option("Images", False, "With --resize, enlarge smaller images too.")
+    format: str | None = option("Images", None, "Convert images to this format. Default: keep theirs.", "jpg|webp|png")
+    quality: int | None = option(
+        "Images", None, "Quality of new jpg and webp. Default: 90.", "1..100", least=1, most=100
+    )
+    orient: bool = option("Images", False, "Rotate images as their EXIF orientation says, and remove it.")
+    background: str | None = option("Images", None, "Colour for transparency and padding: white, #ff0000.", "COLOUR")
     image_fields: str | Sequence[str] = option(
-        (), "Image fields to change if a sample has several: left.jpg,right.jpg.", "FIELDS"
+        "Images", (), "Image fields to change if a sample has several: left.jpg,right.jpg.", "FIELDS"
     )
     mask_fields: str | Sequence[str] = option(
-        (), "PNG masks that --resize and --orient move with the image, without blending: seg.png.", "FIELDS"
+        "Images", (), "PNG masks that --resize and --orient move with the image, without blending: seg.png.", "FIELDS"
     )
     mask_fill: int | None = option(
-        None, "Number of the mask pixels that --resize-mode pad adds, such as 255.", "N", least=0, most=65535
+        "Images", None, "Number of the mask pixels that --resize-mode pad adds, such as 255.", "N", least=0, most=65535
     )
-    derive: str | Sequence[str] = option((), "Add metadata of the image to json: width,height,bytes,sha256.", "NAMES")
-    max_pixels: int | None = option(None, "Most pixels of an image. Default: 100 million.", "N", least=1)
+    max_samples: int | None = option("Shards", None, "Most samples in a shard. Default: 10,000.", "N", least=1)
+    max_bytes: int | str | None = option(
+        "Shards", None, "Most bytes in a shard's file: 200MB, 1GiB. Default: 1GB.", "SIZE"
+    )
+    num_shards: int | None = option(
+        "Shards", None, "Exactly N shards of equal size. Turns off default limits.", "N", least=1
+    )
+    shuffle: int | None = option("Shards", None, "Shuffle with this seed. Default: keep the order.", "SEED", least=0)
+    split: str | Mapping[str, object] | None = option(
+        "Shards", None, "Split the samples by key; each split has its own shards: train=0.9,val=0.1.", "SHARES"
+    )
+    pattern: str | None = option("Shards", None, "Names of the shards. Default: DEST's name and -%06d.tar.", "NAME")
+    threads: int = option("Run", 1, "Threads of each process, for images.", "N", least=1)
+    on: str | None = option("Run", None, "Pack on a Ray cluster whose nodes see SOURCE and DEST.", "ray[://HOST:PORT]")
+    part: str | None = option("Run", None, "Fill part I of N, counted from 0; then run `wdskit pack-finish`.", "I/N")
+    dry_run: bool = option("Run", False, "Show what would be written, but write nothing.")
+    append: bool = option("Existing shards, restart", False, "Add shards to those in DEST.")
+    restart: bool = option(
+        "Existing shards, restart", False, "Remove what an unfinished run with other options left, and start again."
+    )
+    staging: str | os.PathLike[str] | None = option(
+        "Existing shards, restart",
+        None,
+        "Folder where shards for a URL wait for the upload. Default: in ~/.cache/wdskit.",
+        "DIR",
+    )
+    export: str | Sequence[str] = option(
+        "Other readers", (), "Run `wdskit export` at the end: open_clip,timm,energon,dali.", "KINDS"
+    )
+    split_name: str = option(
+        "Other readers", "", "Name of the split for timm and energon. Default: from the shards' names.", "NAME"
+    )
 
     def __post_init__(self) -> None:
-        for name, value in [*vars(self).items()]:
-            object.__setattr__(self, name, as_int(value))
+        super().__post_init__()
         for name in ("export", "sidecars", "files", "omit"):
             value = getattr(self, name, ())
             if isinstance(value, str):
                 object.__setattr__(self, name, tuple(part.strip() for part in value.split(",") if part.strip()))
-        for name, what in (("workers", "processes"), ("threads", "threads")):
-            number = getattr(self, name)
-            if type(number) is not int or number < 1:
-                raise PackError(f"{name}: {number!r} is not a number of {what}; 1 is this one.")
-        if self.shuffle is not None and (type(self.shuffle) is not int or not 0 <= self.shuffle < 1 << 64):
-            raise PackError(f"shuffle: the seed {self.shuffle!r} must be 0 or more, and below 2**64.")
         from wdskit.shards.export import parse_kinds
 
         parse_kinds(self.export)
@@ -160,11 +317,15 @@ class WriteOptions:
     @cached_property
     def transforms(self) -> Transforms:
         """What happens to each sample."""
+        return self._make_transforms()
+
+    def _make_transforms(self, **values: Any) -> Transforms:
+        """Return the transforms with these values. The options with the same names give the other values."""
         from wdskit.packing.transforms import Transforms
 
-        names = [one.name for one in fields(Transforms) if one.name != "max_pixels"]
-        values = {name: getattr(self, name) for name in names if hasattr(self, name)}
-        return Transforms(**values, max_pixels=MAX_PIXELS if self.max_pixels is None else self.max_pixels)
+        names = {one.name for one in fields(Transforms)} - values.keys()
+        given = {name: value for name in names if (value := getattr(self, name, None)) is not None}
+        return Transforms(**given, **values)
 
     @cached_property
     def limits(self) -> Limits:
@@ -222,70 +383,96 @@ class WriteOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class PackOptions(WriteOptions):
-    """The options of `pack`, for its argument `options`. The arguments of `pack` with the same names explain them.
+    """The options of `pack`.
 
     Raises:
-        PackError: One is out of range, or two contradict each other.
+        PackError: An option is out of range, or two options contradict each other.
         ConfigError: `export` names an unknown kind.
-        SelectionError: The shares of `split` are wrong.
+        SelectionError: The shares of `split` are invalid.
     """
 
     command = "pack"
 
-    keys: str = option("given", "Keep keys, replace odd characters with _, or hash them.", "given|clean|hashed")
-    skip_bad: bool = option(False, "Skip bad rows and list them in DEST/rejected.jsonl.")
-    from_: str | None = option(None, "Kind of SOURCE, if its name does not show it; see above.", "KIND")
-    sidecars: str | Sequence[str] = option(
-        (), "Files with the same name and another ending: json,txt,seg.png (a.seg.png for a.jpg).", "EXT,..."
+    from_: str | None = option(
+        "Source",
+        None,
+        "Kind of SOURCE, if its name does not show it: folder, table, list, parquet, hf, coco, tar, zip.",
+        "KIND",
     )
-    files: str | Sequence[str] = option((), "Files that become samples in place of images: wav,flac.", "EXT,...")
-    images: str | os.PathLike[str] | None = option(  # noqa: RUF009 (a field)
-        None, "Folder of the images that a COCO file names. Default: the folder of that file.", "DIR"
+    sidecars: str | Sequence[str] = option(
+        "Source",
+        (),
+        "Files with the same name and another ending: json,txt,seg.png (a.seg.png for a.jpg).",
+        "EXT,...",
+    )
+    files: str | Sequence[str] = option(
+        "Source", (), "Files that become samples in place of images: wav,flac.", "EXT,..."
+    )
+    images: str | os.PathLike[str] | None = option(
+        "Source", None, "Folder of the images that a COCO file names. Default: the folder of that file.", "DIR"
     )
     image_column: str | None = option(
-        None, "Table's column with the image. Default: image, file_name, path, filepath.", "NAME"
+        "Source", None, "Table's column with the image. Default: image, file_name, path, filepath.", "NAME"
     )
-    key_column: str | None = option(None, "Table's column with the key. Default: key, else the image's path.", "NAME")
-    allow_no_image: bool = option(False, "Also pack rows of a table that have no image.")
-    omit: str | Sequence[str] = option((), "Columns to leave out of json; of a folder: path, class, cls.", "COLUMNS")
-    require: str | Sequence[str] = option((), "Fields that each sample must have: jpg;png,json.", "FIELDS")
-    missing: str | None = option(None, "What to do if such a field is missing. Default: error.", "error|warn|skip")
+    key_column: str | None = option(
+        "Source", None, "Table's column with the key. Default: key, else the image's path.", "NAME"
+    )
+    allow_no_image: bool = option("Source", False, "Also pack rows of a table that have no image.")
+    omit: str | Sequence[str] = option(
+        "Source", (), "Columns to leave out of json; of a folder: path, class, cls.", "COLUMNS"
+    )
+    require: str | Sequence[str] = option("Samples", (), "Fields that each sample must have: jpg;png,json.", "FIELDS")
+    missing: str | None = option(
+        "Samples", None, "What to do if such a field is missing. Default: error.", "error|warn|skip"
+    )
+    skip_bad: bool = option("Samples", False, "Skip bad rows and list them in DEST/rejected.jsonl.")
     duplicates: str = option(
-        "keep", "Repeated images: keep, list in DEST/duplicates.jsonl, or leave out.", "keep|report|drop"
+        "Samples",
+        "keep",
+        "Repeated images: keep, list in DEST/duplicates.jsonl, or leave out.",
+        "keep|report|drop",
     )
 
     def __post_init__(self) -> None:
-        from wdskit.packing.choice import check_word
-
-        check_word("keys", self.keys, ("given", "clean", "hashed"))
         super().__post_init__()
         if self.append and self.duplicates != "keep":
             msg = "`append` and `duplicates` cannot be combined: the images that the folder holds are not compared."
             raise PackError(f"{msg} Leave out `duplicates`, or pack all images into a new folder.")
 
     @cached_property
-    def source(self) -> SourceOptions:
-        """How the source is read."""
-        from wdskit.packing.sources import SourceOptions
+    def records(self) -> Records:
+        """How records of a table or of JSON become rows. The reader sets the folder."""
+        from wdskit.packing.sources.records import Records
 
-        return SourceOptions(
-            from_=self.from_,
-            keys=self.keys,
-            image_column=self.image_column,
-            key_column=self.key_column,
-            allow_no_image=self.allow_no_image,
-            fields=self.columns,
-            sidecars=self.sidecars,
-            files=self.files,
-            omit=self.omit,
-            images=None if self.images is None else os.fspath(self.images),
-            classes=self.class_names,
-            in_order=self.shuffle is None or self.dry_run,
+        return Records(
+            "", self.image_column, self.key_column, self.allow_no_image, self.columns, self.class_names, self.omit
         )
+
+    @property
+    def keeps_order(self) -> bool:
+        """True if the rows are packed in the order of the source."""
+        return self.shuffle is None or self.dry_run
 
     def to_dict(self) -> dict[str, object]:
         """The options that a shard can depend on, by name."""
-        return {**super().to_dict(), "skip_bad": self.skip_bad, **self.source.to_dict()}
+        names = (
+            "skip_bad",
+            "from_",
+            "keys",
+            "image_column",
+            "key_column",
+            "allow_no_image",
+            "sidecars",
+            "files",
+            "omit",
+        )
+        return {
+            **super().to_dict(),
+            **{name: getattr(self, name) for name in names},
+            "fields": self.columns,
+            "images": None if self.images is None else os.fspath(self.images),
+            "classes": None if self.class_names is None else self.class_names.describe(),
+        }
 
     def check_stream(self) -> None:
         """Refuse options that need a plan: the rows can be read only once.
@@ -302,52 +489,32 @@ class PackOptions(WriteOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReshardOptions(WriteOptions):
-    """The options of `reshard`, for its argument `options`. The arguments of `reshard` explain them."""
+class ReshardOptions(WriteOptions, SelectOptions):
+    """The options of `reshard`. Raises the errors of `PackOptions` and `SelectOptions`."""
 
     command = "reshard"
 
-    filter: str | None = option(
-        None, 'Keep samples for which this is true: "json.width >= 256 and cls in (1, 2)".', "EXPR"
+    duplicate_keys: str = option(
+        "Samples", "error", "If a key appears twice: stop, or keep its first sample.", "error|first"
     )
-    missing: str = option("error", "What to do with samples that lack what the filter asks for.", "error|skip")
-    sample: str | None = option(None, "Keep a share of the samples, by a hash of the key: 10%.", "SHARE")
-    seed: int = option(0, "Seed of --sample; a different seed keeps different samples.", "N", least=0)
-    keep: str | Sequence[str] | None = option(None, "Keep only these fields: jpg,cls.", "FIELDS")
-    drop: str | Sequence[str] | None = option(None, "Drop these fields: txt.", "FIELDS")
+    keep: str | Sequence[str] | None = option("Fields", None, "Keep only these fields: jpg,cls.", "FIELDS")
+    drop: str | Sequence[str] | None = option("Fields", None, "Drop these fields: txt.", "FIELDS")
     rename: str | Sequence[str] | Mapping[str, str] | None = option(
-        None, "Rename fields: jpeg=jpg,class=cls.", "OLD=NEW"
+        "Fields", None, "Rename fields: jpeg=jpg,class=cls.", "OLD=NEW"
     )
-    keys: str = option("given", "Keep keys, replace odd characters with _, or hash them.", "given|clean|hashed")
-    duplicate_keys: str = option("error", "If a key appears twice: stop, or keep its first sample.", "error|first")
-    check: str = option("headers", "sha256: compare all bytes of the sources with their index first.", "headers|sha256")
 
     def __post_init__(self) -> None:
-        from wdskit.packing.choice import check_word
-
-        check_word("check", self.check, ("headers", "sha256"))
-        check_word("duplicate_keys", self.duplicate_keys, ("error", "first"))
-        _ = self.choice, self.changes
         super().__post_init__()
+        _ = self.changes
 
     @cached_property
     def transforms(self) -> Transforms:
-        """As for `pack`; but where nothing changes images none is looked at."""
-        from wdskit.packing.transforms import Transforms
-
-        names = [one.name for one in fields(Transforms) if one.name not in {"max_pixels", "missing", "validate"}]
-        values = {name: getattr(self, name) for name in names if hasattr(self, name)}
+        """As for `pack`; but images are not checked if nothing changes them."""
         is_changed = self.resize or self.format or self.orient or self.derive
-        validate = self.validate or ("structure" if is_changed else "none")
-        max_pixels = MAX_PIXELS if self.max_pixels is None else self.max_pixels
-        return Transforms(**values, validate=validate, max_pixels=max_pixels)
-
-    @cached_property
-    def choice(self) -> Choice:
-        """Which samples stay."""
-        from wdskit.packing.choice import make_choice
-
-        return make_choice(filter=self.filter, missing=self.missing, sample=self.sample, seed=self.seed)
+        return self._make_transforms(
+            validate=self.validate or ("structure" if is_changed else "none"),
+            missing=None,  # here the option is about the filter
+        )
 
     @cached_property
     def changes(self) -> Changes:
@@ -372,24 +539,6 @@ class ReshardOptions(WriteOptions):
             "seed": self.seed,
             "duplicate_keys": self.duplicate_keys,
         }
-
-
-Options = TypeVar("Options", bound=WriteOptions)
-
-
-def given_options(kind: type[Options], options: Options | None, keywords: Mapping[str, Any]) -> Options:
-    """The options of a call: the object, or those of the keywords.
-
-    Raises:
-        PackError: Both are given.
-    """
-    known = {one.name: one.default for one in fields(kind)}
-    given = {name: value for name, value in keywords.items() if name in known and value is not known[name]}
-    if options is None:
-        return kind(**given)
-    if given:
-        raise PackError(f"{next(iter(given))}: it excludes `options`. Use dataclasses.replace(options, ...).")
-    return options
 
 
 def parse_size(text: str) -> int:

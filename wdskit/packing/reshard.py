@@ -7,14 +7,13 @@ import dataclasses
 import hashlib
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from wdskit.dataset.classes import CLASSES_NAME, parse_classes
 from wdskit.dataset.index import ShardEntry
 from wdskit.errors import PackError
-from wdskit.files import DISK, Disk
 from wdskit.packing.api import export_packed
 from wdskit.packing.destination import (
     finish_what_was_stopped,
@@ -22,9 +21,8 @@ from wdskit.packing.destination import (
     raised_as_pack_errors,
 )
 from wdskit.packing.division import PlannedShard
-from wdskit.packing.options import ReshardOptions, given_options
+from wdskit.packing.options import ReshardOptions, takes_options
 from wdskit.packing.ray import import_ray
-from wdskit.packing.row import OnProgress
 from wdskit.packing.run import open_work, pack_planned, plan_jobs, read_plan
 from wdskit.packing.sources import Source, count_cleaned
 from wdskit.packing.sources.shards import ShardSamples, check_dest, find_classes, list_sources, merged_splits
@@ -89,56 +87,8 @@ class ReshardResult:
         return sum(shard.num_bytes for shard in self.shards)
 
 
-def reshard(
-    source: str | Sequence[str],
-    dest: str | os.PathLike[str],
-    *,
-    options: ReshardOptions | None = None,
-    max_samples: int | None = None,
-    max_bytes: int | str | None = None,
-    num_shards: int | None = None,
-    shuffle: int | None = None,
-    split: str | Mapping[str, object] | None = None,
-    pattern: str | None = None,
-    workers: int = 1,
-    threads: int = 1,
-    on: str | None = None,
-    part: str | None = None,
-    append: bool = False,
-    overwrite: bool = False,
-    restart: bool = False,
-    staging: str | os.PathLike[str] | None = None,
-    dry_run: bool = False,
-    export: str | Sequence[str] = (),
-    split_name: str = "",
-    fields: Mapping[str, str] | Sequence[str] = (),
-    classes: str | os.PathLike[str] | Sequence[str] | Mapping[str, int] | None = None,
-    validate: str | None = None,
-    resize: int | None = None,
-    resize_mode: str | None = None,
-    upscale: bool = False,
-    format: str | None = None,  # noqa: A002 (as the command line has it)
-    quality: int | None = None,
-    orient: bool = False,
-    background: str | None = None,
-    image_fields: str | Sequence[str] = (),
-    mask_fields: str | Sequence[str] = (),
-    mask_fill: int | None = None,
-    derive: str | Sequence[str] = (),
-    max_pixels: int | None = None,
-    filter: str | None = None,  # noqa: A002 (as the command line has it)
-    missing: str = "error",
-    sample: str | None = None,
-    seed: int = 0,
-    keep: str | Sequence[str] | None = None,
-    drop: str | Sequence[str] | None = None,
-    rename: str | Sequence[str] | Mapping[str, str] | None = None,
-    keys: str = "given",
-    duplicate_keys: str = "error",
-    check: str = "headers",
-    progress: OnProgress | None = None,
-    disk: Disk = DISK,
-) -> ReshardResult:
+@takes_options(ReshardOptions)
+def reshard(source: str | Sequence[str], dest: str | os.PathLike[str], options: ReshardOptions) -> ReshardResult:
     """Write new shards from finished ones: merge, split, resize, shuffle, filter: `wdskit reshard`.
 
     The new shards are those that `pack` writes for the same samples: members sorted by field, headers as `pack` writes
@@ -153,23 +103,7 @@ def reshard(
             twice.
         dest: The folder to write to, created if it is missing, or a folder of a bucket, as for `pack`. It cannot be a
             source's folder.
-        options: All options as one object, in place of the other arguments. Only `progress` and `disk` may be added.
-        max_samples: As for `pack`, and so are all arguments up to `max_pixels`; but by default images are not checked.
-        filter: Keep samples for which this is true: `json.width >= 256 and cls in (1, 2)`. In Python's syntax, `key` is
-            the key, `fields` the names of the fields, and `json`, `cls`, `txt`, ... the values of fields.
-        missing: "error", or "skip": leave out samples that lack what the filter asks for.
-        sample: Keep a share such as "10%". A hash of the key and the seed decides, so the shard does not matter. With
-            the same seed, a larger share contains each smaller share.
-        seed: Seed of `sample`.
-        keep: Fields to keep, `jpg,cls` or a list; None for all.
-        drop: Fields to drop.
-        rename: New names of fields, `jpeg=jpg`; `keep` and `drop` take the old names.
-        keys: "given", "clean" or "hashed", as for `pack`. With the last two, `json` keeps the key.
-        duplicate_keys: "error", or "first": keep the first of the samples with one key.
-        check: "headers", or "sha256": compare each source shard as a whole with the digest in its folder's index before
-            anything is written.
-        progress: Called from time to time.
-        disk: Performs the file operations; tests replace it.
+        options: Keyword arguments, each with the name of an option below.
 
     Raises:
         PackError: An option is wrong, no sample is left, two samples have the same key, or the folder cannot be written
@@ -181,17 +115,15 @@ def reshard(
         FolderIndexError: A source does not match its folder's index, or another process is writing in `dest`.
         StorageError: A source cannot be read.
     """
-    keywords = dict(locals())
-    options = given_options(ReshardOptions, options, keywords)
-    upload = open_upload(os.fsdecode(dest), options, disk)
+    upload = open_upload(os.fsdecode(dest), options)
     if upload is not None:
         with upload, upload.named():
-            result = _reshard(source, upload.folder, options, progress=progress, disk=disk, upload=upload)
+            result = _reshard(source, upload.folder, options, upload=upload)
         return dataclasses.replace(result, folder=upload.url)
     with raised_as_pack_errors(Path(dest)):
         folder = folder_of(os.fsdecode(dest))
-    result = _reshard(source, folder, options, progress=progress, disk=disk)
-    return dataclasses.replace(result, notes=export_packed(folder, options, disk))
+    result = _reshard(source, folder, options)
+    return dataclasses.replace(result, notes=export_packed(folder, options))
 
 
 def _reshard(
@@ -199,15 +131,13 @@ def _reshard(
     folder: Path,
     options: ReshardOptions,
     *,
-    progress: OnProgress | None,
-    disk: Disk,
     upload: Upload | None = None,
 ) -> ReshardResult:
     start = time.perf_counter()
     changes = options.changes
     found = list_sources(source)
     check_dest(folder, found, overwrite=options.overwrite)
-    finish_what_was_stopped(folder, None, options, disk)
+    finish_what_was_stopped(folder, None, options, options.disk)
     if options.on is not None and not options.dry_run:
         import_ray()
     lists, classes_lost = find_classes(found, changes)
@@ -226,7 +156,15 @@ def _reshard(
         rows.rows = count_cleaned(rows, rows.rows)
     with contextlib.ExitStack() as stack:
         work = open_work(
-            stack, folder, rows, options, more=more, progress=progress, disk=disk, upload=upload, lists=lists
+            stack,
+            folder,
+            rows,
+            options,
+            more=more,
+            progress=options.progress,
+            disk=options.disk,
+            upload=upload,
+            lists=lists,
         )
         plan = read_plan(work, skip_bad=False, keep_first=options.duplicate_keys == "first")
         accounted = len(plan) + samples.left_out.total

@@ -18,10 +18,11 @@ from wdskit.dataset.lock import lock_folder
 from wdskit.dataset.patterns import ShardList
 from wdskit.dataset.selection import check_selection_name, read_head, selection_path, write_selection
 from wdskit.errors import FolderIndexError, PackError, RowError, SelectionError, StorageError, WdskitError
-from wdskit.files import DISK, Disk
+from wdskit.files import Disk
 from wdskit.limits import MAX_RECIPE_BYTES
-from wdskit.packing.choice import Choice, LeftOut, check_word, check_workers, make_choice
-from wdskit.packing.row import OnProgress, Progress
+from wdskit.packing.choice import Choice, LeftOut
+from wdskit.packing.options import SelectOptions, takes_options
+from wdskit.packing.row import Progress
 from wdskit.packing.sources.shards import check_indexed, list_sources
 from wdskit.packing.sources.tar_samples import TarSamples
 from wdskit.shards.parallel import map_shards
@@ -57,29 +58,17 @@ class SelectResult:
     num_missing: int
 
 
-def select(
-    source: str | Sequence[str],
-    name: str,
-    *,
-    filter: str | None = None,  # noqa: A002 (the option's name)
-    missing: str = "error",
-    sample: str | None = None,
-    seed: int = 0,
-    check: str = "headers",
-    overwrite: bool = False,
-    workers: int = 1,
-    progress: OnProgress | None = None,
-    disk: Disk = DISK,
-) -> SelectResult:
+@takes_options(SelectOptions)
+def select(source: str | Sequence[str], name: str, options: SelectOptions) -> SelectResult:
     """Choose samples and store the choice as a selection in their folders: `wdskit reshard --selection`.
 
     Planned sources use it with `split: NAME`. The shards do not change. Nothing is selected in shards that `source`
-    does not name. The other arguments are those of `reshard`.
+    does not name. `overwrite` replaces a selection of this name that was made in another way.
 
     Args:
         source: Local shards of indexed folders.
         name: Name of the selection.
-        overwrite: Whether to replace a selection of this name that was made in another way.
+        options: Keyword arguments, each with the name of an option below.
 
     Raises:
         SelectionError: The name or the filter is invalid, another selection has the name, or the filter has no answer
@@ -88,27 +77,25 @@ def select(
         PackError, ShardError, StorageError: As `reshard`.
     """
     check_selection_name(name)
-    check_workers(workers)
-    check_word("check", check, ("headers", "sha256"))
-    choice = make_choice(filter=filter, missing=missing, sample=sample, seed=seed)
-    recipe = _recipe(name, filter=filter, missing=missing, sample=sample, seed=seed)
+    recipe = _recipe(name, options)
     found = list_sources(source)
     remote = next((url for url in found.urls if not is_local(url)), None)
     if remote is not None:
         msg = f"{remote}: a selection needs local shards. Make it where the shards are, and upload it."
         raise PackError(msg)
     _check_sources(found)
-    if check == "sha256":
+    is_checked = options.check == "sha256"
+    if is_checked:
         check_indexed(found)
-    choose = functools.partial(_choose, choice=choice, check=check == "sha256")
+    choose = functools.partial(_choose, choice=options.choice, check=is_checked)
     shards = [(url, entry) for url, entry in zip(found.urls, found.entries, strict=True) if entry is not None]
     num_samples, left_out, total_bytes = 0, LeftOut(), sum(entry.num_bytes for _, entry in shards)
     with contextlib.ExitStack() as stack:
         folders = _folders_of(found)
-        indexes = {folder: _locked(stack, folder, name, recipe, overwrite=overwrite) for folder in folders}
+        indexes = {folder: _locked(stack, folder, name, recipe, overwrite=options.overwrite) for folder in folders}
         chosen: dict[str, Numbers] = {}
         num_bytes = 0
-        with contextlib.closing(map_shards(choose, shards, workers=workers)) as results:
+        with contextlib.closing(map_shards(choose, shards, workers=options.workers)) as results:
             for (url, entry), result in zip(shards, results, strict=True):
                 if isinstance(result, WdskitError):
                     raise result
@@ -116,13 +103,13 @@ def select(
                 left_out += others
                 num_samples += entry.num_samples
                 num_bytes += entry.num_bytes
-                if progress is not None:
-                    progress(Progress("reading", num_samples, num_bytes, None, total_bytes))
+                if options.progress is not None:
+                    options.progress(Progress("reading", num_samples, num_bytes, None, total_bytes))
         num_chosen = sum(map(len, chosen.values()))
         if not num_chosen:
             raise SelectionError(f"{name}: none of the {num_samples} samples is selected. Nothing was written.")
         for folder, index in indexes.items():
-            _write(Path(folder), index, name, chosen, recipe, disk)
+            _write(Path(folder), index, name, chosen, recipe, options.disk)
     return SelectResult(
         folders=tuple(map(Path, folders)),
         name=name,
@@ -151,12 +138,12 @@ def _choose(shard: tuple[str, ShardEntry], *, choice: Choice, check: bool) -> tu
     return np.array(numbers, np.int64), left_out
 
 
-def _recipe(name: str, *, filter: str | None, missing: str, sample: str | None, seed: int) -> str:  # noqa: A002
-    """The command that makes this selection, the same however it was asked for."""
+def _recipe(name: str, options: SelectOptions) -> str:
+    """Return the command that makes this selection. Equal choices have equal commands."""
     words = ["reshard", "--selection", name]
-    words += ["--filter", filter] if filter else []
-    words += ["--missing", missing] if missing != "error" else []
-    words += ["--sample", sample, "--seed", str(seed)] if sample else []
+    words += ["--filter", options.filter] if options.filter else []
+    words += ["--missing", options.missing] if options.missing != "error" else []
+    words += ["--sample", options.sample, "--seed", str(options.seed)] if options.sample else []
     recipe = shlex.join(words)
     if not recipe.isprintable() or len(recipe.encode()) > MAX_RECIPE_BYTES:
         raise SelectionError(f"{name}: the filter must be one line of text, because the selection stores it.")

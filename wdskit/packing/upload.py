@@ -242,7 +242,7 @@ _REFUSED = {
 }
 
 
-def open_upload(dest: str, options: WriteOptions, disk: Disk) -> Upload | None:
+def open_upload(dest: str, options: WriteOptions) -> Upload | None:
     """Return the upload to `dest`, after a download of the folder's index; None if `dest` is a local folder.
 
     Raises:
@@ -265,6 +265,6 @@ def open_upload(dest: str, options: WriteOptions, disk: Disk) -> Upload | None:
             raise PackError(f"{option} is for local folders: {reason}.")
     staging = Path(options.staging) if options.staging is not None else user_cache() / "uploads"
     upload = Upload(url, staging / hashlib.sha256(url.encode()).hexdigest()[:16] / os.path.basename(url))
-    make_folders(upload.folder, disk=disk)
-    upload.copy_index(disk)
+    make_folders(upload.folder, disk=options.disk)
+    upload.copy_index(options.disk)
     return upload

@@ -8,7 +8,7 @@ from __future__ import annotations
 import glob
 import os
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 from wdskit.codecs.formats import is_image_field
@@ -16,13 +16,12 @@ from wdskit.dataset.braces import expand_patterns, split_parts
 from wdskit.dataset.patterns import has_wildcards, split_url
 from wdskit.errors import PackError, RowError
 from wdskit.files import describe_missing
-from wdskit.packing.labels import ClassNames
+from wdskit.packing.options import PackOptions
 from wdskit.packing.row import Row, field_of, python_rows
 from wdskit.packing.sources.archives import Tars, Zips, refuse_query
 from wdskit.packing.sources.arrow import INFO_NAME, SPLITS_NAME, STATE_NAME, read_parquet, read_saved_dataset
 from wdskit.packing.sources.coco import Coco
 from wdskit.packing.sources.folder import FileNames, ImageFolder, list_names
-from wdskit.packing.sources.records import Records
 from wdskit.packing.sources.tables import STDIN, SUFFIXES, TextTable
 from wdskit.packing.transforms import Transforms
 from wdskit.storage.urls import is_local
@@ -135,52 +134,6 @@ def streamed_rows(source: Source, transforms: Transforms, *, skip_bad: bool) -> 
             source.rows.close()
 
 
-@dataclass(frozen=True)
-class SourceOptions:
-    """The options for reading a source.
-
-    Attributes:
-        from_: Kind of the source; None finds the kind by the path.
-        keys: "given", "clean" or "hashed"; see `row.make_row`.
-        image_column: As `records.Records` has it, and so `key_column`, `allow_no_image` and `fields`.
-        sidecars: Extensions of files beside an image that belong to its sample; see `folder.FileNames`.
-        files: Extensions of a folder's files that are samples, instead of images.
-        images: Folder of a COCO file's images.
-        omit: As `records.Records` has it; of a folder the metadata that is not added to `json`.
-        classes: The classes of an image folder, or of the column that becomes `cls`; None: the sub-folders, or the
-            texts in the column.
-        in_order: The rows are packed in their order. Not in `to_dict`: it follows from other options.
-    """
-
-    from_: str | None = None
-    keys: str = "given"
-    image_column: str | None = None
-    key_column: str | None = None
-    allow_no_image: bool = False
-    fields: Mapping[str, str] = field(default_factory=dict)
-    sidecars: Sequence[str] = ()
-    files: Sequence[str] = ()
-    images: str | None = None
-    omit: Sequence[str] = ()
-    classes: ClassNames | None = None
-    in_order: bool = True
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the options by name, for the description of a run. The classes are described as text."""
-        options = asdict(self)
-        del options["in_order"]
-        if self.classes is not None:
-            options["classes"] = self.classes.describe()
-        return options
-
-    @property
-    def records(self) -> Records:
-        """Return the `Records` of these options. The reader sets their folder."""
-        return Records(
-            "", self.image_column, self.key_column, self.allow_no_image, self.fields, self.classes, self.omit
-        )
-
-
 class Kind(NamedTuple):
     """A kind of source.
 
@@ -191,7 +144,7 @@ class Kind(NamedTuple):
     """
 
     what: str
-    read: Callable[[str, SourceOptions], Reader]
+    read: Callable[[str, PackOptions], Reader]
     options: tuple[str, ...] = ()
 
 
@@ -199,14 +152,14 @@ _COLUMNS = ("image_column", "key_column", "allow_no_image", "fields", "classes",
 KINDS: dict[str, Kind] = {
     "folder": Kind(
         "an image folder",
-        lambda path, how: ImageFolder(path, FileNames(how.sidecars, how.files), how.classes, how.omit),
+        lambda path, how: ImageFolder(path, FileNames(how.sidecars, how.files), how.class_names, how.omit),
         ("sidecars", "files", "classes", "omit"),
     ),
     "table": Kind("a table of text", lambda path, how: TextTable(path, how.records), _COLUMNS),
     "list": Kind("a list of paths", lambda path, how: TextTable(path, how.records, is_list=True)),
     "parquet": Kind(
         "a Parquet table",
-        lambda path, how: read_parquet(expand_files(path, ".parquet"), how.records, in_order=how.in_order),
+        lambda path, how: read_parquet(expand_files(path, ".parquet"), how.records, in_order=how.keeps_order),
         _COLUMNS,
     ),
     "hf": Kind("a saved data set of Hugging Face", lambda path, how: read_saved_dataset(path, how.records), _COLUMNS),
@@ -224,7 +177,7 @@ _SUFFIXES = {".parquet": "parquet", ".json": "coco", ".tar": "tar", ".zip": "zip
 _FOLDERS_OF = (".parquet", ".tar")  # a folder that has only such files is not an image folder
 
 
-def find_source(source: Any, how: SourceOptions) -> Source:
+def find_source(source: Any, how: PackOptions) -> Source:
     """Find the kind of a source and return its rows.
 
     Raises:
@@ -241,17 +194,17 @@ def find_source(source: Any, how: SourceOptions) -> Source:
         is_stream = not isinstance(source, Sequence)
         found = Source(
             "the rows",
-            python_rows(source, keys=how.keys, classes=how.classes),
+            python_rows(source, keys=how.keys, classes=how.class_names),
             is_stream=is_stream,
             is_held=not is_stream,
-            classes={} if how.classes is None else how.classes.numbers,
+            classes={} if how.class_names is None else how.class_names.numbers,
         )
     if how.keys == "clean":
         found.rows = count_cleaned(found, found.rows)
     return found
 
 
-def _path_source(path: str, how: SourceOptions) -> Source:
+def _path_source(path: str, how: PackOptions) -> Source:
     is_remote = _is_remote(path)
     name = how.from_ or ("tar" if is_remote else _kind_of(path))
     if name not in KINDS:
@@ -260,7 +213,7 @@ def _path_source(path: str, how: SourceOptions) -> Source:
         raise PackError(f"{path}: from: only tars are packed from a store. Copy other files to a local disk first.")
     kind = KINDS[name]
     _check_options(path, f"this is {kind.what}", kind.options, how)
-    if how.classes is not None and "fields" in kind.options and "cls" not in how.fields:
+    if how.class_names is not None and "fields" in kind.options and "cls" not in how.columns:
         raise PackError(f"{path}: classes: no column becomes `cls`. Name the column: --field cls=COLUMN.")
     reader = kind.read(path, how)
     shown = "standard input" if path == STDIN else path
@@ -334,10 +287,10 @@ def _kind_of_folder(path: str) -> str:
     return _SUFFIXES[found[0]] if found else "folder"
 
 
-def _check_options(path: str, what: str, own: tuple[str, ...], how: SourceOptions) -> None:
+def _check_options(path: str, what: str, own: tuple[str, ...], how: PackOptions) -> None:
     """Refuse an option that would be ignored."""
     for option in sorted({option for kind in KINDS.values() for option in kind.options} - {*own}):
-        if getattr(how, option) not in (None, False, (), [], {}):
+        if getattr(how, option) not in (None, False, "", (), [], {}):
             owners = " or ".join(dict.fromkeys(kind.what for kind in KINDS.values() if option in kind.options))
             raise PackError(f"{path}: {option} is for {owners}, but {what}. Leave it out.")
 

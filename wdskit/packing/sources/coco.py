@@ -37,9 +37,9 @@ class Coco:
         PackError: The file cannot be read, or does not have COCO's format.
     """
 
-    def __init__(self, path: str, images: str | None, records: Records) -> None:
+    def __init__(self, path: str, images: str | os.PathLike[str] | None, records: Records) -> None:
         if images is not None and not os.path.isdir(images):
-            raise PackError(f"images: {images}: {describe_missing(images, 'folder')}")
+            raise PackError(f"images: {images}: {describe_missing(os.fspath(images), 'folder')}")
         self._path = path
         self._folder_hint = ""
         found = _read(path)
@@ -57,7 +57,7 @@ class Coco:
             names = {self._category_name(number) for number in self._categories}
             classes = checked_classes(sorted(names, key=str.encode), f"the categories of {path}")
         self.classes = classes.numbers if classes is not None else {}
-        folder = os.path.dirname(path) if images is None else images
+        folder = os.path.dirname(path) if images is None else os.fspath(images)
         self._records = dataclasses.replace(records, folder=folder, classes=classes)
 
     def rows(self, *, keys: str) -> Iterator[Row | RowError]:
