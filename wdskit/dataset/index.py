@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import itertools
 import json
 import re
 import reprlib
@@ -171,19 +172,13 @@ def write_index(folder: Path, entries: Sequence[ShardEntry], *, data: bytes | No
 
 def index_json(entries: Iterable[ShardEntry]) -> bytes:
     """The bytes of `index.json`."""
+    dumps = json.JSONEncoder(ensure_ascii=False).encode
+    fields_json = functools.cache(lambda fields: dumps([*fields]))  # most shards have the same fields
     lines = ",\n".join(
-        "    "
-        + json.dumps(
-            {
-                "url": entry.name,
-                "nsamples": entry.num_samples,
-                "filesize": entry.num_bytes,
-                "sha256": entry.sha256,
-                **({"idx_sha256": entry.idx_sha256} if entry.idx_sha256 else {}),
-                "fields": list(entry.fields),
-            },
-            ensure_ascii=False,
-        )
+        f'    {{"url": {dumps(entry.name)}, "nsamples": {entry.num_samples}, "filesize": {entry.num_bytes}, '
+        f'"sha256": "{entry.sha256}", '
+        + (f'"idx_sha256": "{entry.idx_sha256}", ' if entry.idx_sha256 else "")
+        + f'"fields": {fields_json(entry.fields)}}}'
         for entry in entries
     )
     shards = f"[\n{lines}\n  ]" if lines else "[]"
@@ -228,23 +223,57 @@ def _parse_entries(document: Any, path: Path | None) -> list[ShardEntry]:
     shards = document.get("shardlist")
     if not isinstance(shards, list):
         raise ValueError(f"`shardlist` is {_SHORT.repr(shards)}, not a list")  # noqa: TRY004 (the file is invalid)
-    known = None if path is None else read_identities(path, len(shards))
-    files = [(0, 0)] * len(shards) if known is None else known.tolist()
-    entries: dict[str, ShardEntry] = {}
-    checked: set[tuple[str, ...]] = set()  # most shards have the same fields
-    for number, (item, (inode, mtime_ns)) in enumerate(zip(shards, files, strict=True)):
-        problem = entry_problem(item, checked)
-        if not problem and item["url"] in entries:
-            problem = f"{_SHORT.repr(item['url'])} appears twice"
-        if problem:
-            raise ValueError(f"entry {number} of its shardlist: {problem}")
-        name, num_bytes, fields = item["url"], item["filesize"], tuple(item["fields"])
-        checked.add(fields)
-        identity = None if path is None else FileIdentity(num_bytes, mtime_ns, inode)
-        entries[name] = ShardEntry(
-            name, item["nsamples"], num_bytes, item["sha256"], fields, item.get("idx_sha256"), identity
+    if not _are_entries(shards):
+        seen: set[str] = set()
+        for number, item in enumerate(shards):
+            problem = entry_problem(item)
+            if not problem and item["url"] in seen:
+                problem = f"{_SHORT.repr(item['url'])} appears twice"
+            if problem:
+                raise ValueError(f"entry {number} of its shardlist: {problem}")
+            seen.add(item["url"])
+    sizes = [item["filesize"] for item in shards]
+    identities: Iterable[FileIdentity | None] = itertools.repeat(None)
+    if path is not None:
+        known = read_identities(path, len(shards))
+        files = [(0, 0)] * len(shards) if known is None else known.tolist()
+        identities = (FileIdentity(size, mtime_ns, inode) for size, (inode, mtime_ns) in zip(sizes, files, strict=True))
+    return list(
+        map(
+            ShardEntry,
+            (item["url"] for item in shards),
+            (item["nsamples"] for item in shards),
+            sizes,
+            (item["sha256"] for item in shards),
+            (tuple(item["fields"]) for item in shards),
+            (item.get("idx_sha256") for item in shards),
+            identities,
         )
-    return list(entries.values())
+    )
+
+
+def _are_entries(shards: list[Any]) -> bool:
+    """True if all entries of a shardlist are valid and no name appears twice.
+
+    The values are checked column by column, which is faster than `entry_problem` for each entry.
+    """
+    try:
+        names = [item["url"] for item in shards]
+        counts = [item[part] for item in shards for part in ("nsamples", "filesize")]
+        fields = [item["fields"] for item in shards]
+        digests = [item["sha256"] for item in shards]
+        digests += [item["idx_sha256"] for item in shards if "idx_sha256" in item]
+        return (
+            all(map(is_file_name, names))
+            and len({*names}) == len(names)
+            and {*map(type, counts)} <= {int}
+            and 0 <= min(counts, default=0) <= max(counts, default=0) < 1 << 63
+            and all(map(_DIGEST.fullmatch, digests))
+            and {*map(type, fields)} <= {list}
+            and all(_are_fields([*each]) for each in {*map(tuple, fields)})
+        )
+    except (KeyError, TypeError):  # a part is missing, or has another type
+        return False
 
 
 def _is_count(value: Any) -> bool:
@@ -264,15 +293,13 @@ _RULES = {
 }  # fmt: skip
 
 
-def entry_problem(item: Any, checked: Collection[tuple[str, ...]] = ()) -> str:
-    """Return the fault of an entry of the shardlist, "" if it is valid. The fields in `checked` are valid."""
+def entry_problem(item: Any) -> str:
+    """Return the fault of an entry of the shardlist, "" if it is valid."""
     if not isinstance(item, dict):
         return f"{_SHORT.repr(item)} is not a shard"
     for part, is_right in _RULES.items():
         if part not in item:
             return f"it has no `{part}`"
-        if part == "fields" and isinstance(item[part], list) and tuple(item[part]) in checked:
-            continue
         if not is_right(item[part]):
             hint = ", not the name of a file in this folder" if part == "url" else ""
             return f"`{part}` is {_SHORT.repr(item[part])}{hint}"
