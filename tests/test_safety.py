@@ -47,7 +47,7 @@ OWN_EVENTS = {
         "errors": ["SampleError", "WdskitError"],
         "engine.batch": ["Batch"],
         "engine.outcome": ["Outcome", "_arrived"],
-        "loader.process_pool": ["Reply"],
+        "loader.worker": ["Reply"],
         "loader.shared_memory": ["Message"],
         "stages.timing": ["Timings"],
         "storage.traffic": ["Traffic"],

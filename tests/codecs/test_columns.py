@@ -22,7 +22,7 @@ from wdskit.codecs.columns import NpyColumn, decode_column
 from wdskit.codecs.fields import decode_field
 from wdskit.dataset.columns import Spans
 from wdskit.engine.batch import make_batches
-from wdskit.engine.program import Job
+from wdskit.engine.program import Job, OpenJob
 from wdskit.errors import DecodeError, SampleError, ShardError, WdskitError
 from wdskit.loader.planned import PlannedLoader
 from wdskit.order.steps import Steps
@@ -77,9 +77,9 @@ def equal(a: Any, b: Any) -> bool:
 def both(pipe: Pipeline, **options: Any) -> tuple[list[Any], list[Any], int]:
     """An epoch by columns and one sample by sample, and how many batches were made by columns."""
     loader, apart = (pipe.loader(workers=0, **options) for _ in range(2))
-    made = count_made(loader.pipeline)
+    made = count_made(loader.program)
     by_columns = list(loader)
-    forgo_columns(apart.pipeline)
+    forgo_columns(apart.program)
     return by_columns, list(apart), sum(made)
 
 
@@ -123,18 +123,18 @@ def test_every_kind_of_pipeline(folder: Path, name: str, source: str) -> None:
 def test_images_functions_and_other_collates_are_left_to_samples_one_by_one(folder: Path, tmp_path: Path) -> None:
     base = Pipeline().exact(str(folder))
     for pipe in (base.map(key_of).batched(4), base.batched(4, collate=len), base, base.map_dict(cls=int).batched(4)):
-        assert pipe.build(rank=0, world_size=1).program.columns is None
+        assert pipe.build(rank=0, world_size=1).columns is None
     png = png_of(np.zeros((2, 3, 3), np.uint8))
     write_shard(tmp_path / "s.tar", {f"k{at}": {"png": png, "cls": b"%d" % at} for at in range(4)})
     index_folder(tmp_path, workers=1)
     images = Pipeline().sequential(str(tmp_path))
     check(images.decode("rgb8", only="cls").batched(2))
-    assert images.decode("rgb8").batched(2).build(rank=0, world_size=1).program.columns is None
+    assert images.decode("rgb8").batched(2).build(rank=0, world_size=1).columns is None
 
 
 def test_a_pipeline_that_travels_still_makes_columns(folder: Path) -> None:
     loader, other = (Pipeline().sequential(str(folder)).decode().batched(4).loader(workers=0) for _ in range(2))
-    copy = pickle.loads(pickle.dumps(loader.pipeline))
+    copy = pickle.loads(pickle.dumps(loader.program))
     made = count_made(copy)
     traveled = PlannedLoader(copy, loader.spec)
     assert equal(list(traveled), list(other))
@@ -180,7 +180,7 @@ def test_a_bad_sample_gives_the_same_error(tmp_path: Path, name: str) -> None:
     for with_columns in (True, False):
         loader = Pipeline().sequential(str(tmp_path)).decode().batched(4).loader(workers=0)
         if not with_columns:
-            forgo_columns(loader.pipeline)
+            forgo_columns(loader.program)
         batches = iter(loader)
         next(batches)
         with pytest.raises(WdskitError) as caught:
@@ -264,7 +264,7 @@ def test_bad_samples_are_replaced_as_sample_by_sample(tmp_path: Path) -> None:
         pipe = Pipeline().exact(str(tmp_path), seed=3).decode().batched(4)
         loader = pipe.loader(workers=0, errors={"max_bad": 10})
         if not with_columns:
-            forgo_columns(loader.pipeline)
+            forgo_columns(loader.program)
         found.append(list(loader))
     assert equal(found[0], found[1])
     assert len(found[0]) == 10
@@ -281,7 +281,7 @@ def test_what_a_batch_holds_decides_whether_it_is_made_by_columns(tmp_path: Path
     pipe = Pipeline().sequential(str(tmp_path)).decode().to_tuple("cls", "__key__").batched(3)
     built = pipe.build(rank=0, world_size=1)
     made = count_made(built)
-    batches = make_batches(built.program, built.program.places(Job(0, Steps(60, 60, 1, "drop"), 0, 1))).result()
+    batches = make_batches(built, OpenJob(built.places(Job(0, Steps(60, 60, 1, "drop"), 0, 1)), built.reader)).result()
     assert [key for batch in batches for key in batch.value[1]] == sorted(samples)
     assert sum(made) == 10
     loader = pipe.loader(workers=1, threads=2)
@@ -293,7 +293,7 @@ def test_the_error_of_a_function_behind_names_the_first_and_the_last_sample(fold
     for with_columns in (True, False):
         loader = Pipeline().sequential(str(folder)).batched(4).map(int).loader(workers=0)
         if not with_columns:
-            forgo_columns(loader.pipeline)
+            forgo_columns(loader.program)
         with pytest.raises(SampleError) as caught:
             next(iter(loader))
         told.append(str(caught.value))

@@ -129,7 +129,7 @@ def read(loader: Any) -> list[int]:
     found = [
         int(number) for numbers, is_sample in loader for number, one in zip(numbers, is_sample, strict=True) if one
     ]
-    if (kept := getattr(loader.pipeline.program.shards, "kept", None)) is not None:
+    if (kept := getattr(loader.program.reader, "kept", None)) is not None:
         kept.wait()
     return found
 

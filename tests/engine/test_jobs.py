@@ -11,7 +11,7 @@ from shards import write_shard
 
 from wdskit import Pipeline
 from wdskit.engine import program
-from wdskit.engine.shard_cache import ShardCache
+from wdskit.engine.reader import SampleReader
 from wdskit.errors import SampleError
 from wdskit.shards.index import index_folder
 
@@ -42,13 +42,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many samples were read at once."""
     sizes: list[int] = []
-    read_many = ShardCache.read_many
+    read_many = SampleReader.read_many
 
-    def counted(self: ShardCache, shards: Any, samples: Any, **options: Any) -> Any:
+    def counted(self: SampleReader, shards: Any, samples: Any, **options: Any) -> Any:
         sizes.append(len(shards))
         return read_many(self, shards, samples, **options)
 
-    monkeypatch.setattr(ShardCache, "read_many", counted)
+    monkeypatch.setattr(SampleReader, "read_many", counted)
     return sizes
 
 

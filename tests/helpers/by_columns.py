@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from wdskit.engine.planned import PlannedPipeline
+from wdskit.engine.program import Program
 
 
-def forgo_columns(built: PlannedPipeline) -> None:
+def forgo_columns(built: Program) -> None:
     """Let it make its batches sample by sample."""
-    object.__setattr__(built.program, "columns", None)
+    object.__setattr__(built, "columns", None)
 
 
-def count_made(built: PlannedPipeline) -> list[int]:
+def count_made(built: Program) -> list[int]:
     """Filled with the number of batches of each job that is made by columns."""
-    columns, made = built.program.columns, []
+    columns, made = built.columns, []
     assert columns is not None
     make = columns.make
 

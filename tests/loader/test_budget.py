@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from wdskit import StorageError
-from wdskit.engine.batch import Bad
+from wdskit.engine.batch import RejectedSample
 from wdskit.loader.budget import Budget
 from wdskit.pipeline.settings import ErrorsSpec
 
@@ -16,4 +16,4 @@ def test_a_list_of_bad_samples_that_cannot_be_written_names_its_setting_and_file
     budget = Budget(ErrorsSpec(max_bad=3, dir=str(tmp_path / "file" / "bad")), rank=0, num_samples=10)
     (tmp_path / "file").touch()
     with pytest.raises(StorageError, match=r"errors\.dir: .*bad-rank00000\.jsonl cannot be written"):
-        budget.spend(0, [Bad(1, "s.tar", "k", "broken")])
+        budget.spend(0, [RejectedSample(1, "s.tar", "k", "broken")])

@@ -19,7 +19,6 @@ from torch.nn.utils.rnn import pack_padded_sequence
 
 from wdskit import Pipeline, PipelineError, Ragged, SampleError
 from wdskit.engine.batch import Batch
-from wdskit.engine.planned import PlannedPipeline
 from wdskit.loader import device
 from wdskit.loader import planned as planned_module
 from wdskit.loader.device import finish_numbers, hand_over, make_mover, map_tensors
@@ -232,9 +231,9 @@ def test_images_cross_as_uint8_and_become_the_same_numbers_behind(pictures, endi
     pipe = SHAPES[shape](ENDINGS[ending](Pipeline().exact(pictures, seed=1))).batched(8)
     place = 1 if shape == "tuple" else "image"
     built = pipe.build()
-    program, left = built.program.without_numbers()
+    program, left = built.without_numbers()
     assert left is not None
-    loader = planned_module.PlannedLoader(PlannedPipeline(program), LoaderSpec(workers=0, threads=2))
+    loader = planned_module.PlannedLoader(program, LoaderSpec(workers=0, threads=2))
     taken = loader._prefetch.take(loader._jobs(loader._passes.begin()), 4)
     for made, expected in zip(taken, pipe.loader(workers=0), strict=True):
         assert made.value[place].dtype == torch.uint8
@@ -253,12 +252,12 @@ def test_images_cross_as_uint8_and_become_the_same_numbers_behind(pictures, endi
     ],
 )
 def test_where_somebody_else_sees_the_numbers_they_are_made_before(pictures, build):
-    assert build(Pipeline().exact(pictures)).batched(4).build().program.without_numbers()[1] is None
+    assert build(Pipeline().exact(pictures)).batched(4).build().without_numbers()[1] is None
 
 
 def test_a_function_behind_the_batch_gets_numbers(pictures):
     pipe = ENDINGS["normalized"](Pipeline().exact(pictures)).to_tuple("jpg;png").batched(4).map(lambda batch: batch)
-    assert pipe.build().program.without_numbers()[1] is None
+    assert pipe.build().without_numbers()[1] is None
 
 
 def test_a_device_that_is_not_there_is_refused(numbers):
@@ -315,7 +314,7 @@ def test_a_batch_is_copied_on_a_stream_of_its_own_and_the_consumer_waits_for_it(
     pipe = ENDINGS["normalized"](Pipeline().exact(pictures)).to_tuple("jpg;png").batched(4).build()
     for name, shown in (("cuda", "cuda:1"), ("cuda:0", "cuda:0")):
         cuda.seen.clear()
-        mover, _ = make_mover(pipe.program, LoaderSpec(device=name))
+        mover, _ = make_mover(pipe, LoaderSpec(device=name))
         assert mover is not None
         sent = mover.send(Batch((torch.zeros(2, 3, 4, 4, dtype=torch.uint8),), 2, (), 0))
         received = mover.receive(sent)
@@ -331,9 +330,9 @@ def test_a_batch_is_copied_on_a_stream_of_its_own_and_the_consumer_waits_for_it(
 
 def test_without_a_device_batches_are_pinned_where_there_is_one(pictures, monkeypatch):
     built = Pipeline().exact(pictures).batched(4).build()
-    assert make_mover(built.program, LoaderSpec(pin_memory=True)) == (None, built.program)
+    assert make_mover(built, LoaderSpec(pin_memory=True)) == (None, built)
     cuda = FakeCuda(monkeypatch)
-    mover, _ = make_mover(built.program, LoaderSpec(pin_memory=True))
+    mover, _ = make_mover(built, LoaderSpec(pin_memory=True))
     assert mover is not None
     mover.receive(mover.send(Batch([torch.zeros(3)], 3)))
     assert cuda.seen == ["pinned"]

@@ -11,7 +11,7 @@ import pytest
 from shards import draw, write_numbers
 
 from wdskit import Pipeline, PipelineError, StateError
-from wdskit.loader import process_pool
+from wdskit.loader import worker
 from wdskit.shards.index import index_folder
 
 KINDS = ["planned", "stream", "stream with_epoch", "stream, 2 workers"]
@@ -96,7 +96,7 @@ def test_a_worker_that_is_slow_to_start_reads_what_the_next_iteration_is_told(nu
     def start(pipeline: Any, number: int, num_workers: int) -> None:
         assert number == 0 or go_on.wait(30)
 
-    monkeypatch.setattr(process_pool, "_seed", start)
+    monkeypatch.setattr(worker, "_seed", start)
     source = Pipeline().stream(numbers, seed=3, resampled=True).split_by_worker().map(draw).batched(4).with_epoch(3)
     loader = source.loader(workers=2, start_method="fork")
     next(iter(loader))

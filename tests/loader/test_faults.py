@@ -25,11 +25,11 @@ from shards import fail_on_7, number_of, write_numbers, write_shard
 
 import wdskit
 from wdskit import DecodeError, Pipeline, PipelineError, SampleError, ShardError, StorageError
+from wdskit.engine.batch import PlannedBatches
 from wdskit.engine.outcome import Outcome, WorkerTraceback
 from wdskit.engine.program import Job
-from wdskit.loader import process_pool
-from wdskit.loader.process_pool import Request
-from wdskit.loader.shared_memory import Ring
+from wdskit.loader import worker
+from wdskit.loader.worker import Request
 from wdskit.order.steps import Steps
 from wdskit.shards.index import index_folder
 
@@ -472,16 +472,16 @@ def test_a_function_that_raises_anything_when_it_is_pickled_is_named(six):
 
 
 def test_a_batch_that_is_finished_while_it_is_forgotten_does_not_end_its_worker(tmp_path, monkeypatch):
-    """A pool thread takes its ticket out between the look for it and the taking out."""
+    """A loop takes its ticket out between the look for it and the taking out."""
 
     class Ticket(int):
-        """A number that lets the batch be finished when it is looked up for the second time."""
+        """A number that lets the batch be finished while it is looked up."""
 
         looks = 0
 
         def __hash__(self):
             self.looks += 1
-            if self.looks == 2:
+            if self.looks == 1:
                 go_on.set()
                 assert finished.wait(30)
             return int.__hash__(self)
@@ -497,22 +497,41 @@ def test_a_batch_that_is_finished_while_it_is_forgotten_does_not_end_its_worker(
     built = Pipeline().sequential(pattern, tail="drop").map(wait).batched(4).build(threads=2)
     ticket = Ticket(1)
     requests = iter([Request((), (), 1, Job(0, Steps(4, 4, 1, "drop"), 0, 1)), Request((ticket,), ()), None])
+    ours, theirs = multiprocessing.Pipe()
 
-    class Channel:
-        """The worker's side, with what the main process says written down."""
+    class Connection:
+        """The worker's side of a pipe on which the main process has said all it will."""
 
-        memory = Ring()
+        def poll(self):
+            return True
 
-        def request(self):
-            request = next(requests)
-            if request is None:
-                go_on.set()
-            return request
+        def recv(self):
+            return next(requests)
 
-        def answer(self, number, outcome):
-            finished.set()
+        def send(self, reply):
+            theirs.send(reply)
 
-    process_pool._serve_threads(Channel(), built.start(0, 1), 2)
+    channel = worker._Channel(Connection(), PlannedBatches(built), 0)
+    assert not channel._tasks
+    factory = channel._factory
+    channel._receive()
+    [task] = channel._tasks.values()
+    answered = channel.answer
+
+    def answer(task, outcome):
+        answered(task, outcome)
+        finished.set()
+
+    tasks = iter([task, None])
+    thread = threading.Thread(target=worker.work, args=(lambda: next(tasks), factory, channel.memory, answer))
+    thread.start()
+    channel._receive()  # the ticket is taken out while the batch is answered
+    channel._receive()
+    thread.join(30)
+    assert not thread.is_alive()
+    assert channel._tasks == {}
+    assert ours.poll()
+    factory.close()
 
 
 def test_no_queue_is_asked_for_its_size():
@@ -644,9 +663,9 @@ def test_many_epochs_leak_nothing(six, settings):
     gc.collect()
     assert not opened_since(before)
     assert memory_of(os.getpid()) - own < 4 << 20
-    for worker, size in zip(workers, sizes, strict=True):
-        assert memory_of(worker.pid) - size < 4 << 20
-        assert len(list(Path(f"/proc/{worker.pid}/fd").iterdir())) < 40
+    for each, size in zip(workers, sizes, strict=True):
+        assert memory_of(each.pid) - size < 4 << 20
+        assert len(list(Path(f"/proc/{each.pid}/fd").iterdir())) < 40
     assert loader.epoch == 5 + num
 
 

@@ -36,7 +36,7 @@ LIMIT_S = 1.0
 TRIES = 3
 """A wait for a sample takes longer than `LIMIT_S` each time, and busy processors do not."""
 
-PATIENCE_S = {"process_pool._PATIENCE_S": 0.5, "thread_pool.JOIN_S": 0.5}
+PATIENCE_S = {"pools._PATIENCE_S": 0.5, "pools.JOIN_S": 0.5, "worker.JOIN_S": 0.5}
 """How long threads and processes may finish their sample: at most half of the limit, and shorter in most cases here."""
 
 

@@ -26,9 +26,9 @@ from shards import fail_on_7, number_of, write_numbers, write_pictures, write_sh
 from wdskit import Pipeline, PipelineError, SampleError, ShardError
 from wdskit.engine.batch import make_batches
 from wdskit.engine.outcome import WorkerTraceback
-from wdskit.engine.program import Job
+from wdskit.engine.program import Job, OpenJob
+from wdskit.loader import pools as pool_module
 from wdskit.loader import prefetch as prefetch_module
-from wdskit.loader import process_pool as pool_module
 from wdskit.loader.device import finish_numbers
 from wdskit.order.steps import Steps
 from wdskit.shards.index import index_folder
@@ -117,7 +117,7 @@ def test_images_are_written_where_their_batch_stands(pictures):
     """Nobody touches them between; with a function between, they are copied."""
     for name, is_written in (("uint8 tuples", True), ("dicts", True), ("a function behind", False)):
         built = SHAPES[name](exact(pictures)).batched(16).build()
-        assert (built.program.writer is not None) == is_written, name
+        assert (built.writer is not None) == is_written, name
 
 
 @pytest.mark.parametrize("fields", [("cls", "__key__"), ("jpg;png", "jpg;png"), ("jpg;png",)], ids=str)
@@ -142,7 +142,7 @@ def test_odd_samples_cost_a_batch_its_shortcut_and_nothing_else(pictures, monkey
     cropped = Pipeline().exact(mixture=parts, seed=3).decode(kind).random_resized_crop(200)
     pipe = (cropped.normalize("imagenet") if is_float else cropped).to_tuple("jpg;png", "cls").batched(4).with_epoch(30)
     loader = pipe.loader(workers=0)
-    object.__setattr__(loader.pipeline.program, "writer", None)
+    object.__setattr__(loader.program, "writer", None)
     wanted = [plain(batch) for batch in loader]
     carried, in_place = [], []
     carry_out, collated = FusedStep.carry_out, Batcher.collated
@@ -150,7 +150,7 @@ def test_odd_samples_cost_a_batch_its_shortcut_and_nothing_else(pictures, monkey
     note = lambda *given: in_place.append(next(iter(given[4]), None)) or collated(*given)  # noqa: E731
     monkeypatch.setattr(Batcher, "collated", note)
     for leaves_numbers in (False, True):
-        program, ending = pipe.build().program, None
+        program, ending = pipe.build(), None
         if leaves_numbers:
             program, ending = program.without_numbers()
         steps = Steps(120, 4, 1, "drop")
@@ -158,7 +158,7 @@ def test_odd_samples_cost_a_batch_its_shortcut_and_nothing_else(pictures, monkey
         found = [
             finish_numbers(each, ending).value
             for job in jobs
-            for each in make_batches(program, program.places(job)).result()
+            for each in make_batches(program, OpenJob(program.places(job), program.reader)).result()
         ]
         assert [plain(batch) for batch in found] == wanted
     assert 30 < in_place.count(0) < len(in_place) == 60

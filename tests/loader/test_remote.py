@@ -413,7 +413,7 @@ def kept(folder: Path) -> dict[str, Any]:
 
 
 def kept_by(loader: Any) -> PartCache:
-    cache = loader.pipeline.program.shards.kept
+    cache = loader.program.reader.kept
     assert isinstance(cache, PartCache)
     return cache
 
@@ -465,9 +465,9 @@ def test_a_cache_changes_nothing_but_what_is_downloaded(here, there, tmp_path, a
 
 def parts_of_steps(loader: Any, steps: Steps, numbers: range) -> set[PartName]:
     """Where the samples of some steps of epoch 0 are kept."""
-    program, found = loader.pipeline.program, set()
+    program, found = loader.program, set()
     for step in numbers:
-        for shard, samples in program.shards._wanted(*program.places(Job(0, steps, step, step + 1))[3:]).values():
+        for shard, samples in program.reader._wanted(*program.places(Job(0, steps, step, step + 1))[3:]).values():
             found |= {shard.file._kept._name(shard.file._kept._part_of(sample)) for sample in samples}
     return found
 
@@ -481,7 +481,7 @@ def test_the_windows_that_follow_are_fetched_ahead_where_there_is_room(here, the
     for size, num in (("1GB", 5), ("100kB", 0)):
         folder = tmp_path / size
         loader = pipe.loader(workers=0, prefetch=1, cache={"dir": str(folder), "size": size})
-        assert loader.pipeline.program.ahead == 5 * num
+        assert loader.program.num_ahead == 5 * num
         batches = iter(loader)
         found = [next(batches)]
         wanted = parts_of_steps(loader, steps, range(2 + num))
@@ -757,7 +757,7 @@ loader = Pipeline().sequential(sys.argv[1]).map(number_of).loader(
 found = []
 for _ in range(3):
     found.append([number for number, is_sample in loader if is_sample])
-    loader.pipeline.program.shards.kept.wait()
+    loader.program.reader.kept.wait()
 print(json.dumps([found, len([*cache.parts_of(cache.Path(sys.argv[2]))])]))
 """
 

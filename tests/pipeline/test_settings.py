@@ -114,11 +114,11 @@ def test_a_loader_has_them_unless_it_is_told(tmp_path):
     write_numbers(tmp_path, [9])
     index_folder(tmp_path)
     pipe = Pipeline().exact(tmp_path).map(number_of).batched(2)
-    assert pipe.loader().pipeline.run.num_threads == 1
+    assert pipe.loader().program.run.num_threads == 1
     assert pipe.loader().spec.workers == 12
-    assert pipe.loader(workers=1).pipeline.run.num_threads == 1
-    assert pipe.loader(workers=1, threads=3).pipeline.run.num_threads == 3
-    assert pipe.loader(workers=0).pipeline.run.num_threads == 1
+    assert pipe.loader(workers=1).program.run.num_threads == 1
+    assert pipe.loader(workers=1, threads=3).program.run.num_threads == 3
+    assert pipe.loader(workers=0).program.run.num_threads == 1
 
 
 @pytest.mark.parametrize(

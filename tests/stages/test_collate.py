@@ -299,8 +299,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
 def both(pipe: Pipeline) -> list[Any]:
     """The batches by columns, which are those that are made sample by sample."""
     loader, apart = (pipe.loader(workers=0) for _ in range(2))
-    forgo_columns(apart.pipeline)
-    made = count_made(loader.pipeline)
+    forgo_columns(apart.program)
+    made = count_made(loader.program)
     batches, others = list(loader), list(apart)
     assert sum(made) == len(batches)
     for batch, other in zip(batches, others, strict=True):

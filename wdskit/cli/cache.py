@@ -94,7 +94,7 @@ def warm_command(
     Examples:
         wdskit cache warm train.yaml --pipeline train
     """
-    from wdskit.engine.shard_cache import ShardCache
+    from wdskit.engine.reader import SampleReader
     from wdskit.pipeline.builder import open_pipeline
 
     import_plugins(plugins)
@@ -106,7 +106,7 @@ def warm_command(
         raise ConfigError(f"{config}: `{source.name}` does not use the cache; exact, sequential and resampled do.")
     data = source.plan()
     with show_steps() as show:
-        ShardCache(data.tables, data.parts, kept).warm(lambda done, total: show("fetching", done, total))
+        SampleReader(data.tables, data.parts, kept).warm(lambda done, total: show("fetching", done, total))
     num_bytes = sum(part.num_bytes for part in _parts(kept.folder))
     print(f"{escape(str(kept.folder))}: {format_bytes(num_bytes)} are kept.")
 

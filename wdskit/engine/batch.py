@@ -1,20 +1,23 @@
-"""Batches of a program: the only way in which they are made, in this thread, in threads or in worker processes."""
+"""`make_batches`: the only function that makes batches, in this thread, in threads or in worker processes."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
 import itertools
+import threading
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 import torch
 
 from wdskit.engine.outcome import Outcome
-from wdskit.engine.program import Places, Program
-from wdskit.engine.shard_cache import ShardCache
-from wdskit.errors import PROCESS_ERRORS, PipelineError, SampleError
+from wdskit.engine.program import WHOLE_BATCH, Job, OpenJob, Program
+from wdskit.engine.threads import Threads
+from wdskit.errors import PROCESS_ERRORS, FolderIndexError, PipelineError, SampleError, ShardError, StorageError
+from wdskit.order.steps import Steps
+from wdskit.processes import block_sigint
 from wdskit.stages.base import NOWHERE, Origin
 from wdskit.stages.collate import FRESH, Memory, Ragged
 from wdskit.stages.images.fused import FusedStep
@@ -23,9 +26,6 @@ from wdskit.stages.progress import IDLE, Slot
 from wdskit.stages.timing import Timings
 
 VALID = "__valid__"
-
-WHOLE_BATCH = 1
-"""`major` on the board of a thread that works on a batch, not on one of its samples."""
 
 CHUNK = 8
 """Most samples that a thread takes at a time."""
@@ -37,8 +37,8 @@ _MAX_SUBSTITUTES = 100
 _DO_DECODE = "Pack it again without this sample (`--skip-bad`), or allow some: `errors: {max_bad: 10}`."
 
 
-class Bad(NamedTuple):
-    """A sample that could not be had, and for which another stands."""
+class RejectedSample(NamedTuple):
+    """A bad sample that another one replaces, or that padding masks."""
 
     position: int
     shard: str
@@ -52,7 +52,7 @@ class Batch(NamedTuple):
     Attributes:
         value: What the pipeline gives.
         num_samples: Samples in it, without padding.
-        bad: Those that were bad.
+        bad: Bad samples that were replaced.
         raw: Field or place of images that are uint8 as yet, where numbers are to follow (`Program.without_numbers`).
         timings: What it took to make it and those behind it in its job.
         is_end: Of a stream: the epoch of the worker is over, and there is no value.
@@ -60,153 +60,210 @@ class Batch(NamedTuple):
 
     value: Any
     num_samples: int
-    bad: tuple[Bad, ...] = ()
+    bad: tuple[RejectedSample, ...] = ()
     raw: int | str | None = None
     timings: Timings | None = None
     is_end: bool = False
 
 
-class Task(Protocol):
-    """Who works on a job.
+class BatchFactory(Protocol):
+    """Makes batches in one process. A pool calls it; it knows nothing of the pool.
 
     Attributes:
-        is_cancelled: Whether nobody wants it any more.
+        num_loops: How many threads of the pool may call it at the same time.
     """
 
-    is_cancelled: bool
+    num_loops: int
 
-    def map(self, function: Callable[[int], None], num: int) -> None:
-        """Call a function, which raises nothing, with 0 to num - 1, in any threads and order."""
+    def open(self, job: Any) -> Any:
+        """Request what a job needs, such as samples of a store. Called in the order of the jobs, by one thread at a
+        time. It raises nothing.
+        """
+        ...
+
+    def __call__(self, job: Any, memory: Memory, is_cancelled: Callable[[], bool], /) -> Outcome[list[Batch]]:
+        """Make the batches of an open job. Several threads may call it. It raises nothing."""
+        ...
+
+    def close(self, deadline_s: float | None = None) -> None:
+        """End the threads, at the latest at `deadline_s` of the monotonic clock. The next job starts new ones."""
         ...
 
 
-class Here:
-    """Works in this thread."""
-
-    is_cancelled = False
-
-    def map(self, function: Callable[[int], None], num: int) -> None:
-        """See `Task`."""
-        for number in range(num):
-            function(number)
+def never() -> bool:
+    """A job that nobody can cancel."""
+    return False
 
 
-class Maker(Protocol):
-    """What pools have their jobs done by."""
+class PlannedBatches:
+    """Makes the batches of a program in one process, in as many threads as its `run` says: a `BatchFactory`."""
 
-    def begin(self, job: Any) -> Any:
-        """Let what a job needs be on its way; gives what the call takes. It raises nothing."""
+    def __init__(self, program: Program) -> None:
+        # With two, the samples of the next job begin while the last samples of a job are made.
+        self.num_loops = 2 if program.run.num_threads > 1 else 1
+        self._program = program
+        self._threads: Threads | None = None
+        self._fetched: tuple[int, Steps] | None = None  # the epoch whose parts of shards are being fetched in advance
+        self._fetching: threading.Thread | None = None
 
-    def __call__(self, work: Any, memory: Memory, task: Task, /) -> Outcome[list[Batch]]:
-        """Do a job that has begun. It raises nothing."""
-        ...
+    def open(self, job: Job) -> Outcome[OpenJob]:
+        """Find the samples of a job; those in a store are requested. It raises nothing."""
+        program, reader = self._program, self._program.reader
+        try:
+            if program.run.num_threads > 1 and self._threads is None:
+                with block_sigint():  # what has started is known to `close`
+                    self._threads = Threads(program.run.num_threads, "samples")
+            places = program.places(job)
+            if reader.is_remote:
+                reader = reader.begin(places.shards, places.samples)
+                if program.num_ahead:
+                    self._fetch_ahead(job)
+            return Outcome(OpenJob(places, reader))
+        except Exception as err:  # noqa: BLE001 (the consumer receives it after the batches before)
+            return Outcome(error=err)
 
-    def close(self) -> None:
-        """Let go of what jobs share; the next job begins anew."""
-        ...
+    def _fetch_ahead(self, job: Job) -> None:
+        """Start a thread that fetches the parts of the job that comes `num_ahead` positions after this one, and with
+        the first job of an epoch those of all jobs up to it. An error is reported when a sample is read there.
+        """
+        program, steps, epoch = self._program, job.steps, (job.start, job.steps)
+        num = max(1, program.num_ahead // steps.global_batch)
+        first, stop = job.first + num if self._fetched == epoch else job.stop, min(job.stop + num, len(steps))
+        if first >= stop or (self._fetching is not None and self._fetching.is_alive()):
+            return  # the store does not answer: the parts are fetched when they are needed
+
+        def fetch() -> None:
+            with contextlib.suppress(ShardError, StorageError, FolderIndexError):
+                for step in range(first, stop):
+                    places = program.places(Job(job.start, steps, step, step + 1))
+                    program.reader.keep(places.shards, places.samples)
+
+        self._fetched = epoch
+        self._fetching = threading.Thread(target=fetch, name="wdskit-ahead", daemon=True)
+        self._fetching.start()
+
+    def __call__(
+        self, job: Outcome[OpenJob], memory: Memory = FRESH, is_cancelled: Callable[[], bool] = never
+    ) -> Outcome[list[Batch]]:
+        """Make the batches of an open job: `make_batches`."""
+        if job.value is None:
+            return Outcome(error=job.error)
+        return make_batches(self._program, job.value, memory, self._threads, is_cancelled)
+
+    def close(self, deadline_s: float | None = None) -> None:
+        """See `BatchFactory`."""
+        threads, self._threads = self._threads, None
+        if threads is not None:
+            threads.close(deadline_s)
 
 
 def make_batches(
     program: Program,
-    places: Places,
+    job: OpenJob,
     memory: Memory = FRESH,
-    task: Task | None = None,
-    *,
-    shards: ShardCache | None = None,
+    threads: Threads | None = None,
+    is_cancelled: Callable[[], bool] = never,
 ) -> Outcome[list[Batch]]:
-    """The batches of some samples: the same whoever makes them. It raises nothing.
+    """Make the batches of a job: the same in any process, thread and number of threads. It raises nothing.
 
     Args:
         program: Of the pipeline.
-        places: The samples of a job.
-        memory: Where they are written.
-        task: Who works on it; this thread without.
-        shards: Where its samples are read; without, where the program says.
+        job: Its samples, and what reads them.
+        memory: Where batches are written.
+        threads: Make the samples; None for this thread.
+        is_cancelled: Asked before each sample; if it is true, the outcome is of no use.
 
     Returns:
-        All batches; or those before the first that failed, with the error: a ShardError where a shard is damaged, a
-        SampleError where a stage failed on a sample and that is not forgiven.
+        All batches; or those before the first that failed, with the error: a ShardError if a shard is damaged, a
+        SampleError if a stage failed on a sample and that is not forgiven.
     """
     batches: list[Batch] = []
     board = program.run.board
     slot = board.claim()
     slot[0] = WHOLE_BATCH
     try:
-        timings = _make(program, places, shards or program.shards, memory, task or Here(), batches, slot)
+        timings = _make(program, job, memory, _SampleLoop(threads, is_cancelled), batches, slot)
         batches[0] = batches[0]._replace(timings=timings)
-    except BaseException as err:  # noqa: BLE001 (the consumer's to see, whatever it is)
+    except BaseException as err:  # noqa: BLE001 (the consumer receives it, whatever it is)
         return Outcome(batches, err)
     finally:
         board.release(slot)
     return Outcome(batches)
 
 
+_Collated: TypeAlias = tuple[Any, Origin, Any, tuple[RejectedSample, ...], int | str | None]
+"""A batch, its origin, which of its samples are good, those that are not, and the place of images that are uint8."""
+
+
+class _SampleLoop(NamedTuple):
+    """How the samples of a job are made: in which threads, and until when."""
+
+    threads: Threads | None
+    is_cancelled: Callable[[], bool]
+
+
 class _Cancelled(Exception):
-    """Nobody wants the job any more."""
+    """The job was cancelled."""
 
 
 def _make(
-    program: Program,
-    places: Places,
-    cache: ShardCache,
-    memory: Memory,
-    task: Task,
-    batches: list[Batch],
-    slot: Slot,
+    program: Program, job: OpenJob, memory: Memory, loop: _SampleLoop, batches: list[Batch], slot: Slot
 ) -> Timings:
-    """Add the batches of a job one by one. `slot` says so on the board, but not while single samples are made."""
-    _, numbers, is_sample, shards, samples = places
-    size = program.plan.batch
+    """Add the batches of a job to `batches` one by one. `slot` is this thread's on the board; it is idle while the
+    samples are made, which have slots of their own.
+    """
+    _, numbers, is_sample, shards, samples = job.places
+    size = program.epoch.batch
     bounds = [slice(first, first + size) for first in range(0, len(numbers), size)]
     columns, timings = program.columns, program.pace.begin()
     first = int(numbers[0])
     slot[1] = first if columns is not None else IDLE
-    columnar = None if columns is None else columns.make(cache, numbers, shards, samples, bounds, memory)
-    if columns is not None and columnar is None and len(bounds) > 1:  # one of the batches is not like that
+    columnar = None if columns is None else columns.make(job.reader, numbers, shards, samples, bounds, memory)
+    if columns is not None and columnar is None and len(bounds) > 1:  # one of the batches must be made by samples
         total = Timings()
         for at in bounds:
-            total.merge(_make(program, places.part(at), cache, memory, task, batches, slot))
+            total.merge(_make(program, job.part(at), memory, loop, batches, slot))
         return total
-    total = Timings(bytes_read=program.shards.mean_bytes(shards))
-    collated: Iterable[tuple[Any, Origin, Any, tuple[Bad, ...], int | str | None]]
+    total = Timings(bytes_read=program.reader.mean_bytes(shards))
+    collated: Iterable[_Collated]
     if columnar is not None:
         if timings is not None:
             timings.lap("read-to-batched", len(numbers))
         collated = ((value, origin, True, (), None) for value, origin in columnar)
     else:
-        rows = _Rows(program, places, cache, memory)
+        rows = _Rows(program, job, memory)
         slot[1] = IDLE
-        rows.make(bounds, task, total)
+        rows.make(bounds, loop, total)
         slot[1] = first
         if timings is not None:
             timings.start()
         collated = itertools.starmap(rows.collate, enumerate(bounds))
     for bound, (value, origin, good, bad, raw) in zip(bounds, collated, strict=True):
         mask = is_sample[bound]
-        if timings is not None and columnar is None and program.batched is not None:
+        if timings is not None and columnar is None and program.collate is not None:
             timings.lap("batched", len(mask))
-        if program.behind is not None:
-            value = program.behind.apply(value, origin, timings=timings, num=len(mask))
-        if program.plan.tail == "pad":
-            if program.batched is not None and program.behind is not None:
+        if program.batch_stages is not None:
+            value = program.batch_stages.apply(value, origin, timings=timings, num=len(mask))
+        if program.epoch.tail == "pad":
+            if program.collate is not None and program.batch_stages is not None:
                 _check_rows(value, len(mask), origin)
-            value = with_mask(value, torch.from_numpy(mask & good) if program.batched else bool((mask & good)[0]))
+            value = with_mask(value, torch.from_numpy(mask & good) if program.collate else bool((mask & good)[0]))
         batches.append(Batch(value, int(np.count_nonzero(mask)), bad, raw))
     if timings is not None:
         total.merge(timings)
-    total.traffic = total.traffic.plus(cache.take_traffic())
+    total.traffic = total.traffic.plus(job.reader.take_traffic())
     return total
 
 
 class _Rows:
-    """The samples of a job one by one, in chunks that any threads take in any order. Samples behind one that failed are
-    not begun.
+    """The samples of a job one by one, in chunks that any threads take in any order. Samples after one that failed are
+    not started.
     """
 
-    def __init__(self, program: Program, places: Places, cache: ShardCache, memory: Memory) -> None:
+    def __init__(self, program: Program, job: OpenJob, memory: Memory) -> None:
         self._program = program
-        self._places = places
-        self._cache = cache
+        self._places = places = job.places
+        self._reader = job.reader
         columns = (places.numbers, places.shards, places.samples)
         found = list(zip(*(each.tolist() for each in columns), strict=True))
         self._found: list[tuple[int, int, int]] = found
@@ -216,7 +273,7 @@ class _Rows:
         self._slots: list[torch.Tensor | None] = []  # of each batch: what its images are written into
         self._images: list[torch.Tensor] = []  # of each sample: its own there
 
-    def make(self, bounds: list[slice], task: Task, total: Timings) -> None:
+    def make(self, bounds: list[slice], loop: _SampleLoop, total: Timings) -> None:
         """Make all samples; what that took is added to `total`."""
         program, num = self._program, len(self._found)
         writer = program.writer
@@ -237,23 +294,27 @@ class _Rows:
             slot = program.run.board.claim()
             slot[0] = 0
             rows = range(chunk * size, min(num, (chunk + 1) * size))
-            if self._run(rows, task, timings, slot) and timings is not None:
+            if self._run(rows, loop.is_cancelled, timings, slot) and timings is not None:
                 timed.append(timings)
             program.run.board.release(slot)
 
-        task.map(run, num_chunks)
-        if task.is_cancelled:  # not all are made
+        if loop.threads is None or num_chunks == 1:
+            for chunk in range(num_chunks):
+                run(chunk)
+        else:
+            loop.threads.run_all(run, num_chunks)
+        if loop.is_cancelled():  # some samples are missing
             raise _Cancelled
         for each in timed:
             total.merge(each)
 
-    def _run(self, rows: range, task: Task, timings: Timings | None, slot: Slot) -> bool:
+    def _run(self, rows: range, is_cancelled: Callable[[], bool], timings: Timings | None, slot: Slot) -> bool:
         """Make the samples of one chunk. False where one of them, or one before, failed."""
         at = rows.start
         try:
             decoded = self._decode(rows, timings, slot) if self._program.first is not None else {}
             for at in rows:
-                if task.is_cancelled or (self._errors and min(self._errors.copy()) < at):
+                if is_cancelled() or (self._errors and min(self._errors.copy()) < at):
                     return False
                 slot[1] = self._found[at][0]
                 self._results[at] = self._one(at, timings, decoded.pop(at, None))
@@ -274,7 +335,7 @@ class _Rows:
             place, shard, sample = self._found[at]
             slot[1] = place
             with contextlib.suppress(Exception):
-                path, key, part, fields = self._cache.read(shard, sample, names_image)
+                path, key, part, fields = self._reader.read(shard, sample, names_image)
                 read.append((at, Origin(path, key, 0, place, part), fields))
         if timings is not None:
             timings.lap("read", len(rows))
@@ -323,7 +384,7 @@ class _Rows:
     ) -> tuple[Any, Origin, str]:
         """The next good sample that `check` does not refuse with a SampleError."""
         for attempt in range(1, _MAX_SUBSTITUTES + 1):
-            other = self._program.plan.order.substitute(place, attempt)
+            other = self._program.order.substitute(place, attempt)
             if other is None:
                 break
             try:
@@ -345,21 +406,20 @@ class _Rows:
         out: tuple[FusedStep, torch.Tensor] | None,
         timings: Timings | None,
     ) -> tuple[Any, Origin]:
-        path, key, part, fields = self._cache.read(shard, sample)
+        path, key, part, fields = self._reader.read(shard, sample)
         if timings is not None:
             timings.lap("read")
         origin = Origin(path, key, 0, place, part)
         return self._program.stages.apply({"__key__": key, "__url__": path, **fields}, origin, out, timings), origin
 
     def _forgives(self, err: SampleError) -> bool:
-        plan = self._program.plan
+        program = self._program
         if isinstance(err.__cause__, PROCESS_ERRORS):
             return False
-        return plan.forgives and (plan.forgives_functions or not err.is_function)
+        return program.forgives and (program.forgives_functions or not err.is_function)
 
-    def collate(self, number: int, bound: slice) -> tuple[Any, Origin, Any, tuple[Bad, ...], int | str | None]:
-        """One batch, or one sample where nothing is batched; its origin, which of its samples are good, those that are
-        not, and where its images stand that are uint8 as yet.
+    def collate(self, number: int, bound: slice) -> _Collated:
+        """One batch, or one sample where nothing is batched.
 
         Raises:
             ShardError: A shard is damaged.
@@ -376,7 +436,7 @@ class _Rows:
 
     def _replace_misfits(self, bound: slice) -> None:
         """Put other samples in place of those that do not batch with most of their batch, or not even alone."""
-        batched = self._program.batched
+        batched = self._program.collate
         assert batched is not None
         rows = range(*bound.indices(len(self._found)))
         owned = {at: self._owned(self._results[at][0], at) for at in rows}
@@ -417,20 +477,20 @@ class _Rows:
         writer = self._program.writer
         return value if writer is None else _own(value, self._images[at], writer)
 
-    def _collate(self, number: int, bound: slice) -> tuple[Any, Origin, Any, tuple[Bad, ...], int | str | None]:
+    def _collate(self, number: int, bound: slice) -> _Collated:
         values, origins, reasons = map(list, zip(*self._results[bound], strict=True))
         good: Any = True
-        bad: tuple[Bad, ...] = ()
+        bad: tuple[RejectedSample, ...] = ()
         if any(reasons):
             good = np.array([reason is None for reason in reasons])
             bad = tuple(
-                Bad(position, origin.url, origin.key, reason)
+                RejectedSample(position, origin.url, origin.key, reason)
                 for position, is_sample, origin, reason in zip(
                     self._places.positions[bound].tolist(), self._places.is_sample[bound], origins, reasons, strict=True
                 )
                 if reason is not None and is_sample
             )
-        batched, writer = self._program.batched, self._program.writer
+        batched, writer = self._program.collate, self._program.writer
         if batched is None:
             return values[0], origins[0], good, bad, None
         slot, images = self._slots[number], self._images[bound]

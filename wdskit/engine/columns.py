@@ -16,8 +16,8 @@ from wdskit.codecs.columns import NpyColumn, decode_column
 from wdskit.codecs.fields import NPY_FIELDS
 from wdskit.codecs.formats import is_image_field
 from wdskit.dataset.columns import Spans
+from wdskit.engine.reader import ManySamples, SampleReader
 from wdskit.engine.sample import SampleStages
-from wdskit.engine.shard_cache import ManySamples, ShardCache
 from wdskit.order.base import Ints
 from wdskit.stages.base import Origin
 from wdskit.stages.batching import Batcher
@@ -49,7 +49,7 @@ class Columns:
 
     def make(
         self,
-        cache: ShardCache,
+        cache: SampleReader,
         places: Ints,
         shards: Ints,
         samples: Ints,

@@ -1,10 +1,10 @@
-"""A built pipeline with a planned source: frozen, stateless, the same in every process that makes its batches."""
+"""`Program`: a built pipeline with a planned source, frozen, the same in every process that makes its batches."""
 
 from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -13,8 +13,9 @@ import torch
 from numpy.typing import NDArray
 
 from wdskit.engine.columns import Columns, columns_of
+from wdskit.engine.reader import SampleReader
 from wdskit.engine.sample import SampleStages
-from wdskit.engine.shard_cache import ShardCache
+from wdskit.errors import PipelineError
 from wdskit.order.base import Ints, Order
 from wdskit.order.deal import dealt
 from wdskit.order.steps import Steps, Tail
@@ -31,6 +32,9 @@ _SAMPLES_A_JOB = 256
 JSON more would be so many dicts at a time that Python's garbage collector takes 5 % of the time.
 """
 
+WHOLE_BATCH = 1
+"""`major` on the board of a thread that works on a batch, not on one of its samples."""
+
 _MOST_BATCHES_A_JOB = 16
 _UNBATCHED_A_JOB = 64  # one by one, the way between processes costs 0.2 ms each
 
@@ -40,24 +44,16 @@ class EpochLayout:
     """What the loader must know to count through a planned pipeline.
 
     Attributes:
-        order: The endless sequence.
         tail: What becomes of the positions behind the last full global batch.
-        batch: Samples of a batch of a rank.
-        epoch_samples: Positions of an epoch.
-        is_batched: Whether items are batches; without `batched` they are samples.
+        batch: Samples of a batch of a rank; 1 without `batched`.
+        num_samples: Positions of an epoch.
         fingerprint: What the order follows from, as plain JSON, for the state.
-        forgives: Whether bad samples are replaced, and
-        forgives_functions: those too on which a transform or a user's function fails.
     """
 
-    order: Order
     tail: Tail
     batch: int
-    epoch_samples: int
-    is_batched: bool
+    num_samples: int
     fingerprint: dict[str, Any]
-    forgives: bool = False
-    forgives_functions: bool = False
 
 
 @dataclass(frozen=True)
@@ -94,38 +90,57 @@ class Places(NamedTuple):
     shards: Ints
     samples: Ints
 
-    def part(self, rows: slice) -> Places:
-        """Some of them."""
-        columns: Any = self
-        return Places(*(column[rows] for column in columns))
 
-
-@dataclass(frozen=True)
-class Program:
-    """What makes batches: `engine.batch.make_batches`.
+class OpenJob(NamedTuple):
+    """A job whose samples are known, and are on their way if they come from a store.
 
     Attributes:
-        shards: Where samples are read.
-        stages: What is done to each sample.
-        batched: What makes a batch of them; None without.
-        behind: What is done to each batch; None without.
-        run: Seed, rank, number of threads.
-        plan: Which sample stands where, and how the epoch is counted.
-        ahead: Positions of all ranks in front of a job whose samples' parts are fetched.
-        columns: What makes batches by columns, where the stages and the samples allow it.
-        first: The first stage, if it is one that decodes an image in two halves.
-        writer: The stage whose image can be written into the batch at once.
-        pace: Which jobs are timed, and
-        chunk_pace: which chunks of samples.
+        places: Its samples.
+        reader: Reads them.
     """
 
-    shards: ShardCache
+    places: Places
+    reader: SampleReader
+
+    def part(self, rows: slice) -> OpenJob:
+        """Return the job of some of the samples."""
+        columns: Any = self.places
+        return self._replace(places=Places(*(column[rows] for column in columns)))
+
+
+@dataclass(frozen=True, eq=False)
+class Program:
+    """A pipeline with a planned source, ready to run: `engine.batch.make_batches` makes its batches. It never changes,
+    and is the same in every process.
+
+    Attributes:
+        reader: Reads samples by (shard, sample).
+        stages: Run on each sample.
+        collate: Makes a batch of samples; None without `batched`.
+        order: Gives the (shard, sample) of each position.
+        batch_stages: Run on each batch; None if no stage follows `batched`.
+        epoch: How the loader counts.
+        run: Seed, rank, number of threads.
+        forgives: Whether bad samples are replaced.
+        forgives_functions: Whether samples on which a transform or a user's function fails are replaced too.
+        num_ahead: Number of positions of all ranks, after a job, whose parts of shards are fetched in advance.
+        columns: Makes batches field by field, if the stages allow it.
+        first: The first stage, if it decodes an image in two halves.
+        writer: The stage that can write its image straight into the batch.
+        pace: Decides which jobs are timed.
+        chunk_pace: Decides which chunks of samples are timed.
+    """
+
+    reader: SampleReader
     stages: SampleStages
-    batched: Batcher | None
-    behind: SampleStages | None
+    collate: Batcher | None
+    order: Order
+    batch_stages: SampleStages | None
+    epoch: EpochLayout
     run: Run
-    plan: EpochLayout
-    ahead: int = 0
+    forgives: bool = False
+    forgives_functions: bool = False
+    num_ahead: int = 0
     columns: Columns | None = field(init=False)
     first: FusedStep | None = field(init=False)
     writer: FusedStep | None = field(init=False)
@@ -134,39 +149,70 @@ class Program:
 
     def __post_init__(self) -> None:
         steps = self.stages.steps
-        collates = self.batched is not None and isinstance(self.batched.collate, Collate)
+        collates = self.collate is not None and isinstance(self.collate.collate, Collate)
         first = steps[0].function if steps and not self.stages.parts else None
         found = {
-            "columns": columns_of(self.stages, self.batched),
+            "columns": columns_of(self.stages, self.collate),
             "first": first if isinstance(first, FusedStep) else None,
             "writer": _writer(steps) if collates else None,
         }
         for name, value in found.items():
             object.__setattr__(self, name, value)
 
+    def __len__(self) -> int:
+        """Return the number of samples of an epoch, on all ranks together."""
+        return self.epoch.num_samples
+
+    def __iter__(self) -> Iterator[Any]:
+        """Refuse.
+
+        Raises:
+            PipelineError: Only a loader makes its batches.
+        """
+        raise PipelineError(
+            "a planned pipeline is run by a loader: it counts epochs and gives its workers their batches.\n"
+            "  Use pipe.loader(workers=...), or wdskit.make_loader, in place of build() and torch's DataLoader."
+        )
+
+    def __getitem__(self, _: object) -> Any:
+        """Refuse, as `__iter__` does: torch's DataLoader asks for samples by their numbers."""
+        return iter(self)
+
+    @property
+    def parts(self) -> list[Any]:
+        """What worker processes must be able to unpickle."""
+        found = (self.reader, self.stages, self.collate, self.batch_stages)
+        return [part for part in found if part is not None]
+
+    def describe(self, major: int, minor: int) -> str:
+        """Name the sample, or the batch, that a slot of the `Board` says. It reads the key from a local shard."""
+        [shard], [sample] = self.order.take(np.array([minor]))
+        name = f"sample {self.reader.describe(int(shard), int(sample))}"
+        return f"the batch of {name}" if major == WHOLE_BATCH else name
+
     def places(self, job: Job) -> Places:
-        """Which samples a job is made of."""
+        """Return the samples of a job."""
         rank, _, ranks_per_node = self.run.place
-        order, steps = self.plan.order, job.steps
+        steps = job.steps
         numbers = range(job.first, job.stop)
-        dealt_to = functools.partial(dealt, order, job.start, steps, rank=rank, ranks_per_node=ranks_per_node)
+        dealt_to = functools.partial(dealt, self.order, job.start, steps, rank=rank, ranks_per_node=ranks_per_node)
         positions = np.concatenate([dealt_to(step) for step in numbers])
         places = np.minimum(positions, steps.num_samples - 1) + job.start
-        return Places(positions, places, positions < steps.num_samples, *order.take(places))
+        return Places(positions, places, positions < steps.num_samples, *self.order.take(places))
 
     @property
     def batches_a_job(self) -> int:
         """How many batches, or samples without `batched`, are best made together."""
-        if self.batched is None:
+        if self.collate is None:
             return _UNBATCHED_A_JOB
-        if self.columns is None or self.behind is not None or self.shards.has_large_samples():
+        if self.columns is None or self.batch_stages is not None or self.reader.has_large_samples():
             return 1
-        return max(1, min(_MOST_BATCHES_A_JOB, _SAMPLES_A_JOB // self.plan.batch))
+        return max(1, min(_MOST_BATCHES_A_JOB, _SAMPLES_A_JOB // self.epoch.batch))
 
     def without_numbers(self) -> tuple[Program, Ending | None]:
         """One whose images stay uint8 where that is possible, and what is left to do to them (`finish_batch`)."""
         writer = self.writer
-        if writer is None or self.behind is not None or writer.ending.dtype == torch.uint8:
+        if writer is None or self.batch_stages is not None or writer.ending.dtype == torch.uint8:
             return self, None
         changed = copy.copy(writer)
         changed.write_uint8()

@@ -136,9 +136,10 @@ class StreamPipeline(webdataset.DataPipeline):  # type: ignore[misc]  # webdatas
         return {**self.__dict__, "_live": None}
 
     @property
-    def num_threads(self) -> int:
-        """Threads of each process that make its items, one after the other: its stages have threads of their own."""
-        return 1
+    def parts(self) -> list[Any]:
+        """What worker processes must be able to unpickle."""
+        found: list[Any] = self.pipeline
+        return found
 
     def describe(self, major: int, minor: int) -> str:
         """Name the sample that a slot of the `Board` says: its shard, and its number there; "" where only a stage that
@@ -201,11 +202,6 @@ class StreamPipeline(webdataset.DataPipeline):  # type: ignore[misc]  # webdatas
                 msg = "another iterator of this pipeline has started in the meantime."
                 raise PipelineError(f"{msg}\n  Finish one before the next, or build() a second pipeline.")
 
-    def start(self, worker: int, num_workers: int) -> StreamItems:
-        """What gives the items of one worker: called with a StreamJob, it gives the next item of its epoch."""
-        self.run.worker, self.run.num_workers = worker, num_workers
-        return StreamItems(self)
-
     @property
     def _readers(self) -> tuple[int, ...]:
         """Who reads: this process, and which of how many workers it is."""
@@ -259,28 +255,30 @@ class StreamPipeline(webdataset.DataPipeline):  # type: ignore[misc]  # webdatas
         return iter(values)
 
 
-class StreamItems:
-    """The items of one worker, one a call, as an `engine.batch.Maker`."""
+class StreamBatches:
+    """The items of one worker's stream, one for each job: a `BatchFactory`. Its stages have threads of their own."""
+
+    num_loops = 1
 
     def __init__(self, pipeline: StreamPipeline) -> None:
         self._pipeline = pipeline
         self._items: Iterator[Batch] = iter(())
 
-    def begin(self, job: StreamJob) -> StreamJob:
-        """Nothing: a stream reads ahead by itself."""
+    def open(self, job: StreamJob) -> StreamJob:
+        """Return the job: a stream reads ahead by itself."""
         return job
 
-    def __call__(self, work: StreamJob, *_: object) -> Outcome[list[Batch]]:
-        """The next item of an epoch; none behind its end."""
-        if work.is_first:
-            self._items = self._pipeline.items(work)
+    def __call__(self, job: StreamJob, *_: object) -> Outcome[list[Batch]]:
+        """The next item of an epoch; no item after its end."""
+        if job.is_first:
+            self._items = self._pipeline.items(job)
         try:
             return Outcome.of(lambda: list(itertools.islice(self._items, 1)))
         finally:
             self._pipeline.run.board.main[1] = IDLE
 
-    def close(self) -> None:
-        """Let the stages put away files and threads; the next job begins a new stream where its epoch starts."""
+    def close(self, deadline_s: float | None = None) -> None:  # noqa: ARG002 (a stage that hangs is left to its thread)
+        """Let the stages close files and end threads; the next job begins a new stream where its epoch starts."""
         _close(self._items)
         self._pipeline.close()
 

@@ -44,6 +44,21 @@ class Threads:
         """Call it behind the others."""
         self._calls.put((function, *args))
 
+    def run_all(self, function: Callable[[int], None], num: int) -> None:
+        """Call `function` with 0 to num - 1, in any order, and wait until all calls have returned."""
+        done = threading.Semaphore(0)
+
+        def run(number: int) -> None:
+            try:
+                function(number)
+            finally:
+                done.release()
+
+        for number in range(num):
+            self.submit(run, number)
+        for _ in range(num):
+            done.acquire()
+
     def close(self, deadline_s: float | None = None) -> None:
         """End the threads after all calls. A thread whose call hangs is left to itself after `JOIN_S`, or at
         `deadline_s` of the monotonic clock: as a daemon, it does not keep the process alive.

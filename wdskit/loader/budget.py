@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from fractions import Fraction
 from pathlib import Path
 
-from wdskit.engine.batch import Bad
+from wdskit.engine.batch import RejectedSample
 from wdskit.errors import PipelineError, SampleError, StorageError
 from wdskit.files import append_lines, make_folders
 from wdskit.pipeline.settings import ErrorsSpec
@@ -41,7 +41,7 @@ class Budget:
                     raise PipelineError(f"errors.dir: {folder} is not a folder.\n  Choose another name for the folder.")
                 break
 
-    def spend(self, epoch: int, bad: Sequence[Bad]) -> None:
+    def spend(self, epoch: int, bad: Sequence[RejectedSample]) -> None:
         """List and count the bad samples of a batch that is about to be handed out.
 
         Raises:

@@ -11,17 +11,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from wdskit.engine.planned import PlannedPipeline
+from wdskit.engine.batch import PlannedBatches
 from wdskit.engine.program import Job, Program
 from wdskit.errors import PipelineError
 from wdskit.loader.base import Loader
 from wdskit.loader.budget import Budget
 from wdskit.loader.device import hand_over, make_mover
 from wdskit.loader.passes import Pass, Passes
-from wdskit.loader.prefetch import Prefetch, make_pool
+from wdskit.loader.pools import make_pool
+from wdskit.loader.prefetch import Prefetch, jobs_ahead
 from wdskit.loader.starting import start_fork_server, start_method_of
 from wdskit.order.steps import Steps
-from wdskit.pipeline.settings import DEFAULT_PREFETCH, ErrorsSpec, LoaderSpec
+from wdskit.pipeline.settings import ErrorsSpec, LoaderSpec
 
 logger = logging.getLogger(__name__)
 
@@ -34,7 +35,7 @@ class PlannedLoader(Loader):
     stopped.
 
     Args:
-        pipeline: Built for this rank.
+        program: Built for this rank.
         spec: Workers, prefetch and the rest.
         errors: How many bad samples an epoch may have.
         origin: Name of the pipeline, where the rank comes from, and the rest that `Loader` takes.
@@ -48,37 +49,35 @@ class PlannedLoader(Loader):
 
     def __init__(
         self,
-        pipeline: PlannedPipeline,
+        program: Program,
         spec: LoaderSpec,
         errors: ErrorsSpec | None = None,
         **origin: Any,
     ) -> None:
-        super().__init__(pipeline.run, spec, **origin)
-        self._mover, program = make_mover(pipeline.program, spec)
-        self.pipeline = PlannedPipeline(program)
-        plan = program.plan
+        super().__init__(program.run, spec, **origin)
+        self._mover, self.program = make_mover(program, spec)
+        layout = program.epoch
         self._passes = Passes(
-            epoch_samples=plan.epoch_samples,
-            batch=plan.batch,
+            epoch_samples=layout.num_samples,
+            batch=layout.batch,
             world_size=self._place.world_size,
-            tail=plan.tail,
-            fingerprint=plan.fingerprint,
+            tail=layout.tail,
+            fingerprint=layout.fingerprint,
         )
-        if self._place.rank == 0 and plan.fingerprint.get("source") != "resampled":
-            steps = Steps(plan.epoch_samples, plan.batch, self._place.world_size, plan.tail)
+        if self._place.rank == 0 and layout.fingerprint.get("source") != "resampled":
+            steps = Steps(layout.num_samples, layout.batch, self._place.world_size, layout.tail)
             if dropped := steps.describe_dropped():
                 logger.warning("%s: %s", self._meter.name, dropped)
         self._last: tuple[Pass, int] | None = None
-        self._steps_a_job, num_ahead = _jobs_ahead(spec, program)
-        num_samples = len(self._passes) * plan.batch
+        self._steps_a_job, num_ahead = jobs_ahead(spec, self.program)
+        num_samples = len(self._passes) * layout.batch
         self._budget = Budget(errors or ErrorsSpec(), rank=self._place.rank, num_samples=num_samples)
-        is_remote = program.shards.is_remote
         start_method = functools.partial(
-            start_method_of, self.pipeline.pipeline, spec.start_method, reads_store=is_remote
+            start_method_of, self.program.parts, spec.start_method, reads_store=program.reader.is_remote
         )
         if spec.workers:
             start_fork_server(start_method())
-        pool = make_pool(self.pipeline, spec.workers, start_method, spec.timeout)
+        pool = make_pool(self.program, PlannedBatches, spec.workers, start_method, spec.timeout)
         self._prefetch = Prefetch(pool, num_ahead)
         self.most_ahead = num_ahead * self._steps_a_job + self._steps_a_job - 1
 
@@ -107,7 +106,7 @@ class PlannedLoader(Loader):
         if self._last is None:
             raise PipelineError("loader.positions: these belong to a batch, and no batch was yielded yet.")
         running, step = self._last
-        return self.pipeline.program.places(Job(running.start, running.steps, step, step + 1)).positions
+        return self.program.places(Job(running.start, running.steps, step, step + 1)).positions
 
     def _set_epoch(self, epoch: int, *, is_counted_elsewhere: bool) -> None:
         self._passes.set_epoch(epoch, is_counted_elsewhere=is_counted_elsewhere)
@@ -170,19 +169,3 @@ class PlannedLoader(Loader):
             for first in range(0, len(steps), self._steps_a_job):
                 stop = min(first + self._steps_a_job, len(steps))
                 yield Job(start, steps, first, stop)
-
-
-def _jobs_ahead(spec: LoaderSpec, program: Program) -> tuple[int, int]:
-    """Return the batches that a worker makes together, and how many such jobs are ahead of the consumer.
-
-    `prefetch` is the most batches that are ahead, at least two per worker; of shards in a store, those that are being
-    fetched too. Without `prefetch`, workers make small batches together because that takes half the time.
-    """
-    size, workers = program.batches_a_job, spec.workers
-    if not workers and program.run.num_threads == 1 and not program.shards.is_remote:
-        return size, 0
-    most = max(spec.prefetch or DEFAULT_PREFETCH, 2 * workers)
-    if spec.prefetch is None:
-        return size, most
-    size = min(size, max(1, most // (2 * max(1, workers) + 1)))  # one job is in the consumer's hands
-    return size, (most + 1 - size) // size

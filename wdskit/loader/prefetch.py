@@ -1,121 +1,40 @@
-"""Batches in the order of their jobs, made ahead of their consumer by any pool."""
+"""How many batches are made ahead of the consumer, and in which order they come."""
 
 from __future__ import annotations
 
 import itertools
 import sys
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from types import ModuleType
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
 
-from wdskit.engine.batch import Batch, Here, Maker
-from wdskit.engine.outcome import Outcome
-from wdskit.engine.planned import PlannedPipeline
-from wdskit.engine.stream import StreamPipeline
-from wdskit.loader.process_pool import ProcessPool
-from wdskit.loader.shared_memory import Ring
-from wdskit.loader.thread_pool import ThreadPool, Watched
-from wdskit.loader.watch import Watch
+from wdskit.engine.batch import Batch
+from wdskit.engine.program import Program
+from wdskit.loader.pools import Pool
+from wdskit.pipeline.settings import DEFAULT_PREFETCH, LoaderSpec
 
 MOST_FOLLOWING_BYTES = 256 << 20
 """Batches of the next epoch that a loader keeps while another loader runs."""
 
 
-class Pool(Protocol):
-    """Makes the batches of jobs: in this thread, in threads, or in worker processes."""
+def jobs_ahead(spec: LoaderSpec, program: Program) -> tuple[int, int]:
+    """Return the batches that a worker makes together, and how many such jobs are ahead of the consumer.
 
-    def submit(self, job: Any, worker: int | None = None) -> Any:
-        """Begin with a job; gives its ticket. `worker` is who has to do it; None leaves that to the pool."""
-        ...
-
-    def take(self, ticket: Any) -> Outcome[list[Batch]]:
-        """What came of a job, once; waits for it."""
-        ...
-
-    def is_ready(self, ticket: Any) -> bool:
-        """Whether `take` would not wait."""
-        ...
-
-    def forget(self, tickets: Sequence[Any]) -> None:
-        """Do without jobs that nobody has taken."""
-        ...
-
-    def rest(self) -> None:
-        """Return the memory that no batch uses to the system. Called at the end of an epoch."""
-        ...
-
-    def close(self) -> None:
-        """Let go of threads and processes; the next job brings new ones."""
-        ...
-
-
-class InlinePool:
-    """Does a job in this thread when it is taken.
-
-    Args:
-        make: Does the jobs.
+    `prefetch` is the most batches that are ahead, at least two per worker; of shards in a store, those that are being
+    fetched too. Without `prefetch`, workers make small batches together because that takes half the time.
     """
-
-    def __init__(self, make: Maker) -> None:
-        self._make = make
-        self._memory = Ring()
-
-    def submit(self, job: Any, worker: int | None = None) -> Any:  # noqa: ARG002 (there is one)
-        """See `Pool`."""
-        return self._make.begin(job)
-
-    def take(self, ticket: Any) -> Outcome[list[Batch]]:
-        """See `Pool`: with one thread of torch's, as in images of this size more only wait for each other."""
-        before = torch.get_num_threads()
-        torch.set_num_threads(1)
-        try:
-            return self._make(ticket, self._memory, Here())
-        finally:
-            torch.set_num_threads(before)
-
-    def is_ready(self, ticket: Any) -> bool:  # noqa: ARG002 (it is made when it is taken)
-        """See `Pool`."""
-        return False
-
-    def forget(self, tickets: Sequence[Any]) -> None:
-        """See `Pool`: none has been begun with."""
-
-    def rest(self) -> None:
-        """See `Pool`."""
-        self._memory.free_pages()
-
-    def close(self) -> None:
-        """See `Pool`."""
-        self._make.close()
-
-
-def make_pool(
-    pipeline: PlannedPipeline | StreamPipeline,
-    num_workers: int,
-    start_method: Callable[[], str],
-    timeout_s: float | None,
-) -> Pool:
-    """Return the pool for this number of processes and the pipeline's threads. With a timeout, one thread makes the
-    batches if there are neither processes nor threads, because a wait in this thread could not end early.
-
-    Args:
-        pipeline: Whose batches are made.
-        num_workers: Worker processes, 0 for none.
-        start_method: How they start, asked when they do.
-        timeout_s: The longest wait for a batch; None or 0 for no limit.
-    """
-    watch = Watch(pipeline.describe, timeout_s or 0.0)
-    if num_workers:
-        return ProcessPool(pipeline, num_workers, start_method, watch)
-    make = pipeline.start(0, 1)
-    if pipeline.num_threads == 1 and not watch.timeout_s:
-        return InlinePool(make)
-    pipeline.run.is_watched = True
-    return ThreadPool(make, pipeline.num_threads, watched=Watched(watch, pipeline.run.board))
+    size, workers = program.batches_a_job, spec.workers
+    if not workers and program.run.num_threads == 1 and not program.reader.is_remote:
+        return size, 0
+    most = max(spec.prefetch or DEFAULT_PREFETCH, 2 * workers)
+    if spec.prefetch is None:
+        return size, most
+    size = min(size, max(1, most // (2 * max(1, workers) + 1)))  # one job is in the consumer's hands
+    return size, (most + 1 - size) // size
 
 
 class Prefetch:

@@ -9,11 +9,11 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from wdskit.engine.batch import Batch
-from wdskit.engine.stream import StreamJob, StreamPipeline, check_splits, empty_epoch
+from wdskit.engine.stream import StreamBatches, StreamJob, StreamPipeline, check_splits, empty_epoch
 from wdskit.errors import PipelineError, StateError
 from wdskit.loader.base import Loader
 from wdskit.loader.device import hand_over, pin_mover
-from wdskit.loader.prefetch import make_pool
+from wdskit.loader.pools import make_pool
 from wdskit.loader.starting import start_fork_server, start_method_of
 from wdskit.loader.states import compare_fingerprints, unused_state
 from wdskit.pipeline.settings import DEFAULT_PREFETCH, LoaderSpec
@@ -54,10 +54,10 @@ class StreamLoader(Loader):
         self._has_warned = False
         self._waiting: deque[tuple[int, Any]] = deque()  # workers and the tickets of their jobs, in turns
         self._check()
-        start_method = functools.partial(start_method_of, pipeline.pipeline, spec.start_method)
+        start_method = functools.partial(start_method_of, pipeline.parts, spec.start_method)
         if spec.workers:
             start_fork_server(start_method())
-        self._pool = make_pool(pipeline, spec.workers, start_method, spec.timeout)
+        self._pool = make_pool(pipeline, StreamBatches, spec.workers, start_method, spec.timeout)
         self._mover = pin_mover(spec)
 
     @property

@@ -17,7 +17,7 @@ from wdskit.stages.foreign import check_stage
 from wdskit.stages.registry import parse_stage
 
 if TYPE_CHECKING:
-    from wdskit.engine.planned import PlannedPipeline
+    from wdskit.engine.program import Program
     from wdskit.engine.stream import StreamPipeline
 
 
@@ -71,7 +71,7 @@ class Pipeline(StageMethods):
         transforms: Mapping[str, Callable[..., Any]] | None = None,
         errors: Mapping[str, Any] | ErrorsSpec | None = None,
         cache: Mapping[str, Any] | CacheSpec | None = None,
-    ) -> StreamPipeline | PlannedPipeline:
+    ) -> StreamPipeline | Program:
         """Make the running form for this rank; for a stream it is a `webdataset.DataPipeline`.
 
         Args:

@@ -7,28 +7,26 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 
-from wdskit.engine.planned import PlannedPipeline
+from wdskit.engine.program import Program
 from wdskit.engine.stream import StreamPipeline
 from wdskit.pipeline.settings import CacheSpec, LoaderSpec
 
 logger = logging.getLogger(__name__)
 
 
-def warn_unused(built: PlannedPipeline | StreamPipeline, spec: LoaderSpec, cache: CacheSpec) -> None:
+def warn_unused(built: Program | StreamPipeline, spec: LoaderSpec, cache: CacheSpec) -> None:
     """Log each setting that differs from its default and has no effect, with the reason."""
     for name, reason in _find_unused(built, spec, cache):
         logger.warning("%s has no effect: %s.", name, reason)
 
 
-def _find_unused(
-    built: PlannedPipeline | StreamPipeline, spec: LoaderSpec, cache: CacheSpec
-) -> Iterator[tuple[str, str]]:
+def _find_unused(built: Program | StreamPipeline, spec: LoaderSpec, cache: CacheSpec) -> Iterator[tuple[str, str]]:
     is_stream = isinstance(built, StreamPipeline)
-    is_remote = not is_stream and built.program.shards.is_remote
+    is_remote = not is_stream and built.reader.is_remote
     if not spec.workers:
         if spec.start_method is not None:
             yield "loader.start_method", "`workers: 0` starts no worker process"
-        if spec.prefetch is not None and (is_stream or (built.num_threads == 1 and not is_remote)):
+        if spec.prefetch is not None and (is_stream or (built.run.num_threads == 1 and not is_remote)):
             yield "loader.prefetch", "with `workers: 0` each batch is made when it is asked for"
     if spec.device is not None and spec.pin_memory:
         yield "loader.pin_memory", "`device` copies through page-locked memory already"

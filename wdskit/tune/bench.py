@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from wdskit.engine.planned import BatchMaker
+from wdskit.engine.batch import PlannedBatches
 from wdskit.engine.program import Job, Program
 from wdskit.errors import PipelineError
 from wdskit.loader.make import make_loader
@@ -178,7 +178,7 @@ def bench(
         loaders.append(LoaderBench(setting, Measured.of(rates), cpu_ms, Measured.of(first_batch_s)))
     return BenchResult(
         sample_bytes=subject.sample_bytes,
-        batch=subject.program.plan.batch,
+        batch=subject.program.epoch.batch,
         world_size=subject.world_size,
         num_cpus=usable_cores(),
         repeats=repeats,
@@ -207,15 +207,15 @@ class _Subject:
         self._errors = opened.errors.model_dump() | {"dir": None}
         self._cache: dict[str, Any] | None = None
         loader = self.loader(_ALONE)  # refuses the pipeline as it stands where it could not run
-        if loader.pipeline.program.shards.is_remote:
+        if loader.program.reader.is_remote:
             self._cache = opened.cache.model_dump()
             self.loader(_ALONE)
         if opened.errors.max_bad:
             self._errors["max_bad"] = 2**62  # the same bad sample may come again and again
         stages = [stage for stage in opened.pipe.stages if not isinstance(stage, WithEpoch)]
         self._pipe = Pipeline([*stages, WithEpoch(n=_ENDLESS)])
-        self.program: Program = self.loader(_ALONE).pipeline.program
-        tables = self.program.shards.tables
+        self.program: Program = self.loader(_ALONE).program
+        tables = self.program.reader.tables
         num_bytes = sum(float(table.counts @ table.sample_bytes()) for table in tables)
         self.sample_bytes = num_bytes / sum(int(table.counts.sum()) for table in tables)
         self._step = 0
@@ -248,13 +248,13 @@ class _Subject:
 
     def run_bare(self, seconds: float) -> tuple[float, float]:
         """Make batches in this thread, from where the last call stopped: samples/s, CPU ms of a sample."""
-        plan, make = self.program.plan, BatchMaker(self.program)
-        steps = Steps(plan.epoch_samples, plan.batch, self.world_size, plan.tail)
+        layout, make = self.program.epoch, PlannedBatches(self.program)
+        steps = Steps(layout.num_samples, layout.batch, self.world_size, layout.tail)
         count, elapsed, cpu_s, start = 0, 0.0, time.process_time(), time.perf_counter()
         while elapsed < seconds:
-            make(make.begin(Job(0, steps, self._step, self._step + 1))).result()
+            make(make.open(Job(0, steps, self._step, self._step + 1))).result()
             self._step += 1
-            count += plan.batch
+            count += layout.batch
             elapsed = time.perf_counter() - start
         return count / elapsed, (time.process_time() - cpu_s) * 1000 / count
 
@@ -265,7 +265,7 @@ def measure_loader(loader: PlannedLoader, seconds: float) -> tuple[float, float 
     Returns:
         Samples/s, CPU ms of a sample (None where only Linux counts it), and seconds up to the first batch.
     """
-    program, workers = loader.pipeline.program, loader.spec.workers
+    program, workers = loader.program, loader.spec.workers
     cpu_time = cpu_s_of_tree if workers else time.process_time
     round_size = max(1, workers)  # batches of several workers come in bursts of as many
     items = iter(loader)
@@ -281,7 +281,7 @@ def measure_loader(loader: PlannedLoader, seconds: float) -> tuple[float, float 
         while elapsed < seconds:
             for _ in range(round_size):
                 next(items)
-            count += round_size * program.plan.batch
+            count += round_size * program.epoch.batch
             elapsed = time.perf_counter() - start
         cpu_s_now = cpu_time()
         cpu_ms = None if cpu_s is None or cpu_s_now is None else (cpu_s_now - cpu_s) * 1000 / count

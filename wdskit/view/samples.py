@@ -13,7 +13,7 @@ import numpy as np
 
 from wdskit.codecs.fields import decode_field
 from wdskit.dataset.classes import read_classes
-from wdskit.engine.shard_cache import ShardCache
+from wdskit.engine.reader import SampleReader
 from wdskit.errors import PipelineError, WdskitError
 from wdskit.files import Buffer
 from wdskit.order.base import Ints, Order
@@ -94,7 +94,7 @@ class SampleView:
         self.title = title
         self._order = data.order
         self._positions = positions
-        self._shards = ShardCache(data.tables, data.parts)
+        self._shards = SampleReader(data.tables, data.parts)
         self._classes = {folder: read_classes(folder) or () for table in data.tables for folder in table.folders}
 
     def __len__(self) -> int:

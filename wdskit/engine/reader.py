@@ -47,7 +47,7 @@ class ManySamples(NamedTuple):
         return ManySamples(self.paths[at], self.keys[at], {name: each.part(at) for name, each in self.fields.items()})
 
 
-class ShardCache:
+class SampleReader:
     """Reads samples through the offsets of their shards. Safe to share between threads.
 
     Args:
@@ -86,7 +86,7 @@ class ShardCache:
         """Whether some of the shards are in a store."""
         return any(table.is_remote for table in self.tables)
 
-    def begin(self, shards: Ints, samples: Ints) -> ShardCache:
+    def begin(self, shards: Ints, samples: Ints) -> SampleReader:
         """The same, with these samples on their way where they come from a store: those of the first call by ranges,
         later ones with their parts where parts are kept. Raises as `read`.
         """
@@ -95,7 +95,7 @@ class ShardCache:
         at_once, self._has_begun = not self._has_begun, True
         wanted = self._wanted(shards, samples)
         ahead = {shard: one.ahead(numbers, at_once=at_once) for shard, (one, numbers) in wanted.items()}
-        begun = ShardCache.__new__(ShardCache)  # which shares all that is open
+        begun = SampleReader.__new__(SampleReader)  # which shares all that is open
         begun.__dict__.update(self.__dict__, _ahead=ahead)
         return begun
 

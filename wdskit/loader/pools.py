@@ -1,0 +1,481 @@
+"""Pools: what makes the batches of jobs, in this thread, in threads or in worker processes.
+
+A loader gives a job to a pool (`submit`) and takes its batches later (`take`). A worker, which is a thread of this
+process or a process, is a loop (`loader.worker`): it takes a job, makes its batches, and answers. How batches are made
+is not a pool's business: each process has one `BatchFactory`, and the pool only calls it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Sequence
+from multiprocessing import connection as connections
+from queue import SimpleQueue
+from typing import Any, Protocol
+
+import torch.multiprocessing
+
+from wdskit.engine.batch import Batch, BatchFactory, never
+from wdskit.engine.outcome import Outcome
+from wdskit.engine.threads import JOIN_S, Threads
+from wdskit.errors import PipelineError
+from wdskit.loader.shared_memory import Bytes, Message, Ring, borrow, receive_block, unpack
+from wdskit.loader.starting import GUARD, check_guard, explain_exit, start_fork_server
+from wdskit.loader.watch import Watch
+from wdskit.loader.worker import BOARD_BLOCK, Reply, Request, Start, Task, serve, work
+from wdskit.processes import block_sigint, refuse_fork
+from wdskit.stages.progress import Board, slots_in
+
+_PATIENCE_S = 0.5  # for a worker that is in the middle of a batch when it is asked to end; then it is killed
+
+
+class Pool(Protocol):
+    """Makes the batches of jobs."""
+
+    def submit(self, job: Any, worker: int | None = None) -> Any:
+        """Start a job. Returns its ticket. `worker` is the number of the worker that has to do it; None for any."""
+        ...
+
+    def take(self, ticket: Any) -> Outcome[list[Batch]]:
+        """Wait for a job and return its outcome, once."""
+        ...
+
+    def is_ready(self, ticket: Any) -> bool:
+        """Whether `take` would not wait."""
+        ...
+
+    def forget(self, tickets: Sequence[Any]) -> None:
+        """Cancel jobs that were not taken."""
+        ...
+
+    def rest(self) -> None:
+        """Return the memory that no batch uses to the system. Called at the end of an epoch."""
+        ...
+
+    def close(self) -> None:
+        """End threads and processes, within a second; the next job starts new ones."""
+        ...
+
+
+def make_pool(
+    program: Any,
+    make_factory: Callable[[Any], BatchFactory],
+    num_workers: int,
+    start_method: Callable[[], str],
+    timeout_s: float | None,
+) -> Pool:
+    """Return the pool for this number of processes and the program's threads. With a timeout, a thread makes the
+    batches if there are neither processes nor threads, because a wait in this thread could not end early.
+
+    Args:
+        program: A `Program`, or a `StreamPipeline`.
+        make_factory: Called with the program in each process.
+        num_workers: Worker processes, 0 for none.
+        start_method: How they start, asked when they do.
+        timeout_s: The longest wait for a batch; None or 0 for no limit.
+    """
+    watch = Watch(program.describe, timeout_s or 0.0)
+    if num_workers:
+        return ProcessPool(program, make_factory, num_workers, start_method, watch)
+    factory = make_factory(program)
+    if factory.num_loops == 1 and not watch.timeout_s:
+        return InlinePool(factory)
+    program.run.is_watched = True
+    return ThreadPool(factory, watch, program.run.board)
+
+
+class InlinePool:
+    """Does a job in this thread when it is taken."""
+
+    def __init__(self, factory: BatchFactory) -> None:
+        self._factory = factory
+        self._memory = Ring()
+
+    def submit(self, job: Any, worker: int | None = None) -> Any:  # noqa: ARG002 (there is one)
+        """See `Pool`."""
+        return self._factory.open(job)
+
+    def take(self, ticket: Any) -> Outcome[list[Batch]]:
+        """See `Pool`: with one thread of torch's, because several threads for such small images only wait."""
+        before = torch.get_num_threads()
+        torch.set_num_threads(1)
+        try:
+            return self._factory(ticket, self._memory, never)
+        finally:
+            torch.set_num_threads(before)
+
+    def is_ready(self, ticket: Any) -> bool:  # noqa: ARG002 (it is made when it is taken)
+        """See `Pool`."""
+        return False
+
+    def forget(self, tickets: Sequence[Any]) -> None:
+        """See `Pool`: no job has started."""
+
+    def rest(self) -> None:
+        """See `Pool`."""
+        self._memory.free_pages()
+
+    def close(self) -> None:
+        """See `Pool`."""
+        self._factory.close()
+
+
+class ThreadPool:
+    """Threads of this process that make batches. They start with the first job.
+
+    Args:
+        factory: Makes the batches.
+        watch: Watches the waits for them.
+        board: Where the factory's threads note their samples.
+    """
+
+    def __init__(self, factory: BatchFactory, watch: Watch, board: Board) -> None:
+        self._factory = factory
+        self._watch = watch
+        self._board = board
+        self._memory = Ring()
+        self._owner = os.getpid()
+        self._queue: SimpleQueue[Task | None] | None = None
+        self._tasks: weakref.WeakSet[Task] = weakref.WeakSet()
+        self._closing: Callable[[], object] = _nothing
+
+    def submit(self, job: Any, worker: int | None = None) -> Task:  # noqa: ARG002 (any thread)
+        """See `Pool`."""
+        if self._queue is None:
+            self._queue = self._start()
+        refuse_fork(self._owner)
+        task = Task(0, self._factory.open(job))
+        self._tasks.add(task)
+        self._queue.put(task)
+        return task
+
+    def _start(self) -> SimpleQueue[Task | None]:
+        queue: SimpleQueue[Task | None] = SimpleQueue()
+        factory, self._owner = self._factory, os.getpid()
+        with block_sigint():  # what has started is known to `close`
+            loops = Threads(factory.num_loops, "batches")
+            given = (loops, factory.num_loops, queue, factory, self._tasks, self._owner)
+            self._closing = weakref.finalize(self, _close_threads, *given)
+        for _ in range(factory.num_loops):
+            loops.submit(work, queue.get, factory, self._memory, Task.finish)
+        return queue
+
+    def take(self, ticket: Task) -> Outcome[list[Batch]]:
+        """See `Pool`.
+
+        Raises:
+            PipelineError: The wait has lasted for the `timeout`, or this process was forked from the one that has the
+                threads.
+        """
+        refuse_fork(self._owner)
+        if not ticket.done.is_set():
+            self._watch.begin()
+            while not ticket.done.wait(self._watch.step_s):
+                try:
+                    self._watch.look("this process", os.getpid(), self._board.slots)
+                except PipelineError:
+                    self.close()
+                    raise
+        return ticket.take()
+
+    def is_ready(self, ticket: Task) -> bool:
+        """See `Pool`."""
+        return ticket.done.is_set()
+
+    def forget(self, tickets: Sequence[Task]) -> None:
+        """See `Pool`: the threads leave them after the present sample."""
+        for ticket in tickets:
+            ticket.cancel()
+
+    def rest(self) -> None:
+        """See `Pool`."""
+        self._memory.free_pages()
+
+    def close(self) -> None:
+        """See `Pool`."""
+        self._closing()
+        self._queue, self._closing = None, _nothing
+        self._factory.close()
+
+
+def _nothing() -> None: ...
+
+
+def _close_threads(
+    loops: Threads,
+    num_loops: int,
+    queue: SimpleQueue[Task | None],
+    factory: BatchFactory,
+    tasks: weakref.WeakSet[Task],
+    owner: int,
+) -> None:
+    if os.getpid() != owner:  # a forked process has a copy, and no threads
+        return
+    with block_sigint():
+        for task in [*tasks]:
+            task.cancel()
+        for _ in range(num_loops):
+            queue.put(None)
+        deadline_s = time.monotonic() + JOIN_S
+        loops.close(deadline_s)  # before the factory's threads, which they need
+        factory.close(deadline_s)
+
+
+class _Worker:
+    """One process, as the main process sees it."""
+
+    def __init__(self, context: Any, start: Start, number: int) -> None:
+        self.number = number
+        self.has_started = context.get_start_method() == "fork"
+        self.connection, theirs = context.Pipe()
+        arguments = (theirs, start, number, dict(os.environ))
+        self.process = context.Process(target=serve, args=arguments, name=f"wdskit-worker-{number}", daemon=True)
+        self.process.start()
+        theirs.close()
+        self.tickets: set[int] = set()
+        self.forgotten: list[int] = []
+        self.blocks: dict[int, Any] = {}
+        self.returned: deque[int] = deque()  # filled in the midst of anything
+        self._poll = select.poll()
+        self._poll.register(self.connection.fileno(), select.POLLOUT)
+
+    @property
+    def can_send(self) -> bool:
+        """True if the worker's pipe has room, so that sending does not block."""
+        return bool(self._poll.poll(0))
+
+    def send(self, ticket: int = 0, job: Any = None, *, rests: bool = False) -> None:
+        """Ask it for a job, or only say what it need not do."""
+        returned = tuple(self.returned.popleft() for _ in range(len(self.returned)))
+        forgotten, self.forgotten = tuple(self.forgotten), []
+        self.connection.send(Request(forgotten, returned, ticket, job, rests))
+        if job is not None:
+            self.tickets.add(ticket)
+
+    def forget(self, tickets: Sequence[int]) -> None:
+        """Do without jobs; if it cannot hear that now, it hears it with the next job."""
+        left = self.tickets.intersection(tickets)
+        self.tickets -= left
+        self.forgotten += left
+        self._send_if_open()
+
+    def rest(self) -> None:
+        """Let it free the memory that no batch uses; if it cannot hear that now, it keeps the memory."""
+        self._send_if_open(rests=True)
+
+    def _send_if_open(self, *, rests: bool = False) -> None:
+        if self.can_send:
+            with contextlib.suppress(OSError):  # it died, as will be seen
+                self.send(rests=rests)
+
+    def receive(self) -> Reply:
+        """Its next reply; waits for it. New blocks are mapped."""
+        reply: Reply = self.connection.recv()
+        self.has_started = True
+        for number, num_bytes in reply.new:
+            self.blocks[number] = receive_block(self.connection, num_bytes)
+        for number in reply.dropped:
+            del self.blocks[number]
+        return reply
+
+    def look(self, watch: Watch) -> None:
+        """See `Watch.look`."""
+        hint = "It may be running the script's own code, such as init_process_group: put that under " + GUARD
+        memory = self.blocks.get(BOARD_BLOCK)
+        watch.look(
+            f"worker {self.number} (pid {self.process.pid})",
+            self.process.pid,
+            None if memory is None else slots_in(memory),
+            start_hint="" if self.has_started else f"{hint}.",
+        )
+
+    def borrow(self, block: int) -> Bytes:
+        """All bytes of a block of a message, until they are collected."""
+        return borrow(self.blocks[block], self.returned, block)
+
+    @property
+    def death(self) -> str:
+        """How it ended, and what that may mean."""
+        self.process.join(_PATIENCE_S)
+        how = explain_exit(self.process.exitcode, has_started=self.has_started)
+        return f"worker {self.number} (pid {self.process.pid}) {how}"
+
+
+class ProcessPool:
+    """Worker processes. They start with the first job.
+
+    Args:
+        program: What they run.
+        make_factory: Called with the program in each process.
+        num_workers: How many processes.
+        start_method: How they start, asked when they do.
+        watch: Watches the waits for them.
+    """
+
+    def __init__(
+        self,
+        program: Any,
+        make_factory: Callable[[Any], BatchFactory],
+        num_workers: int,
+        start_method: Callable[[], str],
+        watch: Watch,
+    ) -> None:
+        self._given = Start(program, make_factory, num_workers)
+        self._start_method = start_method
+        self._workers: list[_Worker] = []
+        self._replies: dict[int, tuple[_Worker, Message]] = {}
+        self._next_ticket = 0
+        self._owner = 0
+        self._watch = watch
+        self._closing: Any = None
+
+    def submit(self, job: Any, worker: int | None = None) -> int:
+        """See `Pool`; the job is for one worker, or for that which has least to do."""
+        if not self._workers:
+            self._start()
+        refuse_fork(self._owner)
+        self._receive_all(timeout_s=0)
+        found = self._workers[worker] if worker is not None else min(self._workers, key=lambda each: len(each.tickets))
+        if not found.can_send:
+            self._watch.begin()
+        while not found.can_send:  # it may wait for this process to take its replies
+            self._receive_all(timeout_s=0.01)
+            self._look(found)
+        self._next_ticket += 1
+        try:
+            found.send(self._next_ticket, job)
+        except OSError:
+            self._raise_death(found)
+        return self._next_ticket
+
+    def take(self, ticket: int) -> Outcome[list[Batch]]:
+        """See `Pool`.
+
+        Raises:
+            PipelineError: A worker died, the wait has lasted for the `timeout`, or this process was forked from the one
+                that has the workers.
+        """
+        refuse_fork(self._owner)
+        if ticket not in self._replies:
+            self._watch.begin()
+        while ticket not in self._replies:
+            maker = next((worker for worker in self._workers if ticket in worker.tickets), None)
+            assert maker is not None, "the job was forgotten"
+            self._receive_all(self._watch.step_s)
+            if ticket not in self._replies:
+                self._look(maker)
+        worker, message = self._replies.pop(ticket)
+        outcome: Outcome[list[Batch]] = unpack(message, worker.borrow)
+        return outcome
+
+    def is_ready(self, ticket: int) -> bool:
+        """See `Pool`."""
+        refuse_fork(self._owner)
+        if ticket not in self._replies:
+            self._receive_all(timeout_s=0)
+        return ticket in self._replies
+
+    def forget(self, tickets: Sequence[int]) -> None:
+        """See `Pool`."""
+        if self._owner != os.getpid():
+            return
+        for ticket in tickets:
+            self._drop(self._replies.pop(ticket, None))
+        for worker in self._workers:
+            worker.forget(tickets)
+
+    def rest(self) -> None:
+        """See `Pool`."""
+        if self._owner == os.getpid():
+            for worker in self._workers:
+                worker.rest()
+
+    def close(self) -> None:
+        """See `Pool`."""
+        if self._closing is not None:
+            self._closing()
+        self._workers, self._replies, self._closing = [], {}, None
+
+    def _start(self) -> None:
+        method = self._start_method()
+        check_guard(method)
+        start_fork_server(method)
+        context = torch.multiprocessing.get_context(method)
+        self._owner = os.getpid()
+        with block_sigint():  # what has begun is known to who ends it
+            self._closing = weakref.finalize(self, _close_workers, self._workers, self._owner)
+            try:
+                for number in range(self._given.num_workers):
+                    self._workers.append(_Worker(context, self._given, number))
+            except BaseException:
+                self.close()
+                raise
+
+    def _look(self, worker: _Worker) -> None:
+        try:
+            worker.look(self._watch)
+        except PipelineError:
+            self.close()
+            raise
+
+    def _receive_all(self, timeout_s: float) -> None:
+        """Take what has come, and wait for something if there is time."""
+        by_handle: dict[Any, _Worker] = {}
+        for worker in self._workers:
+            by_handle[worker.connection] = by_handle[worker.process.sentinel] = worker
+        # A process that a worker has forked holds its pipe and its sentinel open: look at the exit status too.
+        ready = connections.wait(list(by_handle), timeout_s)
+        dead = [each for each in self._workers if not ready and each.process.exitcode is not None]
+        for worker in dead:
+            self._raise_death(worker)
+        for worker in dict.fromkeys(by_handle[handle] for handle in ready):
+            try:
+                while worker.connection.poll():  # what a worker sent before it died counts
+                    self._keep(worker, worker.receive())
+            except (EOFError, ConnectionError):
+                self._raise_death(worker)
+            except OSError as err:
+                self.close()
+                msg = f"a batch of worker {worker.number} cannot be received: {err}."
+                raise PipelineError(f"{msg}\n  Often too many files are open: see `ulimit -n`.") from err
+            if worker.process.sentinel in ready:
+                self._raise_death(worker)
+
+    def _keep(self, worker: _Worker, reply: Reply) -> None:
+        if reply.ticket in worker.tickets:
+            worker.tickets.remove(reply.ticket)
+            self._replies[reply.ticket] = worker, reply.message
+        else:
+            self._drop((worker, reply.message))
+
+    def _drop(self, found: tuple[_Worker, Message] | None) -> None:
+        if found is not None:
+            found[0].returned.extend(found[1].blocks)
+
+    def _raise_death(self, worker: _Worker) -> None:
+        death = worker.death
+        self.close()
+        raise PipelineError(f"a worker process died: {death}")
+
+
+def _close_workers(workers: list[_Worker], owner: int) -> None:
+    if os.getpid() != owner:  # a forked process has a copy, and no workers
+        return
+    with block_sigint():
+        for worker in workers:
+            with contextlib.suppress(OSError):  # it is gone
+                if worker.can_send:
+                    worker.connection.send(None)
+            worker.connection.close()
+        deadline = time.monotonic() + _PATIENCE_S
+        for worker in workers:
+            worker.process.join(max(0.0, deadline - time.monotonic()))
+            if worker.process.exitcode is None:
+                worker.process.kill()
+                worker.process.join()
+            worker.process.close()
