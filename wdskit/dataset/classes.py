@@ -12,6 +12,7 @@ from wdskit.dataset.index import join_url
 from wdskit.errors import FolderIndexError, StorageError
 from wdskit.storage.urls import ABSENT_STATUSES, is_local, read_bytes
 
+CLASS_FIELD = "cls"
 CLASSES_NAME = "classes.json"
 MAX_CLASSES_BYTES = 64 << 20
 _log = logging.getLogger(__name__)

@@ -6,10 +6,10 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from wdskit.codecs.fields import decode_field
+from wdskit.dataset.classes import CLASS_FIELD
 from wdskit.dataset.keys import check_field
 from wdskit.errors import KeyRuleError, PackError
 from wdskit.packing.json_merge import add_metadata, replace_member
-from wdskit.packing.labels import CLASS_FIELD
 from wdskit.packing.references import FieldBytes
 from wdskit.packing.row import Row, make_row, row_error
 from wdskit.packing.sources.records import Records, check_json_fields, json_fields

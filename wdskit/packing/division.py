@@ -96,7 +96,7 @@ def make_limits(
     return Limits(most, usual[1] if max_bytes is None else max_bytes, num_shards)
 
 
-class Span(NamedTuple):
+class RowRange(NamedTuple):
     """The rows [start, stop) of one shard, as places in the packing order, and the bytes of its file."""
 
     start: int
@@ -113,7 +113,7 @@ class RowTooLarge(Exception):
         self.num_bytes = num_bytes
 
 
-def divide(blocks: NDArray[Any], limits: Limits) -> list[Span]:
+def divide(blocks: NDArray[Any], limits: Limits) -> list[RowRange]:
     """Divide rows into shards, in the order of the rows.
 
     A new shard begins where the next row would break a limit, as in `fill_in_turn`. With `limits.num_shards` the sample
@@ -139,16 +139,16 @@ def divide(blocks: NDArray[Any], limits: Limits) -> list[Span]:
     )
 
 
-def _in_turn(ends: NDArray[np.int64], limits: Limits, room: int) -> Iterator[Span]:
+def _in_turn(ends: NDArray[np.int64], limits: Limits, room: int) -> Iterator[RowRange]:
     start = done = 0
     while start < len(ends):
         most = ends[start : start + limits.max_samples]
         stop = start + int(most.searchsorted(done + room, side="right"))
-        yield Span(start, stop, (int(ends[stop - 1]) - done) * BLOCK_BYTES + END_BYTES)
+        yield RowRange(start, stop, (int(ends[stop - 1]) - done) * BLOCK_BYTES + END_BYTES)
         start, done = stop, int(ends[stop - 1])
 
 
-def _balanced(ends: NDArray[np.int64], limits: Limits, number: int) -> list[Span]:
+def _balanced(ends: NDArray[np.int64], limits: Limits, number: int) -> list[RowRange]:
     """Return `number` shards, equal within one row; the first shards have the additional rows."""
     if number > len(ends):
         raise PackError(f"{len(ends)} samples cannot fill {number} shards; each holds at least one. Use fewer shards.")
@@ -164,7 +164,7 @@ def _balanced(ends: NDArray[np.int64], limits: Limits, number: int) -> list[Span
     if what:
         msg = f"num_shards: with {number} shards, one would have {what}."
         raise PackError(f"{msg}\n  Use more shards, or raise the limit.")
-    return [Span(*three) for three in zip([0, *stops[:-1].tolist()], stops.tolist(), sizes.tolist(), strict=True)]
+    return [RowRange(*three) for three in zip([0, *stops[:-1].tolist()], stops.tolist(), sizes.tolist(), strict=True)]
 
 
 def row_bytes(row: Row) -> int:

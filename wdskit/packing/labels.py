@@ -24,7 +24,6 @@ from wdskit.errors import FolderIndexError, PackError, StorageError
 from wdskit.files import describe_missing
 from wdskit.storage.urls import read_bytes
 
-CLASS_FIELD = "cls"
 NO_CLASS = -1
 """The number of a sample without a class, as data sets of Hugging Face have it."""
 Label: TypeAlias = int | float | str

@@ -27,14 +27,14 @@ from numpy.typing import NDArray
 from typing_extensions import Self
 
 from wdskit.codecs.formats import is_image_field
+from wdskit.dataset.classes import CLASS_FIELD
 from wdskit.errors import PackError, RowError, WdskitError
 from wdskit.files import describe_os_error, temp_path
 from wdskit.limits import BLOCK_BYTES
 from wdskit.order.keys import permutation
 from wdskit.packing.ahead import read_ahead
-from wdskit.packing.division import Limits, Names, PlannedShard, RowTooLarge, Span, divide, row_bytes
+from wdskit.packing.division import Limits, Names, PlannedShard, RowRange, RowTooLarge, divide, row_bytes
 from wdskit.packing.fill import ShardJob, packed_names, required_rows
-from wdskit.packing.labels import CLASS_FIELD
 from wdskit.packing.references import KINDS, FieldBytes, Reference
 from wdskit.packing.row import OnProgress, Progress, Row, key_taken, row_error, size_of
 from wdskit.packing.sources import Duplicate, Source
@@ -715,7 +715,7 @@ class Division(NamedTuple):
     """
 
     order: Ints | None
-    shards: Sequence[Sequence[Span]]
+    shards: Sequence[Sequence[RowRange]]
     splits: Sequence[str]
 
 
@@ -745,14 +745,14 @@ def divide_plan(plan: Plan, *, limits: Limits, shuffle: int | None, by_count: bo
             raise PackError(f"split {name}: {err}") from err
         assert order is not None
         orders.append(order)
-        shards.append([Span(start + span.start, start + span.stop, span.num_bytes) for span in spans])
+        shards.append([RowRange(start + span.start, start + span.stop, span.num_bytes) for span in spans])
         start += len(rows)
     return Division(np.concatenate(orders), shards, [*plan.splitter.shares])
 
 
 def _divide_rows(
     plan: Plan, kept: Ints | None, *, limits: Limits, shuffle: int | None, by_count: bool
-) -> tuple[Ints | None, list[Span]]:
+) -> tuple[Ints | None, list[RowRange]]:
     order = kept
     if kept is not None and not len(kept):
         return kept, []
@@ -819,7 +819,7 @@ class Jobs:
 
     plan: Plan
     order: Ints | None
-    spans: Sequence[Span]
+    spans: Sequence[RowRange]
     series: Sequence[Series]
     transforms: Transforms
     threads: int

@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from wdskit.codecs.fields import encode_field
+from wdskit.dataset.classes import CLASS_FIELD
 from wdskit.dataset.keys import check_field, check_member_name, hashed_key
 from wdskit.errors import DecodeError, KeyRuleError, RowError
 from wdskit.files import Buffer
 from wdskit.limits import MAX_USTAR_SIZE_BYTES
 from wdskit.packing.json_merge import field_with_metadata
-from wdskit.packing.labels import CLASS_FIELD, ClassNames, label_number
+from wdskit.packing.labels import ClassNames, label_number
 from wdskit.packing.references import FieldBytes, FileBytes, PartBytes, SourceFiles, read_parts
 from wdskit.packing.transforms import UNTOUCHED, Transforms
 from wdskit.storage.identity import FileChanged

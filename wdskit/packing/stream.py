@@ -8,13 +8,12 @@ import itertools
 from collections.abc import Generator, Iterable, Iterator
 from pathlib import Path
 
-from wdskit.dataset.classes import CLASSES_NAME
+from wdskit.dataset.classes import CLASS_FIELD, CLASSES_NAME
 from wdskit.dataset.index import ShardEntry
 from wdskit.packing.destination import Destination, raised_as_pack_errors
 from wdskit.packing.division import PlannedShard, fill_in_turn
 from wdskit.packing.fill import Count, ShardJob, fill_shard, required_rows
 from wdskit.packing.journal import indexed_already, remove_finished
-from wdskit.packing.labels import CLASS_FIELD
 from wdskit.packing.plan import StreamedKeys
 from wdskit.packing.row import Row, key_taken, row_error
 from wdskit.packing.run import Work, begin, publish_all, resolve_last_run

@@ -17,6 +17,7 @@ import numpy as np
 from wdskit.codecs.checks import read_header
 from wdskit.codecs.fields import decode_field, is_json_field
 from wdskit.codecs.formats import is_image_field
+from wdskit.dataset.classes import CLASS_FIELD
 from wdskit.dataset.index import ShardEntry
 from wdskit.dataset.patterns import Target, find_shards, split_url
 from wdskit.dataset.remote import open_remote_shards
@@ -111,9 +112,6 @@ def choose_classes(classes: Sequence[ClassStats], limit: int) -> list[ClassStats
         return list(classes)
     ranked = sorted(classes, key=lambda one: -one.num_samples)
     return [*ranked[: limit // 2], *ranked[-(limit // 2) :]]
-
-
-CLASS_FIELD = "cls"
 
 
 def stats(

@@ -11,10 +11,10 @@ from wdskit.codecs.checks import read_header
 from wdskit.codecs.fields import INT_FIELDS, JSON_FIELDS, TEXT_FIELDS, decode_field, is_json_field
 from wdskit.codecs.formats import is_image_field
 from wdskit.codecs.images import may_be_mask
+from wdskit.dataset.classes import CLASS_FIELD
 from wdskit.errors import DecodeError
 from wdskit.files import Buffer
 from wdskit.limits import MAX_PIXELS
-from wdskit.shards.stats import CLASS_FIELD
 from wdskit.text import printable, shorten
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from shards import samples_in
 
 import wdskit
 from wdskit import PackError, RowError, WdskitError
-from wdskit.packing.labels import CLASS_FIELD
+from wdskit.dataset.classes import CLASS_FIELD
 from wdskit.packing.sources.records import IMAGE_COLUMNS, Records
 from wdskit.packing.sources.tables import TextTable
 

@@ -290,7 +290,7 @@ def _kind_of_folder(path: str) -> str:
 def _check_options(path: str, what: str, own: tuple[str, ...], how: PackOptions) -> None:
     """Refuse an option that would be ignored."""
     for option in sorted({option for kind in KINDS.values() for option in kind.options} - {*own}):
-        if getattr(how, option) not in (None, False, "", (), [], {}):
+        if getattr(how, option) not in (None, False, (), [], {}):
             owners = " or ".join(dict.fromkeys(kind.what for kind in KINDS.values() if option in kind.options))
             raise PackError(f"{path}: {option} is for {owners}, but {what}. Leave it out.")
 

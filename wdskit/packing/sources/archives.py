@@ -11,12 +11,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby, pairwise
 from operator import itemgetter
 
-from wdskit.dataset.classes import CLASSES_NAME, common_classes
+from wdskit.dataset.classes import CLASS_FIELD, CLASSES_NAME, common_classes
 from wdskit.dataset.patterns import list_shards
 from wdskit.dataset.unfinished import refuse_part
 from wdskit.errors import PackError, RowError
 from wdskit.limits import MAX_UNPACK_RATIO, MAX_UNPACKED_BYTES
-from wdskit.packing.labels import CLASS_FIELD
 from wdskit.packing.references import ZIP_HEADER_BYTES, FieldBytes, ZipBytes
 from wdskit.packing.row import SAME_FIELD, Row, json_with_key, make_row, row_error
 from wdskit.packing.sources.records import Records, check_json_fields, json_fields

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 import numpy as np
 
 from wdskit.codecs.formats import field_of_bytes
-from wdskit.dataset.classes import first_conflict
+from wdskit.dataset.classes import CLASS_FIELD, first_conflict
 from wdskit.errors import PackError, RowError, StorageError
 from wdskit.limits import MAX_ROW_BYTES
-from wdskit.packing.labels import CLASS_FIELD, NO_CLASS, checked_classes, classes_of, read_label
+from wdskit.packing.labels import NO_CLASS, checked_classes, classes_of, read_label
 from wdskit.packing.references import FieldBytes, PartBytes
 from wdskit.packing.row import Row, row_error
 from wdskit.packing.sources.arrow_columns import (

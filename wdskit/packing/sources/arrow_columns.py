@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from wdskit.codecs.fields import NPY_FIELDS, decode_field, encode_field
+from wdskit.dataset.classes import CLASS_FIELD
 from wdskit.errors import DecodeError, PackError
-from wdskit.packing.labels import CLASS_FIELD
 from wdskit.packing.references import FieldBytes
 from wdskit.packing.row import row_error
 from wdskit.packing.sources.records import IMAGE_COLUMNS, KEY_COLUMN, MEND, Records, to_array

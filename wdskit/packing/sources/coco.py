@@ -9,11 +9,12 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
+from wdskit.dataset.classes import CLASS_FIELD
 from wdskit.errors import PackError, RowError
 from wdskit.files import describe_missing
 from wdskit.limits import MAX_COCO_BYTES
 from wdskit.packing.json_merge import refuse_constant, to_json, unique
-from wdskit.packing.labels import CLASS_FIELD, checked_classes, is_utf8
+from wdskit.packing.labels import checked_classes, is_utf8
 from wdskit.packing.row import Row, make_row, row_error
 from wdskit.packing.sources.records import Records, image_path, key_of_path
 

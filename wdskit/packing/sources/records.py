@@ -13,10 +13,11 @@ import numpy as np
 
 from wdskit.codecs.fields import INT_FIELDS, JSON_FIELDS, NPY_FIELDS, TEXT_FIELDS, decode_field, encode_field
 from wdskit.codecs.formats import is_image_field
+from wdskit.dataset.classes import CLASS_FIELD
 from wdskit.dataset.keys import check_field
 from wdskit.errors import DecodeError, KeyRuleError, PackError, RowError
 from wdskit.packing.json_merge import to_json
-from wdskit.packing.labels import CLASS_FIELD, ClassNames, is_utf8, label_number, read_label
+from wdskit.packing.labels import ClassNames, is_utf8, label_number, read_label
 from wdskit.packing.references import FieldBytes
 from wdskit.packing.row import SAME_FIELD, Row, field_of, file_bytes, make_row, row_error
 

@@ -8,14 +8,20 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from wdskit.dataset.braces import split_parts
-from wdskit.dataset.classes import CLASSES_NAME, MAX_CLASSES_BYTES, classes_json, common_classes, read_classes
+from wdskit.dataset.classes import (
+    CLASS_FIELD,
+    CLASSES_NAME,
+    MAX_CLASSES_BYTES,
+    classes_json,
+    common_classes,
+    read_classes,
+)
 from wdskit.dataset.index import join_url
 from wdskit.dataset.patterns import ShardList, list_shards, split_url
 from wdskit.dataset.unfinished import refuse_part
 from wdskit.errors import PackError, RowError
 from wdskit.packing.changes import Changes
 from wdskit.packing.choice import Choice, LeftOut
-from wdskit.packing.labels import CLASS_FIELD
 from wdskit.packing.row import Row
 from wdskit.packing.sources.archives import LEAVE_OUT, refuse_query
 from wdskit.packing.sources.tar_samples import TarSample, TarSamples

@@ -15,10 +15,11 @@ import zlib
 from collections.abc import Generator, Iterator, Mapping
 from typing import IO, Any, TypeAlias
 
+from wdskit.dataset.classes import CLASS_FIELD
 from wdskit.errors import PackError, RowError
 from wdskit.limits import MAX_ROW_BYTES
 from wdskit.packing.json_merge import refuse_constant, unique
-from wdskit.packing.labels import CLASS_FIELD, ClassNames, classes_of, is_utf8
+from wdskit.packing.labels import ClassNames, classes_of, is_utf8
 from wdskit.packing.row import Row, row_error
 from wdskit.packing.sources.records import Records, column_value
 
