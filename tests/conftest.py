@@ -45,7 +45,7 @@ LONG = [
     "loader/test_make",
     "order/test_deal",
     "packing/test_reshard",
-    "loader/test_distributed",
+    "loader/test_gather",
     "test_bench_remote",
     "test_tools",
     "test_safety",

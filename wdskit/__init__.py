@@ -31,7 +31,7 @@ _PUBLIC: dict[str, tuple[str, ...]] = {
         "StorageError",
         "WdskitError",
     ),
-    "loader.distributed": ("gather_valid",),
+    "loader.gather": ("gather_valid",),
     "loader.make": ("make_loader",),
     "loader.stats": ("LoaderStats", "StageStats"),
     "packing.api": ("PackResult", "finish_pack", "pack"),
@@ -77,7 +77,7 @@ if TYPE_CHECKING:  # tools/generate.py writes this from _PUBLIC
     from wdskit.errors import StateError as StateError
     from wdskit.errors import StorageError as StorageError
     from wdskit.errors import WdskitError as WdskitError
-    from wdskit.loader.distributed import gather_valid as gather_valid
+    from wdskit.loader.gather import gather_valid as gather_valid
     from wdskit.loader.make import make_loader as make_loader
     from wdskit.loader.stats import LoaderStats as LoaderStats
     from wdskit.loader.stats import StageStats as StageStats

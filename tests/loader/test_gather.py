@@ -12,7 +12,7 @@ from shards import draw, write_numbers
 from torch.distributed.device_mesh import init_device_mesh
 
 from wdskit import Pipeline, PipelineError, RankError, gather_valid, make_loader
-from wdskit.loader import distributed
+from wdskit.loader import gather
 from wdskit.shards.index import index_folder
 
 SIZES = [0, 1, 2, 3, 5, 8, 13]
@@ -80,12 +80,12 @@ MUTANTS = {
     "padding is kept": ("_gather_objects", lambda rows, mask, *how: true_gather(rows, torch.ones_like(mask), *how)),
     "padding is summed": ("_reduce", lambda rows, mask, *how: true_reduce(rows, torch.ones_like(mask), *how)),
 }
-true_gather, true_reduce, true_parts = distributed._gather_objects, distributed._reduce, distributed._all_gather
+true_gather, true_reduce, true_parts = gather._gather_objects, gather._reduce, gather._all_gather
 
 
 @pytest.mark.parametrize("name", MUTANTS)
 def test_the_check_of_evaluations_catches(folders, tmp_path, name, monkeypatch):
-    monkeypatch.setattr(distributed, *MUTANTS[name])
+    monkeypatch.setattr(gather, *MUTANTS[name])
     with pytest.raises(AssertionError):
         check_evaluations(folders, tmp_path, world_size=2, sizes=[5], batches=[2])
 
