@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import fnmatch
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -13,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from wdskit.dataset.classes import CLASSES_NAME, classes_json, read_classes
-from wdskit.dataset.index import INDEX_NAME, RUN_FOLDER, FolderIndex, ShardEntry, read_index
+from wdskit.dataset.index import INDEX_NAME, RUN_FOLDER, FolderIndex, ShardEntry, compare_names, read_index
 from wdskit.dataset.lock import lock_folder
 from wdskit.dataset.samples import HeaderReader
 from wdskit.dataset.unfinished import JOURNAL_NAME, run_folders
@@ -173,16 +172,15 @@ class Destination:
         Raises:
             PackError: A file already has the name of a new shard, or a tar of the folder is not in the index.
         """
-        known: set[str] = set()
-        if self.index is not None:
-            known = {name for entry in self.index.entries for name in shard_files(entry.name)}
-        others = self._others()
+        known = self.index.by_name if self.index is not None else {}
+        names = self._others()
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):  # a dry run makes no folder
+            names |= {*os.listdir(self.folder)}
         for shard in () if self.is_done else shards:
             for name in shard_files(shard.name):
-                if (name in others or (self.folder / name).exists()) and not (self.replaces and name in known):
+                if name in names and not (self.replaces and shard.name in known):
                     raise in_the_way(self.folder / name)
-        tars = fnmatch.filter({*others, *(path.name for path in self.folder.glob("*.tar"))}, "[!.]*.tar")
-        strays = sorted(name for name in tars if name not in known)
+        _, strays = compare_names(names, known)
         if strays:
             msg = f"{self.folder / strays[0]}: this shard is in no index, and is not one of those being packed."
             remedy = f"Pack into another folder, or run `wdskit index {self.folder}` if these are whole shards."
