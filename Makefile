@@ -70,8 +70,8 @@ test: $(STAMP)
 # than cores, because many tests wait for something.
 # Files come in the order that tests/conftest.py gives them, the longest first. Many tests wait for processes, servers and
 # threads; a test that fails while others keep the machine busy runs a second time alone, and that result counts. A test
-# that takes longer than five minutes hangs: it fails, and the stacks of its threads are printed.
-LIMIT = -o faulthandler_timeout=300 -o faulthandler_exit_on_timeout=true
+# that takes five minutes hangs: it fails, and the stacks of its threads are printed.
+LIMIT = --timeout 300 -o faulthandler_timeout=400
 pytest: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(LIMIT) -n $$(( $$(getconf _NPROCESSORS_ONLN) + 1 )) --dist loadfile --no-loadscope-reorder \
 		|| OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(LIMIT) --last-failed --last-failed-no-failures none --maxfail 3

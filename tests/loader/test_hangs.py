@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import itertools
+import mmap
 import multiprocessing
 import operator
 import os
@@ -50,11 +51,20 @@ class PassOn:
         return sent
 
 
+SHARED = mmap.mmap(-1, 82)
+"""Of this process and those that it forks: a byte for each of the 80 samples that is made, and two more."""
+
+MAY_HANG, HANGS = 80, 81
+
+
 @wdskit.thread_safe
 def hang_at_16(sample: Any) -> int:
-    if int(sample["cls"]) >= 16:  # of the fifth batch: of two batches at work in a process, either may come first
+    number = int(sample["cls"])
+    if number >= 16 and SHARED[MAY_HANG]:
+        SHARED[HANGS] = 1
         threading.Event().wait()
-    return int(sample["cls"])
+    SHARED[number] = 1
+    return number
 
 
 @pytest.fixture(scope="module")
@@ -91,9 +101,19 @@ def interrupt(batches: Iterator[Any]) -> float:
 
 
 def leave(loader: Any, end: str) -> float:
-    """Leave an epoch in the middle. Returns the seconds until nothing of it is left."""
+    """Leave an epoch in the middle, where a sample hangs. Returns the seconds until nothing of it is left."""
+    SHARED[:] = bytes(len(SHARED))
     batches = iter(loader)
     assert next(batches).tolist() == [0, 1, 2, 3]
+    if loader.spec.workers == 0 and loader.spec.threads == 1:  # nothing is made ahead
+        SHARED[MAY_HANG] = SHARED[HANGS] = 1
+    for first in itertools.count(4, 4):
+        while not SHARED[HANGS] and not all(SHARED[first : first + 4]):
+            time.sleep(0.001)
+        if SHARED[HANGS]:
+            break
+        SHARED[MAY_HANG] = 1  # not before: samples that hang take the threads of those that are asked for next
+        next(batches)
     started_s = time.monotonic()
     if end == "ctrl-c":
         started_s = interrupt(batches)
