@@ -181,6 +181,12 @@ def test_a_loader_describes_itself_in_one_line(numbers):
     )
 
 
+def test_a_loader_has_the_names_that_trainers_ask_for(numbers):
+    loader = labels(Pipeline().exact(numbers)).batched(global_size=4).loader(workers=0, rank=1, world_size=2)
+    assert (loader.batch_size, len(loader.dataset)) == (2, 29)
+    assert Pipeline().exact(numbers).decode().to_tuple("cls").loader(workers=0).batch_size is None
+
+
 def test_fewer_samples_than_ranks_are_padded_for_evaluation(numbers):
     pipe = labels(Pipeline().sequential(numbers, range=[0, 3])).batched(2)
     found = [next(iter(loader)) for loader in ranks_of(pipe, 5)]

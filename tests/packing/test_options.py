@@ -25,7 +25,7 @@ def test_every_option_is_a_keyword_with_its_default_and_an_explanation(function,
     parameters = inspect.signature(function).parameters.values()
     keywords = {one.name: (one.default, one.annotation) for one in parameters if one.kind is one.KEYWORD_ONLY}
     assert keywords == {one.name: (one.default, one.type) for one in dataclasses.fields(kind)}
-    assert [one.kind for one in parameters][:2] == [inspect.Parameter.POSITIONAL_ONLY] * 2
+    assert [one.kind for one in parameters][:2] == [inspect.Parameter.POSITIONAL_OR_KEYWORD] * 2
     text = inspect.getdoc(function)
     assert [name for name in keywords if f"\n    {name}: " not in text] == []
 
@@ -55,6 +55,15 @@ def test_an_unknown_option_names_the_most_similar_one(tmp_path, function, given,
         function(ROWS, tmp_path / "out", **{given: 1})
     assert str(found.value).startswith(wanted) or not given
     assert not (tmp_path / "out").exists()
+
+
+def test_source_and_destination_have_names_too(tmp_path):
+    assert wdskit.pack(source=ROWS, dest=tmp_path / "a").num_samples == 9
+    assert wdskit.pack(ROWS, dest=tmp_path / "b", max_samples=4).num_samples == 9
+    for given, number in (((), 0), ((ROWS,), 1), ((ROWS, tmp_path / "c", 3), 3)):
+        with pytest.raises(TypeError, match=f"pack: {number} arguments without the options, not 2. Write pack"):
+            wdskit.pack(*given, max_samples=3)
+    assert not (tmp_path / "c").exists()
 
 
 def test_type_checkers_know_the_options(tmp_path):

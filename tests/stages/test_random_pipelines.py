@@ -24,7 +24,7 @@ from shards import write_shard
 
 from wdskit import Pipeline, WdskitError
 from wdskit.codecs.fields import encode_field
-from wdskit.pipeline import planning
+from wdskit.pipeline import build
 from wdskit.shards.index import index_folder
 from wdskit.stages import base, collate, fields
 from wdskit.stages.images import geometry
@@ -354,13 +354,13 @@ def _by_place(patch: pytest.MonkeyPatch) -> None:
 
 
 def _shared(patch: pytest.MonkeyPatch) -> None:
-    right, kept = planning.bind_steps, []
+    right, kept = build.bind_steps, []
 
     def bind_steps(stages: Any, context: Any) -> Any:
         kept.append(right(stages, context))
         return kept[0]
 
-    patch.setattr(planning, "bind_steps", bind_steps)
+    patch.setattr(build, "bind_steps", bind_steps)
 
 
 def _renamed(patch: pytest.MonkeyPatch) -> None:

@@ -41,6 +41,11 @@ class Loader(ABC):
     batch_sampler = None
     """Lightning asks for it if there is a `sampler`."""
 
+    dataset: Any = None
+    """Trainers count its samples: `len(loader.dataset)` is the number of samples of an epoch, on all ranks together.
+    None for a stream, whose samples are not counted before they are read.
+    """
+
     def __init__(
         self,
         run: Run,
@@ -66,13 +71,21 @@ class Loader(ABC):
         """Return one line: name and stages of the pipeline, batch, rank, workers and threads."""
         rank, world_size, _ = self._place
         names = [str(getattr(stage, "name", getattr(stage, "__name__", repr(stage)))) for stage in self._stages]
-        batched = self._stages[names.index("batched")] if "batched" in names else None
         parts = [f"{self._meter.name}: {' -> '.join(names)}" if names else self._meter.name]
-        if batched is not None:
-            parts.append(f"batch {batched.size_on(world_size)}")
+        if self.batch_size is not None:
+            parts.append(f"batch {self.batch_size}")
         parts.append(f"rank {rank} of {world_size}")
         parts.append(f"{plural(self.spec.workers, 'worker')} x {plural(self.spec.threads or 1, 'thread')}")
         return f"{type(self).__name__}({', '.join(parts)})"
+
+    @property
+    def batch_size(self) -> int | None:
+        """Number of samples in a whole batch of this rank. None without `batched`."""
+        for stage in self._stages:
+            if getattr(stage, "name", "") == "batched":
+                size: int = stage.size_on(self._place.world_size)
+                return size
+        return None
 
     @property
     @abstractmethod

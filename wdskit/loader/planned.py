@@ -56,6 +56,7 @@ class PlannedLoader(Loader):
     ) -> None:
         super().__init__(program.run, spec, **origin)
         self._mover, self.program = make_mover(program, spec)
+        self.dataset = self.program
         layout = program.epoch
         self._passes = Passes(
             epoch_samples=layout.num_samples,

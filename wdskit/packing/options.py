@@ -82,25 +82,32 @@ def choices_of(one: Field[Any]) -> list[str]:
 def takes_options(
     kind: Callable[P, Options],
 ) -> Callable[[Callable[[Source, Dest, Options], Result]], Callable[Concatenate[Source, Dest, P], Result]]:
-    """Make a function of (source, dest, options) one of (source, dest, /, **options) with the fields of `kind`.
+    """Make a function of (source, dest, options) one of (source, dest, **options) with the fields of `kind`.
 
-    Type checkers, `inspect.signature` and the docstring have the fields as keyword arguments. An unknown name is a
-    TypeError that names the most similar option.
+    Type checkers, `inspect.signature` and the docstring have the fields as keyword arguments. Type checkers take the
+    first two arguments by position only. An unknown name is a TypeError that names the most similar option.
     """
     declared = declared_options(kind)  # type: ignore[arg-type]
     names = [one.name for one in declared]
 
     def decorate(function: Callable[[Source, Dest, Options], Result]) -> Callable[Concatenate[Source, Dest, P], Result]:
+        signature = inspect.signature(function)
+        own = [*signature.parameters.values()][:2]
+
         @functools.wraps(function)
-        def run(source: Source, dest: Dest, /, *args: P.args, **keywords: P.kwargs) -> Result:
+        def run(*args: Any, **keywords: Any) -> Result:
+            given = [*args, *(keywords.pop(one.name) for one in own[len(args) :] if one.name in keywords)]
             unknown = next((name for name in keywords if name not in names), None)
             if unknown is not None:
                 near = difflib.get_close_matches(unknown, names, n=1, cutoff=0)[0]
                 raise TypeError(f"{function.__name__}: there is no option {unknown!r}. Did you mean {near!r}?")
-            return function(source, dest, kind(*args, **keywords))
+            if len(given) != len(own):
+                call = f"{function.__name__}({own[0].name}, {own[1].name}, option=value)"
+                raise TypeError(
+                    f"{function.__name__}: {len(given)} arguments without the options, not 2. Write {call}."
+                )
+            return function(given[0], given[1], kind(**keywords))  # type: ignore[call-arg]  # the fields of `kind`
 
-        signature = inspect.signature(function)
-        own = [one.replace(kind=one.POSITIONAL_ONLY) for one in [*signature.parameters.values()][:2]]
         keyword = inspect.Parameter.KEYWORD_ONLY
         parameters = [
             *own,

@@ -167,6 +167,11 @@ def test_fields_that_cannot_be_are_refused(tmp_path, fields, problem):
         parse_fields(fields)
 
 
+def test_fields_may_be_one_text_with_commas():
+    assert parse_fields("txt=caption, cls=label") == parse_fields(["txt=caption", "cls=label"])
+    assert parse_fields({"txt": "a,b"}) == {"txt": "a,b"}
+
+
 def test_fields_belong_to_tables(tmp_path):
     make_folder(tmp_path / "photos", {"cat": 1})
     with pytest.raises(PackError, match=r"fields is for a table of text or .*, but this is an image folder"):

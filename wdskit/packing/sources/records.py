@@ -241,7 +241,7 @@ def column_value(record: Mapping[str, Any], column: str, option: str, where: str
 
 
 def parse_fields(fields: Mapping[str, str] | Iterable[str]) -> dict[str, str]:
-    """Map each field name to its column, from a mapping or from texts such as `txt=caption`.
+    """Map each field name to its column: from a mapping, from texts such as `txt=caption`, or from a text with commas.
 
     `cls` takes class numbers or names. `txt`, `json` and `npy` fields, and names that end in them (`a.txt`), encode the
     value of the column. Any other field takes the file at the path in the column, or the bytes in the column.
@@ -252,6 +252,8 @@ def parse_fields(fields: Mapping[str, str] | Iterable[str]) -> dict[str, str]:
     if isinstance(fields, Mapping):
         pairs = [(str(name), str(column)) for name, column in fields.items()]
     else:
+        if isinstance(fields, str):
+            fields = [part.strip() for part in fields.split(",")]
         pairs = [(text.partition("=")[0].strip(), text.partition("=")[2]) for text in fields]
     found: dict[str, str] = {}
     for given, column in pairs:
