@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import gc
 import hashlib
@@ -15,7 +14,7 @@ import operator
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -267,19 +266,20 @@ def test_breaks_leave_nothing(numbers: str, kind: str) -> None:
     assert not opened_since(without, 20)
 
 
-@contextlib.contextmanager
-def interrupted_after(seconds: float) -> Iterator[None]:
-    """Ctrl-C in the midst of what runs in this block, unless that ends before."""
+def interrupt(call: Callable[[], None], after_s: float) -> None:
+    """Ctrl-C in the midst of a call, unless that ends before. Nothing runs between the call and what catches Ctrl-C,
+    as the end of a context manager would.
+    """
     signal.signal(signal.SIGALRM, lambda *_: signal.raise_signal(signal.SIGINT))
     try:
-        signal.setitimer(signal.ITIMER_REAL, seconds)
-        yield
+        try:
+            signal.setitimer(signal.ITIMER_REAL, after_s)
+            call()
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
     except KeyboardInterrupt:
         pass
-    finally:
-        with contextlib.suppress(KeyboardInterrupt):
-            signal.setitimer(signal.ITIMER_REAL, 0)
-            signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
 
 
 def iterate(make: Callable[[], Any]) -> None:
@@ -300,8 +300,7 @@ def test_ctrl_c_leaves_nothing(numbers: str, kind: str) -> None:
     before, num_left = open_things(), 0
     rng = np.random.default_rng(6)
     for _ in range(NUM_INTERRUPTS // len(KINDS)):
-        with interrupted_after(float(rng.choice([0.005, 0.05, 0.2]) * rng.random()) + 1e-4):
-            iterate(make)
+        interrupt(lambda: iterate(make), float(rng.choice([0.005, 0.05, 0.2]) * rng.random()) + 1e-4)
         gc.collect()
         if opened_since({**before, "files": 10**6}, 20):
             num_left += 1
