@@ -270,7 +270,8 @@ def interrupt(call: Callable[[], None], after_s: float) -> None:
     """Ctrl-C in the midst of a call, unless that ends before. Nothing runs between the call and what catches Ctrl-C,
     as the end of a context manager would.
     """
-    signal.signal(signal.SIGALRM, lambda *_: signal.raise_signal(signal.SIGINT))
+    before = signal.signal(signal.SIGALRM, lambda *_: signal.raise_signal(signal.SIGINT))
+    limit = signal.setitimer(signal.ITIMER_REAL, 0)
     try:
         try:
             signal.setitimer(signal.ITIMER_REAL, after_s)
@@ -279,7 +280,8 @@ def interrupt(call: Callable[[], None], after_s: float) -> None:
             signal.setitimer(signal.ITIMER_REAL, 0)
     except KeyboardInterrupt:
         pass
-    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.signal(signal.SIGALRM, before)
+    signal.setitimer(signal.ITIMER_REAL, *limit)
 
 
 def iterate(make: Callable[[], Any]) -> None:
