@@ -13,9 +13,8 @@ from html import escape
 
 import numpy as np
 
-from wdskit.order.deal import dealt
 from wdskit.order.exact import ExactOrder
-from wdskit.order.steps import Steps
+from wdskit.order.steps import Steps, dealt
 
 
 @dataclass(frozen=True)

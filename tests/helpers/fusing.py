@@ -8,7 +8,7 @@ from images import encoded, pixels
 
 from wdskit.engine.sample import Each
 from wdskit.pipeline.build import build_pipeline
-from wdskit.stages.base import Origin, Place
+from wdskit.stages.base import Origin, RankInfo
 from wdskit.stages.fields import Decode
 from wdskit.stages.images.fused import FusedStep
 from wdskit.stages.images.transforms import (
@@ -44,7 +44,9 @@ ENDINGS = {
 def each_of(*specs, fuse=True, images="rgb8", **options):
     """The running one-to-one stages."""
     decode = Decode(images=images, fuse=fuse, **options)
-    stages = build_pipeline([Stream(shards=__file__, seed=3), decode, *specs], place=Place(0, 1), functions={}).pipeline
+    stages = build_pipeline(
+        [Stream(shards=__file__, seed=3), decode, *specs], rank_info=RankInfo(0, 1), functions={}
+    ).pipeline
     [each] = [stage.stages for stage in stages if isinstance(stage, Each)]
     assert fuse == any(isinstance(step.function, FusedStep) for step in each.steps)
     return each

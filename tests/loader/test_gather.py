@@ -220,7 +220,7 @@ def test_a_mesh_of_two_dimensions_is_refused(folders, tmp_path):
                 Pipeline().exact(folders[8]).loader(process_group=mesh)
             told.append(str(caught.value))
         one = init_device_mesh("cpu", (2,))
-        assert tuple(Pipeline().exact(folders[8]).loader(workers=0, process_group=one).program.run.place)[:2] == (
+        assert tuple(Pipeline().exact(folders[8]).loader(workers=0, process_group=one).program.run.rank_info)[:2] == (
             rank,
             2,
         )

@@ -241,9 +241,9 @@ def test_plugins_register_their_functions(config, tmp_path, monkeypatch):
     ("plugins", "message"),
     [
         ("json", 'plugins: `json` is text; a list is needed, as in ["json"].'),
-        (["wdskit_no_such"], "plugins: there is no module `wdskit_no_such`. Install it, or run"),
-        (["json.no_such"], "plugins: there is no module `json.no_such`."),
-        (["wdskit_no_such.b.c"], "plugins: there is no module `wdskit_no_such`."),
+        (["wdskit_no_such"], "plugins: the module `wdskit_no_such` does not exist. Install it, or run"),
+        (["json.no_such"], "plugins: the module `json.no_such` does not exist."),
+        (["wdskit_no_such.b.c"], "plugins: the module `wdskit_no_such` does not exist."),
         ([".relative"], "plugins: `.relative` is not the name of a module."),
         (["a/b.py"], "plugins: `a/b.py` is not the name of a module."),
         ([json], "plugins: a module is not the name of a module."),
@@ -446,7 +446,7 @@ def test_slurms_rank_counts_where_the_step_has_all_tasks(config, monkeypatch, en
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     loader = make_loader(config, pipeline="train", transforms=NOTE)
-    assert loader.pipeline.run.place[:2] == place
+    assert loader.pipeline.run.rank_info[:2] == place
 
 
 @pytest.mark.parametrize("environment", [{"RANK": "1"}, {"WORLD_SIZE": "2"}, {"RANK": "2", "WORLD_SIZE": "2"}], ids=str)

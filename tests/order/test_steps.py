@@ -1,10 +1,172 @@
-"""The steps of an epoch, swept over all small numbers."""
+"""The steps of an epoch, and which rank takes which position: each one once, whatever the ranks and nodes."""
 
 from __future__ import annotations
 
 import itertools
+from functools import partial
 
-from wdskit.order.steps import Steps
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from wdskit.order.exact import ExactOrder
+from wdskit.order.mixture import MixtureOrder
+from wdskit.order.resampled import ResampledOrder
+from wdskit.order.sequential import SequentialOrder
+from wdskit.order.steps import Steps, dealt, nodes_of
+
+UNEVEN = [[n] for n in (1, 2, 3, 7)] + [[0, 5], [3, 0, 4], [1, 2, 3, 4], [9, 1, 0, 0, 6], [2] * 12, list(range(12))]
+NODES = [(ranks, size) for ranks in range(1, 13) for size in range(1, ranks + 1) if ranks % size == 0]
+
+
+def all_ranks(order, start, steps, step, size):
+    """The positions of all ranks at a step, (R, B)."""
+    ranks = range(steps.world_size)
+    return np.stack([dealt(order, start, steps, step, rank=rank, ranks_per_node=size) for rank in ranks])
+
+
+@pytest.mark.parametrize("counts", UNEVEN, ids=str)
+def test_every_position_of_a_step_is_dealt_once(counts):
+    """With pad each sample once, with drop all but the tail; from any point of the epoch on, on any nodes."""
+    order = ExactOrder(counts, seed=4, lanes=5, window=3, homes=2)
+    num = order.num_samples
+    for (world_size, size), batch, tail in itertools.product(NODES, range(1, 5), ("drop", "pad")):
+        for consumed in {0, 1, num // 2}:
+            steps = Steps(num, batch, world_size, tail, consumed)
+            for step in range(len(steps)):
+                taken = all_ranks(order, 2 * num, steps, step, size)
+                first = steps.first(step)
+                assert taken.shape == (world_size, batch)
+                assert (np.diff(taken) >= 0).all()
+                whole = np.minimum(np.arange(first, first + world_size * batch), num)
+                assert np.sort(taken.ravel()).tolist() == whole.tolist()
+
+
+def test_padded_rows_stand_behind_each_ranks_samples_and_are_shared_evenly():
+    order = SequentialOrder([50])
+    for world_size, batch, consumed in itertools.product(range(1, 9), range(1, 6), range(0, 50, 7)):
+        steps = Steps(50, batch, world_size, "pad", consumed)
+        for step in range(len(steps)):
+            taken = all_ranks(order, 0, steps, step, 1)
+            valid = taken < 50
+            assert taken[valid].tolist() == list(range(steps.first(step), min(50, steps.first(step + 1))))
+            assert np.ptp(valid.sum(axis=1)) <= 1
+            assert (np.diff(valid.astype(int)) <= 0).all()
+
+
+@given(
+    counts=st.lists(st.integers(0, 30), min_size=1, max_size=5).filter(any),
+    weights=st.tuples(st.integers(1, 50), st.integers(1, 50)),
+    nodes=st.sampled_from(NODES),
+    batch=st.integers(1, 9),
+    kind=st.sampled_from([ExactOrder, ResampledOrder]),
+)
+def test_mixtures_and_draws_are_dealt_once_too(counts, weights, nodes, batch, kind):
+    parts = [kind(counts, seed=seed, lanes=7, window=5) for seed in (1, 2)]
+    order = MixtureOrder(parts, [len(counts)] * 2, weights)
+    steps = Steps(10 * batch * nodes[0], batch, nodes[0], "drop", 3)
+    for step in range(min(4, len(steps))):
+        first = steps.first(step)
+        taken = all_ranks(order, 100, steps, step, nodes[1])
+        assert np.sort(taken.ravel()).tolist() == list(range(first, first + batch * nodes[0]))
+
+
+def shares(weights, world_size, size, batch, num_steps=60):
+    """Of each rank, the share of each part in what it takes; of whole epochs' positions."""
+    parts = [ExactOrder([1000] * 20, seed=seed) for seed in range(len(weights))]
+    order = MixtureOrder(parts, [20] * len(weights), weights)
+    steps = Steps(num_steps * batch * world_size, batch, world_size, "drop")
+    taken = np.concatenate([all_ranks(order, 0, steps, step, size) for step in range(num_steps)], axis=1)
+    return np.stack([np.bincount(order.locate(each)[0], minlength=len(weights)) / len(each) for each in taken])
+
+
+@pytest.mark.parametrize(("world_size", "size"), [(2, 1), (2, 2), (8, 4), (8, 8), (12, 3)])
+@pytest.mark.parametrize("weights", [(1, 1), (3, 1), (7, 1), (1, 1, 1, 1), (50, 30, 20)], ids=str)
+@pytest.mark.parametrize("batch", [4, 8, 32])
+def test_each_rank_has_its_share_of_every_part(weights, world_size, size, batch):
+    """The parts never take turns in step with the ranks."""
+    found = shares(weights, world_size, size, batch, num_steps=-(-960 // batch))
+    ideal = np.array(weights) / sum(weights)
+    assert np.abs(found - ideal).max() < (0.1 if batch == 4 else 0.06)
+
+
+def test_ranks_of_one_node_have_their_share_in_batches_of_one_sample_too():
+    for weights in ((1, 1), (7, 1), (1, 1, 1, 1)):
+        assert np.abs(shares(weights, 4, 4, 1, num_steps=960) - np.array(weights) / sum(weights)).max() < 0.06
+
+
+def downloads(order, world_size, size, batch, epochs, part=80):
+    """Bytes that all nodes fetch over those of the data, in each epoch, where a node keeps what it had in the one
+    before and fetches `part` neighbouring samples at once.
+    """
+    num, counts = order.num_samples, order.counts
+    steps = Steps(num, batch, world_size, "drop")
+    firsts = np.concatenate([[0], np.cumsum(-(-counts // part))])
+    kept, found = np.zeros((world_size // size, firsts[-1]), bool), []
+    for epoch in range(epochs):
+        wanted = np.zeros_like(kept)
+        for step in range(len(steps)):
+            positions = steps.first(step) + np.arange(steps.global_batch) + epoch * num
+            shards, samples = order.take(positions)
+            wanted[nodes_of(order, epoch * num, steps, step, ranks_per_node=size), firsts[shards] + samples // part] = (
+                True
+            )
+        found.append((wanted & ~kept).sum() / firsts[-1])
+        kept = wanted
+    return found
+
+
+@pytest.mark.parametrize("tail", ["drop", "pad"])
+@pytest.mark.parametrize("size", [1, 3, 12])
+def test_what_a_node_takes_is_what_its_ranks_take(tail, size):
+    order = ExactOrder([100] * 10, seed=3)
+    steps = Steps(1000, 8, 12, tail)
+    for step in range(len(steps)):
+        nodes = nodes_of(order, 0, steps, step, ranks_per_node=size)
+        taken = all_ranks(order, 0, steps, step, size)
+        for node in range(12 // size):
+            own = taken[size * node : size * (node + 1)].ravel()
+            assert sorted(own[own < 1000]) == (steps.first(step) + np.flatnonzero(nodes == node)).tolist()
+
+
+@pytest.mark.parametrize(
+    ("num_shards", "world_size", "batch", "lanes", "homes", "most"),
+    [
+        (1281, 8, 64, 240, 16, (1.1, 0.15)),
+        (1281, 64, 64, 240, 16, (1.1, 0.15)),
+        (1281, 1024, 16, 256, 512, (1.1, 0.15)),
+    ],
+)
+def test_nodes_together_download_the_data_about_once(num_shards, world_size, batch, lanes, homes, most):
+    """Shards of 1,000 photos in parts of 8 MB, nodes of 2 and 8 ranks."""
+    order = ExactOrder([1000] * num_shards, seed=7, lanes=lanes, homes=homes)
+    first, second = downloads(order, world_size, min(8, world_size // 4), batch, 2)
+    assert 1 <= first < most[0]
+    assert second < most[1]
+
+
+def test_without_homes_the_second_epoch_downloads_again():
+    """What the figures above would be without them."""
+    order = partial(ExactOrder, [1000] * 200, seed=7)
+    assert downloads(order(), 16, 4, 64, 2)[1] > 0.6
+    assert downloads(order(homes=8), 16, 4, 64, 2)[1] < 0.1
+
+
+def test_a_rank_reads_from_all_shards_of_its_node():
+    """Its batch is mixed from more shards than its own lanes would hold."""
+    order = ExactOrder([100] * 1000, seed=1)
+    steps = Steps(100_000, 64, 64, "drop")
+    alone, beside = (
+        np.mean(
+            [
+                len(np.unique(order.take(dealt(order, 0, steps, step, rank=5, ranks_per_node=size))[0]))
+                for step in range(9)
+            ]
+        )
+        for size in (1, 8)
+    )
+    assert beside > 1.2 * alone
 
 
 def test_steps_hold_every_position_and_count_what_is_dropped_or_padded():

@@ -7,7 +7,7 @@ import torch.distributed as dist
 from shards import number_of, write_numbers
 
 from wdskit import Pipeline, RankError
-from wdskit.pipeline.ranks import find_place
+from wdskit.pipeline.ranks import find_rank
 from wdskit.shards.index import index_folder
 
 TORCHRUN = {"RANK": "3", "WORLD_SIZE": "8"}
@@ -24,15 +24,15 @@ def group(tmp_path):
 
 def test_the_order_of_sources_is_arguments_group_distributed_torchrun_slurm(group):
     environ = TORCHRUN | SLURM
-    assert find_place(1, 2, environ=environ)[:2] == (1, 2)
-    assert find_place(environ=environ)[:2] == (0, 1)
-    assert find_place(process_group=dist.group.WORLD, environ=environ)[:2] == (0, 1)
+    assert find_rank(1, 2, environ=environ)[:2] == (1, 2)
+    assert find_rank(environ=environ)[:2] == (0, 1)
+    assert find_rank(process_group=dist.group.WORLD, environ=environ)[:2] == (0, 1)
 
 
 def test_the_environment_counts_where_no_group_exists():
-    assert find_place(environ=TORCHRUN | SLURM)[:2] == (3, 8)
-    assert find_place(environ=SLURM)[:2] == (2, 4)
-    assert find_place(environ={})[:2] == (0, 1)
+    assert find_rank(environ=TORCHRUN | SLURM)[:2] == (3, 8)
+    assert find_rank(environ=SLURM)[:2] == (2, 4)
+    assert find_rank(environ={})[:2] == (0, 1)
 
 
 @pytest.mark.parametrize(
@@ -44,7 +44,7 @@ def test_the_environment_counts_where_no_group_exists():
     ],
 )
 def test_slurm_counts_only_where_the_step_has_all_tasks(environ):
-    assert find_place(environ=environ)[:2] == (0, 1)
+    assert find_rank(environ=environ)[:2] == (0, 1)
 
 
 LAUNCHED = {
@@ -61,15 +61,15 @@ LAUNCHED = {
 @pytest.mark.parametrize(("name", "expected"), [*zip(LAUNCHED, [4, 4, 2, 4, 1, 1, 1], strict=True)])
 def test_launchers_say_how_many_ranks_a_machine_has(name, expected):
     environ = LAUNCHED[name]
-    assert find_place(environ=environ).ranks_per_node == expected
-    assert find_place(environ=environ, ranks_per_node=1).ranks_per_node == 1
-    assert find_place(1, 4, environ=environ).ranks_per_node == 1  # ranks of data are not those of processes
-    assert find_place(1, 4, environ=environ, ranks_per_node=2).ranks_per_node == 2
+    assert find_rank(environ=environ).ranks_per_node == expected
+    assert find_rank(environ=environ, ranks_per_node=1).ranks_per_node == 1
+    assert find_rank(1, 4, environ=environ).ranks_per_node == 1  # ranks of data are not those of processes
+    assert find_rank(1, 4, environ=environ, ranks_per_node=2).ranks_per_node == 2
 
 
 def test_a_group_that_a_launcher_made_has_its_machines(group):
-    assert find_place(environ={"LOCAL_WORLD_SIZE": "1", "LOCAL_RANK": "0"}).ranks_per_node == 1
-    assert find_place(process_group=dist.group.WORLD, environ=LAUNCHED["torchrun"]).ranks_per_node == 1
+    assert find_rank(environ={"LOCAL_WORLD_SIZE": "1", "LOCAL_RANK": "0"}).ranks_per_node == 1
+    assert find_rank(process_group=dist.group.WORLD, environ=LAUNCHED["torchrun"]).ranks_per_node == 1
 
 
 @pytest.mark.parametrize("sizes", [[8, 4], [4, 8], [2, 1, 3], [3, 2, 1], [8, 4, 6], [1, 1, 2]], ids=str)
@@ -81,7 +81,7 @@ def test_uneven_machines_are_refused_on_one_rank_at_least(sizes):
             numbers = {"RANK": rank, "WORLD_SIZE": sum(sizes), "LOCAL_WORLD_SIZE": size, "LOCAL_RANK": local}
             environ = {name: str(value) for name, value in numbers.items()} | {"GROUP_WORLD_SIZE": str(len(sizes))}
             try:
-                find_place(environ=environ)
+                find_rank(environ=environ)
             except RankError as err:
                 refused.append(str(err))
             rank += 1
@@ -95,12 +95,12 @@ def test_ranks_that_are_dealt_to_machines_in_turn_are_refused_on_one_rank_at_lea
     refused = 0
     for rank, local in places:
         try:
-            find_place(environ=slurm | {"SLURM_PROCID": str(rank), "SLURM_LOCALID": str(local)})
+            find_rank(environ=slurm | {"SLURM_PROCID": str(rank), "SLURM_LOCALID": str(local)})
         except RankError:
             refused += 1
     assert refused
     with pytest.raises(RankError, match="ranks_per_node is 3, and the 8 ranks are not a multiple of it"):
-        find_place(0, 8, ranks_per_node=3)
+        find_rank(0, 8, ranks_per_node=3)
 
 
 @pytest.mark.parametrize(
@@ -115,7 +115,7 @@ def test_ranks_that_are_dealt_to_machines_in_turn_are_refused_on_one_rank_at_lea
 )
 def test_half_a_rank_is_refused(arguments, environ, message):
     with pytest.raises(RankError, match=message):
-        find_place(*arguments, environ=environ)
+        find_rank(*arguments, environ=environ)
 
 
 def test_a_rank_beside_a_process_group_is_refused_unless_they_agree(tmp_path, group):

@@ -16,9 +16,8 @@ import wdskit
 from wdskit.dataset.index import ShardEntry, write_index
 from wdskit.errors import ConfigError, FolderIndexError, PipelineError
 from wdskit.order.base import DEPTHS
-from wdskit.order.deal import dealt
 from wdskit.order.resampled import ResampledOrder
-from wdskit.order.steps import Steps
+from wdskit.order.steps import Steps, dealt
 from wdskit.shards.index import index_folder
 from wdskit.tune.plan import LanesPlan, fitting_lanes, lanes_of_nodes
 
@@ -139,7 +138,7 @@ def test_a_mixture_has_the_length_of_its_epoch(folder):
 def test_a_large_tail_is_a_warning(folder):
     (dropped,) = plan(folder, batch=60).warnings
     assert dropped == (
-        "40 of 100 samples are dropped in each epoch (40.0%): they do not fill a batch of 60 on each of 1 ranks.\n"
+        "40 of 100 samples are dropped in each epoch (40.0%): they do not fill a batch of 60.\n"
         "  Use smaller batches, or `tail: pad`, which uses all samples."
     )
 

@@ -17,8 +17,7 @@ from wdskit.engine.reader import SampleReader
 from wdskit.engine.sample import SampleStages
 from wdskit.errors import PipelineError
 from wdskit.order.base import Ints, Order
-from wdskit.order.deal import dealt
-from wdskit.order.steps import Steps, Tail
+from wdskit.order.steps import Steps, Tail, dealt
 from wdskit.stages.base import Run, Step
 from wdskit.stages.batching import Batcher
 from wdskit.stages.collate import Collate
@@ -192,7 +191,7 @@ class Program:
 
     def places(self, job: Job) -> Places:
         """Return the samples of a job."""
-        rank, _, ranks_per_node = self.run.place
+        rank, _, ranks_per_node = self.run.rank_info
         steps = job.steps
         numbers = range(job.first, job.stop)
         dealt_to = functools.partial(dealt, self.order, job.start, steps, rank=rank, ranks_per_node=ranks_per_node)

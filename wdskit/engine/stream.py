@@ -33,7 +33,7 @@ class Layout:
 
     Attributes:
         draws: The order of the shards; None where the source is not ours.
-        cut: Place of with_epoch, None without.
+        cut: Number of the stage `with_epoch`, None without.
         split_none: Whether a missing splitter was asked for.
         count: Number of items that an epoch of a worker yields, as a function of (worker, workers); None where unknown.
         length: What with_length says.
@@ -177,7 +177,7 @@ class StreamPipeline(webdataset.DataPipeline):  # type: ignore[misc]  # webdatas
         if num_workers > self._max_workers:
             msg = f"{num_workers} workers: this pipeline was built for {self._max_workers}."
             raise PipelineError(f"{msg} Build it with build(max_workers={num_workers}).")
-        check_splits(self.pipeline, self.layout, self.run.place.world_size, num_workers)
+        check_splits(self.pipeline, self.layout, self.run.rank_info.world_size, num_workers)
         self.run.worker, self.run.num_workers = worker, num_workers
         epoch = self._epochs.next(worker)
         turn = self._turn = object()

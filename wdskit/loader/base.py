@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from wdskit.errors import PipelineError, RankError
 from wdskit.loader.stats import LoaderStats, Meter
-from wdskit.pipeline.ranks import group_place, initialised_place
+from wdskit.pipeline.ranks import group_rank, initialised_rank
 from wdskit.pipeline.settings import LoaderSpec
 from wdskit.stages.base import Run
 from wdskit.text import as_int, plural
@@ -58,18 +58,18 @@ class Loader(ABC):
     ) -> None:
         self.spec = spec
         self._stages = stages
-        self._place = run.place
+        self._rank_info = run.rank_info
         self._process_group = process_group
         self._is_rank_given = is_rank_given
         self._running: weakref.ref[Any] | None = None
         self._is_inside = False  # whether the running iteration is where the consumer stands
         self._was_closed = False  # in the midst of the running iteration
         self._next_epoch: int | None = None  # what `set_epoch` said meanwhile
-        self._meter = Meter(name=name, rank=run.place.rank)
+        self._meter = Meter(name=name, rank=run.rank_info.rank)
 
     def __repr__(self) -> str:
         """Return one line: name and stages of the pipeline, batch, rank, workers and threads."""
-        rank, world_size, _ = self._place
+        rank, world_size, _ = self._rank_info
         names = [str(getattr(stage, "name", getattr(stage, "__name__", repr(stage)))) for stage in self._stages]
         parts = [f"{self._meter.name}: {' -> '.join(names)}" if names else self._meter.name]
         if self.batch_size is not None:
@@ -83,7 +83,7 @@ class Loader(ABC):
         """Number of samples in a whole batch of this rank. None without `batched`."""
         for stage in self._stages:
             if getattr(stage, "name", "") == "batched":
-                size: int = stage.size_on(self._place.world_size)
+                size: int = stage.size_on(self._rank_info.world_size)
                 return size
         return None
 
@@ -220,10 +220,10 @@ class Loader(ABC):
         """
         if self._is_rank_given:
             return
-        now = group_place(self._process_group) if self._process_group is not None else initialised_place()
-        place = self._place
-        if now is not None and now[:2] != place[:2]:
-            msg = f"this loader reads for rank {place.rank} of {place.world_size}, but the process group has rank "
+        now = group_rank(self._process_group) if self._process_group is not None else initialised_rank()
+        own = self._rank_info
+        if now is not None and now[:2] != own[:2]:
+            msg = f"this loader reads for rank {own.rank} of {own.world_size}, but the process group has rank "
             raise RankError(f"{msg}{now.rank} of {now.world_size}.\n  Make the loader after init_process_group.")
 
 

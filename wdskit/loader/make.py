@@ -15,11 +15,10 @@ from wdskit.errors import ConfigError, PipelineError, Problem
 from wdskit.loader.base import Loader
 from wdskit.loader.planned import PlannedLoader
 from wdskit.loader.stream import StreamLoader
-from wdskit.pipeline.build import build_pipeline
+from wdskit.pipeline.build import build_pipeline, warn_unused
 from wdskit.pipeline.builder import Pipeline, open_pipeline
-from wdskit.pipeline.ranks import find_place
+from wdskit.pipeline.ranks import find_rank
 from wdskit.pipeline.settings import CacheSpec, ErrorsSpec, LoaderSpec, choose_workers
-from wdskit.pipeline.unused import warn_unused
 from wdskit.stages.base import is_function_name
 from wdskit.stages.registry import STAGES
 
@@ -95,10 +94,10 @@ def make_loader(
     """
     _check_functions(transforms)
     _import_plugins(plugins)
-    pipe, name, spec, forgiven, kept = open_pipeline(
+    pipe, name, spec, error_spec, cache_spec = open_pipeline(
         config, pipeline, overrides, transforms or {}, caller="make_loader"
     )
-    said = {
+    arguments = {
         "workers": workers,
         "threads": threads,
         "prefetch": prefetch,
@@ -109,27 +108,27 @@ def make_loader(
         "device": device,
         "ranks_per_node": ranks_per_node,
     }
-    said = {name: value for name, value in said.items() if value is not None}
-    settings = spec.model_dump(exclude_unset=True) | said
-    spec = parse_settings(LoaderSpec, settings, where="make_loader")
-    num_workers, num_threads, reason = choose_workers(spec, pipe.stages)
-    logger.info("workers: %d, threads: %d%s", num_workers, num_threads, reason and f" ({reason})")
-    spec = spec.model_copy(update={"workers": num_workers, "threads": num_threads})
+    arguments = {name: value for name, value in arguments.items() if value is not None}
+    given = parse_settings(LoaderSpec, arguments, where="make_loader")
+    spec = spec.model_copy(update=given.model_dump(exclude_unset=True))
+    chosen = choose_workers(spec, pipe.stages)
+    logger.info("workers: %d, threads: %d%s", chosen.workers, chosen.threads, chosen.reason and f" ({chosen.reason})")
+    spec = spec.model_copy(update={"workers": chosen.workers, "threads": chosen.threads})
     if errors is not None:
-        forgiven = parse_settings(ErrorsSpec, errors, where="make_loader: errors")
+        error_spec = parse_settings(ErrorsSpec, errors, where="make_loader: errors")
     if cache is not None:
-        kept = parse_settings(CacheSpec, cache, where="make_loader: cache")
-    place = find_place(rank, world_size, process_group, ranks_per_node=spec.ranks_per_node)
+        cache_spec = parse_settings(CacheSpec, cache, where="make_loader: cache")
+    rank_info = find_rank(rank, world_size, process_group, ranks_per_node=spec.ranks_per_node)
     built = build_pipeline(
         pipe.stages,
-        place=place,
-        num_threads=num_threads,
-        max_workers=num_workers,
+        rank_info=rank_info,
+        num_threads=chosen.threads,
+        max_workers=chosen.workers,
         functions=transforms,
-        errors=forgiven,
-        cache=kept,
+        errors=error_spec,
+        cache=cache_spec,
     )
-    warn_unused(built, spec, kept)
+    warn_unused(built, spec, cache_spec)
     origin = {
         "name": name,
         "stages": pipe.stages,
@@ -140,14 +139,14 @@ def make_loader(
         if spec.device is not None:
             raise PipelineError("device: a stream's batches stay in this machine's memory. Move them in your loop.")
         return StreamLoader(built, spec, **origin)
-    return PlannedLoader(built, spec, forgiven, **origin)
+    return PlannedLoader(built, spec, error_spec, **origin)
 
 
 def _check_functions(functions: Mapping[str, Callable[..., Any]] | None) -> None:
-    """Refuse what a pipeline could not call by name.
+    """Check the argument `transforms` of `make_loader`.
 
     Raises:
-        ConfigError: No mapping, a name that is none, a value that is no function.
+        ConfigError: It is not a dict, or it has an invalid name, or a value that cannot be called.
     """
     if functions is None:
         return
@@ -163,10 +162,10 @@ def _check_functions(functions: Mapping[str, Callable[..., Any]] | None) -> None
 
 
 def _import_plugins(plugins: Iterable[object]) -> None:
-    """Import modules that the caller has named.
+    """Import the modules of the argument `plugins` of `make_loader`. Exceptions of a module itself pass through.
 
     Raises:
-        ConfigError: No list of names, or no such module. Whatever a module itself raises stays as it is.
+        ConfigError: It is not a list of names, or a module does not exist.
     """
     if isinstance(plugins, str):
         raise _refuse("plugins", wrong_kind(plugins, f'a list is needed, as in ["{plugins}"]'))
@@ -177,8 +176,8 @@ def _import_plugins(plugins: Iterable[object]) -> None:
             importlib.import_module(plugin)
         except ModuleNotFoundError as err:
             if err.name is None or not f"{plugin}.".startswith(f"{err.name}."):
-                raise  # a module that the plugin itself imports
-            rule = f"there is no module {show(err.name)}. Install it, or run Python where it can be imported."
+                raise  # the plugin exists, and imports a module that does not
+            rule = f"the module {show(err.name)} does not exist. Install it, or run Python where it can be imported."
             raise _refuse("plugins", rule) from err
 
 

@@ -17,10 +17,10 @@ from wdskit.errors import PipelineError
 from wdskit.loader.base import Loader
 from wdskit.loader.budget import Budget
 from wdskit.loader.device import hand_over, make_mover
-from wdskit.loader.passes import Pass, Passes
 from wdskit.loader.pools import make_pool
 from wdskit.loader.prefetch import Prefetch, jobs_ahead
 from wdskit.loader.starting import start_fork_server, start_method_of
+from wdskit.loader.state import Pass, Passes
 from wdskit.order.steps import Steps
 from wdskit.pipeline.settings import ErrorsSpec, LoaderSpec
 
@@ -61,18 +61,18 @@ class PlannedLoader(Loader):
         self._passes = Passes(
             epoch_samples=layout.num_samples,
             batch=layout.batch,
-            world_size=self._place.world_size,
+            world_size=self._rank_info.world_size,
             tail=layout.tail,
             fingerprint=layout.fingerprint,
         )
-        if self._place.rank == 0 and layout.fingerprint.get("source") != "resampled":
-            steps = Steps(layout.num_samples, layout.batch, self._place.world_size, layout.tail)
+        if self._rank_info.rank == 0 and layout.fingerprint.get("source") != "resampled":
+            steps = Steps(layout.num_samples, layout.batch, self._rank_info.world_size, layout.tail)
             if dropped := steps.describe_dropped():
                 logger.warning("%s: %s", self._meter.name, dropped)
         self._last: tuple[Pass, int] | None = None
         self._steps_a_job, num_ahead = jobs_ahead(spec, self.program)
         num_samples = len(self._passes) * layout.batch
-        self._budget = Budget(errors or ErrorsSpec(), rank=self._place.rank, num_samples=num_samples)
+        self._budget = Budget(errors or ErrorsSpec(), rank=self._rank_info.rank, num_samples=num_samples)
         start_method = functools.partial(
             start_method_of, self.program.parts, spec.start_method, reads_store=program.reader.is_remote
         )

@@ -15,7 +15,7 @@ from wdskit.loader.base import Loader
 from wdskit.loader.device import hand_over, pin_mover
 from wdskit.loader.pools import make_pool
 from wdskit.loader.starting import start_fork_server, start_method_of
-from wdskit.loader.states import compare_fingerprints, unused_state
+from wdskit.loader.state import compare_fingerprints, unused_state
 from wdskit.pipeline.settings import DEFAULT_PREFETCH, LoaderSpec
 
 logger = logging.getLogger(__name__)
@@ -211,7 +211,7 @@ class StreamLoader(Loader):
     def _check(self) -> None:
         """Refuse at once what would fail, hang or lie later."""
         layout, workers = self.pipeline.layout, self.spec.workers
-        check_splits(self.pipeline.pipeline, layout, self._place.world_size, max(1, workers))
+        check_splits(self.pipeline.pipeline, layout, self._rank_info.world_size, max(1, workers))
         count = self._num_items()
         if layout.length is not None and count is not None and layout.length != count:
             raise PipelineError(f"with_length says {layout.length}, but an epoch of this rank has {count} items.")

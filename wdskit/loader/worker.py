@@ -157,7 +157,7 @@ def _work_or_exit(channel: _Channel, factory: BatchFactory) -> None:
 def _seed(program: Any, number: int, num_workers: int) -> None:
     """Global generators differ from worker to worker, and `get_worker_info` says which it is, as in torch's loader."""
     run = program.run
-    words = np.random.SeedSequence([run.seed, run.place.rank, number]).generate_state(3)
+    words = np.random.SeedSequence([run.seed, run.rank_info.rank, number]).generate_state(3)
     random.seed(int(words[0]))
     np.random.seed(int(words[1]))  # noqa: NPY002 (the global one is meant)
     torch.manual_seed(int(words[2]))

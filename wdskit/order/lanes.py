@@ -2,7 +2,7 @@
 
 A sequence of n places is cut into L lanes; position p stands in lane p mod L. Each lane is shuffled in windows of w
 places. Which lane is which cut of the sequence follows a golden stride, so that any few neighbouring lanes lie evenly
-over the whole of it: the deal (`order.deal`) then gives each node the same stretch of the sequence at every step.
+over the whole of it: `order.steps.dealt` then gives each node the same stretch of the sequence at every step.
 """
 
 from __future__ import annotations

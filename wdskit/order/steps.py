@@ -1,7 +1,16 @@
-"""The steps of an epoch: which positions each one takes on all ranks together, from any point of the epoch on.
+"""The steps of an epoch, and the positions that each rank takes at a step.
 
-Global batch k behind a resume point c is the positions [c + k * G, c + (k + 1) * G), G = R * B. Nothing else is known
-here: not the order, not the shards, not the workers. Which of them a rank takes is the deal's (`order.deal`).
+Global batch k after a resume point c is the positions [c + k * G, c + (k + 1) * G), G = R * B. `dealt` gives them to
+ranks. It decides which rank computes which sample, and nothing else.
+
+The positions of a step are sorted by their depth in the data. Node n takes the n-th block of B * (ranks per node)
+positions, which is about the same part of the data at every step, so a node reads its own shards and no others. Rank j
+of the node takes every j-th position of each part of a mixture in this block, with another j at each step. So the batch
+of a rank mixes all that its node reads, and no rank sees one part only.
+
+With `tail: pad` a rank takes neighbouring positions instead, and the first rank takes the first ones. So the rows of
+all ranks, concatenated, are in the order of their samples; `gather_valid` returns them in this order. The positions of
+the last step are shared evenly.
 """
 
 from __future__ import annotations
@@ -9,22 +18,28 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
+
+from wdskit.order.base import Ints, Order
+
 Tail = Literal["drop", "pad"]
 
 MUCH_DROPPED = 0.01
-"""Share of an epoch. A larger part that is dropped is reported."""
+"""Ratio of an epoch. If a larger part is dropped, this is reported."""
+_GOLDEN = 0x9E3779B97F4A7C15  # 2**64 times the golden ratio
+_POSITION_BITS = 32  # of a position in its step; the higher bits hold its depth
 
 
 @dataclass(frozen=True)
 class Steps:
-    """The steps of one epoch that are left behind a resume point, the same number on every rank.
+    """The steps of one epoch after a resume point. Their number is the same on every rank.
 
     Args:
         num_samples: Positions of the epoch, >= 0.
         batch: B, samples of a rank's batch, >= 1.
         world_size: R >= 1.
-        tail: What becomes of the positions that do not fill a global batch: left out, or padded to a full one.
-        consumed: c, positions of the epoch that were consumed before, 0 <= c.
+        tail: Whether positions that do not fill a global batch are dropped, or padded to a whole batch.
+        consumed: c, the positions of the epoch that were consumed before, >= 0.
     """
 
     num_samples: int
@@ -35,38 +50,87 @@ class Steps:
 
     @property
     def global_batch(self) -> int:
-        """G, positions of a step."""
+        """G, the positions of a step."""
         return self.batch * self.world_size
 
     def __len__(self) -> int:
-        """Steps from the resume point to the end of the epoch."""
+        """Return the number of steps from the resume point to the end of the epoch."""
         left = max(0, self.num_samples - self.consumed)
         return left // self.global_batch if self.tail == "drop" else -(-left // self.global_batch)
 
     @property
     def num_dropped(self) -> int:
-        """Samples at the end of the epoch that no step holds."""
+        """Samples at the end of the epoch that are in no step."""
         return 0 if self.tail == "pad" else max(0, self.num_samples - self.consumed) % self.global_batch
 
     def describe_dropped(self) -> str:
         """Return the warning that a part of the epoch is dropped; empty if it is at most `MUCH_DROPPED`."""
         if self.num_dropped <= MUCH_DROPPED * self.num_samples:
             return ""
+        each = "" if self.world_size == 1 else f" on each of {self.world_size:,} ranks"
         return (
             f"{self.num_dropped:,} of {self.num_samples:,} samples are dropped in each epoch "
-            f"({self.num_dropped / self.num_samples:.1%}): they do not fill a batch of {self.batch:,} on each of "
-            f"{self.world_size:,} ranks.\n  Use smaller batches, or `tail: pad`, which uses all samples."
+            f"({self.num_dropped / self.num_samples:.1%}): they do not fill a batch of {self.batch:,}{each}.\n"
+            "  Use smaller batches, or `tail: pad`, which uses all samples."
         )
 
     @property
     def num_padded(self) -> int:
-        """Rows of the last step that hold no sample."""
+        """Rows of the last step without a sample."""
         return 0 if self.tail == "drop" else len(self) * self.global_batch - max(0, self.num_samples - self.consumed)
 
     def first(self, step: int) -> int:
-        """First position of a step, which is counted from the resume point."""
+        """Return the first position of a step. Steps are counted from the resume point."""
         return self.consumed + step * self.global_batch
 
     def consumed_after(self, step: int) -> int:
-        """The resume point behind step `step`: never behind the end of the epoch."""
+        """Return the resume point after a step, at most the end of the epoch."""
         return min(self.num_samples, self.first(step + 1))
+
+
+def dealt(order: Order, start: int, steps: Steps, step: int, *, rank: int, ranks_per_node: int = 1) -> Ints:
+    """Return the positions of an epoch that a rank takes at a step.
+
+    Args:
+        order: The endless sequence.
+        start: Position of the epoch's start in the sequence.
+        steps: Of the epoch.
+        step: Counted from the resume point, 0 <= step < len(steps).
+        rank: 0 <= rank < R.
+        ranks_per_node: Consecutive ranks that share what they read; a divisor of R.
+
+    Returns:
+        int64 (batch,), ascending. Padded rows have the position `steps.num_samples`.
+    """
+    first, size = steps.first(step), steps.global_batch
+    if steps.tail == "pad":
+        num = min(size, steps.num_samples - first)
+        low, high = (first + num * each // steps.world_size for each in (rank, rank + 1))
+        own = np.full(steps.batch, steps.num_samples, dtype=np.int64)
+        own[: high - low] = np.arange(low, high)
+        return own
+    positions = np.arange(first, first + size, dtype=np.int64)
+    if steps.world_size == 1:
+        return positions
+    parts, depths = order.locate(positions + start)
+    node, local_rank = divmod(rank, ranks_per_node)
+    low, high = (steps.batch * ranks_per_node * each for each in (node, node + 1))
+    by_depth = np.partition(depths << _POSITION_BITS | np.arange(size), (low, high - 1))[low:high]
+    by_depth.sort()
+    block = by_depth & ((1 << _POSITION_BITS) - 1)
+    block = block[np.argsort(parts[block], kind="stable")]
+    turn = (start + first) // size * _GOLDEN % (1 << 64) >> 32  # has no period in common with the data
+    return np.sort(positions[block[(local_rank + turn) % ranks_per_node :: ranks_per_node]])
+
+
+def nodes_of(order: Order, start: int, steps: Steps, step: int, *, ranks_per_node: int) -> Ints:
+    """Return the node to which `dealt` gives each position of a step that has a sample: int64 (num,)."""
+    first, num_nodes = steps.first(step), steps.world_size // ranks_per_node
+    num = min(steps.global_batch, steps.num_samples - first)
+    if steps.tail == "pad":
+        edges = num * np.arange(steps.world_size + 1) // steps.world_size
+        return np.repeat(np.arange(num_nodes), np.diff(edges[::ranks_per_node]))
+    nodes = np.empty(num, dtype=np.int64)
+    depths = order.locate(np.arange(first, first + num) + start)[1]
+    nodes[np.argsort(depths, kind="stable")] = np.arange(num) // (steps.batch * ranks_per_node)
+    return nodes

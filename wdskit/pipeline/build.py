@@ -1,8 +1,9 @@
-"""From the description of a pipeline to what runs."""
+"""Build the running form of a pipeline from its description: a `Program`, or a `StreamPipeline`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -16,8 +17,8 @@ from wdskit.errors import PipelineError
 from wdskit.order.exact import ExactOrder
 from wdskit.order.mixture import MixtureOrder
 from wdskit.order.resampled import ResampledOrder
-from wdskit.pipeline.settings import CacheSpec, ErrorsSpec
-from wdskit.stages.base import Context, Find, PerSampleStage, Place, Run, Step, bind_steps, takes_masks
+from wdskit.pipeline.settings import CacheSpec, ErrorsSpec, LoaderSpec
+from wdskit.stages.base import Context, Find, PerSampleStage, RankInfo, Run, Step, bind_steps, takes_masks
 from wdskit.stages.foreign import Renumber, is_webdatasets, opens_shards, takes_shards
 from wdskit.stages.images.fused import fuse
 from wdskit.stages.registry import resolve
@@ -27,11 +28,13 @@ from wdskit.stages.stream_source import SplitByNode, SplitByWorker, Stream
 from wdskit.stages.streaming import EpochCut, StreamContext, StreamStage
 from wdskit.text import format_bytes
 
+logger = logging.getLogger(__name__)
+
 
 def build_pipeline(
     stages: Sequence[Any],
     *,
-    place: Place,
+    rank_info: RankInfo,
     num_threads: int = 1,
     max_workers: int = 16,
     functions: Mapping[str, Callable[..., Any]] | None = None,
@@ -42,7 +45,7 @@ def build_pipeline(
 
     Args:
         stages: One source, then stages, as `rules.check_order` accepts them; a callable is a stage of its own.
-        place: Rank and world size.
+        rank_info: Rank and world size.
         num_threads: Threads for one-to-one stages, in each process.
         max_workers: Most worker processes it will be used with.
         functions: The caller's functions by name, before the registry's.
@@ -57,24 +60,24 @@ def build_pipeline(
     find = partial(resolve, extra=functions or {})
     if getattr(stages[0], "is_planned", False):
         return _build_planned(
-            stages, place=place, num_threads=num_threads, find=find, errors=errors, cache=cache or CacheSpec()
+            stages, rank_info=rank_info, num_threads=num_threads, find=find, errors=errors, cache=cache or CacheSpec()
         )
     if errors.max_bad:
         msg = "errors: a stream cannot replace a bad sample by another one."
         raise PipelineError(f"{msg}\n  Use the source `exact`, or `select` what is good.")
-    run = Run(place, stages[0].seed if isinstance(stages[0], Stream) else 0, num_threads)
+    run = Run(rank_info, stages[0].seed if isinstance(stages[0], Stream) else 0, num_threads)
     known = Context(run, find, takes_masks(stages))
     return _StreamBuilder(stages, StreamContext(known, stages)).build(max_workers)
 
 
 def _build_planned(
-    specs: Sequence[Any], *, place: Place, num_threads: int, find: Find, errors: ErrorsSpec, cache: CacheSpec
+    specs: Sequence[Any], *, rank_info: RankInfo, num_threads: int, find: Find, errors: ErrorsSpec, cache: CacheSpec
 ) -> Program:
     """Make the running form of a pipeline with a planned source.
 
     Args:
         specs: One planned source, then stages, as `rules.check_order` accepts them.
-        place: Rank and world size.
+        rank_info: Rank and world size.
         num_threads: Threads for one-to-one stages, in each process.
         find: The user's function of a name.
         errors: What becomes of bad samples.
@@ -86,8 +89,8 @@ def _build_planned(
     """
     source = specs[0]
     data = source.plan()
-    num_ahead = 0 if cache.size is None else _fit_cache(data, place, cache)
-    run = Run(place, source.seed, num_threads)
+    num_ahead = 0 if cache.size is None else _fit_cache(data, rank_info, cache)
+    run = Run(rank_info, source.seed, num_threads)
     context = Context(run, find, takes_masks(specs))
     parts = tuple(
         bind_steps(
@@ -105,7 +108,7 @@ def _build_planned(
             (before if collate is None else behind).append(step)
         elif spec.kind == "batch":
             collate = spec.make_batcher(context)
-    length = epoch_length(specs, data.num_samples, place.world_size)
+    length = epoch_length(specs, data.num_samples, rank_info.world_size)
     # There without one too: torch.distributed.checkpoint loads the names that the loader has, and only those.
     with_epoch = {"with_epoch": length.with_epoch}
     return Program(
@@ -122,7 +125,7 @@ def _build_planned(
     )
 
 
-def _fit_cache(data: PlannedData, place: Place, cache: CacheSpec) -> int:
+def _fit_cache(data: PlannedData, rank_info: RankInfo, cache: CacheSpec) -> int:
     """How many positions ahead parts are fetched: half a window of all lanes where the cache holds two windows of a
     node's lanes, else none, as the next ones would drive out those that are read.
 
@@ -139,7 +142,7 @@ def _fit_cache(data: PlannedData, place: Place, cache: CacheSpec) -> int:
             window = order.num_lanes * order.window
             needed += whole * min(1.0, window / order.num_samples)
             ahead = min(ahead or window // 2, window // 2)
-    needed = needed * place.ranks_per_node / place.world_size
+    needed = needed * rank_info.ranks_per_node / rank_info.world_size
     num_bytes = cache.size or 0
     if needed > num_bytes and cache.small == "refuse":
         size, least = format_bytes(num_bytes), format_bytes(needed)
@@ -254,7 +257,7 @@ class _StreamBuilder:
         counted = [stage for stage in self.counted if isinstance(stage, StreamStage) and stage.is_counted]
         if not counted or len(counted) < len(self.counted):
             return None
-        return _ItemCount(tuple(counted), self.run.place.world_size)
+        return _ItemCount(tuple(counted), self.run.rank_info.world_size)
 
     def _fingerprint(self) -> dict[str, Any]:
         """What the order of samples follows from; what is done to a sample is left out."""
@@ -287,3 +290,31 @@ class _ItemCount:
 def _opens_later(stages: Sequence[Any]) -> bool:
     """Whether one of these opens the shards itself."""
     return any(map(opens_shards, stages))
+
+
+def warn_unused(built: Program | StreamPipeline, spec: LoaderSpec, cache: CacheSpec) -> None:
+    """Log each setting that differs from its default and has no effect, with the reason.
+
+    It is no error: one script or file serves runs with and without workers, on local and on remote shards.
+    """
+    for name, reason in _find_unused(built, spec, cache):
+        logger.warning("%s has no effect: %s.", name, reason)
+
+
+def _find_unused(built: Program | StreamPipeline, spec: LoaderSpec, cache: CacheSpec) -> Iterator[tuple[str, str]]:
+    is_stream = isinstance(built, StreamPipeline)
+    is_remote = not is_stream and built.reader.is_remote
+    if not spec.workers:
+        if spec.start_method is not None:
+            yield "loader.start_method", "`workers: 0` starts no worker process"
+        if spec.prefetch is not None and (is_stream or (built.run.num_threads == 1 and not is_remote)):
+            yield "loader.prefetch", "with `workers: 0` each batch is made when it is asked for"
+    if spec.device is not None and spec.pin_memory:
+        yield "loader.pin_memory", "`device` copies through page-locked memory already"
+    if is_stream and not spec.persistent_workers:
+        yield "loader.persistent_workers", "the workers of a `stream` live as long as the loader"
+    if is_stream and spec.ranks_per_node is not None:
+        yield "loader.ranks_per_node", "a `stream` divides shards by ranks, not by machines"
+    if cache.dir is not None and not is_remote:
+        what = "a `stream` does not keep parts of shards" if is_stream else "all shards of this pipeline are local"
+        yield "cache.dir", what

@@ -92,20 +92,19 @@ class Pipeline(StageMethods):
             StorageError, FolderIndexError: The shards cannot be listed.
             RankError: Rank and world size contradict each other.
         """
-        from wdskit.pipeline.build import build_pipeline
-        from wdskit.pipeline.ranks import find_place
-        from wdskit.pipeline.unused import warn_unused
+        from wdskit.pipeline.build import build_pipeline, warn_unused
+        from wdskit.pipeline.ranks import find_rank
 
         self.check()
         num_threads = parse_settings(LoaderSpec, {"threads": threads}, where="Pipeline.build").threads or 1
-        place = find_place(rank, world_size, process_group, ranks_per_node=ranks_per_node)
+        rank_info = find_rank(rank, world_size, process_group, ranks_per_node=ranks_per_node)
         if not isinstance(errors, ErrorsSpec):
             errors = parse_settings(ErrorsSpec, errors or {}, where="Pipeline.build: errors")
         if not isinstance(cache, CacheSpec):
             cache = parse_settings(CacheSpec, cache or {}, where="Pipeline.build: cache")
         built = build_pipeline(
             self.stages,
-            place=place,
+            rank_info=rank_info,
             num_threads=num_threads,
             max_workers=max_workers,
             functions=transforms,

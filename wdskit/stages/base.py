@@ -32,7 +32,7 @@ from wdskit.stages.timing import Timings
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-class Place(NamedTuple):
+class RankInfo(NamedTuple):
     """Which rank of how many, as captured in the main process.
 
     Attributes:
@@ -80,7 +80,7 @@ class Run:
     """The state of one pipeline in one process. Cheap to pickle: it reaches workers before it is used.
 
     Attributes:
-        place: Rank and world size.
+        rank_info: Rank and world size.
         seed: Of the source.
         worker: Number of this worker process, and of how many; (0, 1) in the main process.
         first_epoch: The epoch that the running stream began with, what stages before with_epoch know.
@@ -94,8 +94,8 @@ class Run:
         timings: Of a stream's stages, since they were taken last.
     """
 
-    def __init__(self, place: Place, seed: int, num_threads: int = 1) -> None:
-        self.place = place
+    def __init__(self, rank_info: RankInfo, seed: int, num_threads: int = 1) -> None:
+        self.rank_info = rank_info
         self.seed = seed
         self.num_threads = num_threads
         self.worker = 0

@@ -81,7 +81,7 @@ class Batched(StreamStage):
             collate = context.resolve("batched", self.collate)
         else:
             collate = Collate(frozenset(self.ragged or ()), context.places)
-        return Batcher(context.run, collate, self.size_on(context.run.place.world_size), partial=self.partial)
+        return Batcher(context.run, collate, self.size_on(context.run.rank_info.world_size), partial=self.partial)
 
     def num_items(self, num_values: int, worker: int, num_workers: int, world_size: int) -> int:  # noqa: ARG002
         """Full batches, and where `partial` allows it what is left."""

@@ -69,7 +69,7 @@ class Renumber:
     def __call__(self, source: Iterable[Any]) -> Iterator[Any]:
         """Yield what comes, numbered."""
         run = self.run
-        part = FOREIGN | run.place.rank << 31 | run.worker
+        part = FOREIGN | run.rank_info.rank << 31 | run.worker
         epoch = run.epoch if self.each_epoch else run.first_epoch
         for number, value in enumerate(source):
             url, key = (value.get("__url__", ""), value.get("__key__", "")) if isinstance(value, dict) else ("", "")

@@ -172,7 +172,7 @@ class SplitByWorker(StreamStage):
 
 def split_by_node(run: Run, source: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     """Yield the draws of this rank. `foreign.splits_nodes` finds it by this name, as it does webdataset's."""
-    return _deal(source, run.place.rank, run.place.world_size)
+    return _deal(source, run.rank_info.rank, run.rank_info.world_size)
 
 
 def split_by_worker(run: Run, source: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:

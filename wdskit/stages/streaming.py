@@ -169,7 +169,7 @@ class ShuffleBuffer:
         run = self.run
         epoch = run.epoch if self.each_epoch else run.first_epoch
         for chunk in itertools.count():
-            bits = philox(f"shuffle:{self.name}", run.seed, epoch, run.place.rank, run.worker, chunk)
+            bits = philox(f"shuffle:{self.name}", run.seed, epoch, run.rank_info.rank, run.worker, chunk)
             yield from bits.random_raw(_WORDS).tolist()
 
 

@@ -16,7 +16,7 @@ from wdskit.loader.make import make_loader
 from wdskit.loader.planned import PlannedLoader
 from wdskit.order.steps import Steps
 from wdskit.pipeline.builder import Opened, Pipeline, open_pipeline
-from wdskit.pipeline.ranks import find_place
+from wdskit.pipeline.ranks import find_rank
 from wdskit.pipeline.settings import calls_functions, choose_workers
 from wdskit.processes import cpu_s_of_tree, usable_cores
 from wdskit.stages.sources import PlannedSource
@@ -163,9 +163,9 @@ def bench(
     if not isinstance(opened.pipe.stages[0], PlannedSource):
         msg = "bench: a stream cannot be measured, because it has no epoch that loaders with any workers share."
         raise PipelineError(f"{msg}\n  Index the shards (`wdskit index FOLDER`), and measure `exact`.")
-    if world_size is None and (place := find_place()).world_size > 1:
-        msg = f"bench measures one rank, but {place.world_size} are running and would measure at the same time."
-        once = f"Start it once, without torchrun, and with world_size={place.world_size} (--world-size)"
+    if world_size is None and (launched := find_rank()).world_size > 1:
+        msg = f"bench measures one rank, but {launched.world_size} are running and would measure at the same time."
+        once = f"Start it once, without torchrun, and with world_size={launched.world_size} (--world-size)"
         raise PipelineError(f"{msg}\n  {once}, on the CPUs of one rank (taskset).")
     subject = _Subject(opened, transforms, plugins, world_size or 1)
     settings = _choose_settings(subject, workers, threads)

@@ -18,10 +18,9 @@ from wdskit.dataset.table import ShardTable
 from wdskit.errors import PipelineError
 from wdskit.limits import BLOCK_BYTES
 from wdskit.order.base import Ints
-from wdskit.order.deal import nodes_of
 from wdskit.order.lanes import cuts_of
 from wdskit.order.mixture import MixtureOrder
-from wdskit.order.steps import Steps
+from wdskit.order.steps import Steps, nodes_of
 from wdskit.pipeline.builder import Pipeline, open_pipeline
 from wdskit.pipeline.settings import CacheSpec, ErrorsSpec, LoaderSpec, choose_workers
 from wdskit.stages.sources import PlannedData, PlannedSource, epoch_length

@@ -17,8 +17,7 @@ from wdskit.engine.reader import SampleReader
 from wdskit.errors import PipelineError, WdskitError
 from wdskit.files import Buffer
 from wdskit.order.base import Ints, Order
-from wdskit.order.deal import dealt
-from wdskit.order.steps import Steps
+from wdskit.order.steps import Steps, dealt
 from wdskit.pipeline.builder import open_pipeline
 from wdskit.shards.filters import Expression, ExpressionError
 from wdskit.stages.sources import PlannedData, PlannedSource, Sequential, epoch_length

@@ -24,7 +24,7 @@ from wdskit.codecs.images import IMAGE_SPECS, decode_image
 from wdskit.engine.sample import Each
 from wdskit.errors import DecodeError, ImageTooLarge, PipelineError, SampleError
 from wdskit.pipeline.build import build_pipeline
-from wdskit.stages.base import Place, StepFailed
+from wdskit.stages.base import RankInfo, StepFailed
 from wdskit.stages.batching import Batched
 from wdskit.stages.fields import Decode, Map, Rename, ToTuple
 from wdskit.stages.images import jpeg_crop
@@ -240,7 +240,7 @@ def test_samples_of_every_make_up_give_the_same_or_fail_alike(sample, fields, on
 def test_a_field_renamed_before_decode_counts_as_an_image():
     """Beside it stands another one, and which is meant nobody has said: the same as without fusing."""
     specs = [Rename(names={"photo": "jpg"}), Decode(images="rgb8"), RandomResizedCrop(size=8)]
-    stages = build_pipeline([Stream(shards=__file__), *specs], place=Place(0, 1)).pipeline
+    stages = build_pipeline([Stream(shards=__file__), *specs], rank_info=RankInfo(0, 1)).pipeline
     [each] = [stage.stages for stage in stages if isinstance(stage, Each)]
     result = each.apply({"jpg": PICTURE, "png": PICTURE}, at())
     assert result["photo"] == PICTURE

@@ -9,7 +9,7 @@ import pytest
 from image_kinds import KINDS, make
 
 from wdskit.errors import PipelineError
-from wdskit.stages.base import Context, Origin, Place, Run
+from wdskit.stages.base import Context, Origin, RankInfo, Run
 from wdskit.stages.images import geometry
 from wdskit.stages.images.transforms import CenterCrop, Normalize, RandomFlip, RandomResizedCrop, Resize, ToTensor
 from wdskit.stages.marks import IMAGE, marked
@@ -26,7 +26,7 @@ class Counting(Run):
 
 
 def bound(spec, image_fields=frozenset(), seed=0):
-    context = Context(Counting(Place(0, 1), seed), {}.__getitem__)
+    context = Context(Counting(RankInfo(0, 1), seed), {}.__getitem__)
     function = spec.step(context)[0].function
 
     def call(sample, origin):

@@ -9,7 +9,7 @@ import logging
 import pytest
 
 from wdskit.errors import StateError
-from wdskit.loader.passes import Passes
+from wdskit.loader.state import Passes
 
 
 def passes(*, epoch_samples=20, batch=2, world_size=2, tail="drop", **fingerprint):

@@ -1,0 +1,258 @@
+"""The state of a loader: its epoch, the samples that the consumer has received, and the fingerprint of their order.
+
+Only batches that the consumer has received count, not those that workers have ready. Pure arithmetic.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple
+
+from wdskit.errors import StateError
+from wdskit.order.steps import Steps, Tail
+
+logger = logging.getLogger(__name__)
+
+STATE_VERSION = 1
+_NUMBERS = ("epoch", "consumed", "start", "epoch_samples", "bad")
+_MAX_NUMBER = 1 << 62  # the sum of two of them is still an int64
+_CONTENT = "content"
+_ORDER = "order_version"
+_ADVICE = "Give the loader the same settings, or load with strict=False to continue from the same numbers."
+
+
+class Pass(NamedTuple):
+    """An iteration: its epoch, the position of the epoch's start in the endless sequence, and the steps left."""
+
+    epoch: int
+    start: int
+    steps: Steps
+
+
+class Passes:
+    """Counts the epochs and samples of a planned loader.
+
+    A pass starts at the loaded position if that has not been used, else at 0 of the current epoch. The epoch advances
+    before the last batch of a pass is yielded.
+
+    Args:
+        epoch_samples: Positions of an epoch.
+        batch: Samples of a rank's batch.
+        world_size: Number of ranks.
+        tail: Whether positions after the last whole global batch are dropped or padded.
+        fingerprint: All that decides the sequence of samples, as plain JSON.
+
+    Attributes:
+        epoch: The epoch that runs, or that the next pass runs.
+        consumed: Positions of this epoch that the consumer has received, on all ranks together.
+    """
+
+    def __init__(
+        self, *, epoch_samples: int, batch: int, world_size: int, tail: Tail, fingerprint: Mapping[str, Any]
+    ) -> None:
+        self._own_samples = epoch_samples
+        self._batch = batch
+        self._world_size = world_size
+        self._tail: Tail = tail
+        self._fingerprint = dict(fingerprint)
+        self._anchor = (0, 0)  # an epoch, and the position of its start; later epochs follow it
+        self._loaded_samples: tuple[int, int] | None = None  # the epoch of a loaded state, and its positions
+        self._is_loaded = False
+        self._running: Pass | None = None
+        self.epoch = 0
+        self.consumed = 0
+
+    def __len__(self) -> int:
+        """Return the steps of a whole epoch, which are the same on every rank."""
+        return len(self._steps(self._own_samples, 0))
+
+    @property
+    def remaining(self) -> int:
+        """Steps between what the consumer has received and the end of the epoch."""
+        return len(self._steps(self._samples_of(self.epoch), self.consumed))
+
+    def set_epoch(self, epoch: int, *, is_counted_elsewhere: bool = False) -> None:
+        """Set the epoch of the next pass. The epoch of a loaded state keeps its position.
+
+        Args:
+            epoch: 0 or more.
+            is_counted_elsewhere: Whether it may differ from the loaded epoch by one, see `compare_epochs`.
+
+        Raises:
+            StateError: A state of another epoch was loaded and has not been used.
+        """
+        if self._is_loaded and is_counted_elsewhere:
+            if compare_epochs(epoch, self.epoch, has_begun=self.consumed > 0) == "behind":
+                return
+            self._is_loaded = epoch == self.epoch
+        if self._is_loaded and epoch != self.epoch:
+            raise unused_state(epoch, self.epoch)
+        if not self._is_loaded:
+            self.epoch = epoch
+            self.consumed = 0
+
+    def begin(self) -> Pass:
+        """Start a pass."""
+        if not self._is_loaded:
+            self.consumed = 0
+        self._is_loaded = False
+        steps = self._steps(self._samples_of(self.epoch), self.consumed)
+        self._running = Pass(self.epoch, self._start_of(self.epoch), steps)
+        if not len(steps):
+            self._roll_over()
+        return self._running
+
+    def following(self, running: Pass) -> Pass:
+        """Return the pass after `running`, if no epoch is set and no state is loaded before it begins."""
+        start = running.start + self._samples_of(running.epoch)
+        return Pass(running.epoch + 1, start, self._steps(self._own_samples, 0))
+
+    def received(self, running: Pass, step: int) -> None:
+        """Count the batch of `step`, which is about to be yielded, unless a state was loaded since the pass began."""
+        if running is not self._running:
+            return
+        self.consumed = running.steps.consumed_after(step)
+        if step + 1 == len(running.steps):
+            self._roll_over()
+
+    def _roll_over(self) -> None:
+        """Go to the start of the next epoch, which is the end of the last one."""
+        stop = self._start_of(self.epoch) + self._samples_of(self.epoch)
+        self.epoch += 1
+        self.consumed = 0
+        self._anchor = (self.epoch, stop)
+
+    def _samples_of(self, epoch: int) -> int:
+        if self._loaded_samples is not None and self._loaded_samples[0] == epoch:
+            return self._loaded_samples[1]
+        return self._own_samples
+
+    def _start_of(self, epoch: int) -> int:
+        anchor, start = self._anchor
+        if epoch < anchor:
+            return epoch * self._own_samples
+        loaded, num_loaded = self._loaded_samples or (epoch, 0)
+        further = num_loaded - self._own_samples if anchor <= loaded < epoch else 0
+        return start + (epoch - anchor) * self._own_samples + further
+
+    def _steps(self, num_samples: int, consumed: int) -> Steps:
+        return Steps(num_samples, self._batch, self._world_size, self._tail, consumed)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the position of the consumer as plain JSON, the same on every rank."""
+        return {
+            "version": STATE_VERSION,
+            "epoch": self.epoch,
+            "consumed": self.consumed,
+            "start": self._start_of(self.epoch),
+            "epoch_samples": self._samples_of(self.epoch),
+            "bad": 0,
+            "fingerprint": dict(self._fingerprint),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any], *, strict: bool = True) -> None:
+        """Go to the position of a state.
+
+        Args:
+            state: From `state_dict`, of this pipeline on any number of ranks and workers.
+            strict: Whether the state of another sequence of samples is refused; otherwise it is logged and used.
+
+        Raises:
+            StateError: It is not a state, or it belongs to another sequence of samples; the message names the field.
+        """
+        numbers = _check_numbers(state)
+        compare_fingerprints(self._fingerprint, state["fingerprint"], strict=strict)
+        self.epoch, self.consumed, start, samples, _ = numbers
+        self._anchor = (self.epoch, start)
+        self._loaded_samples = (self.epoch, samples)
+        self._is_loaded = True
+        self._running = None
+
+
+def _check_numbers(state: Any) -> list[int]:
+    """Return the values of `_NUMBERS` in a state. StateError: It is not the state of a planned loader."""
+    if not isinstance(state, Mapping) or state.get("version") != STATE_VERSION:
+        version = state.get("version") if isinstance(state, Mapping) else type(state).__name__
+        raise StateError(f"this is not the state of a planned loader of version {STATE_VERSION}, but {version!r}.")
+    numbers = [state.get(name) for name in _NUMBERS]
+    for name, number in zip(_NUMBERS, numbers, strict=True):
+        if type(number) is not int or not 0 <= number < _MAX_NUMBER:
+            raise StateError(f"state: {name} is {number!r}, not a whole number from 0 to 2**62 - 1.")
+    if state["consumed"] > state["epoch_samples"]:
+        msg = f"state: consumed is {state['consumed']}, more than the {state['epoch_samples']} samples of its epoch."
+        raise StateError(f"{msg}\n  It is damaged.")
+    if not isinstance(state.get("fingerprint"), Mapping):
+        raise StateError("state: fingerprint is missing.")
+    return [number for number in numbers if number is not None]
+
+
+def unused_state(epoch: int, loaded: int) -> StateError:
+    """Return the error of `set_epoch(epoch)` if a state of epoch `loaded` has not been used."""
+    msg = f"set_epoch({epoch}): a state in epoch {loaded} was loaded and has not been used."
+    return StateError(f"{msg}\n  Begin with it: `for epoch in range(loader.epoch, ...)`.")
+
+
+def compare_epochs(epoch: int, loaded: int, *, has_begun: bool) -> Literal["same", "behind", "ahead"]:
+    """Compare the epoch that a framework passes to `set_epoch` with the epoch of a loaded state.
+
+    Args:
+        epoch: The epoch of the framework.
+        loaded: The epoch of the state.
+        has_begun: Whether the state was saved after the first batch of its epoch.
+
+    Returns:
+        "behind" if the state was saved with the last batch of an epoch, which the framework has not counted yet;
+        "ahead" if the framework ended the loaded epoch early; else "same".
+
+    Raises:
+        StateError: The epochs differ in another way.
+    """
+    if epoch == loaded:
+        return "same"
+    if epoch == loaded - 1 and not has_begun:
+        return "behind"
+    if epoch == loaded + 1 and has_begun:
+        logger.warning("epoch %d continues with the next one: the rest of it is not read", loaded)
+        return "ahead"
+    raise unused_state(epoch, loaded)
+
+
+def compare_fingerprints(here: Mapping[str, Any], there: Mapping[str, Any], *, strict: bool) -> None:
+    """Compare the fingerprint of a loader, `here`, with that of a state, `there`. A difference is logged.
+
+    Raises:
+        StateError: They differ, and `strict` is True.
+    """
+    differing = _differences(here, there)
+    if differing and strict:
+        raise StateError(f"this state belongs to a different sequence of samples: {'; '.join(differing)}.\n  {_ADVICE}")
+    if differing:
+        logger.warning("the loaded state belongs to a different sequence of samples: %s", "; ".join(differing))
+
+
+def _differences(here: Mapping[str, Any], there: Mapping[str, Any]) -> list[str]:
+    """Describe each field in which two fingerprints differ. Digests of shards are compared if both have them."""
+    (here, own), (there, others) = _split_content(here), _split_content(there)
+    if here.get("source") == there.get("source") and there.get(_ORDER) != here.get(_ORDER):
+        source = f"`{here.get('source')}` has order version {here.get(_ORDER)!r} in this wdskit"
+        return [f"{source} and {there.get(_ORDER)!r} in the state; the same settings give a different sequence"]
+    names = dict.fromkeys([*here, *there])
+    differing = [
+        f"{name} is {here.get(name)!r} here and {there.get(name)!r} in the state"
+        for name in names
+        if here.get(name) != there.get(name)
+    ]
+    if not differing and any(None not in pair and pair[0] != pair[1] for pair in zip(own, others, strict=True)):
+        differing.append("shards with these names and sample counts have other bytes now, by their sha256")
+    return differing
+
+
+def _split_content(fingerprint: Mapping[str, Any]) -> tuple[dict[str, Any], list[Any]]:
+    """Return a fingerprint without the digests of its shards, and the digest of each part, None if it has none."""
+    parts = fingerprint.get("parts")
+    if not isinstance(parts, list) or not all(isinstance(part, Mapping) for part in parts):
+        rest = {name: value for name, value in fingerprint.items() if name != _CONTENT}
+        return rest, [fingerprint.get(_CONTENT)]
+    bare = [{name: value for name, value in part.items() if name != _CONTENT} for part in parts]
+    return {**fingerprint, "parts": bare}, [part.get(_CONTENT) for part in parts]
