@@ -54,11 +54,11 @@ if TYPE_CHECKING:
 
 
 class StageMethods(ABC):
-    """What `Pipeline` has of its stages."""
+    """The methods of `Pipeline` for its stages."""
 
     @abstractmethod
     def _with(self, name: str, value: object = None) -> Self:
-        """One stage more, its settings checked; `value` is what stands behind its name in YAML."""
+        """Return this pipeline with one more stage; `value` is the value after its name in YAML."""
 '''
 
 # What the types of settings are in a signature.
@@ -164,7 +164,7 @@ def loader_method() -> str:
     start, stop = whole.index("    transforms:"), whole.index("Raises:")
     told = {name: re.sub(r"\s+", " ", text).strip() for name, text in _ARGUMENT.findall(whole[start:stop])}
     text = docstring("Make the loader of this pipeline for this rank: `wdskit.make_loader(self, ...)`.", told)
-    body = "import wdskit  # the public name, because the loader stands a layer above\n\npipeline: Any = self\n"
+    body = "import wdskit  # the public name, because the loader is a layer above\n\npipeline: Any = self\n"
     body += f"return wdskit.make_loader(pipeline, {', '.join(f'{each}={each}' for each in names)})"
     return method("loader", "self,\n" + arguments, "Loader", text, body)
 
@@ -172,7 +172,7 @@ def loader_method() -> str:
 TAIL = '''
 
 def _one_or_all(values: Sequence[Any]) -> Any:
-    """What one argument is, or all of several."""
+    """Return the argument if there is one, else all arguments."""
     return values[0] if len(values) == 1 else values
 '''
 

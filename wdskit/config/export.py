@@ -16,21 +16,21 @@ from wdskit.errors import ConfigError, Problem
 
 _PLAIN = re.compile(r"[A-Za-z0-9_./][A-Za-z0-9_./+-]*")
 _VARIABLE = {"type": "string", "pattern": r"\$\{"}
-"""What may stand in place of a number or a truth value: text with a variable that becomes one."""
+"""Schema of a text with a variable, which may replace a number or a truth value."""
 
 _REFERENCE = "#/$defs/{model}"
 
 
 def to_yaml(pipelines: Mapping[str, tuple[Stage, ...]], sections: Mapping[str, Mapping[str, Any]], origin: str) -> str:
-    """A configuration as YAML text that reads back as the same, with every setting that is not null.
+    """Return a configuration as YAML text with every setting that is not null. It reads back as the same.
 
     Args:
-        pipelines: Stages by pipeline name.
+        pipelines: The stages of each pipeline by name.
         sections: The settings of `loader`, `errors` and `cache` that are not null.
-        origin: Where it came from, for messages.
+        origin: The path of the file, for messages.
 
     Raises:
-        ConfigError: It holds functions, which YAML can only name.
+        ConfigError: The configuration contains functions, which YAML can only name.
     """
     single = list(pipelines) == [SINGLE]
     indent = "" if single else "  "
@@ -39,20 +39,11 @@ def to_yaml(pipelines: Mapping[str, tuple[Stage, ...]], sections: Mapping[str, M
         for name, stages in pipelines.items():
             lines.append(f"{indent}{_scalar(name)}:")
             lines += [f"{indent}  - {_stage(stage)}" for stage in stages]
-        lines += [_settings_to_yaml(name, settings) for name, settings in sections.items() if settings]
+        lines += [f"{name}: {_value(settings)}" for name, settings in sections.items() if settings]
     except TypeError as err:
         rule = "it holds a function, which YAML can only name. Register it and use the name."
         raise ConfigError(problems=(Problem(origin, "", rule),)) from err
     return "\n".join(lines) + "\n"
-
-
-def _settings_to_yaml(name: str, settings: Mapping[str, Any]) -> str:
-    """Settings that stand under one name, on one line: `loader: {workers: 1, threads: 4}`.
-
-    Raises:
-        TypeError: One of them is a function, or anything else that YAML cannot hold.
-    """
-    return f"{name}: {_value(settings)}"
 
 
 def _stage(stage: Stage) -> str:
@@ -63,8 +54,9 @@ def _stage(stage: Stage) -> str:
 
 
 def _value(value: Any) -> str:
+    """Write a value on one line. TypeError: It is, or contains, a function or another value that YAML cannot hold."""
     if isinstance(value, Mapping):
-        # variables are not filled into names, so a `$` stays single there
+        # names have no variables, so a `$` is not doubled there
         names = (_scalar(str(name)).replace("$$", "$") for name in value)
         return (
             "{" + ", ".join(f"{name}: {_value(item)}" for name, item in zip(names, value.values(), strict=True)) + "}"
@@ -90,9 +82,9 @@ def _scalar(text: str) -> str:
 
 
 def json_schema(models: Models) -> dict[str, Any]:
-    """The JSON schema (draft 2020-12) of configuration files, for editors, made from the models that check them.
+    """Return the JSON schema (draft 2020-12) of configuration files, for editors, made from the models that check them.
 
-    It knows names, kinds and ranges; `wdskit config check` knows the order of stages too.
+    It has names, types and ranges; `wdskit config check` also checks the order of stages.
     """
     checked = [(model, "validation") for model in (*models.stages.values(), *models.sections.values())]
     _, made = models_json_schema(checked, ref_template=_REFERENCE)  # type: ignore[arg-type]  # a tuple of a Literal
@@ -136,7 +128,7 @@ def _reference(name: str) -> dict[str, Any]:
 
 
 def _stage_schema(spec: type[StageSpec], settings: dict[str, Any]) -> dict[str, Any]:
-    """A mapping of one key, the stage's name; behind it the settings, or what stands for them."""
+    """Return the schema of a stage: a mapping of its name to its settings or their short form."""
     choices = [] if spec.is_mapping else [_reference(spec.__name__)]
     if spec.shorthand is not None:
         short = settings["properties"][spec.shorthand]
@@ -155,7 +147,7 @@ def _stage_schema(spec: type[StageSpec], settings: dict[str, Any]) -> dict[str, 
 
 
 def _with_variables(schema: Any) -> Any:
-    """A schema in which a variable may stand for whatever is no text, without titles."""
+    """Return a schema without titles in which a variable may replace any value that is not text."""
     if schema == {"title": "stage"}:
         return _reference("stage")
     if isinstance(schema, list):

@@ -1,4 +1,4 @@
-"""A configuration: read, overridden, checked, with all its problems listed at once."""
+"""Read a configuration, apply overrides, and check it. All problems are listed together."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ Stage = StageSpec | Callable[..., Any]
 
 
 class Models(NamedTuple):
-    """What a configuration is checked against. It is handed in, because stages and loaders are layers above.
+    """The models of a configuration. They are arguments, because stages and loaders are layers above this one.
 
     Attributes:
-        stages: Every stage by its name.
+        stages: Maps the name of each stage to its class.
         sections: The models of `loader`, `errors` and `cache`.
     """
 
@@ -48,9 +48,9 @@ class Loaded(NamedTuple):
     """A configuration without problems.
 
     Attributes:
-        pipelines: Stages by pipeline name; what `pipeline:` holds is called "pipeline".
+        pipelines: The stages of each pipeline by name; the single one under `pipeline:` is called "pipeline".
         sections: `loader`, `errors` and `cache`, each an instance of its model.
-        origin: Where it came from, for messages.
+        origin: The path of the file, for messages.
     """
 
     pipelines: dict[str, tuple[Stage, ...]]
@@ -62,12 +62,12 @@ def load(source: object, overrides: object, models: Models) -> Loaded:
     """Read and check a configuration.
 
     Args:
-        source: The path of a YAML file, or the same as a dict, which is left as it is and needs no `version`.
-        overrides: `a.b.c=VALUE` each, applied in order before anything is checked.
-        models: What it is checked against.
+        source: The path of a YAML file, or its content as a dict, which is not changed and needs no `version`.
+        overrides: Texts `a.b.c=VALUE`, applied in order before the checks.
+        models: The models of stages and sections.
 
     Raises:
-        ConfigError: It has problems; all of them are listed, in the order of the file, those of overrides last.
+        ConfigError: It has problems; all are listed in the order of the file, and those of overrides last.
         StorageError: The file cannot be read.
     """
     if not isinstance(overrides, (list, tuple)) or not all(isinstance(text, str) for text in overrides):
@@ -84,7 +84,7 @@ def load(source: object, overrides: object, models: Models) -> Loaded:
 
 
 def _read_file(path: str | os.PathLike[str]) -> bytes:
-    """The bytes of a configuration file, one more than allowed where it is too long."""
+    """Return the bytes of a configuration file, at most `MAX_CONFIG_BYTES + 1`."""
     if isinstance(path, str) and "\n" in path:
         rule = "this is text, not a path. Pass a path, or the configuration as a dict."
         raise ConfigError(problems=(Problem("load_config", "", rule),))
@@ -100,8 +100,8 @@ class _Check:
     """Collects the problems of one configuration.
 
     Attributes:
-        places: For each path, the line that sorts its problems, and how messages name its place.
-        problems: Each with its line.
+        places: For each path, the line by which its problems are sorted, and its place as messages name it.
+        problems: Each problem with its line.
     """
 
     def __init__(self, document: Document, origin: str, models: Models) -> None:
@@ -130,7 +130,7 @@ class _Check:
         raise ConfigError(problems=tuple(shown))
 
     def _override(self, text: str) -> None:
-        """Change one setting; from then on its problems carry the override's name, and stand last."""
+        """Change one setting. Messages then name the override as its place, and its problems are listed last."""
         place = sys.maxsize, f"--set {text if len(text) <= 200 else text[:199] + '…'}"
         path, flaws = apply_override(self.document.tree, text, self.models.stages)
         self.problems += [(place[0], Problem(place[1], dotted(flaw.path), flaw.rule)) for flaw in flaws]
@@ -140,7 +140,7 @@ class _Check:
         self.document.flaws = [flaw for flaw in self.document.flaws if flaw.path[: len(path)] != path]
 
     def _note(self, path: Path, rule: str) -> None:
-        """Add a problem, unless the value there, or a part of it, could not be read."""
+        """Add a problem, unless the value at `path`, or a part of it, could not be read."""
         if any(flaw.unread and flaw.path[: len(path)] == path[: len(flaw.path)] for flaw in self.document.flaws):
             return
         near = next(path[:size] for size in range(len(path), -1, -1) if path[:size] in self.places)
@@ -148,7 +148,7 @@ class _Check:
         self.problems.append((line, Problem(where, dotted(path), rule)))
 
     def _loaded(self) -> Loaded | None:
-        """The configuration, of use where there are no problems."""
+        """Check the tree. The result is valid if `problems` is empty."""
         tree = self.document.tree
         if not isinstance(tree, dict):
             self._note((), wrong_kind(tree, "a mapping with `version`, `pipelines` and `loader` is needed"))
@@ -164,7 +164,7 @@ class _Check:
 
     def _check_version(self, tree: dict[str, Any]) -> None:
         version = tree.get("version", VERSION)
-        if "version" not in tree and self.document.lines:  # a dict has no lines
+        if "version" not in tree and self.document.lines:  # the lines are empty for a dict
             self._note((), f"`version` is missing. Write `version: {VERSION}` at the top.")
         elif isinstance(version, bool) or not isinstance(version, int):
             self._note(("version",), wrong_kind(version, "a whole number is needed"))
@@ -204,7 +204,7 @@ class _Check:
         return tuple(stages)
 
     def _stage(self, path: Path, item: Any) -> Any:
-        """A stage; where it has problems its class, or None where it is not known."""
+        """Return a stage; its class if it has problems; None if its name is unknown."""
         if callable(item) and not isinstance(item, type):
             return item
         spec, flaws = read_item(self.models.stages, item)

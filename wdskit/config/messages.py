@@ -1,4 +1,4 @@
-"""The wording of everything that can be wrong with a setting: the value, what is needed, what to do."""
+"""Messages about invalid settings: the value, the rule, and what to do."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pydantic import BaseModel, ValidationError
 Path = tuple[str | int, ...]
 
 UNREADABLE = "?"
-"""Ends the path of what is wrong with a name, in place of that name."""
+"""Last part of the path of a flaw in a name, instead of that name."""
 
 _MAX_SHOWN = 60
 _SIMPLE_KEY = re.compile(r"[^\s.\[\]:=]+")
@@ -33,7 +33,7 @@ _NEEDS = {
     "dict_type": "a mapping is needed, as in {name: value}",
     "mapping_type": "a mapping is needed, as in {name: value}",
 }
-"""For each of pydantic's errors about a kind, what is needed instead."""
+"""For each error of pydantic about a type: the type that is needed."""
 
 _RULES = {
     "greater_than_equal": "{value} is too small; it must be at least {limit}.",
@@ -44,17 +44,17 @@ _RULES = {
     "too_short": "it is empty; name at least one.",
     "string_unicode": "it holds half of a character (a lone surrogate); write the text in UTF-8.",
 }
-"""For each of pydantic's other errors, the message."""
+"""For each other error of pydantic: the message."""
 
 
 class Flaw(NamedTuple):
-    """One thing wrong with a setting.
+    """A problem of a setting.
 
     Attributes:
-        path: Of the setting, from whatever was checked.
+        path: Path of the setting, relative to the checked value.
         rule: The message.
-        line: Of the text, from 1; 0 where there is no text, or it is that of the path.
-        unread: Whether there is no value because of it, so that nothing more can be said of the setting.
+        line: Line of the text, from 1; 0 if there is no text, or the line is that of `path`.
+        unread: Whether the value could not be read, so that no other message about it makes sense.
     """
 
     path: Path
@@ -64,7 +64,7 @@ class Flaw(NamedTuple):
 
 
 def dotted(path: Path) -> str:
-    """`("pipelines", "train", 2, "shuffle")` as `pipelines.train[2].shuffle`."""
+    """Write a path: `("pipelines", "train", 2, "shuffle")` is `pipelines.train[2].shuffle`."""
     text = ""
     for part in path:
         if part == UNREADABLE:
@@ -79,7 +79,7 @@ def dotted(path: Path) -> str:
 
 
 def show(value: object) -> str:
-    """A value in YAML's spelling, on one short line. Never fails, whatever the value is."""
+    """Write a value as in YAML, on one short line. It never fails."""
     if value is None:
         return "null"
     if isinstance(value, bool):
@@ -108,7 +108,7 @@ def _show_item(item: object) -> str:
 
 
 def describe(value: object) -> str:
-    """`show`, followed by the kind of value: "`no` is text"."""
+    """Write a value and its type: "`no` is text"."""
     kind = next((kind for types, kind in _KINDS if isinstance(value, types)), "")
     return f"{show(value)} is {kind}" if kind else f"it is {show(value)}"
 

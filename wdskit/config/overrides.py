@@ -1,4 +1,4 @@
-"""`a.b.c=VALUE`: settings changed in the tree before it is checked."""
+"""Overrides, `a.b.c=VALUE`: change settings in the tree of a configuration before it is checked."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from wdskit.config.yaml_reader import read_yaml
 _NUMBER = re.compile(r"0|[1-9][0-9]{0,5}")
 _INDEX = re.compile(r"\[(\d+)\]")
 _ADDED = {("loader",), ("errors",), ("cache",)}
-"""Mappings that an override adds where the configuration does not have them."""
+"""Mappings that an override adds if the configuration does not have them."""
 
 
 class _Lost(Exception):
-    """The path leads nowhere; the text is the message."""
+    """The path does not exist; the text is the message."""
 
 
 def apply_override(tree: Any, text: str, stages: Stages) -> tuple[Path, list[Flaw]]:
     """Change one setting of a configuration's tree in place.
 
     Args:
-        tree: As `yaml_reader` makes it.
-        text: `PATH=VALUE`. VALUE is YAML; a list's item is named by its position, a stage by its name where it stands
-            once.
-        stages: Every stage by its name.
+        tree: From `yaml_reader`.
+        text: `PATH=VALUE`. VALUE is YAML. The name of a list's item is its position; a stage that appears once may be
+            named by its name.
+        stages: Maps the name of each stage to its class.
 
     Returns:
-        The path of the changed value, and what is wrong with the override, which then changes nothing.
+        The path of the changed value, and the flaws of the override. With flaws, it changes nothing.
     """
     name, sign, value = text.partition("=")
     steps = [step for step in _INDEX.sub(r".\1", name.strip()).split(".") if step]
@@ -48,10 +48,10 @@ def apply_override(tree: Any, text: str, stages: Stages) -> tuple[Path, list[Fla
 
 
 class _Change:
-    """The way from the tree's root to the place of one value.
+    """Puts one value into a tree.
 
     Attributes:
-        path: Of that place, once the value is there.
+        path: Path of the value after `put`.
     """
 
     def __init__(self, value: Any, stages: Stages) -> None:
@@ -60,7 +60,7 @@ class _Change:
         self.path: Path = ()
 
     def put(self, node: Any, steps: list[str], path: Path, model: type[StageSpec] | None) -> Any:
-        """Return `node`, which stands at `path` and behind the name of the stage `model`, with the value below it."""
+        """Put the value below `node`, the settings of the stage `model` or another node at `path`. Return `node`."""
         if not steps:
             self.path = path
             return self.value
@@ -80,7 +80,7 @@ class _Change:
 
     @staticmethod
     def _position(node: list[Any], steps: list[str], path: Path) -> tuple[Any, list[str]]:
-        """Index of the item that the first step names, and the steps below it."""
+        """Return the index of the item that the first step names, and the steps below it."""
         step = steps[0]
         if not _NUMBER.fullmatch(step):
             if not _is_pipeline(path):
@@ -96,7 +96,7 @@ def _is_pipeline(path: Path) -> bool:
 
 
 def _long_form(node: Any, step: str, path: Path, model: type[StageSpec] | None) -> Any:
-    """The node with its shorthands written out, so that the setting `step` has a place."""
+    """Expand a node that is written in short form, so that it can have the setting `step`."""
     if model is not None and not isinstance(node, dict):
         if isinstance(node, list) and _NUMBER.fullmatch(step):
             return node
@@ -112,7 +112,7 @@ def _long_form(node: Any, step: str, path: Path, model: type[StageSpec] | None) 
 
 
 def _find_stage(items: list[Any], name: str, path: Path) -> int:
-    """Index of the one item of the pipeline at `path` that is the stage `name`."""
+    """Return the index of the stage `name` in the pipeline at `path`, which has it once."""
     names = [next(iter(item)) if isinstance(item, dict) and len(item) == 1 else None for item in items]
     if name not in names:
         raise _Lost(_unknown(name, sorted(filter(None, names)), path))

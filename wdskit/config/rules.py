@@ -1,4 +1,4 @@
-"""What a pipeline must keep beyond the settings of each stage. Pure: specs in, places and messages out."""
+"""Rules about the order of stages in a pipeline. Pure: takes stages, and returns indices and messages."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from wdskit.dataset.braces import expand_parts
 from wdskit.errors import StorageError
 
 _ONCE = {"splitter", "open", "epoch"}
-"""Kinds of stages of which a pipeline has each at most once."""
+"""Kinds of stages that a pipeline may have only once."""
 
 _WAYS_OUT = {
     "select": "Select the samples once with `wdskit reshard SHARDS --filter EXPR --selection NAME`, and read them with "
@@ -23,15 +23,15 @@ _WAYS_OUT = {
     "tarfile_to_samples": "It reads samples through their offsets. Remove it.",
     "with_length": "Its length is known. Remove it.",
 }
-"""What stands behind `stream` only, and what to do behind a planned source."""
+"""Stages that are allowed after `stream` only, and what to do after a planned source instead."""
 
 
 def check_order(stages: Sequence[Any]) -> list[tuple[int, str]]:
-    """What is wrong with the order of `stages`, each with the index of its stage, sorted.
+    """Return the problems with the order of `stages` as (index of the stage, message), sorted.
 
     Args:
-        stages: Specs; a spec's class stands for one whose settings are wrong. Anything else is a foreign stage, behind
-            which nothing is known and everything is allowed.
+        stages: `StageSpec`s; the class instead of the instance if its settings are invalid. Any other value is a
+            foreign stage; after it the kind of values is unknown, and every stage is allowed.
     """
     if not stages:
         return [(0, "the pipeline is empty. It starts with a source, such as `stream: SHARDS`.")]
@@ -50,13 +50,13 @@ def check_order(stages: Sequence[Any]) -> list[tuple[int, str]]:
 
 
 class _Walk:
-    """What is known of the values at one place of the pipeline: None where a stage left it unknown.
+    """The known kind of values after the stages until now. None means unknown, after a foreign stage.
 
     Attributes:
         seen: First index of each stage.
-        opened: The stage that opened the tars, "" for none yet.
+        opened: The stage that opened the tars; "" before.
         shape: "dict" or "tuple".
-        batched_at: Index of the stage that made batches, None for none.
+        batched_at: Index of the stage that made batches; None before.
         may_be_batched: Whether a foreign stage may have made batches.
     """
 
@@ -70,7 +70,7 @@ class _Walk:
         self.may_be_batched = False
 
     def step(self, index: int, stage: Any) -> str:
-        """What is wrong with the stage at this place, or ""; what it does to the values is known from then on."""
+        """Add a stage. Return the message of its problem, or ""."""
         name, kind = getattr(stage, "name", None), getattr(stage, "kind", None)
         if isinstance(name, str) and isinstance(kind, str):
             takes_any = getattr(stage, "takes_any", False)
@@ -126,7 +126,7 @@ class _Walk:
         if name == "to_tuple":
             self.shape = "tuple"
         elif takes_any:
-            self.shape = None  # a function may make anything of anything
+            self.shape = None  # a function may return any type
         elif kind == "batch":
             self.batched_at = index
         elif name == "unbatched":
@@ -134,7 +134,7 @@ class _Walk:
 
 
 def check_patterns(spec: Any) -> list[Flaw]:
-    """What can never name shards in a source's settings; paths start with the stage's name. Nothing is looked for."""
+    """Return the invalid shard patterns of a source. Paths start with the stage's name. No file is accessed."""
     named: dict[Path, Any] = {(): getattr(spec, "shards", None)}
     named |= {("mixture", at): part.shards for at, part in enumerate(getattr(spec, "mixture", None) or ())}
     found: list[Flaw] = []

@@ -1,4 +1,4 @@
-"""The base of what a pipeline's stages are set to, and the way from what was written to a checked model."""
+"""`StageSpec`, the base class of stages' settings, and the functions that read settings into checked models."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ class StageSpec(BaseModel):
     """The settings of one stage: validated, frozen, comparable. It holds no state and opens nothing.
 
     Attributes:
-        name: The stage's name in YAML, in the builder and in messages.
-        kind: What it does to the stream: gives it (source), picks shards (splitter), opens them (open), maps one value
-            to one (each), reorders, drops or unpacks (stream), groups (batch), or counts (epoch).
-        shorthand: The field that a bare value fills (`shuffle: 200`); None where the stage takes no arguments.
-        is_mapping: Whether YAML's whole mapping is the value of `shorthand` (`rename: {image: jpg}`).
-        is_starred: What the items of `shorthand` are called where Python's method takes them one by one; else empty.
-        takes_any: Whether it maps a value of any kind to one of any kind, as a user's function may.
-        is_planned: Whether it is a source that knows every sample's position beforehand.
+        name: The name of the stage in YAML, in the builder and in messages.
+        kind: The effect on the stream: "source" yields it, "splitter" selects shards, "open" opens them, "each" maps
+            one value to one, "stream" reorders, drops or unpacks, "batch" groups, "epoch" counts.
+        shorthand: The field that a bare value fills (`shuffle: 200`); None if the stage takes no arguments.
+        is_mapping: Whether a whole YAML mapping is the value of `shorthand` (`rename: {image: jpg}`).
+        is_starred: The name of the items of `shorthand` if the Python method takes them one by one; else empty.
+        takes_any: Whether it maps a value of any type to a value of any type, as a user's function may.
+        is_planned: Whether it is a source that knows the position of every sample before the run.
         items: Models of the items of settings that are lists of mappings.
     """
 
@@ -49,7 +49,7 @@ class StageSpec(BaseModel):
 
     @classmethod
     def expand(cls, value: object) -> dict[str, Any]:
-        """The settings that a value written behind the stage's name stands for.
+        """Return the settings that a value after the stage's name in YAML means.
 
         Raises:
             ValueError: The stage takes no arguments.
@@ -74,34 +74,34 @@ class StageSpec(BaseModel):
         return fields or None
 
     def written(self) -> Any:
-        """As an item of a list of stages in YAML."""
+        """Return the stage as an item of a list of stages in YAML."""
         value = self.write_settings()
         return self.name if value is None else {self.name: value}
 
 
 Stages = Mapping[str, type[StageSpec]]
-"""Every stage by its name."""
+"""Maps the name of each stage to its class."""
 
 
 def refuse(rule: str) -> PydanticCustomError:
-    """The error by which a validator refuses a value; `rule` is the message a person reads."""
+    """Return the error that a validator raises to refuse a value, with `rule` as its message."""
     return PydanticCustomError("wdskit", "{rule}", {"rule": rule})
 
 
 def parse_settings(model: type[Model], settings: Mapping[str, Any], *, where: str) -> Model:
-    """A model from its settings; `where` is said first in messages.
+    """Make a model from its settings. Messages start with `where`.
 
     Raises:
-        ConfigError: Settings are wrong; all of them are listed.
+        ConfigError: Settings are invalid; all of them are listed.
     """
     return checked(*read_settings(model, settings), where=where)
 
 
 def checked(read: Model | None, flaws: list[Flaw], *, where: str) -> Model:
-    """What `read_settings` or `read_stage` has read; `where` is said first in messages.
+    """Return the model from `read_settings` or `read_stage`. Messages start with `where`.
 
     Raises:
-        ConfigError: There are flaws; all of them are listed.
+        ConfigError: `flaws` is not empty; all of them are listed.
     """
     if read is None:
         raise ConfigError(problems=tuple(Problem(where, dotted(flaw.path), flaw.rule) for flaw in flaws))
@@ -111,7 +111,7 @@ def checked(read: Model | None, flaws: list[Flaw], *, where: str) -> Model:
 def read_settings(
     model: type[Model], settings: Mapping[Any, Any], *, stages: Stages | None = None
 ) -> tuple[Model | None, list[Flaw]]:
-    """A model from its settings, or what is wrong with them. Validators find `stages` as their context."""
+    """Return the model of settings, or None and the flaws. `stages` is the context of validators."""
     try:
         return model.model_validate(settings, context=stages), []
     except ValidationError as err:
@@ -119,10 +119,10 @@ def read_settings(
 
 
 def read_item(stages: Stages, item: object) -> tuple[StageSpec | None, list[Flaw]]:
-    """Read an item of a list of stages as in YAML: `name`, or `{name: value}`; a spec stays as it is.
+    """Read an item of a list of stages: `name`, `{name: value}`, or a `StageSpec`, which does not change.
 
     Returns:
-        The stage, or what is wrong; paths are those of `read_stage`.
+        The stage, or None and the flaws, whose paths are those of `read_stage`.
     """
     if isinstance(item, StageSpec):
         return item, []
@@ -139,12 +139,15 @@ def read_item(stages: Stages, item: object) -> tuple[StageSpec | None, list[Flaw
 
 
 def read_stage(stages: Stages, name: str, value: object) -> tuple[StageSpec | None, list[Flaw]]:
-    """One of `stages` with what is written behind its name, or what is wrong; paths start with the name, if it is one.
+    """Read a stage from its name and the value after it.
 
     Args:
-        stages: Every stage by its name.
-        name: Of one of them.
+        stages: Maps the name of each stage to its class.
+        name: Name of the stage.
         value: None, a bare value, or a mapping of settings.
+
+    Returns:
+        The stage, or None and the flaws. Their paths start with the name, if a stage has it.
     """
     if name not in stages:
         return None, [Flaw((), unknown_stage(name, stages))]
@@ -154,7 +157,7 @@ def read_stage(stages: Stages, name: str, value: object) -> tuple[StageSpec | No
     except ValueError as err:
         return None, [Flaw((name,), str(err))]
     spec, flaws = read_settings(model, settings, stages=stages)
-    # the setting that a bare value fills is not written, so messages do not name it
+    # a bare value does not name its setting, so messages do not name it either
     unwritten = (model.shorthand,) if model.is_mapping or not isinstance(value, Mapping) else None
     paths = [flaw.path[1:] if flaw.path[:1] == unwritten else flaw.path for flaw in flaws]
     return spec, [Flaw((name, *path), flaw.rule) for path, flaw in zip(paths, flaws, strict=True)]

@@ -1,8 +1,8 @@
-"""YAML to dicts, lists and scalars, with the line of every value.
+"""Read YAML into dicts, lists and scalars, with the line of every value.
 
-PyYAML's parser gives the events; what they mean is decided here. Scalars are typed by the core schema of YAML 1.2. What
-lets two readers see two things (duplicate keys, merge keys, tags, base 60) or makes a small file large (aliases) is
-refused. Nothing is ever constructed or called.
+PyYAML's parser yields the events, and this module interprets them. Scalars have the types of the core schema of YAML
+1.2. Syntax that two readers may understand differently (duplicate keys, merge keys, tags, base 60) or that makes a
+small file large (aliases) is refused. No object is constructed, and no function of the text is called.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from wdskit.limits import MAX_CONFIG_BYTES, MAX_CONFIG_DEPTH
 from wdskit.text import as_int
 
 MAX_FLAWS = 100
-"""Reading stops at so many."""
+"""Reading stops at this number of flaws."""
 
 MAX_NODES = 100_000
-"""Most values in one document. A large configuration has some hundreds; this many take PyYAML three seconds."""
+"""Most values in one document. A large configuration has some hundreds; this number takes PyYAML three seconds."""
 
 MAX_DIGITS = 25
 """Longest whole number. 2**64 has 20 digits; more is a typing error or text without its quotes."""
@@ -35,8 +35,8 @@ NUMBERED = {("weight",)}
 
 _SYNTAX = "{}[],:#"
 _HIDDEN = "".join(chr(0x10000 * plane + 0xFFFE) for plane in range(1, 1 + len(_SYNTAX)))
-"""Characters that are never text (Unicode's noncharacters). While PyYAML parses, they stand for those of YAML's syntax
-inside of `${...}`, so that a variable needs no quotes in `{size: ${BATCH:-24}}`.
+"""Characters that never appear in text (Unicode's noncharacters). While PyYAML parses, they replace those of YAML's
+syntax inside of `${...}`, so that a variable needs no quotes in `{size: ${BATCH:-24}}`.
 """
 
 _HIDE = str.maketrans(_SYNTAX, _HIDDEN)
@@ -73,17 +73,17 @@ _ADVICE = (
     ("expected the node content", "A value is missing, or text that starts with one of `,]}` needs quotes."),
     ("expected <document start>", "Something follows the document's end."),
 )
-"""What to do, for parts of PyYAML's own messages."""
+"""Advice for each part of a message of PyYAML."""
 
 
 @dataclass
 class Document:
-    """What a text holds.
+    """The content of a text.
 
     Attributes:
-        tree: dicts, lists, str, int, float, bool and None; None where nothing could be read.
-        lines: For each path, the line (from 1) of its key, or of the value where there is no key.
-        flaws: All that is wrong, with lines, in the order of the text. Where one is unread, the value is None.
+        tree: dicts, lists, str, int, float, bool and None; None if the text could not be read.
+        lines: For each path, the line (from 1) of its key; of the value if it has no key.
+        flaws: All flaws with their lines, in the order of the text. A value that could not be read is None in `tree`.
     """
 
     tree: Any = None
@@ -96,15 +96,15 @@ class ScalarError(ValueError):
 
 
 class _Stop(Exception):
-    """The last flaw ends the reading."""
+    """Ends the reading after a flaw."""
 
 
 def read_yaml(data: bytes | str, *, environment: Mapping[str, str] | None = None) -> Document:
-    """Read one YAML document. Never raises for what the text holds: all that is wrong is in `flaws`.
+    """Read one YAML document. It never raises because of the text: all problems are in `flaws`.
 
     Args:
-        data: The text, in UTF-8 where it is bytes.
-        environment: For `${NAME}`; by default the process's.
+        data: The text; bytes are UTF-8.
+        environment: Values for `${NAME}`. Default: the environment of the process.
     """
     reader = _Reader(os.environ if environment is None else environment)
     with suppress(_Stop):
@@ -113,9 +113,9 @@ def read_yaml(data: bytes | str, *, environment: Mapping[str, str] | None = None
 
 
 def read_dict(source: Mapping[Any, Any]) -> Document:
-    """A dict made in Python as a document: a copy of dicts and lists; all other values are the same objects.
+    """Return a Python dict as a document: dicts and lists are copied, all other values are the same objects.
 
-    A dict that holds itself, or 100,000 others, is a flaw.
+    A dict that contains itself, or more than `MAX_NODES` values, is a flaw.
     """
     reader = _Reader({})
     reader.line = 0
@@ -125,7 +125,7 @@ def read_dict(source: Mapping[Any, Any]) -> Document:
 
 
 def type_plain(text: str) -> str | float | None:
-    """The value of a scalar without quotes.
+    """Return the value of a scalar without quotes.
 
     Raises:
         ScalarError: Readers of YAML disagree about it, or the number is too long.
@@ -158,12 +158,12 @@ class _Reader:
         self.document = Document()
         self.environment = environment
         self.events: Iterator[Any] = iter(())
-        self.line = 1  # of the event read last; 0 for a dict
+        self.line = 1  # line of the last event; 0 for a dict
         self.num_nodes = 0
         self.num_filled = 0  # characters that variables have filled in
 
     def read(self, data: bytes | str) -> Any:
-        """The tree of the text."""
+        """Return the tree of the text."""
         try:
             self.events = iter(yaml.parse(self._decode(data), Loader=yaml.SafeLoader))
             return self._stream()
@@ -172,7 +172,7 @@ class _Reader:
             self.line = mark.line + 1 if mark else 1
             self._stop(_plain_english(err))
         except (yaml.YAMLError, ValueError, OverflowError, IndexError):
-            # what PyYAML's scanner lets through: an escape beyond Unicode, a %YAML version of many digits
+            # errors that PyYAML does not wrap: an escape beyond Unicode, a %YAML version of many digits
             self._stop("this is not YAML. Look for an escape such as \\U that names no character.")
 
     def _decode(self, data: bytes | str) -> str:
@@ -190,7 +190,7 @@ class _Reader:
         return _VARIABLE.sub(_hide_syntax, text)
 
     def _stream(self) -> Any:
-        self._next()  # the stream's start
+        self._next()  # start of the stream
         start = self._next()
         if isinstance(start, yaml.StreamEndEvent):
             self.line = 1
@@ -198,7 +198,7 @@ class _Reader:
         if start.tags:
             self._flaw((), "`%TAG` has no meaning here; remove the line.")
         tree = self._node(self._next(), ())
-        self._next()  # the document's end
+        self._next()  # end of the document
         if not isinstance(self._next(), yaml.StreamEndEvent):
             self._stop("a second document starts here; a configuration has only one.")
         return tree
@@ -217,7 +217,7 @@ class _Reader:
             self._stop(f"it holds more than {MAX_NODES} values; no configuration is that long.")
 
     def _check_depth(self, path: Path) -> None:
-        """Before a list or mapping at `path` is opened."""
+        """Check the depth of a list or mapping at `path`."""
         if len(path) >= MAX_CONFIG_DEPTH:
             self._stop(f"it is nested deeper than {MAX_CONFIG_DEPTH} levels.")
 
@@ -231,7 +231,7 @@ class _Reader:
         raise _Stop
 
     def _node(self, event: Any, path: Path) -> Any:
-        """The value that starts with `event`; None for one that cannot be read."""
+        """Return the value that starts with `event`; None if it cannot be read."""
         self.document.lines.setdefault(path, self.line)
         if isinstance(event, yaml.AliasEvent):
             self._flaw(path, _alias_rule(event))
@@ -270,7 +270,7 @@ class _Reader:
         return mapping
 
     def _key_rule(self, event: Any, is_repeated: bool, path: Path) -> str:  # noqa: FBT001 (private, one call)
-        """What is wrong with a name, or ""."""
+        """Return the message of an invalid name; "" if it is valid."""
         if isinstance(event, yaml.AliasEvent):
             return _alias_rule(event)
         if not isinstance(event, yaml.ScalarEvent):
@@ -298,14 +298,14 @@ class _Reader:
             self._flaw(path, f"the tag {show(tag)} is not supported; remove it. Quotes make text.")
 
     def _fill(self, text: str) -> str:
-        """The text with its variables filled in."""
+        """Replace the variables of a text by their values."""
         text = _VARIABLE.sub(self._value_of, text)
         if rule := forbidden_character(text):
             raise ScalarError(rule)
         return text
 
     def _value_of(self, found: re.Match[str]) -> str:
-        """What is filled in for a variable. It is not looked at again."""
+        """Return the value of a variable. Variables inside this value are not replaced."""
         name, default = found.groups()
         if found[0] == "$$":
             return "$"
@@ -325,7 +325,7 @@ class _Reader:
         return value
 
     def copy(self, value: Any, path: Path) -> Any:
-        """A value of a dict, and what it holds."""
+        """Copy a value of a dict, with its content."""
         self._count(1)
         if not isinstance(value, (Mapping, list, tuple)):
             return value
@@ -352,7 +352,7 @@ def _alias_rule(event: yaml.AliasEvent) -> str:
 
 
 def _name_rule(name: object, path: Path) -> str:
-    """What is wrong with a name of the mapping at `path`, or "": it must be text, in schedules a number."""
+    """Return the message of an invalid name in the mapping at `path`: it must be text, in schedules a number."""
     if isinstance(name, str) or (type(name) is int and path[-1:] in NUMBERED):
         return ""
     return f"the name {show(name)} is not text. Put it in quotes."

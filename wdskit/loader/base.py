@@ -1,4 +1,4 @@
-"""What all loaders have in common: one iteration at a time, epochs, and a rank that is the right one."""
+"""The base class of loaders: one iteration at a time, epochs, and the check of the rank."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ _MAX_EPOCH = 10**9  # a stream's draws are numbers of 63 bits, 30 of which are t
 class Loader(ABC):
     """What `make_loader` returns. Each iteration is one epoch and yields the items of the pipeline.
 
-    When an epoch ends, the loader goes on to the next by itself; after a `break`, the same epoch starts again. The
-    loader makes no collective call.
+    The iteration after a whole epoch runs the next epoch; after a `break`, the same epoch starts again. The loader
+    makes no collective call.
 
     Args:
         run: Rank and world size that the pipeline reads for, and its threads.
         spec: The settings: workers, prefetch and so on.
         name: Name of the pipeline, for reports.
         stages: The stages of the pipeline, its source first; for `repr`.
-        process_group: The group that gave rank and world size; each iteration compares them with it at its start.
-        is_rank_given: Whether only the caller gave them; then they are not compared with any process group.
+        process_group: The group from which rank and world size come. Each iteration compares them with it at its start.
+        is_rank_given: True if they come from the caller's arguments alone, and are compared with no process group.
     """
 
     batch_sampler = None
-    """Lightning asks for it if there is a `sampler`."""
+    """Lightning reads this attribute of loaders that have a `sampler`."""
 
     dataset: Any = None
     """Trainers count its samples: `len(loader.dataset)` is the number of samples of an epoch, on all ranks together.
@@ -62,9 +62,9 @@ class Loader(ABC):
         self._process_group = process_group
         self._is_rank_given = is_rank_given
         self._running: weakref.ref[Any] | None = None
-        self._is_inside = False  # whether the running iteration is where the consumer stands
-        self._was_closed = False  # in the midst of the running iteration
-        self._next_epoch: int | None = None  # what `set_epoch` said meanwhile
+        self._is_inside = False  # False once a state is loaded during the running iteration
+        self._was_closed = False  # during the running iteration
+        self._next_epoch: int | None = None  # from `set_epoch` during the running iteration
         self._meter = Meter(name=name, rank=run.rank_info.rank)
 
     def __repr__(self) -> str:
@@ -90,7 +90,7 @@ class Loader(ABC):
     @property
     @abstractmethod
     def epoch(self) -> int:
-        """The epoch that runs now, or that the next iteration runs."""
+        """The running epoch, or the one that the next iteration runs."""
 
     @property
     @abstractmethod
@@ -126,7 +126,7 @@ class Loader(ABC):
 
     @abstractmethod
     def _items(self) -> Any:
-        """One iteration, as a generator that does nothing before its first item is asked for."""
+        """Return one iteration, as a generator that does nothing before its first `next()`."""
 
     def close(self) -> None:
         """End the running iteration, the threads and the worker processes, within a second even if a sample hangs.
@@ -173,7 +173,7 @@ class Loader(ABC):
             self._set_epoch(epoch, is_counted_elsewhere=is_counted_elsewhere)
 
     def _leave(self) -> None:
-        """The epoch that runs is over, or left: stand where `set_epoch` said inside of it."""
+        """End the running epoch. Go to the epoch that `set_epoch` set meanwhile."""
         if self._is_inside:
             self._is_inside = False
             if self._next_epoch is not None:
@@ -181,11 +181,11 @@ class Loader(ABC):
 
     @property
     def sampler(self) -> _Sampler:
-        """An object with `set_epoch`, as frameworks expect."""
+        """An object with the method `set_epoch`, which frameworks call."""
         return _Sampler(self)  # not kept: it would be a reference cycle
 
     def __iter__(self) -> Iterator[Any]:
-        """Start an iteration; nothing happens before the first item is asked for.
+        """Start an iteration. It does nothing before the first `next()`.
 
         Raises:
             PipelineError: With the first item: another iteration of this loader is still running.
@@ -213,10 +213,10 @@ class Loader(ABC):
             raise PipelineError("this loader was closed in the middle of an epoch. Start a new iteration.")
 
     def _check_rank(self) -> None:
-        """Compare the captured rank with the process group that exists now.
+        """Compare the rank of this loader with the process group that exists now.
 
         Raises:
-            RankError: They differ.
+            RankError: The ranks differ.
         """
         if self._is_rank_given:
             return
@@ -228,16 +228,17 @@ class Loader(ABC):
 
 
 class _Sampler:
-    """Takes the place of a DistributedSampler, where frameworks look for one."""
+    """Replaces a DistributedSampler for frameworks that call its `set_epoch`."""
 
     def __init__(self, loader: Loader) -> None:
         self._loader = loader
 
     def set_epoch(self, epoch: int) -> None:
-        """`loader.set_epoch` for who counts epochs without asking the loader, as Lightning does.
+        """Call `loader.set_epoch` for a framework that counts epochs itself, such as Lightning.
 
-        Such a count may be one behind a loaded state, where its last batch was out but its validation was not over: the
-        state counts. It may be one ahead, where the epoch was ended early (`limit_train_batches`): the count counts.
+        The framework's number may be one less than the epoch of a loaded state, if the state was saved with the last
+        batch of an epoch, before its validation: then the state is right. It may be one more if the epoch was ended
+        early (`limit_train_batches`): then the framework is right.
         """
         self._loader._set_next(_natural(epoch), is_counted_elsewhere=True)  # noqa: SLF001 (the other half of it)
 

@@ -1,4 +1,4 @@
-"""How many bad samples an epoch may have, and the file that lists them."""
+"""The error budget: how many bad samples an epoch may have, and the file that lists them."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from wdskit.pipeline.settings import ErrorsSpec
 
 
 class Budget:
-    """Counts the bad samples of a rank in the order in which their batches are handed out.
+    """Counts the bad samples of a rank in the order in which their batches are yielded.
 
     Args:
-        spec: What is allowed.
-        rank: Names the file.
-        num_samples: Of this rank in an epoch; what a share is taken of.
+        spec: The settings `errors`.
+        rank: Part of the name of the file.
+        num_samples: Samples of this rank in an epoch. A limit in per cent refers to it.
 
     Attributes:
-        count: Bad samples of the running epoch so far.
-        limit: How many there may be.
+        count: Bad samples of the running epoch until now.
+        limit: The most bad samples of an epoch.
 
     Raises:
-        PipelineError: `errors.dir` names a file, or a place below a file.
+        PipelineError: `errors.dir` is a file, or is below a file.
     """
 
     def __init__(self, spec: ErrorsSpec, *, rank: int, num_samples: int) -> None:
@@ -42,10 +42,10 @@ class Budget:
                 break
 
     def spend(self, epoch: int, bad: Sequence[RejectedSample]) -> None:
-        """List and count the bad samples of a batch that is about to be handed out.
+        """List and count the bad samples of a batch that is about to be yielded.
 
         Raises:
-            SampleError: There would be too many in this epoch; then nothing is counted.
+            SampleError: The epoch would have more than `limit`. The count does not change.
             StorageError: The file cannot be written.
         """
         if not bad:

@@ -1,4 +1,4 @@
-"""Batches on their way to who consumes them: into page-locked memory, and from there to a device, in a thread ahead."""
+"""Move batches into page-locked memory and to a device, in a thread, before the consumer asks for them."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ from wdskit.pipeline.settings import LoaderSpec
 from wdskit.stages.collate import Ragged
 from wdskit.stages.images.jpeg_crop import Ending, finish_batch
 
-_NUM_AHEAD = 2  # one that is being moved while the other waits to be taken
-_JOIN_S = 0.3  # for the copy that is being started
+_NUM_AHEAD = 2  # one is being moved, the other waits for the consumer
+_JOIN_S = 0.3  # for a copy that has just started
 
 
 class Mover(Protocol):
-    """How a batch gets where it is wanted."""
+    """Moves batches to another memory."""
 
     def send(self, value: Any) -> Any:
-        """Set it on its way, in the thread ahead."""
+        """Start to move a batch. Called in the mover's thread."""
         ...
 
     def receive(self, sent: Any) -> Any:
-        """The batch that was sent, in the consumer's thread."""
+        """Return the moved batch. Called in the consumer's thread with the result of `send`."""
         ...
 
 
 class Pin:
-    """Into page-locked memory of torch's caching host allocator, which knows of copies in flight."""
+    """Moves batches to page-locked memory of torch's caching host allocator, which tracks copies in flight."""
 
     def send(self, value: Any) -> Any:
         """See `Mover`."""
@@ -49,11 +49,11 @@ class Pin:
 
 
 class ToDevice:
-    """To a CUDA device, on a stream of its own: the copy of one batch runs while the one before is computed with.
+    """Moves batches to a CUDA device, on its own CUDA stream, while the consumer computes with the batch before.
 
     Args:
-        device: Where to.
-        finish: What is done to the batch there, on the same stream.
+        device: The device.
+        finish: Called with each batch on the device, on the same stream.
     """
 
     def __init__(self, device: torch.device, finish: Callable[[Any], Any]) -> None:
@@ -69,8 +69,10 @@ class ToDevice:
             return moved, self._stream.record_event()
 
     def receive(self, sent: Any) -> Any:
-        """See `Mover`: what the consumer does next on its stream waits for the copy. An object with a method `to` moves
-        here, on the consumer's stream, because its tensors cannot be recorded there.
+        """See `Mover`. Later work on the consumer's stream waits for the copy.
+
+        An object with a method `to` moves here, on the consumer's stream, because `record_stream` cannot reach its
+        tensors.
         """
         moved, event = sent
         stream = torch.cuda.current_stream(self._device)
@@ -78,17 +80,17 @@ class ToDevice:
 
         def note(tensor: torch.Tensor) -> torch.Tensor:
             if tensor.is_cuda:
-                tensor.record_stream(stream)  # its memory is not used again before this stream is done with it
+                tensor.record_stream(stream)  # its memory is reused only after this stream has used it
             return tensor
 
         return map_tensors(moved, note, own=lambda value: value.to(self._device))
 
 
 def make_mover(program: Program, spec: LoaderSpec) -> tuple[Mover | None, Program]:
-    """The one that a loader's settings ask for, None where batches stay as they are; and what makes batches for it.
+    """Return the mover for a loader's settings, None if batches are not moved, and the program that it needs.
 
     Raises:
-        PipelineError: There is no such device.
+        PipelineError: The device does not exist.
     """
     if spec.device is None:
         return pin_mover(spec), program
@@ -102,12 +104,12 @@ def make_mover(program: Program, spec: LoaderSpec) -> tuple[Mover | None, Progra
 
 
 def pin_mover(spec: LoaderSpec) -> Mover | None:
-    """Into page-locked memory, where that is asked for and there is a GPU."""
+    """Return a `Pin` if `pin_memory` is set and a GPU exists."""
     return Pin() if spec.pin_memory and torch.cuda.is_available() else None
 
 
 def finish_numbers(batch: Batch, ending: Ending | None) -> Batch:
-    """A batch whose images were left as uint8, with their numbers."""
+    """Convert and normalize the images of a batch that workers left as uint8."""
     if batch.raw is None or ending is None:
         return batch
     value, place = batch.value, batch.raw
@@ -119,7 +121,7 @@ def finish_numbers(batch: Batch, ending: Ending | None) -> Batch:
 
 
 def pinned(tensor: torch.Tensor) -> torch.Tensor:
-    """The same in page-locked memory."""
+    """Return a tensor in page-locked memory; unchanged if it is there, or on a GPU."""
     return tensor if tensor.is_cuda or tensor.is_pinned() else tensor.pin_memory()
 
 
@@ -170,7 +172,7 @@ def map_tensors(
 
 
 def _rebuild_mapping(value: Mapping[Any, Any], items: dict[Any, Any]) -> Any:
-    """A mapping of the type of `value` with these items; a dict where the type allows no copy."""
+    """Return a mapping of the type of `value` with these items; a dict if the type cannot be copied."""
     if type(value) is dict:
         return items
     try:
@@ -184,15 +186,15 @@ def _rebuild_mapping(value: Mapping[Any, Any], items: dict[Any, Any]) -> Any:
 
 
 def hand_over(source: Iterator[Any], mover: Mover, is_ready: Callable[[], bool]) -> Iterator[Any]:
-    """The values of `source`, each moved, in their order.
+    """Yield the values of `source` in order, each moved by `mover`.
 
     This thread takes the values from `source`, so that Ctrl-C and `close` never wait for a value that is being made.
-    Another thread moves them, and ends with this iteration.
+    Another thread moves them. It ends with this iteration.
 
     Args:
-        source: Is closed at the end.
-        mover: How each value is moved.
-        is_ready: Whether the next value comes without a wait; only then it is taken ahead.
+        source: Closed at the end.
+        mover: Moves each value.
+        is_ready: Returns True if `source` has its next value. Only then this value is taken before it is needed.
     """
     unsent: SimpleQueue[Any] = SimpleQueue()
     sent: SimpleQueue[Outcome[Any]] = SimpleQueue()
@@ -208,7 +210,7 @@ def hand_over(source: Iterator[Any], mover: Mover, is_ready: Callable[[], bool])
                 if value is _END:
                     is_over = True
                     break
-                if thread is None:  # worker processes have started: none of them is forked with this thread
+                if thread is None:  # only now: worker processes must be forked before this thread exists
                     thread = threading.Thread(
                         target=_send_all, args=(mover, unsent, sent), name="wdskit-device", daemon=True
                     )

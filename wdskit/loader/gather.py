@@ -1,4 +1,4 @@
-"""`gather_valid`: collect from all ranks what each computed for a batch."""
+"""`gather_valid`: collect the results of all ranks for a batch."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from wdskit.pipeline.ranks import as_group
 Reduction = Literal["sum", "mean"]
 
 _RECORD_BYTES = 512
-"""What a rank says of its batch before any collective call that depends on it."""
+"""Size of the description that each rank sends before any collective call that depends on its batch."""
 
 
 @overload
@@ -41,7 +41,7 @@ def gather_valid(
     reduce: Reduction | None = None,
     group: Any = None,
 ) -> Tensor | list[Any]:
-    """Collect what all ranks have computed for a batch, each sample once.
+    """Collect the results of all ranks for a batch, each sample once.
 
     Every rank must call it with the same number of rows, as `tail: pad` ensures. Without torch.distributed, this
     process is the only rank.
@@ -63,7 +63,7 @@ def gather_valid(
 
     Raises:
         PipelineError: On every rank: the mask or the positions of a rank do not fit its rows, the rows of the ranks
-            differ in dtype or shape, or there is no valid row for a mean.
+            differ in dtype or shape, or no rank has a valid row for a mean.
     """
     group = as_group(group)
     own = _RankRows(rows, valid, positions, reduce)
@@ -95,7 +95,7 @@ class _RankRows:
         self.pickled = b""
 
     def prepare(self) -> bytes:
-        """Return what must be the same on all ranks, as text.
+        """Return a text that must be the same on all ranks.
 
         Raises:
             PipelineError: The mask or the positions do not fit the rows.
@@ -124,9 +124,9 @@ def _exchange(make: Callable[[], bytes], group: Any) -> list[bytes]:
     """Return what `make` returns on each rank, at most `_RECORD_BYTES - 1` bytes.
 
     Raises:
-        PipelineError: `make` has failed on a rank; every rank raises it, and it names the rank. So no rank waits for
-            another one that has refused its batch.
-        Exception: Without torch.distributed, what `make` raises.
+        PipelineError: `make` has failed on a rank. Every rank raises this error, which names the rank, so no rank waits
+            for another rank that has refused its batch.
+        Exception: Without torch.distributed, the exception of `make`.
     """
     error = None
     try:
@@ -150,7 +150,7 @@ def _exchange(make: Callable[[], bytes], group: Any) -> list[bytes]:
 
 
 def _ranks(group: Any) -> list[int]:
-    """The ranks of a group, by their numbers in the default group."""
+    """Return the ranks of a group, numbered as in the default group."""
     return torch.distributed.get_process_group_ranks(group or torch.distributed.group.WORLD)
 
 

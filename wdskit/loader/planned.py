@@ -1,4 +1,4 @@
-"""The loader of planned pipelines: batches made by stateless workers, counted in the main process."""
+"""The loader of planned pipelines: stateless workers make batches, and the main process counts them."""
 
 from __future__ import annotations
 
@@ -28,20 +28,19 @@ logger = logging.getLogger(__name__)
 
 
 class PlannedLoader(Loader):
-    """Iterate it once an epoch: the same number of items on every rank, whatever the workers.
+    """Each iteration is one epoch, with the same number of items on every rank and for any number of workers.
 
-    `len(loader)` is the number of items of a whole epoch. `state_dict` says what the consumer has received, and is the
-    same on every rank; loaded on any number of ranks, workers and threads, the sequence of samples goes on where it
-    stopped.
+    `len(loader)` is the number of items of a whole epoch. `state_dict` is the position of the consumer, the same on
+    every rank. Loaded on any number of ranks, workers and threads, the sequence of samples continues at this position.
 
     Args:
         program: Built for this rank.
-        spec: Workers, prefetch and the rest.
+        spec: The settings: workers, prefetch and so on.
         errors: How many bad samples an epoch may have.
-        origin: Name of the pipeline, where the rank comes from, and the rest that `Loader` takes.
+        origin: Keyword arguments of `Loader`.
 
     Attributes:
-        most_ahead: How many batches are made, at most, before the consumer asks for them.
+        most_ahead: The most batches that are made before the consumer asks for them.
 
     Raises:
         PipelineError: The pipeline cannot be run with these workers.
@@ -84,22 +83,22 @@ class PlannedLoader(Loader):
 
     @property
     def epoch(self) -> int:
-        """The epoch that the next iteration runs, or the one that runs now."""
+        """The running epoch, or the one that the next iteration runs."""
         return self._passes.epoch
 
     @property
     def remaining(self) -> int:
-        """Items between what the consumer has received and the end of the epoch."""
+        """Number of items of the epoch that the consumer has not received yet."""
         return self._passes.remaining
 
     def __len__(self) -> int:
-        """Items of a whole epoch, on every rank alike."""
+        """Return the number of items of a whole epoch, which is the same on every rank."""
         return len(self._passes)
 
     @property
     def positions(self) -> NDArray[np.int64]:
-        """Positions in the epoch of the rows of the batch that was yielded last, (batch,), ascending; those of padding
-        are the number of the epoch's samples. `gather_valid` sorts by them.
+        """The position in the epoch of each row of the batch that was yielded last: (batch,), ascending. Padded rows
+        have the number of samples of the epoch. `gather_valid` sorts rows by them.
 
         Raises:
             PipelineError: No batch was yielded yet.
@@ -113,7 +112,7 @@ class PlannedLoader(Loader):
         self._passes.set_epoch(epoch, is_counted_elsewhere=is_counted_elsewhere)
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the consumer stands: small plain JSON, the same on every rank but for the number of its bad samples."""
+        """Return the position of the consumer: plain JSON, the same on every rank except the number of bad samples."""
         return {**self._passes.state_dict(), "bad": self._budget.count}
 
     def load_state_dict(self, state: Mapping[str, Any], *, strict: bool = True) -> None:
@@ -124,11 +123,11 @@ class PlannedLoader(Loader):
             strict: Whether a state of another sequence of samples is refused; otherwise it is logged and accepted.
 
         Raises:
-            StateError: It is not a state, or one of another sequence; the field is named.
+            StateError: It is not a state, or it belongs to another sequence; the message names the field.
         """
         self._passes.load_state_dict(state, strict=strict)
         self._is_inside = False
-        self._budget = copy.copy(self._budget)  # an iteration that runs has the other one
+        self._budget = copy.copy(self._budget)  # a running iteration keeps the old one
         self._budget.count = state["bad"]
 
     def _items(self) -> Any:
@@ -164,7 +163,7 @@ class PlannedLoader(Loader):
         self._prefetch.close()
 
     def _jobs(self, running: Pass) -> Iterator[Job]:
-        """The jobs of a pass, and those of the next one if there will be someone to make them."""
+        """Yield the jobs of a pass, then those of the next pass if the workers stay alive."""
         following = [self._passes.following(running)] if self.spec.persistent_workers else []
         for _, start, steps in (running, *following):
             for first in range(0, len(steps), self._steps_a_job):

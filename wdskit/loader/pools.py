@@ -1,8 +1,8 @@
-"""Pools: what makes the batches of jobs, in this thread, in threads or in worker processes.
+"""Pools make the batches of jobs: in this thread, in threads or in worker processes.
 
 A loader gives a job to a pool (`submit`) and takes its batches later (`take`). A worker, which is a thread of this
 process or a process, is a loop (`loader.worker`): it takes a job, makes its batches, and answers. How batches are made
-is not a pool's business: each process has one `BatchFactory`, and the pool only calls it.
+does not concern a pool: each process has one `BatchFactory`, and the pool calls it.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from wdskit.loader.worker import BOARD_BLOCK, Reply, Request, Start, Task, serve
 from wdskit.processes import block_sigint, refuse_fork
 from wdskit.stages.progress import Board, slots_in
 
-_PATIENCE_S = 0.5  # for a worker that is in the middle of a batch when it is asked to end; then it is killed
+_PATIENCE_S = 0.5  # a worker that has not ended by then, because it makes a batch, is killed
 
 
 class Pool(Protocol):
     """Makes the batches of jobs."""
 
     def submit(self, job: Any, worker: int | None = None) -> Any:
-        """Start a job. Returns its ticket. `worker` is the number of the worker that has to do it; None for any."""
+        """Start a job and return its ticket. `worker` is the number of the worker that must do it; None for any."""
         ...
 
     def take(self, ticket: Any) -> Outcome[list[Batch]]:
@@ -46,7 +46,7 @@ class Pool(Protocol):
         ...
 
     def is_ready(self, ticket: Any) -> bool:
-        """Whether `take` would not wait."""
+        """Return True if `take` would not wait."""
         ...
 
     def forget(self, tickets: Sequence[Any]) -> None:
@@ -69,15 +69,17 @@ def make_pool(
     start_method: Callable[[], str],
     timeout_s: float | None,
 ) -> Pool:
-    """Return the pool for this number of processes and the program's threads. With a timeout, a thread makes the
-    batches if there are neither processes nor threads, because a wait in this thread could not end early.
+    """Return the pool for this number of processes and the program's threads.
+
+    With a timeout but neither processes nor threads, another thread makes the batches, because a wait in this thread
+    could not end early.
 
     Args:
         program: A `Program`, or a `StreamPipeline`.
         make_factory: Called with the program in each process.
         num_workers: Worker processes, 0 for none.
-        start_method: How they start, asked when they do.
-        timeout_s: The longest wait for a batch; None or 0 for no limit.
+        start_method: Returns their start method. Called when they start.
+        timeout_s: The longest wait for a batch in seconds; None or 0 for no limit.
     """
     watch = Watch(program.describe, timeout_s or 0.0)
     if num_workers:
@@ -101,7 +103,7 @@ class InlinePool:
         return self._factory.open(job)
 
     def take(self, ticket: Any) -> Outcome[list[Batch]]:
-        """See `Pool`: with one thread of torch's, because several threads for such small images only wait."""
+        """See `Pool`. torch uses one thread, because several threads for small images only wait for each other."""
         before = torch.get_num_threads()
         torch.set_num_threads(1)
         try:
@@ -130,8 +132,8 @@ class ThreadPool:
 
     Args:
         factory: Makes the batches.
-        watch: Watches the waits for them.
-        board: Where the factory's threads note their samples.
+        watch: Watches the waits for batches.
+        board: The board on which the factory's threads note their samples.
     """
 
     def __init__(self, factory: BatchFactory, watch: Watch, board: Board) -> None:
@@ -157,7 +159,7 @@ class ThreadPool:
     def _start(self) -> SimpleQueue[Task | None]:
         queue: SimpleQueue[Task | None] = SimpleQueue()
         factory, self._owner = self._factory, os.getpid()
-        with block_sigint():  # what has started is known to `close`
+        with block_sigint():  # so that `close` knows every thread
             loops = Threads(factory.num_loops, "batches")
             given = (loops, factory.num_loops, queue, factory, self._tasks, self._owner)
             self._closing = weakref.finalize(self, _close_threads, *given)
@@ -188,7 +190,7 @@ class ThreadPool:
         return ticket.done.is_set()
 
     def forget(self, tickets: Sequence[Task]) -> None:
-        """See `Pool`: the threads leave them after the present sample."""
+        """See `Pool`: the threads stop after their current sample."""
         for ticket in tickets:
             ticket.cancel()
 
@@ -227,7 +229,7 @@ def _close_threads(
 
 
 class _Worker:
-    """One process, as the main process sees it."""
+    """The main process's view of one worker process."""
 
     def __init__(self, context: Any, start: Start, number: int) -> None:
         self.number = number
@@ -240,7 +242,7 @@ class _Worker:
         self.tickets: set[int] = set()
         self.forgotten: list[int] = []
         self.blocks: dict[int, Any] = {}
-        self.returned: deque[int] = deque()  # filled in the midst of anything
+        self.returned: deque[int] = deque()  # filled by finalizers, at any time
         self._poll = select.poll()
         self._poll.register(self.connection.fileno(), select.POLLOUT)
 
@@ -250,7 +252,7 @@ class _Worker:
         return bool(self._poll.poll(0))
 
     def send(self, ticket: int = 0, job: Any = None, *, rests: bool = False) -> None:
-        """Ask it for a job, or only say what it need not do."""
+        """Send a job, the jobs that are not wanted any more, and the blocks that are free."""
         returned = tuple(self.returned.popleft() for _ in range(len(self.returned)))
         forgotten, self.forgotten = tuple(self.forgotten), []
         self.connection.send(Request(forgotten, returned, ticket, job, rests))
@@ -258,23 +260,23 @@ class _Worker:
             self.tickets.add(ticket)
 
     def forget(self, tickets: Sequence[int]) -> None:
-        """Do without jobs; if it cannot hear that now, it hears it with the next job."""
+        """Cancel jobs, now or with the next job if the pipe is full."""
         left = self.tickets.intersection(tickets)
         self.tickets -= left
         self.forgotten += left
         self._send_if_open()
 
     def rest(self) -> None:
-        """Let it free the memory that no batch uses; if it cannot hear that now, it keeps the memory."""
+        """Let the worker free the memory that no batch uses, unless the pipe is full."""
         self._send_if_open(rests=True)
 
     def _send_if_open(self, *, rests: bool = False) -> None:
         if self.can_send:
-            with contextlib.suppress(OSError):  # it died, as will be seen
+            with contextlib.suppress(OSError):  # the worker died, which the next `take` reports
                 self.send(rests=rests)
 
     def receive(self) -> Reply:
-        """Its next reply; waits for it. New blocks are mapped."""
+        """Wait for the next reply and return it. New blocks are mapped."""
         reply: Reply = self.connection.recv()
         self.has_started = True
         for number, num_bytes in reply.new:
@@ -295,12 +297,12 @@ class _Worker:
         )
 
     def borrow(self, block: int) -> Bytes:
-        """All bytes of a block of a message, until they are collected."""
+        """Return all bytes of a block. The worker may reuse the block after they are collected."""
         return borrow(self.blocks[block], self.returned, block)
 
     @property
     def death(self) -> str:
-        """How it ended, and what that may mean."""
+        """How the worker ended, and the likely reason."""
         self.process.join(_PATIENCE_S)
         how = explain_exit(self.process.exitcode, has_started=self.has_started)
         return f"worker {self.number} (pid {self.process.pid}) {how}"
@@ -310,11 +312,11 @@ class ProcessPool:
     """Worker processes. They start with the first job.
 
     Args:
-        program: What they run.
+        program: A `Program`, or a `StreamPipeline`.
         make_factory: Called with the program in each process.
-        num_workers: How many processes.
-        start_method: How they start, asked when they do.
-        watch: Watches the waits for them.
+        num_workers: Number of processes.
+        start_method: Returns their start method. Called when they start.
+        watch: Watches the waits for batches.
     """
 
     def __init__(
@@ -335,7 +337,7 @@ class ProcessPool:
         self._closing: Any = None
 
     def submit(self, job: Any, worker: int | None = None) -> int:
-        """See `Pool`; the job is for one worker, or for that which has least to do."""
+        """See `Pool`. Without `worker`, the worker with the fewest jobs gets the job."""
         if not self._workers:
             self._start()
         refuse_fork(self._owner)
@@ -343,7 +345,7 @@ class ProcessPool:
         found = self._workers[worker] if worker is not None else min(self._workers, key=lambda each: len(each.tickets))
         if not found.can_send:
             self._watch.begin()
-        while not found.can_send:  # it may wait for this process to take its replies
+        while not found.can_send:  # the worker may wait until this process takes its replies
             self._receive_all(timeout_s=0.01)
             self._look(found)
         self._next_ticket += 1
@@ -407,7 +409,7 @@ class ProcessPool:
         start_fork_server(method)
         context = torch.multiprocessing.get_context(method)
         self._owner = os.getpid()
-        with block_sigint():  # what has begun is known to who ends it
+        with block_sigint():  # so that `close` knows every process
             self._closing = weakref.finalize(self, _close_workers, self._workers, self._owner)
             try:
                 for number in range(self._given.num_workers):
@@ -424,18 +426,18 @@ class ProcessPool:
             raise
 
     def _receive_all(self, timeout_s: float) -> None:
-        """Take what has come, and wait for something if there is time."""
+        """Receive the replies of all workers. Without any, wait `timeout_s` for one."""
         by_handle: dict[Any, _Worker] = {}
         for worker in self._workers:
             by_handle[worker.connection] = by_handle[worker.process.sentinel] = worker
-        # A process that a worker has forked holds its pipe and its sentinel open: look at the exit status too.
+        # A child that a worker forked keeps the pipe and the sentinel open, so the exit status is read too.
         ready = connections.wait(list(by_handle), timeout_s)
         dead = [each for each in self._workers if not ready and each.process.exitcode is not None]
         for worker in dead:
             self._raise_death(worker)
         for worker in dict.fromkeys(by_handle[handle] for handle in ready):
             try:
-                while worker.connection.poll():  # what a worker sent before it died counts
+                while worker.connection.poll():  # replies that a worker sent before it died count
                     self._keep(worker, worker.receive())
             except (EOFError, ConnectionError):
                 self._raise_death(worker)
@@ -468,7 +470,7 @@ def _close_workers(workers: list[_Worker], owner: int) -> None:
         return
     with block_sigint():
         for worker in workers:
-            with contextlib.suppress(OSError):  # it is gone
+            with contextlib.suppress(OSError):  # the worker has ended
                 if worker.can_send:
                     worker.connection.send(None)
             worker.connection.close()

@@ -1,4 +1,4 @@
-"""How many batches are made ahead of the consumer, and in which order they come."""
+"""Prefetch: how many batches are made before the consumer asks for them, and in which order it receives them."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ MOST_FOLLOWING_BYTES = 256 << 20
 
 
 def jobs_ahead(spec: LoaderSpec, program: Program) -> tuple[int, int]:
-    """Return the batches that a worker makes together, and how many such jobs are ahead of the consumer.
+    """Return the number of batches of a job, and how many jobs are made before the consumer asks for them.
 
-    `prefetch` is the most batches that are ahead, at least two per worker; of shards in a store, those that are being
-    fetched too. Without `prefetch`, workers make small batches together because that takes half the time.
+    `prefetch` is the most batches that are made ahead, at least two per worker. Batches whose bytes are being fetched
+    from a store count too. Without `prefetch`, one job has several small batches, because that takes half the time.
     """
     size, workers = program.batches_a_job, spec.workers
     if not workers and program.run.num_threads == 1 and not program.reader.is_remote:
@@ -33,35 +33,35 @@ def jobs_ahead(spec: LoaderSpec, program: Program) -> tuple[int, int]:
     most = max(spec.prefetch or DEFAULT_PREFETCH, 2 * workers)
     if spec.prefetch is None:
         return size, most
-    size = min(size, max(1, most // (2 * max(1, workers) + 1)))  # one job is in the consumer's hands
+    size = min(size, max(1, most // (2 * max(1, workers) + 1)))  # the consumer has one more job
     return size, (most + 1 - size) // size
 
 
 class Prefetch:
     """Keeps `num_ahead` jobs running ahead of the consumer.
 
-    Near the end of an epoch it begins the first jobs of the next one, as many as hold `MOST_FOLLOWING_BYTES`. It
-    discards them if another epoch is asked for.
+    Near the end of an epoch it starts the first jobs of the next epoch, up to `MOST_FOLLOWING_BYTES`. It discards them
+    if another epoch is asked for.
 
     Args:
         pool: Makes the batches.
-        num_ahead: How many jobs are at work or ready besides the one that the consumer waits for.
+        num_ahead: Number of jobs that run or are ready, besides the one that the consumer waits for.
     """
 
     def __init__(self, pool: Pool, num_ahead: int) -> None:
         self._pool = pool
         self._num_ahead = num_ahead
         self._waiting: deque[tuple[Any, Any]] = deque()  # jobs and their tickets
-        self._made: deque[Batch] = deque()  # of the job that was taken last
-        self._job_bytes: int | None = None  # of the first job of the last epoch
+        self._made: deque[Batch] = deque()  # of the current job
+        self._job_bytes: int | None = None  # size of the last job of the last epoch
 
     def take(self, jobs: Iterator[Any], number: int) -> Iterator[Batch]:
-        """The batches of the first `number` jobs. The later jobs, of the next epoch, are begun but not taken.
+        """Yield the batches of the first `number` jobs. Later jobs, of the next epoch, are started but not taken.
 
         Raises:
-            BaseException: What went wrong with a batch, behind those before it.
+            BaseException: The error of a batch, after the batches before it.
         """
-        jobs = self._go_on(jobs)
+        jobs = self._skip_started(jobs)
         for left in reversed(range(number)):
             self._fill(jobs, 1)
             _, ticket = self._waiting.popleft()
@@ -77,36 +77,37 @@ class Prefetch:
             if left == number - 1:
                 self._job_bytes = sum(num_bytes_of(each.value) for each in self._made)
             while self._made:
-                yield self._made.popleft()  # not held here while it is used, nor while the next one is made
+                yield self._made.popleft()  # no reference is kept here
             if error is not None:
                 self._forget()
                 del error
                 outcome.result()
 
     def is_ready(self) -> bool:
-        """Whether the next batch of `take` comes without a wait."""
+        """Return True if `take` yields the next batch without a wait."""
         return bool(self._made) or (bool(self._waiting) and self._pool.is_ready(self._waiting[0][1]))
 
     def rest(self, *, is_left: bool) -> None:
         """Free memory after an epoch.
 
         Args:
-            is_left: Whether the consumer left the epoch before its end, so that no batch ahead will be used.
+            is_left: Whether the consumer left the epoch early, so that the batches made ahead are discarded.
         """
         if is_left:
             self._forget()
         self._pool.rest()
 
     def close(self) -> None:
-        """Forget what is ahead, and end threads and processes."""
+        """Discard the batches made ahead, and end threads and processes."""
         self._forget()
         self._pool.close()
 
     def _num_following(self) -> int:
-        """Jobs of the next epoch that may be begun in this one."""
+        """Return how many jobs of the next epoch may start in this one."""
         return 1 if self._job_bytes is None else MOST_FOLLOWING_BYTES // max(1, self._job_bytes)
 
-    def _go_on(self, jobs: Iterator[Any]) -> Iterator[Any]:
+    def _skip_started(self, jobs: Iterator[Any]) -> Iterator[Any]:
+        """Return the jobs that have not been started. If other jobs were started, discard those and return all."""
         first = list(itertools.islice(jobs, len(self._waiting)))
         if first == [job for job, _ in self._waiting]:
             return jobs
@@ -125,7 +126,7 @@ class Prefetch:
 
 
 def num_bytes_of(value: Any) -> int:
-    """About how much memory a batch takes; each object is counted once, so that it may refer to itself."""
+    """Estimate the memory of a batch. Each object is counted once, so that cycles are allowed."""
     total, seen, pending = 0, set[int](), [value]
     while pending:
         part = pending.pop()

@@ -1,12 +1,12 @@
-"""Memory of batches that is used again, and how batches travel in it from one process to another.
+"""Reused memory of batches, which can be shared between processes.
 
-A block comes back when the last tensor or array that shares it is collected. In a worker process a batch is written
-into a block (`allocate`), and `pack` holds the block for the message. The main process maps a block when it first meets
-it, by its descriptor; what it unpacks are views. When the last of them is collected, the block's number travels back
-with the next request, the worker lets go of the block (`give_back`), and another batch is written into it.
+A worker process writes a batch into a block (`Ring.allocate`), and `pack` holds the block for the message. The main
+process maps a new block through its file descriptor, and unpacks views of it. When the last tensor or array that shares
+the block is collected, the next request carries its number back to the worker, which releases it (`Ring.give_back`)
+and writes another batch into it.
 
-A float batch of 64 images in fresh memory costs 9,408 page faults, 0.44 ms of CPU an image; in a block that was used
-before, none.
+Reuse matters: a float batch of 64 images in new memory costs 9,408 page faults, 0.44 ms of CPU per image; in a used
+block, none.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from numpy.typing import NDArray
 from wdskit.stages.collate import FRESH
 
 MIN_BYTES = 1 << 16
-"""Less is left to malloc, which keeps what is given back to it."""
+"""Smaller batches use malloc, which reuses its memory itself."""
 
-_INLINE_BYTES = 1 << 12  # what is smaller travels in the pickle, and a small pickle in the pipe
+_INLINE_BYTES = 1 << 12  # smaller buffers are part of the pickle; a smaller pickle is sent through the pipe
 _ALIGNMENT = 64
-_UNUSED_FOR = 64  # blocks that were not wanted for so many others are given back to the system
+_UNUSED_FOR = 64  # a block is released to the system after this number of other allocations
 
 Bytes = NDArray[np.uint8]
 
@@ -46,8 +46,8 @@ class Block:
     """Memory of this process.
 
     Args:
-        number: Which of a ring's it is.
-        num_bytes: Its size.
+        number: Number of the block in its ring.
+        num_bytes: Size of the block.
     """
 
     def __init__(self, number: int, num_bytes: int) -> None:
@@ -62,13 +62,14 @@ class Block:
         return mmap.mmap(-1, self.num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
 
     def free_pages(self) -> None:
-        """Return the pages to the system. The block stays mapped, and reads as zeros or as before."""
+        """Return the pages to the system. The block stays mapped, and contains zeros or the old bytes."""
         _libc.madvise(self.address, self.num_bytes, mmap.MADV_DONTNEED)
 
 
 class SharedBlock(Block):
-    """Memory that another process can map too, by its descriptor. It has no name that could be left behind, and is not
-    limited by the size of /dev/shm where the system has memfd.
+    """Memory that another process can map through its file descriptor.
+
+    It has no name that a killed process could leave in /dev/shm, and with memfd the size of /dev/shm is no limit.
     """
 
     file: int | None = None
@@ -79,8 +80,10 @@ class SharedBlock(Block):
         return map_file(self.file, self.num_bytes)
 
     def send(self, connection: Connection) -> None:
-        """Send the descriptor, and close it. Nothing is read from the connection: since Python 3.14, `send_handle` of
-        multiprocessing waits for an answer, and takes the first byte of a request for it.
+        """Send the descriptor, and close it.
+
+        multiprocessing's `send_handle` cannot be used: since Python 3.14 it waits for an answer, and would take the
+        first byte of a request for it.
         """
         assert self.file is not None
         with socket.fromfd(connection.fileno(), socket.AF_UNIX, socket.SOCK_STREAM) as channel:
@@ -88,7 +91,7 @@ class SharedBlock(Block):
         self.close_file()
 
     def free_pages(self) -> None:
-        """See `Block`: of all processes that have mapped the block."""
+        """See `Block`. It acts for all processes that have mapped the block."""
         if hasattr(mmap, "MADV_REMOVE"):  # Linux
             _libc.madvise(self.address, self.num_bytes, mmap.MADV_REMOVE)
 
@@ -111,11 +114,12 @@ _FAILED = ctypes.c_void_p(-1).value
 
 
 def map_file(file: int, num_bytes: int) -> Any:
-    """The first bytes of a file, shared, until the last that shares them is collected. The descriptor may be closed:
-    `mmap.mmap` would keep a copy of it, and a consumer that keeps a thousand batches would run out of them.
+    """Map the first bytes of a file, shared, until the result is collected. The descriptor may be closed.
+
+    `mmap.mmap` would keep a copy of the descriptor, and a consumer that keeps a thousand batches would run out of them.
 
     Raises:
-        OSError: They cannot be mapped.
+        OSError: The file cannot be mapped.
     """
     address = _libc.mmap(None, num_bytes, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED, file, 0)
     if address == _FAILED:
@@ -127,11 +131,11 @@ def map_file(file: int, num_bytes: int) -> Any:
 
 
 def receive_block(connection: Connection, num_bytes: int) -> Any:
-    """The memory of a block that the other side sent.
+    """Receive a block from another process and map it.
 
     Raises:
-        EOFError: The other side is gone.
-        OSError: Its descriptor did not come, or cannot be mapped.
+        EOFError: The other process has ended.
+        OSError: The descriptor is missing, or cannot be mapped.
     """
     with socket.fromfd(connection.fileno(), socket.AF_UNIX, socket.SOCK_STREAM) as channel:
         data, files, _, _ = socket.recv_fds(channel, 1, 1)
@@ -153,14 +157,13 @@ def _anonymous_file() -> int:
 
 
 class Ring:
-    """Blocks that one batch after another borrows; where none is free, a new one is made. Safe to share between
-    threads.
+    """Lends blocks to batches and reuses them. If no block is free, it makes a new one. Threads may share a ring.
 
     Args:
-        kind: Of its blocks.
+        kind: `Block` or `SharedBlock`.
 
     Attributes:
-        dropped: Numbers of blocks that were given back to the system.
+        dropped: Numbers of blocks that were released to the system.
     """
 
     def __init__(self, kind: type[Block] = Block) -> None:
@@ -168,7 +171,7 @@ class Ring:
         self._numbers = itertools.count()
         self._free: list[Block] = []
         self._borrowed: dict[int, Block] = {}
-        self._back: deque[int] = deque()  # filled in the midst of anything: no lock may be taken there
+        self._back: deque[int] = deque()  # filled by finalizers, which must take no lock
         self._lock = threading.Lock()
         self._num_borrowed = 0
         self.dropped: deque[int] = deque()
@@ -185,7 +188,7 @@ class Ring:
         return flat.view(batch, height, width, channels).permute(0, 3, 1, 2)
 
     def allocate(self, num_bytes: int) -> Bytes:
-        """At least so many bytes. The block comes back when the last that shares them is collected."""
+        """Return `num_bytes` or more bytes. Their block is free when the last array that shares them is collected."""
         with self._lock:
             self._collect()
             block = self._best(num_bytes)
@@ -196,7 +199,7 @@ class Ring:
         return borrow(block.memory, self._back, block.number)
 
     def locate(self, address: int) -> tuple[int, int] | None:
-        """The number of the borrowed block with an address, and the place in it; None where there is none."""
+        """Return (block number, offset) of an address in a lent block; None if it is in no block."""
         with self._lock:
             for block in self._borrowed.values():
                 if 0 <= address - block.address < block.num_bytes:
@@ -204,14 +207,14 @@ class Ring:
         return None
 
     def hold(self, number: int) -> Block:
-        """Let a borrowed block not come back before it is also given to `give_back`."""
+        """Keep a lent block until `give_back` is called with its number."""
         with self._lock:
             block = self._borrowed[number]
             block.holders += 1
         return block
 
     def give_back(self, number: int) -> None:
-        """Let go of a block that was held."""
+        """Release a block that was held."""
         self._back.append(number)
 
     def free_pages(self) -> None:
@@ -229,7 +232,7 @@ class Ring:
                 self._free.append(self._borrowed.pop(block.number))
 
     def _best(self, num_bytes: int) -> Block:
-        """The smallest free block that does, if it is not much too large."""
+        """Return the smallest free block that is large enough and at most twice as large, or a new block."""
         for block in [block for block in self._free if self._num_borrowed - block.last_used > _UNUSED_FOR]:
             self._free.remove(block)
             self.dropped.append(block.number)
@@ -245,20 +248,20 @@ class Ring:
 
 
 def borrow(memory: Any, back: deque[int], number: int) -> Bytes:
-    """All of some memory; `number` is put into `back` when the last that shares the array is collected."""
+    """Return memory as an array. When the last array that shares it is collected, `number` is appended to `back`."""
     array: Bytes = np.frombuffer(memory, np.uint8)
     weakref.finalize(array, back.append, number).atexit = False
     return array
 
 
 def _rounded(num_bytes: int) -> int:
-    """So that sizes that vary a little find each other's blocks: up to an eighth more."""
+    """Round a size up, by an eighth at most, so that batches of similar sizes can use the same blocks."""
     step = max(MIN_BYTES, 1 << max(0, num_bytes.bit_length() - 4))
     return -(-num_bytes // step) * step
 
 
 class Part(NamedTuple):
-    """Bytes of a block."""
+    """A range of bytes in a block."""
 
     block: int
     start: int
@@ -266,14 +269,14 @@ class Part(NamedTuple):
 
 
 class Message(NamedTuple):
-    """A value: its pickle, or where that lies, and where its buffers lie."""
+    """A packed value: its pickle, or the part that holds the pickle, and the parts that hold its buffers."""
 
     pickled: bytes | Part
     buffers: tuple[Part, ...]
 
     @property
     def blocks(self) -> set[int]:
-        """The blocks that it lies in."""
+        """Numbers of the blocks that hold the value."""
         parts = self.buffers if isinstance(self.pickled, bytes) else (*self.buffers, self.pickled)
         return {part.block for part in parts}
 
@@ -284,10 +287,10 @@ class _Pickler(pickle.Pickler):
 
 
 class _Chunks(list[Any]):
-    """A file for a pickler, which gives it large bytes as they are."""
+    """A file for a pickler. It keeps the written objects without a copy."""
 
     def write(self, data: Any) -> int:
-        """Keep what is written."""
+        """Append `data`."""
         self.append(data)
         return len(data)
 
@@ -296,9 +299,9 @@ def pack(value: Any, ring: Ring) -> Message:
     """Put a value into a message.
 
     Args:
-        value: Whatever pickles.
-        ring: Of shared blocks. A tensor or array that lies in one of them stays there; others of some size are copied
-            into another block, once. The blocks of the message are held once more: `ring.give_back` lets them go.
+        value: Any object that pickles.
+        ring: A ring of shared blocks. Tensors and arrays in these blocks are not copied. Other large ones are copied
+            into another block, once. The message holds its blocks until `ring.give_back` releases them.
     """
     parts: list[Part | None] = []
     copied: list[Bytes] = []
@@ -320,13 +323,15 @@ def pack(value: Any, ring: Ring) -> Message:
     message = Message(pickled or places.pop(0), tuple(part or places.pop(0) for part in parts))
     for number in message.blocks:
         ring.hold(number)
-    del array  # its block was borrowed until here
+    del array  # lent until here
     return message
 
 
 def _copy(chunks: list[Any], others: list[Bytes], ring: Ring) -> tuple[Bytes | None, list[Part]]:
-    """Copy chunks end to end and others behind them into one block: its memory, the part of all chunks if there are
-    any, and those of the others.
+    """Copy the concatenated chunks, and then the other buffers, into one block.
+
+    Returns:
+        The memory of the block, and the parts: that of the chunks if there are any, then those of the others.
     """
     sizes = [sum(map(len, chunks))] * bool(chunks) + [len(other) for other in others]
     if not sizes:
@@ -346,11 +351,11 @@ def _copy(chunks: list[Any], others: list[Bytes], ring: Ring) -> tuple[Bytes | N
 
 
 def unpack(message: Message, borrowed: Callable[[int], Bytes]) -> Any:
-    """The value in a message.
+    """Return the value of a message.
 
     Args:
         message: From `pack`.
-        borrowed: Gives all bytes of a block by its number. Tensors and arrays of the value are views of them.
+        borrowed: Returns the bytes of a block with this number. Tensors and arrays of the value are views of them.
     """
     blocks = {number: borrowed(number) for number in message.blocks}
 
@@ -358,11 +363,13 @@ def unpack(message: Message, borrowed: Callable[[int], Bytes]) -> Any:
         return blocks[part.block][part.start : part.start + part.num_bytes]
 
     pickled = message.pickled if isinstance(message.pickled, bytes) else find(message.pickled).data
-    return pickle.loads(pickled, buffers=[find(part) for part in message.buffers])  # noqa: S301 (of a worker of ours)
+    return pickle.loads(pickled, buffers=[find(part) for part in message.buffers])  # noqa: S301 (from our own worker)
 
 
 def _reduce_tensor(tensor: torch.Tensor) -> Any:
-    """A tensor as its bytes, dtype, shape and strides; what is none of the usual is left to torch."""
+    """Pickle a dense CPU tensor as bytes, dtype, shape and strides. torch pickles other tensors, and those with
+    gradients.
+    """
     if tensor.device.type != "cpu" or tensor.layout != torch.strided or tensor.requires_grad or tensor.is_quantized:
         return NotImplemented
     if tensor.is_conj() or tensor.is_neg():
@@ -373,7 +380,7 @@ def _reduce_tensor(tensor: torch.Tensor) -> Any:
 
 
 def _is_dense(tensor: torch.Tensor) -> bool:
-    """Whether its values lie side by side, in whatever order."""
+    """Return True if the values fill their memory without gaps, in row-major or channels_last order."""
     return tensor.is_contiguous() or (tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last))
 
 

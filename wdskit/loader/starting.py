@@ -1,4 +1,4 @@
-"""How worker processes start, what cannot reach them, and why one does not run."""
+"""Start worker processes: the start method, checks before the start, and how a process ended."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ GUARD = '`if __name__ == "__main__":`'
 
 
 def choose_start_method(said: str | None, *, reads_store: bool = False) -> str:
-    """How worker processes are to start now.
+    """Return the start method of worker processes: "fork", "spawn" or "forkserver".
 
     Args:
-        said: What the user said; None for torch's default, but never fork once CUDA is initialised, nor where shards
-            stand in a store, whose client hangs in a forked process.
-        reads_store: Whether they do.
+        said: The user's setting. None: torch's default, but never "fork" once CUDA is initialised or if the shards are
+            in a store, because the store's client hangs in a forked process.
+        reads_store: Whether the shards are in a store.
 
     Raises:
-        PipelineError: They are to be forked, and cannot be.
+        PipelineError: The user's setting is "fork", which is impossible now.
     """
-    # Asking for the default would settle it, and a later set_start_method of the user's would fail.
+    # get_start_method() without `allow_none` would fix the default, and the user could not set another one later.
     default = multiprocessing.get_start_method(allow_none=True) or multiprocessing.get_all_start_methods()[0]
     reason = why_not_fork(reads_store=reads_store)
     if (said or default) != "fork" or not reason:
@@ -47,24 +47,26 @@ def choose_start_method(said: str | None, *, reads_store: bool = False) -> str:
 
 
 def why_not_fork(*, reads_store: bool) -> str:
-    """Why workers cannot be forked now, "" where they can."""
+    """Return why workers cannot be forked now; empty if they can."""
     if reads_store:
         return "the shards are in a store"
     return "CUDA is initialised" if torch.cuda.is_initialized() else ""
 
 
 def start_method_of(stages: Iterable[Any], said: str | None, *, reads_store: bool = False) -> str:
-    """How worker processes with these stages are to start now. A loader asks when it is made, so that what could not
-    start is refused there, and each time that workers start, when CUDA may be initialised.
+    """Return the start method of worker processes, and check that all stages can reach them.
+
+    A loader calls this when it is made, so that errors come early, and each time that workers start, because CUDA may
+    have been initialised since.
 
     Args:
-        stages: Of the pipeline that they get.
-        said: As `choose_start_method` takes it.
-        reads_store: As `choose_start_method` takes it.
+        stages: The stages that the workers receive.
+        said: As for `choose_start_method`.
+        reads_store: As for `choose_start_method`.
 
     Raises:
-        PipelineError: They are to be forked, and cannot be; or they are not forked, and a lambda, a closure, or an
-            object that does not pickle cannot reach them. It is named.
+        PipelineError: The user's setting is "fork", which is impossible now; or the method is not "fork" and a stage
+            does not pickle, such as a lambda or a closure. The message names the stage.
     """
     method = choose_start_method(said, reads_store=reads_store)
     if method == "fork":
@@ -87,41 +89,42 @@ def start_method_of(stages: Iterable[Any], said: str | None, *, reads_store: boo
 
 
 def start_fork_server(method: str) -> None:
-    """Let the fork server load wdskit and torch, which its workers then share: each would take 2 s and 150 MB for its
-    own. That begins when a loader is made, beside what its program does until the first batch. What a program has said
-    that the server loads is left as it is. The script, which the server would run since Python 3.14, is left to the
-    workers: no message could say that it waits or ends in the server.
+    """Start the fork server, which imports wdskit and torch once for all workers.
+
+    Without it, each worker needs 2 s and 150 MB for its own import. The server starts when a loader is made, so that it
+    is ready at the first batch. A program's own preload list does not change. Since Python 3.14 the default list has
+    the main script; the server does not run it, because no message could report that the script waits or ends there.
     """
-    if method != "forkserver" or multiprocessing.current_process().daemon:  # which may not start processes
+    if method != "forkserver" or multiprocessing.current_process().daemon:  # daemons cannot start processes
         return
-    said = getattr(forkserver._forkserver, "_preload_modules", None)  # noqa: SLF001 (nothing else tells)
+    said = getattr(forkserver._forkserver, "_preload_modules", None)  # noqa: SLF001 (multiprocessing has no getter)
     if said == ["__main__"]:
         multiprocessing.set_forkserver_preload(["wdskit.loader.make"])
     forkserver.ensure_running()
 
 
 def check_guard(method: str) -> None:
-    """Refuse to start workers from a line of the script that each worker runs again.
+    """Check that workers are not started from a line of the script that each worker runs again.
 
-    A process that is not forked imports the script. A loop at module level would start workers in it, and an
-    `init_process_group` there would wait for itself.
+    A process that is not forked imports the script. A loop at module level would start workers there again, and
+    `init_process_group` at module level would wait for ever.
 
     Raises:
-        PipelineError: Such a line starts them. It is named.
+        PipelineError: A line outside `if __name__ == "__main__":` starts the workers. The message names it.
     """
     main = sys.modules["__main__"]
     path = getattr(main, "__file__", None)
     if method == "fork" or path is None or str(getattr(main.__spec__, "name", "")).endswith("__main__"):
-        return  # what has no file, and `python -m package`, is not imported
+        return  # workers import neither a program without a file nor `python -m package`
     frame: FrameType | None = sys._getframe()  # noqa: SLF001 (inspect.stack reads the source of every frame)
     while frame is not None and (frame.f_code.co_name, frame.f_code.co_filename) != ("<module>", path):
         frame = frame.f_back
-    if frame is None:  # another thread, or code that no file holds
+    if frame is None:  # another thread, or code that is in no file
         return
     try:
         with tokenize.open(path) as file:
             statements = ast.parse(file.read()).body
-    except (OSError, SyntaxError, ValueError):  # it is no text of Python, or gone
+    except (OSError, SyntaxError, ValueError):  # it is not Python source, or was removed
         return
     for statement in statements:
         is_current = statement.lineno <= frame.f_lineno <= (statement.end_lineno or statement.lineno)
@@ -132,12 +135,12 @@ def check_guard(method: str) -> None:
 
 
 def explain_exit(code: int | None, *, has_started: bool) -> str:
-    """How a worker ended, and what that may mean."""
+    """Describe how a worker ended, and the likely reason."""
     if code is not None and code < 0:
         advice = "Often memory ran out: try fewer workers, a smaller shuffle, or smaller batches."
         known = {each.value: each.name for each in signal.Signals}
         return f"was killed by {known.get(-code, f'signal {-code}')}.\n  {advice}"
-    how = "is gone" if code is None else f"exited with status {code}"
+    how = "does not run" if code is None else f"exited with status {code}"
     if has_started:
         return f"{how}.\n  It printed why, or one of your functions ended it."
     return f"{how}.\n  It printed why. Often the script's own code is not under {GUARD}. Put it there."

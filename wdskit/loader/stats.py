@@ -1,4 +1,4 @@
-"""What a loader counts and reports: rates, the waits of the consumer, and the time of each stage."""
+"""Statistics of a loader: rates, the waits of the consumer, and the time of each stage."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from wdskit.storage.traffic import Traffic
 from wdskit.text import format_bytes
 
 WAIT_RATIO = 0.05
-"""Share of its time that a consumer may wait before there is something to say."""
+"""A consumer that waits for a larger part of its time gets advice."""
 
 MIN_WAITS_S = 0.02
-"""Time below which shares mean nothing."""
+"""No advice is given for a shorter time."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class StageStats:
 
 @dataclass(frozen=True)
 class LoaderStats:
-    """What a loader and its consumer did since the running epoch began.
+    """Statistics of a loader and its consumer since the running epoch began.
 
     The consumer receives an item, works, and waits for the next one. The wait for the first item of an epoch, during
     which processes start, is counted separately.
@@ -53,7 +53,7 @@ class LoaderStats:
         samples_per_s: Rate from the first item to the last.
         bytes_read: Bytes read from shards for these samples.
         bytes_per_s: Bytes read at `samples_per_s`.
-        traffic: What came from stores, and from the cache of their objects.
+        traffic: Bytes from stores, and from the cache.
         stages: The time of each stage, in the order in which they run.
     """
 
@@ -115,7 +115,7 @@ class LoaderStats:
 
 
 def format_duration(seconds: float) -> str:
-    """Three digits, in the unit that fits: `12.3 us`, `1.23 ms`, `1,234 s`."""
+    """Return a time with three digits and its unit: `12.3 us`, `1.23 ms`, `1,234 s`."""
     if seconds >= 999.5:
         return f"{seconds:,.0f} s"
     for unit, scale in (("s", 1), ("ms", 1000)):
@@ -125,12 +125,12 @@ def format_duration(seconds: float) -> str:
 
 
 class Meter:
-    """Counts what a consumer receives in an epoch and how long it waits. Another thread may call `stats` meanwhile.
+    """Counts the items that a consumer receives in an epoch and its waits. Another thread may call `stats`.
 
     Args:
-        name: Of the pipeline.
-        rank: Of the loader.
-        clock: Seconds.
+        name: Name of the pipeline.
+        rank: Rank of the loader.
+        clock: Returns the time in seconds.
     """
 
     def __init__(self, *, name: str, rank: int, clock: Callable[[], float] = time.perf_counter) -> None:
@@ -141,7 +141,7 @@ class Meter:
         self.begin(0)
 
     def begin(self, epoch: int) -> None:
-        """The consumer asks for the first item of an iteration: all counts start at 0."""
+        """Set all counts to 0: the consumer asks for the first item of an iteration."""
         with self._lock:
             self._epoch = epoch
             self._steps = self._samples = self._later_samples = self._replaced = 0
@@ -150,16 +150,16 @@ class Meter:
             self._asked_s = self._received_s = self._clock()
 
     def asked(self) -> None:
-        """The consumer asks for one more item."""
+        """Note that the consumer asks for its next item."""
         self._asked_s = self._clock()
 
     def received(self, samples: int, *, replaced: int = 0, timings: Timings | None = None) -> None:
-        """The consumer is about to receive an item.
+        """Count an item that the consumer is about to receive.
 
         Args:
             samples: Number of samples in the item.
-            replaced: Number of bad samples that others replace.
-            timings: Time that they took.
+            replaced: Number of bad samples that were replaced by others.
+            timings: The time of each stage for these samples.
         """
         now_s = self._clock()
         with self._lock:
@@ -177,7 +177,7 @@ class Meter:
         self._received_s = now_s
 
     def stats(self) -> LoaderStats:
-        """Return what was counted since the running epoch began."""
+        """Return the statistics since the running epoch began."""
         with self._lock:
             elapsed_s, wait_s, timings = self._elapsed_s, self._wait_s, self._timings
             samples_per_s = self._later_samples / elapsed_s if elapsed_s else 0.0

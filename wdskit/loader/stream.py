@@ -1,4 +1,4 @@
-"""The loader of streams: pipelines that run on in worker processes, epoch by epoch."""
+"""The loader of streams: worker processes run the pipeline and keep it from epoch to epoch."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ logger = logging.getLogger(__name__)
 
 STATE_VERSION = 1
 _MAX_EPOCH = 1 << 30  # a stream's draws are numbers of 63 bits
-_NO_EPOCH = -2  # the epoch after it is none
+_NO_EPOCH = -2  # no epoch has the number after it
 
 
 class StreamLoader(Loader):
-    """Iterate it once an epoch; what a stream yields comes out, from any number of worker processes.
+    """Each iteration is one epoch of the items that the stream yields in any number of worker processes.
 
     The workers live as long as the loader, so that an epoch of `with_epoch` continues where the last one ended. The
-    state is the epoch: an epoch that starts again, or that follows a loaded state, has new draws, which depend on its
+    state is the epoch. An epoch that starts again, or that follows a loaded state, has new draws, which depend on its
     number.
 
-    `len(loader)` is the number of items of an epoch where that follows from the pipeline.
+    `len(loader)` is the number of items of an epoch, if the stages define it.
 
     Args:
         pipeline: Built for this rank.
-        spec: Workers, prefetch and the rest.
-        origin: Name of the pipeline, where the rank comes from, and the rest that `Loader` takes.
+        spec: The settings: workers, prefetch and so on.
+        origin: Keyword arguments of `Loader`.
 
     Raises:
         PipelineError: The pipeline cannot be run with these workers.
@@ -47,12 +47,12 @@ class StreamLoader(Loader):
         super().__init__(pipeline.run, spec, **origin)
         self.pipeline = pipeline
         self._epoch = 0
-        self._is_loaded = False  # a state that has not been used yet
-        self._finished = _NO_EPOCH  # the epoch that the consumer received to its end last, if none has begun since
-        self._begun: int | None = None  # the epoch that has begun last
+        self._is_loaded = False  # a loaded state has not been used yet
+        self._finished = _NO_EPOCH  # the last epoch, if the consumer received all of it and no other has begun
+        self._begun: int | None = None  # the epoch that began last
         self._num_received = 0  # items of this epoch
         self._has_warned = False
-        self._waiting: deque[tuple[int, Any]] = deque()  # workers and the tickets of their jobs, in turns
+        self._waiting: deque[tuple[int, Any]] = deque()  # workers and the tickets of their jobs, in turn
         self._check()
         start_method = functools.partial(start_method_of, pipeline.parts, spec.start_method)
         if spec.workers:
@@ -62,13 +62,13 @@ class StreamLoader(Loader):
 
     @property
     def epoch(self) -> int:
-        """The epoch that the next iteration runs, or the one that runs now."""
+        """The running epoch, or the one that the next iteration runs."""
         return self._epoch
 
     def _set_epoch(self, epoch: int, *, is_counted_elsewhere: bool) -> None:
         if self._is_loaded and epoch != self._epoch:
-            # A framework that counts itself is one behind a state that was saved with the last batch of an epoch, and
-            # one ahead of a state that was saved in an epoch that it has ended early.
+            # A framework's own count is one less than a state that was saved with the last batch of an epoch, and one
+            # more than a state that was saved in an epoch which the framework ended early.
             if not is_counted_elsewhere or abs(epoch - self._epoch) > 1:
                 raise unused_state(epoch, self._epoch)
             if epoch < self._epoch:
@@ -77,10 +77,10 @@ class StreamLoader(Loader):
         self._epoch = epoch
 
     def __len__(self) -> int:
-        """Items of a whole epoch on this rank.
+        """Return the number of items of a whole epoch on this rank.
 
         Raises:
-            TypeError: It does not follow from the pipeline.
+            TypeError: The stages do not define it.
         """
         count = self._num_items()
         length = count if self.pipeline.layout.length is None else self.pipeline.layout.length
@@ -90,13 +90,13 @@ class StreamLoader(Loader):
 
     @property
     def remaining(self) -> int:
-        """Items between what the consumer has received and the end of the epoch. Raises as `len` does."""
+        """Number of items of the epoch that the consumer has not received yet. TypeError: As `len`."""
         return len(self) - (self._num_received if self._epoch == self._begun else 0)
 
     def state_dict(self) -> dict[str, Any]:
-        """The start of the epoch that runs or that is next, as small plain JSON, the same on every rank.
+        """Return the start of the running or next epoch as small plain JSON, the same on every rank.
 
-        A run that loads it starts this epoch with new draws. In the middle of an epoch this is logged once.
+        A run that loads it starts this epoch with new draws. In the middle of an epoch, this is logged once.
         """
         if not self._has_warned and self._epoch == self._begun and self._num_received:
             self._has_warned = True
@@ -116,7 +116,7 @@ class StreamLoader(Loader):
             strict: Whether a state of another order of samples is refused; otherwise it is logged and accepted.
 
         Raises:
-            StateError: It is not a state of a stream, or one of other data; what differs is named.
+            StateError: It is not the state of a stream, or it belongs to other data; the message names the difference.
         """
         given: Any = state
         if not isinstance(given, Mapping) or given.get("version") != STATE_VERSION or "consumed" in given:
@@ -145,10 +145,10 @@ class StreamLoader(Loader):
             if batch.is_end:
                 continue
             num_items += 1
-            if self._begun == epoch:  # no state was loaded meanwhile
+            if self._begun == epoch:  # and no state was loaded since
                 self._num_received = num_items
-            if num_items == wanted:  # before the last item is out, so that a checkpoint taken with it is the next epoch
-                num_items += sum(not end.is_end for end in moved)  # each worker comes to its end
+            if num_items == wanted:  # before the last item is yielded: a state saved with it is the next epoch
+                num_items += sum(not end.is_end for end in moved)  # let each worker reach its end
                 self._check_length(epoch, num_items, wanted)
                 self._finish(epoch)
             self._meter.received(batch.num_samples, timings=batch.timings)
@@ -165,7 +165,7 @@ class StreamLoader(Loader):
             self._check_length(epoch, num_items, wanted)
 
     def _take(self, job: StreamJob) -> Iterator[Batch]:
-        """What the workers give in turns: the items of an epoch, and the end of each worker."""
+        """Yield the items of an epoch from the workers in turn, and the end of each worker."""
         pool = self._pool
         turns = range(max(1, self.spec.workers))
         waiting = self._waiting = deque()
@@ -179,11 +179,11 @@ class StreamLoader(Loader):
                 outcome = pool.take(ticket)
                 waiting.popleft()
                 batches = outcome.result()
-                if not batches:  # behind the end
+                if not batches:  # the worker had reached its end before
                     continue
                 if not batches[0].is_end:
                     waiting.append((worker, pool.submit(following, worker)))
-                yield batches.pop()  # not held here while it is used
+                yield batches.pop()  # no reference is kept here
         finally:
             pool.forget([ticket for _, ticket in waiting])
             waiting.clear()
@@ -196,7 +196,7 @@ class StreamLoader(Loader):
         self._pool.close()
 
     def _finish(self, epoch: int) -> None:
-        if self._is_inside:  # no state was loaded meanwhile
+        if self._is_inside:  # and no state was loaded since
             self._finished = epoch
             self._epoch = epoch + 1
             self._leave()
@@ -209,7 +209,7 @@ class StreamLoader(Loader):
         return self.pipeline.num_items(self.spec.workers)
 
     def _check(self) -> None:
-        """Refuse at once what would fail, hang or lie later."""
+        """Check the splits and the length. PipelineError: They do not fit the ranks and workers."""
         layout, workers = self.pipeline.layout, self.spec.workers
         check_splits(self.pipeline.pipeline, layout, self._rank_info.world_size, max(1, workers))
         count = self._num_items()

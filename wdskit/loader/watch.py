@@ -1,4 +1,4 @@
-"""Waits for a batch that last too long: a line in the log each minute, and an error after the `timeout`."""
+"""Watch long waits for a batch: log a line each minute, and raise an error after the `timeout`."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from wdskit.stages.progress import IDLE, TURN, describe_silence
 
 logger = logging.getLogger(__name__)
 
-_LOOK_S = 1.0  # between looks at what the threads are working on
-_DESCRIBE_S = 1.0  # for reading the key of a sample from a disk that may hang
+_LOOK_S = 1.0  # between two calls of `look`
+_DESCRIBE_S = 1.0  # to read the key of a sample, because the disk may hang
 
 
 class Watch:
     """Watches one wait for a batch at a time.
 
     Args:
-        describe: Names the sample of a slot's `major` and `minor`; "" if it is unknown. It may read the sample's shard.
-        timeout_s: The longest wait; 0 for no limit.
+        describe: Returns the name of the sample with these `major` and `minor`, "" if unknown. It may read the shard.
+        timeout_s: The longest wait in seconds; 0 for no limit.
     """
 
     def __init__(self, describe: Callable[[int, int], str], timeout_s: float) -> None:
@@ -36,7 +36,7 @@ class Watch:
         self.begin()
 
     def begin(self) -> None:
-        """Start of a wait."""
+        """Start to watch a wait."""
         self._started_s = time.monotonic()
         self._next_s = self._started_s + progress.REPORT_S
         self._first: NDArray[np.int64] | None = None
@@ -44,19 +44,19 @@ class Watch:
 
     @property
     def step_s(self) -> float:
-        """How long to wait before `look`."""
+        """Seconds until the next call of `look`."""
         longest_s = self.timeout_s or math.inf
         until_s = min(self._next_s, self._started_s + longest_s)
         return max(0.001, min(_LOOK_S, progress.REPORT_S / 4, longest_s / 4, until_s - time.monotonic()))
 
     def look(self, who: str, pid: int, slots: NDArray[np.int64] | None, *, start_hint: str = "") -> None:
-        """Note what the threads of the process that makes the batch are working on.
+        """Note the samples on which the threads of the process work that makes the batch; log or fail if it is time.
 
         Args:
-            who: Names the process.
-            pid: Its number.
-            slots: Of its `Board`; None if it has not sent any.
-            start_hint: Why the process may not have started, if it has not.
+            who: Name of the process, for messages.
+            pid: Its process number.
+            slots: The slots of its `Board`; None if it has not sent them.
+            start_hint: If the process has not started: the likely reason.
 
         Raises:
             PipelineError: The wait has lasted for `timeout_s`.
@@ -101,13 +101,13 @@ class Watch:
         return f"{who} has been at {sample} for {for_s:.0f} s."
 
     def _named(self, major: int, minor: int) -> str:
-        """The sample of a slot; "a sample" if it cannot be named in time."""
+        """Return the name of a slot's sample; "a sample" if that takes too long."""
         found: list[str] = []
 
         def find() -> None:
             try:
                 found.append(self._describe(major, minor))
-            except Exception as err:  # noqa: BLE001 (a shard may have gone meanwhile; the hang is what is reported)
+            except Exception as err:  # noqa: BLE001 (the shard may be deleted; the hang is reported in any case)
                 logger.debug("the sample that hangs cannot be named: %s", err)
 
         thread = threading.Thread(target=find, name="wdskit-watch", daemon=True)

@@ -28,15 +28,15 @@ from wdskit.processes import end_with_parent
 from wdskit.stages.progress import BOARD_BYTES, Board
 
 BOARD_BLOCK = -1
-"""Number of the block in which a worker process says what it works on; others are numbered from 0."""
+"""Number of the block that holds the `Board` of a worker process; other blocks are numbered from 0."""
 
 
 class Task:
     """A job in a worker.
 
     Args:
-        ticket: Its number.
-        job: As `BatchFactory.open` returns it.
+        ticket: Number of the job.
+        job: The job as `BatchFactory.open` returned it.
     """
 
     def __init__(self, ticket: int, job: Any) -> None:
@@ -49,7 +49,7 @@ class Task:
     def finish(self, outcome: Outcome[list[Batch]]) -> None:
         """Keep the outcome for `take`."""
         self._outcome = outcome
-        if self.cancelled.is_set():  # perhaps since a moment
+        if self.cancelled.is_set():  # another thread may have cancelled it just now
             self.take()
         self.done.set()
 
@@ -59,7 +59,7 @@ class Task:
         return outcome
 
     def cancel(self) -> None:
-        """Let the job end with its present sample. Its error goes too: the error's traceback refers to this task."""
+        """End the job after its current sample. Drop its error, whose traceback refers to this task."""
         self.cancelled.set()
         self.take()
 
@@ -70,7 +70,7 @@ def work(
     memory: Ring,
     answer: Callable[[Task, Outcome[list[Batch]]], None],
 ) -> None:
-    """A worker: make the batches of one job after the other, and answer, until there are no more jobs."""
+    """Run a worker: make the batches of one job after another, and answer, until `next_task` returns None."""
     while (task := next_task()) is not None:
         outcome: Outcome[list[Batch]] = Outcome()
         if not task.cancelled.is_set():
@@ -84,14 +84,14 @@ def work(
 
 
 class Request(NamedTuple):
-    """What the main process sends.
+    """A message from the main process to a worker.
 
     Attributes:
-        forgotten: Tickets of jobs that are not wanted any more.
-        returned: Blocks that nobody shares any more.
-        ticket: Of the job that is asked for.
-        job: What to make; None to ask for nothing.
-        rests: Whether an epoch is over, so that the worker frees the memory that no batch uses.
+        forgotten: Tickets of cancelled jobs.
+        returned: Numbers of blocks that the main process does not use any more.
+        ticket: Ticket of the new job.
+        job: The new job; None without one.
+        rests: True after an epoch: the worker frees the memory that no batch uses.
     """
 
     forgotten: tuple[int, ...]
@@ -102,7 +102,7 @@ class Request(NamedTuple):
 
 
 class Reply(NamedTuple):
-    """What a worker sends: a pickled Outcome. The descriptors of `new` blocks, each a number and a size, follow it."""
+    """A message from a worker: a pickled Outcome, and (number, size) of `new` blocks, whose descriptors follow."""
 
     ticket: int
     message: Message
@@ -111,7 +111,7 @@ class Reply(NamedTuple):
 
 
 class Start(NamedTuple):
-    """What each worker process receives, apart from its number and the environment."""
+    """The arguments of `serve` that are the same for each worker process."""
 
     program: Any
     make_factory: Callable[[Any], BatchFactory]
@@ -119,12 +119,12 @@ class Start(NamedTuple):
 
 
 def serve(connection: Connection, start: Start, number: int, environment: dict[str, str]) -> None:
-    """Work until the main process says None or is gone."""
+    """Run a worker process until the main process sends None or ends."""
     program, make_factory, num_workers = start
     end_with_parent()
-    os.environ.clear()  # under forkserver it is the one with which the server started: without the keys that came later
+    os.environ.clear()  # under forkserver it is the environment at the start of the server
     os.environ.update(environment)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the main process ends its workers
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the main process ends its workers
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     torch.set_num_threads(1)
     run = program.run
@@ -133,7 +133,7 @@ def serve(connection: Connection, start: Start, number: int, environment: dict[s
     block = SharedBlock(BOARD_BLOCK, BOARD_BYTES)
     run.board, run.is_watched = Board(block.memory), True
     with contextlib.suppress(ConnectionError):
-        connection.send(Reply(0, Message(b"", ()), ((BOARD_BLOCK, BOARD_BYTES),), ()))  # it has started
+        connection.send(Reply(0, Message(b"", ()), ((BOARD_BLOCK, BOARD_BYTES),), ()))  # the worker has started
         block.send(connection)
     factory = make_factory(program)
     channel = _Channel(connection, factory, number)
@@ -149,13 +149,13 @@ def serve(connection: Connection, start: Start, number: int, environment: dict[s
 def _work_or_exit(channel: _Channel, factory: BatchFactory) -> None:
     try:
         work(channel.next_task, factory, channel.memory, channel.answer)
-    except BaseException:  # noqa: BLE001 (or the main process would wait for ever)
+    except BaseException:  # noqa: BLE001 (else the main process would wait for ever)
         traceback.print_exc()
         os._exit(1)
 
 
 def _seed(program: Any, number: int, num_workers: int) -> None:
-    """Global generators differ from worker to worker, and `get_worker_info` says which it is, as in torch's loader."""
+    """Seed the global generators with another seed in each worker, and set `get_worker_info`, as torch's DataLoader."""
     run = program.run
     words = np.random.SeedSequence([run.seed, run.rank_info.rank, number]).generate_state(3)
     random.seed(int(words[0]))
@@ -166,10 +166,10 @@ def _seed(program: Any, number: int, num_workers: int) -> None:
 
 
 class _Channel:
-    """A worker's end of its pipe: jobs come in, batches go out. The loops of the worker share it.
+    """A worker's end of its pipe, which receives jobs and sends batches. The threads of the worker share it.
 
     Attributes:
-        memory: Where batches are written.
+        memory: The memory of the batches.
     """
 
     def __init__(self, connection: Connection, factory: BatchFactory, number: int) -> None:
@@ -178,15 +178,16 @@ class _Channel:
         self._factory = factory
         self._where = f"worker {number}"
         self._receiving = threading.Lock()
-        self._tasks: dict[int, Task] = {}  # by ticket: those that wait, and those at work
+        self._tasks: dict[int, Task] = {}  # by ticket: waiting and running
         self._waiting: deque[Task] = deque()
         self._is_closed = False
         self._sending = threading.Lock()
         self._known: set[int] = set()  # blocks that the main process has
 
     def next_task(self) -> Task | None:
-        """Wait for the next job that is not cancelled; None if no more are wanted. All jobs that have come are opened
-        first, so that what they need from a store is on its way.
+        """Wait for the next job that is not cancelled and return it; None at the end of the worker.
+
+        All received jobs are opened first, which starts their requests to a store.
         """
         with self._receiving:
             while not self._is_closed and (not self._waiting or self._connection.poll()):
@@ -198,7 +199,7 @@ class _Channel:
     def _receive(self) -> None:
         try:
             request: Request | None = self._connection.recv()
-        except (EOFError, ConnectionError):  # the main process is gone
+        except (EOFError, ConnectionError):  # the main process has ended
             request = None
         if request is None:
             self._is_closed = True
@@ -208,7 +209,7 @@ class _Channel:
         for number in request.returned:
             self.memory.give_back(number)
         for ticket in request.forgotten:
-            cancelled = self._tasks.pop(ticket, None)  # another loop may be about to answer it
+            cancelled = self._tasks.pop(ticket, None)  # another thread may be answering it
             if cancelled is not None:
                 cancelled.cancel()
         if request.rests:
@@ -218,10 +219,10 @@ class _Channel:
             self._waiting.append(task)
 
     def answer(self, task: Task, outcome: Outcome[list[Batch]]) -> None:
-        """Send the outcome of a job that was not cancelled; if a batch does not pickle, those before it and the error.
+        """Send the outcome of a job. If a batch does not pickle, send the batches before it and the error.
 
         Raises:
-            OSError: A block cannot be sent: nothing more can be.
+            OSError: A block cannot be sent. The connection cannot be used any more.
         """
         self._tasks.pop(task.ticket, None)
         if task.cancelled.is_set():
@@ -229,12 +230,15 @@ class _Channel:
         outcome.where = self._where
         try:
             message = pack(outcome, self.memory)
-        except OSError as err:  # there is no more memory or no more descriptors
+        except OSError as err:  # no memory or no descriptors are left
             message = Message(pickle.dumps(Outcome(error=err, where=self._where)), ())
-        except BaseException as err:  # noqa: BLE001 (every error of a worker is the consumer's to see)
+        except BaseException as err:  # noqa: BLE001 (the consumer receives every error of a worker)
             good = list(itertools.takewhile(_pickles, outcome.value or ()))
             message = pack(Outcome(good, err, self._where), self.memory)
-        with self._sending, contextlib.suppress(ConnectionError):  # the main process is gone, as the next request shows
+        with (
+            self._sending,
+            contextlib.suppress(ConnectionError),
+        ):  # the main process has ended, which the next request shows
             new = {number: self.memory.hold(number) for number in message.blocks - self._known}
             dropped = [self.memory.dropped.popleft() for _ in range(len(self.memory.dropped))]
             known = self._known.intersection(dropped)
@@ -250,6 +254,6 @@ class _Channel:
 def _pickles(batch: Batch) -> bool:
     try:
         pickle.dumps(batch, protocol=5, buffer_callback=lambda _: False)
-    except Exception:  # noqa: BLE001 (whatever a user's `__reduce__` raises)
+    except Exception:  # noqa: BLE001 (a user's `__reduce__` may raise anything)
         return False
     return True

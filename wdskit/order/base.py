@@ -1,4 +1,4 @@
-"""What every order has in common: samples of shards, counted through."""
+"""The protocol of orders, and the numbering of samples that they share."""
 
 from __future__ import annotations
 
@@ -11,71 +11,71 @@ from numpy.typing import ArrayLike, NDArray
 Ints = NDArray[np.int64]
 
 DEPTHS = 1 << 20
-"""Into so many parts the data are divided where only the place in them counts."""
+"""`Order.locate` divides the data into this number of parts."""
 
-_FEW = 24  # places of a table below which it is quicker to take them one by one
+_FEW = 24  # with fewer lookups per table, one by one is faster
 
 
 class Order(Protocol):
-    """Which sample stands at which position of an endless sequence, and nothing else.
+    """Maps each position of an endless sequence to a sample.
 
-    Those but mixtures have `num_samples`, the length of a pass over all samples; position `q` of the endless sequence
-    is position `q % num_samples` of pass `q // num_samples`.
+    Orders other than mixtures have `num_samples`, the length of a pass over all samples. Position `q` of the endless
+    sequence is position `q % num_samples` of pass `q // num_samples`.
     """
 
     def take(self, positions: ArrayLike) -> tuple[Ints, Ints]:
-        """The samples at `positions`.
+        """Return the samples at `positions`.
 
         Args:
             positions: int64 (n,), each at least 0, in any order.
 
         Returns:
-            (shard, sample), int64 (n,) each: the shard's number in the list of counts, and the sample's number in it.
+            (shard, sample), int64 (n,) each: the shard's number in the list of counts, and the sample's number in the
+            shard.
         """
         ...
 
     def locate(self, positions: Ints) -> tuple[Ints, Ints]:
-        """Where in the data positions stand: near ones are read from the same shards at about the same time.
+        """Return the part and the depth in the data of each position. Near depths are read from the same shards.
 
         Args:
             positions: int64 (n,), each at least 0.
 
         Returns:
-            (part of a mixture, depth in its data), int64 (n,) each, 0 <= depth < DEPTHS.
+            (part of the mixture, depth in the data of the part), int64 (n,) each, 0 <= depth < DEPTHS.
         """
         ...
 
     def substitute(self, position: int, attempt: int) -> tuple[int, int] | None:
-        """What stands in for a bad sample: others of its lane's window, one after the other from its place on and
-        around; then others near it.
+        """Return another sample for a bad one: the next samples of its lane's window, cyclically, then others near it.
 
         Args:
-            position: Of the bad sample.
-            attempt: 1 for the next one, 2 for the one behind that.
+            position: Position of the bad sample.
+            attempt: 1 for the first substitute, 2 for the second, and so on.
 
         Returns:
-            (shard, sample), None where there are no more.
+            (shard, sample); None if no substitute is left.
         """
         ...
 
 
 def one_of(order: Order, position: int) -> tuple[int, int]:
-    """The sample at one position."""
+    """Return (shard, sample) of one position."""
     shards, samples = order.take([position])
     return int(shards[0]), int(samples[0])
 
 
 class Stack:
-    """Shards laid end to end: from a running number to (shard, sample).
+    """Numbers the samples of all shards consecutively, and maps a number to (shard, sample).
 
     Args:
-        counts: Samples of each shard, (num_shards,), each at least 0.
+        counts: Number of samples of each shard, (num_shards,), each at least 0.
 
     Attributes:
-        num_samples: Their sum.
+        num_samples: The sum of `counts`.
 
     Raises:
-        ValueError: A count is negative, or there is no sample at all.
+        ValueError: A count is negative, or all are 0.
     """
 
     def __init__(self, counts: ArrayLike) -> None:
@@ -90,26 +90,26 @@ class Stack:
             raise ValueError(msg)
 
     def find(self, numbers: Ints) -> tuple[Ints, Ints]:
-        """(shard, sample) of running numbers, 0 <= number < num_samples. Empty shards are never found."""
+        """Return (shard, sample) of sample numbers, 0 <= number < num_samples."""
         shards = np.searchsorted(self.stops, numbers, side="right")
         return shards, numbers - self.starts(shards)
 
     def starts(self, shards: Ints) -> Ints:
-        """Running number of the first sample of each of `shards`."""
+        """Return the number of the first sample of each of `shards`."""
         before = self.stops[shards - 1]
         before[shards == 0] = 0
         return before
 
     def counts(self, shards: Ints) -> Ints:
-        """Samples of each of `shards`."""
+        """Return the number of samples of each of `shards`."""
         return self.stops[shards] - self.starts(shards)
 
 
 def looked_up(keys: Ints, places: Ints, tables: Mapping[int, NDArray[Any]]) -> Ints:
-    """`tables[key][place]` for each key and place.
+    """Return `tables[key][place]` for each key and place.
 
-    A batch of one rank with 240 lanes asks 240 tables for one place each: then one by one is five times quicker than
-    table by table.
+    The batch of a rank may need one place from each of 240 lanes: then one by one is five times as fast as table by
+    table.
     """
     if len(tables) * _FEW > len(keys):
         found = [tables[key].item(place) for key, place in zip(keys.tolist(), places.tolist(), strict=True)]
@@ -121,7 +121,7 @@ def looked_up(keys: Ints, places: Ints, tables: Mapping[int, NDArray[Any]]) -> I
 
 
 def grouped(keys: Ints) -> list[tuple[int, Ints]]:
-    """Each different key with the places where it stands: [(key, places), ...], keys ascending."""
+    """Group indices by key: [(key, indices of this key in `keys`), ...], keys ascending."""
     by_key = np.argsort(keys, kind="stable")
     in_order = keys[by_key]
     firsts = np.flatnonzero(np.diff(in_order, prepend=in_order[:1] - 1))

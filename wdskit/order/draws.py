@@ -1,7 +1,7 @@
-"""Shard draws of a stream: an endless sequence of shards, each a pure function of its number.
+"""Shard draws of a stream: an endless sequence of shards.
 
-Draw d depends on (seed, d) only. Ranks and workers take disjoint residues of d, so nothing is drawn twice and nothing
-is lost, whatever their number.
+Draw d depends only on (seed, d). Ranks and workers take disjoint residues of d, so no draw is taken twice or lost for
+any number of ranks and workers.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from numpy.typing import NDArray
 
 from wdskit.order.keys import permutation, philox
 
-_EPOCH_SHIFT = 32  # an endless epoch starts this many bits further on: 4 billion draws to itself
+_EPOCH_SHIFT = 32  # an endless epoch has 2**32 draws
 
 
 class Draws:
-    """Which shard the d-th draw of a stream opens.
+    """Maps draw d of a stream to a shard.
 
     Args:
         num_shards: At least 1.
         seed: 0 <= seed < 2**64.
-        shuffled: Whether the shards of an epoch come in a seeded order, or as listed.
-        resampled: Whether each draw is independent of all others, or each epoch holds each shard once.
-        weights: Of each shard, for resampled draws; at least 0, not all 0. None draws uniformly.
+        shuffled: Whether the shards of an epoch are in a seeded random order; otherwise as listed.
+        resampled: Whether each draw is independent of all others; otherwise an epoch has each shard once.
+        weights: Weight of each shard for resampled draws; at least 0, not all 0. None draws uniformly.
     """
 
     def __init__(
@@ -41,12 +41,12 @@ class Draws:
         self._seed = seed
         self._shuffled = shuffled
         self._bounds = np.cumsum(np.ones(num_shards) if weights is None else np.asarray(weights, dtype=np.float64))
-        self._last = int(np.searchsorted(self._bounds, self._bounds[-1]))  # of those with a weight
+        self._last = int(np.searchsorted(self._bounds, self._bounds[-1]))  # the last shard with a weight above 0
         self._epoch = -1
         self._order: NDArray[np.int64] = np.arange(num_shards)
 
     def shard(self, draw: int) -> int:
-        """Number of the shard that draw `draw` >= 0 opens, 0 <= number < num_shards."""
+        """Return the number of the shard of a draw: 0 <= number < num_shards."""
         if self.resampled:
             word = int(philox("draw", self._seed, draw).random_raw())
             at = (word >> 11) * 2.0**-53 * self._bounds[-1]
@@ -60,14 +60,14 @@ class Draws:
         return int(self._order[place])
 
     def first(self, epoch: int) -> int:
-        """The first draw of a stream that begins with `epoch`. Exact epochs are `num_shards` draws long."""
+        """Return the first draw of an epoch. Epochs that are not resampled have `num_shards` draws."""
         return epoch << _EPOCH_SHIFT if self.resampled else epoch * self.num_shards
 
     def stop(self, epoch: int) -> int | None:
-        """The draw behind the last of a stream that is `epoch` and nothing else; None where it never ends."""
+        """Return the draw after the last draw of an epoch; None for an endless epoch."""
         return None if self.resampled else self.first(epoch + 1)
 
 
 def share(total: int, part: int, num_parts: int) -> int:
-    """How many of `total` items, dealt in turn, part `part` of `num_parts` gets."""
+    """Return how many of `total` items part `part` of `num_parts` gets, if items are dealt in turn."""
     return (total - part + num_parts - 1) // num_parts

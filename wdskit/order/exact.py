@@ -1,4 +1,4 @@
-"""The order of `exact`: each sample once a pass, shuffled across shards and lanes."""
+"""The order of `exact`: each sample once per pass, shuffled across shards and lanes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from wdskit.order.lanes import DEFAULT_WINDOW, Lanes, cuts_of, default_lanes
 
 
 class _Pass(NamedTuple):
-    """One pass: its shards in their order, the cut that each lane is, and where in their samples it starts."""
+    """One pass: its shards in order, the number of the cut of each lane, and the first sample number of each lane."""
 
     shards: Ints
     stack: Stack
@@ -23,31 +23,31 @@ class _Pass(NamedTuple):
 
 
 class ExactOrder:
-    """Each sample exactly once a pass.
+    """Each sample exactly once per pass.
 
-    The shards of a pass are permuted, laid end to end, and cut at sample granularity into lanes whose sizes differ by
-    at most one; each lane is shuffled in windows. Position p of a pass stands in lane p mod L. Which cut is which lane
-    is `lanes.cuts_of`, with an offset of each pass: neighbouring positions come from cuts that are far apart.
+    Each pass permutes the shards, concatenates them, and cuts the samples into lanes whose sizes differ by at most one.
+    Each lane is shuffled in windows. Position p of a pass is in lane p mod L. `lanes.cuts_of` maps lanes to cuts, with
+    another offset in each pass: neighbouring positions come from cuts that are far apart.
 
-    With homes, shards are dealt to H groups once and for all. A pass permutes them inside their group only and lays
-    the groups end to end, so that each stretch of a pass holds the samples that it held in the pass before.
+    With homes, shards are divided into H groups, which are the same in every pass. A pass permutes the shards inside
+    each group and concatenates the groups, so that each part of a pass has the samples that it had in the pass before.
 
     Args:
-        counts: Samples of each shard, (num_shards,).
+        counts: Number of samples of each shard, (num_shards,).
         seed: 0 <= seed < 2**64.
-        lanes: L >= 1; without, 240, or one for each 64 samples where that is less.
+        lanes: L >= 1. Default: 240, or the number of samples divided by 64 if that is less.
         window: Most samples of a lane that are shuffled with each other, >= 1.
         homes: H >= 1.
 
     Attributes:
         num_samples: Samples of a pass.
-        counts: As given, int64.
+        counts: `counts` as int64.
         num_lanes: L.
-        window: How many are: as many windows as that takes are of one size, up to the rounding. With a remnant as the
-            last one, the end of each pass would be shuffled less than the rest.
+        window: Size of the windows of a lane. All windows have this size, except for rounding. If the last one were a
+            smaller rest, the end of each pass would be shuffled less.
 
     Raises:
-        ValueError: There is no sample, or an argument is out of range.
+        ValueError: All counts are 0, or an argument is out of range.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class ExactOrder:
         self._remember()
 
     def _remember(self) -> None:
-        # Two passes, because a batch can extend over the end of one. Without `self`: that would be a reference cycle.
+        # Two passes, because a batch can extend over the end of one. A method would make a reference cycle.
         make = functools.partial(_make_pass, self.counts, self._home_of, self._sizes, self._seed)
         self._passes = functools.lru_cache(maxsize=2)(make)
 
@@ -86,7 +86,7 @@ class ExactOrder:
         self._remember()
 
     def take(self, positions: ArrayLike) -> tuple[Ints, Ints]:
-        """The samples at positions of the endless sequence of passes; see `order.base.Order`."""
+        """See `order.base.Order`."""
         passes, places = np.divmod(np.asarray(positions, dtype=np.int64), self.num_samples)
         if len(places) and passes[0] == passes.min() == passes.max():
             return self._take_pass(int(passes[0]), places)
@@ -96,7 +96,7 @@ class ExactOrder:
         return shards, samples
 
     def locate(self, positions: Ints) -> tuple[Ints, Ints]:
-        """Where in the data positions stand; see `order.base.Order`."""
+        """See `order.base.Order`. The depth is the cut of the position's lane."""
         passes, places = np.divmod(positions, self.num_samples)
         cuts = np.empty_like(places)
         for number, at in grouped(passes):
@@ -105,7 +105,7 @@ class ExactOrder:
         return np.zeros_like(cuts), cuts * DEPTHS // self.num_lanes
 
     def substitute(self, position: int, attempt: int) -> tuple[int, int] | None:
-        """Another sample for a bad one; see `order.base.Order`."""
+        """See `order.base.Order`."""
         number, place = divmod(position, self.num_samples)
         other = self._lanes.beside(place, attempt, self.num_samples)
         return None if other is None else one_of(self, number * self.num_samples + other)

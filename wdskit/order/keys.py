@@ -15,12 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 _NUM_WORDS = 5
-_MIN_PACKED = 512  # numbers from which on packing pays
+_MIN_PACKED = 512  # packing is faster from this number of words on
 _WORD_MASK = 0xFFFFFFFF
 
 
 def _entropy(purpose: str, words: tuple[int, ...]) -> list[int]:
-    """A tag for the purpose, then each word as two uint32, padded to a fixed length."""
+    """Return two numbers for the purpose, then each word as two uint32, padded to a fixed length."""
     if len(words) > _NUM_WORDS:
         msg = f"a key has at most {_NUM_WORDS} words, not {len(words)}"
         raise ValueError(msg)
@@ -35,15 +35,15 @@ def _entropy(purpose: str, words: tuple[int, ...]) -> list[int]:
 
 
 def philox(purpose: str, *words: int) -> np.random.Philox:
-    """A Philox bit generator of its own for each purpose and each tuple of up to five unsigned 64-bit words.
+    """Make a Philox bit generator, a different one for each purpose and each tuple of up to five uint64 words.
 
-    Missing words are 0: a purpose always uses the same number of words.
+    Missing words are 0, so a purpose must always use the same number of words.
     """
     return np.random.Philox(np.random.SeedSequence(_entropy(purpose, words)))
 
 
 def permutation(n: int, purpose: str, *words: int) -> NDArray[np.int64]:
-    """A uniform permutation of 0..n-1, keyed as `philox`: a stable argsort of its first n words.
+    """Return a uniform permutation of 0..n-1: a stable argsort of the first n words of `philox`.
 
     Equal words (one pair in 2**64) keep their order.
     """
@@ -54,10 +54,10 @@ def permutation(n: int, purpose: str, *words: int) -> NDArray[np.int64]:
 
 
 def _argsort_packed(words: NDArray[np.uint64]) -> NDArray[np.int64] | None:
-    """The stable argsort in a quarter of the time: the words are sorted with their places in their lowest bits.
+    """Return the stable argsort in a quarter of the time: sort the words with their indices in their lowest bits.
 
-    It takes place in `words`. None where two of them differ in these bits only (one pair in 2**52 for 4096 of them),
-    so that nothing is known.
+    `words` is overwritten. Returns None if two words differ only in these bits (one pair in 2**52 for 4096 words),
+    because their order is then unknown.
     """
     num_bits = np.uint64((len(words) - 1).bit_length())
     words >>= num_bits
@@ -73,14 +73,14 @@ def _argsort_packed(words: NDArray[np.uint64]) -> NDArray[np.int64] | None:
 
 
 class PositionRng:
-    """Generators by position: `at(...)` of the same position gives the same numbers, whatever came before.
+    """Random generators by position: `at(...)` of a position always gives the same numbers.
 
     Philox is a counter: the key holds seed and stage, the upper counter words hold the position, and each position has
-    2**64 numbers of its own. One generator is reused (1.2 us a call against 14 us for a new one), so what `at` returns
+    2**64 numbers of its own. One generator is reused (1.2 us a call against 14 us for a new one), so the result of `at`
     is valid until the next call.
 
     Args:
-        seed: Of the pipeline, 0 <= seed < 2**64.
+        seed: Seed of the pipeline, 0 <= seed < 2**64.
         stage: Name and ordinal of the stage, so that two stages never share draws.
     """
 
@@ -89,14 +89,14 @@ class PositionRng:
         self._generator = np.random.Generator(self._bits)
         self._state = cast(Any, self._bits.state)
         self._words = self._state["state"]
-        self._words["key"] = self._words["key"].tolist()  # the setter takes plain integers in half the time of arrays'
+        self._words["key"] = self._words["key"].tolist()  # the setter takes plain integers in half the time
         self._state["buffer"] = self._state["buffer"].tolist()
         self._state["buffer_pos"] = 4
         self._state["has_uint32"] = 0
         self._state["uinteger"] = 0
 
     def at(self, major: int, minor: int = 0, part: int = 0) -> np.random.Generator:
-        """The generator of one position, named by up to three unsigned 64-bit integers.
+        """Return the generator of one position, which up to three unsigned 64-bit integers name.
 
         Raises:
             ValueError: One is negative or too large.

@@ -1,8 +1,8 @@
-"""Lanes and their windows: how a long sequence is shuffled without ever being held.
+"""Lanes and windows: shuffle a long sequence without holding it in memory.
 
-A sequence of n places is cut into L lanes; position p stands in lane p mod L. Each lane is shuffled in windows of w
-places. Which lane is which cut of the sequence follows a golden stride, so that any few neighbouring lanes lie evenly
-over the whole of it: `order.steps.dealt` then gives each node the same stretch of the sequence at every step.
+A sequence of n places is cut into L lanes, and position p is in lane p mod L. Each lane is shuffled in windows of w
+places. A stride near the golden ratio maps lanes to cuts of the sequence, so that neighbouring lanes are spread evenly
+over it: `order.steps.dealt` then gives each node the same part of the sequence at every step.
 """
 
 from __future__ import annotations
@@ -19,21 +19,20 @@ from wdskit.order.keys import permutation
 DEFAULT_LANES = 240
 DEFAULT_WINDOW = 4096
 
-_LEAST_PER_LANE = 64  # samples by default, so that a lane has something to shuffle
-_ENDLESS = -1  # size of a lane that has no end
-
-
+_LEAST_PER_LANE = 64  # samples, for the default number of lanes
+_ENDLESS = -1  # size of a lane without end
 _GOLDEN_RATIO = (math.sqrt(5) - 1) / 2
 
 
 def default_lanes(num_samples: int) -> int:
-    """Lanes of a pass where nobody says: of few samples fewer, and of very few one, which is shuffled as a whole."""
+    """Return the default number of lanes: 240, or fewer for few samples; one lane is shuffled as a whole."""
     return min(DEFAULT_LANES, max(1, num_samples // _LEAST_PER_LANE))
 
 
 def cuts_of(num_lanes: int, offset: int = 0) -> Ints:
-    """The cut that each lane is, int64 (num_lanes,), a permutation: lane l is cut (l m + offset) mod L, where m has no
-    common factor with L and is nearest to 0.618 L.
+    """Return the number of the cut of each lane: int64 (num_lanes,), a permutation.
+
+    Lane l is cut (l m + offset) mod L, where m is the number nearest to 0.618 L without a common factor with L.
     """
     middle = round(_GOLDEN_RATIO * num_lanes)
     near = (middle + sign * distance for distance in range(num_lanes) for sign in (-1, 1))
@@ -47,9 +46,9 @@ class Lanes:
 
     Args:
         num_lanes: L >= 1.
-        window: w >= 1, places that are shuffled with each other.
+        window: w >= 1, number of places that are shuffled with each other.
         purpose: Tag of the random keys.
-        seed: Of the order.
+        seed: Seed of the order.
     """
 
     def __init__(self, num_lanes: int, window: int, *, purpose: str, seed: int) -> None:
@@ -63,10 +62,10 @@ class Lanes:
         self._begin()
 
     def _begin(self) -> None:
-        # The windows of each lane that were used last, an even and an odd one: a batch may stand over the end of one.
-        # Rows that are never used take no memory: 2 bytes a place for 4096.
+        # The last even and the last odd window of each lane, because a batch may extend over the end of a window.
+        # Rows that are not used take no memory; others take 2 bytes a place with windows of 4096.
         self._known = np.empty((2, self.num_lanes, self.window), dtype=np.min_scalar_type(self.window - 1))
-        self._keys = np.full((3, 2, self.num_lanes), -1, dtype=np.int64)  # pass, window and size of what is there
+        self._keys = np.full((3, 2, self.num_lanes), -1, dtype=np.int64)  # pass, window and size of each row
         self._lock = threading.Lock()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -77,13 +76,13 @@ class Lanes:
         self._begin()
 
     def shuffle(self, pass_number: int, lanes: Ints, places: Ints, sizes: Ints | None) -> Ints:
-        """Where the windowed shuffle of its lane puts each place.
+        """Return the new place of each place after the shuffle of its window.
 
         Args:
             pass_number: Part of the key.
             lanes: Lane of each place, (n,).
             places: Place in the lane, (n,).
-            sizes: Places of that lane, (n,), where the last window is cut to them; None for endless lanes.
+            sizes: Number of places of the lane, (n,), which cuts its last window; None for endless lanes.
 
         Returns:
             Place in the lane, (n,), a permutation within each window.
@@ -104,7 +103,7 @@ class Lanes:
     def _shuffle_apart(
         self, pass_number: int, lanes: Ints, numbers: Ints, within: Ints, sizes: Ints, shuffled: Ints
     ) -> None:
-        """Shuffle window by window: some are to be made, and may take the place of others that are needed too."""
+        """Do the work of `shuffle` window by window, and make the permutations that are missing."""
         for window, at in grouped(numbers * self.num_lanes + lanes):
             number, lane = divmod(window, self.num_lanes)
             size = int(sizes[at[0]])
@@ -116,15 +115,15 @@ class Lanes:
             shuffled[at] = here[within[at]]
 
     def beside(self, position: int, attempt: int, num_positions: int | None = None) -> int | None:
-        """A position near another: first those of its window, around its end, then those behind it in all lanes.
+        """Return a position near another: first the other positions of its window, then later positions of all lanes.
 
         Args:
-            position: Of the sequence of all lanes.
-            attempt: Which of them, from 1 on.
-            num_positions: Of that sequence; None where it has no end.
+            position: Position in the sequence of all lanes.
+            attempt: Number of the near position, from 1.
+            num_positions: Length of the sequence; None without end.
 
         Returns:
-            None where there are no more, or where the next ones are no longer near.
+            None if no near position is left.
         """
         place, lane = divmod(position, self.num_lanes)
         first = place - place % self.window

@@ -1,4 +1,4 @@
-"""Several orders at once, each with its share of the positions."""
+"""The order of a mixture: several orders, each with its share of the positions."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from wdskit.order.shares import Change, Schedule, Shares
 
 
 class MixtureOrder:
-    """Parts with weights, each repeating at its own pace, without end.
+    """An endless sequence of samples of several parts, in proportion to weights. Each part repeats at its own pace.
 
-    Shards are numbered through: those of the first part, then those of the second, and so on. It has no pass of its
-    own.
+    Shards are numbered consecutively: first the shards of the first part, then of the second, and so on. A mixture has
+    no pass of its own.
 
     Args:
         parts: The order of each part.
-        num_shards: Shards of each part.
-        weights: Of each part: a number, or a schedule over positions.
+        num_shards: Number of shards of each part.
+        weights: Weight of each part: a number, or a schedule over positions.
         change: How weights of a schedule change.
 
     Raises:
-        ValueError: Weights are not as `order.shares.Shares` wants them.
+        ValueError: The weights are invalid, see `order.shares.Shares`.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class MixtureOrder:
         self.first_shards: Ints = np.cumsum([0, *num_shards])[:-1]
 
     def take(self, positions: ArrayLike) -> tuple[Ints, Ints]:
-        """The samples at positions of the endless sequence; see `order.base.Order`."""
+        """See `order.base.Order`."""
         parts, indices = self.shares.take(positions)
         shards, samples = np.empty_like(parts), np.empty_like(parts)
         for part, at in grouped(parts):
@@ -50,7 +50,7 @@ class MixtureOrder:
         return shards, samples
 
     def locate(self, positions: Ints) -> tuple[Ints, Ints]:
-        """The part of each position, and where in its data it stands; see `order.base.Order`."""
+        """See `order.base.Order`."""
         parts, indices = self.shares.take(positions)
         depths = np.empty_like(parts)
         for part, at in grouped(parts):
@@ -58,7 +58,7 @@ class MixtureOrder:
         return parts, depths
 
     def substitute(self, position: int, attempt: int) -> tuple[int, int] | None:
-        """Another sample of the same part for a bad one; see `order.base.Order`."""
+        """See `order.base.Order`. The substitute is of the same part."""
         parts, indices = self.shares.take([position])
         part = int(parts[0])
         found = self.parts[part].substitute(int(indices[0]), attempt)

@@ -15,27 +15,27 @@ DEFAULT_CHUNK = 64
 
 
 class ResampledOrder:
-    """Chunks of consecutive samples, each starting at a uniformly drawn one, without end.
+    """An endless sequence of chunks of consecutive samples, each with a uniformly drawn first sample.
 
-    A chunk wraps around inside its shard, so every sample is as likely as every other, the last of a shard too.
-    The sequence runs in lanes as that of `exact` does, and each lane is shuffled in windows.
+    A chunk wraps around inside its shard, so all samples are equally likely, including the last of a shard. The
+    sequence is divided into lanes, as that of `exact`, and each lane is shuffled in windows.
 
     Args:
-        counts: Samples of each shard, (num_shards,).
+        counts: Number of samples of each shard, (num_shards,).
         seed: 0 <= seed < 2**64.
         chunk: Samples of a chunk, >= 1.
         lanes: L >= 1.
         window: Samples of a lane that are shuffled with each other, >= 1.
 
     Attributes:
-        num_samples: Samples of what counts as a pass: as many as there are, though not each once.
-        counts: As given, int64.
+        num_samples: Length of a pass: the number of all samples, although a pass does not have each of them once.
+        counts: `counts` as int64.
         chunk: Samples of a chunk.
         num_lanes: L.
         window: w.
 
     Raises:
-        ValueError: There is no sample, or an argument is out of range.
+        ValueError: All counts are 0, or an argument is out of range.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class ResampledOrder:
         self.num_samples = self._stack.num_samples
 
     def take(self, positions: ArrayLike) -> tuple[Ints, Ints]:
-        """The samples at positions of the endless sequence; see `order.base.Order`."""
+        """See `order.base.Order`."""
         num_lanes, window = self._lanes.num_lanes, self._lanes.window
         places, lanes = np.divmod(np.asarray(positions, dtype=np.int64), num_lanes)
         numbers, within = np.divmod(self._lanes.shuffle(0, lanes, places, None), window)
@@ -73,21 +73,21 @@ class ResampledOrder:
         return shards, (samples + steps) % self._stack.counts(shards)
 
     def locate(self, positions: Ints) -> tuple[Ints, Ints]:
-        """Where positions stand; see `order.base.Order`. Each lane draws from all the data, so its number counts: the
-        neighbours that are drawn together are read on one node.
+        """See `order.base.Order`. The depth is the number of the lane, because each lane draws from all the
+        data. So one node reads the samples of a chunk.
         """
         cuts = cuts_of(self.num_lanes)[positions % self.num_lanes]
         return np.zeros_like(cuts), cuts * DEPTHS // self.num_lanes
 
     def substitute(self, position: int, attempt: int) -> tuple[int, int] | None:
-        """Another sample for a bad one; see `order.base.Order`."""
+        """See `order.base.Order`."""
         other = self._lanes.beside(position, attempt)
         return None if other is None else one_of(self, other)
 
 
-@functools.lru_cache(maxsize=1 << 13)  # 8 bytes a chunk; each lane comes back to its window until the next one begins
+@functools.lru_cache(maxsize=1 << 13)  # 8 bytes a chunk; a lane uses its window until the next window begins
 def _draw(seed: int, number: int, lane: int, num_chunks: int, num_samples: int) -> Ints:
-    """First sample of each chunk of a window, as running numbers: uniform up to one part in 2**53 / num_samples."""
+    """Draw the number of the first sample of each chunk of a window, uniformly up to num_samples / 2**53."""
     words = philox("resampled-chunks", seed, lane, number).random_raw(num_chunks)
     starts: Ints = ((words >> np.uint64(11)) * 2.0**-53 * num_samples).astype(np.int64)
     return starts

@@ -10,16 +10,16 @@ from wdskit.order.lanes import DEFAULT_WINDOW
 
 
 class SequentialOrder:
-    """Every pass in the order of the shards.
+    """Each pass has the samples in the order of the shards.
 
     Args:
-        counts: Samples of each shard, (num_shards,).
+        counts: Number of samples of each shard, (num_shards,).
 
     Attributes:
         num_samples: Samples of a pass.
 
     Raises:
-        ValueError: There is no sample.
+        ValueError: All counts are 0.
     """
 
     def __init__(self, counts: ArrayLike) -> None:
@@ -27,15 +27,15 @@ class SequentialOrder:
         self.num_samples = self._stack.num_samples
 
     def take(self, positions: ArrayLike) -> tuple[Ints, Ints]:
-        """The samples at positions of the endless sequence of passes; see `order.base.Order`."""
+        """See `order.base.Order`."""
         return self._stack.find(np.asarray(positions, dtype=np.int64) % self.num_samples)
 
     def locate(self, positions: Ints) -> tuple[Ints, Ints]:
-        """Where in the data positions stand; see `order.base.Order`."""
+        """See `order.base.Order`."""
         return np.zeros_like(positions), positions % self.num_samples * DEPTHS // self.num_samples
 
     def substitute(self, position: int, attempt: int) -> tuple[int, int] | None:
-        """Another sample for a bad one; see `order.base.Order`. All are one lane here."""
+        """See `order.base.Order`. All positions are one lane."""
         number, place = divmod(position, self.num_samples)
         first = place - place % DEFAULT_WINDOW
         size = min(DEFAULT_WINDOW, self.num_samples - first)

@@ -1,9 +1,9 @@
-"""Shares: which part of a mixture stands at which position, exactly as often as its weight says.
+"""Shares of a mixture: the part at each position, in exact proportion to the weights.
 
-Positions are cut into blocks. A block holds a whole number of samples of each part, spread so that after any p of its
-positions each part has come within one sample of p times its share. So within any window of positions it comes within
-two samples of it. Blocks of equal counts form a piece, and what came before a piece is a row of a table, so nothing has
-to be counted from the start.
+Positions are cut into blocks. A block has a whole number of samples of each part, spread evenly: in the first p
+positions of the block, the number of samples of each part differs from p times its share by less than one. In any
+window of positions it therefore differs by less than two. Consecutive blocks with equal counts form a piece. A table
+holds the number of samples of each part before each piece, so nothing is counted from the start.
 """
 
 from __future__ import annotations
@@ -23,34 +23,34 @@ from numpy.typing import ArrayLike, NDArray
 from wdskit.order.base import Ints, grouped
 
 Schedule = Mapping[int, float]
-"""Weights by the position from which on they hold; the first is 0."""
+"""Maps a position to the weight from this position on; the first position is 0."""
 
 Change = Literal["step", "linear"]
 
 MAX_BLOCK = 1 << 16
 MIN_SCHEDULED_BLOCK = 1 << 12
 SLOPE_PIECES = 1 << 10
-"""Steps in which weights move along a line; each is a thousandth of the way."""
+"""Number of steps of a linear change of weights."""
 _NO_WEIGHT = "at every position a part must have a weight above 0"
 
 
 class _Block(NamedTuple):
-    """Part of each place of a block, and how many of that part stand before it in the block."""
+    """The part at each place of a block, and the number of earlier places of the block with the same part."""
 
     parts: NDArray[np.uint32]
     before: NDArray[np.uint32]
 
 
 class Shares:
-    """The part at each position.
+    """Computes the part at each position.
 
     Args:
-        schedules: One a part: positions, ascending from 0, and the weight from there on, each finite and at least 0.
-            At every position one weight is above 0.
-        change: Whether weights jump from one to the next, or move along a line between them.
+        schedules: The schedule of each part: ascending positions from 0, and finite weights of at least 0. At every
+            position, one weight is above 0.
+        change: Whether a weight jumps at the next position of its schedule ("step"), or changes linearly up to it.
 
     Raises:
-        ValueError: A schedule is not as above.
+        ValueError: A schedule is invalid.
     """
 
     def __init__(self, schedules: Sequence[Schedule], *, change: Change = "step") -> None:
@@ -71,7 +71,7 @@ class Shares:
         self._before: Ints = np.concatenate([np.zeros_like(self._counts[:1]), grown])
 
     def take(self, positions: ArrayLike) -> tuple[Ints, Ints]:
-        """The part at each position, and how many samples of that part stand before it.
+        """Return the part at each position, and the number of earlier samples of this part.
 
         Args:
             positions: int64 (n,), at least 0, in any order.
@@ -93,7 +93,7 @@ class Shares:
 
 
 def _weights(schedule: Schedule, keys: Sequence[int], change: Change) -> list[Fraction]:
-    """A part's weight at each of the positions where some part's changes."""
+    """Return the weight of a part at each position where the weight of any part changes."""
     if min(schedule, default=-1) != 0 or any(not 0 <= weight < math.inf for weight in schedule.values()):
         msg = f"a schedule starts at position 0 and holds weights of 0 or more, not {dict(schedule)}"
         raise ValueError(msg)
@@ -103,7 +103,7 @@ def _weights(schedule: Schedule, keys: Sequence[int], change: Change) -> list[Fr
 
 
 def _normalised(weights: Sequence[Fraction]) -> list[Fraction]:
-    """Weights as shares of their sum."""
+    """Divide weights by their sum."""
     total = sum(weights, Fraction(0))
     if not total:
         raise ValueError(_NO_WEIGHT)
@@ -111,13 +111,13 @@ def _normalised(weights: Sequence[Fraction]) -> list[Fraction]:
 
 
 def _block_size(columns: Sequence[Sequence[Fraction]], *, scheduled: bool) -> int:
-    """A multiple of the shares' common denominator where that is small, so that shares are exact."""
+    """Return the size of blocks: a multiple of the shares' common denominator if it is small, for exact shares."""
     denominator = min(MAX_BLOCK, math.lcm(*(share.denominator for column in columns for share in column)))
     return denominator * -(-MIN_SCHEDULED_BLOCK // denominator) if scheduled else denominator
 
 
 def _pieces(keys: Sequence[int], change: Change, block: int) -> list[tuple[int, int]]:
-    """First position and block size of each piece: whole blocks, then what is left before the next change."""
+    """Return (first position, block size) of each piece: whole blocks, then a smaller one before the next change."""
     changes = set(keys)
     if change == "linear":
         for key, next_key in pairwise(keys):
@@ -133,7 +133,7 @@ def _pieces(keys: Sequence[int], change: Change, block: int) -> list[tuple[int, 
 
 
 def _between(weights: Sequence[Fraction], keys: Sequence[int], change: Change, position: int) -> Fraction:
-    """A weight at a position, from its values at all `keys`."""
+    """Return a weight at a position from its values at all `keys`."""
     at = bisect.bisect_right(keys, position) - 1
     if change == "step" or at + 1 == len(keys):
         return weights[at]
@@ -141,7 +141,7 @@ def _between(weights: Sequence[Fraction], keys: Sequence[int], change: Change, p
 
 
 def _apportion(shares: Sequence[Fraction], total: int) -> list[int]:
-    """`total` in whole numbers by shares that add up to 1: rounded down, the rest to the largest remainders."""
+    """Divide `total` by shares that add up to 1: round down, and add 1 to the parts with the largest remainders."""
     exact = [share * total for share in shares]
     counts = [math.floor(value) for value in exact]
     by_remainder = sorted(range(len(counts)), key=lambda part: (counts[part] - exact[part], part))
@@ -152,11 +152,11 @@ def _apportion(shares: Sequence[Fraction], total: int) -> list[int]:
 
 @functools.lru_cache(maxsize=16)  # 8 bytes for each of up to 65,536 places
 def _spread(*counts: int) -> _Block:
-    """A block with `counts[i]` samples of part i, spread evenly.
+    """Make a block with `counts[i]` samples of part i, spread evenly.
 
-    Sample j of part i may stand where it keeps the part within one sample of its share: from place floor(j W / c) to
-    ceil((j + 1) W / c) - 1. Taking what must come first among what may come meets all of these bounds (Steiner and
-    Yeomans, Level schedules for mixed-model, just-in-time processes, 1993).
+    To keep part i within one sample of its share, its sample j must be at a place from floor(j W / c) to
+    ceil((j + 1) W / c) - 1. Taking the sample with the earliest last place among those that may come meets all bounds
+    (Steiner and Yeomans, Level schedules for mixed-model, just-in-time processes, 1993).
     """
     size = sum(counts)
     parts = np.empty(size, dtype=np.uint32)

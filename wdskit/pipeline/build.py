@@ -44,13 +44,13 @@ def build_pipeline(
     """Make the running form of a pipeline.
 
     Args:
-        stages: One source, then stages, as `rules.check_order` accepts them; a callable is a stage of its own.
+        stages: One source, then stages, as `rules.check_order` accepts them; a callable is a foreign stage.
         rank_info: Rank and world size.
         num_threads: Threads for one-to-one stages, in each process.
-        max_workers: Most worker processes it will be used with.
-        functions: The caller's functions by name, before the registry's.
-        errors: What becomes of bad samples.
-        cache: Where parts of remote shards are kept.
+        max_workers: The largest number of worker processes that will run it.
+        functions: The caller's functions by name, used before registered ones.
+        errors: The settings `errors`.
+        cache: The settings `cache`.
 
     Raises:
         PipelineError: A function is unknown, or an option does not fit the shards.
@@ -75,16 +75,8 @@ def _build_planned(
 ) -> Program:
     """Make the running form of a pipeline with a planned source.
 
-    Args:
-        specs: One planned source, then stages, as `rules.check_order` accepts them.
-        rank_info: Rank and world size.
-        num_threads: Threads for one-to-one stages, in each process.
-        find: The user's function of a name.
-        errors: What becomes of bad samples.
-        cache: Where parts of remote shards are kept.
-
     Raises:
-        PipelineError: A function is unknown, an epoch does not come out even, or the cache is too small.
+        PipelineError: A function is unknown, an epoch is not a whole number of batches, or the cache is too small.
         StorageError, FolderIndexError: The shards cannot be listed, or have no index.
     """
     source = specs[0]
@@ -109,7 +101,7 @@ def _build_planned(
         elif spec.kind == "batch":
             collate = spec.make_batcher(context)
     length = epoch_length(specs, data.num_samples, rank_info.world_size)
-    # There without one too: torch.distributed.checkpoint loads the names that the loader has, and only those.
+    # Always present: torch.distributed.checkpoint loads only the names that the loader's own state has.
     with_epoch = {"with_epoch": length.with_epoch}
     return Program(
         reader=SampleReader(data.tables, data.parts, cache.open()),
@@ -126,12 +118,14 @@ def _build_planned(
 
 
 def _fit_cache(data: PlannedData, rank_info: RankInfo, cache: CacheSpec) -> int:
-    """How many positions ahead parts are fetched: half a window of all lanes where the cache holds two windows of a
-    node's lanes, else none, as the next ones would drive out those that are read.
+    """Return how many positions ahead parts of shards are fetched into the cache.
+
+    It is half a window of all lanes if the cache holds two windows of a node's lanes, else 0, because the fetched parts
+    would displace those that are still read.
 
     Raises:
-        PipelineError: It does not hold one, to which a node comes back again and again: what the cache drops would be
-            fetched many times over. `small: ranges` allows it.
+        PipelineError: The cache does not hold one window, which a node reads again and again: each part would be
+            fetched many times. `small: ranges` allows it.
     """
     orders = data.order.parts if isinstance(data.order, MixtureOrder) else (data.order,)
     needed, ahead = 0.0, 0
@@ -156,12 +150,12 @@ class _StreamBuilder:
     """Binds the stages of a stream in their order.
 
     Attributes:
-        running: What runs so far.
+        running: The stages that are built.
         steps: One-to-one stages that are not in `running` yet.
         is_open: Whether the shards have been opened.
         batch: Samples of a batch; 0 before `batched`.
-        cut: Position of with_epoch in `running`.
-        counted: From with_epoch on, the stages that are not one-to-one; None for one that is not ours.
+        cut: Index of `with_epoch` in `running`.
+        counted: `with_epoch` and later stages that are not one-to-one; None for a foreign stage.
     """
 
     def __init__(self, stages: Sequence[Any], context: StreamContext) -> None:
@@ -201,7 +195,7 @@ class _StreamBuilder:
         return StreamPipeline(self.running, self.run, layout, max_workers)
 
     def _add(self, stage: StreamStage) -> None:
-        """Add one of our stages, behind the one-to-one stages before it."""
+        """Add a stage of wdskit, after the one-to-one stages before it."""
         self._flush()
         running: Any = stage.bind(self.context)
         self.context.known = self.context.known.after(stage)
@@ -216,13 +210,13 @@ class _StreamBuilder:
             self.running.append(running)
 
     def _flush(self) -> None:
-        """Run the one-to-one stages collected so far as one."""
+        """Add the collected one-to-one stages as one stage."""
         if self.steps:
             self.running.append(Each(self.run, self.steps))
             self.steps = []
 
     def _add_foreign(self, stage: Any, at: int) -> None:
-        """Add a stage that is not ours as it is; what it does to values and their order is unknown."""
+        """Add a foreign stage unchanged. Its effect on values and their order is unknown."""
         if self.cut is not None:
             self.counted.append(None)
         if at and not self.is_open and takes_shards(stage):
@@ -239,8 +233,10 @@ class _StreamBuilder:
             self.running.append(Renumber(self.run, each_epoch=self.context.is_cut))
 
     def _own_splitter(self, stage: Any) -> Any:
-        """Ours for webdataset's, which counts from where a stream goes on and not from its first draw, and finds no
-        rank in workers that are spawned. None for a source that is not ours: its shards have no numbers.
+        """Return wdskit's splitter for webdataset's; None for another stage, or if the source is not wdskit's.
+
+        webdataset's splitters count from the first shard that a process receives, not from draw 0, and find no rank in
+        spawned workers.
         """
         if self.context.draws is None or not is_webdatasets(stage):
             return None
@@ -248,19 +244,19 @@ class _StreamBuilder:
         return ours and ours().bind(self.context)
 
     def _open_before(self, at: int) -> None:
-        """Open the shards before this stage, unless that has happened or a stage from here on will do it."""
+        """Open the shards before this stage, unless they are open or a later stage opens them."""
         if not self.is_open and not _opens_later(self.stages[at:]):
             self._add(TarfileToSamples())
 
     def _count(self) -> _ItemCount | None:
-        """None where only running shows how many items an epoch yields."""
+        """Return the number of items of an epoch as a function; None if it is unknown before a run."""
         counted = [stage for stage in self.counted if isinstance(stage, StreamStage) and stage.is_counted]
         if not counted or len(counted) < len(self.counted):
             return None
         return _ItemCount(tuple(counted), self.run.rank_info.world_size)
 
     def _fingerprint(self) -> dict[str, Any]:
-        """What the order of samples follows from; what is done to a sample is left out."""
+        """Return the settings that decide the order of samples, without stages that change single samples."""
         if self.context.shards is None:
             return {}
         kinds = ("splitter", "open", "stream", "batch", "epoch")
@@ -273,14 +269,14 @@ class _StreamBuilder:
 
 
 class _ItemCount:
-    """How many items an epoch yields, by the stages from with_epoch on."""
+    """Computes how many items an epoch yields, from `with_epoch` and the stages after it."""
 
     def __init__(self, stages: tuple[StreamStage, ...], world_size: int) -> None:
         self.stages = stages
         self.world_size = world_size
 
     def __call__(self, worker: int, num_workers: int) -> int:
-        """Items of one worker's epoch."""
+        """Return the number of items of the epoch of a worker."""
         count = 0
         for stage in self.stages:
             count = stage.num_items(count, worker, num_workers, self.world_size)
@@ -288,7 +284,7 @@ class _ItemCount:
 
 
 def _opens_later(stages: Sequence[Any]) -> bool:
-    """Whether one of these opens the shards itself."""
+    """Return True if one of `stages` opens the shards itself."""
     return any(map(opens_shards, stages))
 
 

@@ -52,7 +52,7 @@ class Pipeline(StageMethods):
         return f"Pipeline({' -> '.join(names)})"
 
     def _with(self, name: str, value: object = None) -> Self:
-        """One stage more, its settings checked; `value` is what stands behind the stage's name in YAML."""
+        """Return this pipeline with one more stage; `value` is the value after its name in YAML."""
         return type(self)((*self.stages, parse_stage(name, value, where=f"Pipeline.{name}")))
 
     def stage(self, stage: Callable[..., Any]) -> Pipeline:
@@ -129,7 +129,7 @@ class Pipeline(StageMethods):
 
 
 class Opened(NamedTuple):
-    """A pipeline whose stages fit together, its name, and how it is run."""
+    """A checked pipeline, its name, and the settings with which it is run."""
 
     pipe: Pipeline
     name: str
@@ -141,11 +141,11 @@ class Opened(NamedTuple):
 def open_pipeline(
     config: Any, pipeline: str | None, overrides: Sequence[str], functions: Iterable[str] = (), *, caller: str
 ) -> Opened:
-    """One pipeline of a file or dict, or a `Pipeline`; `functions` may stand for stages there.
+    """Open one pipeline of a file or dict, or a `Pipeline`. `functions` are further names of stages.
 
     Raises:
         ConfigError: The configuration has problems; all of them are listed.
-        PipelineError: The stages do not fit together, or a `Pipeline` came with what belongs to a configuration.
+        PipelineError: The stages do not fit together, or `pipeline` or `overrides` is passed with a `Pipeline`.
         FolderIndexError: The labels of two pipelines of the configuration mean different classes.
     """
     if isinstance(config, Pipeline):

@@ -1,4 +1,4 @@
-"""Whether the pipelines of one configuration mean the same classes by the same labels."""
+"""Check that labels mean the same classes in all pipelines of a configuration."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ _log = logging.getLogger(__name__)
 
 
 def check_pipelines(pipelines: Mapping[str, Sequence[Any]], *, local_only: bool = False) -> None:
-    """Compare the `classes.json` of the folders of all pipelines: a model that is trained by one is judged by another.
+    """Compare the `classes.json` of the folders of all pipelines, because one trains a model and another evaluates it.
 
-    Sources with `classes: any` are left out. A folder that cannot be read is left out with a warning: only one of the
-    pipelines may be meant for this machine. A folder with labels but without a `classes.json` gives a warning: what its
-    labels mean cannot be compared.
+    Sources with `classes: any` are skipped. A folder that cannot be read is skipped with a warning: perhaps only one of
+    the pipelines is for this machine. A folder with labels but without a `classes.json` gives a warning, because its
+    classes cannot be compared.
 
     Args:
-        pipelines: The stages of each, its source first.
-        local_only: Whether remote folders are left out too.
+        pipelines: The stages of each pipeline, its source first.
+        local_only: Whether remote folders are skipped too.
 
     Raises:
-        FolderIndexError: Two folders give one number to two classes, or a `classes.json` does not read.
+        FolderIndexError: Two folders give one number to two classes, or a `classes.json` cannot be read.
     """
     if len(pipelines) < 2:
         return
@@ -75,7 +75,7 @@ def _has_labels(folder: str) -> bool:
 
 
 def _folders_of(stages: Sequence[Any]) -> Iterator[str]:
-    """The folders of a pipeline's shards, none for a source that is not wdskit's."""
+    """Yield the folders of a pipeline's shards; nothing for a source that is not wdskit's."""
     source = stages[0]
     if getattr(source, "classes", None) != "same":
         return
@@ -89,5 +89,5 @@ def _folders_of(stages: Sequence[Any]) -> Iterator[str]:
             heads.add(head)
             try:
                 yield from (found.folder for found in find_folders(pattern))
-            except StorageError:  # a folder that is not on this machine has no classes here
+            except StorageError:  # the folder is not on this machine
                 continue

@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 
 
 class StageMethods(ABC):
-    """What `Pipeline` has of its stages."""
+    """The methods of `Pipeline` for its stages."""
 
     @abstractmethod
     def _with(self, name: str, value: object = None) -> Self:
-        """One stage more, its settings checked; `value` is what stands behind its name in YAML."""
+        """Return this pipeline with one more stage; `value` is the value after its name in YAML."""
 
     def exact(
         self,
@@ -524,7 +524,7 @@ class StageMethods(ABC):
             cache: Where to keep parts of remote shards, `{"dir": "/nvme/wdskit", "size": "500GB"}`; overrides the
                 configuration's `cache`.
         """
-        import wdskit  # the public name, because the loader stands a layer above
+        import wdskit  # the public name, because the loader is a layer above
 
         pipeline: Any = self
         return wdskit.make_loader(
@@ -549,5 +549,5 @@ class StageMethods(ABC):
 
 
 def _one_or_all(values: Sequence[Any]) -> Any:
-    """What one argument is, or all of several."""
+    """Return the argument if there is one, else all arguments."""
     return values[0] if len(values) == 1 else values

@@ -1,6 +1,4 @@
-"""How a pipeline is run: the settings under `loader`, `errors` and `cache`, `wdskit.load_config`, and how many workers
-and threads there are by default.
-"""
+"""The settings `loader`, `errors` and `cache`; `wdskit.load_config`; the default number of workers and threads."""
 
 from __future__ import annotations
 
@@ -28,26 +26,26 @@ from wdskit.text import as_int, parse_bytes
 DEFAULT_PREFETCH = 4
 
 MAX_THREADS = 8
-"""More in one process wait for Python's lock: a tenth of a decode and crop holds it."""
+"""More threads in one process would wait for the GIL, which a decode and crop holds for a tenth of its time."""
 
 THREADS_A_WORKER = 2
-"""Photographs/s on 4 cores, of what as many threads of the bare chain do: four threads in one process 0.65, two in each
-of two 0.87, four processes 0.97. Two processes start sooner than four and take a fifth less memory."""
+"""Photographs/s on 4 cores, relative to four threads of the bare chain: one process with four threads 0.65, two with
+two threads 0.87, four with one thread 0.97. Two processes start sooner than four and take a fifth less memory."""
 
 MAX_AT_WORK = 16
-"""Threads of all workers together that a default has at most: as many processes where each has one."""
+"""Most threads of all workers together by default; with one thread each, the most processes."""
 
 ONE_THREAD = "your functions run in one thread per process unless `threads` is set"
 
 _LIGHT = frozenset({"rename", "to_tuple", "to_dict", "batched", "with_epoch", "with_length"})
-"""Stages that hold Python's lock all the time: threads only make them wait."""
+"""Stages that always hold the GIL: with several threads they only wait for each other."""
 
 _CALLS = frozenset({"map", "map_dict", "map_tuple", "select"})
-"""Stages that call a function of the user's."""
+"""Stages that call a function of the user."""
 
 
 class LoaderSpec(BaseModel):
-    """How a pipeline is run."""
+    """The settings `loader`: how a pipeline is run."""
 
     model_config = StageSpec.model_config
 
@@ -91,7 +89,7 @@ class LoaderSpec(BaseModel):
 
 
 class ErrorsSpec(BaseModel):
-    """What to do with bad samples: a field is missing, cannot be decoded, or has a wrong size or type."""
+    """The settings `errors`: what to do with bad samples, of which a field is missing, invalid or of a wrong size."""
 
     model_config = StageSpec.model_config
 
@@ -150,7 +148,7 @@ class CacheSpec(BaseModel):
         return self
 
     def open(self) -> PartCache | None:
-        """What keeps them; None for nowhere. `StorageError` where it cannot be made."""
+        """Return the cache; None without `dir`. StorageError: The folder cannot be made."""
         return None if self.dir is None or self.size is None else PartCache(self.dir, self.size)
 
 
@@ -159,11 +157,11 @@ class Config:
     """A checked configuration.
 
     Attributes:
-        pipelines: Stages by pipeline name; what `pipeline:` holds is called "pipeline".
-        loader: How they are run.
-        errors: What becomes of bad samples.
-        cache: Where parts of remote shards are kept.
-        origin: Where it came from, for messages.
+        pipelines: The stages of each pipeline by name; the single one under `pipeline:` is called "pipeline".
+        loader: The settings `loader`.
+        errors: The settings `errors`.
+        cache: The settings `cache`.
+        origin: The path of the file, for messages.
     """
 
     pipelines: Mapping[str, tuple[Stage, ...]]
@@ -173,10 +171,10 @@ class Config:
     origin: str = field(default="", compare=False)
 
     def pipeline(self, name: str | None = None) -> tuple[Stage, ...]:
-        """The stages of one pipeline. `name` may be left out where there is only one.
+        """Return the stages of a pipeline. `name` is needed if the configuration has several.
 
         Raises:
-            ConfigError: It is needed, or there is none of this name.
+            ConfigError: `name` is missing, or no pipeline has this name.
         """
         names = list(self.pipelines)
         if name is None and len(names) == 1:
@@ -191,13 +189,13 @@ class Config:
         raise ConfigError(problems=(Problem(self.origin, "", rule),))
 
     def to_yaml(self) -> str:
-        """The configuration as YAML text that reads back as the same, with every setting that will be used.
+        """Return the configuration as YAML text with every setting that will be used; it reads back as the same.
 
-        Settings that are null are left out. Numbers of workers and threads that a loader on this machine chooses are
+        Settings that are null are left out. The workers and threads that a loader on this machine would choose are
         comments.
 
         Raises:
-            ConfigError: It holds functions, which YAML can only name.
+            ConfigError: It contains functions, which YAML can only name.
         """
         sections = {"loader": self.loader, "errors": self.errors, "cache": self.cache}
         used = {name: section.model_dump(exclude_none=True) for name, section in sections.items()}
@@ -215,7 +213,7 @@ class Config:
 
 
 def _models(functions: Iterable[str] = ()) -> Models:
-    """What configurations are checked against."""
+    """Return the models of configurations."""
     return Models(known_stages(functions), {"loader": LoaderSpec, "errors": ErrorsSpec, "cache": CacheSpec})
 
 
@@ -225,10 +223,11 @@ def load_config(
     """Read and check a configuration.
 
     Args:
-        source: A YAML file, or the same as a dict. A dict may hold functions in place of names, callables and specs as
-            items of a pipeline, and no `version`.
-        overrides: Settings to change, each as `a.b.c=VALUE`, in this order and before any check. VALUE is YAML. An item
-            of a list has its position as name; a stage that appears once, its own: `pipelines.train.stream.seed=3`.
+        source: A YAML file, or the same as a dict. A dict may have functions instead of names, callables and stage
+            settings as items of a pipeline, and no `version`.
+        overrides: Settings to change, each as `a.b.c=VALUE`, in this order and before any check. VALUE is YAML. The
+            name of a list's item is its position; a stage that appears once has its own name:
+            `pipelines.train.stream.seed=3`.
         functions: Names to accept as stages, besides those of wdskit and the registered ones.
 
     Raises:
@@ -240,20 +239,20 @@ def load_config(
 
 
 def json_schema() -> dict[str, Any]:
-    """The JSON schema (draft 2020-12) of configuration files, for editors.
+    """Return the JSON schema (draft 2020-12) of configuration files, for editors.
 
-    It knows names, kinds and ranges; `wdskit config check` knows the order of stages too.
+    It has names, types and ranges; `wdskit config check` also checks the order of stages.
     """
     return export.json_schema(_models())
 
 
 class WorkerCount(NamedTuple):
-    """How many processes and threads make batches.
+    """The number of processes and threads that make batches.
 
     Attributes:
         workers: Worker processes; 0 for none.
-        threads: Of each process.
-        reason: Why it has one thread, where the pipeline's functions are the reason; else empty.
+        threads: Threads in each process.
+        reason: Why a process has one thread, if the user's functions are the reason; else empty.
     """
 
     workers: int
@@ -264,18 +263,20 @@ class WorkerCount(NamedTuple):
 def choose_workers(spec: LoaderSpec, stages: Sequence[Any], environ: Mapping[str, str] = os.environ) -> WorkerCount:
     """Choose the worker processes of a loader, and the threads of each.
 
-    What is set counts. Pipelines with a planned source that decode images or call functions share the processor cores
-    of this machine with the other ranks on it. Those of built-in stages alone have two threads to a worker; or as many
-    threads as there are cores for the workers that are set. Those that call functions of the user's have workers of
-    one thread: such a function may not be one that two threads can call at once (a Hugging Face tokenizer keeps its
-    padding from call to call). All others have one worker with one thread: a stream's samples and state belong to its
-    numbers of workers and threads, and where there is little to do, handing it over takes longer than doing it. Without
-    workers a loader runs in the caller's thread, as torch's does.
+    Numbers that are set are used. Otherwise:
+
+    - A planned pipeline that decodes images with built-in stages has one worker for two cores of this machine, with two
+      threads each. Ranks share the cores. If only `workers` is set, the threads divide the cores.
+    - A planned pipeline that calls functions of the user has one worker per core, with one thread each: two threads may
+      be unable to call such a function at once (a Hugging Face tokenizer keeps its padding from call to call).
+    - All others have one worker with one thread: the samples of a stream depend on the number of workers, and small
+      samples take longer to send to a thread than to make.
+    - Without workers a loader runs in the caller's thread, as torch's does.
 
     Args:
-        spec: What is set.
-        stages: The pipeline's, its source first.
-        environ: Has the number of ranks on this machine, from torchrun or Slurm, if `spec.ranks_per_node` is not set.
+        spec: The settings.
+        stages: The stages of the pipeline, its source first.
+        environ: Gives the ranks on this machine, from torchrun or Slurm, if `spec.ranks_per_node` is not set.
     """
     workers, threads = spec.workers, spec.threads
     if threads is not None or not workers or not isinstance(stages[0], PlannedSource):
@@ -293,7 +294,7 @@ def choose_workers(spec: LoaderSpec, stages: Sequence[Any], environ: Mapping[str
 
 
 def calls_functions(stages: Sequence[Any]) -> bool:
-    """Whether a pipeline with a planned source calls functions of the user's, to make samples or batches."""
+    """Return True if a planned pipeline calls functions of the user, for samples or batches."""
     stages = _at_work(stages)
     names = {getattr(stage, "name", None) for stage in stages}
     return not names <= STAGES.keys() - _CALLS or any(getattr(stage, "collate", None) for stage in stages)
@@ -304,5 +305,5 @@ def _at_work(stages: Sequence[Any]) -> list[Any]:
 
 
 def _is_light(stage: Any) -> bool:
-    name = getattr(stage, "name", None)  # of a function put in by `stage`, none
+    name = getattr(stage, "name", None)  # a function added by `stage` has no name
     return name in _LIGHT or (name == "decode" and stage.images is None)

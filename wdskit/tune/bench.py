@@ -25,9 +25,9 @@ from wdskit.text import as_int
 
 Progress = Callable[[str, int, int], None]
 
-_ENDLESS = 10**9  # batches of the epoch that is measured: between two epochs loaders pause
+_ENDLESS = 10**9  # batches of the measured epoch, because loaders pause between epochs
 _WARM_UP_S = 0.2
-_MANY = 16  # processes above which each with a single thread is not tried: their batches take a lot of memory
+_MANY = 16  # most processes that are tried with one thread each, because of their memory
 
 
 class Measured(NamedTuple):
@@ -39,17 +39,17 @@ class Measured(NamedTuple):
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Measured:
-        """Of at least one value."""
+        """Summarise at least one value."""
         return cls(statistics.median(values), min(values), max(values))
 
     @property
     def spread_ratio(self) -> float:
-        """How far the repeats are from their median, at most, as a share of it."""
+        """Largest difference of a repeat from the median, divided by the median."""
         return max(self.most - self.median, self.median - self.least) / self.median if self.median else 0.0
 
 
 class Setting(NamedTuple):
-    """How a loader is run: worker processes (0: none), and threads in each process."""
+    """Worker processes of a loader (0: none), and threads in each process."""
 
     workers: int
     threads: int
@@ -67,9 +67,9 @@ class LoaderBench:
 
     Attributes:
         setting: Workers and threads.
-        samples_per_s: Samples that it gives.
-        cpu_ms: CPU time of a sample, of the process and its workers; None where only Linux counts it.
-        first_batch_s: From the first `next` to the first batch, the start of the workers included.
+        samples_per_s: Samples per second.
+        cpu_ms: CPU time of the process and its workers per sample; None on systems other than Linux.
+        first_batch_s: Time from the first `next()` to the first batch, including the start of the workers.
     """
 
     setting: Setting
@@ -80,18 +80,18 @@ class LoaderBench:
 
 @dataclass(frozen=True)
 class BenchResult:
-    """What `bench` measured.
+    """The result of `bench`.
 
     Attributes:
         sample_bytes: Mean bytes of a sample, headers and padding included.
         batch: Samples of a batch of a rank; 1 without `batched`.
         world_size: Ranks of the run, of which one is measured.
         num_cpus: CPUs that this process may use.
-        repeats: Number of measurements of each, made in turns.
+        repeats: Number of measurements of each setting, made in turn.
         configured: The setting of the configuration, or the default of a loader.
         bare_samples_per_s: Rate at which one thread makes the same batches in a loop, without a loader.
-        bare_cpu_ms: CPU time of a sample of this loop.
-        loaders: One for each setting.
+        bare_cpu_ms: CPU time per sample of this loop.
+        loaders: The result of each setting.
     """
 
     sample_bytes: float
@@ -190,10 +190,10 @@ def bench(
 
 
 class _Subject:
-    """The pipeline that is measured, in an epoch without end, and loaders of it.
+    """The measured pipeline, with an endless epoch, and its loaders.
 
     Raises:
-        WdskitError: It could not run as it is.
+        WdskitError: The pipeline cannot run.
     """
 
     def __init__(self, opened: Opened, transforms: Any, plugins: Sequence[str], world_size: int) -> None:
@@ -206,7 +206,7 @@ class _Subject:
         self._functions: dict[str, Any] = {"transforms": transforms, "plugins": plugins}
         self._errors = opened.errors.model_dump() | {"dir": None}
         self._cache: dict[str, Any] | None = None
-        loader = self.loader(_ALONE)  # refuses the pipeline as it stands where it could not run
+        loader = self.loader(_ALONE)  # raises if the unchanged pipeline cannot run
         if loader.program.reader.is_remote:
             self._cache = opened.cache.model_dump()
             self.loader(_ALONE)
@@ -221,9 +221,11 @@ class _Subject:
         self._step = 0
 
     def loader(self, setting: Setting) -> PlannedLoader:
-        """A new one. Nothing starts before it is iterated."""
-        settings = self.spec.model_dump() | setting._asdict() | {"persistent_workers": False}  # they end with a pass
-        if not setting.workers:  # each loader would log what has no effect
+        """Make a new loader. Nothing starts before it is iterated."""
+        settings = (
+            self.spec.model_dump() | setting._asdict() | {"persistent_workers": False}
+        )  # its workers end with a pass
+        if not setting.workers:  # else each loader would log that these have no effect
             settings |= {"persistent_workers": None, "start_method": None}
             settings |= {"prefetch": None} if setting.threads == 1 else {}
         settings |= {"pin_memory": None} if self.spec.device is not None else {}
@@ -236,7 +238,7 @@ class _Subject:
     def measure_in_turns(
         self, settings: Sequence[Setting], seconds: float, repeats: int, progress: Progress
     ) -> dict[Setting | None, list[Any]]:
-        """Return what `measure_loader` returns each time, by setting; under None what `run_bare` returns."""
+        """Return the results of `measure_loader` by setting; under None those of `run_bare`."""
         jobs: list[Setting | None] = [None, *settings]
         found: dict[Setting | None, list[Any]] = {job: [] for job in jobs}
         self.run_bare(min(_WARM_UP_S, seconds))
@@ -247,7 +249,7 @@ class _Subject:
         return found
 
     def run_bare(self, seconds: float) -> tuple[float, float]:
-        """Make batches in this thread, from where the last call stopped: samples/s, CPU ms of a sample."""
+        """Make the next batches in this thread. Return samples/s and CPU ms per sample."""
         layout, make = self.program.epoch, PlannedBatches(self.program)
         steps = Steps(layout.num_samples, layout.batch, self.world_size, layout.tail)
         count, elapsed, cpu_s, start = 0, 0.0, time.process_time(), time.perf_counter()
@@ -260,21 +262,23 @@ class _Subject:
 
 
 def measure_loader(loader: PlannedLoader, seconds: float) -> tuple[float, float | None, float]:
-    """Run a loader that was not iterated yet and has an epoch without end.
+    """Run a new loader with an endless epoch.
 
     Returns:
-        Samples/s, CPU ms of a sample (None where only Linux counts it), and seconds up to the first batch.
+        Samples/s, CPU ms per sample (None on systems other than Linux), and seconds to the first batch.
     """
     program, workers = loader.program, loader.spec.workers
     cpu_time = cpu_s_of_tree if workers else time.process_time
-    round_size = max(1, workers)  # batches of several workers come in bursts of as many
+    round_size = max(1, workers)  # several workers finish their batches at the same time
     items = iter(loader)
     try:
         start = time.perf_counter()
         next(items)
         first_batch_s = time.perf_counter() - start
         start, left = time.perf_counter(), loader.most_ahead
-        while left and time.perf_counter() - start < seconds:  # what was made ahead meanwhile
+        while (
+            left and time.perf_counter() - start < seconds
+        ):  # do not count the batches that were made during the start
             next(items)
             left -= 1
         count, elapsed, cpu_s, start = 0, 0.0, cpu_time(), time.perf_counter()
@@ -291,7 +295,7 @@ def measure_loader(loader: PlannedLoader, seconds: float) -> tuple[float, float 
 
 
 def _choose_settings(subject: _Subject, workers: Sequence[int] | None, threads: Sequence[int] | None) -> list[Setting]:
-    """What to measure. A default setting that the pipeline cannot run with is left out."""
+    """Return the settings to measure. Default settings with which the pipeline cannot run are left out."""
     here = subject.configured
     wanted = [Setting(w, t) for w in workers or [here.workers] for t in threads or [here.threads]]
     is_asked = workers is not None or threads is not None
@@ -310,8 +314,9 @@ def _choose_settings(subject: _Subject, workers: Sequence[int] | None, threads: 
 
 
 def default_settings(num_cpus: int, *, one_thread: bool = False) -> list[Setting]:
-    """What to try: threads of this process, of one worker and of several, one decoder a CPU; or processes of one thread
-    only.
+    """Return the settings to try: one decoding thread per CPU, in this process, in one worker and in several.
+
+    With `one_thread`, each process has one thread.
     """
     tried = [(0, 1), (0, 1 if one_thread else num_cpus)]
     workers = [each for each in (1, 2, 4, 8, min(num_cpus, _MANY)) if each <= num_cpus]

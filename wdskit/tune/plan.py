@@ -27,9 +27,9 @@ from wdskit.stages.sources import PlannedData, PlannedSource, epoch_length
 from wdskit.text import as_int, format_bytes
 
 QUICK = 1 << 22
-"""Samples of an epoch up to which downloads are computed unless the caller decides: 0.4 us a sample, several times."""
+"""Downloads are computed by default for epochs of up to this number of samples, which takes a few seconds."""
 MAX_OFFSETS = 4096
-"""Shards whose offsets are read, so that downloads are exact. For more shards, the mean size of a sample is used."""
+"""Most shards whose offsets are read for exact downloads. For more shards, the mean size of a sample is used."""
 _OPENED = 64  # shards whose offsets are requested at once
 _MUCH_SHARED = 1.25
 _MAX_DEALT = 1 << 21  # positions after which the deal of lanes to nodes is known well enough
@@ -202,7 +202,7 @@ def plan(
 
 
 def fitting_node(gpus_per_node: int, world_size: int) -> int:
-    """Ranks of a node: the largest number that divides all ranks and is no more than `gpus_per_node`."""
+    """Return the ranks of a node: the largest divisor of `world_size` that is at most `gpus_per_node`."""
     return max(each for each in range(1, gpus_per_node + 1) if world_size % each == 0)
 
 
@@ -217,17 +217,17 @@ def _plan_lanes(data: PlannedData, steps: Steps, num_nodes: int) -> LanesPlan | 
 
 
 def lanes_of_nodes(num_lanes: int, num_nodes: int, batch: int, *, is_dealt: bool = True) -> NDArray[np.bool_]:
-    """Which cuts of the data each node takes samples from, (num_nodes, num_lanes), by the deal of the first steps.
+    """Return whether each node takes samples from each cut of the data: bool (num_nodes, num_lanes).
 
     Args:
         num_lanes: L.
-        num_nodes: Nodes of the run.
-        batch: Positions of a step, over all ranks.
-        is_dealt: Whether these are dealt by their depth in the data (`tail: drop`); otherwise as they come.
+        num_nodes: Number of nodes.
+        batch: Positions of a step, on all ranks.
+        is_dealt: Whether positions are dealt by their depth in the data (`tail: drop`), or in order.
     """
     if num_nodes == 1:
         return np.ones((1, num_lanes), dtype=np.bool_)
-    period = num_lanes // math.gcd(batch, num_lanes)  # number of steps after which the same lanes come
+    period = num_lanes // math.gcd(batch, num_lanes)  # number of steps after which the lanes repeat
     num_steps = min(period, -(-_MAX_DEALT // batch))
     cuts = cuts_of(num_lanes)[np.arange(num_steps * batch).reshape(num_steps, batch) % num_lanes]
     if is_dealt:
@@ -238,8 +238,9 @@ def lanes_of_nodes(num_lanes: int, num_nodes: int, batch: int, *, is_dealt: bool
 
 
 def fitting_lanes(num_lanes: int, num_nodes: int, batch: int) -> tuple[int, ...]:
-    """The numbers of lanes nearest to `num_lanes`, one below and one above, of which each node has its own: multiples
-    of `num_nodes` that divide `batch`, the positions of a step.
+    """Return the nearest numbers of lanes, at most one below and one above, with which each node has lanes of its own.
+
+    They are multiples of `num_nodes` that divide `batch`, the positions of a step.
     """
     below = range(num_lanes - num_lanes % num_nodes, 0, -num_nodes)
     above = range(-(-num_lanes // num_nodes) * num_nodes, 4 * num_lanes + num_nodes, num_nodes)
@@ -250,14 +251,14 @@ def fitting_lanes(num_lanes: int, num_nodes: int, batch: int) -> tuple[int, ...]
 def _plan_downloads(
     data: PlannedData, own_tables: Sequence[ShardTable], steps: Steps, epoch: int, node_size: int
 ) -> DownloadPlan:
-    """Take every position of two epochs, and see which node takes it from which part of a shard.
+    """Compute which node reads which parts of shards in two epochs, position by position.
 
     Raises:
         StorageError, FolderIndexError: The offsets of shards cannot be read.
     """
     is_exact = sum(map(len, own_tables)) <= MAX_OFFSETS
     firsts: list[Ints] = []  # number of the first sample of each part; samples are numbered over all shards
-    sizes: list[Ints] = []  # bytes of each part as it is fetched; 0 for local shards
+    sizes: list[Ints] = []  # bytes of the download of each part; 0 for local shards
     before: list[Ints] = []  # of each data set: number of the first sample of each shard
     num_samples = 0
     for table in own_tables:
@@ -271,7 +272,7 @@ def _plan_downloads(
     table_stops = np.cumsum([len(table) for table in data.tables])
 
     def parts_of(shards: Ints, samples: Ints) -> Ints:
-        """The part of each sample that `Order.take` returned."""
+        """Return the part of each sample from `Order.take`."""
         tables = np.searchsorted(table_stops, shards, side="right")
         numbers = np.empty_like(samples)
         for at in np.unique(tables).tolist():
@@ -280,7 +281,7 @@ def _plan_downloads(
             numbers[rows] = before[data.parts[at]][inner] + table.numbers(inner, samples[rows])
         return np.searchsorted(first_samples, numbers, side="right") - 1
 
-    # The first and the last step at which each node takes from each part; -1 if it does not.
+    # The first and the last step at which each node reads each part; -1 if it never does.
     shape = 2, steps.world_size // node_size, len(part_bytes)
     came, went = (np.full(shape, -1, dtype=np.int32) for _ in range(2))
     for number in range(2):
@@ -307,7 +308,7 @@ def _plan_downloads(
 
 
 def _offsets(table: ShardTable, *, is_exact: bool) -> Iterator[Ints]:
-    """The offset of each sample of each shard and of the end, in bytes; evenly spaced unless `is_exact`."""
+    """Yield the byte offsets of the samples of each shard, and of its end; evenly spaced unless `is_exact`."""
     if is_exact and table.is_remote:
         for first in range(0, len(table), _OPENED):
             named = [(table.path(at), table.entry(at)) for at in range(first, min(len(table), first + _OPENED))]
@@ -337,7 +338,7 @@ def _warnings(lanes: LanesPlan | None, steps: Steps, fetched: DownloadPlan | Non
 
 
 def _plan_stream(pipe: Pipeline, world_size: int, workers: int, errors: ErrorsSpec) -> StreamPlan:
-    """Plan a source that is no planned one: it is built as for a run, but without the user's functions."""
+    """Plan a stream: build it as for a run, but without the functions of the user."""
     from wdskit.engine.stream import (  # these import torch, a planned source needs none
         StreamPipeline,
         check_splits,
@@ -360,7 +361,7 @@ def _plan_stream(pipe: Pipeline, world_size: int, workers: int, errors: ErrorsSp
 
 
 class _AnyFunction(dict[str, Callable[..., Any]]):
-    """Has a function of every name: which ones there are does not matter to a plan."""
+    """Has a function for every name, because a plan does not call functions."""
 
     def __bool__(self) -> bool:
         return True
@@ -369,4 +370,4 @@ class _AnyFunction(dict[str, Callable[..., Any]]):
         return True
 
     def __missing__(self, name: str) -> Callable[..., Any]:
-        return lambda value, **kwargs: value  # noqa: ARG005 (the settings of a stage, whatever they are)
+        return lambda value, **kwargs: value  # noqa: ARG005 (a stage's settings)
