@@ -38,8 +38,7 @@ from wdskit.dataset import lock
 from wdskit.dataset.index import read_index
 from wdskit.dataset.lock import hold
 from wdskit.files import TEMP_SUFFIX, Disk, TempFile
-from wdskit.packing import fill, journal, staging
-from wdskit.packing import run as packing_run
+from wdskit.packing import api, fill, publish, run_journal
 
 ALL = bool(os.environ.get("WDSKIT_ALL_FAULTS"))
 
@@ -213,7 +212,7 @@ def bytes_in_place(path: Path, data: bytes, *, disk: Disk):
 def test_a_journal_that_is_not_published_whole_is_caught(tmp_path, scenarios, monkeypatch):
     def mutant(scenario, folder, disk):
         with monkeypatch.context() as patch:
-            patch.setattr(journal, "publish_bytes", bytes_in_place)
+            patch.setattr(publish, "publish_bytes", bytes_in_place)
             scenario.pack(folder, disk)
 
     with pytest.raises((AssertionError, PackError)):
@@ -225,20 +224,20 @@ def test_shards_that_are_noted_before_they_are_filled_are_caught(tmp_path, scena
     scenarios["rows"].prepare(tmp_path / "known")
     scenarios["rows"].pack(tmp_path / "known", HastyDisk())
     known = read_index(tmp_path / "known").by_name
-    true_fill = packing_run.fill_jobs
+    true_fill = api.fill_jobs
 
-    def hasty(jobs, staging, *rest):
+    def hasty(jobs, dest, *rest):
         for job in jobs:
-            staging.note(known[job.path.name])
-        return true_fill(jobs, staging, *rest)
+            dest.add(known[job.path.name])
+        return true_fill(jobs, dest, *rest)
 
     def mutant(scenario, folder, disk):
         with monkeypatch.context() as patch:
-            patch.setattr(packing_run, "fill_jobs", hasty)
+            patch.setattr(api, "fill_jobs", hasty)
             patch.setattr(fill, "publish", in_place)
             scenario.pack(folder, disk)
 
-    monkeypatch.setattr(staging, "is_there", lambda folder, entry: (folder / entry.name).exists())
+    monkeypatch.setattr(run_journal, "is_there", lambda folder, entry: (folder / entry.name).exists())
     with pytest.raises((AssertionError, PackError)):
         sweep(scenarios["rows"], tmp_path, kill(half=True), mutant)
 
@@ -247,15 +246,15 @@ def test_shards_that_are_noted_before_they_are_filled_are_caught(tmp_path, scena
 def test_an_index_that_comes_first_is_caught(tmp_path, scenarios, name, monkeypatch):
     scenarios[name].prepare(tmp_path / "known")
     scenarios[name].pack(tmp_path / "known", HastyDisk())
-    true_fill = packing_run.fill_jobs
+    true_fill = api.fill_jobs
 
-    def hasty(jobs, staging, *rest):
-        (staging.folder / "index.json").write_bytes((tmp_path / "known" / "index.json").read_bytes())
-        return true_fill(jobs, staging, *rest)
+    def hasty(jobs, dest, *rest):
+        (dest.folder / "index.json").write_bytes((tmp_path / "known" / "index.json").read_bytes())
+        return true_fill(jobs, dest, *rest)
 
     def mutant(scenario, folder, disk):
         with monkeypatch.context() as patch:
-            patch.setattr(packing_run, "fill_jobs", hasty)
+            patch.setattr(api, "fill_jobs", hasty)
             scenario.pack(folder, disk)
 
     with pytest.raises(AssertionError):
@@ -263,19 +262,19 @@ def test_an_index_that_comes_first_is_caught(tmp_path, scenarios, name, monkeypa
 
 
 def test_offsets_that_come_first_are_caught(tmp_path, scenarios, monkeypatch):
-    true_link = journal._link_all
+    true_link = publish.Destination._link_all
 
     def mutant(scenario, folder, disk):
         waiting: list[list[str]] = []
 
-        def hasty(folder, path, names, disk):
+        def hasty(dest, path, names):
             waiting.append(names)
             if len(waiting) == 2:
-                true_link(folder, path, waiting[1], disk)
-                true_link(folder, path, waiting[0], disk)
+                true_link(dest, path, waiting[1])
+                true_link(dest, path, waiting[0])
 
         with monkeypatch.context() as patch:
-            patch.setattr(journal, "_link_all", hasty)
+            patch.setattr(publish.Destination, "_link_all", hasty)
             scenario.pack(folder, disk)
 
     with pytest.raises(AssertionError):
@@ -490,7 +489,7 @@ def test_a_run_waits_for_the_workers_of_one_before_it(tmp_path, monkeypatch):
 
 def test_a_run_that_does_not_wait_is_caught(tmp_path, monkeypatch):
     """Mutant."""
-    monkeypatch.setattr(staging, "wait_for_workers", lambda folder: None)
+    monkeypatch.setattr(publish, "wait_for_workers", lambda folder: None)
     monkeypatch.setattr(lock, "_try", lambda *_, **__: True)
     assert starts_too_early(tmp_path, monkeypatch)
 

@@ -24,8 +24,7 @@ import wdskit
 from wdskit import PackError, WdskitError, finish_pack, pack
 from wdskit.dataset.index import RUN_FOLDER
 from wdskit.dataset.unfinished import JOURNAL_NAME
-from wdskit.packing import journal as journal_module
-from wdskit.packing import staging
+from wdskit.packing import run_journal
 from wdskit.packing.select import select
 
 SECRET = b"KEEP-ME-OUTSIDE"
@@ -428,7 +427,7 @@ def test_no_command_touches_a_file_outside_a_planted_folder(states, tmp_path, pa
 def test_names_that_nobody_compares_are_caught(states, tmp_path, monkeypatch):
     """Mutant: the journal's names are taken as they are."""
     assert not try_command(states, tmp_path, "journal go '../outside/victim'", "pack-finish")
-    monkeypatch.setattr(journal_module, "is_own_name", lambda name: True)
+    monkeypatch.setattr(run_journal, "is_own_name", lambda name: True)
     assert try_command(states, tmp_path, "journal go '../outside/victim'", "pack-finish")
 
 
@@ -436,8 +435,8 @@ def test_links_that_nobody_looks_for_are_caught(states, tmp_path, monkeypatch):
     """Mutant: a link counts as a run's folder."""
     name = "stopped RUN -> tree"
     assert not try_command(states, tmp_path, name, "pack --append --restart")
-    monkeypatch.setattr(staging, "_check_own", lambda *_, **__: None)
-    monkeypatch.setattr(staging, "_RUN_FILE", staging.re.compile(".*"))
+    monkeypatch.setattr(run_journal, "_check_own", lambda *_, **__: None)
+    monkeypatch.setattr(run_journal, "_RUN_FILE", run_journal.re.compile(".*"))
     monkeypatch.setattr("wdskit.dataset.unfinished.is_own_folder", Path.is_dir)
     assert try_command(states, tmp_path, name, "pack --append --restart")
 

@@ -23,7 +23,7 @@ from shards import bytes_in
 from tests.packing.test_faults import bytes_in_place
 from wdskit import PackError, pack
 from wdskit.files import Disk
-from wdskit.packing import journal
+from wdskit.packing import publish
 
 ALL = bool(os.environ.get("WDSKIT_ALL_FAULTS"))
 OPTIONS = {"max_samples": 3, "pattern": "p-%02d.tar"}
@@ -148,6 +148,6 @@ def test_each_file_may_be_one_that_takes_no_byte(tmp_path):
 
 def test_a_journal_without_a_draft_is_caught(tmp_path, monkeypatch):
     """Mutant."""
-    monkeypatch.setattr(journal, "publish_bytes", bytes_in_place)
+    monkeypatch.setattr(publish, "publish_bytes", bytes_in_place)
     with pytest.raises((AssertionError, PackError)):
         fill_up(tmp_path)

@@ -18,7 +18,7 @@ from shards import bytes_in
 
 from tests.packing.test_faults import SCENARIOS, NoFolderFsync, NoFsync
 from wdskit import PackError
-from wdskit.packing import journal
+from wdskit.packing.publish import Destination
 
 ALL = bool(os.environ.get("WDSKIT_ALL_FAULTS"))
 NUM_STATES = 100 if ALL else 8
@@ -136,11 +136,11 @@ def test_no_power_loss_brings_an_index_back_beside_shards_that_are_gone(tmp_path
 
 
 def test_replacing_whose_removals_are_not_flushed_is_caught(tmp_path, scenarios, monkeypatch):
-    def hasty(folder, names, disk):
+    def hasty(dest, names):
         for name in names:
-            if (folder / name).exists():
-                disk.remove(folder / name)
+            if (dest.folder / name).exists():
+                dest.options.disk.remove(dest.folder / name)
 
-    monkeypatch.setattr(journal, "_remove", hasty)
+    monkeypatch.setattr(Destination, "_remove", hasty)
     with pytest.raises(AssertionError):
         check_replacing(scenarios["replacing"], tmp_path, step=12)

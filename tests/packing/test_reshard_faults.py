@@ -32,8 +32,8 @@ from tests.packing.test_faults import (
 from tests.packing.test_power import check_replacing, lose_power
 from wdskit import PackError, WdskitError, pack, reshard, split
 from wdskit.files import Disk
-from wdskit.packing import run as resharding
-from wdskit.packing.destination import Destination
+from wdskit.packing import api
+from wdskit.packing.publish import Destination
 
 ALL = bool(os.environ.get("WDSKIT_ALL_FAULTS"))
 
@@ -166,7 +166,7 @@ def test_wherever_a_run_was_stopped_another_one_may_begin_anew(tmp_path, scenari
 
 def test_a_run_that_takes_over_whatever_has_a_shards_name_is_caught(tmp_path, scenarios, monkeypatch):
     """Mutant."""
-    monkeypatch.setattr(Destination, "check_free", lambda *_: None)
+    monkeypatch.setattr(Destination, "check_folder", lambda *_: None)
     others = [Scenario(scenarios["copied"].source, {"max_samples": 3, "shuffle": 2})]
     with pytest.raises(AssertionError):
         mix(scenarios["copied"], others, tmp_path, step=2, has_record=False)
@@ -217,7 +217,7 @@ def test_resharding_without_a_flush_is_caught(tmp_path, scenarios, make_disk: ty
 
 def test_an_index_that_comes_first_is_caught(tmp_path, scenarios, monkeypatch):
     scenarios["copied"].pack(tmp_path / "known", HastyDisk())
-    true_fill = resharding.fill_shard
+    true_fill = api.fill_shard
 
     def hasty(job, **options):
         (job.path.parents[2] / "index.json").write_bytes((tmp_path / "known" / "index.json").read_bytes())
@@ -225,7 +225,7 @@ def test_an_index_that_comes_first_is_caught(tmp_path, scenarios, monkeypatch):
 
     def mutant(scenario, folder, disk):
         with monkeypatch.context() as patch:
-            patch.setattr(resharding, "fill_shard", hasty)
+            patch.setattr(api, "fill_shard", hasty)
             scenario.pack(folder, disk)
 
     with pytest.raises(AssertionError):

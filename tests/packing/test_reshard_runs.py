@@ -18,9 +18,9 @@ import wdskit
 from wdskit import FolderIndexError, PackError, finish_pack, pack, split
 from wdskit.dataset.index import INDEX_NAME, RUN_FOLDER
 from wdskit.dataset.unfinished import DESCRIPTION_NAME
-from wdskit.packing import staging
+from wdskit.packing import publish
 from wdskit.packing.plan import Plan
-from wdskit.packing.staging import read_description
+from wdskit.packing.run_journal import RunDescription, read_description
 from wdskit.shards.index import index_folder
 
 OPTIONS: dict[str, Any] = {"max_samples": 2, "pattern": "p-%02d.tar"}
@@ -236,7 +236,7 @@ def test_the_same_sources_in_another_place_are_the_same(source, tmp_path):
 
 def test_another_version_is_refused(source, tmp_path, monkeypatch):
     stop(source, tmp_path / "out", 2)
-    monkeypatch.setattr(staging.RunDescription.__init__, "__defaults__", ((0,), "9.9", 0))
+    monkeypatch.setattr(RunDescription.__init__, "__defaults__", ((0,), "9.9", 0))
     with pytest.raises(PackError, match=rf"wdskit was {wdskit.__version__} and is 9\.9"):
         resharded(source, tmp_path / "out")
 
@@ -366,14 +366,14 @@ def test_a_run_that_does_not_look_at_its_sources_is_caught(source, tmp_path, mon
 
 
 def test_a_run_that_sees_no_change_is_caught(source, tmp_path, monkeypatch):
-    monkeypatch.setattr(staging, "differences", lambda *_: [])
+    monkeypatch.setattr(publish, "differences", lambda *_: [])
     expect_refusal(
         lambda: test_another_option_is_refused_by_its_name_and_may_begin_anew(source, tmp_path, "duplicate_keys")
     )
 
 
 def test_a_run_that_trusts_no_log_is_caught(source, tmp_path, monkeypatch):
-    monkeypatch.setattr(staging, "read_filled", lambda path: {})
+    monkeypatch.setattr(publish, "read_filled", lambda path: {})
     expect_refusal(lambda: test_what_is_published_is_not_copied_again(source, tmp_path))
 
 

@@ -21,7 +21,7 @@ from store_proxy import DROP, StoreProxy
 
 from wdskit import PackError, Pipeline, StorageError, make_loader, pack, reshard, select, verify
 from wdskit.errors import FolderIndexError
-from wdskit.packing import run
+from wdskit.packing import api
 from wdskit.packing.upload import Upload as Uploading
 from wdskit.shards.index import index_folder
 from wdskit.storage import buckets, requests
@@ -419,13 +419,13 @@ def test_an_object_that_is_damaged_or_replaced_gives_no_shard(tmp_path, s3, sour
     with pytest.raises(FolderIndexError, match=r"p-000.tar: its sha256 is not the one in the index"):
         reshard(f"s3://{BUCKET}/{tmp_path.name}", tmp_path / "out")
     put(f"{base}/p-000.tar", (folder / "p-000.tar").read_bytes())
-    pack_planned = run.pack_planned
+    pack_planned = api.fill_and_publish
 
     def replaced(*arguments):
         put(f"{base}/p-000.tar", bytes(data))
         return pack_planned(*arguments)
 
-    monkeypatch.setattr("wdskit.packing.reshard.pack_planned", replaced)
+    monkeypatch.setattr("wdskit.packing.reshard.fill_and_publish", replaced)
     with pytest.raises(StorageError, match="replaced while it was read"):
         reshard(f"s3://{BUCKET}/{tmp_path.name}", tmp_path / "out")
     assert not (tmp_path / "out" / "index.json").exists()

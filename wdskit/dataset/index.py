@@ -29,7 +29,7 @@ from wdskit.storage.identity import FileIdentity
 from wdskit.storage.urls import ABSENT_STATUSES, is_local, local_path, read_bytes
 
 INDEX_NAME = "index.json"
-RUN_FOLDER = ".wdskit-run"  # where a run that has not finished keeps its shards: packing.staging
+RUN_FOLDER = ".wdskit-run"  # the staging folders of unfinished runs: packing.publish
 INDEX_VERSION = 1
 SIZES_NAME = "sizes.json"
 INFO_NAMES = ("_info.json", "info.json")

@@ -1,7 +1,7 @@
 """Folders that `pack` or `reshard` has not finished. Their shards are a part, and must not be used as the whole.
 
-A run fills its shards in a staging folder, `.wdskit-run/<digest>/` (`packing.staging`), and moves them into place when
-all are filled (`packing.journal`). During the move, the folder has some of the shards but not its index.
+A run fills its shards in a staging folder, `.wdskit-run/<digest>/`, and moves them into place when all are filled
+(`packing.publish`). During the move, the folder has some of the shards but not its index.
 """
 
 from __future__ import annotations

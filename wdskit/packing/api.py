@@ -3,44 +3,31 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
+import functools
+import itertools
 import os
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from wdskit.dataset.index import ShardEntry, read_index
-from wdskit.dataset.lock import lock_folder, wait_for_workers
-from wdskit.dataset.unfinished import run_folders
-from wdskit.errors import FolderIndexError, PackError, RowError, ShardError, StorageError
-from wdskit.files import DISK, Disk, describe_missing, read_own, remove_temp_files
-from wdskit.packing.destination import (
-    Destination,
-    finish_what_was_stopped,
-    folder_of,
-    raised_as_pack_errors,
-)
-from wdskit.packing.journal import (
-    find_last_run,
-    finish_publishing,
-    is_publishing,
-    remove_finished,
-    remove_locks,
-)
-from wdskit.packing.options import PackOptions, WriteOptions, takes_options
-from wdskit.packing.plan import PackPlan
-from wdskit.packing.ray import import_ray
-from wdskit.packing.run import open_work, pack_planned, plan_jobs, publish_all, read_plan
+from wdskit.dataset.index import ShardEntry
+from wdskit.dataset.lock import hold
+from wdskit.errors import FolderIndexError, PackError, RowError, ShardError, StorageError, WdskitError
+from wdskit.files import DISK, Disk, describe_missing
+from wdskit.packing.fill import Count, ShardJob, fill_shard
+from wdskit.packing.options import PackOptions, takes_options
+from wdskit.packing.plan import Jobs, LazyJobs, PackPlan, Plan, Series, divide_plan, read_rows
+from wdskit.packing.publish import Destination, open_destination, raised_as_pack_errors
+from wdskit.packing.ray import fill_on_ray, import_ray
 from wdskit.packing.sources import Duplicate, Source, find_source
-from wdskit.packing.staging import LIST_NAMES, Staging, check_runs, read_description, read_filled
 from wdskit.packing.stream import pack_stream
-from wdskit.packing.upload import Upload, open_upload
 from wdskit.shards.export import export, outdated
+from wdskit.shards.parallel import map_shards
+from wdskit.shards.split import format_share
+from wdskit.tar.writer import END_BYTES
 from wdskit.text import format_bytes, plural
-
-_SHOWN_SHARDS = 10
 
 
 @dataclass(frozen=True)
@@ -120,19 +107,46 @@ def pack(
         FolderIndexError: Another process is writing there, or the index to add to is invalid.
         StorageError: The bucket cannot be read or written.
     """
-    upload = open_upload(os.fsdecode(dest), options)
-    if upload is not None:
-        with upload, upload.named():
-            result = _pack(source, upload.folder, options, upload=upload)
-        return dataclasses.replace(result, folder=upload.url)
-    with raised_as_pack_errors(Path(dest)):
-        folder = folder_of(os.fsdecode(dest))
-    result = _pack(source, folder, options)
-    return dataclasses.replace(result, notes=(*result.notes, *export_packed(folder, options)))
+    start = time.perf_counter()
+    with open_destination(os.fsdecode(dest), options) as target:
+        target.prepare(source)
+        found = find_source(source, options)
+        if found.is_stream:
+            options.check_stream()
+        if options.on is not None and not options.dry_run:
+            import_ray()
+        target.refuse_other_options(found)
+        shown = entries = None
+        if found.is_stream:
+            entries = pack_stream(target, found, skip_bad=options.skip_bad)
+        else:
+            plan = read_plan(target, found, skip_bad=options.skip_bad)
+            jobs = plan_jobs(target, found, plan)
+            shown = jobs.describe()
+            if not options.dry_run:
+                entries = fill_and_publish(target, found, jobs)
+    written = (shown.shards if shown else ()) if entries is None else entries
+    return PackResult(
+        folder=target.shown,
+        entries=tuple(entries or ()),
+        num_samples=sum(shard.num_samples for shard in written),
+        num_bytes=sum(shard.num_bytes for shard in written),
+        classes=found.classes,
+        rejected=tuple(found.rejected),
+        num_other=found.num_other,
+        seconds=time.perf_counter() - start,
+        plan=shown,
+        duplicates=tuple(found.duplicates),
+        dry_run=entries is None,
+        was_done=target.is_done,
+        num_cleaned=found.num_cleaned,
+        source=f"{found.name}: {found.kind}" if found.kind else "",
+        notes=(*_notes_on(entries or ()), *export_packed(target)),
+    )
 
 
-def export_packed(folder: Path, options: WriteOptions) -> tuple[str, ...]:
-    """Export a folder that a run has published, as its options say.
+def export_packed(dest: Destination) -> tuple[str, ...]:
+    """Export a local folder that a run has published, as its options say. The folder is not locked any more.
 
     Returns:
         Notes: files that a user has changed and that were not replaced, and exports that are outdated.
@@ -140,7 +154,8 @@ def export_packed(folder: Path, options: WriteOptions) -> tuple[str, ...]:
     Raises:
         PackError: The files cannot be written.
     """
-    if options.dry_run or options.part is not None:
+    folder, options = dest.folder, dest.options
+    if options.dry_run or options.part is not None or dest.upload is not None:
         return ()
     notes = []
     if options.export:
@@ -155,32 +170,6 @@ def export_packed(folder: Path, options: WriteOptions) -> tuple[str, ...]:
         ]
     notes += filter(None, [outdated(folder)])
     return tuple(notes)
-
-
-def _pack(
-    source: str | os.PathLike[str] | Iterable[Mapping[str, Any]],
-    folder: Path,
-    options: PackOptions,
-    *,
-    upload: Upload | None = None,
-) -> PackResult:
-    start = time.perf_counter()
-    finish_what_was_stopped(folder, source, options, options.disk)
-    found = find_source(source, options)
-    if found.is_stream:
-        options.check_stream()
-    if options.on is not None and not options.dry_run:
-        import_ray()
-    with contextlib.ExitStack() as stack:
-        work = open_work(stack, folder, found, options, progress=options.progress, disk=options.disk, upload=upload)
-        if found.is_stream:
-            target, streamed = pack_stream(work, skip_bad=options.skip_bad)
-            return _result(target, found, streamed, None, start)
-        plan = read_plan(work, skip_bad=options.skip_bad)
-        target, run, jobs = plan_jobs(work, plan)
-        shown = jobs.describe()
-        entries = None if options.dry_run else pack_planned(work, target, run, jobs)
-    return _result(target, found, entries, shown, start)
 
 
 def finish_pack(dest: str | os.PathLike[str], *, disk: Disk = DISK) -> PackResult:
@@ -198,12 +187,11 @@ def finish_pack(dest: str | os.PathLike[str], *, disk: Disk = DISK) -> PackResul
         FolderIndexError: A part, or another process, is writing there.
     """
     start = time.perf_counter()
-    with raised_as_pack_errors(Path(dest)):
-        folder = folder_of(os.fsdecode(dest))
-        if not folder.is_dir():
-            raise PackError(f"{folder}: {describe_missing(str(folder), 'folder')}")
-    with lock_folder(folder), raised_as_pack_errors(folder):
-        entries, was_done = _publish_parts(folder, disk)
+    target = Destination(os.fsdecode(dest), PackOptions(disk=disk))
+    folder = target.folder
+    if not folder.is_dir():
+        raise PackError(f"{folder}: {describe_missing(str(folder), 'folder')}")
+    entries, was_done = target.publish_parts()
     return PackResult(
         folder=folder,
         entries=tuple(entries),
@@ -218,74 +206,126 @@ def finish_pack(dest: str | os.PathLike[str], *, disk: Disk = DISK) -> PackResul
     )
 
 
-def _publish_parts(folder: Path, disk: Disk) -> tuple[Sequence[ShardEntry], bool]:
-    """Publish a run whose shards were filled in parts. The folder's lock is held.
+# The steps of a run whose rows can be read more than once: `reshard` uses them too.
 
-    Returns:
-        The shards, and whether they had been published already.
+
+def read_plan(dest: Destination, found: Source, *, skip_bad: bool, keep_first: bool = False) -> Plan:
+    """Read all rows of the source into a plan, which is closed with `dest`.
+
+    With `keep_first`, only the first row of each key is packed.
 
     Raises:
-        PackError: Nothing was begun here, or shards are missing; it names them and their parts.
+        RowError: A row cannot be packed, or two rows have the same key.
     """
-    check_runs(folder)
-    if is_publishing(folder):
-        finish_publishing(folder, disk)
-        last = find_last_run(folder)
-        return (last.entries if last is not None else ()), True
-    last = find_last_run(folder)
-    remove_finished(folder, last, disk)
-    runs = [(path, run) for path in run_folders(folder) if (run := read_description(path)) is not None]
-    if not runs:
-        if last is not None:
-            remove_locks(folder, disk)
-            return last.entries, True
-        raise PackError(f"{folder}: no part of a run was packed here.")
-    [(path, run), *others] = runs
-    if others or not run.parts or run.shards is None:
-        msg = f"{folder}: the run that was stopped here is not divided into parts."
-        raise PackError(f"{msg}\n  Run the same command again to continue it.")
-    for log in path.glob("*.log"):
-        wait_for_workers(log)
-    filled = read_filled(path)
-    missing = [number for number, shard in enumerate(run.shards) if shard.name not in filled]
-    if missing:
-        parts = ", ".join(f"{part}/{run.parts}" for part in sorted({number % run.parts for number in missing}))
-        names = ", ".join(run.shards[number].name for number in missing[:_SHOWN_SHARDS])
-        more = f" and {len(missing) - _SHOWN_SHARDS} more" if len(missing) > _SHOWN_SHARDS else ""
-        msg = f"{folder}: {len(missing)} of {len(run.shards)} shards are missing: {names}{more}."
-        raise PackError(f"{msg}\n  Run the same command again with --part {parts}.")
-    entries = [filled[shard.name] for shard in run.shards]
-    staging = Staging(folder, path, run, path / "shards.log", disk)
-    remove_temp_files(path, disk=disk)
-    append = run.options.get("append") is True
-    target = Destination(folder, append=append, index=read_index(folder) if append else None)
-    lists = {name: data for name in LIST_NAMES if (data := read_own(path / name)) is not None}
-    publish_all(target, staging, entries, lists)
-    return entries, False
-
-
-def _result(
-    target: Destination, found: Source, entries: Sequence[ShardEntry] | None, plan: PackPlan | None, start: float
-) -> PackResult:
-    """What was written; where `entries` is None, what would be."""
-    written = (plan.shards if plan else ()) if entries is None else entries
-    return PackResult(
-        folder=target.folder,
-        entries=tuple(entries or ()),
-        num_samples=sum(shard.num_samples for shard in written),
-        num_bytes=sum(shard.num_bytes for shard in written),
-        classes=found.classes,
-        rejected=tuple(found.rejected),
-        num_other=found.num_other,
-        seconds=time.perf_counter() - start,
-        plan=plan,
-        duplicates=tuple(found.duplicates),
-        dry_run=entries is None,
-        was_done=target.is_done,
-        num_cleaned=found.num_cleaned,
-        source=f"{found.name}: {found.kind}" if found.kind else "",
-        notes=_notes_on(entries or ()),
+    options, part = dest.options, dest.options.part_of
+    name = "plan" if part is None else f"plan-{part[0]}-of-{part[1]}"
+    plan: Plan = dest.enter(
+        Plan(lambda: dest.room, name=name, is_held=found.is_held, shares=options.shares, sha256=found.sha256)
     )
+    with raised_as_pack_errors(dest.folder):
+        read_rows(
+            found,
+            plan,
+            transforms=options.transforms,
+            skip_bad=skip_bad,
+            keep_first=keep_first,
+            workers=options.workers,
+            on_progress=dest.on_progress,
+        )
+    return plan
+
+
+def plan_jobs(dest: Destination, found: Source, plan: Plan) -> Jobs:
+    """Divide the rows into shards and check the destination, before any shard is written.
+
+    Raises:
+        PackError: The destination, its shards or its lists conflict with this run, or a split would be empty.
+        RowError: A row is too large for a shard, or an existing shard has its key.
+    """
+    options = dest.options
+    by_count = options.transforms.changes_bytes
+    division = divide_plan(plan, limits=options.limits, shuffle=options.shuffle, by_count=by_count)
+    if options.shares is not None and not options.append:  # an addition may be too small for each split
+        for name, spans in zip(division.splits, division.shards, strict=True):
+            if not spans:
+                share, samples = format_share(options.shares[name]), plural(plan.num_kept, "sample")
+                msg = f"split: {name} (share {share}) of {samples} would be empty."
+                raise PackError(f"{msg}\n  Choose a larger share, or leave it out.")
+    with raised_as_pack_errors(dest.folder):
+        dest.resolve_previous_run(found, num_rows=len(plan), rows=plan.digest, has_labels=plan.has_labels)
+        dest.check_keys(plan)
+        firsts = map(dest.first_number, dest.names)
+        lengths = map(len, division.shards)
+        series = [Series(*each) for each in zip(dest.names, firsts, lengths, division.splits, strict=True)]
+        spans = [*itertools.chain(*division.shards)]
+        jobs = Jobs(plan, division.order, spans, series, options.transforms, options.threads)
+        if dest.is_done and len(before := dest.filled()) != len(jobs):
+            raise dest.indexed_already([f"it wrote {len(before)} shards, and this run has {len(jobs)}."])
+        dest.check_folder(jobs.shards(), dest.lists(found))
+    return jobs
+
+
+def fill_and_publish(dest: Destination, found: Source, jobs: Jobs) -> list[ShardEntry]:
+    """Fill the shards that are not filled yet, and publish them. A part of a run fills only its own shards.
+
+    Returns:
+        The index entries of all shards of this run or part, in order.
+
+    Raises:
+        WdskitError: A shard cannot be filled or published.
+    """
+    options, lists = dest.options, dest.lists(found)
+    part = options.part_of or (0, 1)
+    dest.start(jobs.shards(), [series.first for series in jobs.series])
+    numbers = range(part[0], len(jobs), part[1])
+    spans = [jobs.spans[number] for number in numbers]
+    num_bytes = None if options.transforms.changes_bytes else sum(span.num_bytes - END_BYTES for span in spans)
+    count = Count(dest.on_progress, (sum(span.stop - span.start for span in spans), num_bytes))
+    filled = dest.filled()
+    entries = {number: filled[name] for number in numbers if (name := jobs.name(number)) in filled}
+    for entry in entries.values():
+        count(entry.num_samples, entry.num_bytes - END_BYTES)
+    todo = [number for number in numbers if number not in entries]
+    with contextlib.closing(fill_jobs(LazyJobs(jobs, todo, dest.path), dest, count)) as more:
+        for number, entry in zip(todo, more, strict=True):
+            dest.add(entry)
+            entries[number] = entry
+    in_order = [entries[number] for number in numbers]
+    dest.publish(in_order, lists)
+    return in_order
+
+
+def fill_jobs(jobs: Sequence[ShardJob], dest: Destination, count: Count) -> Generator[ShardEntry, None, None]:
+    """Fill shards in this process, in several processes, or on a Ray cluster. The bytes are the same.
+
+    Yields:
+        The index entries of the shards, in order.
+
+    Raises:
+        WdskitError: A shard cannot be filled. The error is that of the first such shard.
+    """
+    options = dest.options
+    if options.on is None and (options.workers == 1 or len(jobs) < 2):
+        for job in jobs:
+            yield fill_shard(job, disk=options.disk, on_sample=count)
+        return
+    if options.on is None:
+        fill = functools.partial(_fill_in_worker, held=dest.log, disk=options.disk)
+        filled: Generator[ShardEntry | WdskitError, None, None] = map_shards(fill, jobs, workers=options.workers)
+    else:
+        filled = fill_on_ray(jobs, options.on, dest)
+    with contextlib.closing(filled):  # stops the workers before the error is raised
+        for entry in filled:
+            if isinstance(entry, WdskitError):
+                raise entry
+            count(entry.num_samples, entry.num_bytes - END_BYTES)
+            yield entry
+
+
+def _fill_in_worker(job: ShardJob, *, held: Path, disk: Disk) -> ShardEntry:
+    """Call `fill_shard` in a worker process. The process holds the log of the run until the process ends."""
+    hold(held)
+    return fill_shard(job, disk=disk)
 
 
 _UNUSED = {

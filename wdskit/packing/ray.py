@@ -26,8 +26,8 @@ from wdskit.errors import PackError, RowError, WdskitError
 from wdskit.files import Disk
 from wdskit.packing.fill import ShardJob, fill_shard
 from wdskit.packing.plan import FileRows
+from wdskit.packing.publish import Destination
 from wdskit.packing.row import row_error
-from wdskit.packing.staging import Staging
 from wdskit.text import install_extra
 
 _MOST_TRIES = 4
@@ -80,7 +80,9 @@ def import_ray() -> ModuleType:
     return found
 
 
-def fill_on_ray(jobs: Sequence[ShardJob], on: str, staging: Staging) -> Generator[ShardEntry | WdskitError, None, None]:
+def fill_on_ray(
+    jobs: Sequence[ShardJob], on: str, dest: Destination
+) -> Generator[ShardEntry | WdskitError, None, None]:
     """Fill shards on a cluster. Ray runs a task again whose worker died.
 
     Yields:
@@ -89,7 +91,7 @@ def fill_on_ray(jobs: Sequence[ShardJob], on: str, staging: Staging) -> Generato
     Raises:
         PackError: Ray is not installed, the cluster cannot be reached, or workers die again and again.
     """
-    site = Site(staging.path / DESCRIPTION_NAME, staging.log, os.getcwd(), socket.gethostname(), staging.disk)
+    site = Site(dest.path / DESCRIPTION_NAME, dest.log, os.getcwd(), socket.gethostname(), dest.options.disk)
     pending: deque[Any] = deque()
     with _connected(on) as ray:
         fill = ray.remote(max_retries=_MOST_TRIES - 1, num_cpus=1)(fill_on_node)

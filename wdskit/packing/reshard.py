@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import dataclasses
-import hashlib
 import os
 import time
 from collections.abc import Sequence
@@ -14,20 +11,14 @@ from pathlib import Path
 from wdskit.dataset.classes import CLASSES_NAME, parse_classes
 from wdskit.dataset.index import ShardEntry
 from wdskit.errors import PackError
-from wdskit.packing.api import export_packed
-from wdskit.packing.destination import (
-    finish_what_was_stopped,
-    folder_of,
-    raised_as_pack_errors,
-)
+from wdskit.packing.api import export_packed, fill_and_publish, plan_jobs, read_plan
 from wdskit.packing.division import PlannedShard
 from wdskit.packing.options import ReshardOptions, takes_options
+from wdskit.packing.publish import open_destination
 from wdskit.packing.ray import import_ray
-from wdskit.packing.run import open_work, pack_planned, plan_jobs, read_plan
 from wdskit.packing.sources import Source, count_cleaned
 from wdskit.packing.sources.shards import ShardSamples, check_dest, find_classes, list_sources, merged_splits
 from wdskit.packing.sources.tar_samples import known_digests
-from wdskit.packing.upload import Upload, open_upload
 from wdskit.text import format_bytes, plural
 
 
@@ -115,80 +106,53 @@ def reshard(source: str | Sequence[str], dest: str | os.PathLike[str], options: 
         FolderIndexError: A source does not match its folder's index, or another process is writing in `dest`.
         StorageError: A source cannot be read.
     """
-    upload = open_upload(os.fsdecode(dest), options)
-    if upload is not None:
-        with upload, upload.named():
-            result = _reshard(source, upload.folder, options, upload=upload)
-        return dataclasses.replace(result, folder=upload.url)
-    with raised_as_pack_errors(Path(dest)):
-        folder = folder_of(os.fsdecode(dest))
-    result = _reshard(source, folder, options)
-    return dataclasses.replace(result, notes=export_packed(folder, options))
-
-
-def _reshard(
-    source: str | Sequence[str],
-    folder: Path,
-    options: ReshardOptions,
-    *,
-    upload: Upload | None = None,
-) -> ReshardResult:
     start = time.perf_counter()
     changes = options.changes
-    found = list_sources(source)
-    check_dest(folder, found, overwrite=options.overwrite)
-    finish_what_was_stopped(folder, None, options, options.disk)
-    if options.on is not None and not options.dry_run:
-        import_ray()
-    lists, classes_lost = find_classes(found, changes)
-    more = {f"digest of {name}": hashlib.sha256(data).hexdigest()[:16] for name, data in lists.items()}
-    names = parse_classes(lists[CLASSES_NAME], CLASSES_NAME) if lists else ()
-    samples = ShardSamples(found, options.choice, changes, check=options.check == "sha256")
-    rows = Source(
-        source if isinstance(source, str) else "the shards",
-        samples.rows(keys=changes.keys),
-        kind="shards",
-        classes={name: number for number, name in enumerate(names)},
-        reader=samples,
-        sha256=known_digests(found),
-    )
-    if changes.keys == "clean":
-        rows.rows = count_cleaned(rows, rows.rows)
-    with contextlib.ExitStack() as stack:
-        work = open_work(
-            stack,
-            folder,
-            rows,
-            options,
-            more=more,
-            progress=options.progress,
-            disk=options.disk,
-            upload=upload,
+    with open_destination(os.fsdecode(dest), options) as target:
+        shards = list_sources(source)
+        check_dest(target.folder, shards, overwrite=options.overwrite)
+        target.prepare(None)
+        if options.on is not None and not options.dry_run:
+            import_ray()
+        lists, classes_lost = find_classes(shards, changes)
+        names = parse_classes(lists[CLASSES_NAME], CLASSES_NAME) if lists else ()
+        samples = ShardSamples(shards, options.choice, changes, check=options.check == "sha256")
+        found = Source(
+            source if isinstance(source, str) else "the shards",
+            samples.rows(keys=changes.keys),
+            kind="shards",
+            classes={name: number for number, name in enumerate(names)},
+            reader=samples,
+            sha256=known_digests(shards),
             lists=lists,
         )
-        plan = read_plan(work, skip_bad=False, keep_first=options.duplicate_keys == "first")
+        if changes.keys == "clean":
+            found.rows = count_cleaned(found, found.rows)
+        target.refuse_other_options(found)
+        plan = read_plan(target, found, skip_bad=False, keep_first=options.duplicate_keys == "first")
         accounted = len(plan) + samples.left_out.total
         if accounted != samples.num_samples:
             msg = f"{samples.num_samples} samples were read, but {accounted} are accounted for. Nothing was written."
             raise PackError(msg)
-        target, run, shards = plan_jobs(work, plan)
-        planned = shards.shards()
-        entries = () if options.dry_run else pack_planned(work, target, run, shards)
+        jobs = plan_jobs(target, found, plan)
+        planned = jobs.shards()
+        entries = () if options.dry_run else fill_and_publish(target, found, jobs)
         num_duplicates = len(plan) - plan.num_kept
     if not options.dry_run:  # the bytes of shards with changed images are not known before
         planned = tuple(PlannedShard(entry.name, entry.num_samples, entry.num_bytes) for entry in entries)
     return ReshardResult(
-        folder=folder,
+        folder=target.shown,
         entries=tuple(entries),
         shards=planned,
-        num_source_shards=len(found.urls),
+        num_source_shards=len(shards.urls),
         num_source_samples=samples.num_samples,
         num_duplicates=num_duplicates,
         num_ignored=samples.num_other,
-        num_cleaned=rows.num_cleaned,
-        merged=merged_splits(found),
+        num_cleaned=found.num_cleaned,
+        merged=merged_splits(shards),
         classes_lost=classes_lost,
         was_done=target.is_done,
         seconds=time.perf_counter() - start,
+        notes=export_packed(target),
         **vars(samples.left_out),
     )

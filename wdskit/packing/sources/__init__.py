@@ -76,6 +76,7 @@ class Source:
         duplicates: The rows with the images of an earlier row, if the options search for duplicates.
         num_cleaned: Rows so far whose keys `--keys clean` changed.
         sha256: Known digests of files that the rows refer to, by path.
+        lists: Bytes of the files that describe all shards, by name; None makes them from the other attributes.
     """
 
     name: str
@@ -89,6 +90,7 @@ class Source:
     duplicates: list[Duplicate] = field(default_factory=list)
     num_cleaned: int = 0
     sha256: Mapping[str, str] = field(default_factory=dict)
+    lists: Mapping[str, bytes] | None = None
 
     @property
     def num_other(self) -> int:

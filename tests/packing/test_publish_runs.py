@@ -22,9 +22,9 @@ from wdskit import FolderIndexError, PackError, finish_pack, pack, split
 from wdskit.dataset.index import RUN_FOLDER, read_index
 from wdskit.dataset.lock import lock_folder, share_folder
 from wdskit.dataset.unfinished import DESCRIPTION_NAME, JOURNAL_NAME
-from wdskit.packing import journal, staging
+from wdskit.packing import publish, run_journal
 from wdskit.packing.options import parse_part
-from wdskit.packing.staging import read_description
+from wdskit.packing.run_journal import RunDescription, read_description, read_filled
 
 ALL = bool(os.environ.get("WDSKIT_ALL_FAULTS"))
 OPTIONS: dict[str, Any] = {"max_samples": 2, "pattern": "p-%02d.tar"}
@@ -106,7 +106,7 @@ def test_what_is_no_longer_there_is_packed_again(tmp_path, damage):
 def test_a_stream_goes_on_and_writes_nothing_twice(tmp_path):
     whole = packed(tmp_path / "whole", iter(rows(0, 9)))
     assert run_child(lambda: pack(iter(rows(0, 9)), tmp_path / "out", **OPTIONS, disk=KillingDisk(45))) == -9
-    there = {*staging.read_filled(staged(tmp_path / "out"))}
+    there = {*read_filled(staged(tmp_path / "out"))}
     assert there
     disk = WatchedDisk()
     opened = []
@@ -179,7 +179,7 @@ def test_a_file_that_was_written_again_is_told(tmp_path, monkeypatch, on_disk):
 
 def test_another_version_is_refused(tmp_path, monkeypatch):
     stop(tmp_path / "out", rows(0, 9), 2)
-    monkeypatch.setattr(staging.RunDescription.__init__, "__defaults__", ((0,), "9.9", 0))
+    monkeypatch.setattr(RunDescription.__init__, "__defaults__", ((0,), "9.9", 0))
     with pytest.raises(PackError, match=rf"wdskit was {wdskit.__version__} and is 9\.9"):
         pack(rows(0, 9), tmp_path / "out", **OPTIONS)
 
@@ -595,22 +595,20 @@ def test_a_lost_or_damaged_shard_is_filled_again_by_overwrite(tmp_path, damage):
 
 
 def test_replacing_that_removes_the_index_last_is_caught(tmp_path, monkeypatch):
-    true_remove = journal._remove
-    monkeypatch.setattr(
-        journal, "_remove", lambda folder, names, disk: len(names) > 1 and true_remove(folder, names, disk)
-    )
+    true_remove = publish.Destination._remove
+    monkeypatch.setattr(publish.Destination, "_remove", lambda dest, names: len(names) > 1 and true_remove(dest, names))
     with pytest.raises((AssertionError, FolderIndexError)):
         test_replacing_may_be_killed_at_each_operation(tmp_path, rows(0, 5))
 
 
 def test_a_run_that_trusts_its_log_more_than_the_disk_is_caught(tmp_path, monkeypatch):
-    monkeypatch.setattr(staging, "is_there", lambda folder, entry: True)
+    monkeypatch.setattr(run_journal, "is_there", lambda folder, entry: True)
     with pytest.raises((AssertionError, FolderIndexError, PackError)):
         test_what_is_no_longer_there_is_packed_again(tmp_path, "gone")
 
 
 def test_a_run_that_sees_no_change_is_caught(tmp_path, monkeypatch):
-    monkeypatch.setattr(staging, "differences", lambda *_: [])
+    monkeypatch.setattr(publish, "differences", lambda *_: [])
     with pytest.raises((AssertionError, pytest.fail.Exception)):
         test_another_row_is_refused(tmp_path)
 

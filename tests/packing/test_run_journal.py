@@ -21,8 +21,7 @@ from wdskit import PackError, RowError, ShardError, finish_pack, pack
 from wdskit.dataset.index import INDEX_NAME, RUN_FOLDER
 from wdskit.dataset.unfinished import JOURNAL_NAME
 from wdskit.files import Disk
-from wdskit.packing import destination
-from wdskit.packing import run as packing_run
+from wdskit.packing import publish
 
 OPTIONS: dict[str, Any] = {"max_samples": 2, "pattern": "p-%02d.tar"}
 NAMES = ["rows", "folder", "addition", "replacing", "parts", "added parts", "stream", "overwriting"]
@@ -303,14 +302,13 @@ def test_an_index_that_may_come_back_is_caught(tmp_path, monkeypatch):
             if RUN_FOLDER not in folder.parts:
                 super().fsync_folder(folder)
 
-    monkeypatch.setattr("tests.packing.test_journal.PowerLossDisk", Forgetful)
+    monkeypatch.setattr("tests.packing.test_run_journal.PowerLossDisk", Forgetful)
     with pytest.raises(AssertionError):
         check_power(tmp_path)
 
 
 def test_an_end_that_looks_at_nothing_is_caught(over, monkeypatch):
     folder = over(rows(0, 5))
-    monkeypatch.setattr(packing_run, "differences", lambda *_: [])
-    monkeypatch.setattr(destination, "differences", lambda *_: [])
+    monkeypatch.setattr(publish, "differences", lambda *_: [])
     with pytest.raises(pytest.fail.Exception, match="DID NOT RAISE"), pytest.raises(PackError):
         packs(rows(0, 6))(folder, HastyDisk())

@@ -1,0 +1,952 @@
+"""`Destination`: the folder that a run packs into, from the first check to the published index.
+
+A run fills its shards in a staging folder (`run_journal`). After the last shard it publishes, with a journal that can
+be replayed: the staging folder holds all new files, that is shards, offsets, lists and the index, and the journal names
+the files to remove and the files to add. The run is decided once the journal is on the device. After a kill or a full
+disk, the next process that writes in the folder replays the journal first. Each step can be repeated.
+
+1. Remove the replaced index, then the other replaced files. An addition removes nothing.
+2. Link the new shards into the folder, then the other new files. The files keep their names in the staging folder.
+3. Write `.wdskit.last-run`, which describes the run that made the new index.
+4. Write `index.bin`, then `index.json`.
+5. Remove the staging folder. The journal is removed last.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from typing_extensions import Self
+
+from wdskit.dataset.binary import BINARY_NAME, IDENTITIES_NAME, Verified, build_binary
+from wdskit.dataset.classes import CLASSES_NAME, classes_json, read_classes
+from wdskit.dataset.index import (
+    INDEX_NAME,
+    RUN_FOLDER,
+    FolderIndex,
+    ShardEntry,
+    compare_names,
+    index_json,
+    read_index,
+    write_index,
+)
+from wdskit.dataset.lock import lock_folder, share_folder, wait_for_workers
+from wdskit.dataset.samples import HeaderReader
+from wdskit.dataset.selection import list_selections, selection_path
+from wdskit.dataset.unfinished import DESCRIPTION_NAME, JOURNAL_NAME, run_folders
+from wdskit.errors import FolderIndexError, PackError, RowError
+from wdskit.files import (
+    Disk,
+    append_lines,
+    describe_os_error,
+    make_folders,
+    publish_bytes,
+    read_own,
+    remove_temp_files,
+    temp_path,
+)
+from wdskit.packing.division import Names, PlannedShard, names_of_all
+from wdskit.packing.options import WriteOptions
+from wdskit.packing.plan import Plan
+from wdskit.packing.row import OnProgress, Progress, Row, row_error
+from wdskit.packing.run_journal import (
+    DUPLICATES_NAME,
+    LIST_NAMES,
+    REJECTED_NAME,
+    RunDescription,
+    check_runs,
+    differences,
+    is_there,
+    read_begun,
+    read_description,
+    read_filled,
+    read_journal,
+    read_log,
+    shard_files,
+)
+from wdskit.packing.sources import Source
+from wdskit.packing.upload import LAST_RUN_NAME, MAX_PENDING, WAYS, SentFile, Upload, Uploaded, digest_of, open_upload
+from wdskit.shards.export import remove_exports
+from wdskit.storage.identity import FileIdentity
+from wdskit.storage.urls import LocalFile, is_local, local_path
+
+_BEGINS = "begins.lock"
+_PART = "part-{}-of-{}.lock"
+_SHOWN_CHANGES = 5
+_SHOWN_SHARDS = 10
+
+
+@contextlib.contextmanager
+def raised_as_pack_errors(folder: Path) -> Iterator[None]:
+    """Convert each OSError of the block to a PackError with the folder's name."""
+    try:
+        yield
+    except OSError as err:
+        raise PackError(f"{folder}: cannot be written: {describe_os_error(err)}") from err
+
+
+@dataclasses.dataclass(frozen=True)
+class LastRun:
+    """The run that made a folder's index.
+
+    Attributes:
+        run: Description of the run, without its `shards`.
+        entries: Index entries of the shards that the run added.
+        etags: ETags of the uploaded files, by name; empty for a local folder.
+    """
+
+    run: RunDescription
+    entries: tuple[ShardEntry, ...]
+    etags: Mapping[str, Sequence[str]]
+
+
+@contextlib.contextmanager
+def open_destination(dest: str, options: WriteOptions) -> Iterator[Destination]:
+    """Open a local folder, or a folder of a bucket, to pack into. See `Destination`.
+
+    Errors of the block about the local copy of a bucket's folder name the URL.
+
+    Raises:
+        PackError: `dest` is empty, a file, or no folder of a bucket; or an option does not fit it.
+        StorageError: The bucket cannot be read.
+    """
+    with contextlib.ExitStack() as stack:
+        upload = open_upload(dest, options)
+        if upload is not None:
+            stack.enter_context(upload)
+            stack.enter_context(upload.named())
+        yield stack.enter_context(Destination(dest if upload is None else upload.folder, options, upload=upload))
+
+
+class Destination:
+    """A folder to pack into. The end of the `with` block frees its locks and removes temporary files.
+
+    The methods are called in the order in which they appear here. Until `room` or `resolve_previous_run` is used, the
+    folder is neither created nor locked, so that errors before it leave nothing behind.
+
+    Args:
+        folder: Path of the folder; or the path or `file:` URL as a user wrote it.
+        options: The options of the run.
+        upload: Uploads the files to a bucket, for which `folder` is the local copy; None for a local folder.
+
+    Attributes:
+        folder: Path of the folder.
+        on_progress: Called with the progress of the run.
+        index: The folder's index, after `resolve_previous_run`; None without an index.
+        last_run: The run that made this index; None if it is unknown, or if this run replaces the index.
+        is_done: True if this run made the index before, so that nothing remains to do.
+        path: The folder in which shards are filled, after `start`.
+        log: The file in which this process logs filled shards, after `start`. Its workers hold the file open.
+
+    Raises:
+        PackError: The folder is empty text, a URL, or a file.
+    """
+
+    def __init__(self, folder: str | Path, options: WriteOptions, *, upload: Upload | None = None) -> None:
+        self.folder = folder if isinstance(folder, Path) else _folder_of(folder)
+        self.options = options
+        self.upload = upload
+        self.on_progress: OnProgress = options.progress or (lambda _: None)
+        self.index: FolderIndex | None = None
+        self.last_run: LastRun | None = None
+        self.is_done = False
+        self.path = self.log = self.folder
+        self._run = RunDescription({}, None, "", None)
+        self._disk: Disk = options.disk
+        self._appends = options.append
+        self._stack = contextlib.ExitStack()
+        self._read: tuple[FileIdentity, FolderIndex] | None = None
+        self._taken: set[str] = set()  # names of the folder at the last `check_folder`
+
+    def __enter__(self) -> Self:
+        """Return this destination."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Free the locks. After an error, remove temporary files and staging folders without a filled shard."""
+        self._stack.__exit__(kind, error, trace)
+
+    def enter(self, resource: contextlib.AbstractContextManager[Any]) -> Any:
+        """Enter a context that ends with this destination's `with` block, and return its value."""
+        return self._stack.enter_context(resource)
+
+    @property
+    def shown(self) -> Path | str:
+        """The folder for results and messages: its path, or the URL as text."""
+        return self.folder if self.upload is None else self.upload.url
+
+    # Before any row is read.
+
+    def prepare(self, source: object) -> None:
+        """Complete a run that was killed while it published. Then check the folder and the options.
+
+        Raises:
+            PackError: The folder is inside the source; `append` is set and the folder has no index; or the folder is
+                indexed and a dry run has neither `append` nor `overwrite`.
+            FolderIndexError: Another process is writing in the folder.
+        """
+        with raised_as_pack_errors(self.folder):
+            check_runs(self.folder)
+            if self._journals() and not self.options.dry_run:
+                with lock_folder(self.folder):
+                    self._finish_publishing()
+            if isinstance(source, (str, os.PathLike)) and os.path.isdir(source):
+                root = os.path.realpath(os.fsdecode(source))
+                if os.path.commonpath([root, os.path.realpath(self.folder)]) == root:
+                    inside = f"it is inside the source {os.fsdecode(source)}, and would be packed with it the next time"
+                    raise PackError(f"{self.folder}: {inside}.\n  Pack into a folder outside of it.")
+            self._check_indexed()
+
+    def _check_indexed(self) -> None:
+        """Raise PackError if this run needs an index that does not exist, or would fail because of an existing one."""
+        options, is_indexed = self.options, self._has_index()
+        if is_indexed and options.dry_run and not options.append and not options.overwrite:
+            raise self.indexed_already()
+        if options.append and not is_indexed:
+            msg = f"{self.folder}: append: it has no index, so --append has nothing to add to. Pack without --append."
+            raise PackError(f"{msg}\n  If others wrote shards there, run `wdskit index {self.folder}` first.")
+
+    @functools.cached_property
+    def names(self) -> Sequence[Names]:
+        """File names of the shards; with splits, the names for each split. PackError: The names are invalid."""
+        with raised_as_pack_errors(self.folder):
+            return names_of_all(self.folder, self.options.pattern, self.options.shares)
+
+    def describe_options(self, found: Source) -> dict[str, Any]:
+        """Return all values that can change a shard, by name."""
+        patterns = [names.pattern for names in self.names]
+        return {
+            **self.options.to_dict(),
+            **{
+                f"digest of {name}": hashlib.sha256(data).hexdigest()[:16] for name, data in (found.lists or {}).items()
+            },
+            "pattern": patterns[0] if self.options.shares is None else patterns,
+        }
+
+    def refuse_other_options(self, found: Source) -> None:
+        """Refuse a folder that a run with different options packed, unless this run appends or overwrites.
+
+        Raises:
+            PackError: The folder is packed already; the message lists the differences. Or the names of the shards are
+                invalid.
+        """
+        _ = self.names
+        if self.options.append or self.options.overwrite or not self._has_index():
+            return
+        last = self._find_last_run()
+        if last is None:
+            raise self.indexed_already()
+        num_rows = None if found.is_stream else last.run.num_rows or 0
+        now = dataclasses.replace(last.run, options=self.describe_options(found), num_rows=num_rows)
+        if changes := differences(last.run, now):
+            raise self.indexed_already(changes)
+
+    @functools.cached_property
+    def room(self) -> Path:
+        """The folder for a plan that is too large for memory.
+
+        The first access creates and locks the destination folder until the end of the `with` block. A part of a run
+        holds the part's lock instead. A dry run uses a temporary folder.
+        """
+        if self.options.dry_run:
+            return Path(self.enter(tempfile.TemporaryDirectory()))
+        root: Path = self.enter(self._locked())
+        return root
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[Path]:
+        root, part = self.folder / RUN_FOLDER, self.options.part_of
+        with raised_as_pack_errors(self.folder):
+            check_runs(self.folder)
+            make_folders(root, disk=self._disk)
+        if part is not None:
+            with lock_folder(root, _PART.format(*part), f"part {part[0]}/{part[1]} is running already"):
+                yield root
+            return
+        with lock_folder(self.folder):
+            try:
+                with raised_as_pack_errors(self.folder):
+                    self._finish_publishing()
+                    make_folders(root, disk=self._disk)
+                    remove_temp_files(root, disk=self._disk)
+                yield root
+            except BaseException:
+                with contextlib.suppress(OSError, PackError):
+                    self._tidy()
+                raise
+            with raised_as_pack_errors(self.folder):
+                self._remove_locks()
+
+    def _tidy(self) -> None:
+        """Remove temporary files, and staging folders without a filled shard."""
+        for path in run_folders(self.folder):
+            remove_temp_files(path, disk=self._disk)
+            if not (path / JOURNAL_NAME).exists() and not read_filled(path) and not read_begun(path):
+                self._remove_run(path)
+        for parent in (self.folder, self.folder / RUN_FOLDER):
+            remove_temp_files(parent, disk=self._disk)
+        self._remove_locks()
+
+    # The existing shards.
+
+    def resolve_previous_run(
+        self, found: Source, *, num_rows: int | None, rows: str, has_labels: bool, first_key: str = ""
+    ) -> None:
+        """Read the folder's index and compare the run that made it with this run. Locks the folder.
+
+        Sets `index`, `last_run` and `is_done`.
+
+        Args:
+            found: The source.
+            num_rows: Number of its rows; None for rows that can be read only once.
+            rows: Digest of its rows; empty for rows that can be read only once.
+            has_labels: True if samples of this run have a `cls`.
+            first_key: Key of the first row, if rows can be read only once. An addition of such rows is the same run
+                if its first key is also the same.
+
+        Raises:
+            PackError: Another run packed the folder, and this run neither appends nor overwrites; a shard of this run
+                is missing; or the classes of an addition differ from those of the folder.
+            ShardError: A shard of this run was damaged or replaced.
+            FolderIndexError: This run appends, and the index does not match the shards.
+        """
+        _ = self.room
+        with raised_as_pack_errors(self.folder):
+            self._check_indexed()
+            self._run = RunDescription(self.describe_options(found), num_rows, rows, None)
+            if not self._has_index():
+                return
+            self.index = self._read_index()
+            if self.options.overwrite:
+                return
+            self.last_run = self._find_last_run()
+            if self._appends:
+                self._check_sizes(self.index.entries)
+                if found.classes or has_labels:
+                    self._check_classes(found.classes)
+            if self.last_run is None:
+                if self._appends:
+                    return
+                raise self.indexed_already()
+            now = dataclasses.replace(self._run, first=self.last_run.run.first)
+            changes = differences(self.last_run.run, now)
+            if not changes:
+                self._check_last_run(self.last_run)
+                self.is_done = not (self._appends and first_key) or first_key == self._first_key(self.last_run)
+            elif not self._appends:
+                raise self.indexed_already(changes)
+
+    def _check_sizes(self, entries: Iterable[ShardEntry]) -> None:
+        """Compare the sizes in the index with the shards. Shards of a stopped addition are ignored.
+
+        Raises:
+            FolderIndexError: A shard is missing or has a different size.
+        """
+        for entry in entries:
+            path = self.folder / entry.name
+            num_bytes = path.stat().st_size if path.exists() else None
+            if num_bytes != entry.num_bytes:
+                what = "is not there" if num_bytes is None else f"has {num_bytes} bytes, not {entry.num_bytes}"
+                msg = f"{self.folder / INDEX_NAME}: it does not match the shards: {entry.name} {what}."
+                way = f"Put the right file there, or run `wdskit index {self.folder}`."
+                raise FolderIndexError(f"{msg}\n  {way}", folder=str(self.folder))
+
+    def _check_classes(self, classes: Mapping[str, int]) -> None:
+        """Compare the classes of an addition with those of the folder. PackError: They differ."""
+        path = self.folder / CLASSES_NAME
+        known = {name: number for number, name in enumerate(read_classes(self.folder) or ())}
+        if known == dict(classes):
+            return
+        msg = f"{path}: its classes ({len(known)}) differ from those that you add ({len(classes)})"
+        if not classes:
+            remedy = f"With --classes {self.folder} they are checked and get these names."
+            raise PackError(f"{msg}: the labels that you add have no names.\n  {remedy}")
+        if not known:
+            msg = f"{self.folder}: its labels have no names, but those that you add do."
+            raise PackError(f"{msg}\n  Pack into another folder.")
+        name = next(name for name in [*classes, *known] if known.get(name) != classes.get(name))
+        numbers = f"{name!r} is {known.get(name, 'not there')} and {classes.get(name, 'not there')}"
+        remedy = f"With --classes {self.folder}, images get the existing numbers; new classes need another folder."
+        raise PackError(f"{msg}: {numbers}.\n  {remedy}")
+
+    def _check_last_run(self, last: LastRun) -> None:
+        """Compare the shards of the last run with the folder. The bytes of changed files are read again.
+
+        Raises:
+            PackError: A shard is missing.
+            ShardError: A shard was damaged or replaced.
+        """
+        if self.upload is not None:
+            if lost := self.upload.lost(last.entries, last.etags):
+                raise self.indexed_already([f"{name} is gone, or was replaced." for name in lost])
+            return
+        lost = [entry.name for entry in last.entries if not is_there(self.folder, entry)]
+        if lost:
+            raise self.indexed_already([f"{name} or its .idx is gone, or has a different size." for name in lost])
+        verified = Verified()
+        for entry in last.entries:
+            with contextlib.closing(LocalFile(str(self.folder / entry.name))) as file:
+                verified.check(file, entry.identity, entry.sha256)
+
+    def _first_key(self, last: LastRun) -> str:
+        """Return the key of the first sample that the last run added."""
+        path = str(self.folder / last.entries[0].name)
+        with contextlib.closing(LocalFile(path)) as file:
+            return str(next(iter(HeaderReader(file, shard=path)))["__key__"])
+
+    @property
+    def kept(self) -> tuple[ShardEntry, ...]:
+        """The existing shards that stay before the shards of this run; empty unless this run appends."""
+        if self.index is None or not self._appends:
+            return ()
+        own = len(self.last_run.entries) if self.last_run is not None and self.is_done else 0
+        return self.index.entries[: len(self.index.entries) - own]
+
+    def first_number(self, names: Names) -> int:
+        """Return the number of the first new shard: the largest number of an existing shard in `names`, plus one."""
+        numbers = (names.number_of(entry.name) for entry in self.kept)
+        return max((number for number in numbers if number is not None), default=-1) + 1
+
+    def check_keys(self, plan: Plan) -> None:
+        """Refuse an addition of a row whose key an existing shard has. The headers of these shards are read.
+
+        Raises:
+            RowError: An existing shard has the key of a row.
+            ShardError: An existing shard is damaged.
+        """
+        if not self.is_done and self.kept and (row := plan.find_taken(self.existing_keys())) is not None:
+            raise self.key_exists(row)
+
+    def key_exists(self, row: Row) -> RowError:
+        """Return the error for a row whose key an existing shard has."""
+        remedy = "Keys must be unique. Rename it; or, for a table, choose a column with unique values: --key-column."
+        return row_error(row.where, f"its key {row.key!r} is in {self.folder} already", remedy)
+
+    def existing_keys(self) -> Iterator[str]:
+        """Yield the keys of the existing shards that stay, read from their headers. ShardError: One is damaged."""
+        num_keys = num_bytes = 0
+        totals = sum(entry.num_samples for entry in self.kept), sum(entry.num_bytes for entry in self.kept)
+        for entry in self.kept:
+            self.on_progress(Progress("comparing", num_keys, num_bytes, *totals))
+            path = str(self.folder / entry.name)
+            with contextlib.closing(LocalFile(path)) as file:
+                for sample in HeaderReader(file, shard=path):
+                    yield sample["__key__"]
+            num_keys += entry.num_samples
+            num_bytes += entry.num_bytes
+
+    def lists(self, found: Source) -> dict[str, bytes]:
+        """Return the bytes of `classes.json`, `rejected.jsonl` and `duplicates.jsonl` by name, without empty files.
+
+        An addition keeps the folder's classes, and appends to the other lists.
+        """
+        if found.lists is not None:
+            return {} if self._appends else dict(found.lists)
+        lists = {}
+        if found.classes and not self._appends:
+            lists[CLASSES_NAME] = classes_json(found.classes)
+        rejected: list[object] = [{"where": err.where, "reason": err.problem} for err in found.rejected]
+        for name, listed in ((REJECTED_NAME, rejected), (DUPLICATES_NAME, [one.to_dict() for one in found.duplicates])):
+            if listed:
+                lines = "".join(json.dumps(each, ensure_ascii=False) + "\n" for each in listed)
+                before = (read_own(self.folder / name) or b"") if self._appends else b""
+                # A file name that is not UTF-8 has lone surrogates. JSON writes them as escapes.
+                lists[name] = before + lines.encode(errors="backslashreplace")
+        return lists
+
+    def check_folder(self, shards: Sequence[PlannedShard], lists: Mapping[str, bytes] | None = None) -> None:
+        """Check that the names of the new files are free, and that all shards of the folder are in its index.
+
+        Args:
+            shards: The new shards.
+            lists: Bytes of the files that describe all shards, by name; None if they are not known yet.
+
+        Raises:
+            PackError: A file already has the name of a new shard; a tar of the folder is not in the index; or another
+                program wrote a list that this run would replace or keep.
+        """
+        others = self._uploaded_by_others()
+        self._taken = {*others}
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):  # a dry run makes no folder
+            self._taken |= {*os.listdir(self.folder)}
+        for shard in () if self.is_done else shards:
+            self.check_name(shard.name)
+        _, strays = compare_names(self._taken, self.index.by_name if self.index is not None else {})
+        if strays:
+            msg = f"{self.folder / strays[0]}: this shard is in no index, and is not one of those being packed."
+            remedy = f"Pack into another folder, or run `wdskit index {self.folder}` if these are whole shards."
+            raise PackError(f"{msg} Nothing was written.\n  {remedy}")
+        if lists is None or self._appends or (self.options.overwrite and self.index is not None):
+            return
+        for name in sorted({*lists, REJECTED_NAME, DUPLICATES_NAME}):
+            path = self.folder / name
+            if (name in others and not self.is_done) or (os.path.lexists(path) and read_own(path) != lists.get(name)):
+                raise self._in_the_way(name)
+
+    def check_name(self, shard: str) -> None:
+        """Check the name of a new shard against the files that the last `check_folder` found. PackError: It exists."""
+        replaces = self.options.overwrite and self.index is not None and shard in self.index.by_name
+        for name in () if replaces else shard_files(shard):
+            if name in self._taken:
+                raise self._in_the_way(name)
+
+    def _uploaded_by_others(self) -> set[str]:
+        """Return the names in the bucket that no run of this machine uploaded. StorageError: It cannot be read."""
+        if self.upload is None:
+            return set()
+        sent: dict[str, SentFile] = {}
+        for path in run_folders(self.folder):
+            sent |= read_begun(path)
+        return self.upload.find_others(sent)
+
+    # Filling.
+
+    def start(self, shards: tuple[PlannedShard, ...] | None, first: Sequence[int]) -> None:
+        """Start this run, or resume it if it was stopped. Sets `path` and `log`.
+
+        A run that is done only removes what is left of its staging folder.
+
+        Args:
+            shards: The planned shards; None for rows that can be read only once.
+            first: Number of the first shard; with splits, of the first shard of each split.
+
+        Raises:
+            PackError: A different run with filled shards was stopped here, or another part of that run is running.
+        """
+        options, part = self.options, self.options.part_of
+        run = dataclasses.replace(self._run, shards=shards, first=tuple(first), parts=part[1] if part else 0)
+        self._run = run
+        with raised_as_pack_errors(self.folder):
+            if self.is_done:
+                if part is None:
+                    self._remove_finished()
+            elif part is None:
+                if not options.overwrite:
+                    self._remove_finished()
+                self._open_staging(run, is_alone=lambda: True)
+            else:
+                with lock_folder(self.room, _BEGINS, wait=True):
+                    is_alone = self.enter(share_folder(self.folder))
+                    if is_alone():
+                        self._remove_finished()
+                    self._open_staging(run, is_alone=is_alone)
+
+    def _open_staging(self, run: RunDescription, *, is_alone: Callable[[], bool]) -> None:
+        """Make or reuse the staging folder of `run`, and remove those of other runs. See `start`.
+
+        `is_alone` returns True if no other part is running here.
+        """
+        part, disk = self.options.part_of, self._disk
+        path = self.folder / RUN_FOLDER / run.digest
+        for other in run_folders(self.folder):
+            old = read_description(other)
+            if old is None:  # the run was stopped before it started, or during its removal
+                if is_alone():
+                    self._remove_run(other)
+                continue
+            changes = differences(old, run)
+            if not changes and (old.parts == run.parts or is_alone()) and (part or not self.options.restart):
+                continue
+            filled = read_filled(other)
+            if not changes and part is not None:
+                msg = f"{self.folder}: part: this run is divided into {old.parts} parts, some of which are running."
+                raise PackError(f"{msg}\n  Use the same number of parts, or wait until they end.")
+            if filled and not self.options.restart:
+                msg = f"{self.folder}: a different run was stopped here; {len(filled)} of its shards are there."
+                way = "Run that command again to continue it, or start again with --restart, which removes these shards"
+                raise PackError(f"{msg}\n  {_first_few(changes)}\n  {way}.")
+            if not is_alone():
+                msg = f"{self.folder}: other parts of that run are running. Wait until they end, or stop them."
+                raise PackError(msg)
+            if self.upload is not None:
+                self.upload.remove(read_begun(other))
+            self._remove_run(other)
+        make_folders(path, disk=disk)
+        self.path = path
+        self.log = path / ("shards.log" if part is None else f"shards-{part[0]}-of-{part[1]}.log")
+        description = path / DESCRIPTION_NAME
+        if part is None or is_alone():
+            for log in path.glob("*.log"):
+                wait_for_workers(log)
+            remove_temp_files(path, disk=disk)
+        if read_own(description) != run.to_json():
+            publish_bytes(description, run.to_json(), disk=disk)
+        disk.close(disk.open_log(self.log))  # creates the log, which the workers hold
+        wait_for_workers(self.log)
+        if part is not None and run.shards is not None:  # other parts may be writing theirs
+            own = run.shards[part[0] :: part[1]]
+            remove_temp_files(path, of={name for shard in own for name in shard_files(shard.name)}, disk=disk)
+
+    def filled(self) -> dict[str, ShardEntry]:
+        """Return the shards of this run that are filled and still exist, by name."""
+        if self.is_done:
+            assert self.last_run is not None
+            return {entry.name: entry for entry in self.last_run.entries}
+        if self.upload is None:
+            return read_filled(self.path)
+        shards = (one for one in read_log(self.path) if isinstance(one, Uploaded))
+        return self.upload.find_there(shards, read_begun(self.path))
+
+    def add(self, entry: ShardEntry) -> None:
+        """Log a filled shard. For a bucket, start the upload of the shard, and log the uploads that have ended."""
+        with raised_as_pack_errors(self.folder):
+            if self.upload is None:
+                self._write_log(_log_line(entry))
+                return
+            self.upload.start(entry, self._log_upload(shard_files(entry.name), {entry.name: entry.sha256}))
+            self._log_uploaded(MAX_PENDING)
+
+    def _log_upload(self, names: Sequence[str], known: Mapping[str, str]) -> dict[str, Path]:
+        """Log size and digest of files before their upload, so that a later run recognizes the objects.
+
+        `known` has known digests by file name. Returns the path of each file by name.
+        """
+        files = {name: self.path / name for name in names}
+        digests = {name: known.get(name) or digest_of(str(path.absolute())) for name, path in files.items()}
+        self._write_log({"begun": {name: (path.stat().st_size, digests[name]) for name, path in files.items()}})
+        return files
+
+    def _log_uploaded(self, most: int) -> None:
+        assert self.upload is not None
+        for one in self.upload.finished(most, self._disk):
+            self._write_log([*_log_line(one.entry), one.etags])
+
+    def _write_log(self, line: object) -> None:
+        # The empty line ends a line that was cut short.
+        append_lines(self.log, ["", json.dumps(line)], disk=self._disk)
+
+    # Publishing.
+
+    def publish(self, entries: Sequence[ShardEntry], lists: Mapping[str, bytes]) -> None:
+        """Move the filled shards into the folder and write its index; for a bucket, upload the index.
+
+        A run that is done only checks its lists. A part of a run stores its lists for `publish_parts`.
+
+        Args:
+            entries: Index entries of the shards, in order.
+            lists: Bytes of the files that describe all shards, by file name.
+
+        Raises:
+            PackError: A file is in the way, or a shard or another file of the run is missing.
+            StorageError: The store of a bucket cannot be reached or refuses.
+        """
+        with raised_as_pack_errors(self.folder):
+            if self.is_done:
+                self.check_folder([], lists)
+                return
+            if self.options.part_of is None:
+                self.check_folder(
+                    [PlannedShard(each.name, each.num_samples, each.num_bytes) for each in entries], lists
+                )
+            for name, data in lists.items():
+                publish_bytes(self.path / name, data, disk=self._disk)
+            if self.options.part_of is None:
+                self._publish_index(entries, lists)
+
+    def _publish_index(self, entries: Sequence[ShardEntry], lists: Iterable[str]) -> None:
+        replaces = self.options.overwrite and self.index is not None
+        kept = self.index.entries if self.index is not None and not replaces else ()
+        all_entries = (*kept, *entries)
+        data = index_json(all_entries)
+        index = FolderIndex(str(self.folder), all_entries, hashlib.sha256(data).hexdigest())
+        described = json.loads(
+            dataclasses.replace(self._run, shards=None, parts=0).to_json()
+        )  # the index has the names
+        last = {"run": described, "num_shards": len(entries), "index": index.sha256}
+        publish_bytes(self.path / INDEX_NAME, data, disk=self._disk)
+        if self.upload is not None:
+            self._upload_index(index, last, lists)
+            return
+        come = [name for entry in entries for name in shard_files(entry.name)] + [*lists]
+        new = {*come}
+        go = [name for name in self._existing_files() if name not in new] if replaces else []
+        journal = {"go": go, "come": come, "replaces": replaces, "last_run": last}
+        publish_bytes(self.path / JOURNAL_NAME, json.dumps(journal, indent=0).encode() + b"\n", disk=self._disk)
+        self._replay(self.path, index=index)
+        if replaces:
+            remove_exports(self.folder, self._disk)
+
+    def _upload_index(self, index: FolderIndex, last: dict[str, Any], lists: Iterable[str]) -> None:
+        """Wait until all shards are in the bucket. Then upload the lists and the index, which comes last.
+
+        Raises:
+            PackError: A shard is missing in the bucket, or was replaced.
+            StorageError: The store cannot be reached or refuses.
+        """
+        assert self.upload is not None
+        self._log_uploaded(0)
+        if lost := sorted(read_filled(self.path).keys() - self.filled().keys()):
+            msg = f"{self.upload.object_url(lost[0])}: it is gone, or another writer replaced it."
+            raise PackError(f"{msg}\n  Run the same command again to continue.")
+        last["etags"] = {name: sorted(file.etags) for name, file in read_begun(self.path).items() if file.etags}
+        publish_bytes(self.path / LAST_RUN_NAME, json.dumps(last).encode() + b"\n", disk=self._disk)
+        binary = build_binary(index.entries, bytes.fromhex(index.sha256))
+        publish_bytes(self.path / BINARY_NAME, binary, disk=self._disk)
+        self.upload.put(self._log_upload([*lists, LAST_RUN_NAME, BINARY_NAME, INDEX_NAME], {}))
+        self._remove_run(self.path)
+        self._remove_locks()
+
+    def _existing_files(self) -> Iterator[str]:
+        """Yield the file names of the existing data set without `index.json`; `index.bin` is the first."""
+        assert self.index is not None
+        yield from (BINARY_NAME, IDENTITIES_NAME, LAST_RUN_NAME)
+        for entry in self.index.entries:
+            yield from shard_files(entry.name)
+        yield from (selection_path(self.folder, name).name for name in list_selections(self.folder))
+        yield from LIST_NAMES
+
+    def publish_parts(self) -> tuple[Sequence[ShardEntry], bool]:
+        """Publish a run whose shards were filled in parts: `wdskit pack-finish`. The options are those of that run.
+
+        Returns:
+            The shards, and whether they had been published already.
+
+        Raises:
+            PackError: No part of a run was packed here, or shards are missing; the message names them and their parts.
+            FolderIndexError: A part, or another process, is writing there.
+        """
+        with lock_folder(self.folder), raised_as_pack_errors(self.folder):
+            check_runs(self.folder)
+            was_publishing = bool(self._journals())
+            if was_publishing:
+                self._finish_publishing()
+            self.last_run = self._find_last_run()
+            published = self.last_run.entries if self.last_run is not None else ()
+            if was_publishing:
+                return published, True
+            self._remove_finished()
+            runs = [(path, run) for path in run_folders(self.folder) if (run := read_description(path)) is not None]
+            if not runs:
+                if self.last_run is not None:
+                    self._remove_locks()
+                    return published, True
+                raise PackError(f"{self.folder}: no part of a run was packed here.")
+            [(self.path, self._run), *others] = runs
+            if others or not self._run.parts or self._run.shards is None:
+                msg = f"{self.folder}: the run that was stopped here is not divided into parts."
+                raise PackError(f"{msg}\n  Run the same command again to continue it.")
+            for log in self.path.glob("*.log"):
+                wait_for_workers(log)
+            entries = self._entries_of_parts(self._run.shards)
+            remove_temp_files(self.path, disk=self._disk)
+            self._appends = self._run.options.get("append") is True
+            self.index = self._read_index() if self._appends else None
+            self.publish(
+                entries, {name: data for name in LIST_NAMES if (data := read_own(self.path / name)) is not None}
+            )
+            return entries, False
+
+    def _entries_of_parts(self, shards: Sequence[PlannedShard]) -> list[ShardEntry]:
+        """Return the index entries of all shards. PackError: Some are missing; it names them and their parts."""
+        filled, parts = read_filled(self.path), self._run.parts
+        missing = [number for number, shard in enumerate(shards) if shard.name not in filled]
+        if missing:
+            which = ", ".join(f"{part}/{parts}" for part in sorted({number % parts for number in missing}))
+            names = ", ".join(shards[number].name for number in missing[:_SHOWN_SHARDS])
+            more = f" and {len(missing) - _SHOWN_SHARDS} more" if len(missing) > _SHOWN_SHARDS else ""
+            msg = f"{self.folder}: {len(missing)} of {len(shards)} shards are missing: {names}{more}."
+            raise PackError(f"{msg}\n  Run the same command again with --part {which}.")
+        return [filled[shard.name] for shard in shards]
+
+    # The journal.
+
+    def _journals(self) -> list[Path]:
+        """Return the staging folders with a journal to replay."""
+        return [path for path in run_folders(self.folder) if (path / JOURNAL_NAME).exists()]
+
+    def _finish_publishing(self) -> None:
+        """Replay the journal of a run that was stopped while it published, and remove temporary files.
+
+        The folder is locked.
+
+        Raises:
+            PackError: Raised by `check_runs` or `_replay`.
+        """
+        check_runs(self.folder)
+        for path in self._journals():
+            self._replay(path)
+        remove_temp_files(self.folder, disk=self._disk)
+
+    def _replay(self, path: Path, *, index: FolderIndex | None = None) -> None:
+        """Perform the steps of a journal that are not done yet.
+
+        Args:
+            path: The staging folder with the journal.
+            index: The folder's new index; None reads it from the staging folder.
+
+        Raises:
+            PackError: A file of the run is missing, or the journal names a file that is not part of a data set.
+        """
+        folder, disk = self.folder, self._disk
+        if (path / INDEX_NAME).exists():
+            disk.fsync_folder(path)  # the process that wrote the journal may have been killed before this fsync
+            journal = read_journal(path)
+            index = index or read_index(path)
+            before = self._read_index().by_name if self._has_index() else {}
+            if journal["replaces"]:
+                self._remove([INDEX_NAME])  # removed first: an index never describes shards of another run
+                self._remove(journal["go"])
+            shards = {entry.name for entry in index.entries}
+            self._link_all(path, [name for name in journal["come"] if name in shards])
+            self._link_all(path, [name for name in journal["come"] if name not in shards])
+            publish_bytes(folder / LAST_RUN_NAME, json.dumps(journal["last_run"]).encode() + b"\n", disk=disk)
+            # The identities of shards that stay are known.
+            entries = [
+                dataclasses.replace(entry, identity=before[entry.name].identity)
+                if entry == before.get(entry.name)
+                else dataclasses.replace(entry, identity=None)
+                for entry in index.entries
+            ]
+            write_index(folder, entries, data=read_own(path / INDEX_NAME), disk=disk)
+            disk.remove(path / INDEX_NAME)
+            disk.fsync_folder(path)  # a journal that came back after a later run would undo that run
+        else:
+            disk.fsync_folder(folder)  # makes the name of the index durable, even if the run was killed before
+        self._remove_run(path)
+        self._remove_locks()
+
+    def _link_all(self, path: Path, names: Sequence[str]) -> None:
+        """Link the new files into the folder. The files also keep their names in the staging folder: a power loss can
+        lose both names of a file that is renamed from one folder to another.
+        """
+        disk, parents = self._disk, {self.folder: None}
+        for name in names:
+            source, target = path / name, self.folder / name
+            if target.parent not in parents:
+                make_folders(target.parent, disk=disk)
+                parents[target.parent] = None
+            temp = temp_path(target)
+            if not source.exists():  # a disk without links
+                if temp.exists():
+                    disk.rename(temp, target)
+                elif not target.exists():
+                    msg = f"{source}: this file was filled and is gone, so the run cannot be finished."
+                    raise PackError(f"{msg}\n  Put it back, or remove {path} and pack again.")
+            elif not target.exists():
+                disk.link(source, target)
+            elif not target.samefile(source):
+                # A link cannot replace a file, and the name must always have a file. A rename between two names of one
+                # file does nothing, so the temporary link of a killed run is removed first.
+                disk.remove(temp)
+                disk.link(source, temp)
+                disk.rename(temp, target)
+        for parent in parents:
+            disk.fsync_folder(parent)
+
+    def _remove(self, names: Iterable[str]) -> None:
+        """Remove files of the folder, then fsync their folders."""
+        paths = [self.folder / name for name in names if (self.folder / name).exists()]
+        for path in paths:
+            self._disk.remove(path)
+        for parent in {self.folder, *(path.parent for path in paths)}:
+            self._disk.fsync_folder(parent)
+
+    def _remove_run(self, path: Path) -> None:
+        """Remove a staging folder. The logs are removed first, so that no shard counts as filled; the journal last."""
+        for log in path.glob("*.log"):
+            wait_for_workers(log)
+        last = path / JOURNAL_NAME
+        others = [file for file in path.iterdir() if file != last]
+        for file in sorted(others, key=lambda file: (file.suffix != ".log", file)):
+            self._disk.remove(file)
+        self._disk.remove(last)
+        self._disk.remove_folder(path)
+
+    def _remove_finished(self) -> None:
+        """Remove the staging folder of the run that made the index. A power loss can bring that folder back."""
+        if self.last_run is not None:
+            path = self.folder / RUN_FOLDER / self.last_run.run.digest
+            if path in run_folders(self.folder):
+                self._remove_run(path)
+
+    def _remove_locks(self) -> None:
+        """Remove `.wdskit-run` and the locks of parts if no run is left in it. The folder is locked."""
+        root = self.folder / RUN_FOLDER
+        for path in run_folders(self.folder):
+            if not (path / DESCRIPTION_NAME).exists() and not (path / JOURNAL_NAME).exists():
+                self._remove_run(path)  # the run was killed before its first shard, or during its removal
+        if not root.is_dir() or run_folders(self.folder):
+            return
+        for file in sorted(root.iterdir()):
+            self._disk.remove(file)
+        self._disk.remove_folder(root)
+
+    # The index and its run.
+
+    def _has_index(self) -> bool:
+        return (self.folder / INDEX_NAME).exists()
+
+    def _read_index(self) -> FolderIndex:
+        """Read the folder's index, once as long as the file is the same. FolderIndexError: It is missing or invalid."""
+        identity = FileIdentity.of(self.folder / INDEX_NAME)
+        if self._read is None or self._read[0] != identity:
+            self._read = identity, read_index(self.folder)
+        return self._read[1]
+
+    def _find_last_run(self) -> LastRun | None:
+        """Return the run that made the folder's index; None if it is unknown, for example after `wdskit index`."""
+        if not self._has_index():
+            return None
+        file = self.folder / LAST_RUN_NAME
+        try:
+            document = json.loads(read_own(file) or b"")
+            index = self._read_index()
+            if document["index"] != index.sha256:
+                return None
+            run = RunDescription.from_json(json.dumps(document["run"]).encode(), file)
+            count = int(document["num_shards"])
+            etags = {str(name): [*map(str, known)] for name, known in document.get("etags", {}).items()}
+        except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError, PackError, FolderIndexError):
+            return None
+        entries = index.entries
+        return LastRun(run, entries[len(entries) - count :], etags) if 0 < count <= len(entries) else None
+
+    def indexed_already(self, changes: Sequence[str] = ()) -> PackError:
+        """Return the error for a folder that is packed already. `changes` are known differences from its last run."""
+        msg = f"{self.folder}: this folder is packed and indexed already"
+        msg += "." if not changes else f", by a different run:\n  {_first_few(changes)}"
+        return PackError(f"{msg}\n  {WAYS}")
+
+    def _in_the_way(self, name: str) -> PackError:
+        """Return the error for an existing file that has a needed name and is not in the folder's index."""
+        path = self.folder / name
+        msg = f"{path}: this file exists already and is in the way. Nothing was overwritten."
+        what = (
+            f"run `wdskit index {path.parent}`, if these are whole shards" if name.endswith(".tar") else "move it away"
+        )
+        return PackError(f"{msg}\n  Pack into another folder, or {what}.")
+
+
+def _folder_of(dest: str) -> Path:
+    """Return the path of the local folder to write to. PackError: `dest` is empty, not a local path, or a file."""
+    with raised_as_pack_errors(Path(dest)):
+        if not dest or "\x00" in dest:
+            raise PackError(f"{dest!r} is not a folder to pack into. Write . for this one.")
+        if not is_local(dest):
+            raise PackError(f"{dest}: only a local folder can hold parts.")
+        folder = Path(local_path(dest))
+        if folder.exists() and not folder.is_dir():
+            raise PackError(f"{dest}: this is a file, not a folder to pack into.")
+        return folder
+
+
+def _log_line(entry: ShardEntry) -> list[object]:
+    return [entry.name, entry.num_samples, entry.num_bytes, entry.sha256, entry.fields, entry.idx_sha256]
+
+
+def _first_few(sentences: Sequence[str]) -> str:
+    """Return the first few sentences as lines of a message, and the number of the others."""
+    more = [f"... and {len(sentences) - _SHOWN_CHANGES} more."] if len(sentences) > _SHOWN_CHANGES else []
+    return "\n  ".join([*sentences[:_SHOWN_CHANGES], *more])

@@ -1,0 +1,284 @@
+"""The run journal: the files that describe a run on disk. `publish.Destination` writes them.
+
+`DEST/.wdskit-run/<digest>/` is the staging folder of a run. The digest depends on the rows, the options and the
+version, so the same command finds its run again. Besides the shards, the folder has these files:
+
+- `run.json` describes the run: options, version, digest of the rows, names of the shards.
+- `shards.log` has one line of JSON for each filled shard, and for each upload. Each part of a run writes its own log.
+- `journal.json` exists from the moment at which the run publishes: the files to remove from the destination and to add.
+
+A folder may come from somebody else, so no name and no number of these files is used before it is checked.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import json
+import os
+import re
+import stat
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from wdskit import __version__
+from wdskit.dataset.binary import BINARY_NAME, IDENTITIES_NAME
+from wdskit.dataset.classes import CLASSES_NAME
+from wdskit.dataset.index import INDEX_NAME, RUN_FOLDER, ShardEntry, entry_problem
+from wdskit.dataset.selection import selection_of
+from wdskit.dataset.shard import offsets_path
+from wdskit.dataset.unfinished import DESCRIPTION_NAME, JOURNAL_NAME, RUN_NAME
+from wdskit.errors import PackError
+from wdskit.files import foreign, is_file_name, owner_of_new_files, read_own
+from wdskit.packing.division import PlannedShard
+from wdskit.packing.upload import LAST_RUN_NAME, SentFile, Uploaded
+
+DESCRIPTION_VERSION = 4
+REJECTED_NAME = "rejected.jsonl"
+DUPLICATES_NAME = "duplicates.jsonl"
+LIST_NAMES = (CLASSES_NAME, REJECTED_NAME, DUPLICATES_NAME)
+_OWN_NAMES = frozenset({INDEX_NAME, BINARY_NAME, IDENTITIES_NAME, LAST_RUN_NAME, *LIST_NAMES})
+"""Names of the files of a data set, except its shards and selections."""
+_RUN_FILE = re.compile(r"run\.json|journal\.json|shards(-\d+-of-\d+)?\.log|\..*\.wdskit-temp")
+"""Names of the other files in a staging folder."""
+_ROOT_FILE = re.compile(r"begins\.lock|part-\d+-of-\d+\.lock|\..*\.wdskit-temp")
+"""Names of the files next to the staging folders: locks, and plans that are too large for memory."""
+
+
+@dataclass(frozen=True)
+class RunDescription:
+    """The description of a run.
+
+    Attributes:
+        options: All options that can change a shard, by name; includes `command` if the command is not `pack`.
+        num_rows: Rows of the source; None for rows that can be read only once.
+        rows: Digest of all rows in the order of the source; empty for rows that can be read only once.
+        shards: The planned shards; None for rows that can be read only once.
+        first: Number of the first shard; with splits, of the first shard of each split.
+        wdskit: Version of wdskit.
+        parts: Number of parts of the run; 0 for a run without parts.
+    """
+
+    options: Mapping[str, Any]
+    num_rows: int | None
+    rows: str
+    shards: tuple[PlannedShard, ...] | None
+    first: tuple[int, ...] = (0,)
+    wdskit: str = __version__
+    parts: int = 0
+
+    @property
+    def digest(self) -> str:
+        """Hex digest of the run's rows, options and version. Shard numbers and parts do not change the digest."""
+        same = dataclasses.replace(self, shards=None, first=(0,), parts=0)
+        return hashlib.sha256(same.to_json()).hexdigest()[:16]
+
+    def to_json(self) -> bytes:
+        """Return the bytes of `run.json`."""
+        document = {"wdskit_run": DESCRIPTION_VERSION, **dataclasses.asdict(self)}
+        return (json.dumps(document, ensure_ascii=True, indent=1, default=str) + "\n").encode()
+
+    @classmethod
+    def from_json(cls, data: bytes, path: Path) -> RunDescription:
+        """Return the description in the bytes of `run.json`; `path` is for messages.
+
+        Raises:
+            PackError: The bytes are not a description of a run, or have another version of the format.
+        """
+        try:
+            document = json.loads(data)
+            if document.pop("wdskit_run") != DESCRIPTION_VERSION:
+                raise ValueError  # noqa: TRY301
+            shards = document.pop("shards")
+            planned = None if shards is None else tuple(PlannedShard(*shard) for shard in shards)
+            first = tuple(document.pop("first"))
+            run = cls(shards=planned, first=first, **document)
+            counts = [run.parts, *first] + ([] if run.num_rows is None else [run.num_rows])
+            counts += [count for shard in planned or () for count in (shard.num_samples, shard.num_bytes)]
+            names = [shard.name for shard in planned or ()]
+            is_right = all(map(is_file_name, names)) and all(type(count) is int and count >= 0 for count in counts)
+            if is_right and isinstance(run.options, dict) and isinstance(run.rows, str):
+                return run
+            problem: Exception | None = None
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as err:
+            problem = err
+        msg = f"{path}: this version of wdskit cannot read this description of a run."
+        raise PackError(f"{msg}\n  Pack into another folder, or remove {path.parent}.") from problem
+
+
+def differences(old: RunDescription, new: RunDescription) -> list[str]:
+    """Return one sentence for each difference between two runs; an empty list if they are the same.
+
+    Args:
+        old: A stopped run, or the run that made the folder's index.
+        new: The current run.
+    """
+    was, now = _plain(old.options), _plain(new.options)
+    commands = [options.pop("command", "pack") for options in (was, now)]
+    if commands[0] != commands[1]:
+        return ["it was `wdskit {}` and is `wdskit {}`.".format(*commands)]
+    found = [] if old.wdskit == new.wdskit else [f"wdskit was {old.wdskit} and is {new.wdskit}."]
+    found += [
+        f"{name} was {was.get(name)!r} and is {now.get(name)!r}."
+        for name in sorted({*was, *now})
+        if was.get(name) != now.get(name)
+    ]
+    if (old.num_rows is None) != (new.num_rows is None):
+        return [*found, "only one of the two sources can be read more than once."]
+    if old.num_rows != new.num_rows:
+        found.append(f"the source had {old.num_rows} rows and has {new.num_rows}.")
+    elif old.rows != new.rows:
+        found.append("the rows of the source are different: a file was changed, renamed or replaced, or their order.")
+    if not found and (old.shards != new.shards or old.first != new.first):
+        found.append("it would write different shards.")
+    return found
+
+
+def _plain(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options as JSON would read them back."""
+    plain: dict[str, Any] = json.loads(json.dumps(dict(options), default=str))
+    return plain
+
+
+def read_description(path: Path) -> RunDescription | None:
+    """Return the description in a staging folder; None if the run stopped before it wrote the description.
+
+    Raises:
+        PackError: The description cannot be read.
+    """
+    data = read_own(path / DESCRIPTION_NAME)
+    return None if data is None else RunDescription.from_json(data, path / DESCRIPTION_NAME)
+
+
+def read_journal(path: Path) -> dict[str, Any]:
+    """Return the journal of a run whose names are all names of files of a data set.
+
+    Raises:
+        PackError: The file is damaged, or wdskit did not write it.
+    """
+    file = path / JOURNAL_NAME
+    try:
+        journal = json.loads(read_own(file) or b"")
+        names = [*journal["go"], *journal["come"]]
+        is_right = isinstance(journal["replaces"], bool) and isinstance(journal["last_run"], dict)
+    except (ValueError, TypeError, KeyError, RecursionError) as err:
+        raise PackError(foreign(file, "is not a journal of a run")) from err
+    for name in names:
+        if not is_own_name(name):
+            raise PackError(foreign(file, f"names {name!r:.200}, which is not a file of this folder"))
+    if not is_right:
+        raise PackError(foreign(file, "is not a journal of a run"))
+    return dict(journal)
+
+
+def read_filled(path: Path) -> dict[str, ShardEntry]:
+    """Return the filled shards of a staging folder, by name. An uploaded shard counts as filled without a check."""
+    found: dict[str, ShardEntry] = {}
+    for one in read_log(path):
+        if isinstance(one, ShardEntry) and is_there(path, one):
+            found[one.name] = one
+        elif isinstance(one, Uploaded):
+            found[one.entry.name] = one.entry
+    return found
+
+
+def read_begun(path: Path) -> dict[str, SentFile]:
+    """Return the files that the run of a staging folder may have uploaded, by name."""
+    begun: dict[str, SentFile] = {}
+    for one in read_log(path):
+        if isinstance(one, dict):
+            begun |= {name: file._replace(etags=begun.get(name, file).etags) for name, file in one.items()}
+        elif isinstance(one, Uploaded):
+            for name, etag in one.etags.items():
+                if name in begun and etag is not None:
+                    begun[name] = begun[name]._replace(etags=begun[name].etags | {etag})
+    return begun
+
+
+def read_log(path: Path) -> Iterator[ShardEntry | Uploaded | dict[str, SentFile]]:
+    """Yield the log entries of a run: filled shards, uploaded shards, and files before their upload."""
+    for log in sorted(path.glob("*.log")):
+        for line in (read_own(log) or b"").splitlines():
+            try:
+                noted = json.loads(line)
+                names = noted["begun"] if isinstance(noted, dict) else noted[:1]
+                if not all(map(is_own_name, names)):
+                    continue  # wdskit did not write this line
+                if isinstance(noted, dict):
+                    yield {name: SentFile(num_bytes, sha256) for name, (num_bytes, sha256) in names.items()}
+                    continue
+                name, num_samples, num_bytes, sha256, fields, idx_sha256, *etags = noted
+                item = {"url": name, "nsamples": num_samples, "filesize": num_bytes, "sha256": sha256, "fields": fields}
+                if entry_problem(item if idx_sha256 is None else {**item, "idx_sha256": idx_sha256}):
+                    continue
+                entry = ShardEntry(name, num_samples, num_bytes, sha256, tuple(fields), idx_sha256)
+                found = Uploaded(entry, dict(etags[0])) if etags else entry
+            except (ValueError, TypeError, KeyError, RecursionError):  # it was cut short
+                continue
+            yield found
+
+
+def is_there(folder: Path, entry: ShardEntry) -> bool:
+    """Return True if the folder contains a shard and its offsets with the expected sizes."""
+    sizes = {folder / entry.name: entry.num_bytes, offsets_path(folder / entry.name): 8 * (entry.num_samples + 1)}
+    return all(path.is_file() and path.stat().st_size == size for path, size in sizes.items())
+
+
+def is_own_name(name: object) -> bool:
+    """True if wdskit may have given a file of a data set this name: a shard, a file next to one, a list, a selection,
+    the index. Names that are read back from a folder are compared with this before they are used.
+    """
+    if not isinstance(name, str) or name in _OWN_NAMES:
+        return isinstance(name, str)
+    return is_file_name(name) and (name.endswith((".tar", ".idx")) or bool(selection_of(name)))
+
+
+def check_runs(folder: Path) -> None:
+    """Refuse staging folders that this user's wdskit did not make, before anything in them is used or removed.
+
+    Raises:
+        PackError: `.wdskit-run`, or something in it, is a link, belongs to another user, or has a name that wdskit
+            does not give.
+    """
+    root = folder / RUN_FOLDER
+    if not os.path.lexists(root):
+        return
+    users = {os.geteuid()}
+    _check_own(root, users, is_folder=True)
+    for path in sorted(root.iterdir()):
+        is_run = RUN_NAME.fullmatch(path.name) is not None
+        if not is_run and not _ROOT_FILE.fullmatch(path.name):
+            raise PackError(foreign(path, "is no file of a run"))
+        _check_own(path, users, is_folder=is_run)
+        inners: list[Path] = []
+        with contextlib.suppress(FileNotFoundError):  # another part of the run has just removed it
+            inners = sorted(path.iterdir()) if is_run else []
+        for inner in inners:
+            if not _RUN_FILE.fullmatch(inner.name) and not is_own_name(inner.name):
+                raise PackError(foreign(inner, "is no file of a run"))
+            _check_own(inner, users, is_folder=False)
+
+
+def _check_own(path: Path, users: set[int], *, is_folder: bool) -> None:
+    """Refuse a path that is not a plain file or folder of one of `users`. Adds the owner of new files to `users`."""
+    try:
+        status = path.lstat()
+    except FileNotFoundError:  # another part of the run has just ended
+        return
+    if not (stat.S_ISDIR if is_folder else stat.S_ISREG)(status.st_mode):
+        raise PackError(foreign(path, f"is {'a link' if path.is_symlink() else 'not a plain file or folder'}"))
+    if path.suffix == ".log" and status.st_nlink > 1:
+        raise PackError(foreign(path, "has a second name somewhere"))
+    if status.st_uid not in users:
+        users.add(owner_of_new_files(path.parent))
+    if status.st_uid not in users:
+        msg = f"{path}: this belongs to another user (uid {status.st_uid}). Nothing was changed."
+        raise PackError(f"{msg}\n  That user can complete or remove the run. To start anew, remove {path}.")
+
+
+def shard_files(shard: str) -> list[str]:
+    """Return the names of a shard's files: itself and its offsets."""
+    return [shard, offsets_path(shard).name]
