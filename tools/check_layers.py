@@ -39,13 +39,6 @@ IO_MODULES = {
 }  # fmt: skip
 WRITERS = {"write_text", "write_bytes"}
 
-# What two modules still define, and which modules still import each other. These lists only become shorter.
-KNOWN_TWICE: set[str] = set()
-KNOWN_CIRCLES = {
-    ("dataset/binary.py", "dataset/index.py"),
-    ("packing/references.py", "packing/sources/parquet.py"),
-}
-
 
 @dataclass(frozen=True)
 class Import:
@@ -76,10 +69,8 @@ def repeated_classes(trees: dict[str, ast.Module]) -> Iterator[str]:
             if isinstance(node, ast.ClassDef):
                 places.setdefault(node.name, []).append(f"{inside}:{node.lineno}")
     for name, found in sorted(places.items()):
-        if len(found) > 1 and name not in KNOWN_TWICE:
+        if len(found) > 1:
             yield f"{found[-1]}: {found[0]} defines a class {name} too; give one of them another name"
-        if len(found) == 1 and name in KNOWN_TWICE:
-            yield f"{found[0]}: only this file defines {name} now; remove it from KNOWN_TWICE in tools/check_layers.py"
 
 
 def circles(trees: dict[str, ast.Module]) -> Iterator[str]:
@@ -90,12 +81,8 @@ def circles(trees: dict[str, ast.Module]) -> Iterator[str]:
         imported[inside] = {f"{stem}{end}" for stem in stems for end in (".py", "/__init__.py")}
     for inside, others in imported.items():
         for other in sorted(others):
-            is_circle = inside in imported.get(other, ())
-            if is_circle and inside < other and (inside, other) not in KNOWN_CIRCLES:
+            if inside in imported.get(other, ()) and inside < other:
                 yield f"{inside}:1: it and {other} import each other"
-    for first, second in sorted(KNOWN_CIRCLES):
-        if first in trees and second in trees and not (second in imported[first] and first in imported[second]):
-            yield f"{first}:1: it and {second} import each other no more; remove them from KNOWN_CIRCLES"
 
 
 def check_source(inside: str, source: str) -> Iterator[tuple[int, str]]:

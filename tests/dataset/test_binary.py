@@ -16,8 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from wdskit.dataset import binary
-from wdskit.dataset.binary import BINARY_NAME, BinaryIndex, build_binary
-from wdskit.dataset.index import INDEX_NAME, ShardEntry, read_index, write_index
+from wdskit.dataset.binary import BINARY_NAME, BinaryIndex, ShardEntry, build_binary
+from wdskit.dataset.index import INDEX_NAME, read_index, write_index
 from wdskit.errors import FolderIndexError
 
 GOLDEN_FOLDER = GOLDEN / "folder"

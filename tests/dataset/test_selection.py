@@ -19,8 +19,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from wdskit.dataset import selection
-from wdskit.dataset.binary import BinaryIndex
-from wdskit.dataset.index import ShardEntry, write_index
+from wdskit.dataset.binary import BinaryIndex, ShardEntry
+from wdskit.dataset.index import write_index
 from wdskit.dataset.selection import (
     Selection,
     check_selection_name,

@@ -1,4 +1,4 @@
-"""`index.bin`: the binary twin of `index.json`, made to be mapped.
+"""`ShardEntry`, a line of the index, and `index.bin`: the binary twin of `index.json`, made to be mapped.
 
 Little-endian. Header of 128 bytes: magic `WDSKIDX2`, uint64 number of shards, uint64 bytes of names, 32 bytes sha256 of
 the `index.json` it belongs to, 32 bytes sha256 of the columns, 32 bytes sha256 of what follows the columns, zeros. The
@@ -18,14 +18,14 @@ mtime_ns (int64) of `index.bin`, then of each shard in its order, zeros if unkno
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import itertools
 import logging
 import struct
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import IO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,9 +35,6 @@ from wdskit.files import Disk, publish_bytes
 from wdskit.limits import BLOCK_BYTES
 from wdskit.storage.identity import FileIdentity
 from wdskit.storage.urls import LocalFile
-
-if TYPE_CHECKING:
-    from wdskit.dataset.index import ShardEntry
 
 BINARY_NAME = "index.bin"
 IDENTITIES_NAME = ".wdskit.files"
@@ -52,6 +49,33 @@ _IDENTITIES_MAGIC = b"WDSKFIL1"
 _IDENTITY = np.dtype([("inode", "<u8"), ("mtime_ns", "<i8")])
 _NAMES_AT_ONCE = 1 << 14
 _BYTES_AT_ONCE = 1 << 20
+
+
+@dataclass(frozen=True)
+class ShardEntry:
+    """One line of the index.
+
+    Attributes:
+        name: File name of the shard, in the index's folder.
+        num_samples: Samples in it.
+        num_bytes: Size of the file.
+        sha256: Hex digest of the file.
+        fields: Names of all fields that occur in it, sorted.
+        idx_sha256: Hex digest of its `.idx`; None in an index of an older version.
+        identity: The identity of the indexed file; zeros if unknown, None for the file that exists when the index is
+            written. It is stored next to the index, not in it.
+        unused: For a shard that was just filled: each part of its images that decoding ignores, with its name, the
+            number of images, and the source of the first image. It is not stored in the index.
+    """
+
+    name: str
+    num_samples: int
+    num_bytes: int
+    sha256: str
+    fields: tuple[str, ...]
+    idx_sha256: str | None = None
+    identity: FileIdentity | None = field(default=None, compare=False)
+    unused: tuple[tuple[str, int, str], ...] = field(default=(), compare=False, repr=False)
 
 
 def build_binary(entries: Sequence[ShardEntry], json_digest: bytes) -> bytes:
@@ -160,8 +184,6 @@ class BinaryIndex:
 
     def entry(self, shard: int) -> ShardEntry:
         """Return the index entry of a shard, without its fields."""
-        from wdskit.dataset.index import ShardEntry
-
         inode, mtime_ns = (0, 0) if self.identities is None else self.identities[shard].tolist()
         num_bytes = int(self.sizes[shard])
         return ShardEntry(
@@ -173,18 +195,6 @@ class BinaryIndex:
             idx_sha256=self.idx_sha256(shard),
             identity=FileIdentity(num_bytes, mtime_ns, inode),
         )
-
-    def fields(self, shard: int) -> frozenset[str]:
-        """All fields that samples of a shard have, empty if the index does not list them. The first call reads
-        `index.json`. Raises FolderIndexError if that is invalid.
-        """
-        return self._fields.get(self.name(shard), frozenset())
-
-    @functools.cached_property
-    def _fields(self) -> dict[str, frozenset[str]]:
-        from wdskit.dataset.index import read_index
-
-        return {entry.name: frozenset(entry.fields) for entry in read_index(self.folder).entries}
 
     def names(self) -> Iterator[list[str]]:
         """File names of all shards in order, some thousand at a time: a tenth of the time of `name` for each."""

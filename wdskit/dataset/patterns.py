@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 from urllib.parse import unquote
 
+from wdskit.dataset.binary import ShardEntry
 from wdskit.dataset.braces import expand_parts, expand_patterns
-from wdskit.dataset.index import RUN_FOLDER, FolderIndex, ShardEntry, has_index, is_label, join_url, read_index
+from wdskit.dataset.index import RUN_FOLDER, FolderIndex, has_index, is_label, join_url, read_index
 from wdskit.errors import FolderIndexError, StorageError, WdskitError
 from wdskit.files import describe_missing
 from wdskit.storage.urls import ABSENT_STATUSES, is_local, local_path, scheme_of

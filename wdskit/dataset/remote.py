@@ -30,8 +30,8 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from wdskit.dataset.binary import BINARY_NAME, changed_bytes
-from wdskit.dataset.index import INDEX_NAME, ShardEntry, join_url
+from wdskit.dataset.binary import BINARY_NAME, ShardEntry, changed_bytes
+from wdskit.dataset.index import INDEX_NAME, join_url
 from wdskit.dataset.lock import lock_folder
 from wdskit.dataset.shard import IDX_SUFFIX, IndexedShard, foreign_offsets, parse_offsets
 from wdskit.errors import FolderIndexError, SelectionError, StorageError

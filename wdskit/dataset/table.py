@@ -18,9 +18,9 @@ from urllib.parse import quote
 import numpy as np
 from numpy.typing import NDArray
 
-from wdskit.dataset.binary import BinaryIndex
+from wdskit.dataset.binary import BinaryIndex, ShardEntry
 from wdskit.dataset.braces import expand_patterns
-from wdskit.dataset.index import ShardEntry, compare_names, join_url
+from wdskit.dataset.index import compare_names, join_url, read_index
 from wdskit.dataset.patterns import (
     ABSENT,
     GONE,
@@ -79,6 +79,7 @@ class ShardTable:
         self._selections = [read_selection(index.folder, split) for index in self._indexes] if split else []
         self.file_counts: Ints = self._column([index.counts for index in self._indexes])
         self._firsts: Ints = np.zeros_like(self.file_counts)
+        self._fields: dict[int, dict[str, frozenset[str]]] = {}  # of each folder, by shard
         self.counts: Ints = self.file_counts
         if self._selections:
             self.counts = self._column([selection.counts for selection in self._selections])
@@ -132,8 +133,12 @@ class ShardTable:
 
     def fields(self, shard: int) -> frozenset[str]:
         """All fields of a shard's samples, empty if the index does not list them; the first call reads `index.json`."""
-        index = self._indexes[int(self._folder_numbers[shard])]
-        return index.fields(int(self._numbers[shard]))
+        folder = int(self._folder_numbers[shard])
+        index = self._indexes[folder]
+        if folder not in self._fields:
+            entries = read_index(index.folder).entries
+            self._fields[folder] = {entry.name: frozenset(entry.fields) for entry in entries}
+        return self._fields[folder].get(index.name(int(self._numbers[shard])), frozenset())
 
     def number(self, shard: int, sample: int) -> int:
         """Return the number in the file of a used sample, 0 <= sample < counts[shard].

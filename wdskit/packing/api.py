@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from wdskit.dataset.index import ShardEntry
+from wdskit.dataset.binary import ShardEntry
 from wdskit.dataset.lock import hold
 from wdskit.errors import FolderIndexError, PackError, RowError, ShardError, StorageError, WdskitError
 from wdskit.files import DISK, Disk, describe_missing

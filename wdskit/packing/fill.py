@@ -14,7 +14,7 @@ from typing import NamedTuple, TypeGuard
 
 from wdskit.codecs.formats import is_image_field
 from wdskit.codecs.unused import find_unused
-from wdskit.dataset.index import ShardEntry
+from wdskit.dataset.binary import ShardEntry
 from wdskit.dataset.shard import digest_offsets, write_offsets
 from wdskit.errors import DecodeError, PackError, RowError
 from wdskit.files import DISK, Buffer, Disk, TempFile, describe_os_error, publish

@@ -28,18 +28,9 @@ from typing import Any
 
 from typing_extensions import Self
 
-from wdskit.dataset.binary import BINARY_NAME, IDENTITIES_NAME, Verified, build_binary
+from wdskit.dataset.binary import BINARY_NAME, IDENTITIES_NAME, ShardEntry, Verified, build_binary
 from wdskit.dataset.classes import CLASSES_NAME, classes_json, read_classes
-from wdskit.dataset.index import (
-    INDEX_NAME,
-    RUN_FOLDER,
-    FolderIndex,
-    ShardEntry,
-    compare_names,
-    index_json,
-    read_index,
-    write_index,
-)
+from wdskit.dataset.index import INDEX_NAME, RUN_FOLDER, FolderIndex, compare_names, index_json, read_index, write_index
 from wdskit.dataset.lock import lock_folder, share_folder, wait_for_workers
 from wdskit.dataset.samples import HeaderReader
 from wdskit.dataset.selection import list_selections, selection_path

@@ -19,7 +19,7 @@ from types import ModuleType
 from typing import Any
 
 from wdskit import __version__
-from wdskit.dataset.index import ShardEntry
+from wdskit.dataset.binary import ShardEntry
 from wdskit.dataset.lock import held_meanwhile
 from wdskit.dataset.unfinished import DESCRIPTION_NAME
 from wdskit.errors import PackError, RowError, WdskitError

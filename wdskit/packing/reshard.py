@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from wdskit.dataset.binary import ShardEntry
 from wdskit.dataset.classes import CLASSES_NAME, parse_classes
-from wdskit.dataset.index import ShardEntry
 from wdskit.errors import PackError
 from wdskit.packing.api import export_packed, fill_and_publish, plan_jobs, read_plan
 from wdskit.packing.division import PlannedShard

@@ -25,9 +25,9 @@ from pathlib import Path
 from typing import Any
 
 from wdskit import __version__
-from wdskit.dataset.binary import BINARY_NAME, IDENTITIES_NAME
+from wdskit.dataset.binary import BINARY_NAME, IDENTITIES_NAME, ShardEntry
 from wdskit.dataset.classes import CLASSES_NAME
-from wdskit.dataset.index import INDEX_NAME, RUN_FOLDER, ShardEntry, entry_problem
+from wdskit.dataset.index import INDEX_NAME, RUN_FOLDER, entry_problem
 from wdskit.dataset.selection import selection_of
 from wdskit.dataset.shard import offsets_path
 from wdskit.dataset.unfinished import DESCRIPTION_NAME, JOURNAL_NAME, RUN_NAME

@@ -13,7 +13,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from wdskit.dataset.index import FolderIndex, ShardEntry, read_index
+from wdskit.dataset.binary import ShardEntry
+from wdskit.dataset.index import FolderIndex, read_index
 from wdskit.dataset.lock import lock_folder
 from wdskit.dataset.patterns import ShardList
 from wdskit.dataset.selection import check_selection_name, read_head, selection_path, write_selection

@@ -7,8 +7,8 @@ import itertools
 from collections.abc import Generator, Iterable, Iterator
 from pathlib import Path
 
+from wdskit.dataset.binary import ShardEntry
 from wdskit.dataset.classes import CLASS_FIELD, CLASSES_NAME
-from wdskit.dataset.index import ShardEntry
 from wdskit.packing.division import fill_in_turn
 from wdskit.packing.fill import Count, ShardJob, fill_shard, required_rows
 from wdskit.packing.plan import StreamedKeys

@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from wdskit.dataset.index import INDEX_NAME, INFO_NAMES, SIZES_NAME, ShardEntry, read_index
+from wdskit.dataset.binary import ShardEntry
+from wdskit.dataset.index import INDEX_NAME, INFO_NAMES, SIZES_NAME, read_index
 from wdskit.dataset.lock import lock_folder
 from wdskit.dataset.unfinished import refuse_unfinished
 from wdskit.errors import ConfigError, FolderIndexError, StorageError

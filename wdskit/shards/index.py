@@ -13,11 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 from urllib.parse import unquote
 
-from wdskit.dataset.binary import BINARY_NAME, build_binary
+from wdskit.dataset.binary import BINARY_NAME, ShardEntry, build_binary
 from wdskit.dataset.index import (
     INDEX_NAME,
     FolderIndex,
-    ShardEntry,
     has_index,
     index_json,
     read_index,

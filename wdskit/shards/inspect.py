@@ -11,9 +11,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Literal
 
-from wdskit.dataset.binary import BinaryIndex
+from wdskit.dataset.binary import BinaryIndex, ShardEntry
 from wdskit.dataset.classes import read_classes
-from wdskit.dataset.index import ShardEntry
 from wdskit.dataset.patterns import Target, find_shards, split_url
 from wdskit.dataset.remote import read_copy
 from wdskit.dataset.selection import list_selections, read_head, selection_of

@@ -17,8 +17,8 @@ import numpy as np
 from wdskit.codecs.checks import read_header
 from wdskit.codecs.fields import decode_field, is_json_field
 from wdskit.codecs.formats import is_image_field
+from wdskit.dataset.binary import ShardEntry
 from wdskit.dataset.classes import CLASS_FIELD
-from wdskit.dataset.index import ShardEntry
 from wdskit.dataset.patterns import Target, find_shards, split_url
 from wdskit.dataset.remote import open_remote_shards
 from wdskit.dataset.shard import IndexedShard, LocalShard, offsets_path

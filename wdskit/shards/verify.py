@@ -18,10 +18,10 @@ import numpy as np
 
 from wdskit.codecs.checks import IMAGE_CHECKS, ImageCheck
 from wdskit.codecs.formats import is_image_field
-from wdskit.dataset.binary import BINARY_NAME, BinaryIndex
+from wdskit.dataset.binary import BINARY_NAME, BinaryIndex, ShardEntry
 from wdskit.dataset.braces import split_parts
 from wdskit.dataset.classes import CLASSES_NAME, read_classes
-from wdskit.dataset.index import INDEX_NAME, FolderIndex, ShardEntry, compare_names, join_url, read_index
+from wdskit.dataset.index import INDEX_NAME, FolderIndex, compare_names, join_url, read_index
 from wdskit.dataset.keys import find_repeated, is_among
 from wdskit.dataset.patterns import UNLISTED, match_shards, nothing_matches, split_url
 from wdskit.dataset.shard import offsets_path

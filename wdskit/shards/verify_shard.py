@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from wdskit.codecs.checks import Check, ImageCheck, field_check
 from wdskit.codecs.fields import decode_field, is_json_field
 from wdskit.codecs.formats import is_image_field
+from wdskit.dataset.binary import ShardEntry
 from wdskit.dataset.classes import CLASSES_NAME
-from wdskit.dataset.index import ShardEntry
 from wdskit.dataset.keys import hash_key
 from wdskit.dataset.patterns import ABSENT, GONE
 from wdskit.dataset.samples import ShardReader

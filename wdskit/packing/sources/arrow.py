@@ -19,9 +19,9 @@ import numpy as np
 from wdskit.codecs.formats import field_of_bytes
 from wdskit.dataset.classes import CLASS_FIELD, first_conflict
 from wdskit.errors import PackError, RowError, StorageError
-from wdskit.limits import MAX_ROW_BYTES
+from wdskit.limits import MAX_ROW_BYTES, MAX_UNPACK_RATIO, MAX_UNPACKED_BYTES
 from wdskit.packing.labels import NO_CLASS, checked_classes, classes_of, read_label
-from wdskit.packing.references import FieldBytes, PartBytes
+from wdskit.packing.references import CellBytes, FieldBytes, PartBytes
 from wdskit.packing.row import Row, row_error
 from wdskit.packing.sources.arrow_columns import (
     START_BYTES,
@@ -33,7 +33,7 @@ from wdskit.packing.sources.arrow_columns import (
     parse_json,
     sort_columns,
 )
-from wdskit.packing.sources.parquet import ParquetFile
+from wdskit.packing.sources.parquet import bytes_of, open_parquet, read_group
 from wdskit.packing.sources.records import Records, field_taken, image_path
 from wdskit.storage.identity import FileChanged, FileIdentity
 from wdskit.storage.urls import read_bytes
@@ -246,6 +246,62 @@ class ArrowTables:
             if number is not None and name == self._columns.class_column:
                 fields[CLASS_FIELD] = b"%d" % number
         return fields
+
+
+class ParquetFile:
+    """A Parquet file, read in small pieces.
+
+    Args:
+        path: The file.
+        in_order: True if the rows are packed in the order of the file. False reads the images together with the rows,
+            because a later read of one image would read its whole row group.
+
+    Attributes:
+        identity: Identity of the file when it was opened.
+        schema: Schema of the table.
+        features: Column descriptions of `datasets` by name; empty without them.
+    """
+
+    def __init__(self, path: str, *, in_order: bool) -> None:
+        self._path = path
+        self._in_order = in_order
+        self.identity = FileIdentity.of(path)
+        self._file = open_parquet(path)
+        self.schema: pa.Schema = self._file.schema_arrow
+        self.features = features_of(parse_json((self.schema.metadata or {}).get(b"huggingface", b"{}"), path))
+
+    def batches(self, column: str | None, image: str | None) -> Iterator[tuple[pa.RecordBatch, Iterator[Image] | None]]:
+        """Yield batches of rows with the images of the column `image`; None instead of the images if `image` is None.
+
+        A batch has all columns, or only `column`.
+
+        Raises:
+            PackError: A row group is compressed like a decompression bomb.
+        """
+        for group in range(self._file.num_row_groups):
+            about = self._file.metadata.row_group(group)
+            for part in (about.column(number) for number in range(about.num_columns)):
+                packed_bytes, num_bytes = part.total_compressed_size, part.total_uncompressed_size
+                if num_bytes > max(MAX_UNPACKED_BYTES, MAX_UNPACK_RATIO * packed_bytes):
+                    msg = f"{self._path}: row group {group}, column {part.path_in_schema!r} claims to unpack"
+                    msg = f"{msg} {packed_bytes} bytes to {num_bytes}, like a decompression bomb."
+                    raise PackError(f"{msg}\n  If it is right, write the file again.")
+            first = 0
+            for batch in read_group(self._file, group, None if column is None else [column]):
+                yield batch, None if image is None else self._images(batch.column(image), image, group, first)
+                first += batch.num_rows
+
+    def _images(self, cells: pa.Array, column: str, group: int, first: int) -> Iterator[Image]:
+        for row, cell in enumerate(cells.to_pylist(), start=first):
+            path = cell.get("path") if isinstance(cell, dict) else None
+            data = bytes_of(cell)
+            if data is None:
+                yield Image(path)
+            elif self._in_order:
+                place = CellBytes(self._path, len(data), group, row, column, *self.identity)
+                yield Image(path, data[:START_BYTES], place)
+            else:
+                yield Image(path, data[:START_BYTES], data)
 
 
 class StreamFile:

@@ -7,10 +7,6 @@ import threading
 from collections.abc import Generator, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from wdskit.errors import PackError
-from wdskit.limits import MAX_UNPACK_RATIO, MAX_UNPACKED_BYTES
-from wdskit.packing.references import CellBytes
-from wdskit.packing.sources.arrow_columns import START_BYTES, Image, features_of, parse_json
 from wdskit.storage.identity import FileChanged, FileIdentity
 
 if TYPE_CHECKING:
@@ -23,62 +19,6 @@ _FEW_ROWS = 8
 """Rows at a time where a page may say in a few bytes that all of them hold the same megabytes."""
 _BATCH_BYTES = 4 << 20  # also what the pool may keep of batches that are gone
 _HELD_BYTES = 64 << 20  # most bytes of skipped cells in memory
-
-
-class ParquetFile:
-    """A Parquet file, read in small pieces.
-
-    Args:
-        path: The file.
-        in_order: True if the rows are packed in the order of the file. False reads the images together with the rows,
-            because a later read of one image would read its whole row group.
-
-    Attributes:
-        identity: Identity of the file when it was opened.
-        schema: Schema of the table.
-        features: Column descriptions of `datasets` by name; empty without them.
-    """
-
-    def __init__(self, path: str, *, in_order: bool) -> None:
-        self._path = path
-        self._in_order = in_order
-        self.identity = FileIdentity.of(path)
-        self._file = open_parquet(path)
-        self.schema: pa.Schema = self._file.schema_arrow
-        self.features = features_of(parse_json((self.schema.metadata or {}).get(b"huggingface", b"{}"), path))
-
-    def batches(self, column: str | None, image: str | None) -> Iterator[tuple[pa.RecordBatch, Iterator[Image] | None]]:
-        """Yield batches of rows with the images of the column `image`; None instead of the images if `image` is None.
-
-        A batch has all columns, or only `column`.
-
-        Raises:
-            PackError: A row group is compressed like a decompression bomb.
-        """
-        for group in range(self._file.num_row_groups):
-            about = self._file.metadata.row_group(group)
-            for part in (about.column(number) for number in range(about.num_columns)):
-                packed_bytes, num_bytes = part.total_compressed_size, part.total_uncompressed_size
-                if num_bytes > max(MAX_UNPACKED_BYTES, MAX_UNPACK_RATIO * packed_bytes):
-                    msg = f"{self._path}: row group {group}, column {part.path_in_schema!r} claims to unpack"
-                    msg = f"{msg} {packed_bytes} bytes to {num_bytes}, like a decompression bomb."
-                    raise PackError(f"{msg}\n  If it is right, write the file again.")
-            first = 0
-            for batch in read_group(self._file, group, None if column is None else [column]):
-                yield batch, None if image is None else self._images(batch.column(image), image, group, first)
-                first += batch.num_rows
-
-    def _images(self, cells: pa.Array, column: str, group: int, first: int) -> Iterator[Image]:
-        for row, cell in enumerate(cells.to_pylist(), start=first):
-            path = cell.get("path") if isinstance(cell, dict) else None
-            data = _bytes_of(cell)
-            if data is None:
-                yield Image(path)
-            elif self._in_order:
-                place = CellBytes(self._path, len(data), group, row, column, *self.identity)
-                yield Image(path, data[:START_BYTES], place)
-            else:
-                yield Image(path, data[:START_BYTES], data)
 
 
 def open_parquet(path: str) -> pq.ParquetFile:
@@ -115,7 +55,7 @@ def read_group(file: pq.ParquetFile, group: int, columns: Sequence[str] | None =
             num_bytes = 0
 
 
-def _bytes_of(cell: Any) -> bytes | None:
+def bytes_of(cell: Any) -> bytes | None:
     """Return the bytes of an image: the cell, or the member `bytes` of a struct."""
     data: bytes | None = cell.get("bytes") if isinstance(cell, dict) else cell
     return data
@@ -138,7 +78,7 @@ class _Column:
         with open_parquet(path) as file:
             self._num_rows = file.metadata.row_group(group).num_rows
             for batch in read_group(file, group, [name]):
-                yield from map(_bytes_of, batch.column(0).to_pylist())
+                yield from map(bytes_of, batch.column(0).to_pylist())
 
     def read(self, row: int) -> bytes:
         """Return the bytes of a cell, by its row in the group.

@@ -7,8 +7,7 @@ import functools
 from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
-from wdskit.dataset.binary import Verified, check_digest
-from wdskit.dataset.index import ShardEntry
+from wdskit.dataset.binary import ShardEntry, Verified, check_digest
 from wdskit.dataset.patterns import ShardList, split_url
 from wdskit.dataset.samples import HeaderReader, ShardReader, read_span
 from wdskit.errors import FolderIndexError, RowError, ShardError, UnsupportedMember
