@@ -28,7 +28,7 @@ from wdskit.pipeline import build
 from wdskit.shards.index import index_folder
 from wdskit.stages import base, collate, fields
 from wdskit.stages.images import geometry
-from wdskit.stages.marks import mark_of, marked
+from wdskit.stages.marks import layout_of, marked
 
 COUNT = 3000 if os.environ.get("WDSKIT_ALL_SOAK") else 60
 SIZE = (20, 26)
@@ -382,18 +382,20 @@ def _crossed(patch: pytest.MonkeyPatch) -> None:
     """What is known of one value is known of every value of its shape."""
     known: dict[Any, Any] = {}
 
-    def of(value: Any) -> Any:
-        mark = mark_of(value)
+    def of(slot: object, value: Any) -> Any:
+        layout = layout_of(slot, value)
         shape = getattr(value, "shape", None)
-        return mark if mark is None or shape is None else known.setdefault(shape, mark)
+        return layout if layout is None or shape is None else known.setdefault(shape, layout)
 
-    patch.setattr(collate, "mark_of", of)
+    patch.setattr(collate, "layout_of", of)
 
 
 FAULTS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "masks are blended": _blended,
     "a layout belongs to its place": _by_place,
-    "a layout belongs to its name": lambda patch: patch.setattr(collate, "mark_of", lambda _: None),
+    "a layout belongs to its name": lambda patch: patch.setattr(
+        collate, "layout_of", lambda slot, _: layout_of(slot, None)
+    ),
     "parts share what is known of the first": _shared,
     "a rename forgets": _renamed,
     "a function forgets": lambda patch: patch.setattr(base, "hand_on", lambda _, result: result),

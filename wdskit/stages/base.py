@@ -443,8 +443,8 @@ class PerSampleStage(StageSpec):
         return step, context.after(self)
 
     def places_after(self, places: tuple[str, ...] | None) -> tuple[str, ...] | None:
-        """See `Context.places`."""
-        return places
+        """`Context.places` after this stage, which is None after a user's function for whole samples."""
+        return None if self.takes_any else places
 
     @property
     def mask_names(self) -> tuple[str, ...]:

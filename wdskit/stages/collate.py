@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from wdskit.errors import PipelineError
-from wdskit.stages.marks import ARRAY, IMAGE, IMAGE_CHANNELS, MASK, layout_of_name, mark_of, marked, may_be_image
+from wdskit.stages.marks import ARRAY, IMAGE, IMAGE_CHANNELS, MASK, layout_of, mark_of, marked, may_be_image
 
 _NUMBERS = "biufc"  # kinds of numpy dtypes that torch has
 
@@ -153,17 +153,14 @@ def _slot(slot: object, values: Sequence[Any], memory: Memory, *, is_ragged: boo
             return torch.from_numpy(np.array(values, dtype=kinds[0]))
         except (OverflowError, TypeError) as err:
             raise PipelineError(f"batched: {where}: {err}") from err
-    marks = [mark_of(value) for value in values]
-    named = layout_of_name(slot)
-    layouts = {named if mark is None or mark.layout is None else mark.layout for mark in marks}
-    is_mask = any(mark is not None and mark.is_mask for mark in marks)
+    layouts = {layout_of(slot, value) for value in values}
+    is_mask = any(mark is not None and mark.is_mask for mark in map(mark_of, values))
+    is_image = layouts == {"image"}
     if kinds[0] == "tensor":
-        is_image = layouts == {"image"}
         if "image" in layouts and not is_image and values[0].ndim == 2:
             raise _unknown_layout(values[0], where)
         batch = _stack_tensors(values, where, memory, is_image=is_image)
     else:
-        is_image = layouts == {"image"}
         if not is_image and layouts != {"array"}:
             unknown = [value for value in values if may_be_image(value) or ("lost" in layouts and value.ndim == 2)]
             if unknown or len(layouts) > 1:

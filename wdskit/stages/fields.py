@@ -174,9 +174,6 @@ class Map(PerSampleStage):
             raise PipelineError(f"{msg}\n  Take `rng` as a parameter instead, or use threads: 1.")
         return context.call("map", self.fn, label, global_rng=self.global_rng, is_map=True)
 
-    def places_after(self, places: tuple[str, ...] | None) -> None:
-        """As `PerSampleStage.places_after`."""
-
 
 class MapDict(PerSampleStage):
     """Call a function for each named field."""
@@ -349,9 +346,6 @@ class UserStage(PerSampleStage):
     def bind(self, context: Context, label: str) -> ValueFunction:
         """As `PerSampleStage.bind`."""
         return context.call(self.name, context.resolve(self.name, self.name, self.settings), label, is_map=True)
-
-    def places_after(self, places: tuple[str, ...] | None) -> None:
-        """As `PerSampleStage.places_after`."""
 
     def __reduce__(self) -> tuple[object, tuple[str, dict[str, Any]]]:
         """Its name and settings: the class is made when it is asked for."""

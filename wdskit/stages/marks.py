@@ -10,7 +10,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +19,7 @@ from wdskit.codecs.fields import NPY_FIELDS
 from wdskit.codecs.formats import is_image_field
 
 T = TypeVar("T")
+Layout: TypeAlias = Literal["image", "array", "lost"] | None
 IMAGE_CHANNELS = frozenset({1, 3, 4})
 
 
@@ -27,13 +28,14 @@ class Mark:
     """What is known about one value.
 
     Attributes:
-        layout: "image": an array (height, width[, channels]) or a tensor ([channels, ]height, width). "array": it is
-            stacked as it is. "lost": a function made it in place of an image. None: unknown.
+        layout: "image": an array (height, width[, channels]) or a tensor ([channels, ]height, width). "array": a batch
+            stacks the value without a change of axes. "lost": a function replaced an image of a tuple with a new array,
+            which may be an image or not. None: unknown.
         is_mask: Its numbers are classes or depths: no transform may blend or scale them.
         changed: Why its numbers are not those that its file stores, as a sentence; "" if they may be.
     """
 
-    layout: Literal["image", "array", "lost"] | None
+    layout: Layout
     is_mask: bool = False
     changed: str = ""
 
@@ -79,19 +81,26 @@ def names_image(field: str) -> bool:
     return not field.startswith("__") and is_image_field(field)
 
 
-def layout_of_name(field: object) -> Literal["image", "array"] | None:
-    """The layout that a field's name promises for values without a mark."""
-    if not isinstance(field, str) or field.startswith("__"):
+def layout_of(slot: object, value: object) -> Layout:
+    """The layout of a value: that of its mark; without one, the name of the value's field decides.
+
+    Args:
+        slot: Name of the field; the number of a place in a tuple and None for a bare value name no layout.
+        value: The value.
+    """
+    mark = mark_of(value)
+    if mark is not None and mark.layout is not None:
+        return mark.layout
+    if not isinstance(slot, str) or slot.startswith("__"):
         return None
-    if is_image_field(field):
+    if is_image_field(slot):
         return "image"
-    return "array" if field.rpartition(".")[2].lower() in NPY_FIELDS else None
+    return "array" if slot.rpartition(".")[2].lower() in NPY_FIELDS else None
 
 
 def is_image_in(field: str, value: object) -> bool:
-    """Whether a field of a sample holds an image: by the value's mark, or by the field's name if it has none."""
-    mark = mark_of(value)
-    return not field.startswith("__") and (is_image_field(field) if mark is None else mark.layout == "image")
+    """Whether a field of a sample holds an image that a stage may change: fields that start with `__` do not."""
+    return not field.startswith("__") and layout_of(field, value) == "image"
 
 
 def may_be_image(array: NDArray[Any]) -> bool:
