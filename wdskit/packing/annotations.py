@@ -67,9 +67,9 @@ def follow(field: str, data: bytes, changes: list[Change]) -> bytes:
         DecodeError: The field describes places in an image in a form that cannot be updated.
     """
     has_moved = not all(change.geometry.is_same for change in changes)
+    if has_moved and names_places(field):
+        raise DecodeError(f"{field}: its name says that it holds places in the image, {_REFUSED}", field=field)
     try:
-        if has_moved:
-            _refuse_name(field)
         if is_json_field(field):
             return _follow_json(data, changes, has_moved=has_moved)
         if has_moved:
@@ -154,7 +154,8 @@ def _coco(value: dict[str, Any], geometries: list[Geometry]) -> dict[str, Any]:
         if not all(type(image.get(name)) is int for name in ("width", "height")):
             raise DecodeError("image: `width` and `height` are not both whole numbers")
         size = Size(image["width"], image["height"])
-    places = [_has_places(annotation) for annotation in annotations]
+    parts = ("bbox", "segmentation", "keypoints", "area")
+    places = [any(each.get(part) not in (None, []) for part in parts) for each in annotations]
     if size is None and not any(places):
         return {}
     move = only_move(geometries, size)
@@ -168,10 +169,6 @@ def _coco(value: dict[str, Any], geometries: list[Geometry]) -> dict[str, Any]:
 
 
 _MOVED = {"bbox", "segmentation", "keypoints", "area", "num_keypoints"}
-
-
-def _has_places(annotation: dict[str, Any]) -> bool:
-    return any(annotation.get(name) not in (None, []) for name in ("bbox", "segmentation", "keypoints", "area"))
 
 
 def _annotation(annotation: dict[str, Any], move: Move, where: str) -> dict[str, Any]:
@@ -314,11 +311,6 @@ def _members(value: Any, where: str) -> Iterator[tuple[str, str]]:
 def _is(value: Any) -> bool:
     """Return True if the value is a number or the text of a number."""
     return isinstance(value, int | float) or (isinstance(value, str) and _NUMBER.fullmatch(value) is not None)
-
-
-def _refuse_name(field: str) -> None:
-    if names_places(field):
-        raise DecodeError(f"its name says that it holds places in the image, {_REFUSED}")
 
 
 def _refuse_text(field: str, data: bytes) -> None:

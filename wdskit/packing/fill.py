@@ -254,7 +254,9 @@ def required_rows(
     num_missing = 0
     try:
         for row in rows:
-            lacks = None if isinstance(row, RowError) else _lacks(row, transforms)
+            lacks = None
+            if not isinstance(row, RowError):
+                lacks = transforms.lacks(packed_names([name for name, _ in row.fields], transforms))
             if isinstance(row, RowError) or lacks is None:
                 yield row
                 continue
@@ -274,10 +276,6 @@ def required_rows(
             rows.close()
     if num_missing > _SHOWN_MISSING:
         _log.warning("%d rows in total lack a required field.", num_missing)
-
-
-def _lacks(row: Row, transforms: Transforms) -> str | None:
-    return transforms.lacks(packed_names([name for name, _ in row.fields], transforms))
 
 
 def packed_names(names: Sequence[str], transforms: Transforms) -> Sequence[str]:

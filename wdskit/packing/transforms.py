@@ -112,6 +112,7 @@ class Transforms:
         concerns_images = self.changes_bytes or self.duplicates != "keep"
         has_quality = self.changes_images and self.format != "png"
         has_background = self.format == "jpg" or self.resize_mode == "pad"
+        pads_masks = self.mask_fields and self.resize_mode == "pad"
         for name, is_given, has_effect, why in (
             ("resize_mode", self.resize_mode is not None, self.resize is not None, "without resize"),
             ("upscale", self.upscale, self.resize is not None, "without resize"),
@@ -119,7 +120,7 @@ class Transforms:
             ("background", self.background is not None, has_background, "without format jpg or resize_mode pad"),
             ("image_fields", self.image_fields, concerns_images, "without an option that changes images"),
             ("mask_fields", self.mask_fields, self.moves_images, "without resize or orient"),
-            ("mask_fill", self.mask_fill is not None, self._pads_masks, "without mask_fields and resize_mode pad"),
+            ("mask_fill", self.mask_fill is not None, pads_masks, "without mask_fields and resize_mode pad"),
             ("missing", self.missing is not None, self.require, "without require"),
         ):
             if is_given and not has_effect:
@@ -134,10 +135,6 @@ class Transforms:
     def moves_images(self) -> bool:
         """Return True if an option can move the pixels of an image, so that places in the image change."""
         return self.resize is not None or self.orient
-
-    @property
-    def _pads_masks(self) -> bool:
-        return bool(self.mask_fields) and self.resize_mode == "pad"
 
     @property
     def changes_bytes(self) -> bool:

@@ -150,7 +150,7 @@ def _export(path: Path, kinds: tuple[str, ...], split_name: str, progress: Progr
         make_folders(path / _META, disk=disk)
         remove_temp_files(path / _META, disk=disk)
     small = dict(_folder_files(entries, kinds, split_name))
-    dali_names = [_dali_name(entry.name) for entry in entries] if "dali" in kinds else []
+    dali_names = [f"{entry.name.removesuffix('.tar')}.idx" for entry in entries] if "dali" in kinds else []
     kept = _changed_by_user(path, before, small)
     for name in (*small, *dali_names):
         if name in kept or name in before.files or not os.path.lexists(path / name):
@@ -344,10 +344,6 @@ def split_of(name: str) -> str:
     words = _WORDS.split(name.removesuffix(".tar").lower())
     last = next((word for word in reversed(words) if not word.isdecimal()), "")
     return last if last in _SPLITS else _TRAIN
-
-
-def _dali_name(shard: str) -> str:
-    return f"{shard.removesuffix('.tar')}.idx"
 
 
 def dali_index(shard: Path) -> bytes:

@@ -70,6 +70,7 @@ def parse_headers(blocks: NDArray[np.uint8]) -> Headers:
 
 
 def _checksums_hold(blocks: NDArray[np.uint8], checksums: Ints, digits: Ints) -> NDArray[np.bool_]:
+    """Return whether each header has the checksum that it states; a test replaces this function."""
     sums = blocks.sum(axis=1, dtype=np.uint16)
     hold: NDArray[np.bool_] = sums == (checksums + digits + _UNCOUNTED) % _SUM_MODULUS
     return hold

@@ -92,7 +92,11 @@ def sort_columns(schema: pa.Schema, features: Mapping[str, Any], path: str, reco
         for field, column in records.fields.items()
         if field.rpartition(".")[2] in NPY_FIELDS or kinds[column] in {"bytes", "struct"}
     }
-    class_column = records.fields.get(CLASS_FIELD) or _class_column(labels, [*{*names} - {*records.omit}])
+    class_column = records.fields.get(CLASS_FIELD)
+    if class_column is None and "cls" in {*names} - {*records.omit}:
+        class_column = "cls"
+    elif class_column is None:
+        class_column = "label" if "label" in labels else next(iter(labels)) if len(labels) == 1 else None
     if class_column is not None and (
         kinds[class_column] in {"bytes", "struct"} or types.is_nested(schema.field(class_column).type)
     ):
@@ -116,12 +120,6 @@ def class_labels(schema: pa.Schema, features: Mapping[str, Any]) -> dict[str, li
             names = feature.get("names")
             labels[column] = [str(name) for name in names] if isinstance(names, list) else []
     return labels
-
-
-def _class_column(labels: Mapping[str, list[str]], names: list[str]) -> str | None:
-    if "cls" in names:
-        return "cls"
-    return "label" if "label" in labels else next(iter(labels)) if len(labels) == 1 else None
 
 
 def parse_json(data: bytes, path: str) -> dict[str, Any]:

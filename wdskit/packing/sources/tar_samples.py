@@ -70,7 +70,9 @@ class TarSamples:
         samples = self._local() if is_local(self._url) else self._remote()
         try:
             for sample in samples:
-                self._compare_fields(sample)
+                if self._fields and not sample.fields.keys() <= self._fields:
+                    others = ", ".join(sorted(sample.fields.keys() - self._fields))
+                    raise self._differs(f"{sample.key!r} has fields that are not in the index: {others}")
                 self.num_samples += 1
                 yield sample
         except UnsupportedMember:
@@ -140,11 +142,6 @@ class TarSamples:
                 self.num_ignored = samples.num_ignored
         if self._entry is not None and shard.sha256.hexdigest() != self._entry.sha256:
             raise self._differs("its sha256 is not the one in the index: its bytes changed")
-
-    def _compare_fields(self, sample: TarSample) -> None:
-        if self._fields and not sample.fields.keys() <= self._fields:
-            others = sorted(sample.fields.keys() - self._fields)
-            raise self._differs(f"{sample.key!r} has fields that are not in the index: {', '.join(others)}")
 
     def _differs(self, problem: str) -> FolderIndexError:
         folder = split_url(self._url)[0]
