@@ -1,0 +1,479 @@
+"""What `make_batches` and `PlannedBatches` promise: the same batches in any job and any thread, and each failure as an
+`Outcome` after the batches before it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import itertools
+import pickle
+import threading
+from collections.abc import Callable, Sequence
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from shards import write_numbers, write_pictures, write_shard
+
+import wdskit
+from wdskit import Pipeline, SampleError, ShardError
+from wdskit.engine import batch as batch_module
+from wdskit.engine.batch import Batch, PlannedBatches
+from wdskit.engine.outcome import Outcome
+from wdskit.engine.program import Job, Program
+from wdskit.engine.reader import SampleReader
+from wdskit.loader.shared_memory import Ring
+from wdskit.order.steps import Steps
+from wdskit.shards.index import index_folder
+from wdskit.stages.collate import FRESH, Memory, Ragged
+
+NUM, SIZE = 23, 3
+FAILED_KEY = "n000011"
+
+
+@pytest.fixture(scope="module")
+def numbers(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Three shards with 23 samples, each with its number as the label."""
+    folder = tmp_path_factory.mktemp("numbers")
+    write_numbers(folder, [6, 10, 7])
+    index_folder(folder, workers=1)
+    return str(folder)
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("pictures")
+    write_pictures(folder, [6, 10, 7])
+    index_folder(folder, workers=1)
+    return str(folder)
+
+
+def add_draw(sample: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
+    return {**sample, "draw": float(rng.random())}
+
+
+def add_index(sample: dict[str, Any]) -> dict[str, Any]:
+    return {**sample, "pts.npy": np.full((sample["cls"] + 1, 2), sample["cls"], np.float32)}
+
+
+FORMS: dict[str, Callable[[Pipeline], Pipeline]] = {
+    "bytes": lambda pipe: pipe.to_dict("__key__", "cls").batched(SIZE),
+    "columns": lambda pipe: pipe.decode(only=["json", "cls"]).to_tuple("json", "cls").batched(SIZE),
+    "images written into the batch": lambda pipe: (
+        pipe.decode("rgb").random_resized_crop(8).random_flip().to_tuple("jpg;png", "cls").batched(SIZE)
+    ),
+    "images and a function": lambda pipe: (
+        pipe.decode("rgb8").map(add_draw).resize([9, 8]).to_tuple("jpg;png", "draw").batched(SIZE)
+    ),
+    "ragged": lambda pipe: (
+        pipe.decode(only=["cls"]).map(add_index).to_tuple("pts.npy", "cls").batched(SIZE, ragged="pts.npy")
+    ),
+    "a function of batches": lambda pipe: pipe.to_tuple("__key__").batched(SIZE).map(lambda keys: keys[0][::-1]),
+    "single samples": lambda pipe: pipe.decode(only=["cls"]).map(add_draw).to_tuple("__key__", "cls", "draw"),
+}
+
+
+def program_of(pipe: Pipeline, *, threads: int = 1, **options: Any) -> Program:
+    built = pipe.build(rank=0, world_size=1, threads=threads, **options)
+    assert isinstance(built, Program)
+    return built
+
+
+def steps_of(program: Program) -> Steps:
+    return Steps(program.epoch.num_samples, program.epoch.batch, 1, program.epoch.tail)
+
+
+def run(program: Program, cuts: Sequence[int] = (), memory: Memory = FRESH, start: int = 0) -> list[Outcome[Any]]:
+    """The outcomes of the jobs of an epoch, which is divided before each step of `cuts`."""
+    steps = steps_of(program)
+    factory = PlannedBatches(program)
+    bounds = [0, *cuts, len(steps)]
+    opened = [factory.open(Job(start, steps, *pair)) for pair in itertools.pairwise(bounds)]
+    found = [factory(job, memory) for job in opened]
+    factory.close()
+    return found
+
+
+def batches_of(outcomes: list[Outcome[Any]]) -> list[Batch]:
+    assert [each.error for each in outcomes] == [None] * len(outcomes)
+    return [each for outcome in outcomes for each in outcome.value]
+
+
+def content(value: Any) -> Any:
+    """Everything that can be seen of a batch, as a value to compare."""
+    if isinstance(value, torch.Tensor):
+        return (
+            str(value.dtype),
+            tuple(value.shape),
+            value.stride(),
+            sha256(value.contiguous().numpy().tobytes()).hexdigest(),
+        )
+    if isinstance(value, Ragged):
+        return content(value.values), content(value.offsets)
+    if isinstance(value, dict):
+        return [(name, content(each)) for name, each in value.items()]
+    return [content(each) for each in value] if isinstance(value, (list, tuple)) else value
+
+
+def seen(batches: list[Batch]) -> list[Any]:
+    return [(content(each.value), each.num_samples, each.bad) for each in batches]
+
+
+# --- the same batches
+
+
+@pytest.mark.parametrize("tail", ["drop", "pad"])
+@pytest.mark.parametrize("form", FORMS)
+def test_threads_and_processes_make_the_same_batches_to_the_bit(pictures: str, form: str, tail: str) -> None:
+    pipe = FORMS[form](Pipeline().exact(pictures, seed=3, tail=tail, lanes=4, window=8))
+    first = seen(batches_of(run(program_of(pipe))))
+    assert len(first) == {"drop": NUM, "pad": NUM}[tail] if form == "single samples" else len(first) in {7, 8}
+    for threads in (1, 2, 4):
+        program = program_of(pipe, threads=threads)
+        assert seen(batches_of(run(program))) == first
+        if form != "a function of batches":  # a lambda does not pickle
+            assert seen(batches_of(run(pickle.loads(pickle.dumps(program))))) == first
+
+
+@pytest.mark.parametrize("form", ["columns", "images written into the batch", "ragged", "images and a function"])
+def test_jobs_that_are_cut_anywhere_make_the_same_batches(pictures: str, form: str) -> None:
+    """All 64 ways to divide the seven steps of an epoch into jobs."""
+    program = program_of(FORMS[form](Pipeline().exact(pictures, seed=3, lanes=4, window=8)), threads=2)
+    whole = seen(batches_of(run(program)))
+    num = len(whole)
+    for count in range(num):
+        for cuts in itertools.combinations(range(1, num), count):
+            assert seen(batches_of(run(program, cuts))) == whole
+
+
+def test_a_resumed_epoch_takes_the_same_samples_in_batches_of_another_start(numbers: str) -> None:
+    program = program_of(Pipeline().exact(numbers, seed=3).to_tuple("__key__"))
+    whole = [each.value for each in batches_of(run(program))]
+    batched = program_of(Pipeline().exact(numbers, seed=3).to_tuple("__key__").batched(SIZE))
+    for consumed in range(NUM - SIZE):
+        steps = Steps(NUM, SIZE, 1, "drop", consumed)
+        factory = PlannedBatches(batched)
+        outcome = factory(factory.open(Job(0, steps, 0, len(steps))))
+        keys = [key for each in batches_of([outcome]) for key in each.value[0]]
+        assert keys == [key for (key,) in whole[consumed : consumed + len(steps) * SIZE]]
+
+
+@pytest.mark.parametrize("form", ["images and a function", "single samples"])
+def test_random_values_depend_on_the_position_and_on_nothing_else(pictures: str, form: str) -> None:
+    """The second epoch has other draws; a program of another batch size has the same draws at each position."""
+    pipe = FORMS[form](Pipeline().exact(pictures, seed=3))
+    program = program_of(pipe)
+    first, second = (seen(batches_of(run(program, start=start))) for start in (0, NUM))
+    assert first != second
+    assert seen(batches_of(run(program))) == first
+    draws = [
+        [float(draw) for each in batches_of(run(program_of(drawn))) for draw in np.atleast_1d(each.value[0])]
+        for drawn in (
+            Pipeline().exact(pictures, seed=3).map(add_draw).to_tuple("draw"),
+            Pipeline().exact(pictures, seed=3).map(add_draw).to_tuple("draw").batched(1),
+            Pipeline().exact(pictures, seed=3, tail="pad").map(add_draw).to_tuple("draw").batched(NUM),
+        )
+    ]
+    assert draws[0] == draws[1] == draws[2]
+    assert len({*draws[0]}) == NUM
+
+
+# --- mixtures
+
+
+def part_of_key(sample: dict[str, Any]) -> dict[str, Any]:
+    return {"part": sample["__url__"].rpartition("/")[0], "draw": sample.get("draw", 0.0), "key": sample["__key__"]}
+
+
+@pytest.mark.parametrize("cuts", [(), (1,), (1, 2, 3), (4,)])
+def test_the_parts_of_a_mixture_come_in_the_order_of_the_shares(tmp_path: Path, cuts: tuple[int, ...]) -> None:
+    folders = []
+    for name, num in (("a", 8), ("b", 5)):
+        write_numbers(tmp_path / name, [num])
+        index_folder(tmp_path / name, workers=1)
+        folders.append(str(tmp_path / name))
+
+    def built(weights: tuple[int, int], stages: list[Any]) -> Program:
+        parts = [
+            {"shards": folder, "weight": weight, "stages": each}
+            for folder, weight, each in zip(folders, weights, stages, strict=True)
+        ]
+        pipe = Pipeline().exact(mixture=parts, seed=4).with_epoch(24).map(part_of_key).batched(SIZE)
+        return program_of(pipe, threads=2, transforms={"add_draw": add_draw})
+
+    program = built((2, 1), [[{"map": "add_draw"}], []])
+    rows = [each.value for each in batches_of(run(program, cuts))]
+    places = program.order.locate(np.arange(24))[0].tolist()
+    assert [folders.index(part) for batch in rows for part in batch["part"]] == places
+    assert places.count(0) == 16
+    draws = [draw for batch in rows for draw in batch["draw"].tolist()]
+    assert [draw > 0 for draw in draws] == [place == 0 for place in places]
+    # The stages of one part do not change the draws of the other part.
+    again = built((2, 1), [[{"map": "add_draw"}], [{"map": "add_draw"}]])
+    others = [draw for each in batches_of(run(again)) for draw in each.value["draw"].tolist()]
+    assert [draw for draw, place in zip(others, places, strict=True) if place == 0] == [d for d in draws if d > 0]
+
+
+# --- failures
+
+
+class Stop(BaseException):
+    """No Exception, as SystemExit."""
+
+
+def failing(error: type[BaseException]) -> Callable[[Any], Any]:
+    def function(sample: Any) -> Any:
+        if sample["__key__"] == FAILED_KEY:
+            raise error("planned")
+        return sample
+
+    return function
+
+
+@pytest.mark.parametrize("threads", [1, 2, 4])
+@pytest.mark.parametrize("error", [ValueError, MemoryError, KeyboardInterrupt, SystemExit, Stop])
+def test_a_failing_function_is_an_outcome_with_the_batches_before_it(numbers: str, threads: int, error: Any) -> None:
+    pipe = Pipeline().exact(numbers, seed=3).map(failing(error)).to_tuple("__key__").batched(SIZE)
+    plain = Pipeline().exact(numbers, seed=3).to_tuple("__key__").batched(SIZE)
+    right = [each.value[0] for each in batches_of(run(program_of(plain)))]
+    at = next(place for place, keys in enumerate(right) if FAILED_KEY in keys)
+    assert at
+    [outcome] = run(program_of(pipe, threads=threads))
+    assert [each.value[0] for each in outcome.value] == right[:at]
+    if issubclass(error, Exception):
+        assert isinstance(outcome.error, SampleError)
+        assert FAILED_KEY in str(outcome.error)
+        assert isinstance(outcome.error.__cause__, error)
+    else:
+        assert type(outcome.error) is error
+    with pytest.raises(type(outcome.error)):
+        outcome.result()
+
+
+def test_of_two_errors_at_the_same_time_that_of_the_earlier_sample_counts(numbers: str) -> None:
+    barrier = threading.Barrier(2, timeout=20)
+
+    @wdskit.thread_safe
+    def two_fail(sample: Any) -> Any:
+        if sample["__key__"] in {"n000002", "n000020"}:
+            barrier.wait()
+            raise ValueError("planned")
+        return sample
+
+    for _ in range(10):
+        [outcome] = run(program_of(Pipeline().sequential(numbers).map(two_fail).batched(NUM), threads=2))
+        assert isinstance(outcome.error, SampleError)
+        assert outcome.error.key == "n000002"
+
+
+@pytest.mark.parametrize("where", ["collate", "after the batch"])
+def test_a_failing_function_of_batches_is_an_outcome(numbers: str, where: str) -> None:
+    calls: list[int] = []
+
+    def third_fails(values: Any) -> Any:
+        calls.append(len(calls))
+        if len(calls) == 3:
+            raise ValueError("planned")
+        return values
+
+    pipe = Pipeline().exact(numbers, seed=3).to_tuple("__key__")
+    pipe = pipe.batched(SIZE, collate=third_fails) if where == "collate" else pipe.batched(SIZE).map(third_fails)
+    [outcome] = run(program_of(pipe))
+    assert len(outcome.value) == 2
+    assert isinstance(outcome.error, SampleError)
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("form", ["bytes", "columns"])
+def test_a_failing_reader_is_an_outcome_with_the_batches_before_it(
+    pictures: str, form: str, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = program_of(FORMS[form](Pipeline().sequential(pictures)), threads=threads)
+    whole = seen(batches_of(run(program)))
+    read = SampleReader.read
+
+    def fails(self: SampleReader, shard: int, sample: int, *more: Any) -> Any:
+        if (shard, sample) == (1, 4):  # sample 10, of the fourth batch
+            raise ShardError(shard="s.tar", offset=7, problem="planned", remedy="")
+        return read(self, shard, sample, *more)
+
+    def fails_many(*_: Any, **__: Any) -> Any:
+        raise ShardError(shard="s.tar", offset=7, problem="planned", remedy="")
+
+    monkeypatch.setattr(SampleReader, "read", fails)
+    monkeypatch.setattr(SampleReader, "read_many", fails_many)
+    [outcome] = run(program)
+    assert isinstance(outcome.error, ShardError)
+    assert outcome.error.offset == 7
+    assert seen(outcome.value) == whole[:3]
+
+
+def test_a_job_that_cannot_be_opened_is_an_outcome(numbers: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = program_of(Pipeline().exact(numbers, seed=3).batched(SIZE))
+
+    def fails(*_: Any) -> Any:
+        raise ShardError(shard="s.tar", offset=0, problem="planned", remedy="")
+
+    monkeypatch.setattr(Program, "places", fails)
+    [outcome] = run(program)
+    assert isinstance(outcome.error, ShardError)
+    assert not outcome.value
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_cancelled_job_ends_after_the_samples_that_run(numbers: str, threads: int) -> None:
+    made: list[str] = []
+    cancelled = threading.Event()
+
+    def fifth_cancels(sample: Any) -> Any:
+        made.append(sample["__key__"])
+        if len(made) == 5:
+            cancelled.set()
+        return sample
+
+    program = program_of(Pipeline().exact(numbers, seed=3).map(fifth_cancels).batched(SIZE), threads=threads)
+    factory = PlannedBatches(program)
+    steps = steps_of(program)
+    outcome = factory(factory.open(Job(0, steps, 0, len(steps))), FRESH, cancelled.is_set)
+    factory.close()
+    assert outcome.error is not None
+    assert 5 <= len(made) <= 5 + threads
+
+
+# --- bad samples
+
+
+@pytest.fixture(scope="module")
+def damaged(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """24 samples, of which three labels cannot be decoded."""
+    folder = tmp_path_factory.mktemp("damaged")
+    for shard in range(2):
+        keys = range(12 * shard, 12 * shard + 12)
+        samples = {f"k{at:02d}": {"cls": b"bad" if at in {3, 4, 17} else b"%d" % at} for at in keys}
+        write_shard(folder / f"s-{shard}.tar", samples)
+    index_folder(folder, workers=1)
+    return str(folder)
+
+
+def labels_of(program: Program, cuts: Sequence[int] = ()) -> tuple[list[int], list[tuple[int, str]]]:
+    batches = batches_of(run(program, cuts))
+    bad = [(each.position, each.key) for batch in batches for each in batch.bad]
+    return [label for each in batches for label in each.value[0].tolist()], bad
+
+
+def damaged_program(folder: str, threads: int = 1, size: int = 4, tail: str = "drop") -> Program:
+    pipe = Pipeline().exact(folder, seed=3, tail=tail, lanes=3, window=8).decode().to_tuple("cls").batched(size)
+    return program_of(pipe, threads=threads, errors={"max_bad": 10})
+
+
+def check_substitutes(folder: str) -> None:
+    labels, bad = labels_of(damaged_program(folder))
+    program = damaged_program(folder)
+    assert sorted(key for _, key in bad) == ["k03", "k04", "k17"]
+    for position, _ in bad:
+        others = (program.order.substitute(position, attempt) for attempt in range(1, 24))
+        numbers = (12 * shard + sample for shard, sample in others)
+        assert labels[position] == next(number for number in numbers if number not in {3, 4, 17})
+    for threads, size in itertools.product((1, 2, 4), (1, 2, 3, 4, 6, 8, 12, 24)):
+        assert labels_of(damaged_program(folder, threads, size)) == (labels, bad)
+    for cuts in itertools.chain.from_iterable(itertools.combinations(range(1, 6), count) for count in range(6)):
+        assert labels_of(program, cuts) == (labels, bad)
+
+
+def test_a_substitute_depends_on_the_position_only_and_the_check_finds_another_rule(
+    damaged: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check_substitutes(damaged)
+    calls = itertools.count(1)
+    rows = batch_module._Rows
+    substitute = rows._substitute
+
+    def by_count(self: Any, bad: Any, place: int, *more: Any) -> Any:
+        """A wrong rule: how many samples were replaced before decides."""
+        return substitute(self, bad, (place + next(calls)) % 24, *more)
+
+    monkeypatch.setattr(rows, "_substitute", by_count)
+    with pytest.raises(AssertionError):
+        check_substitutes(damaged)
+
+
+def test_without_a_budget_the_first_bad_sample_of_the_epoch_is_the_error(damaged: str) -> None:
+    pipe = Pipeline().exact(damaged, seed=3, lanes=3, window=8).decode().to_tuple("cls").batched(4)
+    _, bad = labels_of(damaged_program(damaged))
+    first = min(bad)
+    for threads in (1, 2, 4):
+        [outcome] = run(program_of(pipe, threads=threads))
+        assert isinstance(outcome.error, SampleError)
+        assert outcome.error.key == first[1]
+        assert len(outcome.value) == first[0] // 4
+
+
+def test_a_bad_sample_is_masked_where_an_epoch_is_padded(damaged: str) -> None:
+    batches = batches_of(run(damaged_program(damaged, size=5, tail="pad")))
+    good = [label for each in batches for label in each.value[0][each.value[1]].tolist()]
+    assert sorted(good) == [at for at in range(24) if at not in {3, 4, 17}]
+
+
+# --- memory
+
+
+class Lent(Ring):
+    """A ring that notes each block that it lends."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.addresses: list[int] = []
+
+    def allocate(self, num_bytes: int) -> Any:
+        memory = super().allocate(num_bytes)
+        self.addresses.append(memory.ctypes.data)
+        return memory
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_memory_is_used_again_only_after_the_last_view_of_its_batch_is_collected(pictures: str, threads: int) -> None:
+    pipe = Pipeline().exact(pictures, seed=3).decode("rgb").random_resized_crop(80).to_tuple("jpg;png").batched(SIZE)
+    program, memory = program_of(pipe, threads=threads), Lent()
+    kept = [each.value[0] for each in batches_of(run(program, (1, 2, 3), memory))]
+    before = [content(each) for each in kept]
+    assert len({*memory.addresses}) == len(kept)
+    part = kept.pop()[1:, :, 4:]  # a view keeps the block
+    expected = content(part)
+    kept.clear()
+    memory.addresses.clear()
+    again = [each.value[0] for each in batches_of(run(program, (2,), memory))]
+    assert part.untyped_storage().data_ptr() not in {each.untyped_storage().data_ptr() for each in again}
+    assert content(part) == expected
+    assert [content(each) for each in again] == before
+    assert len({*memory.addresses}) == len(again)
+
+
+def test_a_failed_job_gives_its_memory_back(pictures: str) -> None:
+    """Without the garbage collector: the error and the batches are in no cycle."""
+    pipe = Pipeline().exact(pictures, seed=3).decode("rgb").random_resized_crop(80)
+    bad = pipe.map(lambda sample: sample if sample["__key__"] != "k011" else 1 / 0).to_tuple("jpg;png").batched(SIZE)
+    program, memory = program_of(bad), Lent()
+    factory, steps = PlannedBatches(program), steps_of(program)
+    gc.disable()
+    try:
+        for _ in range(3):
+            outcome = factory(factory.open(Job(0, steps, 0, len(steps))), memory)
+            assert type(outcome.error) is SampleError
+            assert outcome.value
+            del outcome
+    finally:
+        gc.enable()
+    assert {*memory.addresses} == {*memory.addresses[: len(memory.addresses) // 3]}
+
+
+def test_a_program_does_not_change_while_it_runs(pictures: str) -> None:
+    program = program_of(FORMS["images and a function"](Pipeline().exact(pictures, seed=3)), threads=2)
+    before = {each.name: getattr(program, each.name) for each in dataclasses.fields(program)}
+    batches_of(run(program))
+    assert all(getattr(program, name) is value for name, value in before.items())
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        program.stages = None  # type: ignore[misc,assignment]
