@@ -38,7 +38,8 @@ from wdskit.dataset import lock
 from wdskit.dataset.index import read_index
 from wdskit.dataset.lock import hold
 from wdskit.files import TEMP_SUFFIX, Disk, TempFile
-from wdskit.packing import api, fill, publish, run_journal
+from wdskit.packing import fill, publish, run_journal
+from wdskit.packing.publish import Destination
 
 ALL = bool(os.environ.get("WDSKIT_ALL_FAULTS"))
 
@@ -224,20 +225,20 @@ def test_shards_that_are_noted_before_they_are_filled_are_caught(tmp_path, scena
     scenarios["rows"].prepare(tmp_path / "known")
     scenarios["rows"].pack(tmp_path / "known", HastyDisk())
     known = read_index(tmp_path / "known").by_name
-    true_fill = api.fill_jobs
+    true_start = Destination.start
 
-    def hasty(jobs, dest, *rest):
-        for job in jobs:
-            dest.add(known[job.path.name])
-        return true_fill(jobs, dest, *rest)
+    def hasty(dest, shards, first):
+        true_start(dest, shards, first)
+        for shard in shards:
+            dest.add(known[shard.name])
 
     def mutant(scenario, folder, disk):
         with monkeypatch.context() as patch:
-            patch.setattr(api, "fill_jobs", hasty)
+            patch.setattr(Destination, "start", hasty)
             patch.setattr(fill, "publish", in_place)
             scenario.pack(folder, disk)
 
-    monkeypatch.setattr(run_journal, "is_there", lambda folder, entry: (folder / entry.name).exists())
+    monkeypatch.setattr(run_journal, "has_shard", lambda folder, entry: (folder / entry.name).exists())
     with pytest.raises((AssertionError, PackError)):
         sweep(scenarios["rows"], tmp_path, kill(half=True), mutant)
 
@@ -246,15 +247,15 @@ def test_shards_that_are_noted_before_they_are_filled_are_caught(tmp_path, scena
 def test_an_index_that_comes_first_is_caught(tmp_path, scenarios, name, monkeypatch):
     scenarios[name].prepare(tmp_path / "known")
     scenarios[name].pack(tmp_path / "known", HastyDisk())
-    true_fill = api.fill_jobs
+    true_start = Destination.start
 
-    def hasty(jobs, dest, *rest):
+    def hasty(dest, shards, first):
+        true_start(dest, shards, first)
         (dest.folder / "index.json").write_bytes((tmp_path / "known" / "index.json").read_bytes())
-        return true_fill(jobs, dest, *rest)
 
     def mutant(scenario, folder, disk):
         with monkeypatch.context() as patch:
-            patch.setattr(api, "fill_jobs", hasty)
+            patch.setattr(Destination, "start", hasty)
             scenario.pack(folder, disk)
 
     with pytest.raises(AssertionError):

@@ -602,7 +602,7 @@ def test_replacing_that_removes_the_index_last_is_caught(tmp_path, monkeypatch):
 
 
 def test_a_run_that_trusts_its_log_more_than_the_disk_is_caught(tmp_path, monkeypatch):
-    monkeypatch.setattr(run_journal, "is_there", lambda folder, entry: True)
+    monkeypatch.setattr(run_journal, "has_shard", lambda folder, entry: True)
     with pytest.raises((AssertionError, FolderIndexError, PackError)):
         test_what_is_no_longer_there_is_packed_again(tmp_path, "gone")
 

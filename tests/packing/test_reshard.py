@@ -25,7 +25,7 @@ import wdskit
 from wdskit import FolderIndexError, PackError, RowError, SelectionError, ShardError, StorageError, pack
 from wdskit.dataset.index import read_index
 from wdskit.dataset.keys import hashed_key
-from wdskit.packing import api, references
+from wdskit.packing import fill, references
 from wdskit.packing.choice import Choice
 from wdskit.packing.options import SelectOptions
 from wdskit.packing.reshard import ReshardResult
@@ -496,7 +496,7 @@ def test_a_cut_shard_of_others_is_an_error(source, tmp_path):
 def test_a_source_that_changes_between_plan_and_copy_is_noticed(source, tmp_path, monkeypatch, change, drop):
     work = damage(source, tmp_path / "work", 0, b"")
     first, second, *_ = sorted(work.glob("*.tar"))
-    true_fill = api.fill_shard
+    true_fill = fill.fill_shard
     data = bytearray(first.read_bytes())
     if change == "damaged":
         data[100] ^= 1
@@ -512,7 +512,7 @@ def test_a_source_that_changes_between_plan_and_copy_is_noticed(source, tmp_path
         first.write_bytes(data)
         return true_fill(job, **options)
 
-    monkeypatch.setattr("wdskit.packing.api.fill_shard", late)
+    monkeypatch.setattr("wdskit.packing.fill.fill_shard", late)
     with pytest.raises(RowError, match=r"p-000.tar: .*: the file "):
         reshard(work, tmp_path / "out", drop=drop)
     assert not list((tmp_path / "out").glob("*.tar*"))

@@ -32,7 +32,7 @@ from tests.packing.test_faults import (
 from tests.packing.test_power import check_replacing, lose_power
 from wdskit import PackError, WdskitError, pack, reshard, split
 from wdskit.files import Disk
-from wdskit.packing import api
+from wdskit.packing import fill
 from wdskit.packing.publish import Destination
 
 ALL = bool(os.environ.get("WDSKIT_ALL_FAULTS"))
@@ -217,7 +217,7 @@ def test_resharding_without_a_flush_is_caught(tmp_path, scenarios, make_disk: ty
 
 def test_an_index_that_comes_first_is_caught(tmp_path, scenarios, monkeypatch):
     scenarios["copied"].pack(tmp_path / "known", HastyDisk())
-    true_fill = api.fill_shard
+    true_fill = fill.fill_shard
 
     def hasty(job, **options):
         (job.path.parents[2] / "index.json").write_bytes((tmp_path / "known" / "index.json").read_bytes())
@@ -225,7 +225,7 @@ def test_an_index_that_comes_first_is_caught(tmp_path, scenarios, monkeypatch):
 
     def mutant(scenario, folder, disk):
         with monkeypatch.context() as patch:
-            patch.setattr(api, "fill_shard", hasty)
+            patch.setattr(fill, "fill_shard", hasty)
             scenario.pack(folder, disk)
 
     with pytest.raises(AssertionError):

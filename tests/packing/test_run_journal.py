@@ -22,6 +22,7 @@ from wdskit.dataset.index import INDEX_NAME, RUN_FOLDER
 from wdskit.dataset.unfinished import JOURNAL_NAME
 from wdskit.files import Disk
 from wdskit.packing import publish
+from wdskit.packing.run_journal import RunDescription
 
 OPTIONS: dict[str, Any] = {"max_samples": 2, "pattern": "p-%02d.tar"}
 NAMES = ["rows", "folder", "addition", "replacing", "parts", "added parts", "stream", "overwriting"]
@@ -312,3 +313,11 @@ def test_an_end_that_looks_at_nothing_is_caught(over, monkeypatch):
     monkeypatch.setattr(publish, "differences", lambda *_: [])
     with pytest.raises(pytest.fail.Exception, match="DID NOT RAISE"), pytest.raises(PackError):
         packs(rows(0, 6))(folder, HastyDisk())
+
+
+def test_the_order_of_options_does_not_change_the_digest_of_a_run():
+    options = {"max_samples": 2, "shuffle": None, "fields": {"txt": "caption", "cls": "label"}}
+    other = {"fields": {"cls": "label", "txt": "caption"}, "shuffle": None, "max_samples": 2}
+    run = RunDescription(options, 9, "rows", None)
+    assert run.digest == RunDescription(other, 9, "rows", None).digest
+    assert run.digest != RunDescription({**other, "max_samples": 3}, 9, "rows", None).digest

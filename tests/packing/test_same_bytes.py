@@ -18,7 +18,7 @@ from images import make_folder
 from shards import bytes_in
 
 from wdskit import pack
-from wdskit.packing import api
+from wdskit.packing import api, fill
 from wdskit.packing import division as packing_division
 from wdskit.packing import plan as packing_plan
 from wdskit.packing.sources import folder
@@ -254,7 +254,7 @@ def test_a_writer_that_lets_the_machine_in_is_caught(tmp_path, source, reference
 
 @pytest.mark.parametrize("mutant", ["a part a worker", "as they are done", "a seed a worker"])
 def test_a_packer_whose_result_depends_on_its_workers_is_caught(tmp_path, source, reference, mutant, monkeypatch):
-    true_limits, true_map, true_read = packing_division.make_limits, api.map_shards, api.read_rows
+    true_limits, true_map, true_read = packing_division.make_limits, fill.map_shards, api.read_rows
     if mutant == "a part a worker":
         monkeypatch.setattr(
             packing_division, "make_limits", lambda most, *args, **options: true_limits(most // 2, *args, **options)
@@ -264,7 +264,7 @@ def test_a_packer_whose_result_depends_on_its_workers_is_caught(tmp_path, source
         def backwards(*args, **options):
             yield from reversed(list(true_map(*args, **options)))
 
-        monkeypatch.setattr(api, "map_shards", backwards)
+        monkeypatch.setattr(fill, "map_shards", backwards)
     else:
 
         def read(found, plan, *, workers, **options):

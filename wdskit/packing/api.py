@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import itertools
 import os
 import time
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from wdskit.dataset.binary import ShardEntry
-from wdskit.dataset.lock import hold
-from wdskit.errors import FolderIndexError, PackError, RowError, ShardError, StorageError, WdskitError
+from wdskit.errors import FolderIndexError, PackError, RowError, ShardError, StorageError
 from wdskit.files import DISK, Disk, describe_missing
-from wdskit.packing.fill import Count, ShardJob, fill_shard
+from wdskit.packing.fill import Count, fill_jobs
 from wdskit.packing.options import PackOptions, takes_options
 from wdskit.packing.plan import Jobs, LazyJobs, PackPlan, Plan, Series, divide_plan, read_rows
 from wdskit.packing.publish import Destination, open_destination, raised_as_pack_errors
@@ -24,7 +22,6 @@ from wdskit.packing.ray import fill_on_ray, import_ray
 from wdskit.packing.sources import Duplicate, Source, find_source
 from wdskit.packing.stream import pack_stream
 from wdskit.shards.export import export, outdated
-from wdskit.shards.parallel import map_shards
 from wdskit.shards.split import format_share
 from wdskit.tar.writer import END_BYTES
 from wdskit.text import format_bytes, plural
@@ -251,17 +248,17 @@ def plan_jobs(dest: Destination, found: Source, plan: Plan) -> Jobs:
                 share, samples = format_share(options.shares[name]), plural(plan.num_kept, "sample")
                 msg = f"split: {name} (share {share}) of {samples} would be empty."
                 raise PackError(f"{msg}\n  Choose a larger share, or leave it out.")
-    with raised_as_pack_errors(dest.folder):
-        dest.resolve_previous_run(found, num_rows=len(plan), rows=plan.digest, has_labels=plan.has_labels)
-        dest.check_keys(plan)
-        firsts = map(dest.first_number, dest.names)
-        lengths = map(len, division.shards)
-        series = [Series(*each) for each in zip(dest.names, firsts, lengths, division.splits, strict=True)]
-        spans = [*itertools.chain(*division.shards)]
-        jobs = Jobs(plan, division.order, spans, series, options.transforms, options.threads)
-        if dest.is_done and len(before := dest.filled()) != len(jobs):
-            raise dest.indexed_already([f"it wrote {len(before)} shards, and this run has {len(jobs)}."])
-        dest.check_folder(jobs.shards(), dest.lists(found))
+    dest.resolve_previous_run(found, num_rows=len(plan), rows=plan.digest, has_labels=plan.has_labels)
+    dest.check_keys(plan)
+    firsts = map(dest.first_number, dest.names)
+    lengths = map(len, division.shards)
+    series = [Series(*each) for each in zip(dest.names, firsts, lengths, division.splits, strict=True)]
+    spans = [*itertools.chain(*division.shards)]
+    jobs = Jobs(plan, division.order, spans, series, options.transforms, options.threads)
+    shards = jobs.shards()
+    if dest.is_done and [*dest.filled()] != [shard.name for shard in shards]:
+        raise dest.indexed_already([f"it wrote {len(dest.filled())} shards, and this run has {len(shards)}."])
+    dest.check_folder(shards, dest.lists(found))
     return jobs
 
 
@@ -284,48 +281,20 @@ def fill_and_publish(dest: Destination, found: Source, jobs: Jobs) -> list[Shard
     filled = dest.filled()
     entries = {number: filled[name] for number in numbers if (name := jobs.name(number)) in filled}
     for entry in entries.values():
-        count(entry.num_samples, entry.num_bytes - END_BYTES)
+        count.add(entry)
     todo = [number for number in numbers if number not in entries]
-    with contextlib.closing(fill_jobs(LazyJobs(jobs, todo, dest.path), dest, count)) as more:
-        for number, entry in zip(todo, more, strict=True):
+    new = LazyJobs(jobs, todo, dest.path)
+    if options.on is None:
+        filling = fill_jobs(new, workers=options.workers, log=dest.log, disk=options.disk, count=count)
+    else:
+        filling = fill_on_ray(new, options.on, log=dest.log, disk=options.disk, count=count)
+    with contextlib.closing(filling):  # stops the workers before an error is raised
+        for number, entry in zip(todo, filling, strict=True):
             dest.add(entry)
             entries[number] = entry
     in_order = [entries[number] for number in numbers]
     dest.publish(in_order, lists)
     return in_order
-
-
-def fill_jobs(jobs: Sequence[ShardJob], dest: Destination, count: Count) -> Generator[ShardEntry, None, None]:
-    """Fill shards in this process, in several processes, or on a Ray cluster. The bytes are the same.
-
-    Yields:
-        The index entries of the shards, in order.
-
-    Raises:
-        WdskitError: A shard cannot be filled. The error is that of the first such shard.
-    """
-    options = dest.options
-    if options.on is None and (options.workers == 1 or len(jobs) < 2):
-        for job in jobs:
-            yield fill_shard(job, disk=options.disk, on_sample=count)
-        return
-    if options.on is None:
-        fill = functools.partial(_fill_in_worker, held=dest.log, disk=options.disk)
-        filled: Generator[ShardEntry | WdskitError, None, None] = map_shards(fill, jobs, workers=options.workers)
-    else:
-        filled = fill_on_ray(jobs, options.on, dest)
-    with contextlib.closing(filled):  # stops the workers before the error is raised
-        for entry in filled:
-            if isinstance(entry, WdskitError):
-                raise entry
-            count(entry.num_samples, entry.num_bytes - END_BYTES)
-            yield entry
-
-
-def _fill_in_worker(job: ShardJob, *, held: Path, disk: Disk) -> ShardEntry:
-    """Call `fill_shard` in a worker process. The process holds the log of the run until the process ends."""
-    hold(held)
-    return fill_shard(job, disk=disk)
 
 
 _UNUSED = {

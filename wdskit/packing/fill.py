@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import logging
 from collections import deque
@@ -15,14 +16,16 @@ from typing import NamedTuple, TypeGuard
 from wdskit.codecs.formats import is_image_field
 from wdskit.codecs.unused import find_unused
 from wdskit.dataset.binary import ShardEntry
+from wdskit.dataset.lock import hold
 from wdskit.dataset.shard import digest_offsets, write_offsets
-from wdskit.errors import DecodeError, PackError, RowError
+from wdskit.errors import DecodeError, PackError, RowError, WdskitError
 from wdskit.files import DISK, Buffer, Disk, TempFile, describe_os_error, publish
 from wdskit.packing.ahead import read_ahead
 from wdskit.packing.references import FieldBytes, FileBytes, PartBytes, SourceFiles
 from wdskit.packing.row import OnProgress, Progress, Row, row_error, size_of
 from wdskit.packing.transforms import UNTOUCHED, Field, Transforms
-from wdskit.tar.writer import TarWriter
+from wdskit.shards.parallel import map_shards
+from wdskit.tar.writer import END_BYTES, TarWriter
 
 _FILES = (FileBytes, PartBytes)
 _LARGE_BYTES = 16 << 10
@@ -46,6 +49,10 @@ class Count:
         self._samples += num_samples
         self._bytes += num_bytes
         self._on_progress(Progress("packing", self._samples, self._bytes, *self._total))
+
+    def add(self, entry: ShardEntry) -> None:
+        """Add a whole shard."""
+        self(entry.num_samples, entry.num_bytes - END_BYTES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +112,42 @@ def fill_shard(job: ShardJob, *, disk: Disk = DISK, on_sample: OnSample | None =
     except OSError as err:
         raise PackError(f"{job.path}: cannot be written: {describe_os_error(err)}") from err
     return entry
+
+
+def fill_jobs(
+    jobs: Sequence[ShardJob], *, workers: int, log: Path, disk: Disk, count: Count
+) -> Generator[ShardEntry, None, None]:
+    """Fill shards in this process or in several processes. The bytes are the same.
+
+    Args:
+        jobs: The shards to fill.
+        workers: Number of processes.
+        log: The log of the run. Each worker process holds the file open until the process ends.
+        disk: Performs the file operations; tests replace it.
+        count: Called with the samples and bytes that were packed.
+
+    Yields:
+        The index entries of the shards, in order.
+
+    Raises:
+        WdskitError: A shard cannot be filled. The error is that of the first such shard.
+    """
+    if workers == 1 or len(jobs) < 2:
+        for job in jobs:
+            yield fill_shard(job, disk=disk, on_sample=count)
+        return
+    fill = functools.partial(_fill_in_worker, log=log, disk=disk)
+    with contextlib.closing(map_shards(fill, jobs, workers=workers)) as filled:  # stops the workers before an error
+        for entry in filled:
+            if isinstance(entry, WdskitError):
+                raise entry
+            count.add(entry)
+            yield entry
+
+
+def _fill_in_worker(job: ShardJob, *, log: Path, disk: Disk) -> ShardEntry:
+    hold(log)
+    return fill_shard(job, disk=disk)
 
 
 class _Filled(NamedTuple):

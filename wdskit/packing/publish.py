@@ -24,9 +24,9 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Concatenate, TypeVar
 
-from typing_extensions import Self
+from typing_extensions import ParamSpec, Self
 
 from wdskit.dataset.binary import BINARY_NAME, IDENTITIES_NAME, ShardEntry, Verified, build_binary
 from wdskit.dataset.classes import CLASSES_NAME, classes_json, read_classes
@@ -57,12 +57,12 @@ from wdskit.packing.run_journal import (
     RunDescription,
     check_runs,
     differences,
-    is_there,
-    read_begun,
+    has_shard,
     read_description,
     read_filled,
     read_journal,
     read_log,
+    read_sent,
     shard_files,
 )
 from wdskit.packing.sources import Source
@@ -70,6 +70,9 @@ from wdskit.packing.upload import LAST_RUN_NAME, MAX_PENDING, WAYS, SentFile, Up
 from wdskit.shards.export import remove_exports
 from wdskit.storage.identity import FileIdentity
 from wdskit.storage.urls import LocalFile, is_local, local_path
+
+P = ParamSpec("P")
+Result = TypeVar("Result")
 
 _BEGINS = "begins.lock"
 _PART = "part-{}-of-{}.lock"
@@ -84,6 +87,19 @@ def raised_as_pack_errors(folder: Path) -> Iterator[None]:
         yield
     except OSError as err:
         raise PackError(f"{folder}: cannot be written: {describe_os_error(err)}") from err
+
+
+def _raises_pack_errors(
+    method: Callable[Concatenate[Destination, P], Result],
+) -> Callable[Concatenate[Destination, P], Result]:
+    """Make a method of `Destination` convert each OSError to a PackError with the folder's name."""
+
+    @functools.wraps(method)
+    def call(self: Destination, /, *args: P.args, **keywords: P.kwargs) -> Result:
+        with raised_as_pack_errors(self.folder):
+            return method(self, *args, **keywords)
+
+    return call
 
 
 @dataclasses.dataclass(frozen=True)
@@ -180,6 +196,7 @@ class Destination:
 
     # Before any row is read.
 
+    @_raises_pack_errors
     def prepare(self, source: object) -> None:
         """Complete a run that was killed while it published. Then check the folder and the options.
 
@@ -188,17 +205,16 @@ class Destination:
                 indexed and a dry run has neither `append` nor `overwrite`.
             FolderIndexError: Another process is writing in the folder.
         """
-        with raised_as_pack_errors(self.folder):
-            check_runs(self.folder)
-            if self._journals() and not self.options.dry_run:
-                with lock_folder(self.folder):
-                    self._finish_publishing()
-            if isinstance(source, (str, os.PathLike)) and os.path.isdir(source):
-                root = os.path.realpath(os.fsdecode(source))
-                if os.path.commonpath([root, os.path.realpath(self.folder)]) == root:
-                    inside = f"it is inside the source {os.fsdecode(source)}, and would be packed with it the next time"
-                    raise PackError(f"{self.folder}: {inside}.\n  Pack into a folder outside of it.")
-            self._check_indexed()
+        check_runs(self.folder)
+        if self._journals() and not self.options.dry_run:
+            with lock_folder(self.folder):
+                self._finish_publishing()
+        if isinstance(source, (str, os.PathLike)) and os.path.isdir(source):
+            root = os.path.realpath(os.fsdecode(source))
+            if os.path.commonpath([root, os.path.realpath(self.folder)]) == root:
+                inside = f"it is inside the source {os.fsdecode(source)}, and would be packed with it the next time"
+                raise PackError(f"{self.folder}: {inside}.\n  Pack into a folder outside of it.")
+        self._check_indexed()
 
     def _check_indexed(self) -> None:
         """Raise PackError if this run needs an index that does not exist, or would fail because of an existing one."""
@@ -226,6 +242,7 @@ class Destination:
             "pattern": patterns[0] if self.options.shares is None else patterns,
         }
 
+    @_raises_pack_errors
     def refuse_other_options(self, found: Source) -> None:
         """Refuse a folder that a run with different options packed, unless this run appends or overwrites.
 
@@ -284,7 +301,7 @@ class Destination:
         """Remove temporary files, and staging folders without a filled shard."""
         for path in run_folders(self.folder):
             remove_temp_files(path, disk=self._disk)
-            if not (path / JOURNAL_NAME).exists() and not read_filled(path) and not read_begun(path):
+            if not (path / JOURNAL_NAME).exists() and not read_filled(path) and not read_sent(path):
                 self._remove_run(path)
         for parent in (self.folder, self.folder / RUN_FOLDER):
             remove_temp_files(parent, disk=self._disk)
@@ -292,6 +309,7 @@ class Destination:
 
     # The existing shards.
 
+    @_raises_pack_errors
     def resolve_previous_run(
         self, found: Source, *, num_rows: int | None, rows: str, has_labels: bool, first_key: str = ""
     ) -> None:
@@ -314,30 +332,29 @@ class Destination:
             FolderIndexError: This run appends, and the index does not match the shards.
         """
         _ = self.room
-        with raised_as_pack_errors(self.folder):
-            self._check_indexed()
-            self._run = RunDescription(self.describe_options(found), num_rows, rows, None)
-            if not self._has_index():
-                return
-            self.index = self._read_index()
-            if self.options.overwrite:
-                return
-            self.last_run = self._find_last_run()
+        self._check_indexed()
+        self._run = RunDescription(self.describe_options(found), num_rows, rows, None)
+        if not self._has_index():
+            return
+        self.index = self._read_index()
+        if self.options.overwrite:
+            return
+        self.last_run = self._find_last_run()
+        if self._appends:
+            self._check_sizes(self.index.entries)
+            if found.classes or has_labels:
+                self._check_classes(found.classes)
+        if self.last_run is None:
             if self._appends:
-                self._check_sizes(self.index.entries)
-                if found.classes or has_labels:
-                    self._check_classes(found.classes)
-            if self.last_run is None:
-                if self._appends:
-                    return
-                raise self.indexed_already()
-            now = dataclasses.replace(self._run, first=self.last_run.run.first)
-            changes = differences(self.last_run.run, now)
-            if not changes:
-                self._check_last_run(self.last_run)
-                self.is_done = not (self._appends and first_key) or first_key == self._first_key(self.last_run)
-            elif not self._appends:
-                raise self.indexed_already(changes)
+                return
+            raise self.indexed_already()
+        now = dataclasses.replace(self._run, first=self.last_run.run.first)
+        changes = differences(self.last_run.run, now)
+        if not changes:
+            self._check_last_run(self.last_run)
+            self.is_done = not (self._appends and first_key) or first_key == self._first_key(self.last_run)
+        elif not self._appends:
+            raise self.indexed_already(changes)
 
     def _check_sizes(self, entries: Iterable[ShardEntry]) -> None:
         """Compare the sizes in the index with the shards. Shards of a stopped addition are ignored.
@@ -383,7 +400,7 @@ class Destination:
             if lost := self.upload.lost(last.entries, last.etags):
                 raise self.indexed_already([f"{name} is gone, or was replaced." for name in lost])
             return
-        lost = [entry.name for entry in last.entries if not is_there(self.folder, entry)]
+        lost = [entry.name for entry in last.entries if not has_shard(self.folder, entry)]
         if lost:
             raise self.indexed_already([f"{name} or its .idx is gone, or has a different size." for name in lost])
         verified = Verified()
@@ -410,6 +427,7 @@ class Destination:
         numbers = (names.number_of(entry.name) for entry in self.kept)
         return max((number for number in numbers if number is not None), default=-1) + 1
 
+    @_raises_pack_errors
     def check_keys(self, plan: Plan) -> None:
         """Refuse an addition of a row whose key an existing shard has. The headers of these shards are read.
 
@@ -438,6 +456,7 @@ class Destination:
             num_keys += entry.num_samples
             num_bytes += entry.num_bytes
 
+    @_raises_pack_errors
     def lists(self, found: Source) -> dict[str, bytes]:
         """Return the bytes of `classes.json`, `rejected.jsonl` and `duplicates.jsonl` by name, without empty files.
 
@@ -457,6 +476,7 @@ class Destination:
                 lists[name] = before + lines.encode(errors="backslashreplace")
         return lists
 
+    @_raises_pack_errors
     def check_folder(self, shards: Sequence[PlannedShard], lists: Mapping[str, bytes] | None = None) -> None:
         """Check that the names of the new files are free, and that all shards of the folder are in its index.
 
@@ -499,11 +519,12 @@ class Destination:
             return set()
         sent: dict[str, SentFile] = {}
         for path in run_folders(self.folder):
-            sent |= read_begun(path)
+            sent |= read_sent(path)
         return self.upload.find_others(sent)
 
     # Filling.
 
+    @_raises_pack_errors
     def start(self, shards: tuple[PlannedShard, ...] | None, first: Sequence[int]) -> None:
         """Start this run, or resume it if it was stopped. Sets `path` and `log`.
 
@@ -519,20 +540,19 @@ class Destination:
         options, part = self.options, self.options.part_of
         run = dataclasses.replace(self._run, shards=shards, first=tuple(first), parts=part[1] if part else 0)
         self._run = run
-        with raised_as_pack_errors(self.folder):
-            if self.is_done:
-                if part is None:
+        if self.is_done:
+            if part is None:
+                self._remove_finished()
+        elif part is None:
+            if not options.overwrite:
+                self._remove_finished()
+            self._open_staging(run, is_alone=lambda: True)
+        else:
+            with lock_folder(self.room, _BEGINS, wait=True):
+                is_alone = self.enter(share_folder(self.folder))
+                if is_alone():
                     self._remove_finished()
-            elif part is None:
-                if not options.overwrite:
-                    self._remove_finished()
-                self._open_staging(run, is_alone=lambda: True)
-            else:
-                with lock_folder(self.room, _BEGINS, wait=True):
-                    is_alone = self.enter(share_folder(self.folder))
-                    if is_alone():
-                        self._remove_finished()
-                    self._open_staging(run, is_alone=is_alone)
+                self._open_staging(run, is_alone=is_alone)
 
     def _open_staging(self, run: RunDescription, *, is_alone: Callable[[], bool]) -> None:
         """Make or reuse the staging folder of `run`, and remove those of other runs. See `start`.
@@ -562,7 +582,7 @@ class Destination:
                 msg = f"{self.folder}: other parts of that run are running. Wait until they end, or stop them."
                 raise PackError(msg)
             if self.upload is not None:
-                self.upload.remove(read_begun(other))
+                self.upload.remove(read_sent(other))
             self._remove_run(other)
         make_folders(path, disk=disk)
         self.path = path
@@ -580,6 +600,7 @@ class Destination:
             own = run.shards[part[0] :: part[1]]
             remove_temp_files(path, of={name for shard in own for name in shard_files(shard.name)}, disk=disk)
 
+    @_raises_pack_errors
     def filled(self) -> dict[str, ShardEntry]:
         """Return the shards of this run that are filled and still exist, by name."""
         if self.is_done:
@@ -588,16 +609,16 @@ class Destination:
         if self.upload is None:
             return read_filled(self.path)
         shards = (one for one in read_log(self.path) if isinstance(one, Uploaded))
-        return self.upload.find_there(shards, read_begun(self.path))
+        return self.upload.find_there(shards, read_sent(self.path))
 
+    @_raises_pack_errors
     def add(self, entry: ShardEntry) -> None:
         """Log a filled shard. For a bucket, start the upload of the shard, and log the uploads that have ended."""
-        with raised_as_pack_errors(self.folder):
-            if self.upload is None:
-                self._write_log(_log_line(entry))
-                return
-            self.upload.start(entry, self._log_upload(shard_files(entry.name), {entry.name: entry.sha256}))
-            self._log_uploaded(MAX_PENDING)
+        if self.upload is None:
+            self._write_log(_log_line(entry))
+            return
+        self.upload.start(entry, self._log_upload(shard_files(entry.name), {entry.name: entry.sha256}))
+        self._log_uploaded(MAX_PENDING)
 
     def _log_upload(self, names: Sequence[str], known: Mapping[str, str]) -> dict[str, Path]:
         """Log size and digest of files before their upload, so that a later run recognizes the objects.
@@ -620,6 +641,7 @@ class Destination:
 
     # Publishing.
 
+    @_raises_pack_errors
     def publish(self, entries: Sequence[ShardEntry], lists: Mapping[str, bytes]) -> None:
         """Move the filled shards into the folder and write its index; for a bucket, upload the index.
 
@@ -633,18 +655,15 @@ class Destination:
             PackError: A file is in the way, or a shard or another file of the run is missing.
             StorageError: The store of a bucket cannot be reached or refuses.
         """
-        with raised_as_pack_errors(self.folder):
-            if self.is_done:
-                self.check_folder([], lists)
-                return
-            if self.options.part_of is None:
-                self.check_folder(
-                    [PlannedShard(each.name, each.num_samples, each.num_bytes) for each in entries], lists
-                )
-            for name, data in lists.items():
-                publish_bytes(self.path / name, data, disk=self._disk)
-            if self.options.part_of is None:
-                self._publish_index(entries, lists)
+        if self.is_done:
+            self.check_folder([], lists)
+            return
+        if self.options.part_of is None:
+            self.check_folder([PlannedShard(each.name, each.num_samples, each.num_bytes) for each in entries], lists)
+        for name, data in lists.items():
+            publish_bytes(self.path / name, data, disk=self._disk)
+        if self.options.part_of is None:
+            self._publish_index(entries, lists)
 
     def _publish_index(self, entries: Sequence[ShardEntry], lists: Iterable[str]) -> None:
         replaces = self.options.overwrite and self.index is not None
@@ -681,7 +700,7 @@ class Destination:
         if lost := sorted(read_filled(self.path).keys() - self.filled().keys()):
             msg = f"{self.upload.object_url(lost[0])}: it is gone, or another writer replaced it."
             raise PackError(f"{msg}\n  Run the same command again to continue.")
-        last["etags"] = {name: sorted(file.etags) for name, file in read_begun(self.path).items() if file.etags}
+        last["etags"] = {name: sorted(file.etags) for name, file in read_sent(self.path).items() if file.etags}
         publish_bytes(self.path / LAST_RUN_NAME, json.dumps(last).encode() + b"\n", disk=self._disk)
         binary = build_binary(index.entries, bytes.fromhex(index.sha256))
         publish_bytes(self.path / BINARY_NAME, binary, disk=self._disk)
@@ -698,6 +717,7 @@ class Destination:
         yield from (selection_path(self.folder, name).name for name in list_selections(self.folder))
         yield from LIST_NAMES
 
+    @_raises_pack_errors
     def publish_parts(self) -> tuple[Sequence[ShardEntry], bool]:
         """Publish a run whose shards were filled in parts: `wdskit pack-finish`. The options are those of that run.
 
@@ -708,7 +728,7 @@ class Destination:
             PackError: No part of a run was packed here, or shards are missing; the message names them and their parts.
             FolderIndexError: A part, or another process, is writing there.
         """
-        with lock_folder(self.folder), raised_as_pack_errors(self.folder):
+        with lock_folder(self.folder):
             check_runs(self.folder)
             was_publishing = bool(self._journals())
             if was_publishing:

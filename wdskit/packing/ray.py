@@ -24,9 +24,8 @@ from wdskit.dataset.lock import held_meanwhile
 from wdskit.dataset.unfinished import DESCRIPTION_NAME
 from wdskit.errors import PackError, RowError, WdskitError
 from wdskit.files import Disk
-from wdskit.packing.fill import ShardJob, fill_shard
+from wdskit.packing.fill import Count, ShardJob, fill_shard
 from wdskit.packing.plan import FileRows
-from wdskit.packing.publish import Destination
 from wdskit.packing.row import row_error
 from wdskit.text import install_extra
 
@@ -81,17 +80,25 @@ def import_ray() -> ModuleType:
 
 
 def fill_on_ray(
-    jobs: Sequence[ShardJob], on: str, dest: Destination
-) -> Generator[ShardEntry | WdskitError, None, None]:
+    jobs: Sequence[ShardJob], on: str, *, log: Path, disk: Disk, count: Count
+) -> Generator[ShardEntry, None, None]:
     """Fill shards on a cluster. Ray runs a task again whose worker died.
 
+    Args:
+        jobs: The shards to fill.
+        on: Address of the cluster, as for `check_address`.
+        log: The log of the run, in its staging folder.
+        disk: Performs the file operations; tests replace it.
+        count: Called with the samples and bytes of each filled shard.
+
     Yields:
-        Their lines of the index, or what went wrong, in order.
+        The index entries of the shards, in order.
 
     Raises:
         PackError: Ray is not installed, the cluster cannot be reached, or workers die again and again.
+        WdskitError: A shard cannot be filled. The error is that of the first such shard.
     """
-    site = Site(dest.path / DESCRIPTION_NAME, dest.log, os.getcwd(), socket.gethostname(), dest.options.disk)
+    site = Site(log.with_name(DESCRIPTION_NAME), log, os.getcwd(), socket.gethostname(), disk)
     pending: deque[Any] = deque()
     with _connected(on) as ray:
         fill = ray.remote(max_retries=_MOST_TRIES - 1, num_cpus=1)(fill_on_node)
@@ -108,6 +115,9 @@ def fill_on_ray(
                     msg = f"{job.path}: its worker on the cluster died {_MOST_TRIES} times: {_last_line(err)}."
                     raise PackError(f"{msg}\n  Check its memory; run the same command again to continue.") from err
                 pending.popleft()
+                if isinstance(filled, WdskitError):
+                    raise filled
+                count.add(filled)
                 yield filled
         finally:
             for each in pending:

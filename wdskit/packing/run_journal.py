@@ -77,9 +77,9 @@ class RunDescription:
         return hashlib.sha256(same.to_json()).hexdigest()[:16]
 
     def to_json(self) -> bytes:
-        """Return the bytes of `run.json`."""
+        """Return the bytes of `run.json`. The order of the options does not change them."""
         document = {"wdskit_run": DESCRIPTION_VERSION, **dataclasses.asdict(self)}
-        return (json.dumps(document, ensure_ascii=True, indent=1, default=str) + "\n").encode()
+        return (json.dumps(document, ensure_ascii=True, indent=1, sort_keys=True, default=str) + "\n").encode()
 
     @classmethod
     def from_json(cls, data: bytes, path: Path) -> RunDescription:
@@ -177,25 +177,25 @@ def read_journal(path: Path) -> dict[str, Any]:
 def read_filled(path: Path) -> dict[str, ShardEntry]:
     """Return the filled shards of a staging folder, by name. An uploaded shard counts as filled without a check."""
     found: dict[str, ShardEntry] = {}
-    for one in read_log(path):
-        if isinstance(one, ShardEntry) and is_there(path, one):
-            found[one.name] = one
-        elif isinstance(one, Uploaded):
-            found[one.entry.name] = one.entry
+    for line in read_log(path):
+        if isinstance(line, ShardEntry) and has_shard(path, line):
+            found[line.name] = line
+        elif isinstance(line, Uploaded):
+            found[line.entry.name] = line.entry
     return found
 
 
-def read_begun(path: Path) -> dict[str, SentFile]:
+def read_sent(path: Path) -> dict[str, SentFile]:
     """Return the files that the run of a staging folder may have uploaded, by name."""
-    begun: dict[str, SentFile] = {}
-    for one in read_log(path):
-        if isinstance(one, dict):
-            begun |= {name: file._replace(etags=begun.get(name, file).etags) for name, file in one.items()}
-        elif isinstance(one, Uploaded):
-            for name, etag in one.etags.items():
-                if name in begun and etag is not None:
-                    begun[name] = begun[name]._replace(etags=begun[name].etags | {etag})
-    return begun
+    sent: dict[str, SentFile] = {}
+    for line in read_log(path):
+        if isinstance(line, dict):
+            sent |= {name: file._replace(etags=sent.get(name, file).etags) for name, file in line.items()}
+        elif isinstance(line, Uploaded):
+            for name, etag in line.etags.items():
+                if name in sent and etag is not None:
+                    sent[name] = sent[name]._replace(etags=sent[name].etags | {etag})
+    return sent
 
 
 def read_log(path: Path) -> Iterator[ShardEntry | Uploaded | dict[str, SentFile]]:
@@ -221,7 +221,7 @@ def read_log(path: Path) -> Iterator[ShardEntry | Uploaded | dict[str, SentFile]
             yield found
 
 
-def is_there(folder: Path, entry: ShardEntry) -> bool:
+def has_shard(folder: Path, entry: ShardEntry) -> bool:
     """Return True if the folder contains a shard and its offsets with the expected sizes."""
     sizes = {folder / entry.name: entry.num_bytes, offsets_path(folder / entry.name): 8 * (entry.num_samples + 1)}
     return all(path.is_file() and path.stat().st_size == size for path, size in sizes.items())

@@ -12,7 +12,7 @@ from wdskit.dataset.classes import CLASS_FIELD, CLASSES_NAME
 from wdskit.packing.division import fill_in_turn
 from wdskit.packing.fill import Count, ShardJob, fill_shard, required_rows
 from wdskit.packing.plan import StreamedKeys
-from wdskit.packing.publish import Destination, raised_as_pack_errors
+from wdskit.packing.publish import Destination
 from wdskit.packing.row import Row, key_taken, row_error
 from wdskit.packing.sources import Source, streamed_rows
 
@@ -36,8 +36,7 @@ def pack_stream(dest: Destination, found: Source, *, skip_bad: bool) -> list[Sha
     if dest.options.append and not has_labels and not found.classes and (dest.folder / CLASSES_NAME).exists():
         rows = _unlabelled(rows, dest.folder)
     first = dest.first_number(dest.names[0])
-    with raised_as_pack_errors(dest.folder):
-        dest.check_folder([])
+    dest.check_folder([])
     dest.start(None, [first])
     with contextlib.closing(StreamedKeys(lambda: dest.room)) as keys:
         for key in dest.existing_keys():
