@@ -295,10 +295,10 @@ class StageMethods(ABC):
         return self._with("map_dict", fields)
 
     def map_tuple(self, *fns: Function | None) -> Self:
-        """Call a function for each item of a tuple; null leaves an item as it is.
+        """Call a function for each item of a tuple; null leaves an item unchanged.
 
         Args:
-            *fns: Functions, or names of registered ones; null leaves an item as it is.
+            *fns: Functions, or names of registered ones; null leaves an item unchanged.
         """
         return self._with("map_tuple", fns)
 

@@ -1,1 +1,1 @@
-"""Stages: what stands in a pipeline, one class each."""
+"""The stages of a pipeline, one class each."""

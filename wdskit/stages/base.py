@@ -1,8 +1,8 @@
-"""What the stages of a pipeline share: where a value comes from, and what is known while the pipeline is built.
+"""Classes that all stages share: the origin of a value, the running pipeline, and the context while it is built.
 
 Stages that run are plain callables `iterator -> iterator`, so that webdataset's and ours mix freely. Values travel
-through them bare; who a value is (`Origin`) travels beside it: a stage that yields sets `run.origin` to the origin of
-what it yields, and a stage that keeps values back (shuffle, threads) keeps their origins with them.
+through them bare. The origin of a value (`Origin`) travels separately: a stage sets `run.origin` before it yields a
+value. A stage that delays values (shuffle, threads) stores their origins with them.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Origin(NamedTuple):
     members: tuple[Origin, ...] = ()
 
     def __str__(self) -> str:
-        """Shard and key, of a batch those of its first and last sample, as far as they are known."""
+        """Return the known ones of shard and key; for a batch, those of its first and its last sample."""
         first = self.members[0] if self.members else self
         if first[:2] == self[:2]:
             return ": ".join(part for part in (self.url, self.key) if part) or "a value"
@@ -81,17 +81,17 @@ class Run:
 
     Attributes:
         rank_info: Rank and world size.
-        seed: Of the source.
+        seed: Seed of the source.
         worker: Number of this worker process, and of how many; (0, 1) in the main process.
-        first_epoch: The epoch that the running stream began with, what stages before with_epoch know.
-        epoch: The epoch that runs, for those behind it.
-        origin: Of the value that was yielded last.
+        first_epoch: The epoch in which the running stream began, for stages before with_epoch.
+        epoch: The running epoch, for stages after with_epoch.
+        origin: Origin of the value that was yielded last.
         first_draw: The draw with which the running stream began.
-        stop_draw: The draw behind the last, None for an endless stream.
+        stop_draw: The number after the last draw; None for an endless stream.
         num_heard: How many values the pipeline has yielded, or its with_epoch has taken.
         board: What the threads of this process are working on.
         is_watched: Whether a loader in another thread or process reads `board`, and reports a wait that is too long.
-        timings: Of a stream's stages, since they were taken last.
+        timings: Timings of a stream's stages since they were last taken.
     """
 
     def __init__(self, rank_info: RankInfo, seed: int, num_threads: int = 1) -> None:
@@ -152,7 +152,7 @@ class Run:
         self.stop_draw = stop_draw
 
     def keep_timings(self, timings: Timings) -> None:
-        """Add what was measured in this thread."""
+        """Add timings of this thread."""
         self.timings.merge(timings)
 
     def take_timings(self) -> Timings | None:
@@ -188,7 +188,7 @@ class Step:
     Attributes:
         name: As the user wrote it.
         function: What it does to a value.
-        ordinal: How many of this name stand before it in the pipeline, or in its part of a mixture.
+        ordinal: Number of stages of this name before it in the pipeline, or in its part of a mixture.
         part: Number of its part of a mixture; None if it takes all samples.
     """
 
@@ -239,7 +239,7 @@ def is_thread_safe(function: Callable[..., Any]) -> bool:
 
 
 class StepFailed(Exception):
-    """Which of several stages that run as one failed, and what it raised."""
+    """One of several fused stages failed: its name and its error."""
 
     def __init__(self, stage: str, err: Exception) -> None:
         super().__init__(stage, err)
@@ -274,8 +274,8 @@ def stage_error(stage: str, origin: Origin, err: Exception) -> SampleError:
 
 
 def note_place(stage: str, origin: Origin, err: BaseException) -> None:
-    """Add what `stage_error` says to an exception that stays as it is: asyncio.CancelledError, SystemExit and others.
-    Nothing to KeyboardInterrupt, which is no sample's fault.
+    """Add the origin and the stage to an exception that is raised unchanged, such as asyncio.CancelledError or
+    SystemExit. KeyboardInterrupt gets no note, because no sample causes it.
     """
     add_note = getattr(err, "add_note", None)  # from Python 3.11 on
     if add_note is not None and not isinstance(err, KeyboardInterrupt):
@@ -283,7 +283,7 @@ def note_place(stage: str, origin: Origin, err: BaseException) -> None:
 
 
 def is_function_name(name: object) -> bool:
-    """Whether a function may be registered as `name`."""
+    """True if `name` is valid for a registered function."""
     return isinstance(name, str) and name.isidentifier() and not keyword.iskeyword(name)
 
 
@@ -309,7 +309,7 @@ class Call:
         stage: Name and ordinal of the stage, their key.
         function: Takes the value.
         global_rng: Whether to seed random, numpy and torch by position before each call.
-        is_map: Whether what it returns goes on, so that None can only be a forgotten `return`.
+        is_map: Whether the result is the next value, so that None can only be a forgotten `return`.
     """
 
     def __init__(
@@ -359,7 +359,7 @@ class Call:
         words = self.run.rng_of(f"{self.stage}:global")(origin).integers(0, 1 << 32, 3)
         before = random.getstate(), np.random.get_state(), torch.get_rng_state()  # noqa: NPY002
         random.seed(int(words[0]))
-        np.random.seed(int(words[1]))  # noqa: NPY002 (users' libraries draw from it; that is what it is for)
+        np.random.seed(int(words[1]))  # noqa: NPY002 (users' libraries draw from it)
         torch.default_generator.manual_seed(int(words[2]))
         try:
             yield
@@ -371,15 +371,15 @@ class Call:
 
 @dataclass(frozen=True)
 class Context:
-    """What is known at one place of a pipeline while it is built. Each stage that is bound gives the next one.
+    """The state of building at one place of a pipeline. Binding a stage returns the context of the next place.
 
     Attributes:
-        run: Of the pipeline.
+        run: The running pipeline.
         find: See `Find`.
         has_masks: Whether a transform takes fields for masks, so that `decode` must find out which images it changes.
         part: Number of the part of a mixture whose stages are bound; None for the stages of all samples.
         places: The fields of a tuple by their places; None where values are dicts, or came from a function.
-        ordinals: How many stages of each name stand before this place.
+        ordinals: Number of stages of each name before this place.
     """
 
     run: Run
@@ -390,7 +390,7 @@ class Context:
     ordinals: Mapping[str, int] = field(default_factory=dict)
 
     def ordinal(self, stage: StageSpec) -> int:
-        """How many stages of the same name stand before this one."""
+        """Return the number of stages of the same name before this one."""
         return self.ordinals.get(stage.name, 0)
 
     def label(self, stage: StageSpec) -> str:
@@ -398,7 +398,7 @@ class Context:
         return f"{'' if self.part is None else 'part '}{stage.name}:{self.ordinal(stage)}"
 
     def after(self, stage: StageSpec) -> Context:
-        """What is known after this stage."""
+        """Return the context of the place after this stage."""
         return replace(
             self,
             places=stage.places_after(self.places) if isinstance(stage, PerSampleStage) else self.places,
@@ -406,10 +406,11 @@ class Context:
         )
 
     def resolve(self, stage: str, fn: Any, settings: Mapping[str, Any] | None = None) -> Callable[..., Any]:
-        """A function as it is, or the one of a name with its settings bound; of a class, an instance made with them.
+        """Return a function unchanged; for a name, its function with the settings bound, or an instance of its class.
 
         Raises:
-            PipelineError: There is none of this name, or it does not take the settings; `stage` is said first.
+            PipelineError: The name is unknown, or the function does not accept the settings. The message starts with
+                `stage`.
         """
         if not isinstance(fn, str):
             return fn  # type: ignore[no-any-return]  # its setting has checked that it is callable
@@ -438,7 +439,7 @@ class PerSampleStage(StageSpec):
         raise NotImplementedError
 
     def step(self, context: Context) -> tuple[Step, Context]:
-        """`bind` with the stage's name and ordinal, and what is known after it."""
+        """Return the bound stage with its name and ordinal, and the context after it."""
         step = Step(self.name, self.bind(context, context.label(self)), context.ordinal(self), context.part)
         return step, context.after(self)
 
@@ -458,7 +459,7 @@ def takes_masks(stages: Sequence[Any]) -> bool:
 
 
 def bind_steps(stages: Sequence[Any], context: Context) -> tuple[tuple[Step, ...], Context]:
-    """The steps of per-sample stages, and what is known after them."""
+    """Return the steps of per-sample stages, and the context after them."""
     steps = []
     for stage in stages:
         step, context = stage.step(context)

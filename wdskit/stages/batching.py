@@ -49,7 +49,7 @@ class Batched(StreamStage):
         return self
 
     def size_on(self, world_size: int) -> int:
-        """Samples in a batch of one of so many ranks.
+        """Return the number of samples in a batch of one of `world_size` ranks.
 
         Raises:
             PipelineError: The global batch does not divide.
@@ -84,13 +84,13 @@ class Batched(StreamStage):
         return Batcher(context.run, collate, self.size_on(context.run.rank_info.world_size), partial=self.partial)
 
     def num_items(self, num_values: int, worker: int, num_workers: int, world_size: int) -> int:  # noqa: ARG002
-        """Full batches, and where `partial` allows it what is left."""
+        """Return the number of full batches, plus one for a smaller last batch if `partial` is set."""
         size = self.size_on(world_size)
         return -(-num_values // size) if self.partial else num_values // size
 
 
 class Batcher:
-    """Lists of `size` values, collated. A batch is given as soon as it is full."""
+    """Collates lists of `size` values. It yields a batch as soon as the batch is full."""
 
     def __init__(self, run: Run, collate: Callable[..., Any], size: int, *, partial: bool) -> None:
         self.run = run
@@ -135,9 +135,9 @@ class Batcher:
 
         Args:
             values: At least one.
-            origins: Of each.
+            origins: Origin of each value.
             memory: Where the default collate writes; a function of the user's uses its own memory.
-            ready: Of the default collate: slots whose batch is there already.
+            ready: For the default collate: slots whose batch already exists.
 
         Raises:
             SampleError: They do not make one; it names the first and the last.
@@ -153,7 +153,7 @@ class Batcher:
                     return self.collate(values), origin
             except Exception as err:
                 raise FunctionFailed(err) from err
-        except Exception as err:  # noqa: BLE001 (it is the cause of what is raised)
+        except Exception as err:  # noqa: BLE001 (the SampleError has it as its cause)
             raise stage_error("batched", origin, err) from cause_of(err)
         except BaseException as err:
             note_place("batched", origin, err)
@@ -183,7 +183,7 @@ class Unbatcher:
             origin = self.run.origin
             try:
                 samples = list(_samples(batch))
-            except Exception as err:  # noqa: BLE001 (it is the cause of what is raised)
+            except Exception as err:  # noqa: BLE001 (the SampleError has it as its cause)
                 raise stage_error("unbatched", origin, err) from cause_of(err)
             if len(samples) == len(origin.members):
                 origins = origin.members

@@ -26,14 +26,14 @@ class Memory(Protocol):
 
         Args:
             shape: (batch, channels, height, width) if `channels_last`.
-            dtype: Of its values.
+            dtype: Dtype of the tensor.
             channels_last: Whether it lies in channels_last memory; contiguous otherwise.
         """
         ...
 
 
 class FreshMemory:
-    """Memory that nobody used before: 9,408 page faults for a float batch of 64 x 3 x 224 x 224."""
+    """New memory for each batch, which costs 9,408 page faults for a float batch of 64 x 3 x 224 x 224."""
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype, *, channels_last: bool = False) -> torch.Tensor:
         """See `Memory`."""
@@ -53,8 +53,8 @@ class Collate:
 
     Arrays (height, width[, 1, 3 or 4 channels]) and tensors ([channels, ]height, width) that are images become (batch,
     channels, height, width) in channels_last memory; dtypes stay. A value is an image if a decoder or an image stage
-    has made it, or else if its field is called so. Other arrays are stacked as they are, but for those that may be
-    images or not, (height, width, 1, 3 or 4) of uint8 or float.
+    made it. For a value that no stage made, the name of its field decides. Other arrays are stacked without a change of
+    axes. An array of uint8 or float (height, width, 1, 3 or 4) that nothing identifies is an error.
 
     Attributes:
         ragged: Fields whose arrays differ in their first axis, which become a `Ragged`. A dict has all of those.
@@ -80,7 +80,7 @@ class Collate:
         """The fields of a dict, or the places of a tuple, that become ragged.
 
         Raises:
-            PipelineError: A field is missing, or the sample is a tuple of which nobody knows what is at which place.
+            PipelineError: A field is missing, or a function made the tuple, so that its fields have no names.
         """
         if not self.ragged:
             return self.ragged
@@ -106,14 +106,14 @@ class Collate:
         Args:
             samples: At least one.
             memory: Where tensors are written.
-            ready: Slots whose batch is there already; their values are not looked at.
+            ready: Batches of slots that already exist; the values of these slots are ignored.
 
         Returns:
             A tuple or dict of batches, or the batch of bare values.
 
         Raises:
-            PipelineError: The samples, or their values in one slot, do not fit each other, or nobody knows whether they
-                are images, or a ragged field is missing; it names the slot.
+            PipelineError: The samples, or their values in one slot, do not fit together, or may be images or not, or a
+                ragged field is missing. The message names the slot.
         """
         if not samples:
             raise PipelineError("batched: a batch without samples")
@@ -288,7 +288,7 @@ class Ragged:
         """The array of sample `at`, negative numbers count from the end.
 
         Raises:
-            IndexError: There is no such sample.
+            IndexError: `at` is out of range.
         """
         number = at + len(self) if at < 0 else at
         if not 0 <= number < len(self):

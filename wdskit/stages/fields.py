@@ -1,4 +1,4 @@
-"""The stages that work on a sample's fields, each in one class: its settings, its line of YAML, and what it does."""
+"""The stages for the fields of a sample. Each class has the settings, the YAML form and the function of one stage."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class FieldDecoder:
     """What `decode` does.
 
     Attributes:
-        images: As in `Decode`.
+        images: See `Decode`.
         only: The fields to decode, none for all.
         max_pixels: As in `decode_image`.
         has_masks: Whether a later stage takes fields for masks, so that each image says whether its numbers changed.
@@ -89,7 +89,7 @@ class FieldDecoder:
         """Refuse a sample without any of the fields to decode.
 
         Raises:
-            WdskitError: It names them.
+            WdskitError: The sample has none of them. The message names them.
         """
         if self.only and self.only.isdisjoint(fields):
             names = "`, `".join(sorted(self.only))
@@ -148,7 +148,7 @@ def warn_of_bytes(field: str) -> None:
 
 
 def marked_array(value: Any) -> Any:
-    """The value of a field that is no image."""
+    """Return the decoded value of a field that is not an image; an array gets the mark `ARRAY`."""
     return marked(value, ARRAY) if isinstance(value, np.ndarray) else value
 
 
@@ -208,14 +208,14 @@ def _map_fields(calls: Mapping[str, ValueFunction], sample: Any, origin: Origin)
 
 
 class MapTuple(PerSampleStage):
-    """Call a function for each item of a tuple; null leaves an item as it is."""
+    """Call a function for each item of a tuple; null leaves an item unchanged."""
 
     name: ClassVar[str] = "map_tuple"
     is_starred: ClassVar[str] = "fns"
     shorthand: ClassVar[str | None] = "fns"
 
     fns: Functions = Field(
-        description="Functions, or names of registered ones; null leaves an item as it is.",
+        description="Functions, or names of registered ones; null leaves an item unchanged.",
         examples=[["my_augment", None]],
     )
 
@@ -338,7 +338,7 @@ class UserStage(PerSampleStage):
 
     @classmethod
     def expand(cls, value: object) -> dict[str, Any]:
-        """The settings that stand behind the name: none, or a mapping."""
+        """Return the settings that YAML gives after the name: null, or a mapping."""
         if value is not None and not isinstance(value, Mapping):
             raise ValueError(f"{describe(value)}; settings of `{cls.name}` are a mapping, as in {{strength: 3}}.")
         return {} if value is None else {"settings": dict(value)}
@@ -354,7 +354,7 @@ class UserStage(PerSampleStage):
 
 @functools.cache
 def user_stage(called: str) -> type[UserStage]:
-    """The stage of what is registered under a name."""
+    """Return the stage class of a registered name."""
 
     class Registered(UserStage):
         __doc__ = f"The registered `{called}`."
@@ -386,10 +386,10 @@ def _listed(fields: Collection[str]) -> str:
 
 
 def check_dict(stage: str, sample: Any) -> None:
-    """Refuse what is no sample.
+    """Check that a sample is a dict.
 
     Raises:
-        PipelineError: It is not a dict.
+        PipelineError: The sample is not a dict.
     """
     if not isinstance(sample, dict):
         msg = f"{stage}: it takes samples (dicts), but got a {type(sample).__name__}."

@@ -1,4 +1,4 @@
-"""What can be known of stages that are not wdskit's: webdataset's own, and any callable from iterator to iterator."""
+"""Stages of webdataset and other callables `iterator -> iterator`: which kind they are, and positions after them."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _OPENERS = frozenset(["tarfile_samples", "tarfile_to_samples"])
 
 
 def check_stage(stage: object, at: int) -> None:
-    """Refuse what can be no stage, when it is put into the list and not when it is run.
+    """Refuse an object that cannot be a stage when it is added, before the pipeline runs.
 
     Raises:
-        PipelineError: Neither a spec, nor a callable, nor a stage of webdataset.
+        PipelineError: `stage` is not a spec, a callable or a stage of webdataset.
     """
     if isinstance(stage, StageSpec) or hasattr(stage, "run"):
         return
@@ -57,7 +57,7 @@ def is_webdatasets(stage: Any) -> bool:
 
 
 class Renumber:
-    """Stands behind a stage that is not ours: gives each value a position of its own.
+    """Gives each value a new position after a stage that is not wdskit's.
 
     `each_epoch` is as in `streaming.ShuffleBuffer`.
     """
@@ -67,7 +67,7 @@ class Renumber:
         self.each_epoch = each_epoch
 
     def __call__(self, source: Iterable[Any]) -> Iterator[Any]:
-        """Yield what comes, numbered."""
+        """Yield each value, with its number as its position."""
         run = self.run
         part = FOREIGN | run.rank_info.rank << 31 | run.worker
         epoch = run.epoch if self.each_epoch else run.first_epoch
@@ -78,7 +78,7 @@ class Renumber:
 
 
 def _name(stage: Any) -> str:
-    """The name of a function; webdataset's filters carry theirs as `f`, partials as `func`."""
+    """Return the name of a function. Filters of webdataset have it as `f`, partials as `func`."""
     inner = getattr(stage, "f", None) or getattr(stage, "func", None) or stage
     return str(getattr(inner, "__name__", ""))
 
@@ -86,6 +86,6 @@ def _name(stage: Any) -> str:
 def _is_torch_source(stage: object) -> bool:
     if not hasattr(stage, "__iter__") or isinstance(stage, (str, list, tuple, dict)):
         return False
-    from torch.utils.data import DataLoader, IterableDataset  # whoever made one has loaded torch already
+    from torch.utils.data import DataLoader, IterableDataset  # an instance exists, so torch is loaded
 
     return isinstance(stage, (IterableDataset, DataLoader))

@@ -1,8 +1,8 @@
-"""What is known about a value: whether an array is an image, and whether its numbers are those of a mask.
+"""Marks of values: whether an array is an image, and whether its numbers are those of a mask.
 
-A mark belongs to the value, not to its name or place: decoders and image stages mark what they make, and an array, a
-tensor or a PIL image keeps its mark wherever a stage or a function moves it. A batch puts the channels of images first
-and resizes no mask by blending. The name of a field decides only for values without a mark.
+A mark belongs to the value. Decoders and image stages mark their results, and an array, a tensor or a PIL image keeps
+its mark when a stage or a function moves it to another field or place. Batches have the channels of images first, and
+no transform blends a mask. The name of a field decides only for values without a mark (`layout_of`).
 """
 
 from __future__ import annotations
@@ -127,13 +127,13 @@ def hand_on(known: Known, result: Any) -> Any:
     """A function's result, in which the values that it made from marked ones are marked.
 
     A view or a copy of a value has its mark. A new value under the same name of a dict, or in place of the one value
-    that the function took, has the mark of the value before. A new array at the place of an image in a tuple is marked
-    as lost: nothing shows what it is.
+    that the function took, has the mark of the value before. A new array at the place of an image in a tuple gets the
+    layout "lost": it may be an image or another array.
 
     Args:
-        known: Of what the function took.
-        result: What it returned. Its own objects get no mark, since the function may return them anywhere else: marked
-            are new views of them, in a new dict or tuple.
+        known: The marks of the function's argument.
+        result: The function's result. Its objects get no marks, because the function may return them again elsewhere.
+            New views of them, in a new dict or tuple, get the marks.
     """
     changed = {}
     if known:

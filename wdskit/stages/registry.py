@@ -120,7 +120,7 @@ def resolve(name: str, extra: Mapping[str, Callable[..., Any]]) -> Callable[...,
     """The function called `name`: one of `extra` (`make_loader(transforms=...)`), else a registered one.
 
     Raises:
-        PipelineError: There is none; the message names the nearest one.
+        PipelineError: The name is unknown. The message gives the most similar name.
     """
     if name in extra:
         return extra[name]
@@ -140,7 +140,7 @@ def registered_names() -> tuple[str, ...]:
 
 
 def known_stages(functions: Iterable[str] = ()) -> dict[str, type[StageSpec]]:
-    """Wdskit's stages by name, then what is registered and `functions`, where no stage of wdskit has their name."""
+    """Return wdskit's stages by name, then registered names and `functions` that are not names of wdskit's stages."""
     own = {name: fields.user_stage(name) for name in (*registered_names(), *functions) if name not in STAGES}
     return {**STAGES, **own}
 
@@ -149,12 +149,12 @@ def parse_stage(name: str, value: object = None, *, where: str = "pipeline") -> 
     """A stage of wdskit with its settings.
 
     Args:
-        name: One of `STAGES`.
+        name: A key of `STAGES`.
         value: As in YAML: None, a bare value as in `parse_stage("shuffle", 200)`, or a mapping of settings.
         where: First in messages.
 
     Raises:
-        ConfigError: There is no such stage, or settings are wrong; all of them are listed.
+        ConfigError: The stage is unknown, or settings are wrong. The message lists all wrong settings.
     """
     return checked(*read_stage(STAGES, name, value), where=where)
 

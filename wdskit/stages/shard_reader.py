@@ -40,15 +40,15 @@ class TarfileToSamples(StreamStage):
 
 
 class OpenTars:
-    """Draws into samples: opens each shard and yields what it holds.
+    """Opens the shard of each draw and yields its samples.
 
     Args:
-        run: Of the pipeline.
-        entries: The index's line of each shard by URL, where there is one.
-        urls: All shards, where they are known: when each of them has given no sample, none ever will.
-        check: `size` compares a shard with its line, its size when it is opened and its samples as they are read;
-            `sha256` reads it once more before; `none` does not. A local shard without a line is looked through first,
-            once, for keys in two places, unless it is `none`.
+        run: The running pipeline.
+        entries: The index entries of the shards by URL, if they have one.
+        urls: All shards, if they are known. If none of them has a sample, the stream is an error.
+        check: `size` compares a shard with its entry: its size when it is opened, and its samples when they are read.
+            `sha256` also reads the whole shard before. `none` compares nothing. Unless it is `none`, a local shard
+            without an entry is read once before, to find keys that are in two places.
     """
 
     def __init__(self, run: Run, entries: dict[str, ShardEntry], urls: frozenset[str], *, check: str) -> None:
@@ -132,17 +132,17 @@ class OpenTars:
 
 
 class IndexComparison:
-    """Compares the samples of a shard, as they are read, with its folder's index: their number, their fields, and of a
-    local shard its size and the offsets of each sample.
+    """Compares the samples of a shard with the folder's index while they are read: their number and their fields, and
+    for a local shard its size and the offsets of each sample.
 
     Args:
-        url: Of the shard.
-        entry: Its line.
-        stream: The shard, open.
+        url: URL of the shard.
+        entry: Its index entry.
+        stream: The open shard.
 
     Raises:
-        ShardError: The size is another.
-        FolderIndexError: The offsets beside it are another shard's.
+        ShardError: The shard has another size.
+        FolderIndexError: The `.idx` file next to the shard belongs to another shard.
     """
 
     def __init__(self, url: str, entry: ShardEntry, stream: ByteStream) -> None:

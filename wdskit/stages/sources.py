@@ -182,10 +182,10 @@ class PlannedData:
     """The data of a planned source, without a sample read.
 
     Attributes:
-        tables: The shards of each part, as often as it is repeated.
+        tables: The shards of each part. A part that is repeated n times is in it n times.
         parts: For each of `tables`, the number of its part.
-        order: Which sample stands where.
-        num_samples: Of a pass over all; None for a mixture by weights, which has none.
+        order: Maps positions to samples.
+        num_samples: Samples of one pass over the data; None for a mixture by weights, which is endless.
         fingerprint: What the order follows from, as plain JSON.
     """
 
@@ -197,7 +197,7 @@ class PlannedData:
 
 
 class PlannedSource(StageSpec):
-    """What the planned sources have in common."""
+    """The base class of the planned sources."""
 
     kind: ClassVar[Kind] = "source"
     shorthand: ClassVar[str | None] = "shards"
@@ -249,7 +249,7 @@ class PlannedSource(StageSpec):
 
     @property
     def is_weighted(self) -> bool:
-        """Whether it is a mixture that goes on without end, by weights (all 1 where none is set)."""
+        """True for a mixture by weights, which is endless. Without `weight` and `repeat` all weights are 1."""
         return self.mixture is not None and self.mixture[0].repeat is None
 
     @property
@@ -266,7 +266,7 @@ class PlannedSource(StageSpec):
 
     @abstractmethod
     def order_of(self, counts: NDArray[np.int64], seed: int) -> Order:
-        """The order of shards with so many samples each, int64 (num_shards,)."""
+        """Return the order of shards with these numbers of samples, int64 (num_shards,)."""
 
     def plan(self) -> PlannedData:
         """Find the shards and put their samples in order.
@@ -381,15 +381,15 @@ class EpochLength:
 
 
 def epoch_length(stages: Sequence[Any], num_samples: int | None, world_size: int) -> EpochLength:
-    """The length of an epoch on so many ranks.
+    """Return the length of an epoch on `world_size` ranks.
 
     Args:
         stages: One planned source, then stages, as `rules.check_order` accepts them.
-        num_samples: Of a pass over all; None for a mixture by weights.
+        num_samples: Samples of one pass over the data; None for a mixture by weights.
         world_size: Number of ranks.
 
     Raises:
-        PipelineError: The epoch, or the global batch, does not come out even.
+        PipelineError: The epoch is not a whole number of batches, or the global batch does not divide.
     """
     names = [stage.name for stage in stages]
     batch = stages[names.index("batched")].size_on(world_size) if "batched" in names else 1

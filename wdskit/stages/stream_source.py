@@ -106,7 +106,7 @@ class Stream(StreamStage):
         return StreamSource(context.run, shards, draws)
 
     def _shard_weights(self, shards: ShardList) -> list[float] | None:
-        """Of each shard: its part's weight over the shards of the part, or the part's factor."""
+        """Return the weights of the shards: the part's weight divided by its number of shards, or the part's factor."""
         if self.weights is not None:
             sizes = Counter(shards.parts)
             return [self.weights[part] / sizes[part] for part in shards.parts]
@@ -132,7 +132,7 @@ class Stream(StreamStage):
 class StreamSource:
     """Yields draws, `{"url", "__draw__", "__ordinal__"}`, from the run's first draw on.
 
-    The ordinal starts as the draw's number; each splitter divides it, so that the next one splits what is left.
+    The ordinal starts as the number of the draw. Each splitter divides it, so that the next splitter can use it.
     """
 
     def __init__(self, run: Run, shards: ShardList, draws: Draws) -> None:
@@ -141,7 +141,7 @@ class StreamSource:
         self.draws = draws
 
     def __call__(self) -> Iterator[dict[str, Any]]:
-        """Yield draws until the run's stop, or for ever."""
+        """Yield draws up to `run.stop_draw`, or without end."""
         draw = self.run.first_draw
         while self.run.stop_draw is None or draw < self.run.stop_draw:
             yield {"url": self.shards.urls[self.draws.shard(draw)], DRAW: draw, _ORDINAL: draw}
@@ -155,7 +155,7 @@ class SplitByNode(StreamStage):
     kind: ClassVar[Kind] = "splitter"
 
     def bind(self, context: StreamContext) -> Callable[..., Iterator[Any]]:
-        """Every R-th draw."""
+        """Keep every R-th draw."""
         return functools.partial(split_by_node, context.run)
 
 
@@ -166,7 +166,7 @@ class SplitByWorker(StreamStage):
     kind: ClassVar[Kind] = "splitter"
 
     def bind(self, context: StreamContext) -> Callable[..., Iterator[Any]]:
-        """Every W-th of the draws that come."""
+        """Keep every W-th draw."""
         return functools.partial(split_by_worker, context.run)
 
 

@@ -1,8 +1,8 @@
-"""Stages of streams only, each in one place: `shuffle`, `select`, `slice`, `with_epoch`, `with_length`.
+"""Stages of streams only: `shuffle`, `select`, `slice`, `with_epoch`, `with_length`.
 
-A class has the stage's settings and its line of YAML; its `bind(context)` gives what runs: a callable `iterator ->
-iterator` that can be pickled before its first use. The stage to copy for a new one is `Slice`. The source `stream` and
-its splitters stand in `stream_source`, `tarfile_to_samples` in `shard_reader`.
+A class has the stage's settings and its YAML form. Its `bind(context)` returns a callable `iterator -> iterator` that
+can be pickled before its first use. Copy `Slice` to write a new stage. The source `stream` and its splitters are in
+`stream_source`, `tarfile_to_samples` is in `shard_reader`.
 """
 
 from __future__ import annotations
@@ -24,18 +24,19 @@ from wdskit.order.draws import Draws, share
 from wdskit.order.keys import philox
 from wdskit.stages.base import Context, Function, Origin, Run, cause_of, note_place, stage_error
 
+_END = object()
 _WORDS = 1024  # random words drawn at a time: 0.1 us each, against 5 us one by one
 
 
 class StreamContext:
-    """What is known of a stream while its stages are bound, in their order.
+    """The state of building a stream, whose stages are bound in their order.
 
     Attributes:
-        known: At the place of the stage that is bound.
-        stages: All of the pipeline.
-        shards: Those of `stream`; None for a source that is not wdskit's.
+        known: The context of the stage that is bound.
+        stages: All stages of the pipeline.
+        shards: The shards of `stream`; None for a source that is not wdskit's.
         draws: Their order; None for a source that is not wdskit's.
-        is_cut: Whether `with_epoch` stands before.
+        is_cut: Whether `with_epoch` is an earlier stage.
         length: The number of `with_length`.
     """
 
@@ -50,20 +51,20 @@ class StreamContext:
 
 
 class StreamStage(StageSpec):
-    """A stage that takes a stream of values and gives another.
+    """A stage that turns a stream of values into another stream.
 
     Attributes:
-        is_counted: Whether `num_items` gives how many values come out. Else only running shows it.
+        is_counted: Whether `num_items` is known before a run.
     """
 
     is_counted: ClassVar[bool] = False
 
     @abstractmethod
     def bind(self, context: StreamContext) -> Callable[..., Iterator[Any]] | None:
-        """What runs; None for a stage that changes no values."""
+        """Return the callable that runs; None for a stage that changes no values."""
 
     def num_items(self, num_values: int, worker: int, num_workers: int, world_size: int) -> int:  # noqa: ARG002
-        """How many values come out where so many go in, in worker `worker` of `num_workers` of a rank."""
+        """Return the number of results for `num_values` values, in worker `worker` of `num_workers` of a rank."""
         return num_values
 
 
@@ -87,7 +88,7 @@ class Shuffle(StreamStage):
         return initial
 
     def bind(self, context: StreamContext) -> ShuffleBuffer:
-        """A buffer with random numbers of its own."""
+        """Return a buffer with its own random numbers."""
         initial = 100 if self.initial is None else self.initial
         draws = context.draws
         shards_a_pass = None if draws is None or draws.resampled else draws.num_shards
@@ -98,19 +99,19 @@ class Shuffle(StreamStage):
 class ShuffleBuffer:
     """webdataset's buffer shuffle, seeded by (seed, epoch, rank, worker).
 
-    Before with_epoch the epoch is the one that the stream began with, behind it (`each_epoch`) the one that runs.
+    Before with_epoch, the epoch is the one in which the stream began; after with_epoch (`each_epoch`), the running one.
 
-    While the buffer is filling, two values are taken for each that is given; giving starts at `initial` values. The
-    buffer is emptied at the end of each pass over the shards, so that `with_epoch` of all samples gives each of them
-    once. The n-th pick depends on n, not on the epoch that it falls into, so that threads behind it may read ahead over
-    the end of an epoch.
+    While the buffer fills, it takes two values for each value that it yields. It yields from `initial` values on. The
+    buffer is emptied at the end of each pass over the shards, so that `with_epoch` of all samples yields each of them
+    once. The n-th pick depends on n and not on the running epoch, so that threads of later stages may read beyond the
+    end of an epoch.
 
     Args:
-        run: Of the pipeline.
+        run: The running pipeline.
         name: The stage's label, a key of its random numbers.
         size: Most values in the buffer.
         initial: Values in the buffer before the first one comes out.
-        each_epoch: Whether the stage stands after `with_epoch`.
+        each_epoch: Whether the stage is after `with_epoch`.
         shards_a_pass: Draws of a pass over the shards; None if the source has no passes.
     """
 
@@ -146,11 +147,10 @@ class ShuffleBuffer:
             if starts_pass():
                 yield pick(len(kept) - 1)
                 continue
-            for value in itertools.islice(values, 1):
-                kept.append((run.origin, value))
+            value = next(values, _END)
+            if value is _END:
                 break
-            else:
-                break
+            kept.append((run.origin, value))
             if len(kept) < self.size and not starts_pass():
                 kept += ((run.origin, value) for value in itertools.islice(values, 1))
             if len(kept) >= self.initial and not starts_pass():
@@ -183,17 +183,17 @@ class Select(StreamStage):
     fn: Function = Field(description="A function, or the name of a registered one.", examples=["my_filter"])
 
     def bind(self, context: StreamContext) -> Callable[..., Iterator[Any]]:
-        """The function, found by its name, asked of each value."""
+        """Return the filter, whose function is found by its name."""
         return functools.partial(_select, context.run, context.known.call("select", self.fn, context.known.label(self)))
 
 
 def _select(run: Run, predicate: Callable[[Any, Origin], Any], source: Iterable[Any]) -> Iterator[Any]:
-    """Yield the values that hold."""
+    """Yield the values for which `predicate` is true."""
     for value in source:
         run.note(run.board.main, run.origin)
         try:
             keep = bool(predicate(value, run.origin))
-        except Exception as err:  # noqa: BLE001 (it is the cause of what is raised)
+        except Exception as err:  # noqa: BLE001 (the SampleError has it as its cause)
             raise stage_error("select", run.origin, err) from cause_of(err)
         except BaseException as err:
             note_place("select", run.origin, err)
@@ -237,27 +237,23 @@ class Slice(StreamStage):
         return self
 
     def bind(self, context: StreamContext) -> Callable[..., Iterator[Any]]:
-        """Of what the *rank* would yield: value n of worker w of W is number n * W + w, as a loader takes them."""
+        """Return the slice of the *rank*'s values: value n of worker w of W is number n * W + w, as in a loader."""
         return functools.partial(_slice, context.run, self.start, self.stop, self.step)
 
     def num_items(self, num_values: int, worker: int, num_workers: int, world_size: int) -> int:  # noqa: ARG002
-        """Those of this worker's numbers that the slice holds."""
+        """Return how many numbers of this worker are in the slice."""
         stop = num_workers * num_values if self.stop is None else min(self.stop, num_workers * num_values)
         mine = range(worker, stop, num_workers)
         return sum(number >= self.start and (number - self.start) % self.step == 0 for number in mine)
 
 
 def _slice(run: Run, start: int, stop: int | None, step: int, source: Iterable[Any]) -> Iterator[Any]:
-    """Yield the values of the slice, and stop reading behind it."""
+    """Yield the values of the slice, and do not read after its end."""
     values = iter(source)
     number = run.worker
-    while stop is None or number < stop:
-        for value in itertools.islice(values, 1):
-            if number >= start and (number - start) % step == 0:
-                yield value
-            break
-        else:
-            return
+    while (stop is None or number < stop) and (value := next(values, _END)) is not _END:
+        if number >= start and (number - start) % step == 0:
+            yield value
         number += run.num_workers
 
 
@@ -272,7 +268,7 @@ class WithEpoch(StreamStage):
     n: Count = Field(description="Number per rank: of samples before `batched`, of batches after it.", examples=[1000])
 
     def bind(self, context: StreamContext) -> EpochCut:
-        """The cut, behind which everything begins anew in each epoch."""
+        """Return the end of the epoch. Later stages start again in each epoch."""
         context.is_cut = True
         return EpochCut(context.run, self.n)
 
@@ -282,7 +278,7 @@ class WithEpoch(StreamStage):
 
 
 class EpochCut:
-    """This worker's share of n values, taken from a stream that goes on behind them.
+    """Takes this worker's share of n values from a stream. The stream continues with the next epoch.
 
     Attributes:
         left: Values of the running epoch that are still to be taken.
@@ -303,17 +299,16 @@ class EpochCut:
         wanted = share(self.n, self.run.worker, self.run.num_workers)
         self.left = wanted
         for self.left in range(wanted - 1, -1, -1):
-            for value in itertools.islice(values, 1):
-                self.run.num_heard += 1
-                yield value
-                break
-            else:
+            value = next(values, _END)
+            if value is _END:
                 number = wanted - 1 - self.left
                 msg = f"with_epoch: the stream ended after {number} of the {wanted} values of this worker's epoch."
                 raise PipelineError(f"{msg}\n  No stage before with_epoch can end the stream.")
+            self.run.num_heard += 1
+            yield value
 
     def finish(self, source: Iterator[Any]) -> None:
-        """Take what a stage behind has left of the epoch, as a slice does: the next one starts behind it all."""
+        """Skip the values of the epoch that later stages, such as a slice, did not take."""
         for _ in itertools.islice(source, self.left):
             self.run.num_heard += 1
         self.left = 0

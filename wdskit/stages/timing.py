@@ -46,7 +46,7 @@ class Timings:
         self.lap_start_s = perf_counter()
 
     def merge(self, other: Timings) -> None:
-        """Count what another has counted."""
+        """Add the counts of another."""
         self.bytes_read += other.bytes_read
         self.traffic = self.traffic.plus(other.traffic)
         for stage, (num, total_s) in other.stages.items():
@@ -84,7 +84,7 @@ def clocked(values: Iterable[Any], stage: str, keep: Callable[[Timings], None]) 
     Args:
         values: What the stage yields.
         stage: Its name.
-        keep: Is given what was measured, in this thread.
+        keep: Receives the timings, in this thread.
     """
     pace = Pace(every=8)
     values = iter(values)

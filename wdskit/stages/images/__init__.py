@@ -1,1 +1,1 @@
-"""Image transforms, and decoding fused with the crop behind it."""
+"""Image transforms, and decoding fused with the crop that follows."""

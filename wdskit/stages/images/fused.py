@@ -1,6 +1,6 @@
-"""`decode` of an image and the crop behind it, with flip and normalize, as one step: which stages, and what it does.
+"""Fusion of `decode` with the crop, flip and normalize that follow, into one step.
 
-It gives what the stages give one after the other: the same draws, kinds, dtypes, memory layouts and errors. uint8
+The step gives the results of the single stages: the same draws, kinds, dtypes, memory layouts and errors. uint8
 values are the same to the bit, float images differ by up to one level of 255, since they are resized as uint8.
 
 JPEGs that are decoded at a smaller scale give other pixels. Measured on photographs at q75 to q95, 4:4:4 and 4:2:0:
@@ -48,30 +48,30 @@ from wdskit.stages.images.transforms import (
 from wdskit.stages.marks import Mark, is_image_in, marked, names_image
 
 _Roles = tuple[str | None, tuple[str, ...]]  # the image field, and all fields to decode
-_MAX_ROLES = 64  # samples of so many make-ups are known at a time
+_MAX_ROLES = 64  # most sets of field names that are cached
 
 
 class Fused(PerSampleStage):
-    """Stages that run as one. It is made by `fuse`, has no name in YAML and is no item of `STAGES`."""
+    """Stages that run as one step. Only `fuse` makes it: it has no name in YAML and is not in `STAGES`."""
 
     name: ClassVar[str] = "decode"
 
     stages: tuple[PerSampleStage, ...]
 
     def step(self, context: Context) -> tuple[Step, Context]:
-        """The stages as one, named as they are."""
+        """Return the stages as one step, whose name joins their names."""
         apart, after = bind_steps(self.stages, context)
         name = "-".join(step.name for step in apart)
         return Step(name, FusedStep(self.stages, apart), apart[0].ordinal, context.part), after
 
 
 def fuse(stages: Sequence[Any]) -> list[Any]:
-    """The pipeline with a Fused in place of each run of stages that can be one.
+    """Return the stages of a pipeline, with one Fused for each run of stages that can be fused.
 
-    A run is `decode` with colour images (`rgb8`, `rgb`, `torchrgb8`, ...) and directly behind it `random_resized_crop`,
-    or `resize` with or without `center_crop`; then, as far as they follow, `random_flip`, and `normalize` and
-    `to_tensor` in any order. All of them act on the same single field. Masks, several fields, `fuse: false` and
-    whatever else stands between, a user's function above all, end a run or leave it apart.
+    A run starts with `decode` of colour images (`rgb8`, `rgb`, `torchrgb8`, ...), followed directly by
+    `random_resized_crop`, or by `resize` with or without `center_crop`. `random_flip`, and then `normalize` and
+    `to_tensor` in any order, may follow. All stages of a run act on the same single field. Any other stage, such as a
+    user's function, ends the run. Stages with masks, with several fields or with `fuse: false` are not fused.
     """
     fused: list[Any] = []
     at = 0
@@ -83,7 +83,7 @@ def fuse(stages: Sequence[Any]) -> list[Any]:
 
 
 def _run_at(stages: Sequence[Any], at: int) -> list[Any]:
-    """The stages from one on that can be one; none where it is not."""
+    """Return the stages from `at` on that can be fused; empty if no run starts there."""
     decode = stages[at]
     if not isinstance(decode, Decode) or not decode.fuse or decode.images not in IMAGE_SPECS:
         return []
@@ -111,9 +111,9 @@ def _run_at(stages: Sequence[Any], at: int) -> list[Any]:
 
 
 class Prepared(NamedTuple):
-    """One sample before its pixels are decoded; without `field` it is not the common case, and nothing is done yet.
+    """One sample before its pixels are decoded. If `field` is None, the single stages must run on it.
 
-    `values` are decoded, but for the image; `failed` is the error of a field behind it.
+    `values` are decoded, except for the image. `failed` is the error of a later field.
     """
 
     origin: Origin
@@ -128,8 +128,8 @@ class FusedStep:
     """The step of a run of stages, as `fuse` finds them.
 
     Attributes:
-        out_ending: What is written where the caller says; `ending` unless `write_uint8` was called.
-        out_shape: Of the image as a tensor, (3, height, width); None where it depends on the file.
+        out_ending: The form of images that are written into `out`; `ending` unless `write_uint8` was called.
+        out_shape: Shape of the image as a tensor, (3, height, width); None if it depends on the file.
 
     Args:
         stages: Decode, the crop, and what follows.
@@ -167,11 +167,11 @@ class FusedStep:
             self.out_shape = (3, *pair((middle or crop).size))
 
     def write_uint8(self) -> None:
-        """Leave what follows the pixels of images that are written into batches to somebody else."""
+        """Write images into batches as uint8, so that the caller computes floats and normalizes."""
         self.out_ending = replace(self.ending, is_float=False, to_tensor=False, normalize=None)
 
     def value_of(self, written: torch.Tensor) -> Any:
-        """What an image that was written is by itself: a view of that memory, unless its numbers are left to do."""
+        """Return the value of one written image: a view of its memory, or floats if it was left as uint8."""
         return marked(as_value(written, self.out_ending, self.ending), self.mark)
 
     def __call__(self, sample: Any, origin: Origin, out: torch.Tensor | None = None) -> Any:
@@ -179,13 +179,13 @@ class FusedStep:
         return self.carry_out(self.prepare(sample, origin), out)
 
     def prepare(self, sample: Any, origin: Origin) -> Prepared:
-        """All but the pixels: other fields, the image's header, the draws.
+        """Decode the other fields, read the image's header, and draw the random values.
 
-        A decoder fills the caches, and what runs behind it takes three times as long. So of several samples all are
-        best prepared first: that saves 30 us each.
+        A decoder fills the CPU's caches, so that code after it takes three times as long. Callers should prepare all
+        samples of a chunk before they decode any, which saves 30 us per sample.
 
         Args:
-            sample: Fields as bytes; the images may be memoryviews, if it is a sample as it was read.
+            sample: Fields as bytes; in a sample that was just read, images may be memoryviews.
             origin: Its position.
 
         Raises:
@@ -222,8 +222,7 @@ class FusedStep:
         Args:
             prepared: By `prepare`, once.
             out: Where to write the image, as `jpeg_crop.write` takes it: (1, *out_shape), of `out_ending.dtype`. The
-                field of the result is then `out` itself, or, of a sample that is not the common case, what it would be
-                without.
+                field of the result is then `out` itself. A sample on which the single stages run ignores `out`.
 
         Raises:
             StepFailed: From the error of the stage that failed.
@@ -257,7 +256,7 @@ class FusedStep:
             raise StepFailed(self.crop, err) from err
 
     def _roles_of(self, names: tuple[str, ...]) -> _Roles:
-        """Of the fields of a sample, as most samples have the same ones."""
+        """Return the image field and the fields to decode, cached because most samples have the same fields."""
         roles = self._roles.get(names)
         if roles is None:
             if len(self._roles) >= _MAX_ROLES:
@@ -291,14 +290,14 @@ class FusedStep:
 
 
 def _as_bytes(sample: Mapping[str, Any], *, but: str = "") -> dict[str, Any]:
-    """A copy with bytes for views of what was read, but for one field."""
+    """Return a copy of a sample in which bytes replace memoryviews, except in the field `but`."""
     return {
         name: bytes(value) if isinstance(value, memoryview) and name != but else value for name, value in sample.items()
     }
 
 
 def _drawn_crop(crop: RandomResizedCrop, bound: BoundTransform, height: int, width: int, origin: Origin) -> Wanted:
-    """What random_resized_crop draws at a position."""
+    """Return the part of an image that random_resized_crop draws at a position."""
     rows, columns = pair(crop.size)
     rng = bound.rng_at(origin)
     top, left, crop_height, crop_width = geometry.draw_crop(rng, height, width, crop.scale, crop.ratio)
@@ -306,7 +305,7 @@ def _drawn_crop(crop: RandomResizedCrop, bound: BoundTransform, height: int, wid
 
 
 def _middle(resize: Resize, middle: tuple[int, int] | None, height: int, width: int, _: Origin) -> Wanted:
-    """What resize leaves at every position, with center_crop behind it if there is one."""
+    """Return the part of an image that resize, and center_crop if there is one, keep at every position."""
     totals = resize.size_of(height, width)
     rows, columns = (
         Axis(0, side, total, geometry.middle(total, part), part)

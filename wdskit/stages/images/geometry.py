@@ -44,7 +44,7 @@ def resize(image: Image, size: tuple[int, int], *, nearest: bool = False) -> Ima
     """The image at another size (height, width); itself if it has that size already.
 
     Bilinear with antialiasing, in uint8 for uint8; Pillow's BILINEAR differs by at most one level of 255 (by more with
-    an alpha channel, which Pillow multiplies in). `nearest` keeps values as they are, whatever the dtype: for masks.
+    an alpha channel, which Pillow multiplies in). `nearest` blends no values, for masks of any dtype.
     """
     if image_size(image) == size:
         return image
@@ -133,7 +133,7 @@ def normalize(image: Image, mean: Sequence[float], std: Sequence[float]) -> Arra
     Args:
         image: A PIL image becomes an array (height, width[, channels]).
         mean: One value, or one a channel.
-        std: As `mean`.
+        std: One value, or one a channel.
 
     Raises:
         PipelineError: Neither uint8 nor float, or a number of channels that mean and std do not have.
@@ -172,7 +172,7 @@ def channel_affine(
 def to_tensor(image: Image) -> torch.Tensor:
     """The image as a float32 tensor (channels, height, width), 0..1 if it was uint8, with its values if it was float.
 
-    Of an array or PIL image the result has channels_last memory, as batches have: a pixel's channels lie side by side.
+    For an array or a PIL image the result has channels_last memory, as in batches: a pixel's channels are adjacent.
 
     Raises:
         PipelineError: Neither uint8 nor float.
@@ -203,8 +203,8 @@ def draw_crop(
 
     Args:
         rng: Four numbers are taken a try, by `random` alone: of numpy's methods the one least likely to change.
-        height: Of the image.
-        width: Of the image.
+        height: Height of the image.
+        width: Width of the image.
         scale: Smallest and largest share of the area.
         ratio: Smallest and largest width / height, drawn evenly in the logarithm.
 

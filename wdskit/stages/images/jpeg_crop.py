@@ -1,8 +1,7 @@
-"""One image file -> the pixels that are wanted of it, as the value that is wanted, in its own memory or in a batch's.
+"""Decode and resize the wanted part of an image file, into new memory or into a batch.
 
-JPEGs are decoded at a half, a quarter or an eighth of their size where that covers what is wanted without enlarging.
-Where one is decoded whole, and of every other format, the pixels are those of decoding, cropping and resizing one after
-the other.
+A JPEG is decoded at a half, a quarter or an eighth of its size if the wanted part is then not enlarged. For other JPEGs
+and all other formats, the pixels are equal to those of decoding, cropping and resizing one after the other.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ _resize: Any = torch._C._nn._upsample_bilinear2d_aa  # noqa: SLF001
 
 
 class Axis(NamedTuple):
-    """What is wanted along one side: pixels `low` to `high` resized to `total`, and of these `size` from `skip` on."""
+    """One side of the wanted part: `low` to `high` are resized to `total`; `size` pixels from `skip` on are kept."""
 
     low: int
     high: int
@@ -50,20 +49,20 @@ class Axis(NamedTuple):
 
 
 class Wanted(NamedTuple):
-    """What is wanted of an image."""
+    """The wanted part of an image."""
 
     rows: Axis
     columns: Axis
 
 
 WantedOf: TypeAlias = Callable[[int, int, Origin], Wanted]
-"""What is wanted of an image of a height and a width, at a position."""
+"""Returns the wanted part of an image from its height, its width and its position."""
 
 
 class Grid(NamedTuple):
-    """Pixels `start` to `stop` of a decoded image, resized by 1 / pitch; the wanted ones stand from `first` on.
+    """Pixels `start` to `stop` of a decoded image, resized by 1 / pitch. The wanted pixels begin at `first`.
 
-    `start` may lie before the image and `stop` behind it, by pixels that are then repeated.
+    `start` may be before the image and `stop` after it. The pixels at the border are then repeated.
     """
 
     start: int
@@ -73,7 +72,7 @@ class Grid(NamedTuple):
 
 
 class Decoded(NamedTuple):
-    """A decoded image: array of uint8, in which its pixels (height, width, 3) stand from the start on."""
+    """A decoded image. The first height x width x 3 bytes of the uint8 array are its pixels; it may be longer."""
 
     flat: Pixels
     height: int
@@ -114,14 +113,14 @@ def resizes_evenly(width: int, total: int) -> bool:
 
 
 class DecodedPart(NamedTuple):
-    """Pixels of a decoded image and what is wanted of them once they are resized.
+    """Pixels of a decoded image, and the part of them to keep after resizing.
 
     Attributes:
         images_nchw: Tensor (1, 3, height, width), uint8; may be a view of memory that is used again.
         size: Rows and columns that it is resized to.
-        scales: Of rows and columns, where size / shape does not give them.
-        first: Row and column of the resized at which the wanted ones start.
-        wanted: How many rows and columns.
+        scales: Scales of rows and columns; None if size / shape gives them.
+        first: First wanted row and column after resizing.
+        wanted: Number of wanted rows and columns.
     """
 
     images_nchw: torch.Tensor
@@ -149,8 +148,8 @@ class DecodedPart(NamedTuple):
 
 
 def choose_scale(wanted: Wanted) -> tuple[int, tuple[Grid, Grid] | None]:
-    """The smallest scale of a JPEG, 1/step, that covers what is wanted, and the grids of rows and columns; 1 and none
-    where only the whole image does.
+    """Return the smallest scale of a JPEG, as 1/step, that enlarges no wanted pixel, and the grids of rows and columns.
+    If only the whole image will do, return 1 and None.
     """
     rows, columns = wanted
     largest = min((rows.high - rows.low) / rows.total, (columns.high - columns.low) / columns.total)
@@ -165,7 +164,7 @@ def choose_scale(wanted: Wanted) -> tuple[int, tuple[Grid, Grid] | None]:
 
 
 def find_grid(axis: Axis, step: int) -> Grid | None:
-    """Where an axis lies in an image of 1/step of the size; None where no grid comes close."""
+    """Return the grid of an axis in an image of 1/step of the size; None if no grid is close enough."""
     low, high = axis.low / step, axis.high / step
     pitch = (high - low) / axis.total
     wanted = low + axis.skip * pitch
@@ -208,14 +207,14 @@ def take_scaled(image: Decoded, wanted: Wanted, grids: tuple[Grid, Grid]) -> Dec
 
 @dataclass(frozen=True)
 class Ending:
-    """What becomes of uint8 pixels: an array (height, width, 3) or a tensor (3, height, width), normalized or not.
+    """The form of the result: an array (height, width, 3) or a tensor (3, height, width), normalized or not.
 
     Attributes:
-        is_array: Whether it is an array until `to_tensor`, or a tensor from the start.
-        is_float: Whether it is float32 0..1 where nothing normalizes it.
+        is_array: Whether `decode` gives an array; otherwise a tensor.
+        is_float: Whether the values are float32 0..1 if they are not normalized.
         to_tensor: Whether an array becomes a float tensor of the same memory.
         normalize: Mean and standard deviation for 0..1.
-        dtype: Of the value.
+        dtype: Dtype of the value.
     """
 
     is_array: bool
@@ -231,7 +230,7 @@ class Ending:
 
 
 class JpegPlan(NamedTuple):
-    """How one JPEG is to be decoded, known from its header: height and width, what is wanted, the scale, the grids."""
+    """How to decode one JPEG, from its header: height and width, the wanted part, the scale and the grids."""
 
     size: tuple[int, int]
     wanted: Wanted
@@ -240,7 +239,7 @@ class JpegPlan(NamedTuple):
 
 
 def plan_jpeg(data: bytes, wanted_of: WantedOf, origin: Origin, *, max_pixels: int) -> JpegPlan | None:
-    """Read the header of an image file, and choose the crop and the scale; None where there is no such choice.
+    """Read the header of an image file, and choose the crop and the scale. Return None for other formats than JPEG.
 
     Raises:
         ImageTooLarge, DecodeError: As `jpeg_size`.
@@ -255,12 +254,12 @@ def plan_jpeg(data: bytes, wanted_of: WantedOf, origin: Origin, *, max_pixels: i
 def decode_part(
     data: bytes, plan: JpegPlan | None, wanted_of: WantedOf, origin: Origin, *, max_pixels: int
 ) -> DecodedPart:
-    """Decode one image file as far as it is wanted.
+    """Decode the wanted part of one image file.
 
     Args:
         data: The whole file.
-        plan: Of `plan_jpeg`.
-        wanted_of: Says what is wanted, where the plan does not.
+        plan: Result of `plan_jpeg`.
+        wanted_of: Returns the wanted part if `plan` is None or has another size.
         origin: Position of the sample.
         max_pixels: As in `decode_image`.
 
@@ -353,7 +352,7 @@ def finish_batch(images: torch.Tensor, ending: Ending) -> torch.Tensor:
 
 
 def _wanted(part: DecodedPart, resized_nchw: torch.Tensor) -> torch.Tensor:
-    """Resize a part there. Returns a view of what is wanted, (rows, columns, 3)."""
+    """Resize a part into `resized_nchw`, and return a view of the wanted pixels, (rows, columns, 3)."""
     part.resize_into(resized_nchw)
     resized_hwc = resized_nchw[0].permute(1, 2, 0)
     if part.size == part.wanted:
@@ -363,14 +362,14 @@ def _wanted(part: DecodedPart, resized_nchw: torch.Tensor) -> torch.Tensor:
 
 
 class _Memory(threading.local):
-    """What one thread uses again for each image, up to a size."""
+    """Memory that one thread reuses for each image, up to `_MAX_KEPT_BYTES`."""
 
     def __init__(self) -> None:
         self._decoded = np.empty(0, np.uint8)
         self._resized = self.fresh((1, 1))
 
     def decoded(self, num_bytes: int) -> NDArray[np.uint8]:
-        """As many bytes or more."""
+        """Return an array of at least `num_bytes`."""
         if num_bytes <= len(self._decoded):
             return self._decoded
         decoded = np.empty(num_bytes, np.uint8)
@@ -389,7 +388,7 @@ class _Memory(threading.local):
 
     @staticmethod
     def fresh(size: tuple[int, int]) -> torch.Tensor:
-        """As `resized`, for the caller to keep."""
+        """Return a new tensor like `resized`, which the caller may keep."""
         return torch.empty((1, 3, *size), dtype=torch.uint8, memory_format=torch.channels_last)
 
 

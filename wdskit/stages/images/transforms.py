@@ -1,6 +1,6 @@
-"""The image transforms, each in one place: its settings, its line of YAML, and what it does to an image.
+"""The image transforms. Each class has the settings, the YAML form and the function of one transform.
 
-They act on a sample's one image field, or on those that `fields` names; `masks` share the draw and keep their numbers.
+They change a sample's only image field, or the fields of `fields`. `masks` share the draw and keep their numbers.
 A transform of yours to copy is `CenterCrop`: settings, then `change`.
 """
 
@@ -34,7 +34,7 @@ IMAGENET_STD = (0.229, 0.224, 0.225)
 
 
 class ImageTransform(PerSampleStage):
-    """What the image transforms share."""
+    """The base class of all image transforms."""
 
     colours_only: ClassVar[bool] = False
     """Whether it makes other numbers of pixels, so that images whose numbers name classes or depths are refused."""
@@ -49,9 +49,9 @@ class ImageTransform(PerSampleStage):
         """The image changed, as a new one, or the same where nothing changes: see `geometry` for the kinds of images.
 
         Args:
-            image: Of one field.
-            drawn: What `draw` gave for this sample; None of a transform that does not draw.
-            nearest: Whether its numbers must stay as they are, since it is a mask.
+            image: The image of one field.
+            drawn: Result of `draw` for this sample; None if the transform draws nothing.
+            nearest: Whether the image is a mask, whose numbers must not be blended or scaled.
         """
 
     def draw(self, rng: np.random.Generator, images: Mapping[str, Any]) -> Any:  # noqa: ARG002 (most draw nothing)
@@ -64,7 +64,7 @@ class ImageTransform(PerSampleStage):
 
 
 class GeometricTransform(ImageTransform):
-    """What the transforms share that move pixels."""
+    """The base class of transforms that move pixels."""
 
     masks: FieldChoices | None = Field(None, description=_MASKS)
 
@@ -113,13 +113,13 @@ class BoundTransform:
             mark = self.mark_after(mark_of(image), is_mask=field in masks)
             result = transform.change(image, drawn, nearest=mark.is_mask)
             if result is image and mark_of(image) != mark:
-                # Another object: `image` may be in other fields, where it is still what it was.
+                # A new object, because other fields may share `image`, whose mark must stay.
                 result = image.copy() if hasattr(image, "getbands") else image[...]
             changed[field] = marked(result, mark)
         return changed
 
     def mark_after(self, mark: Mark | None, *, is_mask: bool = False) -> Mark:
-        """The mark of what the transform makes of a value."""
+        """Return the mark of the result for a value with this mark."""
         if is_mask or (mark is not None and mark.is_mask):
             return MASK
         if self.transform.blends:
@@ -181,7 +181,7 @@ class BoundTransform:
         return masks
 
     def _named(self, sample: Sample, names: str) -> str:
-        """The field of the sample that `a;b` names: the first one that is there."""
+        """Return the first of the alternatives `a;b` that is a field of the sample."""
         from wdskit.stages.images import geometry
 
         for name in names.split(";"):
