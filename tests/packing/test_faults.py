@@ -227,8 +227,8 @@ def test_shards_that_are_noted_before_they_are_filled_are_caught(tmp_path, scena
     known = read_index(tmp_path / "known").by_name
     true_start = Destination.start
 
-    def hasty(dest, shards, first):
-        true_start(dest, shards, first)
+    def hasty(dest, shards):
+        true_start(dest, shards)
         for shard in shards:
             dest.add(known[shard.name])
 
@@ -249,8 +249,8 @@ def test_an_index_that_comes_first_is_caught(tmp_path, scenarios, name, monkeypa
     scenarios[name].pack(tmp_path / "known", HastyDisk())
     true_start = Destination.start
 
-    def hasty(dest, shards, first):
-        true_start(dest, shards, first)
+    def hasty(dest, shards):
+        true_start(dest, shards)
         (dest.folder / "index.json").write_bytes((tmp_path / "known" / "index.json").read_bytes())
 
     def mutant(scenario, folder, disk):

@@ -14,9 +14,10 @@ from typing import Any
 from wdskit.dataset.binary import ShardEntry
 from wdskit.errors import FolderIndexError, PackError, RowError, ShardError, StorageError
 from wdskit.files import DISK, Disk, describe_missing
+from wdskit.packing.division import PlannedShard
 from wdskit.packing.fill import Count, fill_jobs
 from wdskit.packing.options import PackOptions, takes_options
-from wdskit.packing.plan import Jobs, LazyJobs, PackPlan, Plan, Series, divide_plan, read_rows
+from wdskit.packing.plan import Jobs, PackPlan, Plan, divide_plan, read_rows
 from wdskit.packing.publish import Destination, open_destination, raised_as_pack_errors
 from wdskit.packing.ray import fill_on_ray, import_ray
 from wdskit.packing.sources import Duplicate, Source, find_source
@@ -241,21 +242,26 @@ def plan_jobs(dest: Destination, found: Source, plan: Plan) -> Jobs:
     """
     options = dest.options
     by_count = options.transforms.changes_bytes
-    division = divide_plan(plan, limits=options.limits, shuffle=options.shuffle, by_count=by_count)
+    order, divided = divide_plan(plan, limits=options.limits, shuffle=options.shuffle, by_count=by_count)
     if options.shares is not None and not options.append:  # an addition may be too small for each split
-        for name, spans in zip(division.splits, division.shards, strict=True):
+        for split, spans in divided.items():
             if not spans:
-                share, samples = format_share(options.shares[name]), plural(plan.num_kept, "sample")
-                msg = f"split: {name} (share {share}) of {samples} would be empty."
+                share, samples = format_share(options.shares[split]), plural(plan.num_kept, "sample")
+                msg = f"split: {split} (share {share}) of {samples} would be empty."
                 raise PackError(f"{msg}\n  Choose a larger share, or leave it out.")
     dest.resolve_previous_run(found, num_rows=len(plan), rows=plan.digest, has_labels=plan.has_labels)
     dest.check_keys(plan)
-    firsts = map(dest.first_number, dest.names)
-    lengths = map(len, division.shards)
-    series = [Series(*each) for each in zip(dest.names, firsts, lengths, division.splits, strict=True)]
-    spans = [*itertools.chain(*division.shards)]
-    jobs = Jobs(plan, division.order, spans, series, options.transforms, options.threads)
-    shards = jobs.shards()
+    by_split = {
+        split: tuple(
+            PlannedShard(names[number], span.stop - span.start, span.num_bytes)
+            for number, span in enumerate(spans, start=dest.first_number(names))
+        )
+        for names, (split, spans) in zip(dest.names, divided.items(), strict=True)
+    }
+    shards = (*itertools.chain(*by_split.values()),)
+    splits = {} if options.shares is None else by_split
+    spans = [*itertools.chain(*divided.values())]
+    jobs = Jobs(plan, order, spans, shards, splits, options.transforms, options.threads, dest.path)
     if dest.is_done and [*dest.filled()] != [shard.name for shard in shards]:
         raise dest.indexed_already([f"it wrote {len(dest.filled())} shards, and this run has {len(shards)}."])
     dest.check_folder(shards, dest.lists(found))
@@ -273,17 +279,17 @@ def fill_and_publish(dest: Destination, found: Source, jobs: Jobs) -> list[Shard
     """
     options, lists = dest.options, dest.lists(found)
     part = options.part_of or (0, 1)
-    dest.start(jobs.shards(), [series.first for series in jobs.series])
+    dest.start(jobs.shards)
     numbers = range(part[0], len(jobs), part[1])
-    spans = [jobs.spans[number] for number in numbers]
-    num_bytes = None if options.transforms.changes_bytes else sum(span.num_bytes - END_BYTES for span in spans)
-    count = Count(dest.on_progress, (sum(span.stop - span.start for span in spans), num_bytes))
+    own = [jobs.shards[number] for number in numbers]
+    num_bytes = None if options.transforms.changes_bytes else sum(shard.num_bytes - END_BYTES for shard in own)
+    count = Count(dest.on_progress, (sum(shard.num_samples for shard in own), num_bytes))
     filled = dest.filled()
-    entries = {number: filled[name] for number in numbers if (name := jobs.name(number)) in filled}
+    entries = {number: filled[name] for number in numbers if (name := jobs.shards[number].name) in filled}
     for entry in entries.values():
         count.add(entry)
     todo = [number for number in numbers if number not in entries]
-    new = LazyJobs(jobs, todo, dest.path)
+    new = jobs.subset(todo, dest.path)
     if options.on is None:
         filling = fill_jobs(new, workers=options.workers, log=dest.log, disk=options.disk, count=count)
     else:

@@ -5,11 +5,9 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
-import logging
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, TypeGuard
 
@@ -18,12 +16,13 @@ from wdskit.codecs.unused import find_unused
 from wdskit.dataset.binary import ShardEntry
 from wdskit.dataset.lock import hold
 from wdskit.dataset.shard import digest_offsets, write_offsets
-from wdskit.errors import DecodeError, PackError, RowError, WdskitError
+from wdskit.errors import PackError, WdskitError
 from wdskit.files import DISK, Buffer, Disk, TempFile, describe_os_error, publish
 from wdskit.packing.ahead import read_ahead
+from wdskit.packing.plan import ShardJob
 from wdskit.packing.references import FieldBytes, FileBytes, PartBytes, SourceFiles
-from wdskit.packing.row import OnProgress, Progress, Row, row_error, size_of
-from wdskit.packing.transforms import UNTOUCHED, Field, Transforms
+from wdskit.packing.row import OnProgress, Progress, Row, size_of
+from wdskit.packing.transforms import Field, Transforms
 from wdskit.shards.parallel import map_shards
 from wdskit.tar.writer import END_BYTES, TarWriter
 
@@ -53,27 +52,6 @@ class Count:
     def add(self, entry: ShardEntry) -> None:
         """Add a whole shard."""
         self(entry.num_samples, entry.num_bytes - END_BYTES)
-
-
-@dataclass(frozen=True, slots=True)
-class ShardJob:
-    """A shard to fill.
-
-    Attributes:
-        path: The file to write.
-        rows: The rows of the shard in order; they are iterated once.
-        num_bytes: The bytes that the file will have; 0 if the size is not known.
-        transforms: The transforms of the samples.
-        threads: Samples that are read and transformed at the same time.
-        sha256: Digest of the existing shard. The rows are compared with the digest, and nothing is written.
-    """
-
-    path: Path
-    rows: Iterable[Row]
-    num_bytes: int
-    transforms: Transforms = UNTOUCHED
-    threads: int = 1
-    sha256: str | None = None
 
 
 def fill_shard(job: ShardJob, *, disk: Disk = DISK, on_sample: OnSample | None = None) -> ShardEntry:
@@ -239,8 +217,6 @@ def _read(writer: TarWriter, row: Row, field: str, source: FieldBytes, files: So
     return row.read_field(source, files)
 
 
-_log = logging.getLogger(__name__)
-_SHOWN_MISSING = 5
 _AHEAD = 2
 """Rows per thread that are in progress: enough that one large image does not stop the other threads."""
 
@@ -277,53 +253,3 @@ def read_transformed(
             yield row, future.result()
     finally:
         pool.shutdown(cancel_futures=True)
-
-
-def required_rows(
-    rows: Iterable[Row | RowError], transforms: Transforms, rejected: list[RowError]
-) -> Generator[Row | RowError, None, None]:
-    """Yield the rows, and apply `transforms.missing` to each row without a required field.
-
-    "error" yields a RowError instead of the row, "warn" logs the row and yields it, "skip" leaves it out.
-
-    Args:
-        rows: Rows, and errors of rows that cannot be packed.
-        transforms: The transforms, with the names of the required fields. The names apply after packing.
-        rejected: Gets the errors of the rows that are left out.
-    """
-    if not transforms.require:
-        yield from rows
-        return
-    num_missing = 0
-    try:
-        for row in rows:
-            lacks = None
-            if not isinstance(row, RowError):
-                lacks = transforms.lacks(packed_names([name for name, _ in row.fields], transforms))
-            if isinstance(row, RowError) or lacks is None:
-                yield row
-                continue
-            problem = f"it has no {lacks.replace(';', ' or ')}; it has {', '.join(name for name, _ in row.fields)}"
-            err = row_error(row.where, problem, "Give it one, or use --missing warn or skip.")
-            if transforms.missing == "skip":
-                rejected.append(err)
-            elif transforms.missing == "warn":
-                num_missing += 1
-                if num_missing <= _SHOWN_MISSING:
-                    _log.warning("%s: %s.", err.where, err.problem)
-                yield row
-            else:
-                yield err
-    finally:
-        if isinstance(rows, Generator):
-            rows.close()
-    if num_missing > _SHOWN_MISSING:
-        _log.warning("%d rows in total lack a required field.", num_missing)
-
-
-def packed_names(names: Sequence[str], transforms: Transforms) -> Sequence[str]:
-    """Return the names of the fields after packing. The fields are not read; names that depend on content are kept."""
-    try:
-        return transforms.field_names(names)
-    except DecodeError:  # raised when the row is read
-        return names

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
-import itertools
+import logging
 import os
 import sqlite3
 import struct
@@ -17,9 +17,9 @@ import urllib.parse
 from array import array
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple, overload
+from typing import Any, overload
 
 import numpy as np
 import orjson
@@ -28,19 +28,20 @@ from typing_extensions import Self
 
 from wdskit.codecs.formats import is_image_field
 from wdskit.dataset.classes import CLASS_FIELD
-from wdskit.errors import PackError, RowError, WdskitError
+from wdskit.errors import DecodeError, PackError, RowError, WdskitError
 from wdskit.files import describe_os_error, temp_path
 from wdskit.limits import BLOCK_BYTES
 from wdskit.order.keys import permutation
 from wdskit.packing.ahead import read_ahead
-from wdskit.packing.division import Limits, Names, PlannedShard, RowRange, RowTooLarge, divide, row_bytes
-from wdskit.packing.fill import ShardJob, packed_names, required_rows
+from wdskit.packing.division import Limits, PlannedShard, RowRange, RowTooLarge, divide, row_bytes
 from wdskit.packing.references import KINDS, FieldBytes, Reference
 from wdskit.packing.row import OnProgress, Progress, Row, key_taken, row_error, size_of
 from wdskit.packing.sources import Duplicate, Source
 from wdskit.packing.transforms import UNTOUCHED, Transforms
 from wdskit.shards.parallel import map_shards
 from wdskit.shards.split import SPLIT_SEED, Shares, choose_splits, draws_of, make_draw
+
+_log = logging.getLogger(__name__)
 
 Ints = NDArray[np.int64]
 
@@ -55,6 +56,7 @@ _TEMP_VARIABLE = "SQLITE_TMPDIR"  # where SQLite makes temporary files (sqlite.o
 _BATCH_ROWS = 1000  # that are inserted at once, and after which progress is reported
 _CHECK_ROWS = 256  # that a process checks at a time
 _DRAWN_ROWS = 4096
+_SHOWN_MISSING = 5  # rows without a required field that are logged one by one
 
 _SCHEMA = """
 CREATE TABLE rows (
@@ -560,6 +562,56 @@ def read_rows(
     plan.check_unique(keep_first=keep_first)
 
 
+def required_rows(
+    rows: Iterable[Row | RowError], transforms: Transforms, rejected: list[RowError]
+) -> Generator[Row | RowError, None, None]:
+    """Yield the rows, and apply `transforms.missing` to each row without a required field.
+
+    "error" yields a RowError instead of the row, "warn" logs the row and yields it, "skip" leaves it out.
+
+    Args:
+        rows: Rows, and errors of rows that cannot be packed.
+        transforms: The transforms, with the names of the required fields. The names apply after packing.
+        rejected: Gets the errors of the rows that are left out.
+    """
+    if not transforms.require:
+        yield from rows
+        return
+    num_missing = 0
+    try:
+        for row in rows:
+            lacks = None
+            if not isinstance(row, RowError):
+                lacks = transforms.lacks(packed_names([name for name, _ in row.fields], transforms))
+            if isinstance(row, RowError) or lacks is None:
+                yield row
+                continue
+            problem = f"it has no {lacks.replace(';', ' or ')}; it has {', '.join(name for name, _ in row.fields)}"
+            err = row_error(row.where, problem, "Give it one, or use --missing warn or skip.")
+            if transforms.missing == "skip":
+                rejected.append(err)
+            elif transforms.missing == "warn":
+                num_missing += 1
+                if num_missing <= _SHOWN_MISSING:
+                    _log.warning("%s: %s.", err.where, err.problem)
+                yield row
+            else:
+                yield err
+    finally:
+        if isinstance(rows, Generator):
+            rows.close()
+    if num_missing > _SHOWN_MISSING:
+        _log.warning("%d rows in total lack a required field.", num_missing)
+
+
+def packed_names(names: Sequence[str], transforms: Transforms) -> Sequence[str]:
+    """Return the names of the fields after packing. The fields are not read; names that depend on content are kept."""
+    try:
+        return transforms.field_names(names)
+    except DecodeError:  # raised when the row is read
+        return names
+
+
 def _counted(rows: Iterable[Row | RowError], on_progress: OnProgress) -> Iterator[Row | RowError]:
     for number, row in enumerate(rows):
         if number % _BATCH_ROWS == 0:
@@ -689,40 +741,16 @@ class Splitter:
         return rows
 
 
-class Series(NamedTuple):
-    """Shards that are numbered on their own: all of them, or those of a split.
-
-    Attributes:
-        names: Their file names.
-        first: Number of the first one.
-        length: How many there are.
-        split: Name of the split, "" without splits.
-    """
-
-    names: Names
-    first: int
-    length: int
-    split: str = ""
-
-
-class Division(NamedTuple):
-    """Which rows go into which shard.
-
-    Attributes:
-        order: Numbers of the rows in the order in which they are packed; None for all, in the source's order.
-        shards: For each split its shards, as places in that order; without splits one list.
-        splits: Names of the splits; one empty name without splits.
-    """
-
-    order: Ints | None
-    shards: Sequence[Sequence[RowRange]]
-    splits: Sequence[str]
-
-
-def divide_plan(plan: Plan, *, limits: Limits, shuffle: int | None, by_count: bool = False) -> Division:
+def divide_plan(
+    plan: Plan, *, limits: Limits, shuffle: int | None, by_count: bool = False
+) -> tuple[Ints | None, dict[str, list[RowRange]]]:
     """Divide the rows of a plan into shards. Each split is shuffled and divided separately, from its own rows only.
 
     With `by_count` the bytes of the rows are not known, and the bytes of each shard are 0.
+
+    Returns:
+        Numbers of the rows in packing order, None for all rows in the order of the source; and the shards of each
+        split, as places in that order. Without splits, the name of the only split is empty.
 
     Raises:
         RowError: A row is larger than the limit of bytes allows.
@@ -730,8 +758,8 @@ def divide_plan(plan: Plan, *, limits: Limits, shuffle: int | None, by_count: bo
     """
     if plan.splitter is None:
         order, spans = _divide_rows(plan, plan.kept, limits=limits, shuffle=shuffle, by_count=by_count)
-        return Division(order, [spans], [""])
-    orders, shards, start = [], [], 0
+        return order, {"": spans}
+    orders, shards, start = [], {}, 0
     for number, name in enumerate(plan.splitter.shares):
         rows = plan.splitter.rows_of(number, plan.kept)
         if not len(rows) and limits.num_shards is not None:
@@ -745,9 +773,9 @@ def divide_plan(plan: Plan, *, limits: Limits, shuffle: int | None, by_count: bo
             raise PackError(f"split {name}: {err}") from err
         assert order is not None
         orders.append(order)
-        shards.append([RowRange(start + span.start, start + span.stop, span.num_bytes) for span in spans])
+        shards[name] = [RowRange(start + span.start, start + span.stop, span.num_bytes) for span in spans]
         start += len(rows)
-    return Division(np.concatenate(orders), shards, [*plan.splitter.shares])
+    return np.concatenate(orders), shards
 
 
 def _divide_rows(
@@ -804,92 +832,84 @@ class PackPlan:
         return sum(shard.num_bytes for shard in self.shards)
 
 
+@dataclass(frozen=True, slots=True)
+class ShardJob:
+    """A shard to fill.
+
+    Attributes:
+        path: The file to write.
+        rows: The rows of the shard in order; they are iterated once.
+        num_bytes: The bytes that the file will have; 0 if the size is not known.
+        transforms: The transforms of the samples.
+        threads: Samples that are read and transformed at the same time.
+        sha256: Digest of the existing shard. The rows are compared with the digest, and nothing is written.
+    """
+
+    path: Path
+    rows: Iterable[Row]
+    num_bytes: int
+    transforms: Transforms = UNTOUCHED
+    threads: int = 1
+    sha256: str | None = None
+
+
 @dataclass(frozen=True)
-class Jobs:
-    """The shards to fill, in order.
+class Jobs(Sequence[ShardJob]):
+    """The shards to fill, in order. Each job is made when it is asked for, as its rows take memory.
 
     Attributes:
         plan: The plan with all rows.
-        order: Numbers of the packed rows in packing order, as in `Division`.
+        order: Numbers of the packed rows in packing order; None for all rows in the order of the source.
         spans: The rows of each shard, as places in `order`.
-        series: The names and numbers of the shards.
+        shards: Name, samples and bytes of each shard.
+        splits: The shards of each split, by its name; empty without splits.
         transforms: The transforms of the samples.
         threads: Samples of a shard that are transformed at the same time.
+        folder: The folder in which the shards are filled.
     """
 
     plan: Plan
     order: Ints | None
     spans: Sequence[RowRange]
-    series: Sequence[Series]
+    shards: tuple[PlannedShard, ...]
+    splits: Mapping[str, tuple[PlannedShard, ...]]
     transforms: Transforms
     threads: int
+    folder: Path
 
     def __len__(self) -> int:
         """Number of shards."""
         return len(self.spans)
 
-    def job(self, number: int, folder: Path) -> ShardJob:
-        """What fills one shard in a folder."""
+    @overload
+    def __getitem__(self, number: int) -> ShardJob: ...
+
+    @overload
+    def __getitem__(self, number: slice) -> Sequence[ShardJob]: ...
+
+    def __getitem__(self, number: int | slice) -> ShardJob | Sequence[ShardJob]:
+        """One job, or several."""
+        if isinstance(number, slice):
+            return [self[each] for each in range(len(self))[number]]
         span = self.spans[number]
         return ShardJob(
-            path=folder / self.name(number),
+            path=self.folder / self.shards[number].name,
             rows=self.plan.take(_places(self.order, span.start, span.stop)),
             num_bytes=span.num_bytes,
             transforms=self.transforms,
             threads=self.threads,
         )
 
-    def name(self, number: int) -> str:
-        """File name of one shard."""
-        for names, first, length, _ in self.series:
-            if number < length:
-                return names[first + number]
-            number -= length
-        raise IndexError(number)
-
-    def shards(self) -> tuple[PlannedShard, ...]:
-        """Name, samples and bytes of each shard."""
-        return tuple(
-            PlannedShard(self.name(number), span.stop - span.start, span.num_bytes)
-            for number, span in enumerate(self.spans)
-        )
+    def subset(self, numbers: Sequence[int], folder: Path) -> Jobs:
+        """Return some of the shards, to be filled in a folder."""
+        spans = [self.spans[number] for number in numbers]
+        shards = tuple(self.shards[number] for number in numbers)
+        return replace(self, spans=spans, shards=shards, splits={}, folder=folder)
 
     def describe(self) -> PackPlan:
-        """What is going to be written."""
-        shards = self.shards()
-        stops = itertools.accumulate(series.length for series in self.series)
-        splits = {
-            series.split: shards[stop - series.length : stop]
-            for series, stop in zip(self.series, stops, strict=True)
-            if series.split
-        }
+        """Describe the shards that are going to be written."""
         num_fields: Counter[str] = Counter()
         for names, count in self.plan.num_fields.items():
             num_fields.update(dict.fromkeys(packed_names(names, self.transforms), count))
         first, last = (self.plan[int(_places(self.order, at, at + 1)[0])] for at in (0, self.spans[-1].stop - 1))
-        return PackPlan(shards, dict(sorted((+num_fields).items())), first.key, last.key, splits)
-
-
-@dataclass(frozen=True)
-class LazyJobs(Sequence[ShardJob]):
-    """Some of the shards to fill, each made when it is asked for, as its rows take memory."""
-
-    jobs: Jobs
-    numbers: Sequence[int]
-    folder: Path
-
-    def __len__(self) -> int:
-        """Number of shards."""
-        return len(self.numbers)
-
-    @overload
-    def __getitem__(self, at: int) -> ShardJob: ...
-
-    @overload
-    def __getitem__(self, at: slice) -> Sequence[ShardJob]: ...
-
-    def __getitem__(self, at: int | slice) -> ShardJob | Sequence[ShardJob]:
-        """One job, or several."""
-        if isinstance(at, slice):
-            return [self.jobs.job(number, self.folder) for number in self.numbers[at]]
-        return self.jobs.job(self.numbers[at], self.folder)
+        return PackPlan(self.shards, dict(sorted((+num_fields).items())), first.key, last.key, self.splits)

@@ -525,20 +525,20 @@ class Destination:
     # Filling.
 
     @_raises_pack_errors
-    def start(self, shards: tuple[PlannedShard, ...] | None, first: Sequence[int]) -> None:
+    def start(self, shards: tuple[PlannedShard, ...] | None) -> None:
         """Start this run, or resume it if it was stopped. Sets `path` and `log`.
 
         A run that is done only removes what is left of its staging folder.
 
         Args:
             shards: The planned shards; None for rows that can be read only once.
-            first: Number of the first shard; with splits, of the first shard of each split.
 
         Raises:
             PackError: A different run with filled shards was stopped here, or another part of that run is running.
         """
         options, part = self.options, self.options.part_of
-        run = dataclasses.replace(self._run, shards=shards, first=tuple(first), parts=part[1] if part else 0)
+        first = tuple(map(self.first_number, self.names))
+        run = dataclasses.replace(self._run, shards=shards, first=first, parts=part[1] if part else 0)
         self._run = run
         if self.is_done:
             if part is None:

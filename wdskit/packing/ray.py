@@ -24,8 +24,8 @@ from wdskit.dataset.lock import held_meanwhile
 from wdskit.dataset.unfinished import DESCRIPTION_NAME
 from wdskit.errors import PackError, RowError, WdskitError
 from wdskit.files import Disk
-from wdskit.packing.fill import Count, ShardJob, fill_shard
-from wdskit.packing.plan import FileRows
+from wdskit.packing.fill import Count, fill_shard
+from wdskit.packing.plan import FileRows, ShardJob
 from wdskit.packing.row import row_error
 from wdskit.text import install_extra
 

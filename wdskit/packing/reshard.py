@@ -135,7 +135,7 @@ def reshard(source: str | Sequence[str], dest: str | os.PathLike[str], options: 
             msg = f"{samples.num_samples} samples were read, but {accounted} are accounted for. Nothing was written."
             raise PackError(msg)
         jobs = plan_jobs(target, found, plan)
-        planned = jobs.shards()
+        planned = jobs.shards
         entries = () if options.dry_run else fill_and_publish(target, found, jobs)
         num_duplicates = len(plan) - plan.num_kept
     if not options.dry_run:  # the bytes of shards with changed images are not known before

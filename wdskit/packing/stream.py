@@ -10,8 +10,8 @@ from pathlib import Path
 from wdskit.dataset.binary import ShardEntry
 from wdskit.dataset.classes import CLASS_FIELD, CLASSES_NAME
 from wdskit.packing.division import fill_in_turn
-from wdskit.packing.fill import Count, ShardJob, fill_shard, required_rows
-from wdskit.packing.plan import StreamedKeys
+from wdskit.packing.fill import Count, fill_shard
+from wdskit.packing.plan import ShardJob, StreamedKeys, required_rows
 from wdskit.packing.publish import Destination
 from wdskit.packing.row import Row, key_taken, row_error
 from wdskit.packing.sources import Source, streamed_rows
@@ -37,7 +37,7 @@ def pack_stream(dest: Destination, found: Source, *, skip_bad: bool) -> list[Sha
         rows = _unlabelled(rows, dest.folder)
     first = dest.first_number(dest.names[0])
     dest.check_folder([])
-    dest.start(None, [first])
+    dest.start(None)
     with contextlib.closing(StreamedKeys(lambda: dest.room)) as keys:
         for key in dest.existing_keys():
             keys.add(key, "")
