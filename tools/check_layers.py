@@ -26,6 +26,9 @@ LAYERS = [
 BASE = {"errors", "files", "limits", "processes", "text"}
 RANKS = {name: len(LAYERS) - place for place, name in enumerate(LAYERS)} | dict.fromkeys(BASE, 0)
 
+# The steps of packing, in the same way: source -> plan -> fill -> publish. Other files of packing/ are not compared.
+PACKING_STEPS = ["reshard", "api", "stream", "publish", "ray", "fill", "plan", "sources", "row", "transforms"]
+
 # `pipe.loader(...)` is the one method that the design hangs on a lower layer. It goes through the package's face.
 EXCEPTIONS = {
     ("pipeline/methods.py", "wdskit"),
@@ -95,7 +98,7 @@ def check_source(inside: str, source: str) -> Iterator[tuple[int, str]]:
     for item in imports_of(tree, inside):
         if (inside, item.module) in EXCEPTIONS:
             continue
-        if what := wrong_import(layer, item):
+        if what := wrong_import(layer, item) or wrong_step(inside, item):
             yield item.line, what
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and (what := wrong_call(layer, node)):
@@ -153,6 +156,16 @@ def wrong_own_import(layer: str, item: Import, parts: list[str]) -> str:
         return f"order/ is arithmetic and imports of {PACKAGE} only errors and limits, not {target}"
     if layer != target and RANKS[target] >= RANKS[layer] and not {layer, target} <= BASE:
         return f"an import points down: {layer} is not above {target}"
+    return ""
+
+
+def wrong_step(inside: str, item: Import) -> str:
+    """Return what is wrong with an import between two steps of packing, or nothing."""
+    if not inside.startswith("packing/") or not item.module.startswith(f"{PACKAGE}.packing."):
+        return ""
+    own, target = inside.split("/")[1].removesuffix(".py"), item.module.split(".")[2]
+    if own != target and {own, target} <= {*PACKING_STEPS} and PACKING_STEPS.index(target) < PACKING_STEPS.index(own):
+        return f"an import points down: packing/{own} is not above packing/{target}"
     return ""
 
 
