@@ -122,7 +122,7 @@ if TYPE_CHECKING:  # tools/generate.py writes this from _PUBLIC
 
 
 def __getattr__(name: str) -> object:
-    """Load the module where `name` lives and keep what it holds (PEP 562)."""
+    """Load the module that defines `name`, and keep the value (PEP 562)."""
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(importlib.import_module(_HOMES[name]), name)
@@ -131,5 +131,5 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    """The public names, those not loaded yet included."""
+    """Return the public names, including those that are not loaded yet."""
     return list(__all__)

@@ -13,7 +13,7 @@ WdskitError
 ├── PackError            packing cannot start or continue
 │   └── RowError         one row (file, manifest line, Python row) cannot be packed
 ├── ConfigError          a configuration has problems; all of them are listed
-├── PipelineError        a pipeline cannot run as it was composed
+├── PipelineError        the stages or settings of a pipeline do not fit together
 │   └── StateError       a state cannot be saved, or does not fit
 └── RankError            rank or world size is unknown or contradicted
 ```
@@ -93,7 +93,7 @@ class ShardError(WdskitError):
 
 
 class UnsupportedMember(ShardError):
-    """A member is no plain file, such as a link or a sparse file, although its headers are undamaged."""
+    """A member is not a plain file but, for example, a link or a sparse file. Its headers are valid."""
 
 
 class FolderIndexError(WdskitError):
@@ -196,7 +196,7 @@ class ConfigError(WdskitError):
 
 
 class PipelineError(WdskitError):
-    """A pipeline cannot run as it was composed."""
+    """The stages or settings of a pipeline do not fit together."""
 
 
 class RankError(WdskitError):

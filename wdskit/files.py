@@ -30,12 +30,12 @@ DRAFT_PREFIX = "."
 TEMP_SUFFIX = ".wdskit-temp"
 _TOKEN_BYTES = 4
 _TOKEN = re.compile(rf"\.[0-9a-f]{{{2 * _TOKEN_BYTES}}}\Z")
-"""At the end of the name that a temporary file is made of."""
+"""The random part at the end of a temporary file's name."""
 
-_MAX_NEAR = 10_000  # names of a folder among which the nearest is looked for
+_MAX_NEAR = 10_000  # most names of a folder that are compared to suggest a similar name
 
 THREAD_BYTES = 256 << 10
-"""From here on a write in a thread pays: handing it over takes 0.1 ms, in which 200 KB are digested."""
+"""Smallest write that is done in a thread: starting it takes 0.1 ms, the time to digest 200 KB."""
 
 
 class Disk:
@@ -49,7 +49,7 @@ class Disk:
         return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
 
     def open_log(self, path: Path) -> int:
-        """Open a file to add to its end, created where it is missing, and return its descriptor."""
+        """Open a file to append to, create it if it does not exist, and return its descriptor."""
         return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
 
     def write(self, fd: int, data: Buffer) -> int:
@@ -57,10 +57,11 @@ class Disk:
         return os.write(fd, data)
 
     def begin_flush(self, fd: int, start: int, num_bytes: int) -> None:
-        """Let the kernel begin to bring these bytes to the device, beside what comes next. It promises nothing and does
-        not fail: `fsync` reports what goes wrong.
+        """Let the kernel start to write these bytes to the device while the program continues.
+
+        It promises nothing and does not fail: `fsync` reports errors.
         """
-        if hasattr(os, "posix_fadvise"):  # of pages that are still to be written Linux begins to write, and keeps them
+        if hasattr(os, "posix_fadvise"):  # Linux starts to write dirty pages, and keeps them in memory
             with contextlib.suppress(OSError):
                 os.posix_fadvise(fd, start, num_bytes, os.POSIX_FADV_DONTNEED)
 
@@ -73,11 +74,11 @@ class Disk:
         os.close(fd)
 
     def rename(self, source: Path, target: Path) -> None:
-        """Give the file its final name, atomically, replacing what had it."""
+        """Give the file its final name, atomically. An existing file with this name is replaced."""
         source.replace(target)
 
     def link(self, source: Path, target: Path) -> None:
-        """Give a file a second name, which is free. On a disk without hard links it loses the first one by that."""
+        """Give a file a second name, which no file has. On a disk without hard links, rename it."""
         try:
             os.link(source, target)
         except OSError as err:
@@ -94,11 +95,11 @@ class Disk:
             os.close(fd)
 
     def remove(self, path: Path) -> None:
-        """Remove a file; one that is gone already is fine."""
+        """Remove a file if it exists."""
         path.unlink(missing_ok=True)
 
     def remove_folder(self, path: Path) -> None:
-        """Remove a folder; one that is gone already, or in which something stands, is fine."""
+        """Remove a folder if it exists and is empty."""
         try:
             path.rmdir()
         except OSError as err:
@@ -106,7 +107,7 @@ class Disk:
                 raise
 
     def make_folder(self, path: Path) -> None:
-        """Create one folder; one that exists already is fine."""
+        """Create one folder if it does not exist."""
         path.mkdir(exist_ok=True)
 
 
@@ -114,7 +115,7 @@ DISK = Disk()
 
 
 def _flush(fd: int) -> None:
-    """fsync; on macOS, where that leaves bytes in the cache of the device, the call that empties it."""
+    """Call fsync; on macOS F_FULLFSYNC, because fsync leaves bytes in the cache of the device there."""
     full = getattr(fcntl, "F_FULLFSYNC", None)
     try:
         if full is not None:
@@ -127,11 +128,11 @@ def _flush(fd: int) -> None:
 
 
 class TempFile:
-    """A file on its way to a final name. Made by `publish`.
+    """A file that `publish` writes and then gives its final name.
 
-    Large pieces are digested and written in a thread while the caller goes on; only one is on its way at a time, so the
-    disk's operations keep their order. The thread reads only what nobody can change: `bytes`, or a buffer that was
-    handed over. An error is raised by the next call.
+    A thread digests and writes large pieces while the caller continues. It has at most one piece, so the operations of
+    the disk keep their order. It reads only bytes that cannot change: `bytes` objects, and buffers that were handed
+    over. The next call raises its error.
     """
 
     def __init__(self, fd: int, disk: Disk) -> None:
@@ -144,7 +145,7 @@ class TempFile:
         self.num_bytes = 0
 
     def write(self, data: Buffer) -> None:
-        """Append all of `data`, in as many writes as the disk wants. What can change is written when this returns."""
+        """Append all of `data`. Data other than `bytes` is written when this returns; the caller may change it."""
         self.wait()
         view = memoryview(data).cast("B")
         self._append(view, beside=isinstance(data, bytes))
@@ -153,8 +154,7 @@ class TempFile:
         """Append the first `num_bytes` of `buffer`. The buffer belongs to the temporary file from now on.
 
         Returns:
-            The buffer of the call before, which nothing reads any more and which is the caller's again; None when this
-            is the first call.
+            The buffer of the previous call, which belongs to the caller again; None at the first call.
         """
         self.wait()
         free, self._handed_over = self._handed_over, buffer
@@ -172,8 +172,8 @@ class TempFile:
         self._running = self._thread.submit(self._write_large, view, start)
 
     def _write_large(self, view: memoryview, start: int) -> None:
-        """As `_write`. The device begins at once, and the flush at the end has less to do: a sixth of packing 100 KB
-        files.
+        """Write, and let the device start at once. So the flush at the end is short; it was a sixth of the time to
+        pack files of 100 KB.
         """
         self._write(view)
         self._disk.begin_flush(self._fd, start, len(view))
@@ -182,30 +182,30 @@ class TempFile:
         self._digest.update(rest)
         while rest:
             written = self._disk.write(self._fd, rest)
-            if not written:  # POSIX leaves it open what that means; asking again might go on for ever
+            if not written:  # POSIX does not define this result, and a retry might never end
                 raise OSError(errno.EIO, "the disk accepts no more bytes and gives no reason")
             rest = rest[written:]
 
     def wait(self) -> None:
-        """Return once all bytes are with the disk; raise what went wrong."""
+        """Return after all bytes are written. OSError: A write failed."""
         running, self._running = self._running, None
         if running is not None:
             running.result()
 
     def end(self) -> None:
-        """Let nothing run any more; what went wrong is passed over."""
+        """End the thread. Its errors are ignored."""
         if self._thread is not None:
             self._thread.shutdown()
 
     @property
     def sha256(self) -> str:
-        """Hex digest of the bytes written so far."""
+        """Hex sha256 of the written bytes."""
         self.wait()
         return self._digest.hexdigest()
 
 
 def describe_os_error(err: OSError) -> str:
-    """What went wrong with a disk, and what to do where that is known."""
+    """Describe an error of a disk, with advice if the disk is full."""
     problem = f"{err.strerror or err}."
     if err.errno not in (errno.ENOSPC, errno.EDQUOT):
         return problem
@@ -213,7 +213,7 @@ def describe_os_error(err: OSError) -> str:
 
 
 def temp_path(path: Path) -> Path:
-    """Return the name of a temporary file that one process at a time makes for `path`, which holds a lock for that."""
+    """Return the name of a temporary file for `path`. A lock ensures that only one process writes it."""
     return path.with_name(f"{DRAFT_PREFIX}{path.name}{TEMP_SUFFIX}")
 
 
@@ -226,9 +226,9 @@ def _unique_temp_path(path: Path) -> Path:
 def publish(path: Path, *, disk: Disk = DISK) -> Iterator[TempFile]:
     """Write a file that appears under `path` only when the block ends without an error.
 
-    A file that had the name is replaced in one step. After an error the temporary file is removed and `path` is as it
-    was; only where the very last step failed, the folder's flush, it is the whole new file. Of several writers that
-    publish to one path at the same time each publishes its whole file, and the last one stays.
+    An existing file with this name is replaced in one step. After an error the temporary file is removed, and `path` is
+    unchanged; if only the last step failed, the fsync of the folder, `path` is the whole new file. If several writers
+    publish to one path at the same time, the file of the last one remains, whole.
     """
     temp = _unique_temp_path(path)
     fd = disk.open(temp)
@@ -255,8 +255,9 @@ def publish(path: Path, *, disk: Disk = DISK) -> Iterator[TempFile]:
 
 @contextlib.contextmanager
 def scratch(path: Path, *, disk: Disk = DISK) -> Iterator[TempFile]:
-    """Write a temporary file, `temp_path(path)`, that never gets a final name. It is gone when the block ends; after a
-    kill it is replaced by the next one, or removed by `remove_temp_files`.
+    """Write a temporary file, `temp_path(path)`, that is removed at the end of the block.
+
+    After a kill, the next call replaces it, or `remove_temp_files` removes it.
     """
     temp = temp_path(path)
     disk.remove(temp)
@@ -273,13 +274,13 @@ def scratch(path: Path, *, disk: Disk = DISK) -> Iterator[TempFile]:
 
 
 def publish_bytes(path: Path, data: Buffer, *, disk: Disk = DISK) -> None:
-    """`publish` a file whose bytes are at hand."""
+    """Publish a file with these bytes, see `publish`."""
     with publish(path, disk=disk) as temp:
         temp.write(data)
 
 
 def read_own(path: Path, *, limit: int = 1 << 30) -> bytes | None:
-    """Read a file that wdskit itself wrote into a folder: a plain file, never what a link leads to.
+    """Read a plain file that wdskit wrote into a folder. Links are not followed.
 
     Returns:
         Its bytes; None if the file does not exist.
@@ -310,12 +311,12 @@ def foreign(path: Path, problem: str) -> str:
 
 
 def is_file_name(value: object) -> bool:
-    """True if a value that was read back is the plain name of a file in a folder: no path, no control character."""
+    """True if a value is the plain name of a file in a folder: no path, no control character."""
     return isinstance(value, str) and value not in ("", ".", "..") and "/" not in value and value.isprintable()
 
 
 def why_not(path: Path) -> str | None:
-    """Why a file cannot be published there, as far as that can be known before it is made; else None."""
+    """Return why a file cannot be published at a path, if that is known before it is written; else None."""
     if path.is_dir():
         return os.strerror(errno.EISDIR)
     if not path.parent.is_dir():
@@ -324,24 +325,24 @@ def why_not(path: Path) -> str | None:
 
 
 def describe_missing(path: str, what: str) -> str:
-    """Why nothing is found at a path, and the name nearest to it.
+    """Return the message for a missing path, with a similar name if one exists.
 
     Args:
-        path: Of a file or folder that is not there.
-        what: What was looked for, such as `folder`. Files are near only where it names a file.
+        path: Path of the missing file or folder.
+        what: The kind of the path, such as `folder`. Names of files are suggested only if it has the word `file`.
 
     Returns:
-        ``there is no such folder: a/b. Did you mean `a/c`?``, with the first part that is missing.
+        ``there is no such folder: a/b. Did you mean `a/c`?``, with the first missing part of the path.
     """
     if "://" in path:
         return f"there is no such {what}."
     missing = Path(path)
-    while not os.path.isdir(missing.parent):  # noqa: PTH112 (where it may not be looked at, Path raises)
+    while not os.path.isdir(missing.parent):  # noqa: PTH112 (Path raises without permission)
         missing = missing.parent
     if missing != Path(path):
         what = f"folder: {missing}"
     near: list[str] = []
-    with contextlib.suppress(OSError):  # a folder that may not be listed
+    with contextlib.suppress(OSError):  # the folder cannot be listed
         there = islice(missing.parent.iterdir(), _MAX_NEAR)
         names = [one.name for one in there if "file" in what or ("folder" in what and one.is_dir())]
         near = difflib.get_close_matches(missing.name, names, n=1)
@@ -350,7 +351,7 @@ def describe_missing(path: str, what: str) -> str:
 
 
 def append_lines(path: Path, lines: Sequence[str], *, disk: Disk = DISK) -> None:
-    """Add lines to a log. One write: those of several processes do not mix, and a kill leaves whole lines or none."""
+    """Append lines to a log with one write, so that lines of several processes do not mix, and a kill cuts no line."""
     fd = disk.open_log(path)
     try:
         data = "".join(f"{line}\n" for line in lines).encode(errors="backslashreplace")
@@ -361,10 +362,10 @@ def append_lines(path: Path, lines: Sequence[str], *, disk: Disk = DISK) -> None
 
 
 def make_folders(path: Path, *, disk: Disk = DISK) -> None:
-    """Create `path` and what is missing above it, each flushed into its parent before the next is made."""
+    """Create a folder and its missing parents. Each is flushed to the device before the next is created."""
     if path.is_dir():
-        with contextlib.suppress(PermissionError):  # a parent that may not be opened; whoever made `path` could
-            disk.fsync_folder(path.parent)  # a run that was killed may have made `path` and not come to this
+        with contextlib.suppress(PermissionError):  # another user made `path`, and its parent cannot be opened
+            disk.fsync_folder(path.parent)  # a killed run may have made `path` without this fsync
         return
     make_folders(path.parent, disk=disk)
     disk.make_folder(path)
@@ -372,7 +373,7 @@ def make_folders(path: Path, *, disk: Disk = DISK) -> None:
 
 
 def remove_temp_files(folder: Path, *, of: Container[str] | None = None, disk: Disk = DISK) -> None:
-    """Remove what a killed writer left unfinished in `folder`. Call it with the folder's lock held.
+    """Remove the temporary files of killed writers in `folder`. The caller holds the folder's lock.
 
     Args:
         folder: The folder.
@@ -391,10 +392,10 @@ def is_temp(path: Path) -> bool:
 
 
 def owner_of_new_files(folder: Path) -> int:
-    """Return the user id that a new file in `folder` gets. A network disk may give another one than the process has.
+    """Return the user id of a new file in `folder`. On a network disk it may differ from that of the process.
 
     Raises:
-        OSError: No file can be made there.
+        OSError: A file cannot be created in the folder.
     """
     path = folder / f"{DRAFT_PREFIX}{secrets.token_hex(8)}{TEMP_SUFFIX}"
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)

@@ -1,4 +1,4 @@
-"""Processes: what every worker does, and the CPU time that they use. Standard library only."""
+"""Processes: signals and parents of worker processes, and the CPU time of a process tree. Standard library only."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ _PROCESSES = Path("/proc")
 
 
 def end_with_parent() -> None:
-    """Let this worker process not outlive the main process, which may be killed: call it once, at its start. Under
-    forkserver the parent that the kernel knows is the server, which lives on.
+    """End this worker process when the main process ends, even if it is killed. Call it once, at the start.
+
+    PR_SET_PDEATHSIG would not do: under forkserver, the kernel's parent of a worker is the server.
     """
     threading.Thread(target=_wait_for_parent, daemon=True).start()
 
@@ -33,11 +34,13 @@ def _wait_for_parent() -> None:
 
 @contextmanager
 def block_sigint() -> Iterator[None]:
-    """This process hears Ctrl-C when the block is left. Processes that start inside do not hear it in the middle of
-    their imports, where they would print a traceback; then they ignore it, or call `hear_ctrl_c`.
+    """Delay Ctrl-C until the end of the block.
+
+    Processes that start in the block do not receive Ctrl-C during their imports, where they would print a traceback.
+    Later they ignore it, or call `hear_ctrl_c`.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [])
-    try:  # a Ctrl-C that came just before is heard in here, and does not leave it blocked
+    try:  # a Ctrl-C just before is raised inside of `try`, so that the signal does not stay blocked
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         yield
     finally:
@@ -45,8 +48,7 @@ def block_sigint() -> Iterator[None]:
 
 
 def refuse_fork(owner: int) -> None:
-    """Refuse to use what belongs to the process `owner`: in one that was forked from it, its workers and threads are
-    not there.
+    """Check that this is the process `owner`, because its workers and threads do not exist in a forked process.
 
     Raises:
         PipelineError: This is another process.
@@ -57,32 +59,34 @@ def refuse_fork(owner: int) -> None:
 
 
 def hear_ctrl_c() -> None:
-    """Let Ctrl-C end this worker process at once and without a word, from now on."""
+    """Let Ctrl-C end this worker process at once, without a traceback."""
     with contextlib.suppress(ValueError):  # not in a main thread
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 
 
 def is_stopped(pid: int) -> bool:
-    """True if a process is stopped, as SIGSTOP and debuggers do. Only Linux knows it; elsewhere False."""
+    """True if a process is stopped by SIGSTOP or a debugger. False on systems other than Linux."""
     with contextlib.suppress(OSError):
         return (_PROCESSES / str(pid) / "stat").read_text(errors="replace").rpartition(")")[2].split()[0] in {"T", "t"}
     return False
 
 
 def cpu_s_of_tree() -> float | None:
-    """CPU seconds that this process and all below it that live have used so far; None where only Linux knows it."""
+    """Return the CPU seconds of this process and its living descendants; None on systems other than Linux."""
     if not _PROCESSES.is_dir():
         return None
     total = time.process_time()
     for pid in _below(os.getpid()):
         with contextlib.suppress(OSError):  # it has ended
-            total += time.clock_gettime((~pid << 3) | 2)  # what clock_getcpuclockid(3) gives: all threads, to the ns
+            total += time.clock_gettime(
+                (~pid << 3) | 2
+            )  # the clock of clock_getcpuclockid(3): all threads, in nanoseconds
     return total
 
 
 def _below(pid: int) -> list[int]:
-    """The processes that descend from `pid`."""
+    """Return the descendants of process `pid`."""
     children: dict[int, list[int]] = {}
     for folder in _PROCESSES.iterdir():
         if folder.name.isdigit():
@@ -90,13 +94,13 @@ def _below(pid: int) -> list[int]:
                 parent = int((folder / "stat").read_text(errors="replace").rpartition(")")[2].split()[1])
                 children.setdefault(parent, []).append(int(folder.name))
     found = list(children.get(pid, ()))
-    for each in found:  # grows on the way
+    for each in found:  # the loop appends to `found`
         found += children.get(each, ())
     return found
 
 
 def usable_cores(quota: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
-    """Processor cores that this process may use: those it is bound to, or fewer where a container's share is less.
+    """Return the number of CPU cores that this process may use: its affinity, or the quota of its container if less.
 
     Args:
         quota: Linux's file with the microseconds of processor time in a period, and its length.

@@ -1,4 +1,4 @@
-"""For users' tests: does a loader resume exactly, with their pipeline, settings and functions?
+"""For users' tests: check that a loader with their pipeline, settings and functions resumes exactly.
 
 from wdskit.testing import assert_resumes_exactly
 
@@ -19,27 +19,27 @@ import torch
 
 
 class Resumable(Protocol):
-    """The part of a loader that is needed; every loader of wdskit has it."""
+    """The methods of a loader that `assert_resumes_exactly` calls; every loader of wdskit has them."""
 
     @property
     def epoch(self) -> int:
-        """The epoch that runs now, or that the next iteration runs."""
+        """The running epoch, or the one that the next iteration runs."""
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch that the next iteration runs; that of a loaded state keeps its position."""
+        """Set the epoch that the next iteration runs. The epoch of a loaded state keeps its position."""
 
     def __iter__(self) -> Iterator[Any]:
-        """One epoch, or what is left of a loaded one."""
+        """Yield the items of one epoch, or the rest of the epoch of a loaded state."""
 
     def state_dict(self) -> dict[str, Any]:
-        """The position of the consumer, as plain JSON."""
+        """Return the position of the consumer as plain JSON."""
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from the state with the next iteration."""
 
 
 class _Step(NamedTuple):
-    """What a loader has yielded at one step."""
+    """An item of a loader, and its epoch."""
 
     epoch: int
     item: Any
@@ -87,7 +87,7 @@ def assert_resumes_exactly(
 
 
 def _take(loader: Resumable, *, num_epochs: int) -> Iterator[_Step]:
-    """The steps of so many epochs, and the first behind them."""
+    """Yield the steps of `num_epochs` epochs, and the first step of the next epoch."""
     end = loader.epoch + num_epochs
     for step in _epochs(loader):
         yield step
@@ -96,7 +96,7 @@ def _take(loader: Resumable, *, num_epochs: int) -> Iterator[_Step]:
 
 
 def _epochs(loader: Resumable) -> Iterator[_Step]:
-    """The steps of all epochs, as a training loop runs them; it ends where two epochs in a row are empty."""
+    """Yield the steps of all epochs, as a training loop runs them. It ends after two empty epochs in a row."""
     num_empty = 0
     for epoch in itertools.count(loader.epoch):
         loader.set_epoch(epoch)
@@ -109,7 +109,7 @@ def _epochs(loader: Resumable) -> Iterator[_Step]:
 
 
 def _states_in_passing(make_loader: Callable[[], Resumable], whole: list[_Step], stops: set[int]) -> dict[int, str]:
-    """The states behind the steps of one run, and that before its first."""
+    """Run a loader once, and return its state after each step of `stops`; by 0 the state before the first step."""
     loader = make_loader()
     states = {0: _saved(loader)}
     for at, step in enumerate(itertools.islice(_epochs(loader), max(stops, default=0))):
@@ -134,7 +134,7 @@ def _resumed(make_loader: Callable[[], Resumable], state: str) -> Resumable:
 
 
 def _check_rest(loader: Resumable, whole: list[_Step], stop: int, way: str) -> None:
-    """Compare all that a resumed loader yields with what is left."""
+    """Compare the items of a resumed loader with the items of the first run after step `stop`."""
     num_steps = stop
     for at, step in enumerate(itertools.islice(_epochs(loader), len(whole) - stop), stop):
         _compare(step, whole[at], at, way)
@@ -153,7 +153,7 @@ def _compare(found: _Step, expected: _Step, at: int, way: str) -> None:
 
 
 def _difference(found: Any, expected: Any, path: str) -> str:
-    """Return what differs first, and where; "" if all is equal. NaN is equal to NaN."""
+    """Describe the first difference and its place; "" if both values are equal. NaN is equal to NaN."""
     if type(found) is not type(expected):
         return f"{path} is a {type(found).__name__}, but without a stop a {type(expected).__name__}."
     try:

@@ -1,4 +1,4 @@
-"""Text and numbers as people read them."""
+"""Format text and numbers for people."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 from typing import Any
 
 MAX_TEXT = 300
-"""Characters of a key or a problem that are kept."""
+"""Most characters of a key or a problem in a message."""
 
 CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 """An ASCII control character."""
@@ -24,9 +24,7 @@ _UNITS = ("kB", "MB", "GB", "TB", "PB")
 
 
 def as_int(value: Any) -> Any:
-    """Return a whole number of numpy, torch or another library as a plain int, and any other value unchanged,
-    truth values too.
-    """
+    """Return an integer of numpy, torch or another library as an int. Return any other value, and bools, unchanged."""
     if type(value) is int or isinstance(value, bool) or not hasattr(value, "__index__"):
         return value
     if getattr(value, "ndim", 0) or "bool" in str(getattr(value, "dtype", "")):
@@ -38,7 +36,7 @@ def as_int(value: Any) -> Any:
 
 
 def format_bytes(num_bytes: float) -> str:
-    """A size in decimal units with three digits: `842 B`, `1.25 MB`."""
+    """Format a size with three digits in decimal units: `842 B`, `1.25 MB`."""
     if num_bytes < 999.5:
         return f"{num_bytes:.0f} B"
     for unit in _UNITS:
@@ -50,7 +48,7 @@ def format_bytes(num_bytes: float) -> str:
 
 
 def parse_bytes(text: str) -> int:
-    """`200MB`, `1.5 GiB` or a number of bytes, as bytes; `ValueError` for what is none."""
+    """Parse a size: `200MB`, `1.5 GiB`, or a number of bytes. ValueError: It is not a size."""
     number = text.strip().lower()
     digits = number.rstrip("kmgtpib ")
     unit = number[len(digits) :].strip().removesuffix("b")
@@ -62,34 +60,30 @@ def parse_bytes(text: str) -> int:
 
 
 def format_count(count: float) -> str:
-    """A number with its thousands set apart: `1,281,167`, a median of `12.5`."""
+    """Format a number with commas: `1,281,167`, `12.5`."""
     return f"{count:,.0f}" if count == int(count) else f"{count:,.1f}"
 
 
 def plural(count: int, noun: str) -> str:
-    """A number and what it counts: `1 shard`, `1,281 shards`, `2 classes`."""
+    """Format a number with its noun: `1 shard`, `1,281 shards`, `2 classes`."""
     ending = "" if count == 1 else "es" if noun.endswith("s") else "s"
     return f"{format_count(count)} {noun}{ending}"
 
 
 def hide_secrets(text: str) -> str:
-    """The text with its URLs as messages may show them: without user and password, and without the query, which may be
-    a signature.
-    """
+    """Remove user, password and query from all URLs of a text. A query may be a signature."""
     return _URL_SECRETS.sub(r"\1\2", text) if ":/" in text else text
 
 
 def public_url(url: str) -> str:
-    """Return the part of a URL that a message may show: without user, password, query, and all after a control
-    character. The URL may be invalid.
-    """
+    """Return a URL without user, password, query, and everything after a control character. It may be invalid."""
     scheme, colon, rest = CONTROL.split(url.partition("?")[0])[0].partition("://")
     host, slash, path = rest.partition("/")
     return printable(f"{scheme}{colon}{host.rpartition('@')[2]}{slash}{path}")
 
 
 def printable(text: str) -> str:
-    r"""The text with everything that nothing should act on, or that does not show, as `\x1b`, `\u202e`, ..."""
+    r"""Return a text with control characters and invisible characters written as `\x1b`, `\u202e`, ..."""
     if text.isprintable():
         return text
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
@@ -101,5 +95,5 @@ def install_extra(name: str) -> str:
 
 
 def shorten(text: str) -> str:
-    """The text, or its beginning: an extension header can give a name of a megabyte."""
+    """Return the first `MAX_TEXT` characters of a text, because an extension header can have a name of a megabyte."""
     return text if len(text) <= MAX_TEXT else f"{text[:MAX_TEXT]}..."
