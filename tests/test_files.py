@@ -36,7 +36,6 @@ from wdskit.files import (
     publish,
     publish_bytes,
     remove_temp_files,
-    scratch,
     temp_path,
 )
 from wdskit.shards.index import index_folder
@@ -737,28 +736,15 @@ def test_of_two_writers_of_one_path_each_publishes_its_whole_file(tmp_path: Path
         assert number == 7  # 6 operations, and behind the last
 
 
-def test_a_scratch_file_replaces_one_that_was_left(tmp_path: Path) -> None:
-    path = tmp_path / "a"
-    temp_path(path).write_bytes(bytes(10_000))
-    with scratch(path) as temp:
-        temp.write(NEW)
-        assert held(temp_path(path)) == NEW
-    assert [*tmp_path.iterdir()] == []
-
-
-def test_a_link_with_the_name_of_a_temporary_file_leads_to_no_other_file(tmp_path: Path) -> None:
-    victim = tmp_path / "victim"
+def test_a_link_is_never_opened_for_writing(tmp_path: Path) -> None:
+    victim, path = tmp_path / "victim", temp_path(tmp_path / "a")
     victim.write_bytes(OLD)
-    for link in (temp_path(tmp_path / "a").symlink_to, temp_path(tmp_path / "a").hardlink_to):
+    for link in (path.symlink_to, path.hardlink_to):
         link(victim)
-        with scratch(tmp_path / "a") as temp:
-            temp.write(NEW)
-        assert held(victim) == OLD
-        victim.with_name("link").unlink(missing_ok=True)
-        (tmp_path / "link").hardlink_to(victim)
         with pytest.raises(FileExistsError):
-            Disk().open(tmp_path / "link")
+            Disk().open(path)
         assert held(victim) == OLD
+        path.unlink()
 
 
 def test_a_final_name_that_is_a_link_is_replaced_and_its_target_kept(tmp_path: Path) -> None:

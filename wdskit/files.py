@@ -253,26 +253,6 @@ def publish(path: Path, *, disk: Disk = DISK) -> Iterator[TempFile]:
     disk.fsync_folder(path.parent)
 
 
-@contextlib.contextmanager
-def scratch(path: Path, *, disk: Disk = DISK) -> Iterator[TempFile]:
-    """Write a temporary file, `temp_path(path)`, that is removed at the end of the block.
-
-    After a kill, the next call replaces it, or `remove_temp_files` removes it.
-    """
-    temp = temp_path(path)
-    disk.remove(temp)
-    fd = disk.open(temp)
-    handle = TempFile(fd, disk)
-    try:
-        yield handle
-    finally:
-        handle.end()
-        with contextlib.suppress(OSError):  # nothing in it has to last
-            disk.close(fd)
-        with contextlib.suppress(OSError):
-            disk.remove(temp)
-
-
 def publish_bytes(path: Path, data: Buffer, *, disk: Disk = DISK) -> None:
     """Publish a file with these bytes, see `publish`."""
     with publish(path, disk=disk) as temp:
@@ -384,11 +364,6 @@ def remove_temp_files(folder: Path, *, of: Container[str] | None = None, disk: D
         name = temp.name.removeprefix(DRAFT_PREFIX).removesuffix(TEMP_SUFFIX)
         if of is None or name in of or _TOKEN.sub("", name) in of:
             disk.remove(temp)
-
-
-def is_temp(path: Path) -> bool:
-    """True for the name of a temporary file."""
-    return path.name.startswith(DRAFT_PREFIX) and path.name.endswith(TEMP_SUFFIX)
 
 
 def owner_of_new_files(folder: Path) -> int:

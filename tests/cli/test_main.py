@@ -283,20 +283,6 @@ def test_index_tells_of_shards_whose_bytes_changed(train: Path, run) -> None:
     assert json.loads(run("index", "train", "--json")[1])["changed"] == []
 
 
-def test_index_compares_its_counts_with_those_of_open_clip_and_timm(train: Path, run) -> None:
-    (train / "sizes.json").write_text('{"s-0.tar": 2, "s-1.tar": 4, "elsewhere.tar": 9}')
-    split = {"name": "train", "filenames": ["s-0.tar", "s-1.tar"], "shard_lengths": [1, 2], "num_samples": 3}
-    (train / "_info.json").write_text(json.dumps({"splits": {"train": split}}))
-    out = run("index", "train")[1]
-    assert "Note: sizes.json has other sample counts for 1 shard, the first s-1.tar." in out
-    assert "Note: _info.json has other sample counts for 2 shards, the first s-0.tar." in out
-    (train / "sizes.json").write_text('{"s-0.tar": 2, "s-1.tar": 3}')
-    (train / "_info.json").write_text("[]")
-    assert "Note: _info.json is not what its program reads." in run("index", "train")[1]
-    (train / "_info.json").unlink()
-    assert "says other" not in run("index", "train")[1]
-
-
 @pytest.fixture
 def server(train: Path) -> Iterator[str]:
     class Quiet(http.server.SimpleHTTPRequestHandler):

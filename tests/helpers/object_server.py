@@ -258,3 +258,9 @@ def nginx() -> Iterator[Server]:
 
 
 SERVERS = {each.__name__: each for each in (seaweedfs, moto, s3rver, azurite, fake_gcs, nginx)}
+
+
+def read_ranges(file, ranges):
+    """Return the bytes of each range (start, stop) of an `ObjectFile`, in the given order, by one `ReadAhead`."""
+    ahead = file.ahead(sorted(ranges))
+    return [ahead.read_whole(start, stop - start) for start, stop in ranges]

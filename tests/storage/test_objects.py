@@ -22,7 +22,7 @@ from fault_server import BODY, FAULTS, NEW_BODY, FaultServer
 from folders import REPOSITORY
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from object_server import BUCKET, put, s3_server
+from object_server import BUCKET, put, read_ranges, s3_server
 from shards import write_shard
 
 from wdskit import Pipeline
@@ -92,7 +92,7 @@ def test_what_passes_gives_the_right_bytes(faults, name):
     faults.location = "/ok"
     ranges = [(5, 7), (TWO_MB, TWO_MB + 70), (100, 100), (TWO_MB - 9, len(BODY)), (0, 2_600_000)]
     file = ObjectFile(f"{faults.url}/d/{name}.tar")
-    assert file.read_ranges(ranges) == [BODY[start:stop] for start, stop in ranges]
+    assert read_ranges(file, ranges) == [BODY[start:stop] for start, stop in ranges]
     assert file.num_bytes == len(BODY)
     assert file.etag == {"anonymous": None, "weak": 'W/"one"'}.get(name, '"one"')
 
@@ -212,7 +212,7 @@ def test_a_host_that_is_not_there_or_speaks_no_tls(faults):
 
 def read_by_ranges(url: str) -> bytes:
     file = ObjectFile(url)
-    halves = file.read_ranges([(0, 1_500_000), (1_500_000, len(BODY))]) if file.num_bytes else []
+    halves = read_ranges(file, [(0, 1_500_000), (1_500_000, len(BODY))]) if file.num_bytes else []
     return b"".join(halves)
 
 
@@ -254,7 +254,6 @@ def test_the_end_of_an_object(faults):
     file = ObjectFile(f"{faults.url}/ok.tar")
     assert file.read_at(len(BODY) - 3, 10) == file.read_whole(len(BODY) - 3, 10) == BODY[-3:]
     assert file.read_at(len(BODY), 10) == b""
-    assert f"it has {len(BODY)} bytes" in problem(file.read_ranges, [(0, 3), (5, len(BODY) + 1)])
     for name in ("empty", "nothing"):  # a server refuses a range of nothing, or sends nothing as all that there is
         empty = ObjectFile(f"{faults.url}/{name}.tar")
         assert (empty.read_at(0, 10), empty.num_bytes) == (b"", 0)
@@ -315,16 +314,16 @@ def test_any_ranges_are_the_true_bytes(ranges, part_bytes):
         patch.setattr(objects, "PART_BYTES", part_bytes)
         patch.setattr(objects, "GAP_BYTES", 5000)
         patch.setattr(objects, "CHUNK_BYTES", 10_000)
-        found = ObjectFile(f"{server.url}/ok.tar").read_ranges(ranges)
+        found = read_ranges(ObjectFile(f"{server.url}/ok.tar"), ranges)
         assert found == [BODY[start:stop] for start, stop in ranges]
         assert all(type(data) is bytes for data in found)
 
 
 def test_near_ranges_are_one_request(faults):
     file = ObjectFile(f"{faults.url}/ok.tar")
-    file.read_ranges([(at, at + 10) for at in range(0, 600_000, 60_000)])
+    read_ranges(file, [(at, at + 10) for at in range(0, 600_000, 60_000)])
     assert len(faults.requests) == 1
-    file.read_ranges([(0, 10), (10 + objects.GAP_BYTES, 100_000)])
+    read_ranges(file, [(0, 10), (10 + objects.GAP_BYTES, 100_000)])
     assert len(faults.requests) == 3
 
 
@@ -337,7 +336,7 @@ def test_threads_share_an_object(faults):
         for _ in range(30):
             start = draw.randrange(len(BODY))
             stop = min(len(BODY), start + draw.randrange(100_000))
-            if file.read_ranges([(start, stop)]) != [BODY[start:stop]]:
+            if read_ranges(file, [(start, stop)]) != [BODY[start:stop]]:
                 wrong.append((start, stop))
 
     threads = [threading.Thread(target=read, args=(seed,)) for seed in range(8)]
@@ -473,7 +472,7 @@ def test_ranges_of_a_real_s3(bucket):
     file = ObjectFile(f"s3://{BUCKET}/a/one.tar")
     draw = random.Random(3)
     ranges = [(start, min(len(BODY), start + draw.randrange(500_000))) for start in draw.sample(range(len(BODY)), 40)]
-    assert file.read_ranges(ranges) == [BODY[start:stop] for start, stop in ranges]
+    assert read_ranges(file, ranges) == [BODY[start:stop] for start, stop in ranges]
     assert file.num_bytes == len(BODY)
 
 

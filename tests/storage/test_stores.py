@@ -9,6 +9,7 @@ import traceback
 import pytest
 from fault_server import BODY, FaultServer
 from folders import GOLDEN
+from object_server import read_ranges
 
 from wdskit.errors import StorageError
 from wdskit.storage import http, requests
@@ -236,7 +237,7 @@ def test_expired_tokens_are_read_again_once(faults, home, monkeypatch):
     monkeypatch.setenv("AWS_ENDPOINT_URL", faults.url)
     faults.rejects, faults.on_reject = "Credential=OLD/", lambda: aws(home, old.replace("OLD", "NEW"))
     file = ObjectFile("s3://bucket/expired.tar")
-    assert file.read_ranges([(0, 9), (1_000_000, 1_000_009)]) == [BODY[:9], BODY[1_000_000:1_000_009]]
+    assert read_ranges(file, [(0, 9), (1_000_000, 1_000_009)]) == [BODY[:9], BODY[1_000_000:1_000_009]]
     assert "Credential=NEW/" in authorization(faults)
     faults.rejects = "Credential="
     num = len(faults.requests)

@@ -42,7 +42,7 @@ def index_command(
     if json:
         document = {"folder": folder, "num_shards": len(index.entries), "num_samples": index.num_samples}
         document |= {"num_bytes": num_bytes, "num_ignored": report.num_ignored}
-        print_json({**document, "changed": report.changed, "disagreeing": report.disagreeing})
+        print_json({**document, "changed": report.changed})
         return
     print(
         f"Indexed {escape(folder)}: {plural(len(index.entries), 'shard')}, {plural(index.num_samples, 'sample')}, "
@@ -55,11 +55,6 @@ def index_command(
             f"Note: {plural(len(report.changed), 'shard')} of the same size as before, but with other bytes, first "
             f"{escape(report.changed[0])}. If no program rewrote them, they are damaged."
         )
-    for file, names in report.disagreeing.items():
-        what = "is not what its program reads"
-        if names:
-            what = f"has other sample counts for {plural(len(names), 'shard')}, the first {escape(names[0])}"
-        print(f"Note: {file} {what}.")
     if report.num_ignored:
         print(ignored_note(report.num_ignored))
     num_empty = sum(entry.num_samples == 0 for entry in index.entries)

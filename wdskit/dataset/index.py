@@ -33,8 +33,6 @@ from wdskit.storage.urls import ABSENT_STATUSES, is_local, local_path, read_byte
 INDEX_NAME = "index.json"
 RUN_FOLDER = ".wdskit-run"  # the staging folders of unfinished runs: packing.publish
 INDEX_VERSION = 1
-SIZES_NAME = "sizes.json"
-INFO_NAMES = ("_info.json", "info.json")
 
 _KIND = "wids-shard-index-v1"
 _DIGEST = re.compile(r"[0-9a-f]{64}")
@@ -294,65 +292,3 @@ def entry_problem(item: Any) -> str:
     if "idx_sha256" in item and not _is_digest(item["idx_sha256"]):
         return f"`idx_sha256` is {_SHORT.repr(item['idx_sha256'])}"
     return ""
-
-
-def read_other_counts(folder: str) -> dict[str, dict[str, int] | None]:
-    """Read the counts that other programs store next to shards: open_clip's `sizes.json` and timm's `_info.json`.
-
-    Args:
-        folder: Path or http(s) URL of the folder that holds them.
-
-    Returns:
-        For each existing file, by its usual name, the samples of each shard by its path below the folder, in the order
-        of the file; None if its program cannot read the file, or if its numbers contradict each other.
-    """
-    found: dict[str, dict[str, int] | None] = {}
-    for names, parse in (((SIZES_NAME,), _parse_sizes), (INFO_NAMES, _parse_timm_info)):
-        for name in names:
-            try:
-                data = read_bytes(join_url(folder, name), limit=MAX_INDEX_BYTES)
-            except StorageError:
-                continue  # it does not exist
-            try:
-                found[names[0]] = parse(json.loads(data, object_pairs_hook=_unique))
-            except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
-                found[names[0]] = None
-            break
-    return found
-
-
-def _parse_sizes(document: Any) -> dict[str, int]:
-    counts = {}
-    for name, count in document.items():
-        is_text = isinstance(count, str) and count.isascii() and count.isdecimal() and len(count) < 19
-        counts[name] = int(count) if is_text else count  # open_clip calls int()
-    return _checked(counts, map(is_file_name, counts))
-
-
-def _parse_timm_info(document: Any) -> dict[str, int]:
-    found: dict[str, int] = {}
-    for name, split in document["splits"].items():
-        filenames, lengths = split["filenames"], split["shard_lengths"]
-        is_split = isinstance(filenames, list) and isinstance(lengths, list) and split.get("name", name) == name
-        counts = _unique(zip(filenames, lengths, strict=True))
-        if not is_split or not isinstance(split.get("alt_label", ""), str):
-            raise ValueError("no split")
-        found |= _checked(counts, (all(map(is_file_name, path.split("/"))) for path in counts))
-        if type(split["num_samples"]) is not int or split["num_samples"] != sum(counts.values()):
-            raise ValueError("the sum of its shards' samples differs")
-    return found
-
-
-def _checked(counts: dict[str, int], are_paths: Iterable[bool]) -> dict[str, int]:
-    if not all(are_paths) or not all(map(_is_count, counts.values())):
-        raise ValueError("not a path below the folder, or not a count")
-    return counts
-
-
-def _unique(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-    """The pairs of a JSON object; the last of two with one name would win without a word."""
-    several = list(pairs)
-    found = dict(several)
-    if len(found) < len(several):
-        raise ValueError("a name appears twice")
-    return found

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from wdskit.dataset.binary import ShardEntry
-from wdskit.dataset.index import INDEX_NAME, INFO_NAMES, SIZES_NAME, read_index
+from wdskit.dataset.index import INDEX_NAME, read_index
 from wdskit.dataset.lock import lock_folder
 from wdskit.dataset.unfinished import refuse_unfinished
 from wdskit.errors import ConfigError, FolderIndexError, StorageError
@@ -34,11 +34,12 @@ RECORD_NAME = ".wdskit.exports"
 ENERGON_VERSION = "7.4.1"
 """The version of Megatron-Energon that was tested with these files."""
 
+_SIZES_NAME, _TIMM_NAME = "sizes.json", "_info.json"
 _META = ".nv-meta"
 _INFO_NAME, _SPLIT_NAME, _DATASET_NAME = f"{_META}/.info.json", f"{_META}/split.yaml", f"{_META}/dataset.yaml"
 _USERS = (_SPLIT_NAME, _DATASET_NAME)
 """Where a user says what to train on: these files are not replaced after a change."""
-_OWN_NAMES = frozenset({SIZES_NAME, INFO_NAMES[0], _INFO_NAME, *_USERS})
+_OWN_NAMES = frozenset({_SIZES_NAME, _TIMM_NAME, _INFO_NAME, *_USERS})
 _DATASET_YAML = b"__module__: megatron.energon\n__class__: CrudeWebdataset\n"
 
 _TRAIN = "train"
@@ -268,7 +269,7 @@ def _folder_files(entries: Sequence[ShardEntry], kinds: Sequence[str], split_nam
     """Name and bytes of the files of all shards together."""
     if "open_clip" in kinds:
         lines = ",\n".join(f"{json.dumps(one.name, ensure_ascii=False)}: {one.num_samples}" for one in entries)
-        yield SIZES_NAME, f"{{\n{lines}\n}}\n".encode()
+        yield _SIZES_NAME, f"{{\n{lines}\n}}\n".encode()
     if "timm" in kinds:
         splits = {
             split: {
@@ -280,7 +281,7 @@ def _folder_files(entries: Sequence[ShardEntry], kinds: Sequence[str], split_nam
             }
             for split, found in _shards_by_split(entries, split_name).items()
         }
-        yield INFO_NAMES[0], (json.dumps({"splits": splits}, ensure_ascii=False, indent=1) + "\n").encode()
+        yield _TIMM_NAME, (json.dumps({"splits": splits}, ensure_ascii=False, indent=1) + "\n").encode()
     if "energon" in kinds:
         counts = {one.name: one.num_samples for one in entries if one.num_samples}  # it refuses shards without samples
         info = {"energon_version": ENERGON_VERSION, "shard_counts": counts}

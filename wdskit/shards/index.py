@@ -7,7 +7,7 @@ import hashlib
 import stat
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
@@ -20,7 +20,6 @@ from wdskit.dataset.index import (
     has_index,
     index_json,
     read_index,
-    read_other_counts,
     write_index,
 )
 from wdskit.dataset.lock import lock_folder, wait_for_workers
@@ -51,15 +50,12 @@ class IndexReport:
         num_ignored: Members that belong to no sample, in all shards.
         workers: Processes that it used.
         changed: Names of shards with other bytes than in the previous index, but the same size.
-        disagreeing: For each file of open_clip or timm whose counts are wrong: the names of these shards, or none if
-            the program cannot read the file.
     """
 
     index: FolderIndex
     num_ignored: int
     workers: int
     changed: tuple[str, ...] = ()
-    disagreeing: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         """Return one line: shards, samples and size."""
@@ -156,7 +152,6 @@ def _report(
             for one in index.entries
             if (old := known.get(one.name)) and old.num_bytes == one.num_bytes and old.sha256 != one.sha256
         ),
-        disagreeing=_disagreeing(Path(index.folder), index.entries) if is_local(index.folder) else {},
     )
 
 
@@ -165,17 +160,6 @@ def _scan_object(one: ObjectInfo) -> ScannedShard:
 
     stream = ObjectStream(one.url, num_bytes=one.num_bytes, etag=one.etag)
     return scan_shard(one.url, name=_checked_name(unquote(one.url.rpartition("/")[2]), one.url), file=stream)
-
-
-def _disagreeing(folder: Path, entries: Sequence[ShardEntry]) -> dict[str, tuple[str, ...]]:
-    """Return the names of shards for which open_clip's `sizes.json` or timm's `_info.json` has another count."""
-    found: dict[str, tuple[str, ...]] = {}
-    for file, counts in read_other_counts(str(folder)).items():
-        known = counts or {}
-        names = [one.name for one in entries if known.get(one.name, one.num_samples) != one.num_samples]
-        if names or counts is None:
-            found[file] = tuple(names)
-    return found
 
 
 def _find_shards(folder: Path) -> dict[str, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -38,38 +39,34 @@ def list_objects(url: str) -> list[ObjectInfo]:
     if location.scheme not in LISTED_SCHEMES:
         known = ", ".join(f"{scheme}://" for scheme in LISTED_SCHEMES)
         raise StorageError(f"{location.url}: only folders of {known} can be listed. Name each file.", url=location.url)
-    reply = result(loop_of_this_process(location.url).submit(_list(location)), location.url)
+    reply = _call(location, lambda store: store.list_with_delimiter_async(location.key or None))
     base = f"{location.scheme}://{location.root}"
     found = [ObjectInfo(f"{base}/{quote(one['path'])}", one["size"], quoted(one["e_tag"])) for one in reply["objects"]]
     return sorted(found)
 
 
-async def _list(location: Location) -> Any:
-    return await try_whole(location, lambda store: store.list_with_delimiter_async(location.key or None), PART_S)
+def _call(location: Location, call: Callable[[Any], Awaitable[Any]]) -> Any:
+    """Return the result of a call with the store of a location; raise `StorageError` if it fails after all tries."""
+    return result(loop_of_this_process(location.url).submit(try_whole(location, call, PART_S)), location.url)
 
 
-def check_bucket(url: str) -> None:
-    """Raise `StorageError` for a URL below which nothing can be written."""
+def check_bucket(url: str) -> Location:
+    """Return the location of a URL below which objects can be written; raise `StorageError` for any other URL."""
     location = locate(url)
     if location.scheme not in LISTED_SCHEMES:
         known = ", ".join(f"{scheme}://" for scheme in LISTED_SCHEMES)
         raise StorageError(f"{location.url}: only buckets of {known} can be written to.", url=location.url)
+    return location
 
 
 def put_object(url: str, data: bytes) -> None:
-    """Write an object, in place of one that was there. Readers see all of it or none.
+    """Write an object, or replace it. Readers see all of it or nothing.
 
     Raises:
-        StorageError: Nothing can be written there, or the store cannot be reached or refuses.
+        StorageError: The URL cannot be written, or the store cannot be reached or refuses.
     """
-    check_bucket(url)
-    shown = locate(url).url
-    result(loop_of_this_process(shown).submit(_put(url, data)), shown)
-
-
-async def _put(url: str, data: bytes) -> None:
-    location = locate(url)
-    await try_whole(location, lambda store: store.put_async(location.key, data), PART_S)
+    location = check_bucket(url)
+    _call(location, lambda store: store.put_async(location.key, data))
 
 
 def start_upload(url: str, path: Path) -> Future[str | None]:
@@ -83,8 +80,7 @@ def start_upload(url: str, path: Path) -> Future[str | None]:
         StorageError: The URL cannot be written.
         OSError: The file does not exist.
     """
-    check_bucket(url)
-    location = locate(url)
+    location = check_bucket(url)
     return loop_of_this_process(location.url).submit(_upload(location, path, path.stat().st_size))
 
 
@@ -112,11 +108,9 @@ async def _upload(location: Location, path: Path, num_bytes: int) -> str | None:
 
 def delete_object(url: str) -> None:
     """Delete an object; a missing object is no error. Raises as `put_object` does."""
-    check_bucket(url)
-    location = locate(url)
-    deletion = try_whole(location, lambda store: store.delete_async(location.key), PART_S)
+    location = check_bucket(url)
     try:
-        result(loop_of_this_process(location.url).submit(deletion), location.url)
+        _call(location, lambda store: store.delete_async(location.key))
     except StorageError as err:
         if err.status != 404:
             raise

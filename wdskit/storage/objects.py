@@ -136,19 +136,6 @@ class ObjectFile:
             return f"{self._etag} {self.num_bytes}"
         return f"{self._etag} {self._modified} {self.num_bytes}" if self._modified else None
 
-    def read_ranges(self, ranges: Sequence[Range]) -> list[bytes]:
-        """The bytes of each range (start, stop), in the order given. Near ranges share a request.
-
-        Raises:
-            StorageError: As `read_at`; or a range ends behind the end of the object.
-        """
-        chunks = self._read(ranges)
-        found = [_join(chunks, start, stop) for start, stop in ranges]
-        for (start, stop), data in zip(ranges, found, strict=True):
-            if len(data) != stop - start:
-                raise self._error(f"bytes {start} to {stop} were requested, but it has {self.num_bytes} bytes")
-        return found
-
     def close(self) -> None:
         """Let no more be read; twice is fine."""
         self._is_closed = True
