@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from images import encoded, photo
 from shards import write_numbers, write_pictures, write_shard
 
 import wdskit
@@ -216,6 +217,48 @@ def test_the_parts_of_a_mixture_come_in_the_order_of_the_shares(tmp_path: Path, 
     again = built((2, 1), [[{"map": "add_draw"}], [{"map": "add_draw"}]])
     others = [draw for each in batches_of(run(again)) for draw in each.value["draw"].tolist()]
     assert [draw for draw, place in zip(others, places, strict=True) if place == 0] == [d for d in draws if d > 0]
+
+
+@pytest.fixture(scope="module")
+def pairs(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Samples with two images, which are lossless, so that fused stages give the same pixels as single ones."""
+    folder = tmp_path_factory.mktemp("pairs")
+    names = ("left.png", "right.png")
+    samples = {
+        f"k{at:02d}": {name: encoded(photo() + np.uint8(3 * at + side), "PNG") for side, name in enumerate(names)}
+        for at in range(8)
+    }
+    write_shard(folder / "s.tar", samples)
+    index_folder(folder, workers=1)
+    return str(folder)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("sizes", [([9, 8], [9, 8]), ([9, 8], [6, 7]), (9, [6, 7])])
+def test_two_fused_images_give_what_single_stages_give(pairs: str, sizes: tuple[Any, Any], threads: int) -> None:
+    found = []
+    for fuse in (True, False):
+        pipe = Pipeline().sequential(pairs)
+        for name, size in zip(("left.png", "right.png"), sizes, strict=True):
+            pipe = pipe.decode("rgb8", only=name, fuse=fuse).resize(size, fields=name)
+        found.append(
+            seen(batches_of(run(program_of(pipe.to_tuple("left.png", "right.png").batched(4), threads=threads))))
+        )
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("num", [1, 2])
+def test_images_of_the_stages_of_parts_are_those_of_single_stages(pairs: str, num: int) -> None:
+    found = []
+    for fuse in (True, False):
+        stages: list[Any] = [
+            {"decode": {"images": "rgb8", "only": "left.png", "fuse": fuse}},
+            {"random_resized_crop": {"size": 8, "fields": "left.png"}},
+        ]
+        parts = [{"shards": pairs, "weight": 1, "stages": stages} for _ in range(num)]
+        pipe = Pipeline().exact(mixture=parts, seed=2).with_epoch(16).to_tuple("left.png", "__key__").batched(4)
+        found.append(seen(batches_of(run(program_of(pipe, threads=2)))))
+    assert found[0] == found[1]
 
 
 # --- failures

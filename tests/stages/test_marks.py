@@ -341,7 +341,7 @@ def samples_of_part(masked: str, stages: list[Any], at: int, other: list[Any], s
     mixture = [{"shards": masked, "weight": 1, "stages": each} for each in (stages, other)]
     pipe = Pipeline().exact(mixture=mixture[::-1] if at else mixture, seed=3).resize(size, fields="seg.png")
     built = pipe.random_flip(fields="seg.png").with_epoch(12).build(rank=0, world_size=1)
-    stages_of, found = built.stages, []
+    stages_of, found = built.stages[at], []
     for number in range(8):
         origin = Origin("s.tar", "k", 0, number, at)
         sample = {"jpg": FIELDS["jpg"], "seg.png": FIELDS["seg.png"], "npy": FIELDS["npy"]}

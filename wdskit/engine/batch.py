@@ -344,11 +344,12 @@ class _Rows:
                 prepared.append((at, first.prepare({"__key__": origin.key, "__url__": origin.url, **fields}, origin)))
         if timings is not None:
             timings.lap("headers", len(rows))
-        label = self._program.stages.steps[0].label
+        label = self._program.stages[0].steps[0].label
+        images = self._images if first is self._program.writer else []
         for at, each in prepared:
             slot[1] = self._found[at][0]
             with contextlib.suppress(Exception):
-                decoded[at] = first.carry_out(each, self._images[at] if self._images else None), each.origin
+                decoded[at] = first.carry_out(each, images[at] if images else None), each.origin
                 if timings is not None:
                     timings.lap(label)
         return decoded
@@ -365,7 +366,7 @@ class _Rows:
         try:
             if decoded is not None:
                 value, origin = decoded
-                return self._program.stages.apply(value, origin, None, timings, 1), origin, None
+                return self._program.stages[origin.part].apply(value, origin, out, timings, 1), origin, None
             return *self._sample(place, shard, sample, out, timings), None
         except SampleError as err:
             if not self._forgives(err):
@@ -410,7 +411,8 @@ class _Rows:
         if timings is not None:
             timings.lap("read")
         origin = Origin(path, key, 0, place, part)
-        return self._program.stages.apply({"__key__": key, "__url__": path, **fields}, origin, out, timings), origin
+        stages = self._program.stages[part]
+        return stages.apply({"__key__": key, "__url__": path, **fields}, origin, out, timings), origin
 
     def _forgives(self, err: SampleError) -> bool:
         program = self._program

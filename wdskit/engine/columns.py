@@ -17,9 +17,8 @@ from wdskit.codecs.fields import NPY_FIELDS
 from wdskit.codecs.formats import is_image_field
 from wdskit.dataset.columns import Spans
 from wdskit.engine.reader import ManySamples, SampleReader
-from wdskit.engine.sample import SampleStages
 from wdskit.order.base import Ints
-from wdskit.stages.base import Origin
+from wdskit.stages.base import Origin, Step
 from wdskit.stages.batching import Batcher
 from wdskit.stages.collate import Collate, Memory, Ragged, make_ragged, offsets_of
 from wdskit.stages.fields import FieldDecoder, Rename, ToDict, ToTuple, marked_array, warn_of_bytes
@@ -91,13 +90,13 @@ class Columns:
         return batch, last._replace(members=(first, last))
 
 
-def columns_of(stages: SampleStages, batched: Batcher | None) -> Columns | None:
-    """What makes the batches of a planned pipeline by columns; None where its stages or its collate are not such, or
-    where images are decoded, whose pixels are for several threads.
+def columns_of(steps: Sequence[Step], batched: Batcher | None) -> Columns | None:
+    """Return what makes batches by columns; None for other stages or a user's collate, or if images are decoded, which
+    several threads do sample by sample.
     """
-    if batched is None or not isinstance(batched.collate, Collate) or stages.parts:
+    if batched is None or not isinstance(batched.collate, Collate):
         return None
-    functions = [step.function for step in stages.steps]
+    functions = [step.function for step in steps]
     fit = [each for each in functions if isinstance(each, (FieldDecoder, Rename, ToTuple, ToDict))]
     if len(fit) < len(functions) or any(isinstance(each, FieldDecoder) and _decodes_images(each) for each in fit):
         return None

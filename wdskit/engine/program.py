@@ -114,7 +114,7 @@ class Program:
 
     Attributes:
         reader: Reads samples by (shard, sample).
-        stages: Run on each sample.
+        stages: Run on each sample: those of its part of a mixture, by `origin.part`, then those for all samples.
         collate: Makes a batch of samples; None without `batched`.
         order: Gives the (shard, sample) of each position.
         batch_stages: Run on each batch; None if no stage follows `batched`.
@@ -123,15 +123,15 @@ class Program:
         forgives: Whether bad samples are replaced.
         forgives_functions: Whether samples on which a transform or a user's function fails are replaced too.
         num_ahead: Number of positions of all ranks, after a job, whose parts of shards are fetched in advance.
-        columns: Makes batches field by field, if the stages allow it.
-        first: The first stage, if it decodes an image in two halves.
-        writer: The stage that can write its image straight into the batch.
+        columns: Makes batches field by field, if the stages allow it and are the same for all parts.
+        first: The first stage, if it decodes an image in two halves and is the same for all parts.
+        writer: The stage that can write its image straight into the batch, if it is the same for all parts.
         pace: Decides which jobs are timed.
         chunk_pace: Decides which chunks of samples are timed.
     """
 
     reader: SampleReader
-    stages: SampleStages
+    stages: tuple[SampleStages, ...]
     collate: Batcher | None
     order: Order
     batch_stages: SampleStages | None
@@ -147,13 +147,15 @@ class Program:
     pace: Pace = field(init=False, default_factory=Pace)
 
     def __post_init__(self) -> None:
-        steps = self.stages.steps
+        steps = self.stages[0].steps
+        is_uniform = all(each == self.stages[0] for each in self.stages)
         collates = self.collate is not None and isinstance(self.collate.collate, Collate)
-        first = steps[0].function if steps and not self.stages.parts else None
+        first = steps[0].function if steps and is_uniform else None
+        writers = [_writer(each.steps) for each in self.stages] if collates else [None]
         found = {
-            "columns": columns_of(self.stages, self.collate),
+            "columns": columns_of(steps, self.collate) if is_uniform else None,
             "first": first if isinstance(first, FusedStep) else None,
-            "writer": _writer(steps) if collates else None,
+            "writer": writers[0] if all(each is writers[0] for each in writers) else None,
         }
         for name, value in found.items():
             object.__setattr__(self, name, value)
@@ -209,24 +211,22 @@ class Program:
         return max(1, min(_MOST_BATCHES_A_JOB, _SAMPLES_A_JOB // self.epoch.batch))
 
     def without_numbers(self) -> tuple[Program, Ending | None]:
-        """One whose images stay uint8 where that is possible, and what is left to do to them (`finish_batch`)."""
+        """Return a program whose images stay uint8 if possible, and the rest of the work on them (`finish_batch`)."""
         writer = self.writer
         if writer is None or self.batch_stages is not None or writer.ending.dtype == torch.uint8:
             return self, None
         changed = copy.copy(writer)
         changed.write_uint8()
-        steps = [replace(step, function=changed) if step.function is writer else step for step in self.stages.steps]
-        return replace(self, stages=SampleStages(tuple(steps), self.stages.parts)), writer.ending
+        stages = (
+            [replace(step, function=changed) if step.function is writer else step for step in each.steps]
+            for each in self.stages
+        )
+        return replace(self, stages=tuple(SampleStages(tuple(steps)) for steps in stages)), writer.ending
 
 
 def _writer(steps: Sequence[Step]) -> FusedStep | None:
-    """The step whose image nobody touches before it is batched."""
-    for number, step in enumerate(steps):
-        if isinstance(step.function, FusedStep) and step.function.out_shape is not None:
-            behind = [later.function for later in steps[number + 1 :]]
-            moves = all(isinstance(each, _MOVES) for each in behind)
-            return step.function if moves else None
-    return None
-
-
-_MOVES = (Rename, ToDict, ToTuple)
+    """Return the step whose image no later step reads or changes."""
+    last = next(
+        (step.function for step in reversed(steps) if not isinstance(step.function, (Rename, ToDict, ToTuple))), None
+    )
+    return last if isinstance(last, FusedStep) and last.out_shape is not None else None

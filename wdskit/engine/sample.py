@@ -19,15 +19,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SampleStages:
-    """One-to-one stages that stand side by side.
-
-    Attributes:
-        steps: In their order.
-        parts: Of a mixture: the steps that come before for samples of each part, by `origin.part`.
-    """
+    """Consecutive one-to-one stages, in their order."""
 
     steps: tuple[Step, ...]
-    parts: tuple[tuple[Step, ...], ...] = ()
 
     def apply(
         self,
@@ -38,22 +32,21 @@ class SampleStages:
         start: int = 0,
         num: int = 1,
     ) -> Any:
-        """One value behind all of them.
+        """Return the value after all stages.
 
         Args:
-            value: Before them.
-            origin: Where it comes from.
-            out: The stage that writes its image somewhere, and where.
-            timings: Takes a lap for each stage, under its label. A lap has begun.
-            start: 1 where the first stage is done already.
+            value: The value before the first stage.
+            origin: Origin of the value.
+            out: The stage that writes its image into given memory, and this memory.
+            timings: Gets a lap for each stage, under its label. A lap is running.
+            start: 1 if the first stage has run already, else 0.
             num: Samples in the value, for `timings`.
 
         Raises:
-            SampleError: A stage failed; it names stage, shard and key.
-            BaseException: What is no Exception stays as it is.
+            SampleError: A stage failed. The error names stage, shard and key.
+            BaseException: A stage raised it, and it is not an Exception. It is raised unchanged.
         """
-        steps = (*self.parts[origin.part], *self.steps) if self.parts else self.steps
-        for step in steps[start:] if start else steps:
+        for step in self.steps[start:] if start else self.steps:
             try:
                 if out is not None and step.function is out[0]:
                     value = out[0](value, origin, out[1])
@@ -61,7 +54,7 @@ class SampleStages:
                     value = step.function(value, origin)
             except StepFailed as failed:
                 raise stage_error(failed.stage, origin, failed.err) from cause_of(failed.err)
-            except Exception as err:  # noqa: BLE001 (it is the cause of what is raised)
+            except Exception as err:  # noqa: BLE001 (the SampleError has it as its cause)
                 raise stage_error(step.name, origin, err) from cause_of(err)
             except BaseException as err:
                 note_place(step.name, origin, err)
@@ -74,13 +67,12 @@ class SampleStages:
 class Each:
     """One-to-one stages in a stream.
 
-    With several threads values are worked on ahead, at most twice as many as threads, and given in order, so that the
-    result is the same as with one.
+    Several threads work on the next values, at most two per thread. The values are yielded in order, so that the result
+    is the same as with one thread.
 
     Args:
-        run: Of the pipeline.
+        run: The running pipeline.
         steps: The stages, in their order.
-
     """
 
     def __init__(self, run: Run, steps: Iterable[Step]) -> None:
@@ -90,7 +82,7 @@ class Each:
         self._pace = Pace(every=8)
 
     def __call__(self, source: Iterable[Any]) -> Iterator[Any]:
-        """Yield each value behind all stages."""
+        """Yield each value after all stages."""
         run = self.run
         if run.num_threads > 1:
             yield from self._threaded(source)

@@ -84,13 +84,12 @@ def _build_planned(
     num_ahead = 0 if cache.size is None else _fit_cache(data, rank_info, cache)
     run = Run(rank_info, source.seed, num_threads)
     context = Context(run, find, takes_masks(specs))
-    parts = tuple(
+    parts = [
         bind_steps(
-            fuse(part.stages),
-            replace(context, part=number, has_masks=context.has_masks or takes_masks(part.stages)),
+            fuse(part.stages), replace(context, part=number, has_masks=context.has_masks or takes_masks(part.stages))
         )[0]
         for number, part in enumerate(source.mixture or ())
-    )
+    ]
     before: list[Step] = []
     behind: list[Step] = []
     collate = None
@@ -105,7 +104,7 @@ def _build_planned(
     with_epoch = {"with_epoch": length.with_epoch}
     return Program(
         reader=SampleReader(data.tables, data.parts, cache.open()),
-        stages=SampleStages(tuple(before), parts if any(parts) else ()),
+        stages=tuple(SampleStages((*own, *before)) for own in parts or [()]),
         collate=collate,
         order=data.order,
         batch_stages=SampleStages(tuple(behind)) if behind else None,
