@@ -47,15 +47,15 @@ class RejectedSample(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """One batch, or one sample where nothing is batched.
+    """One batch, or one sample without `batched`.
 
     Attributes:
-        value: What the pipeline gives.
+        value: The result of the pipeline.
         num_samples: Samples in it, without padding.
         bad: Bad samples that were replaced.
-        raw: Field or place of images that are uint8 as yet, where numbers are to follow (`Program.without_numbers`).
-        timings: What it took to make it and those behind it in its job.
-        is_end: Of a stream: the epoch of the worker is over, and there is no value.
+        raw: Field or place of images that are still uint8, to become floats later (`Program.without_numbers`).
+        timings: Timings of the job; only the first batch of a job has them.
+        is_end: For a stream: the epoch of the worker is over, and `value` is None.
     """
 
     value: Any
@@ -91,7 +91,7 @@ class BatchFactory(Protocol):
 
 
 def never() -> bool:
-    """A job that nobody can cancel."""
+    """The `is_cancelled` of a job that cannot be cancelled."""
     return False
 
 
@@ -111,7 +111,7 @@ class PlannedBatches:
         program, reader = self._program, self._program.reader
         try:
             if program.run.num_threads > 1 and self._threads is None:
-                with block_sigint():  # what has started is known to `close`
+                with block_sigint():  # Ctrl-C comes after `close` knows the threads
                     self._threads = Threads(program.run.num_threads, "samples")
             places = program.places(job)
             if reader.is_remote:
@@ -167,15 +167,15 @@ def make_batches(
     """Make the batches of a job: the same in any process, thread and number of threads. It raises nothing.
 
     Args:
-        program: Of the pipeline.
-        job: Its samples, and what reads them.
-        memory: Where batches are written.
-        threads: Make the samples; None for this thread.
-        is_cancelled: Asked before each sample; if it is true, the outcome is of no use.
+        program: The program of the pipeline.
+        job: The samples, and their reader.
+        memory: Gives the memory of batches.
+        threads: The threads that make the samples; None for this thread.
+        is_cancelled: Called before each sample. After it returned True, the outcome is not used.
 
     Returns:
-        All batches; or those before the first that failed, with the error: a ShardError if a shard is damaged, a
-        SampleError if a stage failed on a sample and that is not forgiven.
+        All batches; or the error and the batches before it. The error is a ShardError if a shard is damaged, and a
+        SampleError if a stage failed on a sample that the error budget does not cover.
     """
     batches: list[Batch] = []
     board = program.run.board
@@ -256,8 +256,8 @@ def _make(
 
 
 class _Rows:
-    """The samples of a job one by one, in chunks that any threads take in any order. Samples after one that failed are
-    not started.
+    """Makes the samples of a job one by one, in chunks that threads take in any order. After a sample failed, no later
+    sample starts.
     """
 
     def __init__(self, program: Program, job: OpenJob, memory: Memory) -> None:
@@ -274,7 +274,7 @@ class _Rows:
         self._images: list[torch.Tensor] = []  # of each sample: its own there
 
     def make(self, bounds: list[slice], loop: _SampleLoop, total: Timings) -> None:
-        """Make all samples; what that took is added to `total`."""
+        """Make all samples, and add their timings to `total`."""
         program, num = self._program, len(self._found)
         writer = program.writer
         for bound in bounds:
@@ -309,7 +309,7 @@ class _Rows:
             total.merge(each)
 
     def _run(self, rows: range, is_cancelled: Callable[[], bool], timings: Timings | None, slot: Slot) -> bool:
-        """Make the samples of one chunk. False where one of them, or one before, failed."""
+        """Make the samples of one chunk. Return False if one of them, or an earlier sample, failed."""
         at = rows.start
         try:
             decoded = self._decode(rows, timings, slot) if self._program.first is not None else {}
@@ -318,15 +318,15 @@ class _Rows:
                     return False
                 slot[1] = self._found[at][0]
                 self._results[at] = self._one(at, timings, decoded.pop(at, None))
-        except BaseException as err:  # noqa: BLE001 (the consumer's to see, whatever it is)
+        except BaseException as err:  # noqa: BLE001 (the consumer receives every error)
             self._errors[at] = err
             return False
         return True
 
     def _decode(self, rows: range, timings: Timings | None, slot: Slot) -> dict[int, tuple[Any, Origin]]:
-        """Samples behind the first stage, which decodes an image: first all are read, then all prepared, then their
-        pixels follow. One by one, all of it would run with caches that a decoder has filled, and hold Python's lock
-        three to five times as long. What goes wrong with one is left to `_one`.
+        """Return samples after the first stage, which decodes an image. It reads all samples, prepares all, and then
+        decodes all pixels. One by one, everything would run with CPU caches that a decoder has filled, and hold
+        Python's lock three to five times as long. A sample that fails is left out, and `_one` reports its error.
         """
         first = self._program.first
         assert first is not None
@@ -357,8 +357,8 @@ class _Rows:
     def _one(
         self, at: int, timings: Timings | None, decoded: tuple[Any, Origin] | None
     ) -> tuple[Any, Origin, str | None]:
-        """A sample behind all one-to-one stages; with the origin of the bad one and the reason, where another stands
-        in for it.
+        """Return a sample after all one-to-one stages, its origin, and None. For a substitute, return the origin of the
+        bad sample and the reason.
         """
         place, shard, sample = self._found[at]
         writer = self._program.writer
@@ -383,7 +383,7 @@ class _Rows:
         timings: Timings | None,
         check: Callable[[Any, Origin], object] = lambda *_: None,
     ) -> tuple[Any, Origin, str]:
-        """The next good sample that `check` does not refuse with a SampleError."""
+        """Return the next good sample for which `check` raises no SampleError."""
         for attempt in range(1, _MAX_SUBSTITUTES + 1):
             other = self._program.order.substitute(place, attempt)
             if other is None:
@@ -421,11 +421,11 @@ class _Rows:
         return program.forgives and (program.forgives_functions or not err.is_function)
 
     def collate(self, number: int, bound: slice) -> _Collated:
-        """One batch, or one sample where nothing is batched.
+        """Return one batch, or one sample without `batched`.
 
         Raises:
             ShardError: A shard is damaged.
-            SampleError: A stage failed on a sample, and that is not forgiven.
+            SampleError: A stage failed on a sample that the error budget does not cover.
         """
         self._raise_before(bound.stop)
         try:
@@ -437,7 +437,7 @@ class _Rows:
         return self._collate(number, bound)
 
     def _replace_misfits(self, bound: slice) -> None:
-        """Put other samples in place of those that do not batch with most of their batch, or not even alone."""
+        """Replace samples that do not batch with most samples of their batch, or not even alone."""
         batched = self._program.collate
         assert batched is not None
         rows = range(*bound.indices(len(self._found)))
@@ -475,7 +475,7 @@ class _Rows:
             self._results[at] = found if reason is None else (found[0], origin, reason)
 
     def _owned(self, value: Any, at: int) -> Any:
-        """A sample whose image is not part of the batch."""
+        """Return a sample whose image is not a part of the batch."""
         writer = self._program.writer
         return value if writer is None else _own(value, self._images[at], writer)
 
@@ -515,7 +515,7 @@ class _Rows:
 
 
 def _place_of(images: list[torch.Tensor], values: list[Any]) -> int | str | None:
-    """The field or place at which each sample has its own image of the batch; None if there is no such."""
+    """Return the field or place where each sample has its own image of the batch; None if a sample has it elsewhere."""
     first = values[0]
     items = first.items() if isinstance(first, dict) else enumerate(first) if isinstance(first, tuple) else ()
     places = [place for place, value in items if value is images[0]]
@@ -530,8 +530,8 @@ def _place_of(images: list[torch.Tensor], values: list[Any]) -> int | str | None
 
 
 def _own(sample: Any, image: torch.Tensor, writer: FusedStep) -> Any:
-    """A sample with its image as each stage by itself gives it, for batches in which not all stand where they were
-    written: one of the samples is not the common case (two images, or one that is decoded already).
+    """Return a sample in which its image is a value of its own. A batch needs this if one of its samples has the image
+    at another place than the others, for example because this sample has two images.
     """
     if isinstance(sample, dict):
         return {name: writer.value_of(image) if value is image else value for name, value in sample.items()}

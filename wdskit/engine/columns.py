@@ -1,7 +1,7 @@
-"""A batch by columns: where nothing but built-in field stages stand before `batched`, one loop a field, not a sample.
+"""Batches by columns: one loop per field in place of one per sample, if only field stages of wdskit precede `batched`.
 
-It gives what the same stages give sample by sample. Where the samples of a batch differ in their fields, or one is bad,
-they are made one by one: then the error, or the sample that stands in for a bad one, is theirs.
+The batches are equal to those of the same stages sample by sample. If the samples of a batch differ in their fields, or
+one is bad, the batch is made sample by sample, which reports the error or replaces the bad sample.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _LISTED = frozenset({str, bytes, dict, list, type(None)})
 
 
 class _NotColumns(Exception):
-    """This batch is not one that can be made by columns."""
+    """This batch cannot be made by columns."""
 
 
 class Columns:
@@ -55,16 +55,16 @@ class Columns:
         bounds: Sequence[slice],
         memory: Memory,
     ) -> list[tuple[Any, Origin]] | None:
-        """Batches and their origins, whose `members` are the first and the last; None where their samples have to be
-        made one by one, which says what is wrong with one.
+        """Return batches and their origins, whose `members` are the first and the last sample. Return None if the
+        samples must be made one by one, which reports the error of a bad sample.
 
         Args:
-            cache: Where samples are read.
+            cache: Reads the samples.
             places: Positions in the endless sequence, (n,).
             shards: Their shards, (n,).
             samples: Their numbers in these, (n,).
-            bounds: Which of them are the samples of each batch.
-            memory: Where tensors are written.
+            bounds: The samples of each batch.
+            memory: Gives the memory of tensors.
         """
         try:
             found = cache.read_many(shards, samples, viewed=_is_viewed)
@@ -74,7 +74,7 @@ class Columns:
                 self._make(places[at], [cache.part(int(shards[at][end])) for end in (0, -1)], found.part(at), memory)
                 for at in bounds
             ]
-        except Exception:  # noqa: BLE001 (it comes again sample by sample)
+        except Exception:  # noqa: BLE001 (the way sample by sample raises it again)
             return None
 
     def _make(self, places: Ints, parts: list[int], found: ManySamples, memory: Memory) -> tuple[Any, Origin]:
@@ -112,7 +112,7 @@ def _is_viewed(field: str) -> bool:
 
 
 def _run(step: FieldDecoder | Rename | ToTuple | ToDict, columns: Any) -> Any:
-    """The columns behind a step. The steps but `decode` take fields by their names, whatever the values are."""
+    """Return the columns after a step. All steps except `decode` move fields by name and do not read their values."""
     if not isinstance(step, FieldDecoder):
         return step(columns)
     step.check_fields(columns)
@@ -131,7 +131,7 @@ def _decoded(decode: FieldDecoder, name: str, column: Column) -> Column:
 
 
 def _batch(slot: str | int, column: Column, memory: Memory, ragged: Collection[str | int]) -> Any:
-    """What `collate` makes of the column's values; no decoded image is among them."""
+    """Return the batch of a column, equal to that of `collate`. No value is a decoded image."""
     if slot in ragged:
         if isinstance(column, Spans):
             raise _NotColumns  # bytes, which cannot be ragged
@@ -145,17 +145,17 @@ def _batch(slot: str | int, column: Column, memory: Memory, ragged: Collection[s
             return stacked
         column = column.arrays()
     if set(map(type, column)) <= _LISTED:
-        return column.copy()  # a field may stand at two places
+        return column.copy()  # two places may have the same field
     return Collate()([(marked_array(value),) for value in column], memory)[0]
 
 
 def _stacked(column: NpyColumn, memory: Memory) -> torch.Tensor | None:
-    """Arrays of one shape as one tensor, each copied once; None for others."""
+    """Return arrays of one shape as one tensor, each copied once; None for other arrays."""
     return _joined(column, (len(column), *column.shapes[0]), memory) if len(set(column.shapes)) == 1 else None
 
 
 def _ragged(column: NpyColumn, memory: Memory) -> Ragged | None:
-    """Arrays that differ in their first axis only, each copied once; None for others."""
+    """Return arrays that differ only in their first axis as a Ragged, each copied once; None for other arrays."""
     rests = {shape[1:] if shape else None for shape in column.shapes}
     if len(rests) > 1 or None in rests:
         return None

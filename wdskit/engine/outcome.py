@@ -1,4 +1,4 @@
-"""What came of a piece of work: a value, an error, or both, as it crosses from a thread or process to another."""
+"""The outcome of a job: a value, an error, or both, which can be sent to another thread or process."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class Outcome(Generic[T]):
     that says the same; a cause that cannot be pickled is only in the traceback, which says so.
 
     Args:
-        value: What was made; beside an error, what was made before it.
-        error: What went wrong, whatever it is; None where nothing did.
-        where: The process that it went wrong in, for the traceback; empty for this one.
+        value: The result; with an error, the part of the result that was made before.
+        error: The error, which may be any BaseException; None without an error.
+        where: Name of the process in which the error was raised, for the traceback; empty for this process.
     """
 
     __slots__ = ("error", "value", "where")
@@ -33,10 +33,10 @@ class Outcome(Generic[T]):
 
     @classmethod
     def of(cls, function: Callable[..., T], *args: Any) -> Outcome[T]:
-        """What a call gives or raises."""
+        """Call a function, and return its result or its error."""
         try:
             return cls(function(*args))
-        except BaseException as err:  # noqa: BLE001 (the consumer's to see, whatever it is)
+        except BaseException as err:  # noqa: BLE001 (the consumer receives every error)
             return cls(error=err)
 
     def result(self) -> T | None:
@@ -92,7 +92,7 @@ def _arrived(value: Any, pickled: bytes | None, text: str, causes: list[bytes], 
 
 
 def _pickled(err: BaseException) -> bytes | None:
-    """The exception's pickle where the same comes out of it."""
+    """Return the pickled exception; None if unpickling does not give an exception of the same type."""
     with contextlib.suppress(BaseException):  # whatever its __reduce__ or __init__ raises
         data = pickle.dumps(err)
         if type(pickle.loads(data)) is type(err):  # noqa: S301 (made above)

@@ -27,15 +27,15 @@ from wdskit.stages.images.jpeg_crop import Ending
 from wdskit.stages.timing import Pace
 
 _SAMPLES_A_JOB = 256
-"""Samples that are made together where that is cheaper: bytes of 3 kB in batches of 64 take half the time a sample. Of
-JSON more would be so many dicts at a time that Python's garbage collector takes 5 % of the time.
+"""Samples of a job whose batches are made together. Samples of 3 kB in batches of 64 then take half the time. With more
+JSON samples in a job, Python's garbage collector would take 5 % of the time.
 """
 
 WHOLE_BATCH = 1
 """`major` on the board of a thread that works on a batch, not on one of its samples."""
 
 _MOST_BATCHES_A_JOB = 16
-_UNBATCHED_A_JOB = 64  # one by one, the way between processes costs 0.2 ms each
+_UNBATCHED_A_JOB = 64  # sending one sample to another process costs 0.2 ms
 
 
 @dataclass(frozen=True)
@@ -43,10 +43,10 @@ class EpochLayout:
     """What the loader must know to count through a planned pipeline.
 
     Attributes:
-        tail: What becomes of the positions behind the last full global batch.
+        tail: Whether the positions after the last full global batch are dropped or padded.
         batch: Samples of a batch of a rank; 1 without `batched`.
         num_samples: Positions of an epoch.
-        fingerprint: What the order follows from, as plain JSON, for the state.
+        fingerprint: The settings that decide the order, as plain JSON, for the state.
     """
 
     tail: Tail
@@ -60,10 +60,10 @@ class Job:
     """Consecutive batches of a rank to make. Equal jobs give equal batches.
 
     Attributes:
-        start: Where the epoch starts in the order's endless sequence.
-        steps: Of the epoch.
+        start: Position of the epoch's start in the order's endless sequence.
+        steps: The steps of the epoch.
         first: The first step.
-        stop: The step behind the last.
+        stop: The step after the last step.
     """
 
     start: int
@@ -76,11 +76,11 @@ class Places(NamedTuple):
     """The samples of a job, (n,) each: `batch` for each batch.
 
     Attributes:
-        positions: Of the epoch; those of padding are its number of samples.
-        numbers: Positions in the order's endless sequence; any for padding.
-        is_sample: Whether it is no padding.
-        shards: Shard of each, as the order numbers them, and
-        samples: its number in there.
+        positions: Positions in the epoch; padded rows have the epoch's number of samples.
+        numbers: Positions in the order's endless sequence; padded rows have any position.
+        is_sample: False for padded rows.
+        shards: Numbers of the shards in the order.
+        samples: Numbers of the samples in their shards.
     """
 
     positions: Ints
@@ -91,11 +91,11 @@ class Places(NamedTuple):
 
 
 class OpenJob(NamedTuple):
-    """A job whose samples are known, and are on their way if they come from a store.
+    """A job whose samples are known, and are requested if they are in a store.
 
     Attributes:
-        places: Its samples.
-        reader: Reads them.
+        places: The samples of the job.
+        reader: Reads the samples.
     """
 
     places: Places

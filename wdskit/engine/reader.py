@@ -25,7 +25,7 @@ from wdskit.storage.cache import MAX_FETCHING, PartCache
 from wdskit.storage.traffic import NO_TRAFFIC, Traffic
 from wdskit.storage.urls import shown_url
 
-MAX_OPEN_SHARDS = 4096  # each takes 9 bytes a sample; ImageNet on one rank stands in 1,221 at a time
+MAX_OPEN_SHARDS = 4096  # each takes 9 bytes a sample; ImageNet on one rank reads 1,221 at a time
 USUAL_OPEN_SHARDS = 512  # half of the descriptors that a process has by default
 
 
@@ -33,9 +33,9 @@ class ManySamples(NamedTuple):
     """Samples by columns.
 
     Attributes:
-        paths: Of the shard of each.
-        keys: Of each.
-        fields: Where the fields' bytes stand, in the order of the members, which is that of all.
+        paths: Path of the shard of each sample.
+        keys: Key of each sample.
+        fields: The places of the fields' bytes, in the order of the members, which is the same for all samples.
     """
 
     paths: list[str]
@@ -66,7 +66,7 @@ class SampleReader:
     def _begin(self) -> None:
         self._stop_list: list[int] = self._stops.tolist()
         self._open: OrderedDict[int, IndexedShard] = OrderedDict()
-        self._ahead: dict[int, IndexedShard] = {}  # shards with samples on their way, of a cache that `begin` gave
+        self._ahead: dict[int, IndexedShard] = {}  # shards with requested samples, in a reader that `begin` returned
         self._has_begun = False
         self._lock = threading.Lock()
         self._verified = Verified()
@@ -87,8 +87,8 @@ class SampleReader:
         return any(table.is_remote for table in self.tables)
 
     def begin(self, shards: Ints, samples: Ints) -> SampleReader:
-        """The same, with these samples on their way where they come from a store: those of the first call by ranges,
-        later ones with their parts where parts are kept. Raises as `read`.
+        """Request the samples that are in a store, and return a reader of them that shares all open shards. The first
+        call requests byte ranges; later calls request whole parts if parts are kept. It raises the errors of `read`.
         """
         if not self.is_remote:
             return self
@@ -100,7 +100,7 @@ class SampleReader:
         return begun
 
     def keep(self, shards: Ints, samples: Ints) -> None:
-        """Begin to fetch the parts of these samples. Raises as `read`."""
+        """Start to fetch the parts of these samples. It raises the errors of `read`."""
         for one, numbers in self._wanted(shards, samples).values():
             one.keep(numbers)
 
@@ -144,16 +144,16 @@ class SampleReader:
     def read(
         self, shard: int, sample: int, viewed: Callable[[str], bool] | None = None
     ) -> tuple[str, str, int, dict[str, Any]]:
-        """Path, key, number of the part, and the fields of one sample.
+        """Return path, key, number of the part, and the fields of one sample.
 
         Args:
             shard: Its number.
             sample: Its number in the shard.
-            viewed: Says of a field's name whether its bytes come as a memoryview of what was read, without a copy.
+            viewed: Returns whether a field of this name is a memoryview without a copy; None for bytes only.
 
         Raises:
-            ShardError: Its shard is not right.
-            StorageError, FolderIndexError: It cannot be opened, or its offsets are not those of this file.
+            ShardError: The shard is damaged.
+            StorageError, FolderIndexError: The shard cannot be opened, or its `.idx` file belongs to another file.
         """
         at = self._table_of(shard)
         table = self.tables[at]
@@ -194,7 +194,7 @@ class SampleReader:
         return self.parts[int(np.searchsorted(self._stops, shard, side="right"))]
 
     def read_many(self, shards: Ints, samples: Ints, *, viewed: Callable[[str], bool]) -> ManySamples | None:
-        """As `read`, for many samples at once, (n,) each; None where they have not the same fields in the same order.
+        """Read many samples at once, (n,) each. Return None if they do not have the same fields in the same order.
 
         Args:
             shards: Their shards.
@@ -249,7 +249,7 @@ class SampleReader:
         return {shard: found.get(shard) or self._shard(shard, table, shard - start) for shard in wanted}
 
     def _shard(self, shard: int, table: ShardTable, inner: int) -> IndexedShard:
-        """The open shard; the one that was not read for longest makes room, and closes when nobody reads it."""
+        """Return the open shard. The least recently used shard is dropped for it, and closes after its last reader."""
         if shard in self._ahead:
             return self._ahead[shard]
         with self._lock:
@@ -279,6 +279,6 @@ class SampleReader:
 
 
 def _open_remote(table: ShardTable, shards: Sequence[int], kept: PartCache | None) -> list[RemoteShard]:
-    """Open remote shards of a table. Raises as `open_remote_shards`."""
+    """Open remote shards of a table. It raises the errors of `open_remote_shards`."""
     named = [(table.path(shard), table.entry(shard)) for shard in shards]
     return open_remote_shards(named, kept, [table.seen(shard) for shard in shards])

@@ -1,4 +1,4 @@
-"""One value in, one value out: consecutive one-to-one stages, for a sample by itself and in a stream."""
+"""Consecutive one-to-one stages, for a single sample and in a stream."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ class Each:
         self.run.note(slot, origin)
         try:
             done = self.stages.apply(value, origin) if timings is None else self._timed(value, origin, timings)
-        except BaseException as err:  # noqa: BLE001 (the consumer's to see, whatever it is)
+        except BaseException as err:  # noqa: BLE001 (the consumer receives every error)
             future.set_exception(err)
         else:
             future.set_result(done)

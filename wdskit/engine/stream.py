@@ -29,16 +29,16 @@ from wdskit.text import as_int, plural
 
 @dataclass(frozen=True)
 class Layout:
-    """What a running stream must know of its own list, places being those of `DataPipeline.pipeline`.
+    """Facts about the stages of a running stream. Numbers of stages are indices of `DataPipeline.pipeline`.
 
     Attributes:
-        draws: The order of the shards; None where the source is not ours.
-        cut: Number of the stage `with_epoch`, None without.
-        split_none: Whether a missing splitter was asked for.
-        count: Number of items that an epoch of a worker yields, as a function of (worker, workers); None where unknown.
-        length: What with_length says.
+        draws: The order of the shards; None for a source that is not wdskit's.
+        cut: Number of the stage `with_epoch`; None without it.
+        split_none: Whether the source has `split: none`, which allows a missing splitter.
+        count: Number of items that an epoch of a worker yields, as a function of (worker, workers); None if unknown.
+        length: The number of with_length.
         batch: Samples of an item.
-        fingerprint: What the order of samples follows from, as plain JSON, for the state.
+        fingerprint: The settings that decide the order of samples, as plain JSON, for the state.
     """
 
     draws: Draws | None
@@ -54,10 +54,10 @@ class StreamJob(NamedTuple):
     """Ask a worker for the next item of an epoch.
 
     Attributes:
-        epoch: Which.
+        epoch: Number of the epoch.
         is_first: Whether this is the first item of the epoch for the worker.
-        continues: Whether the consumer received the whole epoch before: the stream continues behind it. Otherwise the
-            epoch starts with draws of its own.
+        continues: Whether the consumer received all of the last epoch, so that the stream continues after it. Otherwise
+            the epoch starts with new draws.
     """
 
     epoch: int
@@ -114,12 +114,12 @@ class StreamPipeline(webdataset.DataPipeline):  # type: ignore[misc]  # webdatas
 
     One iteration is one epoch, and the next iteration is the next one; `set_epoch` sets it. Without `with_epoch` an
     epoch is each shard once. With it, the stream continues where the last epoch ended, as long as its process lives. An
-    epoch that follows no whole one, such as after a break, starts with draws of its own, which depend on its number.
+    epoch after one that was not finished, such as after a break, starts with new draws, which depend on its number.
 
     Args:
-        stages: What runs, a source first.
-        run: What they share.
-        layout: Of the stages.
+        stages: The running stages; the first is a source.
+        run: The state that the stages share.
+        layout: Facts about the stages.
         max_workers: Most worker processes of a torch DataLoader that it will be used with.
     """
 
@@ -159,7 +159,7 @@ class StreamPipeline(webdataset.DataPipeline):  # type: ignore[misc]  # webdatas
         self._epochs.set(epoch)
 
     def num_items(self, num_workers: int) -> int | None:
-        """Items that an epoch of this rank yields with so many workers (0: in the main process); None where unknown."""
+        """Return the items of an epoch of this rank with `num_workers` (0: the main process); None if unknown."""
         if self.layout.count is None:
             return None
         return sum(self.layout.count(worker, max(1, num_workers)) for worker in range(max(1, num_workers)))
@@ -184,10 +184,10 @@ class StreamPipeline(webdataset.DataPipeline):  # type: ignore[misc]  # webdatas
         return self._alone(epoch, turn)
 
     def _alone(self, epoch: int, turn: object) -> Iterator[Any]:
-        """The values, as long as no other iteration of this pipeline starts: they would share one place in the stream.
+        """Yield the values, until another iteration of this pipeline starts.
 
         Raises:
-            PipelineError: One has; or this is the only worker, and the epoch has no values.
+            PipelineError: Another iteration has started; or this is the only worker, and the epoch has no values.
         """
         is_empty = self.run.num_workers == 1
         for batch in self.items(StreamJob(epoch, is_first=True, continues=True)):
@@ -204,17 +204,17 @@ class StreamPipeline(webdataset.DataPipeline):  # type: ignore[misc]  # webdatas
 
     @property
     def _readers(self) -> tuple[int, ...]:
-        """Who reads: this process, and which of how many workers it is."""
+        """Return the process id, the number of this worker and the number of workers."""
         return os.getpid(), self.run.worker, self.run.num_workers
 
     def close(self) -> None:
-        """End the stream that goes on from epoch to epoch, unless it is that of a process that this was forked from."""
+        """End the stream that continues over epochs, unless it belongs to the parent of this forked process."""
         live, self._live = self._live, None
         if live is not None and live.readers[0] == os.getpid():
             live.close()
 
     def items(self, job: StreamJob) -> Iterator[Batch]:
-        """One epoch of this worker; the last batch says that it is over, and holds no value."""
+        """Yield one epoch of this worker. The last batch has `is_end` and no value."""
         cut, stop = self.layout.cut, len(self.pipeline)
         if cut is None:  # it ends by itself, each shard once (or never, resampled without with_epoch)
             self._begin(job.epoch)

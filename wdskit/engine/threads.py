@@ -34,14 +34,14 @@ class Threads:
         try:
             for thread in self._threads:
                 thread.start()
-        except BaseException:  # there can be no more of them
+        except BaseException:  # the system allows no more threads
             ready.abort()
             raise
         ready.wait()
-        torch.set_num_threads(before)  # those that were just started keep theirs
+        torch.set_num_threads(before)  # the new threads keep 1
 
     def submit(self, function: Callable[..., None], *args: Any) -> None:
-        """Call it behind the others."""
+        """Call the function after all earlier calls."""
         self._calls.put((function, *args))
 
     def run_all(self, function: Callable[[int], None], num: int) -> None:
