@@ -263,4 +263,4 @@ SERVERS = {each.__name__: each for each in (seaweedfs, moto, s3rver, azurite, fa
 def read_ranges(file, ranges):
     """Return the bytes of each range (start, stop) of an `ObjectFile`, in the given order, by one `ReadAhead`."""
     ahead = file.ahead(sorted(ranges))
-    return [ahead.read_whole(start, stop - start) for start, stop in ranges]
+    return [ahead.read_at(start, stop - start) for start, stop in ranges]

@@ -27,7 +27,7 @@ def reads(monkeypatch) -> list[tuple[str, list[tuple[int, int]]]]:
             found.append((file.url, list(ranges)))
             self.url, self.ranges = file.url, ranges
 
-        def read_whole(self, offset, size):
+        def read_at(self, offset, size):
             assert any(start <= offset and offset + size <= stop for start, stop in self.ranges)
             return STORE[self.url][offset : offset + size]
 

@@ -228,7 +228,7 @@ def test_no_call_reads_more_than_macos_allows(tmp_path, monkeypatch):
     with contextlib.closing(SourceFiles()) as files:
         files.read_into(tail, memoryview(part))
         assert files.read([tail]) == [data[7:]]
-    assert [reference.read(), bytes(memory), file.read_whole(0, len(data)), bytes(part)] == [data, data, data, data[7:]]
+    assert [reference.read(), bytes(memory), file.read_at(0, len(data)), bytes(part)] == [data, data, data, data[7:]]
     file.close()
 
 

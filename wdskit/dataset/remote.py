@@ -316,6 +316,7 @@ class _ShardFile:
     ) -> None:
         from wdskit.storage.requests import loop_of_this_process  # which needs obstore
 
+        self.url = file.url
         self._object = file
         self._kept = kept
         self._seen = seen
@@ -327,14 +328,14 @@ class _ShardFile:
         """Size of the object."""
         return self._object.num_bytes
 
-    def read_whole(self, offset: int, size: int) -> bytes:
+    def read_at(self, offset: int, size: int) -> bytes:
         """Return `size` bytes, fewer only at the end of the object; raises as `SeenVersion.check` does."""
-        data = self._read_whole(offset, size)
+        data = self._read(offset, size)
         if self._seen is not None:
             self._seen.check(self._object)
         return data
 
-    def _read_whole(self, offset: int, size: int) -> bytes:
+    def _read(self, offset: int, size: int) -> bytes:
         data = None if self._kept is None else self._kept.read(offset, size)
         if data is not None:
             self._loop.count(Traffic(from_cache=len(data)))
@@ -343,7 +344,7 @@ class _ShardFile:
         if self._kept is not None and not self._ahead.covers(offset, size):
             data = self._kept.read(offset, size, wait=True)
         if data is None:
-            data = self._ahead.read_whole(offset, size)
+            data = self._ahead.read_at(offset, size)
             found = Traffic(by_ranges=len(data))
         else:
             found = Traffic(from_cache=len(data))
@@ -452,9 +453,9 @@ def open_remote_shards(
     reads = [ObjectFile(f"{url}{IDX_SUFFIX}").ahead([(0, size)]) for (url, _), size in zip(named, sizes, strict=True)]
     if cache is not None:  # learn each version, before a part of another version is used
         for read in [file.ahead([(0, PROBE_BYTES)]) for file in files]:
-            read.read_whole(0, PROBE_BYTES)
+            read.read_at(0, PROBE_BYTES)
     checks: Sequence[SeenVersion | None] = seen or [None] * len(named)
     return [
-        RemoteShard(file, entry, read.read_whole(0, size), cache, check)
+        RemoteShard(file, entry, read.read_at(0, size), cache, check)
         for file, (_, entry), read, size, check in zip(files, named, reads, sizes, checks, strict=True)
     ]

@@ -254,7 +254,7 @@ def refuse_divided(file: LocalFile, *, shard: str) -> None:
 def read_span(file: RangeFile, span: Span) -> bytes:
     """Read the bytes of a field that `HeaderReader` found; raise `StorageError` if the file has become shorter."""
     is_long = span.size > _CHECKED_BYTES and span.offset + span.size > file.num_bytes  # before there is memory for it
-    data = b"" if is_long else file.read_whole(*span)
+    data = b"" if is_long else file.read_at(*span)
     if len(data) < span.size:
         raise StorageError(f"{file.url}: it became shorter while it was read.", url=file.url)
     return data

@@ -14,7 +14,6 @@ import os
 import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,7 +23,7 @@ from wdskit.dataset.keys import field_problem
 from wdskit.errors import FolderIndexError, ShardError, StorageError
 from wdskit.files import DISK, Disk, publish_bytes
 from wdskit.limits import BLOCK_BYTES, MAX_IDX_BYTES, MAX_NAME_BYTES
-from wdskit.storage.urls import LocalFile
+from wdskit.storage.urls import LocalFile, RangeFile
 from wdskit.tar.header import padded
 from wdskit.tar.names import split_name
 from wdskit.tar.reader import TarReader, locate_members, plain_member
@@ -33,24 +32,6 @@ from wdskit.tar.writer import END_BYTES
 
 IDX_SUFFIX = ".idx"
 SMALL_BYTES = 32 << 10  # a sample up to here is read whole where its headers are wanted
-
-
-class File(Protocol):
-    """The file of a shard: a local file, or an object of a store."""
-
-    def read_whole(self, offset: int, size: int) -> bytes:
-        """`size` bytes, fewer only where the file ends."""
-
-    @property
-    def num_bytes(self) -> int:
-        """Size of the file."""
-
-    @property
-    def fd(self) -> int:
-        """Descriptor of a local file, -1 for others."""
-
-    def close(self) -> None:
-        """Let no more be read."""
 
 
 class IndexedShard:
@@ -75,7 +56,7 @@ class IndexedShard:
             with long names only: one changed byte after the first 100 can rename a field.
     """
 
-    def __init__(self, path: str, file: File, offsets: NDArray[np.int64], *, is_trusted: bool = False) -> None:
+    def __init__(self, path: str, file: RangeFile, offsets: NDArray[np.int64], *, is_trusted: bool = False) -> None:
         self.path = path
         self.file = file
         self._closing = weakref.finalize(self, file.close)
@@ -121,7 +102,7 @@ class IndexedShard:
         """Exactly these bytes of the file."""
         if not self._closing.alive:
             raise StorageError(f"{self.path}: it has been closed.", url=self.path)
-        data = self.file.read_whole(offset, size)
+        data = self.file.read_at(offset, size)
         if len(data) < size:
             raise self._error(offset + len(data), "the shard ends before its last offset")
         return data
@@ -155,7 +136,7 @@ class IndexedShard:
         if stop - at <= SMALL_BYTES and (plain := _plain_sample(self.read_at(at, stop - at), stop - at)):
             return plain[0], plain[0]
         try:
-            for name, _, span in TarWalk(self.file.read_whole, self.file.num_bytes, shard=self.path, start=at):
+            for name, _, span in TarWalk(self.file.read_at, self.file.num_bytes, shard=self.path, start=at):
                 at = span.offset + padded(span.size)
                 split = split_name(name)
                 keys += [split[0]] if split else []

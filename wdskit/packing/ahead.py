@@ -69,7 +69,7 @@ def _start_reading(rows: Iterable[Row]) -> dict[ObjectBytes, RangeFile]:
 def _with_bytes(rows: Iterable[Row], files: dict[ObjectBytes, RangeFile]) -> Iterator[Row]:
     for row in rows:
         fields = tuple(
-            (name, files[data].read_whole(data.offset, data.num_bytes) if isinstance(data, ObjectBytes) else data)
+            (name, files[data].read_at(data.offset, data.num_bytes) if isinstance(data, ObjectBytes) else data)
             for name, data in row.fields
         )
         yield dataclasses.replace(row, fields=fields)

@@ -196,7 +196,7 @@ class ObjectBytes(NamedTuple):
         Raises:
             StorageError: The object cannot be read, or was replaced.
         """
-        return self.open().read_whole(self.offset, self.num_bytes)
+        return self.open().read_at(self.offset, self.num_bytes)
 
 
 Reference: TypeAlias = FileBytes | PartBytes | ZipBytes | CellBytes | ObjectBytes

@@ -122,8 +122,6 @@ class ObjectFile:
         """
         return _join(self._read([(offset, offset + size)]), offset, offset + size)
 
-    read_whole = read_at
-
     fd = -1
 
     @property
@@ -303,13 +301,11 @@ class ReadAhead:
         at = bisect.bisect_right(self._ranges, (offset, 1 << 63)) - 1
         return at >= 0 and offset + size <= self._ranges[at][1]
 
-    def read_whole(self, offset: int, size: int) -> bytes:
+    def read_at(self, offset: int, size: int) -> bytes:
         """Read as `ObjectFile` does; if one of the ranges has the bytes, wait for all ranges."""
         if not self.covers(offset, size):
-            return self._file.read_whole(offset, size)
+            return self._file.read_at(offset, size)
         return _join(result(self._chunks, self._file.url), offset, offset + size)
-
-    read_at = read_whole
 
     def close(self) -> None:
         """Nothing: others may read the object on."""

@@ -118,10 +118,7 @@ class RangeFile(Protocol):
         """Size of it."""
 
     def read_at(self, offset: int, size: int) -> bytes:
-        """Up to `size` bytes from `offset`, one at least where it does not end before."""
-
-    def read_whole(self, offset: int, size: int) -> bytes:
-        """`size` bytes, fewer only where it ends."""
+        """`size` bytes from `offset`, fewer only where it ends. Safe to call from several threads."""
 
     def close(self) -> None:
         """Give back the descriptor or connection."""
@@ -180,19 +177,15 @@ class LocalFile:
             raise self._failed(err) from err
 
     def read_at(self, offset: int, size: int) -> bytes:
-        """Up to `size` bytes from `offset`, by pread; safe to call from several threads."""
+        """`size` bytes from `offset`, fewer only where the file ends. Safe to call from several threads."""
         try:
-            return os.pread(self.fd, min(size, MAX_READ_BYTES), offset)
+            data = os.pread(self.fd, min(size, MAX_READ_BYTES), offset)
+            while len(data) < size and (  # one pread returns at most MAX_READ_BYTES, and less on network disks
+                part := os.pread(self.fd, min(size - len(data), MAX_READ_BYTES), offset + len(data))
+            ):
+                data += part
         except OSError as err:
             raise self._failed(err) from err
-
-    def read_whole(self, offset: int, size: int) -> bytes:
-        """`size` bytes, fewer only where the file ends; one pread gives `MAX_READ_BYTES` at most, and on network disks
-        less.
-        """
-        data = self.read_at(offset, size)
-        while len(data) < size and (part := self.read_at(offset + len(data), size - len(data))):
-            data += part
         return data
 
     def close(self) -> None:
