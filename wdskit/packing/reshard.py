@@ -17,8 +17,8 @@ from wdskit.packing.options import ReshardOptions, takes_options
 from wdskit.packing.publish import open_destination
 from wdskit.packing.ray import import_ray
 from wdskit.packing.sources import Source, count_cleaned
-from wdskit.packing.sources.shards import ShardSamples, check_dest, find_classes, list_sources, merged_splits
-from wdskit.packing.sources.tar_samples import known_digests
+from wdskit.packing.sources.shards import ShardSamples, check_dest, find_classes, merged_splits
+from wdskit.packing.sources.tar_samples import known_digests, list_tars
 from wdskit.text import format_bytes, plural
 
 
@@ -109,7 +109,7 @@ def reshard(source: str | Sequence[str], dest: str | os.PathLike[str], options: 
     start = time.perf_counter()
     changes = options.changes
     with open_destination(os.fsdecode(dest), options) as target:
-        shards = list_sources(source)
+        shards = list_tars(source)
         check_dest(target.folder, shards, overwrite=options.overwrite)
         target.prepare(None)
         if options.on is not None and not options.dry_run:

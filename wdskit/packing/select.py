@@ -24,8 +24,8 @@ from wdskit.limits import MAX_RECIPE_BYTES
 from wdskit.packing.choice import Choice, LeftOut
 from wdskit.packing.options import SelectOptions, takes_options
 from wdskit.packing.row import Progress
-from wdskit.packing.sources.shards import check_indexed, list_sources
-from wdskit.packing.sources.tar_samples import TarSamples
+from wdskit.packing.sources.shards import check_indexed
+from wdskit.packing.sources.tar_samples import TarSamples, list_tars
 from wdskit.shards.parallel import map_shards
 from wdskit.storage.urls import is_local
 
@@ -79,7 +79,7 @@ def select(source: str | Sequence[str], name: str, options: SelectOptions) -> Se
     """
     check_selection_name(name)
     recipe = _recipe(name, options)
-    found = list_sources(source)
+    found = list_tars(source)
     remote = next((url for url in found.urls if not is_local(url)), None)
     if remote is not None:
         msg = f"{remote}: a selection needs local shards. Make it where the shards are, and upload it."

@@ -18,11 +18,12 @@ from wdskit.errors import PackError, RowError
 from wdskit.files import describe_missing
 from wdskit.packing.options import PackOptions
 from wdskit.packing.row import Row, field_of, python_rows
-from wdskit.packing.sources.archives import Tars, Zips, refuse_query
+from wdskit.packing.sources.archives import Tars, Zips
 from wdskit.packing.sources.arrow import INFO_NAME, SPLITS_NAME, STATE_NAME, read_parquet, read_saved_dataset
 from wdskit.packing.sources.coco import Coco
 from wdskit.packing.sources.folder import FileNames, ImageFolder, list_names
 from wdskit.packing.sources.tables import STDIN, SUFFIXES, TextTable
+from wdskit.packing.sources.tar_samples import refuse_query
 from wdskit.packing.transforms import Transforms
 from wdskit.storage.urls import is_local
 

@@ -12,14 +12,12 @@ from itertools import groupby, pairwise
 from operator import itemgetter
 
 from wdskit.dataset.classes import CLASS_FIELD, CLASSES_NAME, common_classes
-from wdskit.dataset.patterns import list_shards
-from wdskit.dataset.unfinished import refuse_part
 from wdskit.errors import PackError, RowError
 from wdskit.limits import MAX_UNPACK_RATIO, MAX_UNPACKED_BYTES
 from wdskit.packing.references import ZIP_HEADER_BYTES, FieldBytes, ZipBytes
 from wdskit.packing.row import SAME_FIELD, Row, json_with_key, make_row, row_error
 from wdskit.packing.sources.records import Records, check_json_fields, json_fields
-from wdskit.packing.sources.tar_samples import TarSamples, known_digests
+from wdskit.packing.sources.tar_samples import TarSamples, known_digests, list_tars
 from wdskit.storage.identity import FileIdentity
 from wdskit.storage.urls import is_local, local_path
 from wdskit.tar.names import split_name
@@ -33,23 +31,8 @@ _UNIX = 3
 _log = logging.getLogger(__name__)
 
 
-def refuse_query(url: str) -> None:
-    """Refuse a URL of a store that has a query.
-
-    Raises:
-        PackError: The URL has a query.
-        StorageError: The text is not a valid URL.
-    """
-    from wdskit.storage.stores import locate  # needs obstore
-
-    shown = locate(url).url
-    if shown != url:
-        msg = f"{shown}: the query of a URL may be a secret, which the plan on disk would hold."
-        raise PackError(f"{msg}\n  Use a URL without one, or copy the file to a local disk first.")
-
-
 class Tars:
-    """The tars that `dataset.patterns.list_shards` finds.
+    """The tars that `list_tars` finds.
 
     Only the headers of local tars are read here. Tars of a store are read as streams.
 
@@ -60,15 +43,14 @@ class Tars:
             use `classes.json`, if all folders with labels have the same file.
 
     Raises:
-        StorageError: No tar exists, or the store cannot be read.
-        FolderIndexError: The tars belong to an unfinished run; or a `classes.json` is invalid or contradicts another.
+        PackError, StorageError: Raised by `list_tars`.
+        FolderIndexError: Raised by `list_tars`; or a `classes.json` is invalid or contradicts another.
     """
 
     def __init__(self, shards: str, records: Records) -> None:
         check_json_fields(records)
         self._records = records
-        found = list_shards(shards, has_remote=True)
-        refuse_part(shards, found)
+        found = list_tars(shards)
         self._shards = [*zip(found.urls, found.entries, strict=True)]
         self.sha256 = known_digests(found)
         self.num_other = 0

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
-from wdskit.dataset.braces import split_parts
 from wdskit.dataset.classes import (
     CLASS_FIELD,
     CLASSES_NAME,
@@ -17,34 +16,15 @@ from wdskit.dataset.classes import (
     read_classes,
 )
 from wdskit.dataset.index import join_url
-from wdskit.dataset.patterns import ShardList, list_shards, split_url
-from wdskit.dataset.unfinished import refuse_part
+from wdskit.dataset.patterns import ShardList, split_url
 from wdskit.errors import PackError, RowError
 from wdskit.packing.changes import Changes
 from wdskit.packing.choice import Choice, LeftOut
 from wdskit.packing.row import Row
-from wdskit.packing.sources.archives import LEAVE_OUT, refuse_query
+from wdskit.packing.sources.archives import LEAVE_OUT
 from wdskit.packing.sources.tar_samples import TarSample, TarSamples
 from wdskit.shards.export import split_of
 from wdskit.storage.urls import is_local, local_path, read_bytes
-
-
-def list_sources(source: str | Sequence[str]) -> ShardList:
-    """Return the source shards.
-
-    Raises:
-        PackError: A URL has a query.
-        FolderIndexError: The shards belong to an unfinished run, and the source does not name each shard; or raised by
-            `list_shards`.
-        StorageError: Raised by `list_shards`.
-    """
-    for pattern in [source] if isinstance(source, str) else source:
-        for url in split_parts(pattern):
-            if "://" in url and not is_local(url):
-                refuse_query(url)
-    found = list_shards(source, has_remote=True)
-    refuse_part(source, found)
-    return found
 
 
 class ShardSamples:

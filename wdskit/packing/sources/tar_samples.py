@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from wdskit.dataset.binary import ShardEntry, Verified, check_digest
-from wdskit.dataset.patterns import ShardList, split_url
+from wdskit.dataset.braces import split_parts
+from wdskit.dataset.patterns import ShardList, list_shards, split_url
 from wdskit.dataset.samples import HeaderReader, ShardReader, read_span
-from wdskit.errors import FolderIndexError, RowError, ShardError, UnsupportedMember
+from wdskit.dataset.unfinished import refuse_part
+from wdskit.errors import FolderIndexError, PackError, RowError, ShardError, UnsupportedMember
 from wdskit.limits import MAX_ROW_BYTES
 from wdskit.packing.references import FieldBytes, ObjectBytes, PartBytes
 from wdskit.packing.row import row_error
@@ -20,6 +22,39 @@ from wdskit.storage.urls import LocalFile, is_local, local_path
 from wdskit.tar.header import padded
 from wdskit.tar.walk import Span
 from wdskit.tar.window import Passed, size_of
+
+
+def refuse_query(url: str) -> None:
+    """Refuse a URL of a store that has a query.
+
+    Raises:
+        PackError: The URL has a query.
+        StorageError: The text is not a valid URL.
+    """
+    from wdskit.storage.stores import locate  # needs obstore
+
+    shown = locate(url).url
+    if shown != url:
+        msg = f"{shown}: the query of a URL may be a secret, which the plan on disk would hold."
+        raise PackError(f"{msg}\n  Use a URL without one, or copy the file to a local disk first.")
+
+
+def list_tars(source: str | Sequence[str]) -> ShardList:
+    """Return the tars that a pattern names, local or in stores, with their index entries.
+
+    Raises:
+        PackError: A URL has a query.
+        FolderIndexError: The tars belong to an unfinished run, and the source does not name each tar; or raised by
+            `list_shards`.
+        StorageError: Raised by `list_shards`.
+    """
+    for pattern in [source] if isinstance(source, str) else source:
+        for url in split_parts(pattern):
+            if "://" in url and not is_local(url):
+                refuse_query(url)
+    found = list_shards(source, has_remote=True)
+    refuse_part(source, found)
+    return found
 
 
 class TarSample(NamedTuple):
