@@ -98,13 +98,10 @@ def columns_of(steps: Sequence[Step], batched: Batcher | None) -> Columns | None
         return None
     functions = [step.function for step in steps]
     fit = [each for each in functions if isinstance(each, (FieldDecoder, Rename, ToTuple, ToDict))]
-    if len(fit) < len(functions) or any(isinstance(each, FieldDecoder) and _decodes_images(each) for each in fit):
+    decoders = [each for each in fit if isinstance(each, FieldDecoder) and each.images is not None]
+    if len(fit) < len(functions) or any(not each.only or any(map(is_image_field, each.only)) for each in decoders):
         return None
     return Columns(fit, batched.collate)
-
-
-def _decodes_images(decode: FieldDecoder) -> bool:
-    return decode.images is not None and (not decode.only or any(map(is_image_field, decode.only)))
 
 
 def _is_viewed(field: str) -> bool:

@@ -247,12 +247,12 @@ class _StreamBuilder:
         if not self.is_open and not _opens_later(self.stages[at:]):
             self._add(TarfileToSamples())
 
-    def _count(self) -> _ItemCount | None:
+    def _count(self) -> Callable[[int, int], int] | None:
         """Return the number of items of an epoch as a function; None if it is unknown before a run."""
         counted = [stage for stage in self.counted if isinstance(stage, StreamStage) and stage.is_counted]
         if not counted or len(counted) < len(self.counted):
             return None
-        return _ItemCount(tuple(counted), self.run.rank_info.world_size)
+        return partial(_count_items, tuple(counted), self.run.rank_info.world_size)
 
     def _fingerprint(self) -> dict[str, Any]:
         """Return the settings that decide the order of samples, without stages that change single samples."""
@@ -267,19 +267,12 @@ class _StreamBuilder:
         }
 
 
-class _ItemCount:
-    """Computes how many items an epoch yields, from `with_epoch` and the stages after it."""
-
-    def __init__(self, stages: tuple[StreamStage, ...], world_size: int) -> None:
-        self.stages = stages
-        self.world_size = world_size
-
-    def __call__(self, worker: int, num_workers: int) -> int:
-        """Return the number of items of the epoch of a worker."""
-        count = 0
-        for stage in self.stages:
-            count = stage.num_items(count, worker, num_workers, self.world_size)
-        return count
+def _count_items(stages: Sequence[StreamStage], world_size: int, worker: int, num_workers: int) -> int:
+    """Return how many items an epoch of a worker yields, from `with_epoch` and the stages after it."""
+    count = 0
+    for stage in stages:
+        count = stage.num_items(count, worker, num_workers, world_size)
+    return count
 
 
 def _opens_later(stages: Sequence[Any]) -> bool:

@@ -179,7 +179,8 @@ def _is_part(item: Any, value: Any) -> bool:
         return False
     if isinstance(item, np.ndarray):
         return (item.ndim < 3 or item.shape[2] == value.shape[2]) and np.may_share_memory(item, value)
-    return (item.ndim < 3 or item.shape[0] == value.shape[0]) and _storage(item) == _storage(value)
+    is_shared = bool(item.untyped_storage().data_ptr() == value.untyped_storage().data_ptr())
+    return is_shared and (item.ndim < 3 or item.shape[0] == value.shape[0])
 
 
 def _is_copy(item: Any, value: Any) -> bool:
@@ -194,10 +195,6 @@ def _shares_numbers(item: Any, value: Any) -> bool:
     """Whether a tensor is in the memory of an array."""
     is_tensor_of_array = hasattr(item, "untyped_storage") and isinstance(value, np.ndarray)
     return is_tensor_of_array and bool(item.data_ptr() == value.ctypes.data)
-
-
-def _storage(tensor: Any) -> int:
-    return int(tensor.untyped_storage().data_ptr())
 
 
 def _items(value: Any) -> Iterator[tuple[object, Any]]:

@@ -288,7 +288,9 @@ class PlannedSource(StageSpec):
             "parts": [part.fingerprint(table) for part, table in zip(parts, tables, strict=True)],
         }
         if self.is_weighted:
-            seeds = [_part_seed(self.seed, number) for number in range(len(parts))] if len(parts) > 1 else [self.seed]
+            seeds = [self.seed]
+            if len(parts) > 1:  # else parts with the same shards would have the same order
+                seeds = [int(philox("mixture-part", self.seed, number).random_raw()) for number in range(len(parts))]
             orders = [self.order_of(table.counts, seed) for table, seed in zip(tables, seeds, strict=True)]
             weights = [1.0 if part.weight is None else part.weight for part in parts]
             order = MixtureOrder(orders, [len(table) for table in tables], weights, change=self.schedule)
@@ -298,11 +300,6 @@ class PlannedSource(StageSpec):
         return PlannedData(
             tuple(repeated), tuple(numbers), self.order_of(counts, self.seed), int(counts.sum()), fingerprint
         )
-
-
-def _part_seed(seed: int, number: int) -> int:
-    """Parts of one list of shards must not be in one order."""
-    return int(philox("mixture-part", seed, number).random_raw())
 
 
 class Exact(PlannedSource):

@@ -196,7 +196,10 @@ class FusedStep:
         except PipelineError as err:
             raise StepFailed("decode", err) from err
         field, to_decode = self._roles_of(tuple(sample))
-        if field is None or not isinstance(sample[field], (bytes, memoryview)) or self._has_other_image(sample, field):
+        if field is None or not isinstance(sample[field], (bytes, memoryview)):
+            return Prepared(origin, _as_bytes(sample))
+        # Without `fields`, an image under another name makes it unclear which image is cropped.
+        if self.field is None and any(name != field and is_image_in(name, value) for name, value in sample.items()):
             return Prepared(origin, _as_bytes(sample))
         values = _as_bytes(sample, but=field)
         plan = None
@@ -229,7 +232,13 @@ class FusedStep:
         """
         origin, values, field, plan, flip, failed = prepared
         if field is None:
-            return self._run_apart(values, origin)
+            sample: Any = values
+            for step in self.apart:
+                try:
+                    sample = step.function(sample, origin)
+                except Exception as err:
+                    raise StepFailed(step.name, err) from err
+            return sample
         try:
             part = decode_part(values[field], plan, self.wanted_of, origin, max_pixels=self.decode.max_pixels)
             if out is None:
@@ -275,18 +284,6 @@ class FusedStep:
         if field is None or not is_image_field(field) or not self.decode.takes(field, b""):
             return None
         return field
-
-    def _has_other_image(self, sample: Mapping[str, Any], field: str) -> bool:
-        """Whether an image under another name makes it unclear which one is cropped."""
-        return self.field is None and any(name != field and is_image_in(name, value) for name, value in sample.items())
-
-    def _run_apart(self, sample: Any, origin: Origin) -> Any:
-        for step in self.apart:
-            try:
-                sample = step.function(sample, origin)
-            except Exception as err:
-                raise StepFailed(step.name, err) from err
-        return sample
 
 
 def _as_bytes(sample: Mapping[str, Any], *, but: str = "") -> dict[str, Any]:
