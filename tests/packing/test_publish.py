@@ -18,6 +18,7 @@ from wdskit import FolderIndexError, PackError, RowError, ShardError, StorageErr
 from wdskit.dataset.index import read_index
 from wdskit.dataset.lock import lock_folder
 from wdskit.files import Disk
+from wdskit.packing import publish
 from wdskit.shards.index import index_folder
 
 
@@ -338,3 +339,14 @@ def test_of_packers_started_at_once_each_gives_the_same_or_a_message(tmp_path):
         told = "another wdskit process is writing" in message or "indexed already" in message
         assert (packer.returncode, told) in {(0, False), (1, True)}
     assert bytes_in(tmp_path / "out") == bytes_in(tmp_path / "reference")
+
+
+@pytest.mark.parametrize("options", [{}, {"append": True}, {"overwrite": True}], ids=["same", "append", "overwrite"])
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_the_index_of_the_folder_is_parsed_once(tmp_path, monkeypatch, options, is_stream):
+    make = (lambda *ends: iter(numbered(*ends))) if is_stream else numbered
+    pack(make(0, 3), tmp_path / "out")
+    read = []
+    monkeypatch.setattr(publish, "read_index", lambda folder: read.append(folder) or read_index(folder))
+    pack(make(3, 5) if options else make(0, 3), tmp_path / "out", **options)
+    assert read == [tmp_path / "out"]

@@ -111,8 +111,6 @@ def pack(
         found = find_source(source, options)
         if found.is_stream:
             options.check_stream()
-        if options.on is not None and not options.dry_run:
-            import_ray()
         target.refuse_other_options(found)
         shown = entries = None
         if found.is_stream:
@@ -216,6 +214,8 @@ def read_plan(dest: Destination, found: Source, *, skip_bad: bool, keep_first: b
         RowError: A row cannot be packed, or two rows have the same key.
     """
     options, part = dest.options, dest.options.part_of
+    if options.on is not None and not options.dry_run:
+        import_ray()  # an error here costs less than one after the rows are read
     name = "plan" if part is None else f"plan-{part[0]}-of-{part[1]}"
     plan: Plan = dest.enter(
         Plan(lambda: dest.room, name=name, is_held=found.is_held, shares=options.shares, sha256=found.sha256)

@@ -269,22 +269,21 @@ class Names:
         return number if self.pattern % number == name else None
 
 
-def names_of(folder: Path, pattern: str | None) -> Names:
-    """Return the names of the shards. By default they begin with the folder's name, so they differ between folders."""
+def names_of(folder: Path, pattern: str | None, splits: Iterable[str] | None) -> Sequence[Names]:
+    """Return the file names of the shards; with splits, the file names for each split.
+
+    By default they begin with the name of the folder or split, so they differ between folders.
+
+    Raises:
+        PackError: The pattern is invalid, or the folder's name cannot begin a file name of a shard.
+    """
+    if splits is not None:
+        return [Names(f"{split}-%06d.tar") for split in splits]
     if pattern is not None:
-        return Names(pattern)
+        return [Names(pattern)]
     try:
-        return Names(f"{os.path.basename(os.path.abspath(folder)) or 'shard'}-%06d.tar")
+        return [Names(f"{os.path.basename(os.path.abspath(folder)) or 'shard'}-%06d.tar")]
     except PackError as err:
         raise PackError(
             f"{folder}: shards cannot be named after this folder. Name them: --pattern train-%06d.tar."
         ) from err
-
-
-def names_of_all(folder: Path, pattern: str | None, splits: Iterable[str] | None) -> Sequence[Names]:
-    """Return the names of the shards; with splits, the names for each split, which begin with the split's name."""
-    if splits is None:
-        return [names_of(folder, pattern)]
-    if pattern is not None:
-        raise PackError("`pattern` and `split` cannot be combined: the shards are named after their splits.")
-    return [Names(f"{split}-%06d.tar") for split in splits]

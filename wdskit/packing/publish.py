@@ -46,7 +46,7 @@ from wdskit.files import (
     remove_temp_files,
     temp_path,
 )
-from wdskit.packing.division import Names, PlannedShard, names_of_all
+from wdskit.packing.division import Names, PlannedShard, names_of
 from wdskit.packing.options import WriteOptions
 from wdskit.packing.plan import Plan
 from wdskit.packing.row import OnProgress, Progress, Row, row_error
@@ -54,6 +54,7 @@ from wdskit.packing.run_journal import (
     DUPLICATES_NAME,
     LIST_NAMES,
     REJECTED_NAME,
+    LastRun,
     RunDescription,
     check_runs,
     differences,
@@ -61,6 +62,7 @@ from wdskit.packing.run_journal import (
     read_description,
     read_filled,
     read_journal,
+    read_last_run,
     read_log,
     read_sent,
     shard_files,
@@ -100,21 +102,6 @@ def _raises_pack_errors(
             return method(self, *args, **keywords)
 
     return call
-
-
-@dataclasses.dataclass(frozen=True)
-class LastRun:
-    """The run that made a folder's index.
-
-    Attributes:
-        run: Description of the run, without its `shards`.
-        entries: Index entries of the shards that the run added.
-        etags: ETags of the uploaded files, by name; empty for a local folder.
-    """
-
-    run: RunDescription
-    entries: tuple[ShardEntry, ...]
-    etags: Mapping[str, Sequence[str]]
 
 
 @contextlib.contextmanager
@@ -229,7 +216,7 @@ class Destination:
     def names(self) -> Sequence[Names]:
         """File names of the shards; with splits, the names for each split. PackError: The names are invalid."""
         with raised_as_pack_errors(self.folder):
-            return names_of_all(self.folder, self.options.pattern, self.options.shares)
+            return names_of(self.folder, self.options.pattern, self.options.shares)
 
     def describe_options(self, found: Source) -> dict[str, Any]:
         """Return all values that can change a shard, by name."""
@@ -907,22 +894,12 @@ class Destination:
         return self._read[1]
 
     def _find_last_run(self) -> LastRun | None:
-        """Return the run that made the folder's index; None if it is unknown, for example after `wdskit index`."""
-        if not self._has_index():
-            return None
-        file = self.folder / LAST_RUN_NAME
+        """Return the run that made the folder's index; None if the run or the index is unknown."""
         try:
-            document = json.loads(read_own(file) or b"")
             index = self._read_index()
-            if document["index"] != index.sha256:
-                return None
-            run = RunDescription.from_json(json.dumps(document["run"]).encode(), file)
-            count = int(document["num_shards"])
-            etags = {str(name): [*map(str, known)] for name, known in document.get("etags", {}).items()}
-        except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError, PackError, FolderIndexError):
+        except (OSError, FolderIndexError):
             return None
-        entries = index.entries
-        return LastRun(run, entries[len(entries) - count :], etags) if 0 < count <= len(entries) else None
+        return read_last_run(self.folder, index)
 
     def indexed_already(self, changes: Sequence[str] = ()) -> PackError:
         """Return the error for a folder that is packed already. `changes` are known differences from its last run."""

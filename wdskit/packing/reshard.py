@@ -15,7 +15,6 @@ from wdskit.packing.api import export_packed, fill_and_publish, plan_jobs, read_
 from wdskit.packing.division import PlannedShard
 from wdskit.packing.options import ReshardOptions, takes_options
 from wdskit.packing.publish import open_destination
-from wdskit.packing.ray import import_ray
 from wdskit.packing.sources import Source, count_cleaned
 from wdskit.packing.sources.shards import ShardSamples, check_dest, find_classes, merged_splits
 from wdskit.packing.sources.tar_samples import known_digests, list_tars
@@ -112,8 +111,6 @@ def reshard(source: str | Sequence[str], dest: str | os.PathLike[str], options: 
         shards = list_tars(source)
         check_dest(target.folder, shards, overwrite=options.overwrite)
         target.prepare(None)
-        if options.on is not None and not options.dry_run:
-            import_ray()
         lists, classes_lost = find_classes(shards, changes)
         names = parse_classes(lists[CLASSES_NAME], CLASSES_NAME) if lists else ()
         samples = ShardSamples(shards, options.choice, changes, check=options.check == "sha256")

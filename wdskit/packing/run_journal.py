@@ -19,19 +19,19 @@ import json
 import os
 import re
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from wdskit import __version__
 from wdskit.dataset.binary import BINARY_NAME, IDENTITIES_NAME, ShardEntry
 from wdskit.dataset.classes import CLASSES_NAME
-from wdskit.dataset.index import INDEX_NAME, RUN_FOLDER, entry_problem
+from wdskit.dataset.index import INDEX_NAME, RUN_FOLDER, FolderIndex, entry_problem
 from wdskit.dataset.selection import selection_of
 from wdskit.dataset.shard import offsets_path
 from wdskit.dataset.unfinished import DESCRIPTION_NAME, JOURNAL_NAME, RUN_NAME
-from wdskit.errors import PackError
+from wdskit.errors import FolderIndexError, PackError
 from wdskit.files import foreign, is_file_name, owner_of_new_files, read_own
 from wdskit.packing.division import PlannedShard
 from wdskit.packing.upload import LAST_RUN_NAME, SentFile, Uploaded
@@ -151,6 +151,34 @@ def read_description(path: Path) -> RunDescription | None:
     """
     data = read_own(path / DESCRIPTION_NAME)
     return None if data is None else RunDescription.from_json(data, path / DESCRIPTION_NAME)
+
+
+class LastRun(NamedTuple):
+    """The run that made a folder's index.
+
+    Attributes:
+        run: Description of the run, without its `shards`.
+        entries: Index entries of the shards that the run added.
+        etags: ETags of the uploaded files, by name; empty for a local folder.
+    """
+
+    run: RunDescription
+    entries: tuple[ShardEntry, ...]
+    etags: Mapping[str, Sequence[str]]
+
+
+def read_last_run(folder: Path, index: FolderIndex) -> LastRun | None:
+    """Return the run that made the folder's `index`; None if the run is not known, for example after `wdskit index`."""
+    try:
+        document = json.loads(read_own(folder / LAST_RUN_NAME) or b"")
+        if document["index"] != index.sha256:
+            return None
+        run = RunDescription.from_json(json.dumps(document["run"]).encode(), folder / LAST_RUN_NAME)
+        count = int(document["num_shards"])
+        etags = {str(name): [*map(str, known)] for name, known in document.get("etags", {}).items()}
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError, PackError, FolderIndexError):
+        return None
+    return LastRun(run, index.entries[len(index.entries) - count :], etags) if 0 < count <= len(index.entries) else None
 
 
 def read_journal(path: Path) -> dict[str, Any]:
