@@ -23,7 +23,7 @@ from wdskit.dataset import braces as braces_module
 from wdskit.dataset import patterns as patterns_module
 from wdskit.dataset.braces import _count_names, expand_braces
 from wdskit.dataset.index import read_index
-from wdskit.dataset.patterns import list_shards
+from wdskit.dataset.patterns import find_shards, list_shards
 from wdskit.dataset.table import find_mapped
 from wdskit.errors import FolderIndexError, StorageError
 from wdskit.limits import MAX_SHARD_NAMES
@@ -602,3 +602,18 @@ def test_names_of_a_pattern_are_one_run_of_their_folder(tmp_path):
     one, others = f"{tmp_path}/s-00{{3,1}}.tar", f"{tmp_path}/s-*.tar"
     runs = [numbers.tolist() for _, numbers in find_mapped([one, f"{tmp_path}/s-005.tar", others, one])]
     assert runs == [[3, 1, 5], [*range(6)], [3, 1]]
+
+
+def test_the_index_of_a_folder_is_read_once_and_compared_with_its_files(tmp_path, monkeypatch):
+    for name in ("a-0.tar", "a-1.tar"):
+        write_shard(tmp_path / name, {name[2]: {"cls": b"1"}})
+    index_folder(tmp_path)
+    folders: list[str] = []
+    monkeypatch.setattr(patterns_module, "read_index", lambda folder: folders.append(folder) or read_index(folder))
+    assert len(find_shards(str(tmp_path)).entries or ()) == 2
+    assert len(find_shards(str(tmp_path / "a-{0..1}.tar")).entries or ()) == 2
+    assert folders == [str(tmp_path)] * 2
+    with (tmp_path / "a-1.tar").open("ab") as file:
+        file.write(bytes(512))
+    with pytest.raises(FolderIndexError, match=r"a-1.tar has \d+ bytes, the index says"):
+        find_shards(str(tmp_path))

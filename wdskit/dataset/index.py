@@ -97,7 +97,7 @@ class FolderIndex:
 
     def _mismatch(self, problem: str) -> FolderIndexError:
         msg = f"{join_url(self.folder, INDEX_NAME)}: {problem}."
-        msg += f"\n  If the shards are right, run `wdskit index {self.folder}`."
+        msg += f"\n  If the shards are right, run `wdskit index {self.folder or '.'}`."
         return FolderIndexError(msg, folder=self.folder)
 
 

@@ -82,7 +82,9 @@ class ShardMatch(NamedTuple):
     problem: str = ""
 
 
-def list_shards(shards: str | Sequence[str], *, need_index: bool = False, has_remote: bool = False) -> ShardList:
+def list_shards(
+    shards: str | Sequence[str], *, need_index: bool = False, has_remote: bool = False, check_files: bool = False
+) -> ShardList:
     """Find the shards that a user named.
 
     They come in the order in which they are written; a shard that is named twice comes twice. A glob or a folder gives
@@ -96,6 +98,7 @@ def list_shards(shards: str | Sequence[str], *, need_index: bool = False, has_re
         need_index: Every shard must be in its folder's index; remote indexes are fetched too.
         has_remote: Remote indexes are read if they exist, also for shards that are named one by one; the folder of a
             bucket without an index is listed.
+        check_files: If all shards are in an index, the local folders are compared with it: names and sizes.
 
     Raises:
         StorageError: Nothing matches, a local shard is missing, or a scheme is not supported.
@@ -122,6 +125,10 @@ def list_shards(shards: str | Sequence[str], *, need_index: bool = False, has_re
         parts += [number] * (len(found) - len(parts))
     if not found:
         raise StorageError("no shards: the list is empty. Name a path, a glob, a brace pattern or a folder.")
+    if check_files and all(one.entry for one in found):
+        for folder in sorted({split_url(one.url)[0] for one in found if is_local(one.url)}):
+            if (index := open_index(folder)) is not None:
+                index.check_files()
     return ShardList(tuple(one.url for one in found), tuple(parts), tuple(one.entry for one in found))
 
 
@@ -134,15 +141,13 @@ def find_shards(path: str) -> Target:
     is_folder = path.endswith("/") or (os.path.isdir(local_path(path)) if local else not split_url(path)[1])
     if local and not is_folder and os.path.exists(local_path(path)):
         return Target(path, "shard", (path,), None)
-    found = list_shards(path, has_remote=[*expand_patterns(path)] != [path])
+    found = list_shards(path, has_remote=[*expand_patterns(path)] != [path], check_files=True)
     if found.urls == (path,):
         return Target(path, "shard", found.urls, None)
     kind: Literal["folder", "pattern"] = "folder" if is_folder else "pattern"
     entries = tuple(entry for entry in found.entries if entry is not None)
     if len(entries) < len(found.urls):
         return Target(path, kind, found.urls, None)
-    for folder in sorted({Path(local_path(url)).parent for url in found.urls if is_local(url)}):
-        read_index(folder).check_files()
     return Target(path, kind, found.urls, entries)
 
 
