@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
+from shards import write_numbers
 
 from wdskit.order import keys
 from wdskit.order.base import Stack, looked_up
@@ -16,6 +17,8 @@ from wdskit.order.keys import PositionRng
 from wdskit.order.mixture import MixtureOrder
 from wdskit.order.resampled import ResampledOrder
 from wdskit.order.sequential import SequentialOrder
+from wdskit.shards.index import index_folder
+from wdskit.stages.sources import Exact, MixturePart
 
 
 def chi_square(found, expected):
@@ -116,11 +119,13 @@ def test_added_keys_would_meet(used_keys, monkeypatch):
     assert len(set(used_keys)) < len(used_keys)
 
 
-def test_parts_of_a_mixture_over_the_same_shards_differ():
-    from wdskit.stages.sources import _part_seed
-
-    seeds = {_part_seed(seed, number) for seed in range(50) for number in range(50)}
-    assert len(seeds) == 2500
+def test_parts_of_a_mixture_over_the_same_shards_differ(tmp_path):
+    """Else a batch would have the same sample several times."""
+    write_numbers(tmp_path, [40, 25])
+    index_folder(tmp_path, workers=1)
+    parts = tuple(MixturePart(shards=str(tmp_path)) for _ in range(4))
+    orders = [order for seed in range(25) for order in Exact(mixture=parts, seed=seed).plan().order.parts]
+    assert len({tuple(np.concatenate(order.take(np.arange(65))).tolist()) for order in orders}) == 100
 
 
 def test_a_memory_is_left_behind_when_an_order_goes_to_another_process():
