@@ -67,7 +67,8 @@ TYPES = {
     "LaneCount": "int",
     "Natural": "int", "Number": "float", "Positive": "float", "Bool": "bool", "Text": "str", "Range": "Sequence[float]",
     "ShareRange": "Sequence[float]", "Channels": "Sequence[float]", "PositiveChannels": "Sequence[float]",
-    "Weights": "Sequence[float]", "Bounds": "Sequence[int | str]", "Split": "str", "ImageSpec": "str",
+    "Weights": "Sequence[float]", "Bounds": "Sequence[int | str]", "Split": "str", "Condition": "str",
+    "ImageSpec": "str",
     "Classes": 'Literal["same", "any"]', "Functions": "Sequence[Function | None]",
     "tuple[MixturePart, ...]": "Sequence[Mapping[str, Any]]", "Probability": "float",
 }  # fmt: skip

@@ -85,7 +85,7 @@ API_GROUPS = {
     "Look at shards": ["info", "Summary", "ls", "ShardRow", "SampleRow", "MemberRow", "stats", "write_report",
                        "ShardStats", "LocalShard", "cat", "diff", "DiffResult"],
     "Check, index and split": ["verify", "VerifyResult", "Finding", "index_folder", "export", "ExportReport",
-                               "IndexReport", "split", "SplitReport"],
+                               "IndexReport", "columns", "Columns", "TextColumn", "split", "SplitReport"],
 }  # fmt: skip
 OPTIONS = {"pack": PackOptions, "reshard": ReshardOptions, "select": SelectOptions}
 """The functions whose keyword arguments are the fields of a class: a table lists them."""

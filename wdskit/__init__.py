@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 __version__ = "0.1.0"
 
 _PUBLIC: dict[str, tuple[str, ...]] = {
+    "dataset.columns": ("Columns", "TextColumn", "columns"),
     "dataset.shard": ("LocalShard",),
     "errors": (
         "ConfigError",
@@ -60,6 +61,9 @@ _HOMES = {name: f"wdskit.{module}" for module, names in _PUBLIC.items() for name
 __all__ = sorted([*_HOMES, "__version__"])  # noqa: PLE0605 (type checkers read the block below)
 
 if TYPE_CHECKING:  # tools/generate.py writes this from _PUBLIC
+    from wdskit.dataset.columns import Columns as Columns
+    from wdskit.dataset.columns import TextColumn as TextColumn
+    from wdskit.dataset.columns import columns as columns
     from wdskit.dataset.shard import LocalShard as LocalShard
     from wdskit.errors import ConfigError as ConfigError
     from wdskit.errors import DecodeError as DecodeError

@@ -5,7 +5,7 @@ WdskitError
 ├── StorageError         a URL or file cannot be read, or its scheme is not supported
 ├── ShardError           the bytes of a shard are damaged or invalid
 ├── FolderIndexError     the folder's index is missing, unreadable, or does not match its shards
-├── SelectionError       a selection is missing, damaged, of other shards, or cannot be made
+├── SelectionError       a column, a split or a filter is missing, damaged, of other shards, or wrong
 ├── KeyRuleError         a key or field name that some readers would change
 ├── DecodeError          the bytes of a field do not have the format of its name
 │   └── ImageTooLarge    an image's header gives more pixels than allowed
@@ -105,7 +105,7 @@ class FolderIndexError(WdskitError):
 
 
 class SelectionError(WdskitError):
-    """A selection of `folder` is missing, damaged, made for other shards, or cannot be made.
+    """A column or split of `folder` is missing, damaged or made for other shards, or a filter or condition is wrong.
 
     If one sample is the reason, `shard`, `key` and `field` name it.
     """

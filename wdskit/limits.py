@@ -44,9 +44,6 @@ MAX_INDEX_BYTES = 1 << 30
 MAX_IDX_BYTES = 1 << 30
 """Largest `.idx` that is read: 134 million samples in one shard, whose headers alone take 69 GB."""
 
-MAX_RECIPE_BYTES = 1 << 16
-"""Longest text that says how a selection was made; a split into a hundred parts takes two thousand bytes."""
-
 MAX_PIXELS = 100_000_000
 MAX_SHOWN_PIXELS = 50_000_000  # of an image that is decoded to be looked at
 """Default for width x height of one image: 300 MB as RGB. Larger photos exist; larger training photos hardly do."""

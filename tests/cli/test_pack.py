@@ -28,6 +28,7 @@ from shards import bytes_in, samples_in
 
 from wdskit.cli import app
 from wdskit.cli.console import _rates
+from wdskit.dataset.columns import columns
 from wdskit.errors import PackError
 from wdskit.packing.options import parse_size
 from wdskit.packing.row import Progress
@@ -339,6 +340,7 @@ def write_special_images() -> None:
 OPTIONS = {
     "--max-samples": ("photos out --max-samples 2", lambda: len(shards_in("out")) == 2),
     "--max-bytes": ("photos out --max-bytes 9.5kB", lambda: len(shards_in("out")) == 2),
+    "--columns": ("photos out --columns width,height", lambda: [*columns("out")] == ["width", "height"]),
     "--num-shards": ("photos out --num-shards 2", lambda: len(shards_in("out")) == 2),
     "--dry-run": ("photos out --dry-run", lambda: not Path("out").exists()),
     "--overwrite": ("c.jsonl there --overwrite --allow-no-image", lambda: keys_in("there") == ["row-000000000"]),

@@ -1,4 +1,4 @@
-"""What `wdskit split` prints, and what `wdskit info` says of selections, whole."""
+"""What `wdskit split` prints, and what `wdskit info` says of splits, whole."""
 
 from __future__ import annotations
 
@@ -6,10 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
-from shards import write_shard
+from shards import selected, write_shard
 
-from wdskit.dataset.index import read_index
-from wdskit.dataset.selection import read_selection, selection_path, write_selection
 from wdskit.shards.index import index_folder
 
 
@@ -84,9 +82,8 @@ def test_the_result_as_json(data: Path, run) -> None:
             "train": {"num_samples": 20, "num_groups": 3, "wanted_ratio": 0.5},
             "rest": {"num_samples": 40, "num_groups": 6, "wanted_ratio": 0.5},
         },
-        "recipe": "split train=0.5,rest=0.5 --by json:patient.id",
     }
-    assert read_selection(data, "rest").num_samples == 40
+    assert sum(map(len, selected(data, "rest"))) == 40
 
 
 def test_errors_say_where_what_and_what_to_do(data: Path, run) -> None:
@@ -102,10 +99,8 @@ def test_errors_say_where_what_and_what_to_do(data: Path, run) -> None:
     assert run("split", "data", "train=1", "--by", "json:site") == (1, "", missing)
     run("split", "data", "train=0.8,val=0.2")
     in_the_way = (
-        "data: another split is already here and would be replaced.\n"
-        "  data/train.selection: split train=0.8,val=0.2\n"
-        "  data/val.selection: split train=0.8,val=0.2\n"
-        "  Choose other names, or replace it with --overwrite."
+        "data: another split is already here and would be replaced: split train=0.8,val=0.2.\n"
+        "  Replace it with --overwrite."
     )
     assert run("split", "data", "train=0.8,val=0.2", "--seed", "7") == (1, "", in_the_way)
     assert run("split", "data", "train=0.8,val=0.2", "--seed", "7", "--overwrite")[0] == 0
@@ -120,52 +115,39 @@ def test_a_wrong_command_line_exits_2(run) -> None:
 
 INFO = """\
 
- selection   samples    share
-──────────────────────────────
- test              3    5.00%
- train            55   91.67%
- val               2    3.33%"""
-
-INFO_WITH_PROBLEMS = """\
-
- selection   samples   share   problem
-──────────────────────────────────────────────────────────────────
- test              3       -   made for other shards, split again
- train             -       -   damaged, split again
- val               2       -   made for other shards, split again"""
+ column   kind                          made from   samples by value
+────────────────────────────────────────────────────────────────────────────
+ split    text   split train=0.8,val=0.1,test=0.1   test 3, train 55, val 2"""
 
 
-def test_info_lists_the_selections_and_what_is_wrong_with_them(data: Path, run) -> None:
-    assert "selection" not in run("info", "data")[1]
+def test_info_lists_the_columns_and_what_is_wrong_with_them(data: Path, run) -> None:
+    assert "column" not in run("info", "data")[1]
     run("split", "data", "train=0.8,val=0.1,test=0.1")
     code, out, err = run("info", "data")
     assert (code, err) == (0, "")
     assert out.endswith(INFO)
-    document = json.loads(run("info", "data", "--json")[1])["selections"]
-    assert document["train"] == {
-        "num_samples": 55,
-        "recipe": "split train=0.8,val=0.1,test=0.1",
+    document = json.loads(run("info", "data", "--json")[1])["columns"]
+    assert document["split"] == {
+        "source": "split train=0.8,val=0.1,test=0.1",
+        "kind": "text",
+        "values": {"test": 3, "train": 55, "val": 2},
         "problem": None,
     }
+    [path] = data.glob("split.*.npy")
+    right = path.read_bytes()
+    path.write_bytes(right[:-1])
+    assert "damaged" in run("info", "data")[1]
+    path.write_bytes(right)
+    for name in ("index.json", "index.bin"):
+        (data / name).rename(data / f"{name}.old")
     write_shard(data / "s-2.tar", {"more": {"cls": b"1"}})
+    columns = (data / "columns.json").rename(data / "kept")
     index_folder(data, workers=1)
-    selection_path(data, "train").write_bytes(b"x")
-    code, out, err = run("info", "data")
-    assert (code, err) == (0, "")
-    assert out.endswith(INFO_WITH_PROBLEMS)
+    path.write_bytes(right)
+    columns.rename(data / "columns.json")
+    assert "of other shards" in run("info", "data")[1]
     for path in ("data/s-0.tar", "data/s-*.tar"):
-        assert "selection" not in run("info", path)[1]
-
-
-def test_info_of_selections_without_samples_or_without_an_index(data: Path, run) -> None:
-    for path in data.glob("s-*.tar"):
-        write_shard(path, {})
-    index_folder(data, workers=1)
-    write_selection(data, "train", [[]] * len(read_index(data).entries), recipe="")
-    assert run("info", "data")[1].split("\n")[-1].split() == ["train", "0", "-"]
-    (data / "index.json").unlink()
-    code, out, _ = run("info", "data")
-    assert (code, "made for other shards" in out) == (0, True)
+        assert "column" not in run("info", path)[1]
 
 
 def test_hostile_text_never_reaches_the_terminal_raw(data: Path, run) -> None:

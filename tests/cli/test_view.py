@@ -57,7 +57,7 @@ def test_the_page_is_opened_in_a_browser_unless_that_is_not_wanted(train: Path, 
     ("words", "code", "message"),
     [
         (["trian"], 1, "trian: there is no such shard or folder. Did you mean `train`?"),
-        (["train", "--split", "val"], 1, "the folder has no selection"),
+        (["train", "--split", "val"], 1, "The folder has no split"),
         ([], 2, "give either DIR, or --config with a pipeline."),
         (["train", "--config", "c.yaml"], 2, "give either DIR, or --config with a pipeline."),
         (["train", "--rank", "1"], 2, "--rank needs --config."),

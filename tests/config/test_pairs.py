@@ -17,14 +17,16 @@ from collections import Counter
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 import typer
 from shards import write_numbers
 
 from wdskit import load_config, make_loader, plan
 from wdskit.cli.config import check, show
+from wdskit.dataset.binary import BinaryIndex
 from wdskit.dataset.classes import CLASSES_NAME
-from wdskit.dataset.selection import write_selection
+from wdskit.dataset.columns import NewColumn, add_columns
 from wdskit.errors import ConfigError, WdskitError
 from wdskit.shards.index import index_folder
 
@@ -79,7 +81,8 @@ PLANNED = [
     values("shards", "{one}", ["{one}/s-000.tar", "{one}/s-002.tar"], bad=([], 5), late=("{folder}/no-*.tar",)),
     values("mixture", PARTS, WEIGHTS, CHANGING, bad=([], [{"shards": "{one}", "weight": 0}]), late=(OTHER,)),
     values("schedule", "step", "linear", bad=("fast",)),
-    values("split", "half", bad=("UP", 5), late=("nope",)),
+    values("split", "half", bad=("../x", 5), late=("nope",)),
+    values("where", "half and number > 3", bad=("half and", 5), late=("nope > 3", "number")),
     values("range", ["0%", "50%"], [4, 10], bad=([5, 5], "0-5"), late=([5, 1000],)),
     values("seed", 0, 2**63 - 1, bad=(-1, 2**63)),
     values("classes", "same", "any", bad=("none",)),
@@ -160,7 +163,7 @@ def rules(source: str, given: dict[str, Any]) -> list[tuple[str, str]]:
     if own.get("schedule") == "linear" and not is_changing(own.get("mixture")):
         found.append((source, "schedule: linear"))
     if source != "stream" and "mixture" in own:
-        found += [(source, name) for name in ("range", "split", "shards") if name in own]
+        found += [(source, name) for name in ("range", "split", "where", "shards") if name in own]
     if source == "resampled" and own.get("window") == HUGE and (source, "schedule: linear") not in found:
         found.append((source, "lanes"))  # one section's rules are checked in turn
     return found
@@ -195,11 +198,9 @@ def tables(tmp_path_factory: pytest.TempPathFactory) -> Tables:
         names = [f"{name if name == 'other' else 'class'}{number}" for number in range(24)]
         (folder / name / CLASSES_NAME).write_text(json.dumps(names))
         index_folder(folder / name, workers=1)
-    chosen = [
-        [number - first for number in HALF if 0 <= number - first < size]
-        for first, size in zip([0, 10, 15], COUNTS, strict=True)
-    ]
-    write_selection(folder / "one", "half", chosen)
+    half = np.isin(np.arange(24), HALF)
+    columns = {"half": NewColumn({"filter": "no"}, [half]), "number": NewColumn({"path": "json.n"}, [np.arange(24)])}
+    add_columns(BinaryIndex(folder / "one"), columns)
     return Tables(folder, *(str(folder / name) for name in ("one", "two", "other")))
 
 
@@ -368,6 +369,8 @@ class Sweep:
         if self.source != "stream":
             if own.get("split") == "half":
                 selected = [number for number in selected if number in HALF]
+            if own.get("where"):
+                selected = [number for number in selected if number in HALF and number > 3]
             if own.get("range") == ["0%", "50%"]:
                 selected = selected[: len(selected) // 2]
             elif own.get("range") == [4, 10]:

@@ -1,296 +1,394 @@
-"""Samples read together are those that are read one by one, or the same error."""
+"""Columns next to an index: what is stored, what is refused, and conditions on them against Python's own."""
 
 from __future__ import annotations
 
-import os
-import shutil
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+import itertools
+import json
+import math
+import pickle
+import random
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-from folders import GOLDEN
-from hypothesis import given, settings
+from disks import HastyDisk
+from hypothesis import given
 from hypothesis import strategies as st
-from shards import write_shard
+from shards import selected
 
-from tests.dataset.test_shard import (
-    SHARDS,
-    Truth,
-    cut,
-    each_to_every_block,
-    plain,
-    read_truth,
-    write_raw,
-    write_right_offsets,
+import wdskit
+from wdskit import PackError, Pipeline, SelectionError, index_folder, pack, split
+from wdskit.dataset.binary import BinaryIndex
+from wdskit.dataset.columns import (
+    Columns,
+    NewColumn,
+    TextColumn,
+    Texts,
+    add_columns,
+    columns,
+    join_parts,
+    list_columns,
+    pack_values,
 )
-from wdskit import Pipeline, verify
-from wdskit.dataset import columns as many_module
-from wdskit.dataset.columns import Many, Run, read_samples
-from wdskit.dataset.index import read_index, write_index
-from wdskit.dataset.shard import LocalShard, digest_offsets, offsets_path
-from wdskit.errors import FolderIndexError, ShardError, WdskitError
-from wdskit.shards.index import index_folder
+from wdskit.dataset.subset import Subset
+from wdskit.dataset.where import Where
+
+NAMES = "cls,json.score,json.kind,cap=json.caption.length,boxes=json.boxes.length,txt.length,json.deep.n"
 
 
-def opened(path: Path, *, known: bool = True) -> LocalShard:
-    """With the digest of its offsets, or without."""
-    if not known:
-        return LocalShard(path)
-    offsets = np.frombuffer(offsets_path(path).read_bytes(), dtype="<u8")
-    return LocalShard(path, idx_sha256=digest_offsets(offsets.tolist()))
+def row(number: int) -> dict[str, Any]:
+    chance = random.Random(number)
+    document = {
+        "score": number / 8,
+        "kind": chance.choice(["photo", "drawing", "größe"]),
+        "caption": "é" * chance.randrange(9),
+        "boxes": [[0, 0, 1, 1]] * chance.randrange(4),
+        "deep": {"n": -number},
+    }
+    if number % 5 == 0:
+        del document["score"]
+    if number % 7 == 0:
+        del document["kind"]
+    return {"__key__": f"k{number:03d}", "cls": number % 300, "json": document, "txt": "x" * (number % 3)}
 
 
-def runs_of(numbers: Sequence[int]) -> list[tuple[int, int]]:
-    """Neighbours together: (first, count)."""
-    runs: list[tuple[int, int]] = []
-    for number in numbers:
-        if runs and sum(runs[-1]) == number:
-            runs[-1] = (runs[-1][0], runs[-1][1] + 1)
-        else:
-            runs.append((number, 1))
-    return runs
+ROWS = [row(number) for number in range(90)]
+EXPECTED: dict[str, list[Any]] = {
+    "cls": [each["cls"] for each in ROWS],
+    "json.score": [each["json"].get("score", math.nan) for each in ROWS],
+    "json.kind": [each["json"].get("kind", "") for each in ROWS],
+    "cap": [len(each["json"]["caption"]) for each in ROWS],
+    "boxes": [len(each["json"]["boxes"]) for each in ROWS],
+    "txt.length": [len(each["txt"]) for each in ROWS],
+    "json.deep.n": [each["json"]["deep"]["n"] for each in ROWS],
+}
 
 
-def together(shard: LocalShard, numbers: Sequence[int], *, viewed: bool = False) -> Truth | None:
-    runs: list[Run] = [(shard, *run) for run in runs_of(numbers)]
-    return rows_of(read_samples(runs, viewed=lambda field: viewed))
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Ninety samples in shards of 20, with columns made while they were packed."""
+    folder = tmp_path_factory.mktemp("columns") / "data"
+    pack(ROWS, folder, max_samples=20, columns=NAMES, disk=HastyDisk())
+    return folder
 
 
-def rows_of(many: Many | None) -> Truth | None:
-    if many is None:
-        return None
-    columns = {name: spans.cut() for name, spans in many.fields.items()}
-    return [(key, {name: column[at] for name, column in columns.items()}) for at, key in enumerate(many.keys)]
+def check_values(found: Columns, expected: dict[str, list[Any]]) -> None:
+    assert list(found) == list(expected)
+    for name, values in expected.items():
+        np.testing.assert_array_equal(np.asarray(found[name]), values)
 
 
-def is_uniform(rows: Truth) -> bool:
-    return len({tuple(fields) for _, fields in rows}) == 1
+def test_columns_are_what_the_samples_say(folder: Path) -> None:
+    found = columns(folder)
+    check_values(found, EXPECTED)
+    kinds = {name: found.column(name).dtype for name in found}
+    assert kinds == {
+        "cls": "|u1", "json.score": "<f8", "json.kind": "|u1", "cap": "|u1", "boxes": "|u1", "txt.length": "|u1",
+        "json.deep.n": "|i1",
+    }  # fmt: skip
+    kind = found["json.kind"]
+    assert isinstance(kind, TextColumn)
+    assert kind.values == ("", "drawing", "größe", "photo")
+    assert (kind == "photo").tolist() == [value == "photo" for value in EXPECTED["json.kind"]]
+    assert kind[3] == EXPECTED["json.kind"][3]
+    assert not found["cls"].flags.writeable
+    assert len(pickle.dumps(found)) < 4000
 
 
-@pytest.mark.parametrize("known", [True, False])
-@pytest.mark.parametrize("make", SHARDS, ids=lambda make: make.__name__)
-def test_every_pair_of_samples_is_read_as_one_by_one(make: Callable[[Path], Path], tmp_path: Path, known: bool) -> None:
-    """Of all kinds of tar; the second time, edges are known without a digest too."""
-    path = make(tmp_path / "s.tar")
-    write_right_offsets(path)
-    truth = read_truth(path)
-    with opened(path, known=known) as shard:
-        for _ in range(2):
-            for a in range(len(truth)):
-                for b in range(len(truth)):
-                    wanted = [truth[a], truth[b]]
-                    assert together(shard, [a, b]) == (wanted if is_uniform(wanted) else None)
+@pytest.mark.parametrize("workers", [1, 2])
+def test_packed_appended_and_indexed_columns_are_the_same_bytes(folder: Path, tmp_path: Path, workers: int) -> None:
+    files = {path.name: path.read_bytes() for path in folder.iterdir() if path.suffix == ".npy"}
+    other = tmp_path / "data"
+    pack(ROWS[:40], other, max_samples=20, columns=NAMES, disk=HastyDisk(), workers=workers)
+    pack(ROWS[40:], other, max_samples=20, append=True, disk=HastyDisk())
+    assert (other / "columns.json").read_bytes() == (folder / "columns.json").read_bytes()
+    assert {path.name: path.read_bytes() for path in other.glob("*.npy")} == files
+    (other / "columns.json").unlink()
+    assert len(columns(other)) == 0
+    report = index_folder(other, columns=NAMES, workers=workers)
+    assert report.columns == tuple(EXPECTED)
+    assert (other / "columns.json").read_bytes() == (folder / "columns.json").read_bytes()
+    assert {path.name: path.read_bytes() for path in other.glob("*.npy")} == files
+    split(other, "train=0.5,val=0.5")
+    before = selected(other, "train")
+    index_folder(other, drop_columns="cap,boxes", workers=workers)
+    assert list(columns(other)) == [*(name for name in EXPECTED if name not in ("cap", "boxes")), "split"]
+    assert selected(other, "train") == before
+    assert len(list(other.glob("*.npy"))) == len(EXPECTED) - 1
 
 
-keys = st.text("abc/", min_size=1, max_size=6).filter(lambda key: not key.endswith("/"))
-uniform_fields = st.sampled_from([("cls",), ("a.b", "cls"), ("cls", "a.b", "txt"), ("JPG",)])
+def test_a_reshard_makes_columns_too(folder: Path, tmp_path: Path) -> None:
+    wdskit.reshard(str(folder), tmp_path / "out", columns="cls", filter="cls < 10", shuffle=3, disk=HastyDisk())
+    found = columns(tmp_path / "out")["cls"].tolist()
+    assert sorted(found) == list(range(10))
 
 
-@settings(max_examples=60)
-@given(data=st.data(), names=uniform_fields, known=st.booleans(), large=st.sampled_from([0, 700, 1 << 20]))
-def test_any_shard_in_any_order(
-    tmp_path_factory: pytest.TempPathFactory,
-    data: st.DataObject,
-    names: tuple[str, ...],
-    known: bool,
-    large: int,
-) -> None:
-    fields = st.fixed_dictionaries({name: st.binary(max_size=1100) for name in names})
-    samples = data.draw(st.dictionaries(keys, fields, min_size=1, max_size=9))
-    path = write_shard(tmp_path_factory.getbasetemp() / "many.tar", samples)
-    write_right_offsets(path)
-    truth = read_truth(path)
-    numbers = data.draw(st.lists(st.integers(0, len(truth) - 1), min_size=1, max_size=20))
-    with opened(path, known=known) as shard, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(many_module, "LARGE_BYTES", large)
-        wanted = [truth[number] for number in numbers]
-        for viewed in (False, True):
-            assert together(shard, numbers, viewed=viewed) == (wanted if is_uniform(wanted) else None)
+def test_a_killed_pack_keeps_the_columns_of_its_shards(tmp_path: Path, folder: Path) -> None:
+    def failing():
+        yield from ROWS[:70]
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        pack(failing(), tmp_path / "data", max_samples=20, columns=NAMES, disk=HastyDisk())
+    pack(iter(ROWS), tmp_path / "data", max_samples=20, columns=NAMES, disk=HastyDisk())
+    assert (tmp_path / "data" / "columns.json").read_bytes() == (folder / "columns.json").read_bytes()
 
 
-def test_samples_of_other_fields_or_another_order_of_them_are_not_columns(tmp_path: Path) -> None:
-    samples = {"a": {"x": b"1", "y": b"2"}, "b": {"y": b"1", "x": b"2"}, "c": {"x": b""}, "d": {"x": b"", "z": b""}}
-    path = write_shard(tmp_path / "s.tar", samples)
-    write_right_offsets(path)
-    with opened(path) as shard:
-        for a in range(4):
-            for b in range(4):
-                assert (together(shard, [a, b]) is None) == (a != b)
+REFUSED = {
+    "hight": r"columns: 'hight' is nothing that a sample has. There are width, height, cls",
+    "a b=json.x": r"'a b' is not a valid name for a column",
+    "../x": r"'../x' is not a valid name for a column",
+    "cls,cls": r"columns: 'cls' is named twice",
+    "json.boxes": r"data-000000.tar: sample 'k000': column json.boxes: it is a list, .* json.boxes.length",
+    "json.deep": r"column json.deep: it is an object",
+}
 
 
-def test_a_read_that_gives_little_at_a_time_is_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    samples = {f"k{at}": {"cls": b"%d" % at} for at in range(5)}
-    path = write_shard(tmp_path / "s.tar", samples)
-    write_right_offsets(path)
-    pread = os.pread
-    for most in (1, 100, 512, 513):
-        monkeypatch.setattr(os, "pread", lambda fd, size, offset, most=most: pread(fd, min(size, most), offset))
-        with opened(path) as shard:
-            assert together(shard, [4, 1, 2, 3]) == [[*samples.items()][at] for at in (4, 1, 2, 3)]
+@pytest.mark.parametrize("names", REFUSED)
+def test_what_cannot_be_a_column_is_named(tmp_path: Path, names: str) -> None:
+    pack(ROWS[:3], tmp_path / "data", disk=HastyDisk())
+    before = {path.name: path.read_bytes() for path in (tmp_path / "data").iterdir()}
+    with pytest.raises((SelectionError, wdskit.FolderIndexError), match=REFUSED[names]):
+        index_folder(tmp_path / "data", columns=names)
+    assert {path.name: path.read_bytes() for path in (tmp_path / "data").iterdir()} == before
 
 
-def test_large_samples_are_not_kept_whole_unless_they_are_looked_at(tmp_path: Path) -> None:
-    path = write_shard(tmp_path / "s.tar", {"a": {"bin": bytes(1 << 17), "npy": bytes(1 << 17)}})
-    write_right_offsets(path)
-    with opened(path) as shard:
-        many = read_samples([(shard, 0, 1)], viewed=lambda field: field == "npy")
-        assert many is not None
-        assert [type(spans.data[0]) for spans in many.fields.values()] == [bytes, memoryview]
+def test_columns_that_do_not_fit_the_index_are_refused_with_the_command(tmp_path: Path) -> None:
+    pack(ROWS[:30], tmp_path / "data", max_samples=20, columns="cls", disk=HastyDisk())
+    kept = {path.name: path.read_bytes() for path in (tmp_path / "data").iterdir() if "c" in path.name}
+    pack(ROWS[30:50], tmp_path / "data", max_samples=20, append=True, disk=HastyDisk())
+    for name, data in kept.items():
+        if name == "columns.json" or name.endswith(".npy"):
+            (tmp_path / "data" / name).write_bytes(data)
+    again = rf"made for other shards than .*\n  Run `wdskit index {tmp_path}/data`"
+    with pytest.raises(SelectionError, match=again):
+        columns(tmp_path / "data")
+    with pytest.raises(SelectionError, match=again):
+        wdskit.plan(Pipeline().exact(str(tmp_path / "data"), where="cls > 3").batched(2))
+    with pytest.raises(SelectionError, match=again):
+        pack(ROWS[50:60], tmp_path / "data", append=True, disk=HastyDisk())
+    index_folder(tmp_path / "data")
+    assert columns(tmp_path / "data")["cls"].tolist() == EXPECTED["cls"][:50]
+    with pytest.raises(PackError, match=r"it has no column 'json.score'.*\n.*--columns json.score"):
+        pack(ROWS[50:60], tmp_path / "data", append=True, columns="json.score", disk=HastyDisk())
 
 
-# What is not right.
-
-
-def check_as_one_by_one(path: Path, truth: Truth, *, known: bool, only: int | None = None) -> int:
-    """Every sample, and all of them, are right together or an error, as one by one; number of errors."""
-    num_errors = 0
-    try:
-        opened(path, known=known).close()
-    except WdskitError:
-        return 1
-    for number in range(len(truth)) if only is None else [only]:
-        with opened(path, known=known) as shard:
+def test_no_flipped_bit_of_a_column_is_used(tmp_path: Path) -> None:
+    pack(ROWS[:40], tmp_path / "data", columns="cls,json.kind", disk=HastyDisk())
+    where = "cls >= 0 and json.kind == 'photo'"
+    expected = wdskit.plan(Pipeline().exact(str(tmp_path / "data"), where=where).batched(1)).num_samples
+    for path in [*(tmp_path / "data").glob("*.npy"), tmp_path / "data" / "columns.json"]:
+        right = path.read_bytes()
+        for at in range(0, len(right), 7 if path.suffix == ".npy" else 3):
+            path.write_bytes(right[:at] + bytes([right[at] ^ 1]) + right[at + 1 :])
             try:
-                alone = (shard.key(number), plain(shard[number]))
-            except WdskitError:
-                alone = None
-        with opened(path, known=known) as shard:
-            try:
-                found = together(shard, [number])
-            except WdskitError:
-                found = None
-        num_errors += found is None
-        assert found is None or found == [truth[number]] == [alone]
-        assert (found is None) == (alone is None)
-    return num_errors
-
-
-def small(path: Path) -> Path:
-    samples = {key: {"cls": b"", "txt": key.encode()} for key in ("a", "ab", "b/a", "b/ab")}
-    return write_shard(path, samples)
-
-
-@pytest.mark.parametrize("known", [True, False])
-def test_damage_to_any_byte_of_a_header_is_an_error(tmp_path: Path, known: bool) -> None:
-    path = small(tmp_path / "s.tar")
-    data, truth = bytearray(path.read_bytes()), read_truth(path)
-    offsets = write_right_offsets(path)
-    num_errors = 0
-    for at in [*range(offsets[1], offsets[2])]:
-        data[at] ^= 0x10
-        if at % 1536 < 512:
-            path.write_bytes(data)
-            num_errors += check_as_one_by_one(path, truth, known=known, only=1)
-        data[at] ^= 0x10
-    assert num_errors >= 500
-
-
-@pytest.mark.parametrize("moves", [each_to_every_block, cut])
-def test_offsets_that_are_moved_are_an_error_or_harmless(tmp_path: Path, moves: Callable) -> None:
-    """Known by no digest: then neighbours are looked at, as one by one."""
-    path = small(tmp_path / "s.tar")
-    truth = read_truth(path)
-    offsets = list(write_right_offsets(path))
-    num_errors = 0
-    for moved in moves(offsets):
-        write_raw(path, moved)
-        if len(moved) == len(offsets):
-            num_errors += check_as_one_by_one(path, truth, known=False)
-    assert num_errors or moves is cut
-
-
-def test_another_shard_of_the_same_size_is_an_error(tmp_path: Path) -> None:
-    """The digest vouches for the offsets only: where another shard has taken the place, the member behind a sample is
-    still looked at.
-    """
-    path = write_shard(tmp_path / "s.tar", {key: {"cls": b""} for key in "abcd"})
-    write_right_offsets(path)
-    with opened(path) as shard:
-        write_shard(path, {"a": {"cls": b"", "txt": b""}, "b": {"cls": b"", "txt": b""}})  # same file, other content
-        for number in (0, 2):
-            with pytest.raises(ShardError, match=f"samples {number} and {number + 1} have the same key"):
-                together(shard, [number])
-            with pytest.raises(ShardError, match=f"samples {number} and {number + 1} have the same key"):
-                shard[number]
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    for number in range(2):
-        write_shard(tmp_path / f"s-{number}.tar", {f"k{number}{at}": {"cls": b"%d" % at} for at in range(8)})
-    index_folder(tmp_path, workers=1)
-    return tmp_path
-
-
-def read_all(folder: Path) -> list[str]:
-    pipe = Pipeline().sequential(str(folder)).batched(4).loader(workers=0)
-    return [key for batch in pipe for key in batch["__key__"]]
-
-
-def test_offsets_that_are_not_those_of_the_index_are_an_error_when_the_shard_is_opened(folder: Path) -> None:
-    """Those of another shard, and those of this one that were shifted; both look as good as the right ones."""
-    assert len(read_all(folder)) == 16
-    idx = folder / "s-0.tar.idx"
-    data = idx.read_bytes()
-    other = write_shard(folder / "other", {f"p{at}": {"cls": bytes(at % 2 * 600)} for at in range(8)})
-    foreign = write_right_offsets(other)
-    assert (len(foreign), foreign[-1]) == (9, 8192)
-    shifted = [*np.frombuffer(data, dtype="<u8").tolist()]
-    shifted[3] -= 512
-    for offsets in (foreign, shifted):
-        write_raw(folder / "s-0.tar", list(offsets))
-        with pytest.raises(FolderIndexError, match=r"s-0\.tar\.idx: it"):
-            read_all(folder)
-    idx.write_bytes(data)
-    assert len(read_all(folder)) == 16
-
-
-def test_what_verify_says_of_an_index_with_another_digest_of_offsets(folder: Path) -> None:
-    assert not verify(folder).findings
-    entries = read_index(folder).entries
-    write_index(folder, [replace(entries[0], idx_sha256="0" * 63 + "1"), entries[1]])
-    found = verify(folder).findings
-    assert [(one.kind, Path(one.file).name) for one in found] == [("offsets", "s-0.tar.idx")]
-
-
-def test_an_index_without_digests_of_offsets_still_works(tmp_path: Path) -> None:
-    """Neighbours are looked at instead."""
-    golden = shutil.copytree(GOLDEN / "folder", tmp_path / "old")
-    write_index(golden, [replace(entry, idx_sha256=None, identity=None) for entry in read_index(golden).entries])
-    pipe = Pipeline().sequential(str(golden / "s-000.tar")).batched(2).loader(workers=0)
-    assert [batch["__key__"] for batch in pipe] == [batch["__key__"] for batch in pipe]
-
-
-# Broken readers that the checks above must catch.
-
-
-def _no_look_behind(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(many_module, "start_alike", lambda names, others, sizes: np.arange(len(names)) < 0)
-
-
-def _every_edge_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    init = LocalShard.__init__
-
-    def init_and_trust(self, *args, **settings):
-        init(self, *args, **settings)
-        self.edges[:] = b"\1" * len(self.edges)
-
-    monkeypatch.setattr(LocalShard, "__init__", init_and_trust)
+                plan = wdskit.plan(Pipeline().exact(str(tmp_path / "data"), where=where).batched(1))
+            except SelectionError:
+                continue
+            assert path.name == "columns.json"  # a space in the list
+            assert plan.num_samples == expected
+        path.write_bytes(right)
+        for cut in (0, 10, len(right) - 3):
+            path.write_bytes(right[:cut])
+            with pytest.raises(SelectionError):
+                wdskit.plan(Pipeline().exact(str(tmp_path / "data"), where=where).batched(1))
+        path.write_bytes(right)
 
 
 @pytest.mark.parametrize(
-    ("mutate", "test"),
+    ("values", "told"),
     [
-        (
-            _every_edge_is_known,
-            lambda path: test_offsets_that_are_moved_are_an_error_or_harmless(path, each_to_every_block),
-        ),
-        (_no_look_behind, test_another_shard_of_the_same_size_is_an_error),
+        ([1, "a"], "some values are text"),
+        ([2**64], "more than 64 bits"),
+        ([2**60, None], "beyond 2\\*\\*53"),
+        ([[1]], "neither a number nor text"),
+        (["x" * 1001], "more than 1000 characters"),
+        ([str(number) for number in range(70_000)], "more than 65536 different texts"),
     ],
 )
-def test_a_reader_that_checks_less_is_caught(mutate, test, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    mutate(monkeypatch)
-    with pytest.raises((AssertionError, pytest.fail.Exception)):
-        test(tmp_path)
+def test_values_that_no_array_holds_exactly_are_refused(values: list[object], told: str) -> None:
+    with pytest.raises(ValueError, match=told):
+        pack_values(values)
+
+
+KINDS = [
+    st.lists(st.booleans()),
+    st.lists(st.integers(-(2**40), 2**40)),
+    st.lists(st.one_of(st.none(), st.integers(-300, 300))),
+    st.lists(st.one_of(st.none(), st.floats(), st.integers(-9, 9))),
+    st.lists(st.one_of(st.none(), st.sampled_from("abc"), st.just(""))),
+]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@given(data=st.data())
+def test_values_of_shards_joined_are_those_of_all(kind: Any, data: Any) -> None:
+    values = data.draw(kind)
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(values)), max_size=4)))
+    parts = [pack_values(values[start:stop]) for start, stop in zip([0, *cuts], [*cuts, len(values)], strict=True)]
+    joined = join_parts(parts)
+    if isinstance(joined, Texts):
+        assert [joined.values[code] for code in joined.codes] == [value or "" for value in values]
+    else:
+        expected = [math.nan if value is None else value for value in values]
+        np.testing.assert_array_equal(joined.astype(float), np.array(expected, dtype=float))
+        assert joined.dtype.kind != "f" or not values or not all(isinstance(value, int) for value in values)
+
+
+# --- conditions
+
+
+CONDITIONS = [
+    "cls >= 3 and cls < 40",
+    "not cls in [1, 2, 3]",
+    "cls not in (4, 5) or json.score > 2",
+    "json.score * 2 - 1 > boxes + cap",
+    "json.kind == 'photo'",
+    "json.kind != 'photo' and json.kind in ['größe', 'drawing']",
+    "json.kind.startswith('p') or json.kind.endswith('ing')",
+    "2 < cls <= 20",
+    "cls % 7 == 3 and cls // 2 > 3",
+    "abs(json.deep.n) > 12",
+    "max(cap, boxes, 3) == 3",
+    "(cap > boxes) == (cls > 40)",
+    "json.score == json.score",
+    "json.score != 3",
+    "'photo' == json.kind",
+    "-cls < -80",
+    "cls / 4 == 2.5",
+    "txt.length == 2 and True",
+]
+
+
+def as_python(text: str, at: int) -> bool:
+    values = {name.replace(".", "_"): column[at] for name, column in EXPECTED.items()}
+    for name in sorted(EXPECTED, key=len, reverse=True):
+        text = text.replace(name, name.replace(".", "_"))
+    return bool(eval(text, {"abs": abs, "max": max}, values))
+
+
+@pytest.mark.parametrize("text", CONDITIONS)
+def test_a_condition_holds_where_python_says_so(folder: Path, text: str) -> None:
+    found = Where(text).mask(columns(folder))
+    assert found.tolist() == [as_python(text, at) for at in range(len(ROWS))]
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("cls >", "where: .* it cannot be read"),
+        ("cls", "a number is neither true nor false"),
+        ("json.kind", "text is neither true nor false"),
+        ("cls and json.score", "a number is neither"),
+        ("json.kind > 3", "a column of text can be compared with a text"),
+        ("json.kind == 3", "a column of text can be compared with a text"),
+        ("cls == 'a'", "'a' is not a number"),
+        ("nope == 3", "there is no column 'nope'. The columns are cls, json.score, .*\n.*--columns nope"),
+        ("cls in 3", "`in` needs a list"),
+        ("__import__('os')", "this call is not supported"),
+        ("cls.bit_length() > 2", "this call is not supported"),
+        ("[n for n in cls]", "ListComp is not supported"),
+        ("cls ** 99 > 1", "Pow is not supported"),
+        ("cls * 9000000000000000000 * 3 > 1", "more than 64 bits"),
+        ("cls > 99999999999999999999", "it holds"),
+        ("3 > 2", "it names no column"),
+        ("cls.startswith('a')", "is for a column of text"),
+        ("cls if cls else 3", "IfExp is not supported"),
+    ],
+)
+def test_what_is_no_condition_is_refused(folder: Path, text: str, told: str) -> None:
+    with pytest.raises(SelectionError, match=told):
+        Where(text).mask(columns(folder))
+
+
+@given(counts=st.lists(st.integers(0, 1200), min_size=1, max_size=6), seed=st.integers(0, 99), share=st.floats(0, 1))
+def test_a_subset_counts_and_finds_its_samples(counts: list[int], seed: int, share: float) -> None:
+    chance = np.random.default_rng(seed)
+    mask = chance.random(sum(counts)) < share
+    subset = pickle.loads(pickle.dumps(Subset(np.array(counts), mask)))
+    parts = np.split(mask, np.cumsum(counts)[:-1])
+    assert subset.counts.tolist() == [int(part.sum()) for part in parts]
+    for shard, part in enumerate(parts):
+        places = np.arange(subset.counts[shard])
+        assert subset.take(np.full(len(places), shard), places).tolist() == np.flatnonzero(part).tolist()
+
+
+# --- planned sources
+
+
+def keys_of(pipe: Pipeline, **options: Any) -> list[str]:
+    loader = pipe.loader(workers=0, **options)
+    return [key for batch in loader for key, valid in zip(batch["__key__"], batch["__valid__"], strict=True) if valid]
+
+
+@pytest.mark.parametrize("source", ["exact", "sequential"])
+def test_an_epoch_has_the_samples_of_the_condition_once(folder: Path, source: str) -> None:
+    where = "json.score > 2 and json.kind in ['photo', 'größe']"
+    expected = [each["__key__"] for at, each in enumerate(ROWS) if as_python(where, at)]
+    for world_size in (1, 2, 3, 16):
+        pipe = getattr(Pipeline(), source)(str(folder), where=where, tail="pad").decode().to_dict("__key__").batched(2)
+        found = [keys_of(pipe, rank=rank, world_size=world_size) for rank in range(world_size)]
+        assert sorted(itertools.chain.from_iterable(found)) == expected
+
+
+def test_conditions_meet_splits_ranges_mixtures_and_several_folders(folder: Path, tmp_path: Path) -> None:
+    pack(ROWS, tmp_path / "two", max_samples=7, columns="json.kind,cls", disk=HastyDisk())
+    split(tmp_path / "two", "train=0.5,val=0.5")
+    train = set(_keys_of_split(tmp_path / "two"))
+    both = [
+        str(tmp_path / "two" / "two-000001.tar"),
+        str(folder / "data-*.tar"),
+        str(tmp_path / "two/two-00000{3..5}.tar"),
+    ]
+    numbers = [*range(7, 14), *range(90), *range(21, 42)]
+    pipe = Pipeline().sequential(both, where="cls % 2 == 0", range=[2, "100%"], tail="pad")
+    expected = [ROWS[at]["__key__"] for at in numbers if EXPECTED["cls"][at] % 2 == 0][2:]
+    assert keys_of(pipe.decode().to_dict("__key__").batched(4)) == expected
+    pipe = Pipeline().sequential(str(tmp_path / "two"), where="json.kind == 'photo'", split="train", tail="pad")
+    expected = [each["__key__"] for at, each in enumerate(ROWS) if EXPECTED["json.kind"][at] == "photo"]
+    assert keys_of(pipe.decode().to_dict("__key__").batched(4)) == [key for key in expected if key in train]
+    parts = [
+        {"shards": str(folder), "where": "cls < 5", "repeat": 2},
+        {"shards": str(tmp_path / "two"), "where": "cls > 84"},
+    ]
+    parts[1]["repeat"] = 1
+    pipe = Pipeline().exact(mixture=parts, tail="pad").decode().to_dict("__key__").batched(4)
+    expected = [f"k{number:03d}" for number in sorted([*range(5), *range(5), *range(85, 90)])]
+    assert sorted(keys_of(pipe)) == expected
+    with pytest.raises(wdskit.FolderIndexError, match="there are no samples with `where: cls > 500`"):
+        keys_of(Pipeline().sequential(str(folder), where="cls > 500").decode().to_dict("__key__").batched(4))
+
+
+def _keys_of_split(folder: Path) -> list[str]:
+    numbers = [7 * shard + number for shard, found in enumerate(selected(folder, "train")) for number in found]
+    return [ROWS[number]["__key__"] for number in numbers]
+
+
+def test_a_state_belongs_to_its_condition(folder: Path) -> None:
+    def make(where: str):
+        return (
+            Pipeline().exact(str(folder), where=where, seed=1).decode().to_dict("__key__").batched(4).loader(workers=0)
+        )
+
+    loader = make("cls < 60")
+    batches = iter(loader)
+    next(batches)
+    state = json.loads(json.dumps(loader.state_dict()))
+    rest = [batch["__key__"] for batch in batches]
+    again = make("cls < 60")
+    again.load_state_dict(state)
+    assert [batch["__key__"] for batch in again] == rest
+    with pytest.raises(wdskit.StateError):
+        make("cls < 59").load_state_dict(state)
+
+
+def test_a_column_of_another_length_is_not_listed(folder: Path, tmp_path: Path) -> None:
+    pack(ROWS[:9], tmp_path / "data", disk=HastyDisk())
+    index = BinaryIndex(tmp_path / "data")
+    add_columns(index, {"x": NewColumn({"path": "json.x"}, [np.arange(9)])})
+    assert columns(tmp_path / "data")["x"].tolist() == list(range(9))
+    add_columns(index, {"x": NewColumn({"path": "json.x"}, [np.arange(8)])})
+    with pytest.raises(SelectionError, match="made for other shards"):
+        columns(tmp_path / "data")
+    assert list_columns(folder / "nowhere") == {}

@@ -238,12 +238,12 @@ def test_a_store_that_says_nothing_of_versions_is_named_once(store, tmp_path, ca
 
 
 @pytest.mark.parametrize("store", ["strong"], indirect=True)
-def test_a_damaged_copy_of_a_selection_is_fetched_again(store, tmp_path):
+def test_a_damaged_copy_of_the_columns_is_fetched_again(store, tmp_path):
     split(tmp_path / "data", {"train": 0.7, "val": 0.3}, seed=3, workers=1)
     store.upload(tmp_path / "data")
     pipe = Pipeline().sequential(store.url, split="train").map(number_of)
     expected = list(pipe.loader(workers=0))
-    [copy] = (tmp_path / "home").rglob("train.selection")
+    [copy] = (tmp_path / "home").rglob("columns.json")
     whole = copy.read_bytes()
     for at in range(0, len(whole), 61):
         copy.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])

@@ -15,6 +15,8 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from wdskit import LocalShard, Pipeline
+from wdskit.dataset.binary import BinaryIndex
+from wdskit.dataset.columns import Columns
 from wdskit.dataset.index import read_index
 from wdskit.dataset.samples import ShardReader
 from wdskit.storage.urls import LocalFile
@@ -143,3 +145,10 @@ class WorkerKillingDisk(KillingDisk):
     def before(self, name, *args):
         if parent_process() is not None:
             super().before(name, *args)
+
+
+def selected(folder: str | Path, name: str) -> list[list[int]]:
+    """The numbers of a split's samples in each shard of an indexed folder."""
+    index = BinaryIndex(Path(folder))
+    edges = np.cumsum(index.counts)[:-1].astype(np.int64)
+    return [np.flatnonzero(part).tolist() for part in np.split(Columns(index).of_split(name), edges)]

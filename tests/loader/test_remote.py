@@ -52,7 +52,7 @@ def environment(s3, tmp_path, monkeypatch):
 
 @pytest.fixture(scope="module")
 def here(tmp_path_factory) -> Path:
-    """Two folders, `pictures` and `numbers`, with selections; one shard's name has to be quoted in a URL."""
+    """Two folders, `pictures` and `numbers`, with splits; one shard's name has to be quoted in a URL."""
     folder = tmp_path_factory.mktemp("here")
     write_pictures(folder / "pictures", [20, 0, 32, 25])
     write_numbers(folder / "numbers", [40, 50, 60])
@@ -229,17 +229,17 @@ def test_numbers_of_a_remote_index_are_compared_before_so_much_is_asked_for(numb
         read_all(f"{url}/")
 
 
-def test_a_damaged_copy_of_a_remote_selection_is_fetched_again(numbers, tmp_path):
+def test_a_damaged_copy_of_remote_columns_is_fetched_again(numbers, tmp_path):
     folder, url = numbers
     split(folder, "train=0.5,val=0.5")
     upload(folder, url)
     whole = read_all(f"{url}/", split="train")
-    [copy] = Path(os.environ["XDG_CACHE_HOME"]).rglob("train.selection")
+    [copy] = Path(os.environ["XDG_CACHE_HOME"]).rglob("columns.json")
     data = copy.read_bytes()
-    copy.write_bytes(data[:130] + b"x" + data[131:])
+    copy.write_bytes(data[:5] + b"x" + data[6:])
     assert read_all(f"{url}/", split="train") == whole
-    put(f"{url}/train.selection", data[:-9])
-    with pytest.raises(SelectionError, match=rf"{url}/train.selection: .*damaged.\n  Run `wdskit split` again where"):
+    put(f"{url}/columns.json", data[:-9])
+    with pytest.raises(SelectionError, match=rf"{url}/columns.json: it is damaged"):
         read_all(f"{url}/", split="train")
 
 
@@ -269,7 +269,9 @@ def test_what_is_missing_or_wrong_is_named(numbers, s3):
         read_all(f"{url}/s-009.tar")
     with pytest.raises(StorageError, match="no shard matches"):
         read_all(f"{url}/t-*.tar")
-    with pytest.raises(SelectionError, match=r"train.selection: there is no such object.*\n.*\n  Run `wdskit split`"):
+    with pytest.raises(
+        SelectionError, match=r"the folder has no column.*\n  Run `wdskit index .* --columns NAMES`, or `wdskit split`"
+    ):
         read_all(f"{url}/", split="train")
     with pytest.raises(StorageError, match="Leave the query out"):
         read_all(f"{url}/s-000.tar?sig=hush")

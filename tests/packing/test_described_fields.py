@@ -143,7 +143,7 @@ UNCHANGED = {
     "max_samples", "max_bytes", "num_shards", "shuffle", "split", "pattern", "workers", "threads", "on",
     "part", "append", "overwrite", "restart", "staging", "dry_run", "export", "split_name", "validate",
     "max_pixels", "skip_bad", "missing", "duplicates", "sample", "seed", "duplicate_keys", "check",
-    "progress", "disk",
+    "progress", "disk", "columns",
 }  # fmt: skip
 """Options that change no pixel, key or field of a sample."""
 

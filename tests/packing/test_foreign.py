@@ -262,7 +262,8 @@ def plants() -> dict[str, tuple[str, Plant]]:
         ".classes.json.wdskit-temp",
         ".nv-meta/.info.json",
         ".nv-meta/split.yaml",
-        "train.selection",
+        "columns.json",
+        "split.0123456789abcdef.npy",
         "p-02.tar",
         "p-02.tar.idx",
     ]
@@ -296,7 +297,7 @@ def plants() -> dict[str, tuple[str, Plant]]:
     for name in (".wdskit.last-run", ".wdskit.lock", "_info.json", "rejected.jsonl"):
         found[f"pipe {name}"] = ("finished", pipe(name))
     for name, offset in itertools.product(
-        ("index.bin", "p-00.tar.idx", "*.selection", ".wdskit.files"), (0, 8, 16, 24, 40, 1 << 20)
+        ("index.bin", "p-00.tar.idx", "split.*.npy", ".wdskit.files"), (0, 8, 16, 24, 40, 1 << 20)
     ):
         found[f"{name} at {offset}"] = ("finished", numbers(name, offset))
     for name, state in (

@@ -10,12 +10,11 @@ from typing import Any
 import pytest
 from disks import HastyDisk, WatchedDisk, run_child
 from images import image_bytes
-from shards import bytes_in, samples_in
+from shards import bytes_in, samples_in, selected
 
 import wdskit
 from wdskit import PackError, SelectionError, finish_pack, pack, split
 from wdskit.dataset.index import read_index
-from wdskit.dataset.selection import read_selection
 from wdskit.packing import plan as plans
 from wdskit.packing import plan as splits
 
@@ -48,7 +47,7 @@ def check_splits_are_those_of_wdskit_split(tmp_path: Path) -> None:
     shard = wdskit_keys(tmp_path / "whole" / "whole-000000.tar")
     pack(rows(0, 60), tmp_path / "out", **OPTIONS)
     for name in ("train", "val"):
-        chosen = [shard[number] for number in read_selection(str(tmp_path / "whole"), name).samples(0).tolist()]
+        chosen = [shard[number] for number in selected(tmp_path / "whole", name)[0]]
         assert len(chosen) > 10
         assert keys_in(tmp_path / "out", f"{name}-*.tar") == chosen
 

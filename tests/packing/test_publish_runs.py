@@ -360,7 +360,7 @@ def test_what_is_replaced_stays_whole_until_all_is_filled(tmp_path):
         else:
             assert pack(rows(0, 5), folder, **OPTIONS, disk=HastyDisk()).was_done
             assert list(samples_in(folder)) == [f"{n:02d}" for n in range(5)]
-            assert not list(folder.glob("*.selection"))
+            assert not list(folder.glob("*.npy"))
             read_index(str(folder)).check_files()
             num_decided += 1
         if ended:

@@ -135,6 +135,7 @@ CHANGES = {
 AS_IN_PACK = {"split", "validate", "resize", "resize_mode", "upscale", "format", "quality", "orient", "background"}
 AS_IN_PACK |= {"image_fields", "mask_fields", "mask_fill", "derive", "max_pixels", "fields", "classes"}
 NO_OPTIONS_OF_SHARDS = {
+    "columns",
     "on",
     "part",
     "threads",

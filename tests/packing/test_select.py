@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 from disks import HastyDisk
-from shards import samples_in, write_shard
+from shards import samples_in, selected, write_shard
 
-from wdskit import FolderIndexError, Pipeline, SelectionError, pack, reshard, select, verify
-from wdskit.dataset.selection import read_selection
+from wdskit import FolderIndexError, Pipeline, SelectionError, pack, reshard, select, split, verify
+from wdskit.dataset.columns import list_columns
 from wdskit.shards.index import index_folder
 
 
@@ -25,8 +25,7 @@ def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def keys_of(folder: Path, name: str) -> set[str]:
     keys = list(samples_in(folder))
-    selection = read_selection(folder, name)
-    return {keys[10 * shard + number] for shard in range(4) for number in selection.samples(shard).tolist()}
+    return {keys[10 * shard + number] for shard, numbers in enumerate(selected(folder, name)) for number in numbers}
 
 
 def test_a_selection_holds_what_a_copy_would(data, tmp_path):
@@ -52,21 +51,22 @@ def test_of_shards_that_are_not_named_nothing_is_selected(data):
 
 def test_another_selection_of_the_name_is_not_replaced_unasked(data):
     select("data", "one", filter="cls == 0")
-    before = (data / "one.selection").read_bytes()
+    before = (data / "columns.json").read_bytes()
     select("data", "one", filter="cls == 0")
-    assert (data / "one.selection").read_bytes() == before
-    with pytest.raises(
-        SelectionError, match=r"another selection has this name: reshard --selection one --filter 'cls == 0'"
-    ):
+    assert (data / "columns.json").read_bytes() == before
+    with pytest.raises(SelectionError, match=r"another column has the name 'one': filter cls == 0"):
         select("data", "one", filter="cls == 1")
     select("data", "one", filter="cls == 1", overwrite=True)
     assert len(keys_of(data, "one")) == 10
-    with pytest.raises(SelectionError, match="not a valid name for a selection"):
+    with pytest.raises(SelectionError, match="not a valid name for a column"):
         select("data", "../x", filter="cls == 1")
     with pytest.raises(SelectionError, match="named twice"):
         select("data::data", "two", filter="cls == 1")
-    with pytest.raises(SelectionError, match="one line of text"):
-        select("data", "two", filter="(cls ==\n1)")
+    split("data", "train=0.5,val=0.5")
+    with pytest.raises(SelectionError, match="it has a split 'val' already"):
+        select("data", "val", filter="cls == 1")
+    with pytest.raises(SelectionError, match="it has a column 'one' already"):
+        split("data", "one=0.5,val=0.5", overwrite=True)
 
 
 def test_a_selection_needs_an_index(tmp_path):
@@ -122,7 +122,7 @@ def test_two_spellings_of_a_folder_are_one(tmp_path, monkeypatch):
     for number, other in enumerate(("./sel/b.tar", "sel/../sel/b.tar", "link/b.tar", str(folder / "b.tar"))):
         result = select(f"sel/a.tar::{other}", f"some{number}", filter="cls > 0")
         assert (result.folders, result.num_samples) == ((Path("sel"),), 4)
-        assert read_selection("sel", f"some{number}").counts.tolist() == [2, 2]
+        assert list(map(len, selected("sel", f"some{number}"))) == [2, 2]
         with pytest.raises(SelectionError, match="a shard is named twice"):
             select(f"sel/b.tar::{other}", "twice", filter="cls > 0")
         assert verify(f"sel/a.tar::sel/b.tar::{other}").is_clean
@@ -132,4 +132,4 @@ def test_a_selection_of_no_sample_is_refused_and_not_written(tmp_path):
     pack([{"__key__": "a", "json": {"n": 1}}], tmp_path / "out")
     with pytest.raises(SelectionError, match="none of the 1 samples is selected"):
         select(str(tmp_path / "out"), "large", filter="json.n > 1")
-    assert not (tmp_path / "out" / "large.selection").exists()
+    assert not list_columns(tmp_path / "out")

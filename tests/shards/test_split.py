@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import math
-import shlex
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from disks import FailingDisk, HastyDisk, PowerLossDisk, WatchedDisk, killed
 from hypothesis import given
@@ -19,9 +19,10 @@ from shards import write_shard
 
 import wdskit
 from wdskit import FolderIndexError, SelectionError, ShardError, StorageError
+from wdskit.dataset.binary import BinaryIndex
+from wdskit.dataset.columns import COLUMNS_NAME, Columns, list_columns
 from wdskit.dataset.index import read_index
 from wdskit.dataset.lock import lock_folder
-from wdskit.dataset.selection import list_selections, read_selection, selection_path
 from wdskit.dataset.shard import LocalShard
 from wdskit.shards import split as splitting
 from wdskit.shards.index import index_folder
@@ -59,24 +60,17 @@ def cut(samples: Samples, sizes: list[int]) -> list[Samples]:
     return [*shards, dict(items)]
 
 
-def keys_of(folder: Path, name: str) -> set[str]:
-    """The keys of a selection's samples, read by random access."""
-    chosen = read_selection(folder, name)
-    keys = set()
-    for number, shard in enumerate(chosen.shards):
-        with LocalShard(folder / shard) as opened:
-            keys |= {opened.key(int(sample)) for sample in chosen.samples(number)}
-    return keys
-
-
 def splits_of(folder: Path) -> dict[str, str]:
-    """The split of each key of a folder; no key may stand in two."""
-    found: dict[str, str] = {}
-    for name in list_selections(folder):
-        for key in keys_of(folder, name):
-            assert key not in found
-            found[key] = name
-    return found
+    """The split of each key of a folder."""
+    keys = []
+    for entry in read_index(folder).entries:
+        with LocalShard(folder / entry.name) as opened:
+            keys += [opened.key(number) for number in range(entry.num_samples)]
+    return dict(zip(keys, np.asarray(Columns(BinaryIndex(folder))["split"]).tolist(), strict=True))
+
+
+def has_split(folder: Path) -> bool:
+    return "split" in list_columns(folder)
 
 
 def split(folder: Path, shares: Any = SHARES, **options: Any):
@@ -89,7 +83,9 @@ def folder(tmp_path: Path) -> Path:
 
 
 def bytes_of(folder: Path) -> dict[str, bytes]:
-    return {name: selection_path(folder, name).read_bytes() for name in list_selections(folder)}
+    """The list of the columns, and the files that it names."""
+    names = [path.name for path in folder.glob("*.npy")] + [COLUMNS_NAME]
+    return {name: (folder / name).read_bytes() for name in sorted(names) if (folder / name).exists()}
 
 
 # --- each sample in one split, and the shares as asked for
@@ -105,8 +101,7 @@ def test_each_sample_is_in_one_split_and_the_report_counts_them(folder: Path) ->
     assert report.num_samples == read_index(folder).num_samples == 60
     assert report.num_missing == 0
     assert {part.num_groups for part in report.parts} == {None}
-    assert report.recipe == "split train=0.6,val=0.2,test=0.2"
-    assert read_selection(folder, "val").recipe == report.recipe
+    assert list_columns(folder)["split"].source == {"split": SHARES}
 
 
 def test_a_split_is_this_hash_of_the_key_for_ever(folder: Path) -> None:
@@ -148,7 +143,7 @@ def test_two_seeds_split_independently(tmp_path_factory) -> None:
     found = []
     for seed in (0, 1):
         split(folder, "a=0.5,b=0.5", seed=seed, overwrite=True)
-        found.append(keys_of(folder, "a"))
+        found.append({key for key, name in splits_of(folder).items() if name == "a"})
     both = len(found[0] & found[1])
     expected = len(found[0]) * len(found[1]) / 4000
     assert (both - expected) ** 2 / (4000 / 16) < CHI_SQUARE_999[1]
@@ -178,33 +173,30 @@ def test_old_samples_keep_their_split_when_shards_are_added_reordered_or_packed_
         assert len(found[4]) == 90
 
 
-def test_an_added_shard_makes_the_split_stale_until_it_is_made_again(folder: Path) -> None:
+def test_an_added_shard_gets_its_split_with_the_index(folder: Path) -> None:
     split(folder)
     before = splits_of(folder)
     write_shard(folder / "s-900.tar", {"later": {"cls": b"1"}})
     index_folder(folder, workers=1)
-    with pytest.raises(
-        SelectionError, match=r"made for other shards .*\n  Run `wdskit split .*/data train=0.6,val=0.2,"
-    ):
-        read_selection(folder, "train")
-    split(folder)  # the same split needs no --overwrite
     after = splits_of(folder)
-    assert after.pop("later")
+    split(folder)  # the same split needs no --overwrite
+    assert splits_of(folder) == after
+    assert after.pop("later") in ("train", "val", "test")
     assert after == before
 
 
 def test_growing_the_first_share_moves_samples_in_one_direction_only(folder: Path) -> None:
     split(folder, "train=0.5,val=0.5")
-    before = keys_of(folder, "train")
+    before = {key for key, name in splits_of(folder).items() if name == "train"}
     split(folder, "train=0.7,val=0.3", overwrite=True)
-    assert before < keys_of(folder, "train")
+    assert before < {key for key, name in splits_of(folder).items() if name == "train"}
 
 
 def test_the_number_of_workers_and_repetition_change_no_byte(folder: Path) -> None:
     for by in ("key", "json:patient.id"):
         reports = [split(folder, by=by, workers=1, overwrite=True)]
         first = bytes_of(folder)
-        assert len(first) == 3
+        assert len(first) == 2
         for workers in (2, 1):
             reports.append(split(folder, by=by, workers=workers))
             assert bytes_of(folder) == first
@@ -313,13 +305,14 @@ def test_a_missing_value_is_an_error_or_goes_where_it_is_sent(folder: Path, fiel
     assert str(caught.value).startswith(start)
     err = caught.value
     assert (err.shard, err.key, err.field) == (f"{folder}/s-900.tar", "bad", "json:patient.id")
-    assert list_selections(folder) == []
+    assert not has_split(folder)
     for name in ("test", "train"):
         report = split(folder, by="json:patient.id", missing=name, overwrite=True)
         assert splits_of(folder)["bad"] == name
         assert report.num_missing == 1
         assert sum(part.num_groups or 0 for part in report.parts) == 7  # what is missing is no group
-        assert report.recipe == f"split {SHARES} --by json:patient.id --missing {name}"
+        expected = {"split": SHARES, "by": "json:patient.id", "missing": name}
+        assert list_columns(folder)["split"].source == expected
 
 
 @pytest.mark.parametrize(
@@ -351,15 +344,7 @@ def test_faults_of_several_shards_are_listed_and_nothing_is_written(tmp_path: Pa
         assert lines[0] == f"{folder}: 25 of 25 shards cannot be split, so nothing was written."
         assert lines[1].endswith("s-000.tar: sample 'bad0': it has no field json.")
         assert lines[-1] == "... and 5 more."
-    assert list_selections(folder) == []
-
-
-@pytest.mark.parametrize("name", ["a b", "it's", "größe", "a$(x)`", "*"])
-def test_a_recipe_is_a_command_that_a_shell_reads_back(tmp_path: Path, name: str) -> None:
-    folder = make_folder(tmp_path / "data", [{"k": {"json": json.dumps({name: 1}).encode()}}])
-    report = split(folder, "all=1", by=f"json:{name}", seed=5)
-    assert shlex.split(report.recipe) == ["split", "all=1", "--by", f"json:{name}", "--seed", "5"]
-    assert split(folder, "all=1", by=f"json:{name}", seed=5) == report
+    assert not has_split(folder)
 
 
 # --- what is read, and what is refused
@@ -439,7 +424,7 @@ def test_shards_that_do_not_match_their_index_are_an_error(folder: Path) -> None
     write_shard(path, {"one": {"bin": bytes(len(right) - 3 * 512)}})
     with pytest.raises(FolderIndexError, match=r"s-000\.tar: it has 1 samples, but the folder's index says 25"):
         split(folder)
-    assert list_selections(folder) == []
+    assert not has_split(folder)
 
 
 @pytest.mark.parametrize("count", [0, 1, 2])
@@ -447,7 +432,7 @@ def test_a_split_without_a_sample_is_refused_with_the_numbers(tmp_path: Path, co
     folder = make_folder(tmp_path / "data", [{f"k{number}": {"cls": b"1"} for number in range(count)}])
     with pytest.raises(SelectionError, match=r"split '\w+' \(share 0.\d\) would be empty.*\n  .* train \d, val \d"):
         split(folder)
-    assert list_selections(folder) == []
+    assert not has_split(folder)
 
 
 def test_progress_ends_at_all_bytes(folder: Path) -> None:
@@ -461,177 +446,89 @@ def test_progress_ends_at_all_bytes(folder: Path) -> None:
 # --- another split in the way
 
 
-def test_another_split_is_refused_and_replaced_whole_on_request(folder: Path) -> None:
+def test_another_split_is_refused_and_replaced_on_request(folder: Path) -> None:
     split(folder)
     before = bytes_of(folder)
     for options in ({"shares": "train=0.5,rest=0.5"}, {"seed": 1}, {"by": "json:patient.id"}):
         with pytest.raises(SelectionError) as caught:
             split(folder, **options)
         told = str(caught.value)
-        for name in ("train", "val", "test"):  # the old `val` would overlap the new `train`
-            assert f"{name}.selection: split train=0.6,val=0.2,test=0.2\n" in told
-        assert "Choose other names, or replace it with --overwrite." in told
+        assert f"another split is already here and would be replaced: split {SHARES}.\n  Replace it with" in told
         assert bytes_of(folder) == before
     split(folder, "train=0.5,rest=0.5", overwrite=True)
-    assert list_selections(folder) == ["rest", "train"]
+    assert set(splits_of(folder).values()) == {"train", "rest"}
     assert splits_of(folder).keys() == numbered(60).keys()
+    assert len(bytes_of(folder)) == 2  # the files of the old one are gone
 
 
-def test_splits_of_other_names_stand_side_by_side(folder: Path) -> None:
+def test_a_split_keeps_the_other_columns(folder: Path) -> None:
+    index_folder(folder, columns="cls,json.patient.id", workers=1)
+    before = {name: np.asarray(Columns(BinaryIndex(folder))[name]).tolist() for name in ("cls", "json.patient.id")}
     split(folder)
-    before = bytes_of(folder)
-    split(folder, "fold-0=0.5,fold-1=0.5", seed=3)
-    assert {name: data for name, data in bytes_of(folder).items() if name in before} == before
-    split(folder, "fold-0=0.25,fold-1=0.75", overwrite=True)
-    assert {name: data for name, data in bytes_of(folder).items() if name in before} == before
-
-
-def test_what_is_left_of_a_split_is_in_the_way_too(folder: Path) -> None:
-    split(folder)
-    selection_path(folder, "train").unlink()
-    with pytest.raises(SelectionError, match=r"val\.selection: split train"):
-        split(folder, "train=0.5,rest=0.5")
-    split(folder)
-    assert splits_of(folder).keys() == numbered(60).keys()
-
-
-def test_a_damaged_selection_is_replaced_on_request(folder: Path) -> None:
-    split(folder)
-    right = bytes_of(folder)
-    selection_path(folder, "val").write_bytes(b"x")
-    with pytest.raises(SelectionError, match=r"val\.selection: damaged\n"):
-        split(folder)
-    split(folder, overwrite=True)
-    assert bytes_of(folder) == right
+    split(folder, "train=0.5,rest=0.5", overwrite=True)
+    after = Columns(BinaryIndex(folder))
+    assert {name: np.asarray(after[name]).tolist() for name in before} == before
+    assert list(after) == ["cls", "json.patient.id", "split"]
 
 
 # --- disks that fail
 
 
-OTHER = "train=0.5,test=0.5"
-
-Split = Callable[[Path, Any], Any]
-
-
-def replace(folder: Path, disk) -> None:
-    split(folder, OTHER, overwrite=True, disk=disk)
-
-
-def replace_without_removing(folder: Path, disk) -> None:
-    """The mutant: each file is replaced in its turn, as one would write it first."""
-    drawn = splitting._publish
-    try:
-        splitting._publish = lambda path, parts, others, recipe, its: drawn(path, parts, {}, recipe, its)
-        replace(folder, disk)
-        if selection_path(folder, "val").exists():
-            disk.remove(selection_path(folder, "val"))
-    finally:
-        splitting._publish = drawn
-
-
-def replace_without_flushing(folder: Path, disk) -> None:
-    """The mutant: that the old ones are gone is certain only later."""
-
-    class Lazy(type(disk)):
-        def __init__(self):
-            self.__dict__ = disk.__dict__
-
-        def fsync_folder(self, path):
-            if any(name == "rename" for name in self.operations):
-                super().fsync_folder(path)
-
-    replace(folder, Lazy())
-
-
-def check_never_mixed(folder: Path, old: dict[str, bytes], new: dict[str, bytes], found: dict[str, bytes]) -> None:
-    """Whole files of one of the two splits."""
-    assert all(data in (old.get(name), new.get(name)) for name, data in found.items())
-    assert found.items() <= old.items() or found.items() <= new.items()
-
-
-def sweep_faults(folder: Path, how: Split) -> None:
-    """Fail and kill at each operation; then run it again."""
+def test_no_fault_no_kill_and_no_power_loss_mixes_two_splits(folder: Path) -> None:
+    """After each fault the old or the new split is read, whole; run again, the new one is there."""
     split(folder)
-    old = bytes_of(folder)
+    old, old_files = splits_of(folder), bytes_of(folder)
     watched = WatchedDisk()
-    how(folder, watched)
-    new = bytes_of(folder)
-    assert list(new) == ["test", "train"]
+    split(folder, OTHER, overwrite=True, disk=watched)
+    new = splits_of(folder)
+    assert len(watched.operations) >= 8
     for at in range(len(watched.operations)):
         for fault in ("fail", "kill", *["half"] * (watched.operations[at] == "write")):
-            restore(folder, old)
+            restore(folder, old_files)
             if fault == "fail":
                 with pytest.raises(StorageError, match="the split cannot be written: No space left"):
-                    how(folder, FailingDisk(at, 28))
+                    split(folder, OTHER, overwrite=True, disk=FailingDisk(at, 28))
             else:
-                assert killed(lambda disk: how(folder, disk), at, half=fault == "half")
-            check_never_mixed(folder, old, new, bytes_of(folder))
-            replace(folder, HastyDisk())
-            assert bytes_of(folder) == new
+                run = functools.partial(split, folder, OTHER, overwrite=True)
+                assert killed(lambda disk, run=run: run(disk=disk), at, half=fault == "half", for_real=at % 6 == 0)
+            assert splits_of(folder) in (old, new)
+            split(folder, OTHER, overwrite=True)
+            assert splits_of(folder) == new
+            assert len(bytes_of(folder)) == 2
             assert not list(folder.glob(".*temp"))
 
 
-def restore(folder: Path, files: dict[str, bytes]) -> None:
-    for name in list_selections(folder):
-        selection_path(folder, name).unlink()
-    for name, data in files.items():
-        selection_path(folder, name).write_bytes(data)
-
-
-def sweep_power_losses(folder: Path, how: Split) -> None:
-    """At each moment, any combination of what may survive is no mixture."""
+def test_after_a_power_loss_the_list_names_files_that_are_whole(folder: Path) -> None:
     split(folder)
-    old = bytes_of(folder)
-    how(folder, WatchedDisk())
-    new = bytes_of(folder)
-    restore(folder, old)
+    old = bytes_of(folder)[COLUMNS_NAME]
 
     def check(disk: PowerLossDisk) -> None:
-        survivors = {name: disk.survivors(selection_path(folder, name)) for name in ("train", "val", "test")}
-        for name, found in survivors.items():
-            assert found <= {None, old.get(name), new.get(name)}
-        some_old = any(old.get(name) in found - {None} for name, found in survivors.items())
-        some_new = any(new.get(name) in found - {None} for name, found in survivors.items())
-        assert not (some_old and some_new)
+        for found in disk.survivors(folder / COLUMNS_NAME):
+            assert found is not None
+            [column] = json.loads(found)["columns"]
+            name = f"{column['name']}.{column['sha256'][:16]}.npy"
+            if found != old:
+                [data] = disk.survivors(folder / name)
+                assert hashlib.sha256(data).hexdigest() == column["sha256"]
+            else:
+                assert None not in disk.survivors(folder / name)
 
-    how(folder, PowerLossDisk(check))
-    assert bytes_of(folder) == new
-
-
-def test_no_fault_and_no_kill_mixes_two_splits(folder: Path) -> None:
-    sweep_faults(folder, replace)
+    split(folder, OTHER, overwrite=True, disk=PowerLossDisk(check))
 
 
-def test_no_power_loss_mixes_two_splits(folder: Path) -> None:
-    sweep_power_losses(folder, replace)
+OTHER = "train=0.5,test=0.5"
 
 
-def test_replacing_file_by_file_would_be_caught(folder: Path) -> None:
-    with pytest.raises(AssertionError):
-        sweep_faults(folder, replace_without_removing)
-
-
-def test_forgetting_to_flush_the_removal_would_be_caught(folder: Path) -> None:
-    with pytest.raises(AssertionError):
-        sweep_power_losses(folder, replace_without_flushing)
-
-
-def test_a_first_split_under_faults_leaves_whole_files_only(folder: Path) -> None:
-    watched = WatchedDisk()
-    split(folder, disk=watched)
-    right = bytes_of(folder)
-    assert len(watched.operations) >= 18
-    for at in range(len(watched.operations)):
-        restore(folder, {})
-        assert killed(lambda disk: split(folder, disk=disk), at, half=bool(at % 2), for_real=at % 6 == 0)
-        assert bytes_of(folder).items() <= right.items()
-        split(folder)
-        assert bytes_of(folder) == right
+def restore(folder: Path, files: dict[str, bytes]) -> None:
+    for name in bytes_of(folder):
+        (folder / name).unlink()
+    for name, data in files.items():
+        (folder / name).write_bytes(data)
 
 
 def test_a_folder_that_may_not_be_written_is_an_error(folder: Path) -> None:
-    (folder / ".train.selection.wdskit-temp").mkdir()
+    (folder / f".{COLUMNS_NAME}.wdskit-temp").mkdir()
     with pytest.raises(StorageError, match="the split cannot be written"):
         split(folder)
-    (folder / ".train.selection.wdskit-temp").rmdir()
+    (folder / f".{COLUMNS_NAME}.wdskit-temp").rmdir()
     split(folder)

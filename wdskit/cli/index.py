@@ -16,6 +16,14 @@ def index_command(
     folder: Annotated[
         str, typer.Argument(metavar="FOLDER", help="Folder that holds the shards, local or in a bucket.")
     ],
+    columns: Annotated[
+        str,
+        typer.Option(
+            metavar="NAMES",
+            help="Columns to add: width,height,cls,json.score,json.caption.length. NAME=json.path sets the name.",
+        ),
+    ] = "",
+    drop_columns: Annotated[str, typer.Option(metavar="NAMES", help="Columns to remove.")] = "",
     workers: ReadersOption = None,
     json: JsonOption = False,
 ) -> None:
@@ -23,11 +31,14 @@ def index_command(
 
     Reads every *.tar from end to end, checks it, and writes index.json, index.bin and an .idx beside each shard. If a
     shard is damaged, all faults are listed and no index is written. `pack` writes the index itself.
+    A column has one value per sample, for `where`, `weights`, `balance` and `bucketed` of a pipeline. Columns that the
+    folder has already are made again.
 
-    In Python: wdskit.index_folder
+    In Python: wdskit.index_folder, and wdskit.columns to read columns
 
     Examples:
         wdskit index data/train
+        wdskit index data/train --columns width,height,cls,json.score
     """
     from wdskit.shards.export import outdated
     from wdskit.shards.index import index_folder
@@ -35,19 +46,21 @@ def index_command(
 
     start = time.perf_counter()
     with show_bytes("indexing") as show:
-        report = index_folder(folder, workers=workers, progress=show)
+        report = index_folder(folder, columns=columns, drop_columns=drop_columns, workers=workers, progress=show)
     seconds = time.perf_counter() - start
     index = report.index
     num_bytes = sum(entry.num_bytes for entry in index.entries)
     if json:
         document = {"folder": folder, "num_shards": len(index.entries), "num_samples": index.num_samples}
         document |= {"num_bytes": num_bytes, "num_ignored": report.num_ignored}
-        print_json({**document, "changed": report.changed})
+        print_json({**document, "changed": report.changed, "columns": report.columns})
         return
     print(
         f"Indexed {escape(folder)}: {plural(len(index.entries), 'shard')}, {plural(index.num_samples, 'sample')}, "
         f"{format_bytes(num_bytes)} in {seconds:.1f} s ({format_bytes(num_bytes / seconds)}/s)."
     )
+    if report.columns:
+        print(f"Columns: {escape(', '.join(report.columns))}.")
     if is_local(folder) and (note := outdated(Path(local_path(folder)))):
         print(f"Note: {escape(note)}")
     if report.changed:

@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 NUM_CLASSES_SHOWN = 8
 
 
+NUM_VALUES_SHOWN = 5
+
+
 def info_command(
     path: PathArgument, json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False
 ) -> None:
@@ -49,14 +52,14 @@ def info_command(
         summary = info(path, progress=show)
     if json:
         between = dict(zip(("min", "median", "max"), summary.samples_per_shard, strict=True))
-        rows = {"fields": by_name(summary.fields), "selections": by_name(summary.selections)}
+        rows = {"fields": by_name(summary.fields), "columns": by_name(summary.columns)}
         print_json({**vars(summary), "samples_per_shard": between, **rows})
         return
     tables = [details_table(_details(summary), summary.path)]
     if summary.fields:
         tables.append(_fields(summary))
-    if summary.selections:
-        tables.append(_selections(summary))
+    if summary.columns:
+        tables.append(_columns(summary))
     print_tables(tables)
     if summary.unfinished:
         print(f"Note: {escape(summary.unfinished)}")
@@ -107,19 +110,18 @@ def _fields(summary: Summary) -> Table:
     return numbers_table(titles, rows)
 
 
-def _selections(summary: Summary) -> Table:
-    """One selection a line."""
-    has_problems = any(selection.problem for selection in summary.selections)
+def _columns(summary: Summary) -> Table:
+    """One column a line, with the first of its values."""
+    has_problems = any(column.problem for column in summary.columns)
     rows = []
-    for selection in summary.selections:
-        count, share = selection.num_samples, "-"
-        if count is not None and summary.num_samples and not selection.problem:
-            share = f"{count / summary.num_samples:.2%}"
-        row = [selection.name, "-" if count is None else format_count(count), share]
-        rows.append([*row, selection.problem or ""] if has_problems else row)
-    return numbers_table(
-        ["selection", "samples", "share", *(["problem"] if has_problems else [])], rows, text="problem"
-    )
+    for column in summary.columns:
+        counts = list((column.values or {}).items())
+        shown = ", ".join(f"{value or '(none)'} {format_count(count)}" for value, count in counts[:NUM_VALUES_SHOWN])
+        shown += ", ..." if len(counts) > NUM_VALUES_SHOWN else ""
+        row = [column.name, column.kind, column.source, shown or "-"]
+        rows.append([*row, column.problem or ""] if has_problems else row)
+    titles = ["column", "kind", "made from", "samples by value", *(["problem"] if has_problems else [])]
+    return numbers_table(titles, rows, text="problem" if has_problems else "samples by value")
 
 
 def _part(count: int, total: int) -> str:

@@ -41,7 +41,7 @@ def reshard_command(
     selection: Annotated[
         str | None,
         typer.Option(
-            metavar="NAME", help="Write no shards: store what is kept as a selection beside the index (`split: NAME`)."
+            metavar="NAME", help="Write no shards: store what is kept as a column beside the index (`where: NAME`)."
         ),
     ] = None,
     json: JsonOption = False,

@@ -1,4 +1,4 @@
-"""`wdskit split`: train, val and test of a folder, as selections."""
+"""`wdskit split`: train, val and test of a folder, as a column."""
 
 from __future__ import annotations
 
@@ -39,14 +39,15 @@ def split_command(
             metavar="NAME", help="The split for samples without that value. Default: such samples are an error."
         ),
     ] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace existing splits that differ.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a split that was made differently.")] = False,
     workers: ReadersOption = None,
     json: JsonOption = False,
 ) -> None:
     """Split a folder into train, val and test.
 
-    Writes NAME.selection beside the index for each split; the shards do not change. A sample's split depends only on
-    the seed, the shares, and its key or value: it stays the same when shards are added, reordered or packed again.
+    Writes the column `split` beside the index, which `exact: {shards: ..., split: train}` reads; the shards do not
+    change. A sample's split depends only on the seed, the shares, and its key or value: it stays the same when shards
+    are added, reordered or packed again.
     After such a change, run the same command again.
 
     In Python: wdskit.split
@@ -64,7 +65,7 @@ def split_command(
         )
     if json:
         document = {"folder": report.folder, "num_samples": report.num_samples, "num_missing": report.num_missing}
-        print_json({**document, "splits": by_name(report.parts), "recipe": report.recipe})
+        print_json({**document, "splits": by_name(report.parts)})
         return
     seconds = time.perf_counter() - start
     print(f"Split {escape(folder)} by {escape(by)}: {plural(report.num_samples, 'sample')} in {seconds:.1f} s.")

@@ -13,8 +13,8 @@ _ONCE = {"splitter", "open", "epoch"}
 """Kinds of stages that a pipeline may have only once."""
 
 _WAYS_OUT = {
-    "select": "Select the samples once with `wdskit reshard SHARDS --filter EXPR --selection NAME`, and read them with "
-    "`split: NAME`; or use the source `stream`.",
+    "select": 'Write the condition into the source: `where: "width >= 256"`, over columns that `wdskit index FOLDER '
+    "--columns width` makes; or use the source `stream`.",
     "shuffle": "Its order is shuffled already: see `window` and `lanes` of the source. Remove it.",
     "slice": "Use `range` of the source, or `with_epoch`.",
     "unbatched": "Put what belongs to samples before `batched`, or use the source `stream`.",

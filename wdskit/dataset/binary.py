@@ -6,8 +6,7 @@ columns are, each as long as the number of shards: samples (uint64), bytes (uint
 the names (uint64), and last the names themselves, UTF-8 without separators. After the columns follows sha256 of each
 shard's `.idx` (32 bytes each, zeros if unknown). 10**6 shards take 108 MB; a reader touches only the pages it needs.
 
-Version 1 had no digests of `.idx` and is not read any more: `wdskit index` makes the index again. Selections are bound
-to the columns only, which are equal in both versions.
+Version 1 had no digests of `.idx` and is not read any more: `wdskit index` makes the index again.
 
 `.wdskit.files` identifies the files from which the index was made, by inode and time of change: a shard that was
 replaced by another of its size, or rewritten in place, is another file. The index itself does not have these values,
@@ -78,10 +77,10 @@ class ShardEntry:
     unused: tuple[tuple[str, int, str], ...] = field(default=(), compare=False, repr=False)
 
 
-def build_binary(entries: Sequence[ShardEntry], json_digest: bytes) -> bytes:
-    """The bytes of an `index.bin`; `json_digest` is sha256 of the `index.json` that holds the same entries."""
+def _body(entries: Sequence[ShardEntry]) -> bytes:
+    """The columns of an `index.bin`: counts, sizes, digests, and names."""
     names = [entry.name.encode() for entry in entries]
-    body = b"".join(
+    return b"".join(
         (
             np.array([entry.num_samples for entry in entries], dtype="<u8").tobytes(),
             np.array([entry.num_bytes for entry in entries], dtype="<u8").tobytes(),
@@ -90,11 +89,21 @@ def build_binary(entries: Sequence[ShardEntry], json_digest: bytes) -> bytes:
             *names,
         )
     )
+
+
+def digest_of_entries(entries: Sequence[ShardEntry]) -> bytes:
+    """Return `BinaryIndex.digest` of the index with these entries."""
+    return hashlib.sha256(_body(entries)).digest()
+
+
+def build_binary(entries: Sequence[ShardEntry], json_digest: bytes) -> bytes:
+    """The bytes of an `index.bin`; `json_digest` is sha256 of the `index.json` that holds the same entries."""
+    body = _body(entries)
     known = (entry.idx_sha256 for entry in entries)
     idx = b"".join(bytes.fromhex(one) if one else bytes(_DIGEST_BYTES) for one in known)
     digests = hashlib.sha256(body).digest(), hashlib.sha256(idx).digest()
-    head = _HEADER.pack(_MAGIC, len(entries), sum(map(len, names)), json_digest, *digests, b"")
-    return head + body + idx
+    num_name_bytes = len(body) - _SHARD_BYTES * len(entries)
+    return _HEADER.pack(_MAGIC, len(entries), num_name_bytes, json_digest, *digests, b"") + body + idx
 
 
 class BinaryIndex:

@@ -1,291 +1,567 @@
-"""Read many samples at once, ten times as fast as `IndexedShard.read`, into columns.
+"""Columns: what is known about each sample of a folder, as one array per column, next to the folder's index.
 
-The samples are read into one buffer, and their headers are parsed together: the first header of each sample, then the
-second, and so on. A sample with a header that is not plain is read by `IndexedShard.read`, which knows all forms and
-all errors.
+`columns.json` has its own digest, and lists the columns: name, source (what the values are computed from), dtype,
+sha256 of the file, and for text its different values, sorted. It has the digest of the index whose samples it describes
+(`BinaryIndex.digest`), and is written after the files of the columns. A column is the file `NAME.DIGEST.npy`, with the
+first 16 hex digits of its sha256 in the name, so that a file that is in use is never replaced. It has one value per
+sample, shard after shard in the order of the index: bool, the smallest integer type that fits, float64 (NaN where a
+sample has no value), or for text the number of the value ("" where a sample has none).
 """
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+import functools
+import hashlib
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
-from wdskit.dataset.shard import IndexedShard
-from wdskit.files import Buffer
-from wdskit.limits import BLOCK_BYTES
-from wdskit.tar.columns import Headers, key_sizes, parse_headers, says_its_name, start_alike
+from wdskit.dataset.binary import BinaryIndex
+from wdskit.errors import SelectionError
+from wdskit.files import DISK, Disk, publish, publish_bytes, read_own
+from wdskit.limits import MAX_INDEX_BYTES
+from wdskit.storage.urls import is_local, local_path
 
-LARGE_BYTES = 32 << 10  # a larger sample is cut into its fields at once, while it is in the cache
+COLUMNS_NAME = "columns.json"
+SPLIT_COLUMN = "split"
+"""The column of text that `wdskit split` writes, and that `split: train` reads."""
 
+MAX_VALUES = 65_536
+"""Most different texts of a column."""
+
+MAX_VALUE_CHARS = 1000
+MAX_COLUMNS = 1000
+
+Values = NDArray[Any]
 Ints = NDArray[np.int64]
-Run = tuple[IndexedShard, int, int]
-"""Consecutive samples of a shard: the first one's number, and how many."""
+
+_VERSION = 1
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
+_SPLIT_NAME = re.compile(r"[a-z0-9_][a-z0-9_-]{0,39}")
+_FILE = re.compile(rf"{_NAME.pattern}\.[0-9a-f]{{16}}\.npy")
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+_DTYPES = ("|b1", "|u1", "<u2", "<u4", "|i1", "<i2", "<i4", "<i8", "<f8")
+_MAX_EXACT = 1 << 53  # integers up to this are exact as float64
+_READ_BYTES = 1 << 20
 
 
-class Spans(NamedTuple):
-    """One field of many samples: bytes `starts[i]` to `stops[i]` of `data[i]`."""
+class Texts(NamedTuple):
+    """Text of many samples: the number of each sample's value, and the values."""
 
-    data: list[Buffer]
-    starts: list[int]
-    stops: list[int]
-
-    def add(self, data: Buffer, start: int, stop: int) -> None:
-        """Append the field of another sample."""
-        self.data.append(data)
-        self.starts.append(start)
-        self.stops.append(stop)
-
-    def part(self, at: slice) -> Spans:
-        """Some of them."""
-        return Spans(self.data[at], self.starts[at], self.stops[at])
-
-    def cut(self) -> list[bytes]:
-        """The field's bytes."""
-        return [bytes(data[start:stop]) for data, start, stop in zip(*self, strict=True)]
+    codes: Values
+    values: tuple[str, ...]
 
 
-class Many(NamedTuple):
-    """Samples by columns: their keys, and their fields in the order of the members, which is that of all."""
-
-    keys: list[str]
-    fields: dict[str, Spans]
+Part = Values | Texts
+"""The values of some samples, as `pack_values` returns them."""
 
 
-def read_samples(runs: Sequence[Run], *, viewed: Callable[[str], bool]) -> Many | None:
-    """Read the samples of some runs, in order; return None if they differ in their fields or in the fields' order.
+class NewColumn(NamedTuple):
+    """What a column is computed from, and its values: those of each shard, in the order of the index."""
 
-    Args:
-        runs: Runs of consecutive samples; each run is one read.
-        viewed: Returns whether a field may be a view of a large sample's bytes instead of a copy.
+    source: Mapping[str, Any]
+    parts: Sequence[Part]
+
+
+def check_column_name(name: str) -> None:
+    """Raise `SelectionError` if the name of a column is invalid."""
+    if not _NAME.fullmatch(name):
+        msg = f"{name!r} is not a valid name for a column. Use a-z, A-Z, 0-9, _, - and ., at most 100 characters."
+        raise SelectionError(f"{msg}\n  To name a column differently from its JSON path, write name=json.path.")
+
+
+def check_split_name(name: str) -> None:
+    """Raise `SelectionError` if the name of a split is invalid. Shards of a split may have its name in theirs."""
+    if not _SPLIT_NAME.fullmatch(name):
+        raise SelectionError(f"{name!r} is not a valid name for a split. Use a-z, 0-9, _ and -, at most 40 characters.")
+
+
+def is_column_file(name: str) -> bool:
+    """Whether the file of a column, or the list of the columns, may have this name."""
+    return name == COLUMNS_NAME or _FILE.fullmatch(name) is not None
+
+
+def pack_values(values: Sequence[object]) -> Part:
+    """Return values of samples as an array: bool, int64, float64, or text; None is a missing value.
 
     Raises:
-        IndexError, ShardError, StorageError: As `IndexedShard.read`.
+        ValueError: Text and numbers are mixed, an integer or a text is too large, or a value is of another type.
     """
-    raw = _read(runs)
-    num_small = len(raw.places)
-    if not num_small:
-        return _read_apart(runs, raw, [], [], {}, viewed)
-    rounds, good = parse_samples(raw.data, raw.starts, raw.stops)
-    if raw.checks:
-        _check_edges(raw.checks, good)
-        good[num_small:] = False
-    fields = _common_fields(rounds, good)
-    if fields is None:
-        return None
-    keys = _keys(rounds[0].headers.names[good], rounds[0].key_sizes[good])
-    if len(keys) == raw.num_samples:
-        return Many(keys, {name: Spans(raw.data[:num_small], *at) for name, at in fields.items()})
-    return _read_apart(runs, raw, np.flatnonzero(good).tolist(), keys, fields, viewed)
-
-
-class _Raw(NamedTuple):
-    """Bytes of samples that have been read and not parsed yet.
-
-    Attributes:
-        data: For each small sample, bytes that contain it. After the small samples follow the samples before some runs.
-        starts: Where in these bytes the sample starts.
-        stops: Where in these bytes the sample ends; at least one more block follows.
-        places: The number of each small sample among all samples. `IndexedShard.read` has to read the others.
-        num_samples: Number of all samples.
-        checks: Runs of small samples whose start and end are not verified yet: the run, the index in `data` of its
-            first sample, and the index of the sample before the run, -1 if its start is verified.
-    """
-
-    data: list[Buffer]
-    starts: list[int]
-    stops: list[int]
-    places: list[int]
-    num_samples: int
-    checks: list[tuple[Run, int, int]]
-
-
-def _read(runs: Sequence[Run]) -> _Raw:
-    """Read the bytes of the small samples. The code is flat because it is half of the cost of a small sample."""
-    data: list[Buffer] = []
-    starts: list[int] = []
-    stops: list[int] = []
-    places: list[int] = []
-    checks: list[tuple[Run, int, int]] = []
-    before: list[tuple[Buffer, int]] = []  # bytes with the sample before a run in front, and where that ends
-    num_samples = 0
-    pread = os.pread
-    for run in runs:
-        shard, first, count = run
-        offsets, edges = shard.offsets, shard.edges
-        start = wanted = offsets[first]
-        stop = offsets[first + count]
-        if not edges[first]:
-            start = offsets[first - 1]
-        num_samples += count
-        if stop - wanted > count * LARGE_BYTES or wanted - start > LARGE_BYTES:
-            continue
-        size = stop - start + BLOCK_BYTES
-        fd = shard.file.fd
+    kinds = set(map(type, values))
+    if other := kinds - {bool, int, float, str, type(None)}:
+        kind = next(iter(other))
+        value = next(value for value in values if type(value) is kind)
+        raise ValueError(f"{str(value)[:60]!r} is neither a number nor text")
+    if str in kinds:
+        if kinds - {str, type(None)}:
+            number = next(value for value in values if not isinstance(value, str | None))
+            text = next(value for value in values if isinstance(value, str))
+            raise ValueError(f"some values are text ({text[:60]!r}) and some are numbers ({number!r})")
+        texts = [str(value or "") for value in values]
+        return _encode(texts, tuple(sorted(set(texts))))
+    if kinds == {bool}:
+        return np.array(values, dtype=np.bool_)
+    if values and kinds <= {bool, int}:
         try:
-            part = pread(fd, size, start) if fd >= 0 else b""  # which only a local file has
-        except OSError:
-            part = b""
-        if len(part) != size:
-            part = shard.read_at(start, size)  # reads again until it has all, or raises
-        if not edges[first] or edges.find(0, first + 1, first + count + 1) >= 0:
-            checks.append((run, len(data), len(before) if start < wanted else -1))
-            if start < wanted:
-                before.append((part, wanted - start))
-        if count == 1:
-            data.append(part)
-            starts.append(wanted - start)
-            stops.append(stop - start)
-            places.append(num_samples - 1)
-        else:
-            ends = [offset - start for offset in offsets[first : first + count + 1]]
-            data += [part] * count
-            starts += ends[:-1]
-            stops += ends[1:]
-            places += range(num_samples - count, num_samples)
-    if before:
-        checks = [(run, row, guard if guard < 0 else guard + len(data)) for run, row, guard in checks]
-        data += [part for part, _ in before]
-        starts += [0] * len(before)
-        stops += [stop for _, stop in before]
-    return _Raw(data, starts, stops, places, num_samples, checks)
+            return np.array(values, dtype=np.int64)
+        except OverflowError as err:
+            raise ValueError("an integer has more than 64 bits") from err
+    if any(isinstance(value, int) and abs(value) > _MAX_EXACT for value in values):
+        raise ValueError("integers beyond 2**53 cannot be stored together with missing values or fractions")
+    return np.array([np.nan if value is None else value for value in values], dtype=np.float64)
 
 
-def _check_edges(checks: Sequence[tuple[Run, int, int]], good: NDArray[np.bool_]) -> None:
-    """Store in the shards which starts and ends of samples are verified. A sample after one that is not good may
-    continue its key, so it is not good either.
-    """
-    known = good.tolist()
-    for (shard, first, count), row, before in checks:
-        if before >= 0 and not known[before]:
-            good[row : row + count] = False
-        elif all(known[row : row + count]):
-            shard.edges[first : first + count + 1] = b"\1" * (count + 1)
+def _encode(texts: Sequence[str], values: tuple[str, ...]) -> Texts:
+    _check_values(values)
+    numbers = {value: number for number, value in enumerate(values)}
+    return Texts(np.fromiter((numbers[text] for text in texts), dtype=np.uint32, count=len(texts)), values)
 
 
-def _read_apart(
-    runs: Sequence[Run],
-    raw: _Raw,
-    rows: list[int],
-    keys: list[str],
-    fields: _Fields,
-    viewed: Callable[[str], bool],
-) -> Many | None:
-    """Return the samples in order: those of `rows` are parsed already, `IndexedShard.read` reads the others."""
-    known = {raw.places[row]: at for at, row in enumerate(rows)}
-    samples = ((shard, first + at) for shard, first, count in runs for at in range(count))
-    many: Many | None = None
-    for place, (shard, number) in enumerate(samples):
-        at = known.get(place)
-        found: dict[str, tuple[Buffer, int, int]]
-        if at is None:
-            key, views = shard.read(number)
-            found = {name: (view if viewed(name) else bytes(view), 0, len(view)) for name, view in views.items()}
-        else:
-            key, whole = keys[at], raw.data[rows[at]]
-            found = {name: (whole, starts[at], stops[at]) for name, (starts, stops) in fields.items()}
-        many = many or Many([], {name: Spans([], [], []) for name in found})
-        if [*found] != [*many.fields]:
-            return None
-        many.keys.append(key)
-        for name, span in found.items():
-            many.fields[name].add(*span)
-    return many
+def _check_values(values: tuple[str, ...]) -> None:
+    if len(values) > MAX_VALUES:
+        msg = f"it has more than {MAX_VALUES} different texts"
+        raise ValueError(f"{msg}; a column of text is for classes and sources. Its length can be a column: NAME.length")
+    if values and max(map(len, values)) > MAX_VALUE_CHARS:
+        raise ValueError(f"a text has more than {MAX_VALUE_CHARS} characters. Its length can be a column: NAME.length")
 
 
-_Fields = dict[str, tuple[list[int], list[int]]]
-"""Where the data of each field start and stop, in the order of the members."""
+def join_parts(parts: Sequence[Part]) -> Part:
+    """Join the values of shards, with the smallest type that holds all of them. Raises as `pack_values`."""
+    known = [part for part in parts if isinstance(part, Texts) or not _is_missing(part)]
+    texts = [part for part in known if isinstance(part, Texts)]
+    if texts:
+        if len(texts) < len(known):
+            number = next(part for part in known if not isinstance(part, Texts))
+            raise ValueError(f"some values are text ({texts[0].values[-1][:60]!r}) and some numbers ({number[0]!r})")
+        if any(len(part) for part in parts if not isinstance(part, Texts)):
+            texts.append(Texts(np.zeros(0, np.uint8), ("",)))
+        values = tuple(sorted({value for part in texts for value in part.values}))
+        _check_values(values)
+        dtype = np.min_scalar_type(len(values) - 1)
+        new = [
+            np.searchsorted(np.array(values, object), np.array(part.values, object)).astype(dtype)[part.codes]
+            if isinstance(part, Texts)
+            else np.full(len(part), values.index(""), dtype)
+            for part in parts
+            if isinstance(part, Texts) or len(part)
+        ]
+        return Texts(np.concatenate(new), values)
+    arrays = [part for part in parts if not isinstance(part, Texts) and len(part)] or [np.zeros(0, np.bool_)]
+    if all(part.dtype.kind == "b" for part in arrays):
+        return np.concatenate(arrays)
+    if all(part.dtype.kind in "biu" for part in arrays):
+        least, most = min(int(part.min()) for part in arrays), max(int(part.max()) for part in arrays)
+        types = ("i1", "i2", "i4", "i8") if least < 0 else ("u1", "u2", "u4", "i8")
+        dtype = next(np.dtype(one) for one in types if np.iinfo(one).min <= least and most <= np.iinfo(one).max)
+        return np.concatenate(arrays, dtype=dtype, casting="unsafe")
+    if any(part.dtype.kind == "i" and (abs(part) > _MAX_EXACT).any() for part in arrays):
+        raise ValueError("integers beyond 2**53 cannot be stored together with missing values or fractions")
+    return np.concatenate(arrays, dtype=np.float64)
 
 
-class Round(NamedTuple):
-    """The n-th member of each sample with at least n members."""
-
-    rows: Ints
-    headers: Headers
-    key_sizes: Ints
-    starts: Ints
-    stops: Ints
+def _is_missing(part: Values) -> bool:
+    return not len(part) or (part.dtype.kind == "f" and bool(np.isnan(part).all()))
 
 
-def parse_samples(
-    data: Sequence[Buffer], starts: Sequence[int], stops: Sequence[int]
-) -> tuple[list[Round], NDArray[np.bool_]]:
-    """Parse the members of samples round by round.
+def write_columns(
+    folder: Path,
+    index: bytes,
+    columns: Mapping[str, NewColumn | Column],
+    *,
+    disk: Disk = DISK,
+) -> list[str]:
+    """Write columns into a folder, and their list last.
 
     Args:
-        data: For each sample, bytes that contain it, and after it the next member's header or the end marker. At least
-            one sample.
-        starts: Where in these bytes each sample starts.
-        stops: Where each sample ends.
+        folder: The folder of the index, or one in which files wait until they are published together.
+        index: `BinaryIndex.digest` of the index whose samples they describe.
+        columns: Source and values of each column by name; or a column whose file is in the folder already.
+        disk: Performs the file operations; tests replace it.
 
     Returns:
-        The rounds; and for each sample whether it consists of plain members of one key that differs from the next
-        member's key, bool (n,).
+        Names of the files; the list of the columns comes last.
+
+    Raises:
+        SelectionError: The values of a column do not fit together.
     """
-    ends = np.array(stops)
-    good = np.ones(len(data), dtype=np.bool_)
-    rounds: list[Round] = []
-    rows, at = np.arange(len(data)), np.array(starts)
-    while len(rows):
-        chosen = data if len(rows) == len(data) else [data[row] for row in rows.tolist()]
-        headers = parse_headers(_blocks(chosen, at.tolist(), BLOCK_BYTES))
-        sizes = key_sizes(headers)
-        first = at + BLOCK_BYTES
-        after = first + -(-headers.sizes // BLOCK_BYTES) * BLOCK_BYTES
-        fine = headers.plain & (sizes > 0) & (after <= ends[rows])
-        if rounds:
-            fine &= sizes == rounds[0].key_sizes[rows]
-            fine &= start_alike(headers.names, rounds[0].headers.names[rows], sizes)
-        good[rows[~fine]] = False
-        rounds.append(Round(rows, headers, sizes, first, first + headers.sizes))
-        more = fine & (after < ends[rows])
-        rows, at = rows[more], after[more]
-    names, sizes = rounds[0].headers.names, rounds[0].key_sizes
-    behind = _blocks(data, stops, BLOCK_BYTES)
-    good &= ~start_alike(behind[:, : names.shape[1]], names, sizes + 1)  # with the dot
-    good &= says_its_name(behind)
-    return rounds, good
-
-
-def _blocks(data: Sequence[Buffer], starts: Sequence[int], size: int) -> NDArray[np.uint8]:
-    """`size` bytes from `starts[i]` of each of `data`, uint8 (n, size)."""
-    parts = [one[start : start + size] for one, start in zip(data, starts, strict=True)]
-    return np.frombuffer(b"".join(parts), dtype=np.uint8).reshape(-1, size)
-
-
-def _common_fields(rounds: Sequence[Round], good: NDArray[np.bool_]) -> _Fields | None:
-    """Return the byte ranges of each field of the good samples; None if the samples differ in their fields."""
-    fields: _Fields = {}
-    num_good = np.count_nonzero(good)
-    for each in rounds:
-        at = slice(None) if num_good == len(good) else good[each.rows]
-        names = each.headers.names[at]
-        if not len(names):
+    listed = []
+    num_samples = 0
+    for name, new in columns.items():
+        if isinstance(new, Column):
+            num_samples = new.num_samples
+            listed.append(_item(name, new.source, new.dtype, new.sha256, new.values))
             continue
-        name = _common_field(names, each.headers.name_sizes[at], each.key_sizes[at] + 1)
-        if len(names) < num_good or name is None or name in fields or name.startswith("__"):
-            return None
-        fields[name] = each.starts[at].tolist(), each.stops[at].tolist()
-    return fields
+        check_column_name(name)
+        try:
+            joined = join_parts(new.parts)
+        except ValueError as err:
+            raise SelectionError(f"column {name}: {err}.") from err
+        data, values = (joined.codes, joined.values) if isinstance(joined, Texts) else (joined, None)
+        num_samples = len(data)
+        head = _npy_head(data.dtype, num_samples)
+        digest = hashlib.sha256(head)
+        digest.update(np.ascontiguousarray(data).data)
+        with publish(folder / _file_name(name, digest.hexdigest()), disk=disk) as temp:
+            temp.write(head)
+            temp.write(np.ascontiguousarray(data).view(np.uint8).data if num_samples else b"")
+        listed.append(_item(name, new.source, data.dtype.str, digest.hexdigest(), values))
+    document = {"version": _VERSION, "index": index.hex(), "num_samples": num_samples, "columns": listed}
+    document["sha256"] = _digest_of(document)
+    publish_bytes(folder / COLUMNS_NAME, json.dumps(document, indent=1).encode() + b"\n", disk=disk)
+    return [*(_file_name(item["name"], item["sha256"]) for item in listed), COLUMNS_NAME]
 
 
-def _common_field(names: NDArray[np.uint8], name_sizes: Ints, firsts: Ints) -> str | None:
-    """Return the field with which all names end, from their bytes `firsts`; None if they differ."""
-    lengths = name_sizes - firsts
-    first, length = int(firsts[0]), int(lengths[0])
-    if (lengths != length).any():
-        return None
-    if (firsts == first).all():
-        found = names[:, first : first + length]
-    else:
-        found = names[np.arange(len(names))[:, None], firsts[:, None] + np.arange(length)]
-    return found[0].tobytes().decode("ascii").lower() if (found == found[0]).all() else None
+def _digest_of(document: Mapping[str, Any]) -> str:
+    """Hex sha256 of the list of the columns, as JSON with sorted names and without spaces."""
+    return hashlib.sha256(json.dumps(document, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
-def _keys(names: NDArray[np.uint8], sizes: Ints) -> list[str]:
-    text, width = names.tobytes().decode("ascii"), names.shape[1]
-    starts = range(0, len(text), width)
-    return [text[start : start + size] for start, size in zip(starts, sizes.tolist(), strict=True)]
+def _item(
+    name: str, source: Mapping[str, Any], dtype: str, sha256: str, values: tuple[str, ...] | None
+) -> dict[str, Any]:
+    """The line of a column in the list of the columns."""
+    item = {"name": name, "source": dict(source), "dtype": dtype, "sha256": sha256}
+    return item if values is None else {**item, "values": values}
+
+
+def add_columns(index: BinaryIndex, new: Mapping[str, NewColumn], *, disk: Disk = DISK) -> None:
+    """Add columns to a local folder, whose lock the caller holds. A column of the same name is replaced.
+
+    Raises:
+        SelectionError: The folder's columns are damaged, or the values of a column do not fit together.
+    """
+    known = Columns(index)
+    kept = {name: known.column(name) for name in known if name not in new}
+    names = write_columns(index.folder, index.digest, {**kept, **new}, disk=disk)
+    remove_columns(index.folder, keep=names, disk=disk)
+
+
+def remove_columns(folder: Path, *, disk: Disk = DISK, keep: Sequence[str] = ()) -> None:
+    """Remove the files of columns whose names are not in `keep`."""
+    for path in [*sorted(folder.glob("*.npy")), folder / COLUMNS_NAME]:
+        if path.name not in keep and is_column_file(path.name) and path.exists():
+            disk.remove(path)
+
+
+def _file_name(name: str, sha256: str) -> str:
+    return f"{name}.{sha256[:16]}.npy"
+
+
+def _npy_head(dtype: np.dtype[Any], num_samples: int) -> bytes:
+    """The header of an npy file of version 1.0 with one dimension, 128 bytes."""
+    text = f"{{'descr': '{dtype.str}', 'fortran_order': False, 'shape': ({num_samples},), }}".encode()
+    return b"\x93NUMPY\x01\x00" + (118).to_bytes(2, "little") + text.ljust(117) + b"\n"
+
+
+class TextColumn:
+    """A column of text, as the numbers of its values; 10^8 samples of a few classes take 100 MB.
+
+    `column == "train"` is a bool array, `column[3]` a text, and `column[array]` a column of these samples.
+    """
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __init__(self, codes: Values, values: tuple[str, ...]) -> None:
+        self.codes = codes
+        self.values = values
+
+    def __len__(self) -> int:
+        """Number of samples."""
+        return len(self.codes)
+
+    def __getitem__(self, at: Any) -> Any:
+        """Return the text of one sample, or the column of several."""
+        codes = self.codes[at]
+        return self.values[codes] if np.ndim(codes) == 0 else TextColumn(codes, self.values)
+
+    def __eq__(self, other: object) -> Any:
+        """Return where the text is `other`: bool (num_samples,)."""
+        return self.isin([other])
+
+    def __ne__(self, other: object) -> Any:
+        """Return where the text is not `other`: bool (num_samples,)."""
+        return ~self.isin([other])
+
+    def isin(self, texts: Sequence[object]) -> NDArray[np.bool_]:
+        """Return where the text is one of `texts`: bool (num_samples,)."""
+        return np.array([value in texts for value in self.values], dtype=np.bool_)[self.codes]
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Values:  # noqa: FBT001 (numpy's protocol)
+        """Return the texts, (num_samples,)."""
+        return np.array(self.values, dtype=dtype)[self.codes]
+
+    def __repr__(self) -> str:
+        """Return the number of samples and the first values."""
+        return f"TextColumn({len(self):,} samples, values {', '.join(map(repr, self.values[:5]))}, ...)"
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column of a folder. A pickle holds no values.
+
+    Attributes:
+        name: Its name.
+        source: What its values are computed from, as JSON.
+        dtype: Of the stored numbers.
+        num_samples: Samples of the folder.
+        sha256: Hex digest of its file.
+        values: The different values of text, None for numbers.
+        folder: Local folder that holds the file, or gets a copy of it.
+        url: URL of the folder of the index; empty for a local one.
+    """
+
+    name: str
+    source: Mapping[str, Any]
+    dtype: str
+    num_samples: int
+    sha256: str
+    values: tuple[str, ...] | None
+    folder: Path
+    url: str
+
+    @functools.cached_property
+    def data(self) -> Values:
+        """The stored numbers, (num_samples,), read-only, mapped. SelectionError: The file is missing or another."""
+        file = _file_name(self.name, self.sha256)
+        if self.url:
+            from wdskit.dataset.remote import fetch_copy
+
+            fetch_copy(self.folder, self.url, file, self.sha256)
+        path, head = self.folder / file, _npy_head(np.dtype(self.dtype), self.num_samples)
+        try:
+            with path.open("rb") as opened:
+                found = opened.read(len(head))
+                num_bytes = opened.seek(0, 2)
+                if found != head or num_bytes != len(head) + self.num_samples * np.dtype(self.dtype).itemsize:
+                    raise self.error("its file is damaged")
+                if not self.num_samples:
+                    return np.zeros(0, self.dtype)
+                mapped = np.memmap(opened, dtype=self.dtype, mode="r", offset=len(head)).view(np.ndarray)
+        except OSError as err:
+            raise self.error(f"its file {file} cannot be read: {err.strerror}") from err
+        return mapped
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the state without the mapped values."""
+        return {name: value for name, value in vars(self).items() if name != "data"}
+
+    def check(self) -> None:
+        """Compare the bytes of the file with its digest, and the numbers of text with the values.
+
+        Raises:
+            SelectionError: They differ.
+        """
+        data = self.data
+        digest = hashlib.sha256(_npy_head(data.dtype, len(data)))
+        with (self.folder / _file_name(self.name, self.sha256)).open("rb") as file:  # mapped pages count as memory
+            file.seek(128)
+            while part := file.read(_READ_BYTES):
+                digest.update(part)
+        if digest.hexdigest() != self.sha256:
+            raise self.error("its file is damaged")
+        if self.values is not None and len(data) and int(data.max()) >= len(self.values):
+            raise self.error("its numbers are not those of its values")
+
+    def error(self, problem: str) -> SelectionError:
+        """Return the error of this column, with the command that makes it again."""
+        place = self.url or str(self.folder)
+        msg = f"{place}: column {self.name}: {problem}.\n  Run `wdskit index {place}`, which makes all columns again."
+        return SelectionError(msg, folder=place)
+
+
+class Columns:
+    """The columns of a folder: `columns["cls"]` is an array with one value per sample, in the order of the index.
+
+    Numbers are read-only arrays, mapped from the file; text is a `TextColumn`. `name in columns`, `len(columns)` and
+    iteration work as for a dict.
+
+    Args:
+        index: The index of the folder, or of the copy of a remote one.
+
+    Attributes:
+        place: Path or URL of the folder.
+
+    Raises:
+        SelectionError: The list of the columns is damaged, or was made for other shards. A folder without columns is
+            no error.
+    """
+
+    def __init__(self, index: BinaryIndex) -> None:
+        self.place = index.place
+        self._columns = _read_list(index)
+
+    def column(self, name: str, *, use: str = "") -> Column:
+        """Return a column as it is stored. SelectionError: There is none; the message lists those that exist.
+
+        Args:
+            name: Its name.
+            use: The setting that names it, for the message.
+        """
+        if name not in self._columns:
+            there = f"The columns are {', '.join(self._columns)}" if self._columns else "The folder has no column"
+            make = f"Run `wdskit index {self.place} --columns {name}` to make it"
+            what = f"{use}: there is no column {name!r}" if use else f"there is no column {name!r}"
+            raise SelectionError(f"{self.place}: {what}. {there}.\n  {make}.", folder=self.place)
+        return self._columns[name]
+
+    def __getitem__(self, name: str) -> Values | TextColumn:
+        """Return the values of a column; raises as `column` and `Column.data`."""
+        column = self.column(name)
+        return column.data if column.values is None else TextColumn(column.data, column.values)
+
+    def __contains__(self, name: object) -> bool:
+        """Whether there is a column of this name."""
+        return name in self._columns
+
+    def __iter__(self) -> Iterator[str]:
+        """Yield the names, in the order in which they were made."""
+        return iter(self._columns)
+
+    def __len__(self) -> int:
+        """Number of columns."""
+        return len(self._columns)
+
+    def __repr__(self) -> str:
+        """Return the folder and the names."""
+        return f"Columns({self.place!r}: {', '.join(self)})"
+
+    def of_split(self, name: str) -> NDArray[np.bool_]:
+        """Return which samples belong to a split: bool (num_samples,).
+
+        A split is a value of the column `split`, or a column of bool with its name.
+
+        Raises:
+            SelectionError: There is no such split; the message lists those that exist.
+        """
+        splits = self._columns.get(SPLIT_COLUMN)
+        if splits is not None and splits.values is not None and name in splits.values:
+            splits.check()
+            return np.equal(splits.data, splits.values.index(name))
+        if name in self._columns and self._columns[name].dtype == "|b1":
+            self._columns[name].check()
+            return self._columns[name].data
+        there = list((splits.values or ()) if splits else ())
+        there += [each for each, column in self._columns.items() if column.dtype == "|b1"]
+        known = f"The folder has {', '.join(there)}" if there else "The folder has no split"
+        make = "Make it with `wdskit split` or `wdskit reshard --filter EXPR --selection NAME`"
+        raise SelectionError(f"{self.place}: there is no split {name!r}. {known}.\n  {make}.", folder=self.place)
+
+
+def columns(folder: str | Path) -> Columns:
+    """Open the columns of an indexed folder, a local one or one of a store.
+
+    `columns("data/train")["cls"]` is an array with one value per sample, in the order of the index.
+
+    Raises:
+        FolderIndexError: The folder has no index, or a damaged one.
+        SelectionError: Its columns are damaged, or were made for other shards.
+        StorageError: The store cannot be read.
+    """
+    if is_local(str(folder)):
+        return Columns(BinaryIndex(Path(local_path(str(folder)))))
+    from wdskit.dataset.remote import read_copy
+
+    url = str(folder).rstrip("/")
+    return read_copy(url, [COLUMNS_NAME], lambda copy: Columns(BinaryIndex(copy, url=url)))
+
+
+def list_columns(folder: Path, url: str = "") -> dict[str, Column]:
+    """Return the columns that a folder lists, for whatever shards they were made, by name; none if it has no list.
+
+    Raises:
+        SelectionError: The list is damaged.
+    """
+    return _parse(folder, url)[1]
+
+
+def _read_list(index: BinaryIndex) -> dict[str, Column]:
+    digest, found = _parse(index.folder, index.url)
+    if not found:
+        return {}
+    num_samples = int(index.counts.sum())
+    if digest != index.digest.hex() or any(column.num_samples != num_samples for column in found.values()):
+        msg = f"{index.place}/{COLUMNS_NAME}: its columns were made for other shards than those in the index now."
+        raise SelectionError(f"{msg}\n  Run `wdskit index {index.place}`, which makes them again.", folder=index.place)
+    return found
+
+
+def _parse(folder: Path, url: str) -> tuple[str, dict[str, Column]]:
+    place = url or str(folder)
+    data = read_own(folder / COLUMNS_NAME, limit=MAX_INDEX_BYTES)
+    if data is None:
+        return "", {}
+    try:
+        document = json.loads(data)
+        is_right = document.pop("sha256") == _digest_of(document) and document["version"] == _VERSION
+        index, num_samples = document["index"], document["num_samples"]
+        is_right = is_right and _DIGEST.fullmatch(index) and type(num_samples) is int
+        found = {}
+        for item in document["columns"]:
+            texts = item.get("values")
+            values = None if texts is None else tuple(texts)
+            is_right = is_right and _NAME.fullmatch(item["name"]) and _DIGEST.fullmatch(item["sha256"])
+            is_right = is_right and item["dtype"] in _DTYPES and isinstance(item["source"], dict)
+            is_right = is_right and all(isinstance(value, str) for value in values or ())
+            column = Column(
+                item["name"], item["source"], item["dtype"], num_samples, item["sha256"], values, folder, url
+            )
+            found[column.name] = column
+        problem: Exception | None = None
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as err:
+        is_right, problem = False, err
+    if not is_right or num_samples < 0 or len(found) > MAX_COLUMNS:
+        msg = f"{place}/{COLUMNS_NAME}: it is damaged, or another version of wdskit wrote it."
+        raise SelectionError(
+            f"{msg}\n  Remove it, and run `wdskit index {place} --columns NAMES`.", folder=place
+        ) from problem
+    return index, found
+
+
+class ColumnView:
+    """The values of a column for the samples of some shards, in their order. A pickle holds no values.
+
+    Args:
+        runs: For each run of samples: the column, its first sample, and how many.
+    """
+
+    def __init__(self, runs: Sequence[tuple[Column, int, int]]) -> None:
+        self._runs = list(runs)
+        self._starts = np.cumsum([0, *(count for _, _, count in runs)])
+
+    def __len__(self) -> int:
+        """Number of samples."""
+        return int(self._starts[-1])
+
+    def take(self, numbers: Ints) -> Values:
+        """Return the stored numbers of some samples, (n,), with 0 <= number < len(self)."""
+        if len(self._runs) == 1:
+            column, first, _ = self._runs[0]
+            return column.data[first + numbers]
+        runs = np.searchsorted(self._starts, numbers, side="right") - 1
+        found = np.empty(len(numbers), dtype=np.result_type(*(column.dtype for column, _, _ in self._runs)))
+        for run in np.unique(runs).tolist():
+            rows = np.flatnonzero(runs == run)
+            column, first, _ = self._runs[run]
+            found[rows] = column.data[first + numbers[rows] - self._starts[run]]
+        return found
+
+    def all(self) -> Values:
+        """Return the stored numbers of all samples: a view if they are one run."""
+        parts = [column.data[first : first + count] for column, first, count in self._runs]
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+
+def as_part(column: Column) -> Part:
+    """Return the values of a column as `write_columns` takes them."""
+    return column.data if column.values is None else Texts(column.data, column.values)
+
+
+def digest_of_values(values: ArrayLike) -> str:
+    """Return the hex sha256 of an array's bytes."""
+    return hashlib.sha256(np.ascontiguousarray(values).data).hexdigest()

@@ -363,3 +363,19 @@ def nothing_matches(pattern: str) -> WdskitError:
         if not os.path.exists(path) and not has_wildcards(path):
             return shard_error(path, ABSENT)
     return StorageError(f"{pattern}: no shard matches.", url=pattern)
+
+
+def local_folder(folder: str | Path, *, command: str, done: str) -> Path:
+    """Return the path of a local folder. Messages name the `command`, and say what it does in `done`: "indexed".
+
+    Raises:
+        StorageError: The folder is remote, does not exist, or is a file.
+    """
+    if not is_local(str(folder)):
+        msg = f"{folder}: only a local folder can be {done}. Run `wdskit {command}` on the machine with its files."
+        raise StorageError(msg, url=str(folder))
+    path = Path(local_path(str(folder)))
+    if not path.is_dir():
+        problem = "this is a file, not a folder." if path.exists() else describe_missing(str(path), "folder")
+        raise StorageError(f"{folder}: {problem} Name the folder that holds the shards.", url=str(folder))
+    return path

@@ -1,8 +1,8 @@
 """Folders of shards in a store: their index, kept in a local copy, and their samples, read by ranges.
 
-The files that a planned source needs before it reads a sample (`index.json`, `index.bin`, a selection) are copied to
-`$XDG_CACHE_HOME/wdskit/folders`, once for each version, by their ETags. All processes of a user on a machine share the
-copy. Copies that were not used for `UNUSED_S` are removed.
+The files that a planned source needs before it reads a sample (`index.json`, `index.bin`, the list of the columns) are
+copied to `$XDG_CACHE_HOME/wdskit/folders`, once for each version, by their ETags. All processes of a user on a machine
+share the copy. Copies that were not used for `UNUSED_S` are removed.
 
 Next to the copies, the version of each shard that was read is stored (`SeenVersion`). So a shard that is replaced while
 the index does not change is an error in later epochs and runs, as on a local disk.
@@ -35,7 +35,7 @@ from wdskit.dataset.index import INDEX_NAME, join_url
 from wdskit.dataset.lock import lock_folder
 from wdskit.dataset.shard import IDX_SUFFIX, IndexedShard, foreign_offsets, parse_offsets
 from wdskit.errors import FolderIndexError, SelectionError, StorageError
-from wdskit.files import publish_bytes, read_own, remove_temp_files
+from wdskit.files import publish, publish_bytes, read_own, remove_temp_files
 from wdskit.limits import BLOCK_BYTES, MAX_IDX_BYTES, MAX_INDEX_BYTES
 from wdskit.storage.cache import PartCache, make_private_folder
 from wdskit.storage.parts import PartName
@@ -99,7 +99,8 @@ def _copy(url: str, names: Sequence[str]) -> Path:
         if err.status != HTTPStatus.NOT_FOUND:
             raise
         if err.url not in (files[INDEX_NAME].url, files[BINARY_NAME].url):
-            raise SelectionError(f"{err}\n  Run `wdskit split` where the shards are.", folder=url) from err
+            msg = f"{url}: the folder has no column.\n  Run `wdskit index {url} --columns NAMES`, or `wdskit split`."
+            raise SelectionError(msg, folder=url) from err
         msg = f"{err}\n  A planned source needs the index of its folder. Run `wdskit index` where the shards are."
         raise FolderIndexError(msg, folder=url) from err
     digest = hashlib.sha256("\n".join([url, *versions]).encode()).hexdigest()
@@ -124,6 +125,39 @@ def _copy(url: str, names: Sequence[str]) -> Path:
     if is_new:
         _remove_unused(copies)
     return folder
+
+
+def fetch_copy(folder: Path, url: str, name: str, sha256: str) -> None:
+    """Copy one more file into the copy of a remote folder, unless it is there.
+
+    Args:
+        folder: The folder of the copy.
+        url: URL of the remote folder.
+        name: The file's name, which no other content ever has.
+        sha256: Hex digest of the file.
+
+    Raises:
+        SelectionError: The file has another digest.
+        StorageError: It cannot be read, or the copy cannot be written.
+    """
+    from wdskit.storage.objects import ObjectFile
+
+    if (folder / name).exists():
+        return
+    file = ObjectFile(join_url(url, name))
+    try:
+        with lock_folder(folder, wait=True):
+            if (folder / name).exists():
+                return
+            with publish(folder / name) as temp:
+                for start in range(0, file.num_bytes, PART_BYTES):
+                    temp.write(file.read_at(start, PART_BYTES))
+                if temp.sha256 != sha256:
+                    msg = f"{file.url}: its bytes are not those that the list of the columns has the digest of."
+                    raise SelectionError(f"{msg}\n  Run `wdskit index {url}`, which makes them again.", folder=url)
+    except OSError as err:
+        msg = f"{folder}: {file.url} cannot be stored here: {err.strerror or err}."
+        raise StorageError(f"{msg}\n  Set XDG_CACHE_HOME to a folder of your own with free space.", url=url) from err
 
 
 _SELF_CHECKED = (INDEX_NAME, BINARY_NAME)

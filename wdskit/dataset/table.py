@@ -9,7 +9,7 @@ import itertools
 import os
 import re
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from wdskit.dataset.binary import BinaryIndex, ShardEntry
 from wdskit.dataset.braces import expand_patterns
+from wdskit.dataset.columns import COLUMNS_NAME, Columns, ColumnView, list_columns
 from wdskit.dataset.index import compare_names, join_url, read_index
 from wdskit.dataset.patterns import (
     ABSENT,
@@ -31,9 +32,10 @@ from wdskit.dataset.patterns import (
     shard_error,
 )
 from wdskit.dataset.remote import SeenVersion, read_copy
-from wdskit.dataset.selection import read_selection, selection_name
+from wdskit.dataset.subset import Subset
 from wdskit.dataset.unfinished import find_unfinished
-from wdskit.errors import FolderIndexError, SelectionError, StorageError
+from wdskit.dataset.where import Where
+from wdskit.errors import FolderIndexError, StorageError
 from wdskit.storage.urls import is_local
 
 Ints = NDArray[np.int64]
@@ -48,7 +50,9 @@ class ShardTable:
 
     Args:
         shards: As for `dataset.patterns.list_shards`.
-        split: Only samples of this selection of each folder, as `wdskit split` makes them; None for all.
+        split: Only samples of this split of each folder, as `wdskit split` makes them; None for all.
+        where: Only samples for which this condition on the folders' columns is true; None for all.
+        has_columns: Whether columns are read later, by `column`.
         bounds: Range of these samples, in the order of the shards: the first, and the one after the last; None for all.
 
     Attributes:
@@ -57,42 +61,50 @@ class ShardTable:
     Raises:
         StorageError: Nothing matches, a shard is missing, or a store cannot be read.
         FolderIndexError: A folder has no index, or one that does not match its shards; or no sample is left.
-        SelectionError: A folder has no such selection, or one of other shards.
+        SelectionError: A folder lacks a column or the split, or has columns of other shards.
     """
 
     def __init__(
-        self, shards: str | Sequence[str], *, split: str | None = None, bounds: tuple[Bound, Bound] | None = None
+        self,
+        shards: str | Sequence[str],
+        *,
+        split: str | None = None,
+        where: str | None = None,
+        has_columns: bool = False,
+        bounds: tuple[Bound, Bound] | None = None,
     ) -> None:
+        needs_columns = has_columns or split is not None or where is not None
         try:
-            found = find_mapped(shards, split=split)
+            found = find_mapped(shards, with_columns=needs_columns)
         except FolderIndexError as err:
             if not err.folder or not is_local(err.folder):
                 raise
             begun = find_unfinished(Path(err.folder))
             if begun is not None:
                 raise begun.error() from err
-            found = find_mapped(shards, split=split)  # a run that replaced the folder may just have ended
+            found = find_mapped(shards, with_columns=needs_columns)  # a run may just have ended
         self._indexes = [*dict.fromkeys(index for index, _ in found)]
         folders = np.array([self._indexes.index(index) for index, _ in found], dtype=np.int32)
         self._folder_numbers = np.repeat(folders, [len(numbers) for _, numbers in found])
         self._numbers = np.concatenate([numbers for _, numbers in found])
-        self._selections = [read_selection(index.folder, split) for index in self._indexes] if split else []
+        self._columns = [Columns(index) for index in self._indexes] if needs_columns else []
         self.file_counts: Ints = self._column([index.counts for index in self._indexes])
         self._firsts: Ints = np.zeros_like(self.file_counts)
         self._fields: dict[int, dict[str, frozenset[str]]] = {}  # of each folder, by shard
-        self.counts: Ints = self.file_counts
-        if self._selections:
-            self.counts = self._column([selection.counts for selection in self._selections])
         if self.file_counts.sum(dtype=np.float64) >= _MOST_SAMPLES:  # which as int64 may be negative, or few
             folder = self.folders[0]
             msg = f"{folder}: the index says that a shard has {self.file_counts.max()} samples."
             raise FolderIndexError(f"{msg}\n  Run `wdskit index {folder}`.", folder=folder)
+        self._subset: Subset | None = None
+        self.counts: Ints = self.file_counts
+        self.keep(self._choose(split, where))
         total = int(self.counts.sum())
         if bounds is not None:
             self._cut(*bounds)
         if not self.counts.sum():
             folder = self.folders[0]
             of = f" of the split {split!r}" if split else ""
+            of += f" with `where: {where}`" if where else ""
             where = f"this range of {total} samples" if bounds is not None and total else "these shards"
             raise FolderIndexError(f"{folder}: there are no samples{of} in {where}.", folder=folder)
 
@@ -141,26 +153,15 @@ class ShardTable:
         return self._fields[folder].get(index.name(int(self._numbers[shard])), frozenset())
 
     def number(self, shard: int, sample: int) -> int:
-        """Return the number in the file of a used sample, 0 <= sample < counts[shard].
-
-        Raises:
-            SelectionError: The selection's numbers are damaged.
-        """
-        if not self._selections:
+        """Return the number in the file of a used sample, 0 <= sample < counts[shard]."""
+        if self._subset is None:
             return int(self._firsts[shard]) + sample
         return int(self.numbers(np.array([shard]), np.array([sample]))[0])
 
     def numbers(self, shards: Ints, samples: Ints) -> Ints:
         """Return `number` of many samples at once, (n,) each."""
         places = self._firsts[shards] + samples
-        if not self._selections:
-            return places
-        folders = self._folder_numbers[shards]
-        found = np.empty_like(places)
-        for folder in np.unique(folders).tolist():
-            rows = np.flatnonzero(folders == folder)
-            found[rows] = self._selections[folder].take(self._numbers[shards[rows]], places[rows])
-        return found
+        return places if self._subset is None else self._subset.take(shards, places)
 
     def digest(self) -> str:
         """Hex sha256 over names, counts and which samples count: what the order depends on, and not where they lie."""
@@ -170,9 +171,8 @@ class ShardTable:
             self._indexes[folder].hash_names(digest, numbers)
         for column in (self.file_counts, self._firsts, self.counts):
             digest.update(np.ascontiguousarray(column, dtype="<i8").data)
-        if self._selections:
-            for folder, _ in runs:
-                digest.update(bytes.fromhex(self._selections[folder].digest))
+        if self._subset is not None:
+            digest.update(self._subset.digest())
         return digest.hexdigest()
 
     def content(self) -> str:
@@ -181,6 +181,55 @@ class ShardTable:
         for folder, numbers in self._runs():
             digest.update(np.ascontiguousarray(self._indexes[folder].digests[numbers]).data)
         return digest.hexdigest()
+
+    def column(self, name: str) -> ColumnView:
+        """Return a column of all samples of the files, used or not, shard after shard.
+
+        Raises:
+            SelectionError: A folder has no such column, it is damaged, or it is text in one folder and not in another.
+        """
+        runs = [(self._columns[folder].column(name), first, count) for folder, first, count in self._row_runs()]
+        for column in {run[0].sha256: run[0] for run in runs}.values():
+            column.check()
+        if len({run[0].values for run in runs}) > 1:
+            raise runs[0][0].error("its texts are not the same in all folders")
+        return ColumnView(runs)
+
+    def used(self) -> NDArray[np.bool_]:
+        """Return which samples of the files are used, shard after shard: bool (sum of file_counts,)."""
+        mask = np.zeros(int(self.file_counts.sum()), dtype=np.bool_)
+        starts = np.cumsum(self.file_counts) - self.file_counts
+        for shard in np.flatnonzero(self.counts).tolist():
+            places = np.arange(self._firsts[shard], self._firsts[shard] + self.counts[shard])
+            numbers = places if self._subset is None else self._subset.take(np.full_like(places, shard), places)
+            mask[starts[shard] + numbers] = True
+        return mask
+
+    def keep(self, mask: NDArray[np.bool_] | None) -> None:
+        """Use only the samples of the files where `mask` is true, shard after shard; None for all."""
+        self._subset = None if mask is None else Subset(self.file_counts, mask)
+        self.counts = self.file_counts if self._subset is None else self._subset.counts
+        self._firsts = np.zeros_like(self.file_counts)
+
+    def _choose(self, split: str | None, where: str | None) -> NDArray[np.bool_] | None:
+        """Return which samples of the files are in the split and fulfil the condition; None for all."""
+        if split is None and where is None:
+            return None
+        condition = None if where is None else Where(where)
+        masks = []
+        for columns in self._columns:
+            found = [] if split is None else [columns.of_split(split)]
+            found += [] if condition is None else [condition.mask(columns)]
+            masks.append(functools.reduce(np.logical_and, found))
+        return np.concatenate([masks[folder][first : first + count] for folder, first, count in self._row_runs()])
+
+    def _row_runs(self) -> Iterator[tuple[int, int, int]]:
+        """Yield the runs of neighbouring samples: the folder's number, the first sample's row in it, and how many."""
+        rows = [np.concatenate([[0], np.cumsum(index.counts, dtype=np.int64)]) for index in self._indexes]
+        for folder, numbers in self._runs():
+            for run in np.split(numbers, np.flatnonzero(np.diff(numbers) != 1) + 1):
+                first = int(rows[folder][run[0]])
+                yield folder, first, int(rows[folder][run[-1] + 1]) - first
 
     def _runs(self) -> list[tuple[int, Ints]]:
         """Return the runs of neighbouring shards of one folder: the folder's number, and their numbers in its index."""
@@ -216,17 +265,17 @@ class ShardTable:
 MAX_COMPARED = 100_000  # shards of a folder up to which its files are listed too: 10**6 take 0.7 s
 
 
-def find_mapped(shards: str | Sequence[str], *, split: str | None = None) -> list[tuple[BinaryIndex, Ints]]:
+def find_mapped(shards: str | Sequence[str], *, with_columns: bool = False) -> list[tuple[BinaryIndex, Ints]]:
     """Return the shards that a user named, in order: the indexes of their folders, and their numbers in them. For
-    remote folders, the selection `split` is fetched too. Raises as `ShardTable` does.
+    remote folders, the list of the columns is fetched too. Raises as `ShardTable` does.
     """
-    selections = [selection_name(split)] if split else []
+    names = [COLUMNS_NAME] if with_columns else []
 
     @functools.cache
     def open_index(folder: str) -> BinaryIndex:
         if is_local(folder):
             return BinaryIndex(Path(folder))
-        return read_copy(folder, selections, functools.partial(_read_files, url=folder, split=split))
+        return read_copy(folder, names, functools.partial(_open_copy, url=folder))
 
     compare = functools.cache(_compare_with_disk)
     number_names = functools.cache(_number_names)
@@ -260,14 +309,9 @@ def find_mapped(shards: str | Sequence[str], *, split: str | None = None) -> lis
     return [(index, np.asarray(numbers, dtype=np.int64)) for index, numbers in found]
 
 
-def _read_files(copy: Path, *, url: str, split: str | None) -> BinaryIndex:
-    """The index in the copy of a remote folder, once its selection is known to be whole."""
+def _open_copy(copy: Path, *, url: str) -> BinaryIndex:
     index = BinaryIndex(copy, url=url)
-    try:
-        _ = read_selection(copy, split) if split else None
-    except SelectionError as err:
-        problem = str(err).partition("\n")[0].replace(str(copy), url)
-        raise SelectionError(f"{problem}\n  Run `wdskit split` again where the shards are.", folder=url) from err
+    list_columns(copy, url)  # a damaged list is fetched again
     return index
 
 

@@ -15,7 +15,7 @@ import torch
 from wdskit.codecs.columns import NpyColumn, decode_column
 from wdskit.codecs.fields import NPY_FIELDS
 from wdskit.codecs.formats import is_image_field
-from wdskit.dataset.columns import Spans
+from wdskit.dataset.many import Spans
 from wdskit.engine.reader import ManySamples, SampleReader
 from wdskit.order.base import Ints
 from wdskit.stages.base import Origin, Step
@@ -34,7 +34,7 @@ class _NotColumns(Exception):
     """This batch cannot be made by columns."""
 
 
-class Columns:
+class BatchColumns:
     """Makes batches by columns.
 
     Args:
@@ -90,7 +90,7 @@ class Columns:
         return batch, last._replace(members=(first, last))
 
 
-def columns_of(steps: Sequence[Step], batched: Batcher | None) -> Columns | None:
+def columns_of(steps: Sequence[Step], batched: Batcher | None) -> BatchColumns | None:
     """Return what makes batches by columns; None for other stages or a user's collate, or if images are decoded, which
     several threads do sample by sample.
     """
@@ -101,7 +101,7 @@ def columns_of(steps: Sequence[Step], batched: Batcher | None) -> Columns | None
     decoders = [each for each in fit if isinstance(each, FieldDecoder) and each.images is not None]
     if len(fit) < len(functions) or any(not each.only or any(map(is_image_field, each.only)) for each in decoders):
         return None
-    return Columns(fit, batched.collate)
+    return BatchColumns(fit, batched.collate)
 
 
 def _is_viewed(field: str) -> bool:

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from wdskit.engine.columns import Columns, columns_of
+from wdskit.engine.columns import BatchColumns, columns_of
 from wdskit.engine.reader import SampleReader
 from wdskit.engine.sample import SampleStages
 from wdskit.errors import PipelineError
@@ -140,7 +140,7 @@ class Program:
     forgives: bool = False
     forgives_functions: bool = False
     num_ahead: int = 0
-    columns: Columns | None = field(init=False)
+    columns: BatchColumns | None = field(init=False)
     first: FusedStep | None = field(init=False)
     writer: FusedStep | None = field(init=False)
     chunk_pace: Pace = field(init=False, default_factory=Pace)

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wdskit.dataset.binary import Verified
-from wdskit.dataset.columns import LARGE_BYTES, Run, Spans, read_samples
+from wdskit.dataset.many import LARGE_BYTES, Run, Spans, read_samples
 from wdskit.dataset.remote import RemoteShard, open_remote_shards
 from wdskit.dataset.shard import IndexedShard, LocalShard
 from wdskit.dataset.table import ShardTable
@@ -199,7 +199,7 @@ class SampleReader:
         Args:
             shards: Their shards.
             samples: Their numbers in these.
-            viewed: As `dataset.columns.read_samples` takes it.
+            viewed: As `dataset.many.read_samples` takes it.
 
         Raises:
             ShardError, StorageError, FolderIndexError: As `read`.

@@ -261,7 +261,7 @@ def plan_jobs(dest: Destination, found: Source, plan: Plan) -> Jobs:
     shards = (*itertools.chain(*by_split.values()),)
     splits = {} if options.shares is None else by_split
     spans = [*itertools.chain(*divided.values())]
-    jobs = Jobs(plan, order, spans, shards, splits, options.transforms, options.threads, dest.path)
+    jobs = Jobs(plan, order, spans, shards, splits, options.transforms, options.threads, dest.path, dest.columns)
     if dest.is_done and [*dest.filled()] != [shard.name for shard in shards]:
         raise dest.indexed_already([f"it wrote {len(dest.filled())} shards, and this run has {len(shards)}."])
     dest.check_folder(shards, dest.lists(found))

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass
-from fractions import Fraction
 
 from typing_extensions import Self
 
@@ -12,10 +10,7 @@ from wdskit.codecs.fields import decode_field
 from wdskit.errors import DecodeError, PackError, SelectionError
 from wdskit.packing.sources.tar_samples import TarSample
 from wdskit.shards.filters import Expression, ExpressionError, MissingValue
-from wdskit.shards.sampling import parse_share
-
-_PURPOSE = b"wdskit sample"
-_DRAWS = 1 << 64
+from wdskit.shards.sampling import draw_of_key, parse_share, threshold_of
 
 
 @dataclass(frozen=True)
@@ -23,7 +18,7 @@ class Choice:
     """Keep a sample if its key is in the share and the filter is true. The share is tested first.
 
     Attributes:
-        threshold: A sample is in the share if `draw(key)` is below this number; None keeps all samples.
+        threshold: A sample is in the share if `draw_of_key` is below this number; None keeps all samples.
         seed: Seed of the draws, 0 <= seed < 2**64.
         filter: Expression that must be true; None for no filter.
         skip_missing: True leaves out a sample without a value that the filter reads. False raises an error.
@@ -40,7 +35,7 @@ class Choice:
         Raises:
             SelectionError: The filter cannot be evaluated for the sample.
         """
-        if self.threshold is not None and self.draw(sample.key) >= self.threshold:
+        if self.threshold is not None and draw_of_key(sample.key, self.seed) >= self.threshold:
             left_out.num_sampled_out += 1
             return False
         if self.filter is None:
@@ -70,12 +65,6 @@ class Choice:
         msg = f"{shard}: sample {key!r}: the filter {self.filter.text!r} cannot be evaluated: {err}.\n  {remedy}"
         return SelectionError(msg, folder=shard.rpartition("/")[0] or ".", shard=shard, key=key)
 
-    def draw(self, key: str) -> int:
-        """Return a number from 0 to 2**64 - 1 that depends only on the seed and the key, not on the shard or order."""
-        salt = self.seed.to_bytes(16, "little")
-        data = key.encode("utf-8", "surrogatepass")
-        return int.from_bytes(hashlib.blake2b(data, digest_size=8, person=_PURPOSE, salt=salt).digest(), "little")
-
 
 @dataclass
 class LeftOut:
@@ -96,11 +85,6 @@ class LeftOut:
     def total(self) -> int:
         """Return the sum of all counts."""
         return self.num_sampled_out + self.num_filtered + self.num_missing
-
-
-def threshold_of(share: Fraction) -> int | None:
-    """Return the `threshold` of a `Choice` that keeps `share` of all keys; None for all keys."""
-    return None if share == 1 else int(share * _DRAWS)
 
 
 def make_choice(*, filter: str | None, missing: str, sample: str | None, seed: int) -> Choice:  # noqa: A002

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
+import json
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -17,12 +18,14 @@ from wdskit.dataset.binary import ShardEntry
 from wdskit.dataset.lock import hold
 from wdskit.dataset.shard import digest_offsets, write_offsets
 from wdskit.errors import PackError, WdskitError
-from wdskit.files import DISK, Buffer, Disk, TempFile, describe_os_error, publish
+from wdskit.files import DISK, Buffer, Disk, TempFile, describe_os_error, publish, publish_bytes
 from wdskit.packing.ahead import read_ahead
 from wdskit.packing.plan import ShardJob
 from wdskit.packing.references import FieldBytes, FileBytes, PartBytes, SourceFiles
 from wdskit.packing.row import OnProgress, Progress, Row, size_of
+from wdskit.packing.run_journal import values_path
 from wdskit.packing.transforms import Field, Transforms
+from wdskit.shards.column_values import ColumnMaker, whole
 from wdskit.shards.parallel import map_shards
 from wdskit.tar.writer import END_BYTES, TarWriter
 
@@ -70,6 +73,9 @@ def fill_shard(job: ShardJob, *, disk: Disk = DISK, on_sample: OnSample | None =
         if job.sha256 is None:
             with publish(job.path, disk=disk) as temp:
                 filled = _fill(job, temp, on_sample)
+            if job.columns:
+                values = json.dumps(filled.columns, ensure_ascii=True).encode()
+                publish_bytes(values_path(job.path), values, disk=disk)
             write_offsets(job.path, filled.offsets, disk=disk)
         else:
             filled = _fill(job, hashlib.sha256(), on_sample)
@@ -129,13 +135,14 @@ def _fill_in_worker(job: ShardJob, *, log: Path, disk: Disk) -> ShardEntry:
 
 
 class _Filled(NamedTuple):
-    """Digest, size, field names, offsets and unused image parts of a written shard."""
+    """Digest, size, field names, offsets, unused image parts and columns of a written shard."""
 
     sha256: str
     num_bytes: int
     fields: tuple[str, ...]
     offsets: list[int]
-    unused: tuple[tuple[str, int, str], ...] = ()
+    unused: tuple[tuple[str, int, str], ...]
+    columns: dict[str, list[object]]
 
 
 def _fill(job: ShardJob, sink: TempFile | hashlib._Hash, on_sample: OnSample | None) -> _Filled:
@@ -145,7 +152,8 @@ def _fill(job: ShardJob, sink: TempFile | hashlib._Hash, on_sample: OnSample | N
     writer = TarWriter(sink.write, hand_over=sink.hand_over) if isinstance(sink, TempFile) else TarWriter(sink.update)
     passes = job.threads == 1 and not job.transforms.changes_bytes
     unused: dict[str, tuple[int, str]] = {}
-    for names in (_pass_rows if passes else _transform_rows)(job, writer, unused):
+    made = ColumnMaker(job.columns, str(job.path))
+    for names in (_pass_rows if passes else _transform_rows)(job, writer, unused, made):
         offsets.append(writer.offset)
         fields.update(names)
         if on_sample:
@@ -159,6 +167,7 @@ def _fill(job: ShardJob, sink: TempFile | hashlib._Hash, on_sample: OnSample | N
         tuple(sorted(fields)),
         offsets,
         noted,
+        made.values(),
     )
 
 
@@ -172,16 +181,22 @@ def _note_unused(
             unused[part] = count + 1, first
 
 
-def _transform_rows(job: ShardJob, writer: TarWriter, unused: dict[str, tuple[int, str]]) -> Iterator[list[str]]:
+def _transform_rows(
+    job: ShardJob, writer: TarWriter, unused: dict[str, tuple[int, str]], made: ColumnMaker
+) -> Iterator[list[str]]:
     """Add transformed samples to the shard. Yield the field names of each sample."""
     for row, transformed in read_transformed(read_ahead(job.rows), job.transforms, threads=job.threads):
         for field, data in transformed:
             writer.add(f"{row.key}.{field}", data)
             _note_unused(row, field, data, job.transforms, unused)
+            made.add(field, len(data), whole(data))
+        made.end(row.key)
         yield [field for field, _ in transformed]
 
 
-def _pass_rows(job: ShardJob, writer: TarWriter, unused: dict[str, tuple[int, str]]) -> Iterator[list[str]]:
+def _pass_rows(
+    job: ShardJob, writer: TarWriter, unused: dict[str, tuple[int, str]], made: ColumnMaker
+) -> Iterator[list[str]]:
     """Add unchanged samples to the shard. Yield the field names of each sample.
 
     Large files are read directly into the buffer of the writer.
@@ -200,6 +215,10 @@ def _pass_rows(job: ShardJob, writer: TarWriter, unused: dict[str, tuple[int, st
                 if is_checked:
                     row.check(field, data, job.transforms)
                     _note_unused(row, field, data, job.transforms, unused)
+                if job.columns:
+                    made.add(field, len(data), whole(data))
+            if job.columns:
+                made.end(row.key)
             yield [field for field, _ in row.fields]
 
 

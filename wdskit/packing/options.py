@@ -240,6 +240,9 @@ class WriteOptions(RunOptions):
     max_bytes: int | str | None = option(
         "Shards", None, "Most bytes in a shard's file: 200MB, 1GiB. Default: 1GB.", "SIZE"
     )
+    columns: str | Sequence[str] = option(
+        "Shards", (), "Columns to write next to the index: width,height,cls,json.score,txt.length.", "NAMES"
+    )
     num_shards: int | None = option(
         "Shards", None, "Exactly N shards of equal size. Turns off default limits.", "N", least=1
     )
@@ -271,16 +274,20 @@ class WriteOptions(RunOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("export", "sidecars", "files", "omit"):
+        for name in ("export", "sidecars", "files", "omit", "columns"):
             value = getattr(self, name, ())
             if isinstance(value, str):
                 object.__setattr__(self, name, tuple(part.strip() for part in value.split(",") if part.strip()))
         from wdskit.shards.export import parse_kinds
 
         parse_kinds(self.export)
+        if self.columns:
+            from wdskit.shards.column_values import parse_columns
+
+            parse_columns(self.columns)
         if self.export and self.part is not None:
             raise PackError("export: parts write no index. Run `wdskit export` after `wdskit pack-finish`.")
-        _ = self.transforms, self.limits, self.part_of, self.shares, self.columns
+        _ = self.transforms, self.limits, self.part_of, self.shares, self.made_fields
         self._check_columns()
         self._check_together()
         if self.split_name and not self.export:
@@ -297,7 +304,7 @@ class WriteOptions(RunOptions):
         from wdskit.packing.annotations import names_places
         from wdskit.packing.transforms import DERIVED
 
-        for name, column in self.columns.items():
+        for name, column in self.made_fields.items():
             is_place = self.transforms.moves_images and names_places(column)
             if is_place or re.split(r"[./\s]", column.strip())[-1].lower() in DERIVED:
                 msg = f"fields: {name}={column} describes the image, which resize, format or orient changes."
@@ -352,7 +359,7 @@ class WriteOptions(RunOptions):
         return None if self.part is None else parse_part(self.part)
 
     @cached_property
-    def columns(self) -> dict[str, str]:
+    def made_fields(self) -> dict[str, str]:
         """Which column each field is made of, by the field's name."""
         from wdskit.packing.sources.records import parse_fields
 
@@ -380,6 +387,7 @@ class WriteOptions(RunOptions):
         versions = transform_versions(self.transforms)
         return {
             **self.limits.described(),
+            **({"columns": [*self.columns]} if self.columns else {}),
             "split": None if self.shares is None else format_shares(self.shares),
             "shuffle": self.shuffle,
             "append": self.append,
@@ -395,7 +403,7 @@ class PackOptions(WriteOptions):
     Raises:
         PackError: An option is out of range, or two options contradict each other.
         ConfigError: `export` names an unknown kind.
-        SelectionError: The shares of `split` are invalid.
+        SelectionError: `split` or `columns` is invalid.
     """
 
     command = "pack"
@@ -452,7 +460,7 @@ class PackOptions(WriteOptions):
         from wdskit.packing.sources.records import Records
 
         return Records(
-            "", self.image_column, self.key_column, self.allow_no_image, self.columns, self.class_names, self.omit
+            "", self.image_column, self.key_column, self.allow_no_image, self.made_fields, self.class_names, self.omit
         )
 
     @property
@@ -476,7 +484,7 @@ class PackOptions(WriteOptions):
         return {
             **super().to_dict(),
             **{name: getattr(self, name) for name in names},
-            "fields": self.columns,
+            "fields": self.made_fields,
             "images": None if self.images is None else os.fspath(self.images),
             "classes": None if self.class_names is None else self.class_names.describe(),
         }
@@ -529,7 +537,11 @@ class ReshardOptions(WriteOptions, SelectOptions):
         from wdskit.packing.changes import make_changes
         from wdskit.packing.sources.records import Records
 
-        made = Records("", fields=self.columns, classes=self.class_names) if self.columns or self.class_names else None
+        made = (
+            Records("", fields=self.made_fields, classes=self.class_names)
+            if self.made_fields or self.class_names
+            else None
+        )
         return make_changes(keep=self.keep, drop=self.drop, rename=self.rename, keys=self.keys, made=made)
 
     def to_dict(self) -> dict[str, object]:

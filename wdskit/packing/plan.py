@@ -38,6 +38,7 @@ from wdskit.packing.references import KINDS, FieldBytes, Reference
 from wdskit.packing.row import OnProgress, Progress, Row, key_taken, row_error, size_of
 from wdskit.packing.sources import Duplicate, Source
 from wdskit.packing.transforms import UNTOUCHED, Transforms
+from wdskit.shards.column_values import Source as ColumnSource
 from wdskit.shards.parallel import map_shards
 from wdskit.shards.split import SPLIT_SEED, Shares, choose_splits, draws_of, make_draw
 
@@ -843,6 +844,7 @@ class ShardJob:
         transforms: The transforms of the samples.
         threads: Samples that are read and transformed at the same time.
         sha256: Digest of the existing shard. The rows are compared with the digest, and nothing is written.
+        columns: Sources of the columns to compute, by name. Their values are written next to the shard.
     """
 
     path: Path
@@ -851,6 +853,7 @@ class ShardJob:
     transforms: Transforms = UNTOUCHED
     threads: int = 1
     sha256: str | None = None
+    columns: Mapping[str, ColumnSource] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -866,6 +869,7 @@ class Jobs(Sequence[ShardJob]):
         transforms: The transforms of the samples.
         threads: Samples of a shard that are transformed at the same time.
         folder: The folder in which the shards are filled.
+        columns: Sources of the columns to compute, by name.
     """
 
     plan: Plan
@@ -876,6 +880,7 @@ class Jobs(Sequence[ShardJob]):
     transforms: Transforms
     threads: int
     folder: Path
+    columns: Mapping[str, ColumnSource]
 
     def __len__(self) -> int:
         """Number of shards."""
@@ -898,6 +903,7 @@ class Jobs(Sequence[ShardJob]):
             num_bytes=span.num_bytes,
             transforms=self.transforms,
             threads=self.threads,
+            columns=self.columns,
         )
 
     def subset(self, numbers: Sequence[int], folder: Path) -> Jobs:

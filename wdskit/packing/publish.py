@@ -28,12 +28,21 @@ from typing import Any, Concatenate, TypeVar
 
 from typing_extensions import ParamSpec, Self
 
-from wdskit.dataset.binary import BINARY_NAME, IDENTITIES_NAME, ShardEntry, Verified, build_binary
+from wdskit.dataset.binary import (
+    BINARY_NAME,
+    IDENTITIES_NAME,
+    BinaryIndex,
+    ShardEntry,
+    Verified,
+    build_binary,
+    digest_of_entries,
+)
 from wdskit.dataset.classes import CLASSES_NAME, classes_json, read_classes
+from wdskit.dataset.columns import Columns, NewColumn, Part, as_part, is_column_file, remove_columns, write_columns
+from wdskit.dataset.columns import columns as open_columns
 from wdskit.dataset.index import INDEX_NAME, RUN_FOLDER, FolderIndex, compare_names, index_json, read_index, write_index
 from wdskit.dataset.lock import lock_folder, share_folder, wait_for_workers
 from wdskit.dataset.samples import HeaderReader
-from wdskit.dataset.selection import list_selections, selection_path
 from wdskit.dataset.unfinished import DESCRIPTION_NAME, JOURNAL_NAME, run_folders
 from wdskit.errors import FolderIndexError, PackError, RowError
 from wdskit.files import (
@@ -66,9 +75,12 @@ from wdskit.packing.run_journal import (
     read_log,
     read_sent,
     shard_files,
+    values_path,
 )
 from wdskit.packing.sources import Source
 from wdskit.packing.upload import LAST_RUN_NAME, MAX_PENDING, WAYS, SentFile, Upload, Uploaded, digest_of, open_upload
+from wdskit.shards.column_values import Source as ColumnSource
+from wdskit.shards.column_values import pack_columns, parse_columns
 from wdskit.shards.export import remove_exports
 from wdskit.storage.identity import FileIdentity
 from wdskit.storage.urls import LocalFile, is_local, local_path
@@ -664,9 +676,10 @@ class Destination:
         last = {"run": described, "num_shards": len(entries), "index": index.sha256}
         publish_bytes(self.path / INDEX_NAME, data, disk=self._disk)
         if self.upload is not None:
-            self._upload_index(index, last, lists)
+            self._upload_index(index, entries, last, lists)
             return
-        come = [name for entry in entries for name in shard_files(entry.name)] + [*lists]
+        come = [name for entry in entries for name in shard_files(entry.name)]
+        come += [*lists, *self._write_columns(all_entries, entries)]
         new = {*come}
         go = [name for name in self._existing_files() if name not in new] if replaces else []
         journal = {"go": go, "come": come, "replaces": replaces, "last_run": last}
@@ -675,7 +688,56 @@ class Destination:
         if replaces:
             remove_exports(self.folder, self._disk)
 
-    def _upload_index(self, index: FolderIndex, last: dict[str, Any], lists: Iterable[str]) -> None:
+    def _write_columns(self, all_entries: Sequence[ShardEntry], new: Sequence[ShardEntry]) -> list[str]:
+        """Write the columns of all shards into the staging folder, from the values of the new shards and the folder's
+        columns. Return the names of the files.
+
+        Raises:
+            SelectionError: The values of a column do not fit together.
+        """
+        sources = self.columns
+        if not sources:
+            return []
+        known = self._known_columns if len(all_entries) > len(new) else None
+        parts: dict[str, list[Part]] = {
+            name: [] if known is None else [as_part(known.column(name))] for name in sources
+        }
+        for entry in new:
+            path = values_path(self.path / entry.name)
+            values = json.loads(read_own(path) or b"{}")
+            if values.keys() != sources.keys():
+                msg = f"{path}: this file was written with the shard, and is gone or has other columns."
+                raise PackError(f"{msg}\n  Pack again with --restart.")
+            for name, part in pack_columns(values, entry.name).items():
+                parts[name].append(part)
+        columns = {name: NewColumn(source, parts[name]) for name, source in sources.items()}
+        return write_columns(self.path, digest_of_entries(all_entries), columns, disk=self._disk)
+
+    @property
+    def columns(self) -> dict[str, ColumnSource]:
+        """Sources of the columns to compute: those of the options; in an addition those of the folder.
+
+        Raises:
+            PackError: An addition has columns that the folder does not have.
+            SelectionError: The columns of the folder are damaged, or were made for other shards.
+        """
+        new = parse_columns(self._run.options.get("columns", ()))
+        if not self._appends or self.index is None:
+            return new
+        known = {name: self._known_columns.column(name).source for name in self._known_columns}
+        if more := [name for name in new if name not in known]:
+            msg = f"{self.folder}: columns: it has no column {more[0]!r}, so an addition cannot have one."
+            raise PackError(f"{msg}\n  Run `wdskit index {self.folder} --columns {','.join(more)}` first.")
+        return known
+
+    @functools.cached_property
+    def _known_columns(self) -> Columns:
+        """The columns of the folder before this run."""
+        return Columns(BinaryIndex(self.folder)) if self.upload is None else open_columns(self.upload.url)
+
+    def _upload_index(
+        self, index: FolderIndex, entries: Sequence[ShardEntry], last: dict[str, Any], lists: Iterable[str]
+    ) -> None:
         """Wait until all shards are in the bucket. Then upload the lists and the index, which comes last.
 
         Raises:
@@ -691,7 +753,8 @@ class Destination:
         publish_bytes(self.path / LAST_RUN_NAME, json.dumps(last).encode() + b"\n", disk=self._disk)
         binary = build_binary(index.entries, bytes.fromhex(index.sha256))
         publish_bytes(self.path / BINARY_NAME, binary, disk=self._disk)
-        self.upload.put(self._log_upload([*lists, LAST_RUN_NAME, BINARY_NAME, INDEX_NAME], {}))
+        columns = self._write_columns(index.entries, entries)
+        self.upload.put(self._log_upload([*lists, *columns, LAST_RUN_NAME, BINARY_NAME, INDEX_NAME], {}))
         self._remove_run(self.path)
         self._remove_locks()
 
@@ -701,7 +764,7 @@ class Destination:
         yield from (BINARY_NAME, IDENTITIES_NAME, LAST_RUN_NAME)
         for entry in self.index.entries:
             yield from shard_files(entry.name)
-        yield from (selection_path(self.folder, name).name for name in list_selections(self.folder))
+        yield from sorted(path.name for path in self.folder.iterdir() if is_column_file(path.name))
         yield from LIST_NAMES
 
     @_raises_pack_errors
@@ -808,6 +871,8 @@ class Destination:
                 for entry in index.entries
             ]
             write_index(folder, entries, data=read_own(path / INDEX_NAME), disk=disk)
+            if columns := [name for name in journal["come"] if is_column_file(name)]:
+                remove_columns(folder, keep=columns, disk=disk)
             disk.remove(path / INDEX_NAME)
             disk.fsync_folder(path)  # a journal that came back after a later run would undo that run
         else:

@@ -27,8 +27,8 @@ from typing import Any, NamedTuple
 from wdskit import __version__
 from wdskit.dataset.binary import BINARY_NAME, IDENTITIES_NAME, ShardEntry
 from wdskit.dataset.classes import CLASSES_NAME
+from wdskit.dataset.columns import is_column_file
 from wdskit.dataset.index import INDEX_NAME, RUN_FOLDER, FolderIndex, entry_problem
-from wdskit.dataset.selection import selection_of
 from wdskit.dataset.shard import offsets_path
 from wdskit.dataset.unfinished import DESCRIPTION_NAME, JOURNAL_NAME, RUN_NAME
 from wdskit.errors import FolderIndexError, PackError
@@ -41,8 +41,8 @@ REJECTED_NAME = "rejected.jsonl"
 DUPLICATES_NAME = "duplicates.jsonl"
 LIST_NAMES = (CLASSES_NAME, REJECTED_NAME, DUPLICATES_NAME)
 _OWN_NAMES = frozenset({INDEX_NAME, BINARY_NAME, IDENTITIES_NAME, LAST_RUN_NAME, *LIST_NAMES})
-"""Names of the files of a data set, except its shards and selections."""
-_RUN_FILE = re.compile(r"run\.json|journal\.json|shards(-\d+-of-\d+)?\.log|\..*\.wdskit-temp")
+"""Names of the files of a data set, except its shards and columns."""
+_RUN_FILE = re.compile(r"run\.json|journal\.json|shards(-\d+-of-\d+)?\.log|.*\.tar\.values|\..*\.wdskit-temp")
 """Names of the other files in a staging folder."""
 _ROOT_FILE = re.compile(r"begins\.lock|part-\d+-of-\d+\.lock|\..*\.wdskit-temp")
 """Names of the files next to the staging folders: locks, and plans that are too large for memory."""
@@ -256,12 +256,12 @@ def has_shard(folder: Path, entry: ShardEntry) -> bool:
 
 
 def is_own_name(name: object) -> bool:
-    """True if wdskit may have given a file of a data set this name: a shard, a file next to one, a list, a selection,
+    """True if wdskit may have given a file of a data set this name: a shard, a file next to one, a list, a column,
     the index. Names that are read back from a folder are compared with this before they are used.
     """
     if not isinstance(name, str) or name in _OWN_NAMES:
         return isinstance(name, str)
-    return is_file_name(name) and (name.endswith((".tar", ".idx")) or bool(selection_of(name)))
+    return is_file_name(name) and (name.endswith((".tar", ".idx")) or is_column_file(name))
 
 
 def check_runs(folder: Path) -> None:
@@ -305,6 +305,11 @@ def _check_own(path: Path, users: set[int], *, is_folder: bool) -> None:
     if status.st_uid not in users:
         msg = f"{path}: this belongs to another user (uid {status.st_uid}). Nothing was changed."
         raise PackError(f"{msg}\n  That user can complete or remove the run. To start anew, remove {path}.")
+
+
+def values_path(shard: Path) -> Path:
+    """Return the path of the file that has the column values of a shard's samples until the run is published."""
+    return shard.with_name(f"{shard.name}.values")
 
 
 def shard_files(shard: str) -> list[str]:

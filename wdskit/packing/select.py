@@ -1,26 +1,25 @@
-"""`select`: samples chosen as `reshard` chooses them, stored as a selection beside the index instead of copied."""
+"""`select`: samples chosen as `reshard` chooses them, stored as a column of bool instead of copied."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
 import os
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from wdskit.dataset.binary import ShardEntry
+from wdskit.dataset.binary import BinaryIndex, ShardEntry
+from wdskit.dataset.columns import SPLIT_COLUMN, Columns, NewColumn, add_columns, check_column_name
 from wdskit.dataset.index import FolderIndex, read_index
 from wdskit.dataset.lock import lock_folder
 from wdskit.dataset.patterns import ShardList
-from wdskit.dataset.selection import check_selection_name, read_head, selection_path, write_selection
 from wdskit.errors import FolderIndexError, PackError, RowError, SelectionError, StorageError, WdskitError
 from wdskit.files import Disk
-from wdskit.limits import MAX_RECIPE_BYTES
 from wdskit.packing.choice import Choice, LeftOut
 from wdskit.packing.options import SelectOptions, takes_options
 from wdskit.packing.row import Progress
@@ -37,9 +36,8 @@ class SelectResult:
     """What `select` chose.
 
     Attributes:
-        folders: Folders that have the selection now.
+        folders: Folders that have the column now.
         name: Its name.
-        recipe: The command that makes it, without the source, as the selection stores it.
         num_source_shards: Shards that were read.
         num_source_samples: Samples in the shards: `num_samples` and the last three counts together.
         num_samples: Samples that were selected.
@@ -50,7 +48,6 @@ class SelectResult:
 
     folders: tuple[Path, ...]
     name: str
-    recipe: str
     num_source_shards: int
     num_source_samples: int
     num_samples: int
@@ -61,28 +58,28 @@ class SelectResult:
 
 @takes_options(SelectOptions)
 def select(source: str | Sequence[str], name: str, options: SelectOptions) -> SelectResult:
-    """Choose samples and store the choice as a selection in their folders: `wdskit reshard --selection`.
+    """Choose samples and store the choice as a column of bool in their folders: `wdskit reshard --selection`.
 
-    Planned sources use it with `split: NAME`. The shards do not change. Nothing is selected in shards that `source`
-    does not name. `overwrite` replaces a selection of this name that was made in another way.
+    Planned sources use it with `split: NAME` or `where: NAME`. The shards do not change. Nothing is selected in shards
+    that `source` does not name. `overwrite` replaces a column of this name that was made in another way.
 
     Args:
         source: Local shards of indexed folders.
-        name: Name of the selection.
+        name: Name of the column.
         options: Keyword arguments, each with the name of an option below.
 
     Raises:
-        SelectionError: The name or the filter is invalid, another selection has the name, or the filter has no answer
+        SelectionError: The name or the filter is invalid, another column has the name, or the filter has no answer
             for a sample.
         FolderIndexError: A folder has no index, or one that does not match its shards.
         PackError, ShardError, StorageError: As `reshard`.
     """
-    check_selection_name(name)
-    recipe = _recipe(name, options)
+    check_column_name(name)
+    column = _source(options)
     found = list_tars(source)
     remote = next((url for url in found.urls if not is_local(url)), None)
     if remote is not None:
-        msg = f"{remote}: a selection needs local shards. Make it where the shards are, and upload it."
+        msg = f"{remote}: a selection needs local shards. Make it where the shards are."
         raise PackError(msg)
     _check_sources(found)
     is_checked = options.check == "sha256"
@@ -93,7 +90,7 @@ def select(source: str | Sequence[str], name: str, options: SelectOptions) -> Se
     num_samples, left_out, total_bytes = 0, LeftOut(), sum(entry.num_bytes for _, entry in shards)
     with contextlib.ExitStack() as stack:
         folders = _folders_of(found)
-        indexes = {folder: _locked(stack, folder, name, recipe, overwrite=options.overwrite) for folder in folders}
+        indexes = {folder: _locked(stack, folder, name, column, overwrite=options.overwrite) for folder in folders}
         chosen: dict[str, Numbers] = {}
         num_bytes = 0
         with contextlib.closing(map_shards(choose, shards, workers=options.workers)) as results:
@@ -110,11 +107,10 @@ def select(source: str | Sequence[str], name: str, options: SelectOptions) -> Se
         if not num_chosen:
             raise SelectionError(f"{name}: none of the {num_samples} samples is selected. Nothing was written.")
         for folder, index in indexes.items():
-            _write(Path(folder), index, name, chosen, recipe, options.disk)
+            _write(Path(folder), index, name, chosen, column, options.disk)
     return SelectResult(
         folders=tuple(map(Path, folders)),
         name=name,
-        recipe=recipe,
         num_source_shards=len(shards),
         num_source_samples=num_samples,
         num_samples=num_chosen,
@@ -139,16 +135,11 @@ def _choose(shard: tuple[str, ShardEntry], *, choice: Choice, check: bool) -> tu
     return np.array(numbers, np.int64), left_out
 
 
-def _recipe(name: str, options: SelectOptions) -> str:
-    """Return the command that makes this selection. Equal choices have equal commands."""
-    words = ["reshard", "--selection", name]
-    words += ["--filter", options.filter] if options.filter else []
-    words += ["--missing", options.missing] if options.missing != "error" else []
-    words += ["--sample", options.sample, "--seed", str(options.seed)] if options.sample else []
-    recipe = shlex.join(words)
-    if not recipe.isprintable() or len(recipe.encode()) > MAX_RECIPE_BYTES:
-        raise SelectionError(f"{name}: the filter must be one line of text, because the selection stores it.")
-    return recipe
+def _source(options: SelectOptions) -> dict[str, Any]:
+    """Return what the column is computed from. Equal choices have equal sources."""
+    source: dict[str, Any] = {"filter": options.filter}
+    source |= {"missing": options.missing} if options.missing != "error" else {}
+    return source | ({"sample": options.sample, "seed": options.seed} if options.sample else {})
 
 
 def _folders_of(found: ShardList) -> list[str]:
@@ -167,35 +158,42 @@ def _check_sources(found: ShardList) -> None:
         raise SelectionError("a shard is named twice, but its samples can be selected only once.")
 
 
-def _locked(stack: contextlib.ExitStack, folder: str, name: str, recipe: str, *, overwrite: bool) -> FolderIndex:
+def _locked(
+    stack: contextlib.ExitStack, folder: str, name: str, source: dict[str, Any], *, overwrite: bool
+) -> FolderIndex:
     """The folder's index, with its lock held until `stack` is closed."""
     stack.enter_context(lock_folder(Path(folder)))
-    path = selection_path(Path(folder), name)
-    if path.exists() and not overwrite:
-        try:
-            other = read_head(Path(folder), name).recipe
-        except SelectionError:
-            other = "damaged"
-        if other != recipe:
-            msg = (
-                f"{path}: another selection has this name: {other}.\n  Choose another, or replace it with --overwrite."
-            )
-            raise SelectionError(msg, folder=folder)
     index = read_index(folder)
     index.check_files()
+    known = Columns(BinaryIndex(Path(folder)))
+    splits = known.column(SPLIT_COLUMN).values if SPLIT_COLUMN in known else None
+    if name in (splits or ()):
+        raise SelectionError(f"{folder}: it has a split {name!r} already. Choose another name.", folder=folder)
+    if name in known and not overwrite and dict(known.column(name).source) != source:
+        other = ", ".join(f"{key} {value}" for key, value in known.column(name).source.items())
+        msg = f"{folder}: another column has the name {name!r}: {other}."
+        raise SelectionError(f"{msg}\n  Choose another, or replace it with --overwrite.", folder=folder)
     return index
 
 
-def _write(folder: Path, index: FolderIndex, name: str, chosen: Mapping[str, Numbers], recipe: str, disk: Disk) -> None:
+def _write(
+    folder: Path,
+    index: FolderIndex,
+    name: str,
+    chosen: Mapping[str, Numbers],
+    source: dict[str, Any],
+    disk: Disk,
+) -> None:
     here = os.path.realpath(folder)
     by_name = {
         os.path.basename(url): numbers
         for url, numbers in chosen.items()
         if os.path.realpath(os.path.dirname(url)) == here
     }
-    none = np.zeros(0, dtype=np.int64)
-    numbers = [by_name.get(entry.name, none) for entry in index.entries]
+    masks = [np.zeros(entry.num_samples, dtype=np.bool_) for entry in index.entries]
+    for entry, mask in zip(index.entries, masks, strict=True):
+        mask[by_name.get(entry.name, [])] = True
     try:
-        write_selection(folder, name, numbers, recipe=recipe, disk=disk)
+        add_columns(BinaryIndex(folder), {name: NewColumn(source, masks)}, disk=disk)
     except OSError as err:
         raise StorageError(f"{folder}: the selection cannot be written: {err.strerror}.", url=str(folder)) from err

@@ -74,7 +74,7 @@ def _fill(dest: Destination, rows: Iterable[Row], keys: StreamedKeys, first: int
             dest.check_name(name)
         sha256 = None if known is None else known.sha256
         rows_of_shard = _new_keys(shard, keys, dest)
-        job = ShardJob(dest.path / name, rows_of_shard, 0, options.transforms, options.threads, sha256)
+        job = ShardJob(dest.path / name, rows_of_shard, 0, options.transforms, options.threads, sha256, dest.columns)
         try:
             entry = fill_shard(job, disk=options.disk, on_sample=count)
         except _SourceFault as fault:

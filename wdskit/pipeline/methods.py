@@ -37,6 +37,7 @@ class StageMethods(ABC):
         mixture: Sequence[Mapping[str, Any]] | None = None,
         schedule: Literal["step", "linear"] = "step",
         split: str | None = None,
+        where: str | None = None,
         range: Sequence[int | str] | None = None,  # noqa: A002 (as in YAML)
         seed: int = 0,
         classes: Literal["same", "any"] = "same",
@@ -56,6 +57,8 @@ class StageMethods(ABC):
                 steps of whole blocks of 4,096 samples or more; a shorter way is one step, with the weights of its
                 middle.
             split: Only this split of the samples, made by `wdskit split`.
+            where: Only samples for which this condition on the columns of their folder is true. `wdskit index FOLDER
+                --columns width,cls` makes columns.
             range: Only a range of the samples: ["0%", "80%"], or their numbers.
             seed: Seed of the order and of everything random.
             classes: Whether the `classes.json` of all folders must name the same classes, or may differ.
@@ -73,6 +76,7 @@ class StageMethods(ABC):
                 "mixture": mixture,
                 "schedule": schedule,
                 "split": split,
+                "where": where,
                 "range": range,
                 "seed": seed,
                 "classes": classes,
@@ -90,6 +94,7 @@ class StageMethods(ABC):
         mixture: Sequence[Mapping[str, Any]] | None = None,
         schedule: Literal["step", "linear"] = "step",
         split: str | None = None,
+        where: str | None = None,
         range: Sequence[int | str] | None = None,  # noqa: A002 (as in YAML)
         seed: int = 0,
         classes: Literal["same", "any"] = "same",
@@ -108,6 +113,8 @@ class StageMethods(ABC):
                 steps of whole blocks of 4,096 samples or more; a shorter way is one step, with the weights of its
                 middle.
             split: Only this split of the samples, made by `wdskit split`.
+            where: Only samples for which this condition on the columns of their folder is true. `wdskit index FOLDER
+                --columns width,cls` makes columns.
             range: Only a range of the samples: ["0%", "80%"], or their numbers.
             seed: Seed of the order and of everything random.
             classes: Whether the `classes.json` of all folders must name the same classes, or may differ.
@@ -123,6 +130,7 @@ class StageMethods(ABC):
                 "mixture": mixture,
                 "schedule": schedule,
                 "split": split,
+                "where": where,
                 "range": range,
                 "seed": seed,
                 "classes": classes,
@@ -140,6 +148,7 @@ class StageMethods(ABC):
         mixture: Sequence[Mapping[str, Any]] | None = None,
         schedule: Literal["step", "linear"] = "step",
         split: str | None = None,
+        where: str | None = None,
         range: Sequence[int | str] | None = None,  # noqa: A002 (as in YAML)
         seed: int = 0,
         classes: Literal["same", "any"] = "same",
@@ -155,6 +164,8 @@ class StageMethods(ABC):
                 steps of whole blocks of 4,096 samples or more; a shorter way is one step, with the weights of its
                 middle.
             split: Only this split of the samples, made by `wdskit split`.
+            where: Only samples for which this condition on the columns of their folder is true. `wdskit index FOLDER
+                --columns width,cls` makes columns.
             range: Only a range of the samples: ["0%", "80%"], or their numbers.
             seed: Seed of the order and of everything random.
             classes: Whether the `classes.json` of all folders must name the same classes, or may differ.
@@ -167,6 +178,7 @@ class StageMethods(ABC):
                 "mixture": mixture,
                 "schedule": schedule,
                 "split": split,
+                "where": where,
                 "range": range,
                 "seed": seed,
                 "classes": classes,

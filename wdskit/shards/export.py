@@ -19,11 +19,11 @@ from typing import NamedTuple
 from wdskit.dataset.binary import ShardEntry
 from wdskit.dataset.index import INDEX_NAME, read_index
 from wdskit.dataset.lock import lock_folder
+from wdskit.dataset.patterns import local_folder
 from wdskit.dataset.unfinished import refuse_unfinished
 from wdskit.errors import ConfigError, FolderIndexError, StorageError
 from wdskit.files import DISK, Disk, foreign, is_file_name, make_folders, publish_bytes, read_own, remove_temp_files
 from wdskit.limits import MAX_INDEX_BYTES
-from wdskit.shards.index import local_folder
 from wdskit.shards.parallel import Progress
 from wdskit.storage.urls import LocalFile, read_bytes
 from wdskit.tar.names import split_name as split_key

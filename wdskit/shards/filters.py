@@ -10,22 +10,16 @@ the length of its fields, and may come from an untrusted user.
 from __future__ import annotations
 
 import ast
-import keyword
 import operator
-import re
-import warnings
 from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Any
 
 from wdskit.codecs.fields import INT_FIELDS, JSON_FIELDS, TEXT_FIELDS
-from wdskit.errors import SelectionError
+from wdskit.dataset.expressions import MAX_CHARS, parse_expression, short_repr
 
 if TYPE_CHECKING:
     from simpleeval import SimpleEval
 
-MAX_CHARS = 2000
-MAX_NODES = 400
-MAX_DEPTH = 40
 MAX_BITS = 4096
 
 ReadField = Callable[[str], object]
@@ -42,7 +36,6 @@ _TEXT_METHODS = frozenset([
 _METHODS = _TEXT_METHODS | {"get"}
 _PLAIN_NODES = (ast.Constant, ast.BoolOp, ast.UnaryOp, ast.BinOp, ast.Compare, ast.IfExp, ast.Tuple, ast.List, ast.Set)
 _HELPERS = (ast.Load, ast.boolop, ast.operator, ast.unaryop, ast.cmpop)
-_ATTRIBUTE = re.compile(r"\.\s*(\w+)")
 _CONSTANTS = (str, int, float, bool, type(None))
 
 
@@ -71,7 +64,7 @@ class Expression:
 
     def __init__(self, text: str) -> None:
         self.text = text
-        self._tree = _parse(text)
+        self._tree = parse_expression(text, _problem, what="filter")
         names = {node.id for node in ast.walk(self._tree) if isinstance(node, ast.Name)}
         self.fields = frozenset(names - {*_NAMES, *_FUNCTIONS})
         self._evaluator: SimpleEval | None = None
@@ -115,7 +108,7 @@ class Expression:
         except (TypeError, ValueError, ArithmeticError, LookupError, RecursionError) as err:
             raise ExpressionError(str(err) or type(err).__name__) from err
         if not isinstance(answer, bool):
-            raise ExpressionError(f"its result is {_short(answer)}, neither true nor false")
+            raise ExpressionError(f"its result is {short_repr(answer)}, neither true nor false")
         return answer
 
     def _value(self, node: ast.expr) -> Any:
@@ -141,42 +134,11 @@ class Expression:
             return _FUNCTIONS[node.func.id](*values)
         owner, name = self._value(node.func.value), node.func.attr
         if not (name == "get" if isinstance(owner, dict) else isinstance(owner, str) and name in _TEXT_METHODS):
-            raise ExpressionError(f"{_short(owner)} has no {name}()")
+            raise ExpressionError(f"{short_repr(owner)} has no {name}()")
         for value in values:
             for each in value if isinstance(value, tuple) else (value,):
                 _check_searched(each)
         return getattr(owner, name)(*values)
-
-
-def _parse(text: str) -> ast.expr:
-    """Return the tree of an expression; SelectionError if a node is not allowed."""
-    if len(text) > MAX_CHARS:
-        raise _refused(text, f"it has {len(text)} characters, more than the {MAX_CHARS} allowed")
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # SyntaxWarning, of escapes in text and the like
-            tree = ast.parse(text.strip(), mode="eval").body
-    except (SyntaxError, ValueError, RecursionError, MemoryError) as err:
-        at = err.offset if isinstance(err, SyntaxError) else None
-        why = err.msg if isinstance(err, SyntaxError) else str(err) or type(err).__name__
-        word = next((word for word in _ATTRIBUTE.findall(text) if keyword.iskeyword(word)), None)
-        why += f"; {word!r} is a keyword, so write [{word!r}] in place of .{word}" if word else ""
-        raise _refused(text, f"it cannot be read: {why}", at) from err
-    pending: list[tuple[ast.AST, int]] = [(tree, 1)]
-    num_nodes = 0
-    while pending:
-        node, depth = pending.pop()
-        num_nodes += 1
-        problem = "it is nested too deeply" if depth > MAX_DEPTH else _problem(node)
-        if num_nodes > MAX_NODES:
-            problem = f"it has more than {MAX_NODES} parts"
-        if problem:
-            raise _refused(text, problem, getattr(node, "col_offset", 0) + 1)
-        below = list(ast.iter_child_nodes(node))
-        if isinstance(node, ast.Call):  # the name of the function or method is checked by _problem
-            below = [*node.args, *([node.func.value] if isinstance(node.func, ast.Attribute) else [])]
-        pending += [(child, depth + 1) for child in below]
-    return tree
 
 
 def _problem(node: ast.AST) -> str:
@@ -205,33 +167,25 @@ def _problem(node: ast.AST) -> str:
     return "" if isinstance(node, (*_PLAIN_NODES, *_HELPERS)) else f"{type(node).__name__} is not supported"
 
 
-def _refused(text: str, problem: str, column: int | None = None) -> SelectionError:
-    at = f" at {column}" if column else ""
-    return SelectionError(f"filter{at}: {_short(text)}: {problem}.")
-
-
-def _short(value: object) -> str:
-    shown = repr(value[:200] if isinstance(value, str | list | tuple) else value)
-    return f"{shown[:80]}..." if len(shown) > 80 else shown
-
-
 def _item(owner: Any, name: Any) -> Any:
     """Return a member of a JSON object, or an item of a list or a text."""
     if isinstance(owner, dict):
         if name not in owner:
-            raise MissingValue(f"there is no {name!r} in {_short(list(owner))}")
+            raise MissingValue(f"there is no {name!r} in {short_repr(list(owner))}")
         return owner[name]
     if not isinstance(owner, list | tuple | str) or type(name) is not int:
-        raise ExpressionError(f"{_short(owner)} has no {name!r}")
+        raise ExpressionError(f"{short_repr(owner)} has no {name!r}")
     if not -len(owner) <= name < len(owner):
-        raise MissingValue(f"there is no item {name} in {_short(owner)}")
+        raise MissingValue(f"there is no item {name} in {short_repr(owner)}")
     return owner[name]
 
 
 def _check_searched(value: object) -> None:
     """Raise ExpressionError for a text that takes too long to search for."""
     if isinstance(value, str) and len(value) > MAX_CHARS:
-        raise ExpressionError(f"{_short(value)} has {len(value)} characters, more than the {MAX_CHARS} to search for")
+        raise ExpressionError(
+            f"{short_repr(value)} has {len(value)} characters, more than the {MAX_CHARS} to search for"
+        )
 
 
 def _contains(item: Any, group: Any) -> bool:
@@ -246,7 +200,7 @@ def _on_numbers(function: Callable[..., Any]) -> Callable[..., Any]:
     def limited(*values: Any) -> Any:
         for value in values:
             if not isinstance(value, int | float):
-                raise ExpressionError(f"{_short(value)} is not a number")
+                raise ExpressionError(f"{short_repr(value)} is not a number")
         result = function(*values)
         if isinstance(result, int) and result.bit_length() > MAX_BITS:
             raise ExpressionError(f"a number has more than {MAX_BITS} bits")

@@ -5,15 +5,25 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import stat
+import tempfile
 from array import array
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
-from urllib.parse import unquote
+from urllib.parse import quote, unquote
 
-from wdskit.dataset.binary import BINARY_NAME, ShardEntry, build_binary
+from wdskit.dataset.binary import BINARY_NAME, ShardEntry, build_binary, digest_of_entries
+from wdskit.dataset.columns import (
+    COLUMNS_NAME,
+    Column,
+    NewColumn,
+    Part,
+    list_columns,
+    remove_columns,
+    write_columns,
+)
 from wdskit.dataset.index import (
     INDEX_NAME,
     FolderIndex,
@@ -23,15 +33,20 @@ from wdskit.dataset.index import (
     write_index,
 )
 from wdskit.dataset.lock import lock_folder, wait_for_workers
+from wdskit.dataset.patterns import local_folder
+from wdskit.dataset.remote import read_copy
 from wdskit.dataset.samples import ShardReader
 from wdskit.dataset.shard import IDX_SUFFIX, digest_offsets, idx_bytes, write_offsets
 from wdskit.dataset.unfinished import refuse_unfinished
-from wdskit.errors import FolderIndexError, ShardError, StorageError
-from wdskit.files import DISK, Disk, describe_missing, remove_temp_files
+from wdskit.errors import FolderIndexError, SelectionError, ShardError, StorageError
+from wdskit.files import DISK, Disk, remove_temp_files
 from wdskit.limits import MAX_HELD_BYTES
+from wdskit.shards.column_values import ColumnMaker, Source, parse_columns, parse_names
+from wdskit.shards.lazy_shard import fields_of
 from wdskit.shards.parallel import Progress, choose_workers, open_path, read_shards
 from wdskit.storage.identity import FileIdentity
-from wdskit.storage.urls import ByteStream, LocalFile, is_local, local_path
+from wdskit.storage.urls import ByteStream, LocalFile, is_local
+from wdskit.tar.window import Passed, size_of
 from wdskit.text import format_bytes, plural
 
 if TYPE_CHECKING:
@@ -50,12 +65,14 @@ class IndexReport:
         num_ignored: Members that belong to no sample, in all shards.
         workers: Processes that it used.
         changed: Names of shards with other bytes than in the previous index, but the same size.
+        columns: Names of the columns that the folder has now.
     """
 
     index: FolderIndex
     num_ignored: int
     workers: int
     changed: tuple[str, ...] = ()
+    columns: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         """Return one line: shards, samples and size."""
@@ -68,6 +85,8 @@ class IndexReport:
 def index_folder(
     folder: str | Path,
     *,
+    columns: str | Iterable[str] = (),
+    drop_columns: str | Iterable[str] = (),
     workers: int | None = None,
     progress: Progress | None = None,
     disk: Disk = DISK,
@@ -75,10 +94,15 @@ def index_folder(
     """Read every `*.tar` of a folder from end to end and write the folder's index: `wdskit index`.
 
     It writes `<shard>.idx` for each shard, then `index.bin` and `index.json`, and replaces an existing index. The same
-    shards give the same bytes, whatever `workers` is. Files whose names start with a dot are skipped.
+    shards give the same bytes, whatever `workers` is. Files whose names start with a dot are skipped. The columns that
+    the folder has are made again in the same pass.
 
     Args:
         folder: A local folder, or one of a bucket (`s3://bucket/train/`), into which the index is written last.
+        columns: Columns to add: `width,height,cls,json.score,json.caption.length`, or a list of such names.
+            `name=json.path` gives a column another name. Width and height are those in the image's header; of text and
+            lists, `length` is a column. A sample without the value has NaN, or "" for text.
+        drop_columns: Columns to remove.
         workers: Processes that read; 1 is this process. Default: the CPUs that this process may use, fewer for little
             data.
         progress: Called after each shard with the number of bytes read and of all bytes.
@@ -87,10 +111,12 @@ def index_folder(
     Raises:
         FolderIndexError: Shards are invalid; all of them are listed, and no index is written. Or `pack` has not
             finished here, or another process is writing in the folder.
+        SelectionError: A column is not known, or the value of a sample cannot be in it.
         StorageError: The folder does not exist, has no shard or cannot be written.
     """
+    new, drop = parse_columns(columns) if columns else {}, parse_names(drop_columns)
     if not is_local(str(folder)):
-        return _index_bucket(str(folder).rstrip("/"), workers=workers, progress=progress)
+        return _index_bucket(str(folder).rstrip("/"), new, drop, workers=workers, progress=progress)
     path = local_folder(folder, command="index", done="indexed")
     with lock_folder(path):
         wait_for_workers(path)
@@ -101,21 +127,49 @@ def index_folder(
         except FolderIndexError:  # it is damaged, and replaced now
             before = {}
         num_workers = choose_workers(len(sizes), sum(sizes.values())) if workers is None else workers
+        sources = _sources(list_columns(path), new, drop, str(path))
         scans: list[ScannedShard] = []
         try:
             remove_temp_files(path, disk=disk)
             paths = [str(path / name) for name in sizes]
-            scans += _read_all(str(path), _scan, paths, [*sizes.values()], num_workers, progress)
+            read = partial(_scan, columns=sources)
+            scans += _read_all(str(path), read, paths, [*sizes.values()], num_workers, progress)
             entries = [scan.entry for scan in scans]
             for scan in scans:
                 write_offsets(path / scan.entry.name, scan.offsets, disk=disk)
             write_index(path, entries, disk=disk)
+            names = []
+            if sources:
+                names = write_columns(path, digest_of_entries(entries), _new_columns(sources, scans), disk=disk)
+            remove_columns(path, keep=names, disk=disk)
         except OSError as err:
             raise StorageError(f"{path}: the index cannot be written: {err.strerror}.", url=str(path)) from err
-    return _report(FolderIndex(str(folder), tuple(entries)), scans, num_workers, before)
+    return _report(FolderIndex(str(folder), tuple(entries)), scans, num_workers, before, sources)
 
 
-def _index_bucket(url: str, *, workers: int | None, progress: Progress | None) -> IndexReport:
+def _sources(
+    known: Mapping[str, Column], new: Mapping[str, Source], drop: Sequence[str], folder: str
+) -> dict[str, Source]:
+    """The columns to make: those that the folder has and the new ones, without those to remove."""
+    unknown = next((name for name in drop if name not in known), None)
+    if unknown is not None:
+        msg = f"{folder}: there is no column {unknown!r} to remove. The columns are {', '.join(known) or 'none'}."
+        raise SelectionError(msg, folder=folder)
+    for name, source in new.items():
+        if name in known and name not in drop and dict(known[name].source) != source:
+            msg = f"{folder}: another column has the name {name!r}: {dict(known[name].source)}."
+            raise SelectionError(f"{msg}\n  Choose another, as in other={source['path']}.", folder=folder)
+    kept = {name: column.source for name, column in known.items() if name not in drop}
+    return {**kept, **new}
+
+
+def _new_columns(sources: Mapping[str, Source], scans: Sequence[ScannedShard]) -> dict[str, NewColumn]:
+    return {name: NewColumn(source, [scan.columns[name] for scan in scans]) for name, source in sources.items()}
+
+
+def _index_bucket(
+    url: str, new: Mapping[str, Source], drop: Sequence[str], *, workers: int | None, progress: Progress | None
+) -> IndexReport:
     """Index a folder of a bucket as `index_folder` does. Nothing is written before all shards are read."""
     from wdskit.storage.buckets import check_bucket, list_objects, put_object
 
@@ -130,18 +184,41 @@ def _index_bucket(url: str, *, workers: int | None, progress: Progress | None) -
             known = read_index(url).by_name
     sizes = [one.num_bytes for one in shards.values()]
     num_workers = choose_workers(len(sizes), sum(sizes)) if workers is None else workers
-    scans = [*_read_all(url, _scan_object, [*shards.values()], sizes, num_workers, progress)]
+    listed: Mapping[str, Column] = {}
+    if COLUMNS_NAME in objects and INDEX_NAME in objects:
+        listed = read_copy(url, [COLUMNS_NAME], partial(list_columns, url=url))
+    sources = _sources(listed, new, drop, url)
+    read = partial(_scan_object, columns=sources)
+    scans = [*_read_all(url, read, [*shards.values()], sizes, num_workers, progress)]
     entries = [scan.entry for scan in scans]
     for one, scan in zip(shards.values(), scans, strict=True):
         put_object(f"{one.url}{IDX_SUFFIX}", idx_bytes(scan.offsets))
+    _put_columns(url, sources, scans)
     data = index_json(entries)
     put_object(f"{url}/{BINARY_NAME}", build_binary(entries, hashlib.sha256(data).digest()))
     put_object(f"{url}/{INDEX_NAME}", data)
-    return _report(FolderIndex(url, tuple(entries)), scans, num_workers, known)
+    return _report(FolderIndex(url, tuple(entries)), scans, num_workers, known, sources)
+
+
+def _put_columns(url: str, sources: Mapping[str, Source], scans: Sequence[ScannedShard]) -> None:
+    """Upload the columns of a folder of a bucket, their list last."""
+    from wdskit.storage.buckets import start_upload
+    from wdskit.storage.requests import result
+
+    if not sources:
+        return
+    with tempfile.TemporaryDirectory() as temp:
+        digest = digest_of_entries([scan.entry for scan in scans])
+        for name in write_columns(Path(temp), digest, _new_columns(sources, scans)):
+            result(start_upload(f"{url}/{quote(name)}", Path(temp) / name), f"{url}/{name}")
 
 
 def _report(
-    index: FolderIndex, scans: Sequence[ScannedShard], workers: int, known: Mapping[str, ShardEntry]
+    index: FolderIndex,
+    scans: Sequence[ScannedShard],
+    workers: int,
+    known: Mapping[str, ShardEntry],
+    sources: Mapping[str, Source],
 ) -> IndexReport:
     return IndexReport(
         index=index,
@@ -152,14 +229,16 @@ def _report(
             for one in index.entries
             if (old := known.get(one.name)) and old.num_bytes == one.num_bytes and old.sha256 != one.sha256
         ),
+        columns=tuple(sources),
     )
 
 
-def _scan_object(one: ObjectInfo) -> ScannedShard:
+def _scan_object(one: ObjectInfo, *, columns: Mapping[str, Source]) -> ScannedShard:
     from wdskit.storage.objects import ObjectStream
 
     stream = ObjectStream(one.url, num_bytes=one.num_bytes, etag=one.etag)
-    return scan_shard(one.url, name=_checked_name(unquote(one.url.rpartition("/")[2]), one.url), file=stream)
+    name = _checked_name(unquote(one.url.rpartition("/")[2]), one.url)
+    return scan_shard(one.url, name=name, file=stream, columns=columns)
 
 
 def _find_shards(folder: Path) -> dict[str, int]:
@@ -203,8 +282,8 @@ def _read_all(
         raise FolderIndexError(msg, folder=folder) from err
 
 
-def _scan(path: str) -> ScannedShard:
-    return scan_shard(path, name=_checked_name(Path(path).name, path))
+def _scan(path: str, *, columns: Mapping[str, Source]) -> ScannedShard:
+    return scan_shard(path, name=_checked_name(Path(path).name, path), columns=columns)
 
 
 def _checked_name(name: str, path: str) -> str:
@@ -214,22 +293,6 @@ def _checked_name(name: str, path: str) -> str:
     return name
 
 
-def local_folder(folder: str | Path, *, command: str, done: str) -> Path:
-    """Return the path of a local folder. Messages name the `command`, and say what it does in `done`: "indexed".
-
-    Raises:
-        StorageError: The folder is remote, does not exist, or is a file.
-    """
-    if not is_local(str(folder)):
-        msg = f"{folder}: only a local folder can be {done}. Run `wdskit {command}` on the machine with its files."
-        raise StorageError(msg, url=str(folder))
-    path = Path(local_path(str(folder)))
-    if not path.is_dir():
-        problem = "this is a file, not a folder." if path.exists() else describe_missing(str(path), "folder")
-        raise StorageError(f"{folder}: {problem} Name the folder that holds the shards.", url=str(folder))
-    return path
-
-
 class ScannedShard(NamedTuple):
     """Result of reading a whole shard.
 
@@ -237,11 +300,13 @@ class ScannedShard(NamedTuple):
         entry: The shard's line in the index.
         offsets: Byte offset of each sample, then the end of the last member; 8 bytes a sample.
         num_ignored: Members that belong to no sample.
+        columns: Values of the samples, by column.
     """
 
     entry: ShardEntry
     offsets: array[int]
     num_ignored: int
+    columns: dict[str, Part]
 
 
 class DigestedFile(Generic[F]):
@@ -268,25 +333,35 @@ class DigestedFile(Generic[F]):
         return part
 
 
-def scan_shard(path: str, *, name: str, file: ByteStream | None = None) -> ScannedShard:
-    """Read a shard from end to end, check every header, and compute its digest in the same pass.
+def scan_shard(
+    path: str, *, name: str, file: ByteStream | None = None, columns: Mapping[str, Source] | None = None
+) -> ScannedShard:
+    """Read a shard from end to end, check every header, and compute its digest and columns in the same pass.
 
     Args:
         path: Path or URL, for messages.
         name: The shard's name in the index.
         file: The open shard; None opens the local file `path`.
+        columns: Sources of the columns to compute, by name.
 
     Raises:
         ShardError: The shard is invalid.
+        SelectionError: The value of a sample cannot be in a column.
         StorageError: The shard cannot be read.
     """
     shard: DigestedFile[ByteStream] = DigestedFile(open_path(path) if file is None else file)
     fields: set[str] = set()
+    made = ColumnMaker(columns or {}, path)
     with contextlib.closing(shard.file):
         identity = FileIdentity.of(shard.file.fd) if isinstance(shard.file, LocalFile) else None
-        reader = ShardReader(shard.read, shard=path, hold_bytes=MAX_HELD_BYTES)
+        spill = tempfile.TemporaryFile if columns else None
+        reader = ShardReader(shard.read, shard=path, hold_bytes=MAX_HELD_BYTES, spill=spill)
         for sample in reader:
             fields.update(sample)
+            if columns:
+                for field, data in fields_of(sample):
+                    made.add(field, size_of(data), partial(_part, data))
+                made.end(sample["__key__"])
     offsets = array("Q", (*reader.starts, reader.stop))
     entry = ShardEntry(
         name=name,
@@ -297,4 +372,12 @@ def scan_shard(path: str, *, name: str, file: ByteStream | None = None) -> Scann
         idx_sha256=digest_offsets(offsets),
         identity=identity,
     )
-    return ScannedShard(entry, offsets, reader.num_ignored)
+    return ScannedShard(entry, offsets, reader.num_ignored, made.parts())
+
+
+def _part(data: bytes, num_bytes: int) -> bytes:
+    """Return the first bytes of a field, which may wait in a temporary file."""
+    if isinstance(data, Passed) and data.file is not None:
+        data.file.seek(0)
+        return data.file.read(num_bytes)
+    return bytes(data[:num_bytes])

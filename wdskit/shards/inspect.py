@@ -7,15 +7,18 @@ import statistics
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Literal
 
+import numpy as np
+
 from wdskit.dataset.binary import BinaryIndex, ShardEntry
 from wdskit.dataset.classes import read_classes
+from wdskit.dataset.columns import COLUMNS_NAME, Columns, list_columns
 from wdskit.dataset.patterns import Target, find_shards, split_url
 from wdskit.dataset.remote import read_copy
-from wdskit.dataset.selection import list_selections, read_head, selection_of
 from wdskit.dataset.unfinished import find_unfinished
 from wdskit.errors import ConfigError, FolderIndexError, KeyRuleError, SelectionError, StorageError
 from wdskit.limits import MAX_HELD_BYTES
@@ -26,6 +29,9 @@ from wdskit.tar.names import split_name
 from wdskit.tar.reader import TarReader
 from wdskit.tar.window import size_of
 from wdskit.text import shorten
+
+_KINDS = {"b": "bool", "u": "int", "i": "int", "f": "float"}
+_MAX_COUNTED = 100  # values of a column whose samples are counted
 
 
 @dataclass(frozen=True)
@@ -46,18 +52,20 @@ class FieldSummary:
 
 
 @dataclass(frozen=True)
-class SelectionSummary:
-    """One selection of a folder.
+class ColumnSummary:
+    """One column of a folder.
 
     Attributes:
-        num_samples: Samples in it; None if it is damaged.
-        recipe: The command of wdskit that made it, with its arguments but without the folder.
+        source: What its values are computed from: a path, a split, or a filter.
+        kind: `bool`, `int`, `float` or `text`.
+        values: For text and bool: the number of samples by value, up to 100 values.
         problem: Why it cannot be used; None if it can.
     """
 
     name: str
-    num_samples: int | None
-    recipe: str
+    source: str
+    kind: str
+    values: dict[str, int] | None
     problem: str | None
 
 
@@ -73,7 +81,7 @@ class Summary:
         fields: All fields, sorted by name.
         num_ignored: Members that belong to no sample; None from an index.
         classes: Names by class number, from `classes.json` beside the shards; None without that file.
-        selections: Selections of a folder, local or in a bucket, sorted by name.
+        columns: Columns of an indexed folder, local or in a bucket.
         unfinished: Progress of an unfinished run of `pack` in this folder, and how to resume it; None without one.
     """
 
@@ -87,7 +95,7 @@ class Summary:
     fields: tuple[FieldSummary, ...]
     num_ignored: int | None
     classes: tuple[str, ...] | None
-    selections: tuple[SelectionSummary, ...]
+    columns: tuple[ColumnSummary, ...]
     unfinished: str | None
 
 
@@ -134,38 +142,43 @@ def info(path: str, *, workers: int | None = None, progress: Progress | None = N
         ),
         num_ignored=num_ignored if is_scan else None,
         classes=read_target_classes(target),
-        selections=_read_selections(target, folder),
+        columns=_read_columns(target, folder) if not is_scan else (),
         unfinished=f"{run.problem}. {run.remedy}" if run else None,
     )
 
 
-def _read_selections(target: Target, folder: Path | None) -> tuple[SelectionSummary, ...]:
-    """Summarize the selections of a folder: a local one, or one of a bucket, whose files can be listed."""
+def _read_columns(target: Target, folder: Path | None) -> tuple[ColumnSummary, ...]:
+    """Summarize the columns of a folder: a local one, or one of a bucket."""
     if folder is not None:
-        return _read_local_selections(folder)
+        return _summarize_columns(folder)
     if target.kind != "folder" or scheme_of(target.path) not in LISTED_SCHEMES:
         return ()
-    from wdskit.storage.buckets import list_objects
-
-    names = [name for one in list_objects(target.path) if selection_of(name := split_url(one.url)[1])]
-    return read_copy(target.path.rstrip("/"), names, _read_local_selections) if names else ()
-
-
-def _read_local_selections(folder: Path) -> tuple[SelectionSummary, ...]:
-    names = list_selections(folder)
     try:
-        shards = BinaryIndex(folder).digest if names else b""
-    except FolderIndexError:
-        shards = b""
+        url = target.path.rstrip("/")
+        return read_copy(url, [COLUMNS_NAME], partial(_summarize_columns, url=url))
+    except SelectionError:  # there is no list of columns
+        return ()
+
+
+def _summarize_columns(folder: Path, url: str = "") -> tuple[ColumnSummary, ...]:
+    columns, problem = list_columns(folder, url), None
+    try:
+        Columns(BinaryIndex(folder, url=url))
+    except (SelectionError, FolderIndexError):
+        problem = "of other shards"
     found = []
-    for name in names:
+    for column in columns.values():
+        kind = "text" if column.values is not None else _KINDS[np.dtype(column.dtype).kind]
+        source = ", ".join(str(value) if key == "path" else f"{key} {value}" for key, value in column.source.items())
+        counts = None
         try:
-            head = read_head(folder, name)
-        except SelectionError:
-            found.append(SelectionSummary(name, None, "", "damaged, split again"))
-            continue
-        problem = None if head.shards == shards else "made for other shards, split again"
-        found.append(SelectionSummary(name, head.num_samples, head.recipe, problem))
+            if problem is None and (kind == "bool" or len(column.values or ()) in range(1, _MAX_COUNTED + 1)):
+                values = column.values or ("false", "true")
+                numbers = np.bincount(column.data, minlength=len(values)).tolist()
+                counts = dict(zip(values, numbers, strict=True))
+            found.append(ColumnSummary(column.name, source, kind, counts, problem))
+        except (SelectionError, ValueError):
+            found.append(ColumnSummary(column.name, source, kind, None, "damaged"))
     return tuple(found)
 
 

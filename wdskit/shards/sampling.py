@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from fractions import Fraction
 from math import ceil
@@ -13,6 +14,8 @@ from numpy.typing import NDArray
 from wdskit.errors import ConfigError
 from wdskit.order.keys import permutation
 
+_PURPOSE = b"wdskit sample"
+_DRAWS = 1 << 64
 _PERCENTAGE = re.compile(r"(\d{1,3}(?:\.\d{1,9})?) ?%")
 
 
@@ -27,6 +30,18 @@ def parse_share(text: str) -> Fraction:
     if not 0 < share <= 1:
         raise ConfigError(f"a share of the samples is a percentage such as 1% or 0.5%, not {text!r}.")
     return share
+
+
+def threshold_of(share: Fraction) -> int | None:
+    """Return the number below which `draw_of_key` is for `share` of all keys; None for all keys."""
+    return None if share == 1 else int(share * _DRAWS)
+
+
+def draw_of_key(key: str, seed: int) -> int:
+    """Return a number from 0 to 2**64 - 1 that depends only on the seed and the key, not on the shard or order."""
+    salt = seed.to_bytes(16, "little")
+    data = key.encode("utf-8", "surrogatepass")
+    return int.from_bytes(hashlib.blake2b(data, digest_size=8, person=_PURPOSE, salt=salt).digest(), "little")
 
 
 def choose_samples(

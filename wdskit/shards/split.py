@@ -1,4 +1,4 @@
-"""Split a folder of shards into selections: `wdskit split`.
+"""Split a folder of shards: `wdskit split` writes the column `split`.
 
 The draw of a sample is a keyed hash of its key, or of a value in its JSON, from 0 to 2**64. It depends on that text and
 the seed only: a sample keeps its draw in another shard or folder, and all samples of one patient have the same draw.
@@ -25,19 +25,13 @@ from numpy.typing import NDArray
 
 from wdskit.codecs.fields import JSON_FIELDS, decode_field
 from wdskit.dataset.binary import BinaryIndex
+from wdskit.dataset.columns import SPLIT_COLUMN, Columns, NewColumn, Texts, add_columns, check_split_name
 from wdskit.dataset.index import FolderIndex, read_index
 from wdskit.dataset.lock import lock_folder
+from wdskit.dataset.patterns import local_folder
 from wdskit.dataset.samples import HeaderReader, read_span
-from wdskit.dataset.selection import (
-    check_selection_name,
-    list_selections,
-    read_head,
-    selection_path,
-    write_selection,
-)
 from wdskit.errors import DecodeError, FolderIndexError, SelectionError, StorageError
 from wdskit.files import DISK, Disk, remove_temp_files
-from wdskit.shards.index import local_folder
 from wdskit.shards.parallel import Progress, choose_workers, open_path, read_shards
 from wdskit.storage.urls import LocalFile
 from wdskit.text import as_int, plural
@@ -76,13 +70,11 @@ class SplitReport:
     Attributes:
         folder: The folder as given.
         parts: The splits, in the order of their shares.
-        recipe: The command that makes them, without the folder, as the selections store it.
         num_missing: Samples without the value to split by.
     """
 
     folder: str
     parts: tuple[SplitPart, ...]
-    recipe: str
     num_missing: int
 
     @property
@@ -103,7 +95,7 @@ def split(
     progress: Progress | None = None,
     disk: Disk = DISK,
 ) -> SplitReport:
-    """Assign each sample of an indexed folder to a split, and write each split as a selection: `wdskit split`.
+    """Assign each sample of an indexed folder to a split, and write the splits as the column `split`: `wdskit split`.
 
     A sample's split depends only on the seed, the shares, and its key or the value that `by` names. It stays the same
     when shards are added, reordered or packed again with other sizes; after such a change, run the same split again.
@@ -115,15 +107,14 @@ def split(
             together.
         seed: 0 <= seed < 2**64; a different seed gives a different split.
         missing: The split for samples without that value. Default: they are an error.
-        overwrite: Whether to replace splits that were made in another way. All of their selections are removed before
-            the first new one is written.
+        overwrite: Whether to replace splits that were made in another way.
         workers: Processes that read. Default: the CPUs, fewer for little data. The result does not depend on it.
         progress: Called after each shard.
         disk: Performs the file operations; tests replace it.
 
     Raises:
-        SelectionError: The shares or `by` are wrong, samples lack the value, a split would get no sample, or another
-            split has one of the names.
+        SelectionError: The shares or `by` are wrong, samples lack the value, a split would get no sample, or the folder
+            is split in another way.
         FolderIndexError: The folder has no index, or one that does not match its shards; or another process is writing.
         ShardError: Shards are invalid; all of them are listed.
         StorageError: The folder does not exist, or cannot be read or written.
@@ -132,29 +123,26 @@ def split(
     split_key = parse_by(by, seed=as_int(seed), may_miss=missing is not None)
     if missing is not None and missing not in parsed:
         raise SelectionError(f"missing: there is no split {missing!r} among {format_shares(parsed)}.")
-    recipe = _recipe(parsed, split_key, missing)
+    source = _source(parsed, split_key, missing)
     path = local_folder(folder, command="split", done="split")
     with lock_folder(path):
         index = read_index(str(folder))
         index.check_files()
-        BinaryIndex(path)  # it binds the selections to the shards, so a damaged one is reported before the reading
-        in_the_way = _find_others(path, parsed, recipe)
-        if in_the_way and not overwrite:
-            lines = [f"\n  {selection_path(path, name)}: {other or 'damaged'}" for name, other in in_the_way.items()]
-            msg = f"{path}: another split is already here and would be replaced.{''.join(lines)}"
-            raise SelectionError(f"{msg}\n  Choose other names, or replace it with --overwrite.", folder=str(path))
+        binary = BinaryIndex(path)
+        _refuse_others(path, Columns(binary), parsed, source, overwrite=overwrite)
         drawn = _draw_all(path, index, split_key, workers, progress)
         chosen = [choose_splits(draws, parsed) for draws, _ in drawn]
         if missing is not None:
             for numbers, shard in zip(chosen, drawn, strict=True):
                 numbers[shard.missing] = list(parsed).index(missing)
-        parts = {
-            name: [np.flatnonzero(one == number).astype(np.uint32) for one in chosen]
-            for number, name in enumerate(parsed)
-        }
-        _refuse_empty(path, parsed, {name: sum(map(len, numbers)) for name, numbers in parts.items()})
+        counts = np.bincount(np.concatenate([np.zeros(0, np.int64), *chosen]), minlength=len(parsed)).tolist()
+        _refuse_empty(path, parsed, dict(zip(parsed, counts, strict=True)))
+        names = tuple(sorted(parsed))
+        codes = np.array([names.index(name) for name in parsed])
         try:
-            _publish(path, parts, in_the_way, recipe, disk)
+            remove_temp_files(path, disk=disk)
+            parts = [Texts(codes[numbers], names) for numbers in chosen]
+            add_columns(binary, {SPLIT_COLUMN: NewColumn(source, parts)}, disk=disk)
         except OSError as err:
             raise StorageError(f"{path}: the split cannot be written: {err.strerror}.", url=str(path)) from err
     return SplitReport(
@@ -163,12 +151,11 @@ def split(
             SplitPart(
                 name=name,
                 wanted_ratio=float(share),
-                num_samples=sum(map(len, parts[name])),
-                num_groups=_count_groups(drawn, parts[name]) if split_key.field else None,
+                num_samples=counts[number],
+                num_groups=_count_groups(drawn, [one == number for one in chosen]) if split_key.field else None,
             )
-            for name, share in parsed.items()
+            for number, (name, share) in enumerate(parsed.items())
         ),
-        recipe=recipe,
         num_missing=sum(int(shard.missing.sum()) for shard in drawn),
     )
 
@@ -184,33 +171,24 @@ def _refuse_empty(folder: Path, shares: Shares, counts: Mapping[str, int]) -> No
     raise SelectionError(f"{msg} Choose a larger share or another seed, or leave it out.", folder=str(folder))
 
 
-def _recipe(shares: Shares, split_key: SplitKey, missing: str | None) -> str:
-    """Return the command that makes this split: one text for equal splits, whatever the spelling of the shares."""
-    words = ["split", format_shares(shares)]
-    words += ["--by", split_key.text] if split_key.field else []
-    words += ["--missing", missing] if missing else []
-    words += ["--seed", str(split_key.seed)] if split_key.seed else []
-    is_plain = re.compile(r"[\w@%+=:,./-]+").fullmatch  # shlex.quote would quote letters that are not ASCII
-    return " ".join(word if is_plain(word) else "'" + word.replace("'", "'\\''") + "'" for word in words)
+def _source(shares: Shares, split_key: SplitKey, missing: str | None) -> dict[str, Any]:
+    """Return what the column is computed from: equal for equal splits, whatever the spelling of the shares."""
+    source: dict[str, Any] = {"split": format_shares(shares)}
+    source |= {"by": split_key.text} if split_key.field else {}
+    source |= {"missing": missing} if missing else {}
+    return source | ({"seed": split_key.seed} if split_key.seed else {})
 
 
-def _find_others(folder: Path, shares: Shares, recipe: str) -> dict[str, str]:
-    """Return the recipes of the selections that this split contradicts, "" for a selection that cannot be read.
-
-    They are selections with one of its names and another recipe, and the other selections of such a recipe: an old
-    `val` next to a new `train` may hold the same samples.
-    """
-    found: dict[str, str] = {}
-    for name in list_selections(folder):
-        try:
-            other = read_head(folder, name).recipe
-        except SelectionError:
-            other = ""
-        command, *words = other.split(" ")
-        others = [part.partition("=")[0] for part in words[0].split(",")] if command == "split" and words else []
-        if other != recipe and not shares.keys().isdisjoint({name, *others}):
-            found[name] = other
-    return found
+def _refuse_others(folder: Path, known: Columns, shares: Shares, source: dict[str, Any], *, overwrite: bool) -> None:
+    """Refuse to replace another split, or to make one with the name of a selection of `wdskit reshard`."""
+    taken = next((name for name in shares if name in known and known.column(name).dtype == "|b1"), None)
+    if taken is not None:
+        msg = f"{folder}: it has a column {taken!r} already, which `split: {taken}` reads."
+        raise SelectionError(f"{msg}\n  Choose other names.", folder=str(folder))
+    if SPLIT_COLUMN in known and not overwrite and dict(known.column(SPLIT_COLUMN).source) != source:
+        other = ", ".join(f"{name} {value}" for name, value in known.column(SPLIT_COLUMN).source.items())
+        msg = f"{folder}: another split is already here and would be replaced: {other}."
+        raise SelectionError(f"{msg}\n  Replace it with --overwrite.", folder=str(folder))
 
 
 def _draw_all(
@@ -238,23 +216,10 @@ def _draw_all(
     return drawn
 
 
-def _publish(
-    folder: Path, parts: dict[str, list[NDArray[np.uint32]]], in_the_way: dict[str, str], recipe: str, disk: Disk
-) -> None:
-    """Write the selections after the old ones were durably removed, so that two splits are never mixed."""
-    remove_temp_files(folder, disk=disk)
-    for name in in_the_way:
-        disk.remove(selection_path(folder, name))
-    if in_the_way:
-        disk.fsync_folder(folder)
-    for name, samples in parts.items():
-        write_selection(folder, name, samples, recipe=recipe, disk=disk)
-
-
-def _count_groups(drawn: list[Drawn], parts: list[NDArray[np.uint32]]) -> int:
+def _count_groups(drawn: list[Drawn], parts: list[NDArray[np.bool_]]) -> int:
     """Count the different values that the samples of a split have."""
     pairs = zip(drawn, parts, strict=True)
-    groups = [np.unique(shard.draws[samples[~shard.missing[samples]]]) for shard, samples in pairs]
+    groups = [np.unique(shard.draws[chosen & ~shard.missing]) for shard, chosen in pairs]
     return len(np.unique(np.concatenate([np.zeros(0, np.uint64), *groups])))
 
 
@@ -399,7 +364,7 @@ def parse_shares(shares: str | Mapping[str, object]) -> Shares:
         raise SelectionError(f"{len(pairs)} shares are more than the {_MAX_SPLITS} splits that a folder can have.")
     found: dict[str, Fraction] = {}
     for name, value in pairs:
-        check_selection_name(name)
+        check_split_name(name)
         if name in found:
             raise SelectionError(f"the shares name {name!r} twice. {_EXAMPLE}")
         found[name] = _parse_share(name, value)

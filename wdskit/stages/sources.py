@@ -17,9 +17,10 @@ from wdskit.config.messages import dotted, show, wrong_kind
 from wdskit.config.spec import Kind, Stages, StageSpec, read_item, refuse
 from wdskit.config.values import CLASSES, WHOLE, Classes, Count, Natural, Shards
 from wdskit.dataset.classes import check_labels
+from wdskit.dataset.columns import check_column_name
 from wdskit.dataset.index import folder_has_labels
-from wdskit.dataset.selection import check_selection_name
 from wdskit.dataset.table import ShardTable
+from wdskit.dataset.where import Where
 from wdskit.errors import PipelineError, SelectionError
 from wdskit.order.base import Order
 from wdskit.order.exact import ExactOrder
@@ -111,10 +112,19 @@ def _check_split(value: object) -> str:
     if not isinstance(value, str):
         raise refuse(wrong_kind(value, "the name of a split is needed, as in `split: train`"))
     try:
-        check_selection_name(value)
+        check_column_name(value)
     except SelectionError as err:
         raise refuse(str(err)) from None
     return value
+
+
+def _check_where(value: object) -> str:
+    if not isinstance(value, str):
+        raise refuse(wrong_kind(value, 'a condition on columns is needed, as in "width >= 256 and cls in [1, 2]"'))
+    try:
+        return Where(value).text
+    except SelectionError as err:
+        raise refuse(str(err)) from None
 
 
 LaneCount = Annotated[int, Strict(), Field(ge=1, le=_MAX_LANES), WHOLE]
@@ -126,6 +136,7 @@ Bounds = Annotated[
     WithJsonSchema({"type": "array", "items": _BOUND_SCHEMA, "minItems": 2, "maxItems": 2}),
 ]
 Split = Annotated[str, PlainValidator(_check_split), WithJsonSchema({"type": "string"})]
+Condition = Annotated[str, PlainValidator(_check_where), WithJsonSchema({"type": "string"})]
 Weight = Annotated[
     float | dict[int, float],
     PlainValidator(_check_weight),
@@ -147,6 +158,7 @@ class MixturePart(BaseModel):
     weight: Weight | None = Field(None, description="Its share relative to the others', or {sample: weight, ...}.")
     repeat: Count | None = Field(None, description="How often each of its samples appears in a finite epoch.")
     split: Split | None = Field(None, description="Only this split of its samples, made by `wdskit split`.")
+    where: Condition | None = Field(None, description="Only its samples for which this condition is true.")
     range: Bounds | None = Field(None, description='Only a range of its samples: ["0%", "80%"], or their numbers.')
     stages: PartStages = Field((), description="Stages for its samples only, before those of the pipeline.")
 
@@ -162,14 +174,14 @@ class MixturePart(BaseModel):
             StorageError, FolderIndexError, SelectionError: They cannot be listed, or have no index.
         """
         bounds = self.range and (_bound_of(self.range[0]), _bound_of(self.range[1]))
-        return ShardTable(self.shards, split=self.split, bounds=bounds)
+        return ShardTable(self.shards, split=self.split, where=self.where, bounds=bounds)
 
     def fingerprint(self, table: ShardTable) -> dict[str, Any]:
         """What the order of its samples follows from, as plain JSON."""
         weight: Any = self.weight
         if isinstance(weight, Mapping):
             weight = {str(at): value for at, value in weight.items()}  # keys as JSON gives them back
-        shares = {"weight": weight, "repeat": self.repeat}
+        shares = {"weight": weight, "repeat": self.repeat, "where": self.where}
         return {
             "digest": table.digest(),
             "content": table.content(),
@@ -221,6 +233,12 @@ class PlannedSource(StageSpec):
         "steps of whole blocks of 4,096 samples or more; a shorter way is one step, with the weights of its middle.",
     )
     split: Split | None = Field(None, description="Only this split of the samples, made by `wdskit split`.")
+    where: Condition | None = Field(
+        None,
+        description="Only samples for which this condition on the columns of their folder is true. `wdskit index "
+        "FOLDER --columns width,cls` makes columns.",
+        examples=["width >= 256 and cls in [1, 2]"],
+    )
     range: Bounds | None = Field(None, description='Only a range of the samples: ["0%", "80%"], or their numbers.')
     seed: Natural = Field(0, description="Seed of the order and of everything random.")
     classes: Classes = CLASSES
@@ -231,7 +249,7 @@ class PlannedSource(StageSpec):
             msg = "exclude each other; remove one" if self.shards else "are both missing; one is needed"
             raise refuse(f"`shards` and `mixture` {msg}. Write for example `{self.name}: train-*.tar`.")
         parts = self.mixture or ()
-        for name in ("range", "split"):
+        for name in ("range", "split", "where"):
             if parts and getattr(self, name) is not None:
                 raise refuse(f"`{name}` cannot be used beside `mixture`; put it into the part that it belongs to.")
         if any(part.weight is not None for part in parts) and any(part.repeat is not None for part in parts):
@@ -255,7 +273,9 @@ class PlannedSource(StageSpec):
     @property
     def parts(self) -> tuple[MixturePart, ...]:
         """The parts of the mixture; of `shards` the one part that they are."""
-        return self.mixture or (MixturePart(shards=self.shards or "", split=self.split, range=self.range),)
+        return self.mixture or (
+            MixturePart(shards=self.shards or "", split=self.split, where=self.where, range=self.range),
+        )
 
     def write_settings(self) -> Any:
         """As `StageSpec.write_settings`, the parts of a mixture included."""
@@ -280,7 +300,9 @@ class PlannedSource(StageSpec):
         if self.classes == "same":
             check_labels((folder for table in tables for folder in table.folders), folder_has_labels)
         numbers = [number for number, part in enumerate(parts) for _ in range(part.repeat or 1)]
-        ignored = {"shards", "mixture", "split", "range", "classes"} | (set() if self.is_weighted else {"schedule"})
+        ignored = {"shards", "mixture", "split", "where", "range", "classes"} | (
+            set() if self.is_weighted else {"schedule"}
+        )
         fingerprint = {
             "source": self.name,
             "order_version": self.order_version,

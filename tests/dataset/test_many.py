@@ -1,0 +1,296 @@
+"""Samples read together are those that are read one by one, or the same error."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from folders import GOLDEN
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from shards import write_shard
+
+from tests.dataset.test_shard import (
+    SHARDS,
+    Truth,
+    cut,
+    each_to_every_block,
+    plain,
+    read_truth,
+    write_raw,
+    write_right_offsets,
+)
+from wdskit import Pipeline, verify
+from wdskit.dataset import many as many_module
+from wdskit.dataset.index import read_index, write_index
+from wdskit.dataset.many import Many, Run, read_samples
+from wdskit.dataset.shard import LocalShard, digest_offsets, offsets_path
+from wdskit.errors import FolderIndexError, ShardError, WdskitError
+from wdskit.shards.index import index_folder
+
+
+def opened(path: Path, *, known: bool = True) -> LocalShard:
+    """With the digest of its offsets, or without."""
+    if not known:
+        return LocalShard(path)
+    offsets = np.frombuffer(offsets_path(path).read_bytes(), dtype="<u8")
+    return LocalShard(path, idx_sha256=digest_offsets(offsets.tolist()))
+
+
+def runs_of(numbers: Sequence[int]) -> list[tuple[int, int]]:
+    """Neighbours together: (first, count)."""
+    runs: list[tuple[int, int]] = []
+    for number in numbers:
+        if runs and sum(runs[-1]) == number:
+            runs[-1] = (runs[-1][0], runs[-1][1] + 1)
+        else:
+            runs.append((number, 1))
+    return runs
+
+
+def together(shard: LocalShard, numbers: Sequence[int], *, viewed: bool = False) -> Truth | None:
+    runs: list[Run] = [(shard, *run) for run in runs_of(numbers)]
+    return rows_of(read_samples(runs, viewed=lambda field: viewed))
+
+
+def rows_of(many: Many | None) -> Truth | None:
+    if many is None:
+        return None
+    columns = {name: spans.cut() for name, spans in many.fields.items()}
+    return [(key, {name: column[at] for name, column in columns.items()}) for at, key in enumerate(many.keys)]
+
+
+def is_uniform(rows: Truth) -> bool:
+    return len({tuple(fields) for _, fields in rows}) == 1
+
+
+@pytest.mark.parametrize("known", [True, False])
+@pytest.mark.parametrize("make", SHARDS, ids=lambda make: make.__name__)
+def test_every_pair_of_samples_is_read_as_one_by_one(make: Callable[[Path], Path], tmp_path: Path, known: bool) -> None:
+    """Of all kinds of tar; the second time, edges are known without a digest too."""
+    path = make(tmp_path / "s.tar")
+    write_right_offsets(path)
+    truth = read_truth(path)
+    with opened(path, known=known) as shard:
+        for _ in range(2):
+            for a in range(len(truth)):
+                for b in range(len(truth)):
+                    wanted = [truth[a], truth[b]]
+                    assert together(shard, [a, b]) == (wanted if is_uniform(wanted) else None)
+
+
+keys = st.text("abc/", min_size=1, max_size=6).filter(lambda key: not key.endswith("/"))
+uniform_fields = st.sampled_from([("cls",), ("a.b", "cls"), ("cls", "a.b", "txt"), ("JPG",)])
+
+
+@settings(max_examples=60)
+@given(data=st.data(), names=uniform_fields, known=st.booleans(), large=st.sampled_from([0, 700, 1 << 20]))
+def test_any_shard_in_any_order(
+    tmp_path_factory: pytest.TempPathFactory,
+    data: st.DataObject,
+    names: tuple[str, ...],
+    known: bool,
+    large: int,
+) -> None:
+    fields = st.fixed_dictionaries({name: st.binary(max_size=1100) for name in names})
+    samples = data.draw(st.dictionaries(keys, fields, min_size=1, max_size=9))
+    path = write_shard(tmp_path_factory.getbasetemp() / "many.tar", samples)
+    write_right_offsets(path)
+    truth = read_truth(path)
+    numbers = data.draw(st.lists(st.integers(0, len(truth) - 1), min_size=1, max_size=20))
+    with opened(path, known=known) as shard, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(many_module, "LARGE_BYTES", large)
+        wanted = [truth[number] for number in numbers]
+        for viewed in (False, True):
+            assert together(shard, numbers, viewed=viewed) == (wanted if is_uniform(wanted) else None)
+
+
+def test_samples_of_other_fields_or_another_order_of_them_are_not_columns(tmp_path: Path) -> None:
+    samples = {"a": {"x": b"1", "y": b"2"}, "b": {"y": b"1", "x": b"2"}, "c": {"x": b""}, "d": {"x": b"", "z": b""}}
+    path = write_shard(tmp_path / "s.tar", samples)
+    write_right_offsets(path)
+    with opened(path) as shard:
+        for a in range(4):
+            for b in range(4):
+                assert (together(shard, [a, b]) is None) == (a != b)
+
+
+def test_a_read_that_gives_little_at_a_time_is_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    samples = {f"k{at}": {"cls": b"%d" % at} for at in range(5)}
+    path = write_shard(tmp_path / "s.tar", samples)
+    write_right_offsets(path)
+    pread = os.pread
+    for most in (1, 100, 512, 513):
+        monkeypatch.setattr(os, "pread", lambda fd, size, offset, most=most: pread(fd, min(size, most), offset))
+        with opened(path) as shard:
+            assert together(shard, [4, 1, 2, 3]) == [[*samples.items()][at] for at in (4, 1, 2, 3)]
+
+
+def test_large_samples_are_not_kept_whole_unless_they_are_looked_at(tmp_path: Path) -> None:
+    path = write_shard(tmp_path / "s.tar", {"a": {"bin": bytes(1 << 17), "npy": bytes(1 << 17)}})
+    write_right_offsets(path)
+    with opened(path) as shard:
+        many = read_samples([(shard, 0, 1)], viewed=lambda field: field == "npy")
+        assert many is not None
+        assert [type(spans.data[0]) for spans in many.fields.values()] == [bytes, memoryview]
+
+
+# What is not right.
+
+
+def check_as_one_by_one(path: Path, truth: Truth, *, known: bool, only: int | None = None) -> int:
+    """Every sample, and all of them, are right together or an error, as one by one; number of errors."""
+    num_errors = 0
+    try:
+        opened(path, known=known).close()
+    except WdskitError:
+        return 1
+    for number in range(len(truth)) if only is None else [only]:
+        with opened(path, known=known) as shard:
+            try:
+                alone = (shard.key(number), plain(shard[number]))
+            except WdskitError:
+                alone = None
+        with opened(path, known=known) as shard:
+            try:
+                found = together(shard, [number])
+            except WdskitError:
+                found = None
+        num_errors += found is None
+        assert found is None or found == [truth[number]] == [alone]
+        assert (found is None) == (alone is None)
+    return num_errors
+
+
+def small(path: Path) -> Path:
+    samples = {key: {"cls": b"", "txt": key.encode()} for key in ("a", "ab", "b/a", "b/ab")}
+    return write_shard(path, samples)
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_damage_to_any_byte_of_a_header_is_an_error(tmp_path: Path, known: bool) -> None:
+    path = small(tmp_path / "s.tar")
+    data, truth = bytearray(path.read_bytes()), read_truth(path)
+    offsets = write_right_offsets(path)
+    num_errors = 0
+    for at in [*range(offsets[1], offsets[2])]:
+        data[at] ^= 0x10
+        if at % 1536 < 512:
+            path.write_bytes(data)
+            num_errors += check_as_one_by_one(path, truth, known=known, only=1)
+        data[at] ^= 0x10
+    assert num_errors >= 500
+
+
+@pytest.mark.parametrize("moves", [each_to_every_block, cut])
+def test_offsets_that_are_moved_are_an_error_or_harmless(tmp_path: Path, moves: Callable) -> None:
+    """Known by no digest: then neighbours are looked at, as one by one."""
+    path = small(tmp_path / "s.tar")
+    truth = read_truth(path)
+    offsets = list(write_right_offsets(path))
+    num_errors = 0
+    for moved in moves(offsets):
+        write_raw(path, moved)
+        if len(moved) == len(offsets):
+            num_errors += check_as_one_by_one(path, truth, known=False)
+    assert num_errors or moves is cut
+
+
+def test_another_shard_of_the_same_size_is_an_error(tmp_path: Path) -> None:
+    """The digest vouches for the offsets only: where another shard has taken the place, the member behind a sample is
+    still looked at.
+    """
+    path = write_shard(tmp_path / "s.tar", {key: {"cls": b""} for key in "abcd"})
+    write_right_offsets(path)
+    with opened(path) as shard:
+        write_shard(path, {"a": {"cls": b"", "txt": b""}, "b": {"cls": b"", "txt": b""}})  # same file, other content
+        for number in (0, 2):
+            with pytest.raises(ShardError, match=f"samples {number} and {number + 1} have the same key"):
+                together(shard, [number])
+            with pytest.raises(ShardError, match=f"samples {number} and {number + 1} have the same key"):
+                shard[number]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for number in range(2):
+        write_shard(tmp_path / f"s-{number}.tar", {f"k{number}{at}": {"cls": b"%d" % at} for at in range(8)})
+    index_folder(tmp_path, workers=1)
+    return tmp_path
+
+
+def read_all(folder: Path) -> list[str]:
+    pipe = Pipeline().sequential(str(folder)).batched(4).loader(workers=0)
+    return [key for batch in pipe for key in batch["__key__"]]
+
+
+def test_offsets_that_are_not_those_of_the_index_are_an_error_when_the_shard_is_opened(folder: Path) -> None:
+    """Those of another shard, and those of this one that were shifted; both look as good as the right ones."""
+    assert len(read_all(folder)) == 16
+    idx = folder / "s-0.tar.idx"
+    data = idx.read_bytes()
+    other = write_shard(folder / "other", {f"p{at}": {"cls": bytes(at % 2 * 600)} for at in range(8)})
+    foreign = write_right_offsets(other)
+    assert (len(foreign), foreign[-1]) == (9, 8192)
+    shifted = [*np.frombuffer(data, dtype="<u8").tolist()]
+    shifted[3] -= 512
+    for offsets in (foreign, shifted):
+        write_raw(folder / "s-0.tar", list(offsets))
+        with pytest.raises(FolderIndexError, match=r"s-0\.tar\.idx: it"):
+            read_all(folder)
+    idx.write_bytes(data)
+    assert len(read_all(folder)) == 16
+
+
+def test_what_verify_says_of_an_index_with_another_digest_of_offsets(folder: Path) -> None:
+    assert not verify(folder).findings
+    entries = read_index(folder).entries
+    write_index(folder, [replace(entries[0], idx_sha256="0" * 63 + "1"), entries[1]])
+    found = verify(folder).findings
+    assert [(one.kind, Path(one.file).name) for one in found] == [("offsets", "s-0.tar.idx")]
+
+
+def test_an_index_without_digests_of_offsets_still_works(tmp_path: Path) -> None:
+    """Neighbours are looked at instead."""
+    golden = shutil.copytree(GOLDEN / "folder", tmp_path / "old")
+    write_index(golden, [replace(entry, idx_sha256=None, identity=None) for entry in read_index(golden).entries])
+    pipe = Pipeline().sequential(str(golden / "s-000.tar")).batched(2).loader(workers=0)
+    assert [batch["__key__"] for batch in pipe] == [batch["__key__"] for batch in pipe]
+
+
+# Broken readers that the checks above must catch.
+
+
+def _no_look_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(many_module, "start_alike", lambda names, others, sizes: np.arange(len(names)) < 0)
+
+
+def _every_edge_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    init = LocalShard.__init__
+
+    def init_and_trust(self, *args, **settings):
+        init(self, *args, **settings)
+        self.edges[:] = b"\1" * len(self.edges)
+
+    monkeypatch.setattr(LocalShard, "__init__", init_and_trust)
+
+
+@pytest.mark.parametrize(
+    ("mutate", "test"),
+    [
+        (
+            _every_edge_is_known,
+            lambda path: test_offsets_that_are_moved_are_an_error_or_harmless(path, each_to_every_block),
+        ),
+        (_no_look_behind, test_another_shard_of_the_same_size_is_an_error),
+    ],
+)
+def test_a_reader_that_checks_less_is_caught(mutate, test, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mutate(monkeypatch)
+    with pytest.raises((AssertionError, pytest.fail.Exception)):
+        test(tmp_path)

@@ -1,0 +1,71 @@
+"""Parse an expression of a user: Python's syntax, with limits, and only the nodes that the caller allows."""
+
+from __future__ import annotations
+
+import ast
+import keyword
+import re
+import warnings
+from collections.abc import Callable
+
+from wdskit.errors import SelectionError
+
+MAX_CHARS = 2000
+MAX_NODES = 400
+MAX_DEPTH = 40
+
+_ATTRIBUTE = re.compile(r"\.\s*(\w+)")
+
+
+def parse_expression(text: str, problem_of: Callable[[ast.AST], str], *, what: str) -> ast.expr:
+    """Return the tree of an expression.
+
+    Args:
+        text: Python's syntax.
+        problem_of: Returns why a node is not allowed, "" if it is allowed. The names of called functions and methods
+            are not visited on their own.
+        what: `filter` or `where`, for messages.
+
+    Raises:
+        SelectionError: The text is no expression, too long or too deep, or a node is not allowed. The message shows the
+            column.
+    """
+    if len(text) > MAX_CHARS:
+        raise refused(what, text, f"it has {len(text)} characters, more than the {MAX_CHARS} allowed")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # SyntaxWarning, of escapes in text and the like
+            tree = ast.parse(text.strip(), mode="eval").body
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as err:
+        at = err.offset if isinstance(err, SyntaxError) else None
+        why = err.msg if isinstance(err, SyntaxError) else str(err) or type(err).__name__
+        word = next((word for word in _ATTRIBUTE.findall(text) if keyword.iskeyword(word)), None)
+        why += f"; {word!r} is a keyword, so write [{word!r}] in place of .{word}" if word else ""
+        raise refused(what, text, f"it cannot be read: {why}", at) from err
+    pending: list[tuple[ast.AST, int]] = [(tree, 1)]
+    num_nodes = 0
+    while pending:
+        node, depth = pending.pop()
+        num_nodes += 1
+        problem = "it is nested too deeply" if depth > MAX_DEPTH else problem_of(node)
+        if num_nodes > MAX_NODES:
+            problem = f"it has more than {MAX_NODES} parts"
+        if problem:
+            raise refused(what, text, problem, getattr(node, "col_offset", 0) + 1)
+        below = list(ast.iter_child_nodes(node))
+        if isinstance(node, ast.Call):
+            below = [*node.args, *([node.func.value] if isinstance(node.func, ast.Attribute) else [])]
+        pending += [(child, depth + 1) for child in below]
+    return tree
+
+
+def refused(what: str, text: str, problem: str, column: int | None = None) -> SelectionError:
+    """Return the error of an expression; `column` counts from 1."""
+    at = f" at {column}" if column else ""
+    return SelectionError(f"{what}{at}: {short_repr(text)}: {problem}.")
+
+
+def short_repr(value: object) -> str:
+    """Return the start of a value's repr, for messages."""
+    shown = repr(value[:200] if isinstance(value, str | list | tuple) else value)
+    return f"{shown[:80]}..." if len(shown) > 80 else shown

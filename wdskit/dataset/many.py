@@ -1,0 +1,291 @@
+"""Read many samples at once, ten times as fast as `IndexedShard.read`, into columns.
+
+The samples are read into one buffer, and their headers are parsed together: the first header of each sample, then the
+second, and so on. A sample with a header that is not plain is read by `IndexedShard.read`, which knows all forms and
+all errors.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from wdskit.dataset.shard import IndexedShard
+from wdskit.files import Buffer
+from wdskit.limits import BLOCK_BYTES
+from wdskit.tar.columns import Headers, key_sizes, parse_headers, says_its_name, start_alike
+
+LARGE_BYTES = 32 << 10  # a larger sample is cut into its fields at once, while it is in the cache
+
+Ints = NDArray[np.int64]
+Run = tuple[IndexedShard, int, int]
+"""Consecutive samples of a shard: the first one's number, and how many."""
+
+
+class Spans(NamedTuple):
+    """One field of many samples: bytes `starts[i]` to `stops[i]` of `data[i]`."""
+
+    data: list[Buffer]
+    starts: list[int]
+    stops: list[int]
+
+    def add(self, data: Buffer, start: int, stop: int) -> None:
+        """Append the field of another sample."""
+        self.data.append(data)
+        self.starts.append(start)
+        self.stops.append(stop)
+
+    def part(self, at: slice) -> Spans:
+        """Some of them."""
+        return Spans(self.data[at], self.starts[at], self.stops[at])
+
+    def cut(self) -> list[bytes]:
+        """The field's bytes."""
+        return [bytes(data[start:stop]) for data, start, stop in zip(*self, strict=True)]
+
+
+class Many(NamedTuple):
+    """Samples by columns: their keys, and their fields in the order of the members, which is that of all."""
+
+    keys: list[str]
+    fields: dict[str, Spans]
+
+
+def read_samples(runs: Sequence[Run], *, viewed: Callable[[str], bool]) -> Many | None:
+    """Read the samples of some runs, in order; return None if they differ in their fields or in the fields' order.
+
+    Args:
+        runs: Runs of consecutive samples; each run is one read.
+        viewed: Returns whether a field may be a view of a large sample's bytes instead of a copy.
+
+    Raises:
+        IndexError, ShardError, StorageError: As `IndexedShard.read`.
+    """
+    raw = _read(runs)
+    num_small = len(raw.places)
+    if not num_small:
+        return _read_apart(runs, raw, [], [], {}, viewed)
+    rounds, good = parse_samples(raw.data, raw.starts, raw.stops)
+    if raw.checks:
+        _check_edges(raw.checks, good)
+        good[num_small:] = False
+    fields = _common_fields(rounds, good)
+    if fields is None:
+        return None
+    keys = _keys(rounds[0].headers.names[good], rounds[0].key_sizes[good])
+    if len(keys) == raw.num_samples:
+        return Many(keys, {name: Spans(raw.data[:num_small], *at) for name, at in fields.items()})
+    return _read_apart(runs, raw, np.flatnonzero(good).tolist(), keys, fields, viewed)
+
+
+class _Raw(NamedTuple):
+    """Bytes of samples that have been read and not parsed yet.
+
+    Attributes:
+        data: For each small sample, bytes that contain it. After the small samples follow the samples before some runs.
+        starts: Where in these bytes the sample starts.
+        stops: Where in these bytes the sample ends; at least one more block follows.
+        places: The number of each small sample among all samples. `IndexedShard.read` has to read the others.
+        num_samples: Number of all samples.
+        checks: Runs of small samples whose start and end are not verified yet: the run, the index in `data` of its
+            first sample, and the index of the sample before the run, -1 if its start is verified.
+    """
+
+    data: list[Buffer]
+    starts: list[int]
+    stops: list[int]
+    places: list[int]
+    num_samples: int
+    checks: list[tuple[Run, int, int]]
+
+
+def _read(runs: Sequence[Run]) -> _Raw:
+    """Read the bytes of the small samples. The code is flat because it is half of the cost of a small sample."""
+    data: list[Buffer] = []
+    starts: list[int] = []
+    stops: list[int] = []
+    places: list[int] = []
+    checks: list[tuple[Run, int, int]] = []
+    before: list[tuple[Buffer, int]] = []  # bytes with the sample before a run in front, and where that ends
+    num_samples = 0
+    pread = os.pread
+    for run in runs:
+        shard, first, count = run
+        offsets, edges = shard.offsets, shard.edges
+        start = wanted = offsets[first]
+        stop = offsets[first + count]
+        if not edges[first]:
+            start = offsets[first - 1]
+        num_samples += count
+        if stop - wanted > count * LARGE_BYTES or wanted - start > LARGE_BYTES:
+            continue
+        size = stop - start + BLOCK_BYTES
+        fd = shard.file.fd
+        try:
+            part = pread(fd, size, start) if fd >= 0 else b""  # which only a local file has
+        except OSError:
+            part = b""
+        if len(part) != size:
+            part = shard.read_at(start, size)  # reads again until it has all, or raises
+        if not edges[first] or edges.find(0, first + 1, first + count + 1) >= 0:
+            checks.append((run, len(data), len(before) if start < wanted else -1))
+            if start < wanted:
+                before.append((part, wanted - start))
+        if count == 1:
+            data.append(part)
+            starts.append(wanted - start)
+            stops.append(stop - start)
+            places.append(num_samples - 1)
+        else:
+            ends = [offset - start for offset in offsets[first : first + count + 1]]
+            data += [part] * count
+            starts += ends[:-1]
+            stops += ends[1:]
+            places += range(num_samples - count, num_samples)
+    if before:
+        checks = [(run, row, guard if guard < 0 else guard + len(data)) for run, row, guard in checks]
+        data += [part for part, _ in before]
+        starts += [0] * len(before)
+        stops += [stop for _, stop in before]
+    return _Raw(data, starts, stops, places, num_samples, checks)
+
+
+def _check_edges(checks: Sequence[tuple[Run, int, int]], good: NDArray[np.bool_]) -> None:
+    """Store in the shards which starts and ends of samples are verified. A sample after one that is not good may
+    continue its key, so it is not good either.
+    """
+    known = good.tolist()
+    for (shard, first, count), row, before in checks:
+        if before >= 0 and not known[before]:
+            good[row : row + count] = False
+        elif all(known[row : row + count]):
+            shard.edges[first : first + count + 1] = b"\1" * (count + 1)
+
+
+def _read_apart(
+    runs: Sequence[Run],
+    raw: _Raw,
+    rows: list[int],
+    keys: list[str],
+    fields: _Fields,
+    viewed: Callable[[str], bool],
+) -> Many | None:
+    """Return the samples in order: those of `rows` are parsed already, `IndexedShard.read` reads the others."""
+    known = {raw.places[row]: at for at, row in enumerate(rows)}
+    samples = ((shard, first + at) for shard, first, count in runs for at in range(count))
+    many: Many | None = None
+    for place, (shard, number) in enumerate(samples):
+        at = known.get(place)
+        found: dict[str, tuple[Buffer, int, int]]
+        if at is None:
+            key, views = shard.read(number)
+            found = {name: (view if viewed(name) else bytes(view), 0, len(view)) for name, view in views.items()}
+        else:
+            key, whole = keys[at], raw.data[rows[at]]
+            found = {name: (whole, starts[at], stops[at]) for name, (starts, stops) in fields.items()}
+        many = many or Many([], {name: Spans([], [], []) for name in found})
+        if [*found] != [*many.fields]:
+            return None
+        many.keys.append(key)
+        for name, span in found.items():
+            many.fields[name].add(*span)
+    return many
+
+
+_Fields = dict[str, tuple[list[int], list[int]]]
+"""Where the data of each field start and stop, in the order of the members."""
+
+
+class Round(NamedTuple):
+    """The n-th member of each sample with at least n members."""
+
+    rows: Ints
+    headers: Headers
+    key_sizes: Ints
+    starts: Ints
+    stops: Ints
+
+
+def parse_samples(
+    data: Sequence[Buffer], starts: Sequence[int], stops: Sequence[int]
+) -> tuple[list[Round], NDArray[np.bool_]]:
+    """Parse the members of samples round by round.
+
+    Args:
+        data: For each sample, bytes that contain it, and after it the next member's header or the end marker. At least
+            one sample.
+        starts: Where in these bytes each sample starts.
+        stops: Where each sample ends.
+
+    Returns:
+        The rounds; and for each sample whether it consists of plain members of one key that differs from the next
+        member's key, bool (n,).
+    """
+    ends = np.array(stops)
+    good = np.ones(len(data), dtype=np.bool_)
+    rounds: list[Round] = []
+    rows, at = np.arange(len(data)), np.array(starts)
+    while len(rows):
+        chosen = data if len(rows) == len(data) else [data[row] for row in rows.tolist()]
+        headers = parse_headers(_blocks(chosen, at.tolist(), BLOCK_BYTES))
+        sizes = key_sizes(headers)
+        first = at + BLOCK_BYTES
+        after = first + -(-headers.sizes // BLOCK_BYTES) * BLOCK_BYTES
+        fine = headers.plain & (sizes > 0) & (after <= ends[rows])
+        if rounds:
+            fine &= sizes == rounds[0].key_sizes[rows]
+            fine &= start_alike(headers.names, rounds[0].headers.names[rows], sizes)
+        good[rows[~fine]] = False
+        rounds.append(Round(rows, headers, sizes, first, first + headers.sizes))
+        more = fine & (after < ends[rows])
+        rows, at = rows[more], after[more]
+    names, sizes = rounds[0].headers.names, rounds[0].key_sizes
+    behind = _blocks(data, stops, BLOCK_BYTES)
+    good &= ~start_alike(behind[:, : names.shape[1]], names, sizes + 1)  # with the dot
+    good &= says_its_name(behind)
+    return rounds, good
+
+
+def _blocks(data: Sequence[Buffer], starts: Sequence[int], size: int) -> NDArray[np.uint8]:
+    """`size` bytes from `starts[i]` of each of `data`, uint8 (n, size)."""
+    parts = [one[start : start + size] for one, start in zip(data, starts, strict=True)]
+    return np.frombuffer(b"".join(parts), dtype=np.uint8).reshape(-1, size)
+
+
+def _common_fields(rounds: Sequence[Round], good: NDArray[np.bool_]) -> _Fields | None:
+    """Return the byte ranges of each field of the good samples; None if the samples differ in their fields."""
+    fields: _Fields = {}
+    num_good = np.count_nonzero(good)
+    for each in rounds:
+        at = slice(None) if num_good == len(good) else good[each.rows]
+        names = each.headers.names[at]
+        if not len(names):
+            continue
+        name = _common_field(names, each.headers.name_sizes[at], each.key_sizes[at] + 1)
+        if len(names) < num_good or name is None or name in fields or name.startswith("__"):
+            return None
+        fields[name] = each.starts[at].tolist(), each.stops[at].tolist()
+    return fields
+
+
+def _common_field(names: NDArray[np.uint8], name_sizes: Ints, firsts: Ints) -> str | None:
+    """Return the field with which all names end, from their bytes `firsts`; None if they differ."""
+    lengths = name_sizes - firsts
+    first, length = int(firsts[0]), int(lengths[0])
+    if (lengths != length).any():
+        return None
+    if (firsts == first).all():
+        found = names[:, first : first + length]
+    else:
+        found = names[np.arange(len(names))[:, None], firsts[:, None] + np.arange(length)]
+    return found[0].tobytes().decode("ascii").lower() if (found == found[0]).all() else None
+
+
+def _keys(names: NDArray[np.uint8], sizes: Ints) -> list[str]:
+    text, width = names.tobytes().decode("ascii"), names.shape[1]
+    starts = range(0, len(text), width)
+    return [text[start : start + size] for start, size in zip(starts, sizes.tolist(), strict=True)]

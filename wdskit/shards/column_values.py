@@ -1,0 +1,316 @@
+"""Compute the columns of samples: `width`, `cls`, `json.score`, `json.caption.length`, splits and filters.
+
+Each column is a function of one sample: its key, the header of its image, and its JSON, number and text fields. So the
+columns of new shards are made while the shards are written, and `wdskit index` makes all columns again.
+"""
+
+from __future__ import annotations
+
+import bisect
+import functools
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from wdskit.codecs.checks import read_header
+from wdskit.codecs.fields import INT_FIELDS, JSON_FIELDS, TEXT_FIELDS, decode_field
+from wdskit.codecs.formats import is_image_field
+from wdskit.codecs.structure import ImageHeader
+from wdskit.dataset.columns import MAX_COLUMNS, Part, check_column_name, pack_values
+from wdskit.errors import DecodeError, SelectionError
+from wdskit.files import Buffer
+from wdskit.limits import MAX_CHECKED_BYTES
+from wdskit.shards.filters import Expression, ExpressionError, MissingValue
+from wdskit.shards.sampling import draw_of_key, parse_share, threshold_of
+from wdskit.shards.split import bounds_of, canonical_text, draws_of, make_draw, parse_by, parse_shares
+
+Source = Mapping[str, Any]
+"""What a column is computed from: {"path": "json.score"}, or the options of `split` or `select`."""
+
+ReadPart = Callable[[int], bytes]
+"""Returns the first bytes of a field; fewer if the field ends before."""
+
+_SIDES = ("width", "height")
+_EXAMPLES = "There are width, height, cls, txt, a path in JSON (json.score), and the length of text or of a list "
+_EXAMPLES += "(txt.length, json.boxes.length)"
+
+
+def parse_columns(names: str | Iterable[str]) -> dict[str, Source]:
+    """Return the sources of columns by name.
+
+    Args:
+        names: `width,cls,json.score`, or a list of such names. `score=json.aesthetic-score` names a column differently.
+
+    Raises:
+        SelectionError: A name is invalid or comes twice, or no field can have such a value.
+    """
+    found: dict[str, Source] = {}
+    for item in parse_names(names):
+        name, equals, path = item.partition("=")
+        path = path if equals else name
+        check_column_name(name)
+        if name in found:
+            raise SelectionError(f"columns: {name!r} is named twice.")
+        parts = path.split(".")
+        is_json = any(part.lower() in JSON_FIELDS for part in parts)
+        plain = parts[:-1] if parts[-1] == "length" else parts
+        is_field = bool(plain) and plain[-1].lower() in INT_FIELDS | TEXT_FIELDS
+        is_side = parts[-1] in _SIDES and (len(parts) == 1 or is_image_field(path.rpartition(".")[0]))
+        if "" in parts or not path.isprintable() or not (is_json or is_field or is_side):
+            raise SelectionError(f"columns: {path!r} is nothing that a sample has. {_EXAMPLES}.")
+        found[name] = {"path": path}
+    if len(found) > MAX_COLUMNS:
+        raise SelectionError(f"{len(found)} columns are more than the {MAX_COLUMNS} that a folder can have.")
+    return found
+
+
+def parse_names(names: str | Iterable[str]) -> list[str]:
+    """Return the names in a list, or in a text with commas between them."""
+    listed = names.split(",") if isinstance(names, str) else [*names]
+    return [name.strip() for name in listed if name.strip()]
+
+
+class _Held:
+    """The fields of one sample that the columns read."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+        self.headers: dict[str, ImageHeader] = {}
+        self._bytes: dict[str, bytes] = {}
+        self._values: dict[str, object] = {}
+
+    def hold(self, name: str, data: bytes) -> None:
+        """Keep the bytes of a field."""
+        self._bytes[name] = data
+
+    def value(self, name: str) -> object:
+        """Return the value of a field that is held. DecodeError: Its bytes are not what its name says."""
+        if name not in self._values:
+            self._values[name] = decode_field(name, self._bytes[name])
+        return self._values[name]
+
+
+class _Function(ABC):
+    """A column as a function of a sample."""
+
+    def wants_header(self, name: str) -> bool:  # noqa: ARG002
+        """Whether it reads the header of an image field."""
+        return False
+
+    @abstractmethod
+    def wants(self, name: str) -> bool:
+        """Whether it reads a field that is no image."""
+
+    @abstractmethod
+    def value(self, key: str, held: _Held) -> object:
+        """Return its value: bool, int, float, text, or None if the sample has none.
+
+        Raises:
+            ValueError: The sample's value cannot be in a column.
+        """
+
+
+class _Size(_Function):
+    """Width or height, in pixels, of one image field, or of the only size of the images of a sample."""
+
+    def __init__(self, path: str) -> None:
+        self._field, _, self._side = path.rpartition(".")
+
+    def wants_header(self, name: str) -> bool:
+        return name == self._field if self._field else True
+
+    def wants(self, name: str) -> bool:  # noqa: ARG002
+        return False
+
+    def value(self, key: str, held: _Held) -> object:  # noqa: ARG002
+        headers = {name: held.headers[name] for name in held.headers if self.wants_header(name)}
+        sizes = {(header.width, header.height) for header in headers.values()}
+        if len(sizes) > 1:
+            names = ", ".join(f"{name}.{self._side}" for name in headers)
+            raise ValueError(f"its images have different sizes. Name the field: {names}")
+        return getattr(next(iter(headers.values())), self._side) if headers else None
+
+
+class _Path(_Function):
+    """A number or a text in a field. A field of the very name wins over a path in another field."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+
+    def wants(self, name: str) -> bool:
+        return self._path == name or self._path.startswith(f"{name}.")
+
+    def value(self, key: str, held: _Held) -> object:  # noqa: ARG002
+        name = max((name for name in held.names if self.wants(name)), key=len, default=None)
+        if name is None:
+            return None
+        rest = self._path[len(name) + 1 :]
+        found = follow_path(held.value(name), rest.split(".") if rest else [])
+        if isinstance(found, dict | list):
+            kind = "an object" if isinstance(found, dict) else "a list"
+            what = f"it is {kind}, not a number or a text"
+            raise ValueError(f"{what}. Its length can be a column: {self._path}.length")  # noqa: TRY004
+        if found is not None and not isinstance(found, bool | int | float | str):
+            raise ValueError("it is neither a number nor a text")
+        return found
+
+
+def follow_path(value: object, path: Sequence[str]) -> object:
+    """Return what a path leads to in a JSON value or a text; None if it leads nowhere.
+
+    The last part `length` is the number of characters of a text or of items of a list or an object, unless the object
+    has such a member.
+    """
+    for at, part in enumerate(path):
+        if isinstance(value, dict) and part in value:
+            value = value[part]
+        elif part == "length" and at == len(path) - 1 and isinstance(value, str | list | dict):
+            value = len(value)
+        else:
+            return None
+    return value
+
+
+class _Split(_Function):
+    """The split of a sample."""
+
+    def __init__(self, source: Source) -> None:
+        shares = parse_shares(source["split"])
+        self._missing = source.get("missing")
+        self._key = parse_by(source.get("by", "key"), seed=source.get("seed", 0), may_miss=self._missing is not None)
+        self._names, self._bounds = list(shares), bounds_of(shares).tolist()
+        self._draw = make_draw(self._key.seed)
+
+    def wants(self, name: str) -> bool:
+        return name == self._key.field
+
+    def value(self, key: str, held: _Held) -> object:
+        text: str | None = key
+        if self._key.field is not None:
+            found = held.value(self._key.field) if self._key.field in held.names else None
+            for part in self._key.path:
+                found = found.get(part) if isinstance(found, dict) else None
+            text = canonical_text(found)
+        if text is None:
+            if self._missing is None:
+                raise ValueError(f"{self._key.text} is missing or empty")
+            return self._missing
+        return self._names[bisect.bisect_right(self._bounds, int(draws_of([self._draw(text)])[0]))]
+
+
+class _Filter(_Function):
+    """Whether a sample is chosen, as by `wdskit reshard --filter`."""
+
+    def __init__(self, source: Source) -> None:
+        self._skip_missing = source.get("missing") == "skip"
+        text = source["filter"]
+        self._expression = None if text is None else Expression(text)
+        sample = source.get("sample")
+        self._threshold = None if sample is None else threshold_of(parse_share(sample))
+        self._seed = source.get("seed", 0)
+
+    def wants(self, name: str) -> bool:
+        return self._expression is not None and name in self._expression.fields
+
+    def value(self, key: str, held: _Held) -> object:
+        if self._threshold is not None and draw_of_key(key, self._seed) >= self._threshold:
+            return False
+        try:
+            return self._expression is None or self._expression.holds(key, held.names, held.value)
+        except MissingValue:
+            if self._skip_missing:
+                return False
+            raise
+
+
+def _make(source: Source) -> _Function:
+    if "split" in source:
+        return _Split(source)
+    if "filter" in source:
+        return _Filter(source)
+    path = str(source["path"])
+    return _Size(path) if path.rpartition(".")[2] in _SIDES and _is_side(path) else _Path(path)
+
+
+def _is_side(path: str) -> bool:
+    owner = path.rpartition(".")[0]
+    return not owner or is_image_field(owner)
+
+
+class ColumnMaker:
+    """Collects the values of columns, sample after sample.
+
+    Call `add` for each field of a sample while its bytes can be read, then `end`.
+
+    Args:
+        sources: Source of each column by name.
+        shard: Path or URL of the shard, for messages.
+
+    Raises:
+        SelectionError: A source is not understood; or, from the methods, a sample's value cannot be in a column.
+    """
+
+    def __init__(self, sources: Mapping[str, Source], shard: str) -> None:
+        try:
+            self._functions = {name: _make(source) for name, source in sources.items()}
+        except (KeyError, TypeError, AttributeError) as err:
+            raise SelectionError(f"columns.json: the source of a column is not understood: {err}.") from err
+        self._values: dict[str, list[object]] = {name: [] for name in sources}
+        self._shard = shard
+        self._held = _Held()
+
+    def add(self, name: str, num_bytes: int, part: ReadPart) -> None:
+        """Look at a field of the sample whose `end` comes next."""
+        held = self._held
+        held.names.append(name)
+        functions = self._functions.values()
+        try:
+            if is_image_field(name):
+                if any(one.wants_header(name) for one in functions):
+                    held.headers[name] = read_header(part)
+            elif any(one.wants(name) for one in functions):
+                held.hold(name, part(min(num_bytes, MAX_CHECKED_BYTES)))
+        except DecodeError as err:
+            raise self._error("", str(err)) from err
+
+    def end(self, key: str) -> None:
+        """Compute the values of the sample whose fields were added."""
+        held, self._held = self._held, _Held()
+        for name, function in self._functions.items():
+            try:
+                self._values[name].append(function.value(key, held))
+            except (ValueError, DecodeError, ExpressionError) as err:
+                raise self._error(key, f"column {name}: {err}") from err
+
+    def values(self) -> dict[str, list[object]]:
+        """Return the values so far by column, as JSON."""
+        return self._values
+
+    def parts(self) -> dict[str, Part]:
+        """Return the values so far by column."""
+        return pack_columns(self._values, self._shard)
+
+    def _error(self, key: str, problem: str) -> SelectionError:
+        at = f": sample {key!r}" if key else ""
+        folder = self._shard.rpartition("/")[0] or "."
+        return SelectionError(f"{self._shard}{at}: {problem}.", folder=folder, shard=self._shard, key=key)
+
+
+def pack_columns(values: Mapping[str, Sequence[object]], shard: str) -> dict[str, Part]:
+    """Return the values of a shard's samples as arrays. SelectionError: They do not fit together."""
+    found = {}
+    for name, each in values.items():
+        try:
+            found[name] = pack_values(each)
+        except ValueError as err:
+            raise SelectionError(f"{shard}: column {name}: {err}.", shard=shard) from err
+    return found
+
+
+def whole(data: Buffer) -> ReadPart:
+    """Return the function that reads parts of bytes in memory."""
+    return functools.partial(_first_bytes, data)
+
+
+def _first_bytes(data: Buffer, num_bytes: int) -> bytes:
+    return bytes(data[:num_bytes])
