@@ -49,6 +49,7 @@ _DIGEST = re.compile(r"[0-9a-f]{64}")
 _DTYPES = ("|b1", "|u1", "<u2", "<u4", "|i1", "<i2", "<i4", "<i8", "<f8")
 _MAX_EXACT = 1 << 53  # integers up to this are exact as float64
 _READ_BYTES = 1 << 20
+_HEAD_BYTES = 128  # of an npy file
 
 
 class Texts(NamedTuple):
@@ -254,9 +255,9 @@ def _file_name(name: str, sha256: str) -> str:
 
 
 def _npy_head(dtype: np.dtype[Any], num_samples: int) -> bytes:
-    """The header of an npy file of version 1.0 with one dimension, 128 bytes."""
+    """The header of an npy file of version 1.0 with one dimension."""
     text = f"{{'descr': '{dtype.str}', 'fortran_order': False, 'shape': ({num_samples},), }}".encode()
-    return b"\x93NUMPY\x01\x00" + (118).to_bytes(2, "little") + text.ljust(117) + b"\n"
+    return b"\x93NUMPY\x01\x00" + (_HEAD_BYTES - 10).to_bytes(2, "little") + text.ljust(_HEAD_BYTES - 11) + b"\n"
 
 
 class TextColumn:
@@ -357,16 +358,27 @@ class Column:
         Raises:
             SelectionError: They differ.
         """
-        data = self.data
-        digest = hashlib.sha256(_npy_head(data.dtype, len(data)))
-        with (self.folder / _file_name(self.name, self.sha256)).open("rb") as file:  # mapped pages count as memory
-            file.seek(128)
-            while part := file.read(_READ_BYTES):
+        for _ in self.chunks(_READ_BYTES):
+            pass
+
+    def chunks(self, size: int) -> Iterator[Values]:
+        """Yield the stored numbers in order, `size` at a time, read and not mapped: mapped pages count as memory.
+
+        Raises:
+            SelectionError: As `check`; after the last chunk, so that nothing may be used before.
+        """
+        dtype = self.data.dtype
+        digest = hashlib.sha256(_npy_head(dtype, self.num_samples))
+        with (self.folder / _file_name(self.name, self.sha256)).open("rb") as file:
+            file.seek(_HEAD_BYTES)
+            while part := file.read(size * dtype.itemsize):
                 digest.update(part)
+                values = np.frombuffer(part, dtype=dtype)
+                if self.values is not None and int(values.max()) >= len(self.values):
+                    raise self.error("its numbers are not those of its values")
+                yield values
         if digest.hexdigest() != self.sha256:
             raise self.error("its file is damaged")
-        if self.values is not None and len(data) and int(data.max()) >= len(self.values):
-            raise self.error("its numbers are not those of its values")
 
     def error(self, problem: str) -> SelectionError:
         """Return the error of this column, with the command that makes it again."""

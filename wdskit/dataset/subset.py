@@ -57,6 +57,12 @@ class Subset:
         """Return 32 bytes that identify which samples are kept."""
         return hashlib.sha256(self._bitmap.data).digest()
 
+    def contains(self, numbers: Ints) -> NDArray[np.bool_]:
+        """Return whether samples are kept, bool (n,); numbers count over all shards."""
+        octets = self._bitmap.reshape(-1)[numbers >> 3]
+        kept: NDArray[np.bool_] = (octets >> (numbers & 7).astype(np.uint8) & 1).astype(np.bool_)
+        return kept
+
     def take(self, shards: Ints, places: Ints) -> Ints:
         """Return the number in its shard of each of many kept samples.
 

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from wdskit.dataset.binary import BinaryIndex, ShardEntry
 from wdskit.dataset.braces import expand_patterns
-from wdskit.dataset.columns import COLUMNS_NAME, Columns, ColumnView, list_columns
+from wdskit.dataset.columns import COLUMNS_NAME, Column, Columns, ColumnView, list_columns
 from wdskit.dataset.index import compare_names, join_url, read_index
 from wdskit.dataset.patterns import (
     ABSENT,
@@ -182,21 +182,24 @@ class ShardTable:
             digest.update(np.ascontiguousarray(self._indexes[folder].digests[numbers]).data)
         return digest.hexdigest()
 
-    def column(self, name: str) -> ColumnView:
-        """Return a column of all samples of the files, used or not, shard after shard.
+    def column(self, name: str) -> tuple[ColumnView, list[Column]]:
+        """Return a column of all samples of the files, used or not, shard after shard; and that of each folder.
 
         Raises:
             SelectionError: A folder has no such column, it is damaged, or it is text in one folder and not in another.
         """
         runs = [(self._columns[folder].column(name), first, count) for folder, first, count in self._row_runs()]
-        for column in {run[0].sha256: run[0] for run in runs}.values():
+        columns = list({column.sha256: column for column, _, _ in runs}.values())
+        for column in columns:
             column.check()
-        if len({run[0].values for run in runs}) > 1:
-            raise runs[0][0].error("its texts are not the same in all folders")
-        return ColumnView(runs)
+        if len({column.values for column in columns}) > 1:
+            raise columns[0].error("its texts are not the same in all folders")
+        return ColumnView(runs), columns
 
     def used(self) -> NDArray[np.bool_]:
         """Return which samples of the files are used, shard after shard: bool (sum of file_counts,)."""
+        if self.counts is self.file_counts:
+            return np.ones(int(self.file_counts.sum()), dtype=np.bool_)
         mask = np.zeros(int(self.file_counts.sum()), dtype=np.bool_)
         starts = np.cumsum(self.file_counts) - self.file_counts
         for shard in np.flatnonzero(self.counts).tolist():

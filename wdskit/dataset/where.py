@@ -76,15 +76,13 @@ class Where:
             SelectionError: A column is missing or damaged; or the condition is not true or false.
         """
         used: dict[str, Column] = {name: columns.column(name, use="where") for name in self.names}
-        for column in used.values():
-            column.check()
-        num_samples = next(iter(used.values())).num_samples
-        mask = np.empty(num_samples, dtype=np.bool_)
-        for first in range(0, num_samples, _CHUNK):
-            part = slice(first, first + _CHUNK)
-            values = {name: _load(column, part) for name, column in used.items()}
+        mask = np.empty(next(iter(used.values())).num_samples, dtype=np.bool_)
+        first = 0
+        for parts in zip(*(column.chunks(_CHUNK) for column in used.values()), strict=True):
+            values = {name: _load(column, part) for (name, column), part in zip(used.items(), parts, strict=True)}
             with np.errstate(all="ignore"):  # a division by 0 is inf or NaN
-                mask[part] = self._as_mask(self._value(self._tree, values))
+                mask[first : first + len(parts[0])] = self._as_mask(self._value(self._tree, values))
+            first += len(parts[0])
         return mask
 
     def _value(self, node: ast.expr, values: dict[str, Any]) -> Any:
@@ -170,9 +168,8 @@ class Where:
         return refused("where", self.text, problem)
 
 
-def _load(column: Column, part: slice) -> Any:
+def _load(column: Column, data: NDArray[Any]) -> Any:
     """Return a part of a column: text, bool, int64 or float64."""
-    data = column.data[part]
     if column.values is not None:
         return TextColumn(data, column.values)
     return data.astype(np.int64) if data.dtype.kind in "iu" else data

@@ -16,7 +16,9 @@ from wdskit.engine.stream import Layout, StreamPipeline
 from wdskit.errors import PipelineError
 from wdskit.order.exact import ExactOrder
 from wdskit.order.mixture import MixtureOrder
+from wdskit.order.picked import PickedOrder
 from wdskit.order.resampled import ResampledOrder
+from wdskit.order.weighted import WeightedOrder
 from wdskit.pipeline.settings import CacheSpec, ErrorsSpec, LoaderSpec
 from wdskit.stages.base import Context, Find, PerSampleStage, RankInfo, Run, Step, bind_steps, takes_masks
 from wdskit.stages.foreign import Renumber, is_webdatasets, opens_shards, takes_shards
@@ -129,9 +131,11 @@ def _fit_cache(data: PlannedData, rank_info: RankInfo, cache: CacheSpec) -> int:
     orders = data.order.parts if isinstance(data.order, MixtureOrder) else (data.order,)
     needed, ahead = 0.0, 0
     for number, order in enumerate(orders):
-        if isinstance(order, (ExactOrder, ResampledOrder)):
-            tables = data.tables if len(orders) == 1 else data.tables[number : number + 1]
-            whole = sum(float(table.counts @ table.sample_bytes()) for table in {*tables} if table.is_remote)
+        tables = data.tables if len(orders) == 1 else data.tables[number : number + 1]
+        whole = sum(float(table.counts @ table.sample_bytes()) for table in {*tables} if table.is_remote)
+        if isinstance(order, WeightedOrder):
+            needed += whole
+        elif isinstance(order, (ExactOrder, PickedOrder, ResampledOrder)):
             window = order.num_lanes * order.window
             needed += whole * min(1.0, window / order.num_samples)
             ahead = min(ahead or window // 2, window // 2)

@@ -44,6 +44,7 @@ class StageMethods(ABC):
         lanes: int | None = None,
         window: int = 4096,
         homes: int = 1,
+        repeat: Mapping[str, Any] | None = None,
         tail: Literal["drop", "pad"] = "drop",
     ) -> Self:
         """A planned source: each sample at most once per epoch over all ranks, in a new random order each epoch. With
@@ -67,6 +68,8 @@ class StageMethods(ABC):
             window: Samples of a lane that are shuffled with each other.
             homes: Groups of shards that keep their part of every epoch, so that a node reads mostly the same shards in
                 each epoch. For shards in a store with a `cache`: a few times the number of nodes.
+            repeat: Samples that an epoch has several times: {rare: 3} those for which the column `rare` is true,
+                {column: NAME} as often as the column says, 0 to 16.
             tail: What to do with an incomplete last global batch.
         """
         return self._with(
@@ -83,6 +86,7 @@ class StageMethods(ABC):
                 "lanes": lanes,
                 "window": window,
                 "homes": homes,
+                "repeat": repeat,
                 "tail": tail,
             },
         )
@@ -98,6 +102,8 @@ class StageMethods(ABC):
         range: Sequence[int | str] | None = None,  # noqa: A002 (as in YAML)
         seed: int = 0,
         classes: Literal["same", "any"] = "same",
+        weights: str | None = None,
+        balance: str | None = None,
         chunk: int = 64,
         lanes: int = 240,
         window: int = 4096,
@@ -118,6 +124,8 @@ class StageMethods(ABC):
             range: Only a range of the samples: ["0%", "80%"], or their numbers.
             seed: Seed of the order and of everything random.
             classes: Whether the `classes.json` of all folders must name the same classes, or may differ.
+            weights: A column with the weight of each sample: samples are drawn one by one, in proportion to it.
+            balance: A column of classes or texts: samples are drawn one by one, each value equally often.
             chunk: Consecutive samples that are drawn together.
             lanes: Parts of the sequence that are read side by side.
             window: Samples of a lane that are shuffled with each other.
@@ -134,6 +142,8 @@ class StageMethods(ABC):
                 "range": range,
                 "seed": seed,
                 "classes": classes,
+                "weights": weights,
+                "balance": balance,
                 "chunk": chunk,
                 "lanes": lanes,
                 "window": window,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
@@ -19,7 +20,9 @@ from wdskit.config.values import CLASSES, WHOLE, Classes, Count, Natural, Shards
 from wdskit.dataset.classes import check_labels
 from wdskit.dataset.columns import check_column_name
 from wdskit.dataset.index import folder_has_labels
+from wdskit.dataset.subset import Subset
 from wdskit.dataset.table import ShardTable
+from wdskit.dataset.weights import SampleWeights
 from wdskit.dataset.where import Where
 from wdskit.errors import PipelineError, SelectionError
 from wdskit.order.base import Order
@@ -27,13 +30,19 @@ from wdskit.order.exact import ExactOrder
 from wdskit.order.keys import philox
 from wdskit.order.lanes import DEFAULT_LANES, DEFAULT_WINDOW
 from wdskit.order.mixture import MixtureOrder
+from wdskit.order.picked import PickedOrder
 from wdskit.order.resampled import DEFAULT_CHUNK, ResampledOrder
 from wdskit.order.sequential import SequentialOrder
+from wdskit.order.weighted import WeightedOrder
 from wdskit.text import as_int
 
 _SHARE = re.compile(r"(\d{1,3}(?:\.\d{1,9})?)%")
 _NEEDS_RANGE = 'the first sample and the one after the last are needed, as in ["0%", "80%"] or [0, 50000]'
 _POSITION = re.compile(r"\d{1,18}")
+
+_NEEDS_TIMES = "a column of bool and a number are needed, as in {rare: 3}, or {column: NAME} for a column of numbers"
+MAX_TIMES = 16
+"""Most times that `repeat` puts a sample into an epoch."""
 
 _MAX_LANES = 2**20
 _MAX_IN_WINDOWS = 2**28  # lanes x window of `resampled`, which needs up to 8 bytes for each of them
@@ -118,6 +127,30 @@ def _check_split(value: object) -> str:
     return value
 
 
+def _check_column(value: object) -> str:
+    if not isinstance(value, str):
+        raise refuse(wrong_kind(value, "the name of a column is needed, as in `json.score`"))
+    try:
+        check_column_name(value)
+    except SelectionError as err:
+        raise refuse(str(err)) from None
+    return value
+
+
+def _check_times(value: object) -> dict[str, Any]:
+    if not isinstance(value, Mapping) or len(value) != 1:
+        raise refuse(wrong_kind(value, _NEEDS_TIMES))
+    [(name, times)] = value.items()
+    if name == "column" and isinstance(times, str):
+        return {"column": _check_column(times)}
+    times = as_int(times)
+    if isinstance(times, bool) or not isinstance(times, int):
+        raise refuse(wrong_kind(value, _NEEDS_TIMES))
+    if not 1 <= times <= MAX_TIMES:
+        raise refuse(f"{times} times is not possible; a sample appears 1 to {MAX_TIMES} times.")
+    return {_check_column(name): times}
+
+
 def _check_where(value: object) -> str:
     if not isinstance(value, str):
         raise refuse(wrong_kind(value, 'a condition on columns is needed, as in "width >= 256 and cls in [1, 2]"'))
@@ -137,6 +170,12 @@ Bounds = Annotated[
 ]
 Split = Annotated[str, PlainValidator(_check_split), WithJsonSchema({"type": "string"})]
 Condition = Annotated[str, PlainValidator(_check_where), WithJsonSchema({"type": "string"})]
+ColumnName = Annotated[str, PlainValidator(_check_column), WithJsonSchema({"type": "string"})]
+Times = Annotated[
+    dict[str, Any],
+    PlainValidator(_check_times),
+    WithJsonSchema({"type": "object", "minProperties": 1, "maxProperties": 1}),
+]
 Weight = Annotated[
     float | dict[int, float],
     PlainValidator(_check_weight),
@@ -167,14 +206,14 @@ class MixturePart(BaseModel):
         fields = {name: value for name, value in self if value is not None}
         return fields | {"stages": [stage.written() for stage in self.stages]}
 
-    def table(self) -> ShardTable:
+    def table(self, *, has_columns: bool = False) -> ShardTable:
         """Its shards and the samples that are selected of them.
 
         Raises:
             StorageError, FolderIndexError, SelectionError: They cannot be listed, or have no index.
         """
         bounds = self.range and (_bound_of(self.range[0]), _bound_of(self.range[1]))
-        return ShardTable(self.shards, split=self.split, where=self.where, bounds=bounds)
+        return ShardTable(self.shards, split=self.split, where=self.where, has_columns=has_columns, bounds=bounds)
 
     def fingerprint(self, table: ShardTable) -> dict[str, Any]:
         """What the order of its samples follows from, as plain JSON."""
@@ -296,7 +335,7 @@ class PlannedSource(StageSpec):
                 different classes.
         """
         parts = self.parts
-        tables = [part.table() for part in parts]
+        tables = [part.table(has_columns=self.reads_columns) for part in parts]
         if self.classes == "same":
             check_labels((folder for table in tables for folder in table.folders), folder_has_labels)
         numbers = [number for number, part in enumerate(parts) for _ in range(part.repeat or 1)]
@@ -318,10 +357,27 @@ class PlannedSource(StageSpec):
             order = MixtureOrder(orders, [len(table) for table in tables], weights, change=self.schedule)
             return PlannedData(tuple(tables), tuple(numbers), order, None, fingerprint)
         repeated = [tables[number] for number in numbers]
+        chosen = self.plan_columns(repeated[0])
+        if chosen is not None:
+            fingerprint["columns"] = chosen[1]
+            return PlannedData((repeated[0],), (0,), chosen[0], chosen[0].num_samples, fingerprint)
         counts = np.concatenate([table.counts for table in repeated])
         return PlannedData(
             tuple(repeated), tuple(numbers), self.order_of(counts, self.seed), int(counts.sum()), fingerprint
         )
+
+    @property
+    def reads_columns(self) -> bool:
+        """Whether the order of the samples follows from columns."""
+        return False
+
+    def plan_columns(self, table: ShardTable) -> tuple[PickedOrder | WeightedOrder, str] | None:  # noqa: ARG002
+        """Return the order that follows from columns, and a digest of them; None for the order of `order_of`.
+
+        Raises:
+            SelectionError: A column is missing, damaged, or has other values than the setting needs.
+        """
+        return None
 
 
 class Exact(PlannedSource):
@@ -343,7 +399,48 @@ class Exact(PlannedSource):
         description="Groups of shards that keep their part of every epoch, so that a node reads mostly the same shards "
         "in each epoch. For shards in a store with a `cache`: a few times the number of nodes.",
     )
+    repeat: Times | None = Field(
+        None,
+        description="Samples that an epoch has several times: {rare: 3} those for which the column `rare` is true, "
+        f"{{column: NAME}} as often as the column says, 0 to {MAX_TIMES}.",
+    )
     tail: Literal["drop", "pad"] = Field("drop", description="What to do with an incomplete last global batch.")
+
+    @model_validator(mode="after")
+    def _check_repeat(self) -> Exact:
+        if self.repeat is not None and self.mixture is not None:
+            raise refuse("`repeat` of samples cannot be used beside `mixture`, whose parts have their own `repeat`.")
+        return self
+
+    @property
+    def reads_columns(self) -> bool:
+        """See the base class."""
+        return self.repeat is not None
+
+    def plan_columns(self, table: ShardTable) -> tuple[PickedOrder | WeightedOrder, str] | None:
+        """See the base class."""
+        if self.repeat is None:
+            return None
+        [(name, number)] = self.repeat.items()
+        view, [column, *_] = table.column(number if name == "column" else name)
+        values = view.all()
+        if name == "column":
+            if values.dtype.kind not in "iu" or column.values is not None:
+                raise column.error("`repeat` needs whole numbers")
+            if len(values) and (values.min() < 0 or values.max() > MAX_TIMES):
+                raise column.error(f"`repeat` needs numbers from 0 to {MAX_TIMES}")
+            times = values
+        else:
+            if values.dtype != np.bool_:
+                raise column.error(f"`repeat` needs a column of bool; for one of numbers write {{column: {name}}}")
+            times = np.where(values, np.uint8(number), np.uint8(1))
+        times = times[table.used()]
+        layers = [Subset(table.counts, times > layer) for layer in range(int(times.max(initial=0)))]
+        if not layers:
+            raise column.error("`repeat` leaves out all samples")
+        counts = np.concatenate([layer.counts for layer in layers])
+        digest = hashlib.sha256(b"".join(layer.digest() for layer in layers)).hexdigest()
+        return PickedOrder(self.order_of(counts, self.seed), layers), digest
 
     def order_of(self, counts: NDArray[np.int64], seed: int) -> Order:
         """Shards shuffled, cut into lanes, each lane shuffled in windows."""
@@ -355,6 +452,12 @@ class Resampled(PlannedSource):
 
     name: ClassVar[str] = "resampled"
 
+    weights: ColumnName | None = Field(
+        None, description="A column with the weight of each sample: samples are drawn one by one, in proportion to it."
+    )
+    balance: ColumnName | None = Field(
+        None, description="A column of classes or texts: samples are drawn one by one, each value equally often."
+    )
     chunk: Count = Field(DEFAULT_CHUNK, description="Consecutive samples that are drawn together.")
     lanes: LaneCount = Field(DEFAULT_LANES, description="Parts of the sequence that are read side by side.")
     window: Count = Field(DEFAULT_WINDOW, description="Samples of a lane that are shuffled with each other.")
@@ -365,7 +468,35 @@ class Resampled(PlannedSource):
         if self.lanes * self.window > _MAX_IN_WINDOWS:
             msg = f"`lanes` x `window` is {self.lanes * self.window:,} samples; it must be at most {_MAX_IN_WINDOWS:,}."
             raise refuse(f"{msg} Write a smaller number for one of them.")
+        if not self.reads_columns:
+            return self
+        own = "weights" if self.weights is not None else "balance"
+        if self.weights is not None and self.balance is not None:
+            raise refuse("`weights` and `balance` exclude each other; remove one.")
+        if self.mixture is not None:
+            raise refuse(f"`{own}` cannot be used beside `mixture`, whose parts have weights.")
+        defaults = {"chunk": DEFAULT_CHUNK, "lanes": DEFAULT_LANES, "window": DEFAULT_WINDOW}
+        useless = next((name for name, value in defaults.items() if getattr(self, name) != value), None)
+        if useless:
+            raise refuse(f"`{useless}` has no effect with `{own}`, which draws samples one by one; remove it.")
         return self
+
+    @property
+    def reads_columns(self) -> bool:
+        """See the base class."""
+        return self.weights is not None or self.balance is not None
+
+    def plan_columns(self, table: ShardTable) -> tuple[PickedOrder | WeightedOrder, str] | None:
+        """See the base class."""
+        name = self.weights or self.balance
+        if name is None:
+            return None
+        weights = SampleWeights(table, name, balance=self.balance is not None)
+        try:
+            order = WeightedOrder(table.counts, weights, num_samples=weights.num_used, seed=self.seed)
+        except ValueError as err:
+            raise SelectionError(f"{table.folders[0]}: weights: {err} in the column {name}.") from err
+        return order, weights.digest
 
     def order_of(self, counts: NDArray[np.int64], seed: int) -> Order:
         """Chunks of consecutive samples, drawn uniformly."""

@@ -1,0 +1,96 @@
+"""The weight of each sample of a table, from a column: the column itself, or one that balances its values."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from wdskit.dataset.columns import Column
+from wdskit.dataset.subset import Subset
+from wdskit.dataset.table import ShardTable
+
+_MAX_RANGE = 1 << 24  # of whole numbers that are counted in an array
+_CHUNK = 1 << 20
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+
+class SampleWeights:
+    """The weights of the samples of a table's files, of which those that are not used have 0. A pickle has no column.
+
+    Args:
+        table: The shards. From now on it uses all samples of its files, so that numbers of samples are those in files.
+        name: The column.
+        balance: Whether samples with the same value have 1 / their number as weight, so that all values are equally
+            likely; otherwise the column has the weights.
+
+    Attributes:
+        num_used: Samples that the table used.
+        digest: Hex sha256 of what the weights follow from.
+
+    Raises:
+        SelectionError: There is no such column, it is damaged, it is text, or a weight is negative or not finite.
+    """
+
+    def __init__(self, table: ShardTable, name: str, *, balance: bool) -> None:
+        self._view, columns = table.column(name)
+        self.num_used = int(table.counts.sum())
+        mask = None if self.num_used == table.file_counts.sum() else table.used()
+        self._used = None if mask is None else Subset(table.file_counts, mask)
+        table.keep(None)
+        self._values: NDArray[Any] | None = None  # for balance: all values; only the least if dense
+        self._scale: Floats | None = None
+        digest = hashlib.sha256("".join(column.sha256 for column in columns).encode())
+        digest.update(b"" if self._used is None else self._used.digest())
+        self.digest = digest.hexdigest()
+        if balance:
+            self._balance(columns[0], mask)
+        elif columns[0].values is not None:
+            raise columns[0].error(f"it is text, which is no weight; use `balance: {name}`")
+        self._check(columns[0])
+
+    def _balance(self, column: Column, mask: NDArray[np.bool_] | None) -> None:
+        """Count how many used samples have each value."""
+        values = self._view.all()
+        if values.dtype.kind == "f":
+            raise column.error("`balance` needs whole numbers or text, and some of its values are fractions or missing")
+        used = values if mask is None else values[mask]
+        least, most = (int(used.min()), int(used.max())) if len(used) else (0, 0)
+        if most - least < _MAX_RANGE:
+            counts = np.zeros(most - least + 1, dtype=np.int64)
+            for first in range(0, len(used), _CHUNK):
+                part = used[first : first + _CHUNK].astype(np.int64) - least
+                counts += np.bincount(part, minlength=len(counts))
+            self._values = np.array([least])
+        else:
+            self._values, counts = np.unique(used, return_counts=True)
+        self._scale = 1.0 / np.maximum(counts, 1)
+
+    def _check(self, column: Column) -> None:
+        if self._scale is not None:
+            return
+        for first in range(0, len(self._view), _CHUNK):
+            weights = self(np.arange(first, min(len(self._view), first + _CHUNK)))
+            bad = ~(np.isfinite(weights) & (weights >= 0))
+            if bad.any():
+                at = first + int(np.argmax(bad))
+                what = f"the weight of sample {at} (counted over all shards from 0) is {weights[at - first]}"
+                raise column.error(f"{what}; weights are 0 or more. Leave such samples out with `where`")
+
+    def __call__(self, numbers: Ints) -> Floats:
+        """Return the weights of samples, float64 (n,); numbers count over all shards, 0 <= number < total."""
+        values = self._view.take(numbers)
+        if self._scale is None:
+            weights = values.astype(np.float64)
+        else:
+            assert self._values is not None
+            dense = len(self._values) == 1
+            at = values.astype(np.int64) - self._values[0] if dense else np.searchsorted(self._values, values)
+            weights = self._scale[np.clip(at, 0, len(self._scale) - 1)]
+        if self._used is not None:
+            weights[~self._used.contains(numbers)] = 0
+        return weights
