@@ -339,9 +339,9 @@ class PlannedSource(StageSpec):
         if self.classes == "same":
             check_labels((folder for table in tables for folder in table.folders), folder_has_labels)
         numbers = [number for number, part in enumerate(parts) for _ in range(part.repeat or 1)]
-        ignored = {"shards", "mixture", "split", "where", "range", "classes"} | (
-            set() if self.is_weighted else {"schedule"}
-        )
+        ignored = {"shards", "mixture", "split", "where", "range", "classes"}
+        ignored |= set() if self.is_weighted else {"schedule"}
+        ignored |= {name for name in ("repeat", "weights", "balance") if getattr(self, name, None) is None}
         fingerprint = {
             "source": self.name,
             "order_version": self.order_version,
