@@ -68,7 +68,8 @@ TYPES = {
     "Natural": "int", "Number": "float", "Positive": "float", "Bool": "bool", "Text": "str", "Range": "Sequence[float]",
     "ShareRange": "Sequence[float]", "Channels": "Sequence[float]", "PositiveChannels": "Sequence[float]",
     "Weights": "Sequence[float]", "Bounds": "Sequence[int | str]", "Split": "str", "Condition": "str",
-    "ColumnName": "str", "Times": "Mapping[str, Any]", "ImageSpec": "str",
+    "ColumnName": "str", "Times": "Mapping[str, Any]", "Shapes": "Sequence[Sequence[int]] | Mapping[str, Any]",
+    "GlobalSize": "int | Mapping[str, int]", "Edges": "Sequence[int]", "ColumnOfBuckets": "str", "ImageSpec": "str",
     "Classes": 'Literal["same", "any"]', "Functions": "Sequence[Function | None]",
     "tuple[MixturePart, ...]": "Sequence[Mapping[str, Any]]", "Probability": "float",
 }  # fmt: skip
@@ -79,7 +80,10 @@ PLAIN_TYPES = {
     "Shards": "text or list", "Fields": "name or list", "Size": "number or [height, width]",
     "Function": "function or name",
     "Sequence[Mapping[str, Any]]": "list of mappings", "Sequence[float]": "list of numbers", "str": "text",
-    "Mapping[str, Any]": "mapping", "Sequence[int | str]": "[first, stop]",
+    "Mapping[str, Any]": "mapping", "Sequence[int]": "list of whole numbers",
+    "Sequence[Sequence[int]] | Mapping[str, Any]": "list of [height, width], or mapping",
+    "int | Mapping[str, int]": "whole number, or mapping",
+    "Sequence[int | str]": "[first, stop]",
     "dict[str, Function]": "mapping", "dict[str, str]": "mapping",
     "Sequence[Function | None]": "list of functions", "int": "whole number", "float": "number", "bool": "true or false",
 }  # fmt: skip

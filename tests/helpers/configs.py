@@ -34,6 +34,11 @@ FORMS: dict[str, tuple[Any, Any]] = {
     "to_dict": (["jpg;png", "cls"], {"fields": "jpg;png cls"}),
     "batched": (64, {"size": 64}),
     "unbatched": (None, {}),
+    "bucketed": (
+        {"by": "aspect", "shapes": [[8, 8], [8, 16]], "global_size": 64},
+        {"by": "aspect", "shapes": [[8, 8], [8, 16]], "global_size": 64, "divisor": 8},
+    ),
+    "resize_to_bucket": (None, {"crop": "center"}),
     "with_epoch": (100, {"n": 100}),
     "with_length": (100, {"n": 100}),
 }

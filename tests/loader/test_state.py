@@ -10,16 +10,11 @@ import pytest
 
 from wdskit.errors import StateError
 from wdskit.loader.state import Passes
+from wdskit.stages.epoch import EpochLayout
 
 
 def passes(*, epoch_samples=20, batch=2, world_size=2, tail="drop", **fingerprint):
-    return Passes(
-        epoch_samples=epoch_samples,
-        batch=batch,
-        world_size=world_size,
-        tail=tail,
-        fingerprint=fingerprint or {"seed": 1},
-    )
+    return Passes(EpochLayout(tail, batch, epoch_samples, fingerprint or {"seed": 1}), world_size=world_size)
 
 
 def consume(counter, num_steps=None):

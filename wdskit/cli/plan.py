@@ -12,6 +12,7 @@ from wdskit.cli.console import (
     escape_lines,
     format_bytes,
     format_count,
+    numbers_table,
     plural,
     print_json,
     print_tables,
@@ -19,6 +20,8 @@ from wdskit.cli.console import (
 from wdskit.cli.options import ConfigArgument, JsonOption, OverridesOption, PipelineOption, Plugins, import_plugins
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from wdskit.tune.plan import EpochPlan, StreamPlan
 
 
@@ -79,7 +82,8 @@ def plan_command(
     if isinstance(found, StreamPlan):
         print_tables([details_table(_stream_rows(found))])
         return
-    print_tables([details_table(_epoch_rows(found))])
+    tables = [details_table(_epoch_rows(found))]
+    print_tables([*tables, _buckets(found)] if found.buckets else tables)
     for warning in found.warnings:
         print(f"\nWarning: {escape_lines(warning)}")
 
@@ -88,10 +92,11 @@ def _epoch_rows(plan: EpochPlan) -> Iterator[tuple[str, str]]:
     yield "source", f"{plan.source}, {plural(plan.num_shards, 'shard')} of {format_bytes(plan.num_bytes)}"
     yield "on", _ranks(plan)
     yield f"epoch {plan.epoch}", f"{plural(plan.num_samples, 'sample')}"
-    sizes = f"{plan.batch:,} x {plan.world_size:,} = {plan.global_batch:,}"
-    yield "steps", f"{format_count(plan.steps)}, each a global batch of {sizes}"
+    sizes = f"a global batch of {plan.batch:,} x {plan.world_size:,} = {plan.global_batch:,}"
+    yield "steps", f"{format_count(plan.steps)}, each {'a global batch of one bucket' if plan.buckets else sizes}"
     if plan.num_padded:
-        yield "padded", f"{plural(plan.num_padded, 'row')} of the last step"
+        where = f"the last batches of {plural(len(plan.buckets), 'bucket')}" if plan.buckets else "the last step"
+        yield "padded", f"{plural(plan.num_padded, 'row')} of {where}"
     else:
         share = f" ({plan.num_dropped / plan.num_samples:.2%})" if plan.num_dropped else ""
         yield "dropped", f"{plural(plan.num_dropped, 'sample')}{share}"
@@ -102,6 +107,19 @@ def _epoch_rows(plan: EpochPlan) -> Iterator[tuple[str, str]]:
         first, second = format_bytes(downloads.node_bytes), format_bytes(downloads.next_bytes)
         yield "downloads", f"{about}{first} per node, {second} in the next epoch"
         yield "cache", f"{about}{format_bytes(downloads.cache_bytes)} per node at least"
+
+
+def _buckets(plan: EpochPlan) -> Table:
+    """One bucket a line."""
+    rest = "padded" if plan.num_padded else "dropped"
+    rows = [
+        [
+            row.bucket,
+            *map(format_count, (row.num_samples, row.global_batch, row.steps, row.num_padded or row.num_dropped)),
+        ]
+        for row in plan.buckets
+    ]
+    return numbers_table(["bucket", "samples", "global batch", "steps", rest], rows)
 
 
 def _stream_rows(plan: StreamPlan) -> Iterator[tuple[str, str]]:

@@ -26,6 +26,13 @@ _WAYS_OUT = {
 """Stages that are allowed after `stream` only, and what to do after a planned source instead."""
 
 
+_PLANNED_ONLY = {"bucketed", "resize_to_bucket"}
+
+
+def _needs_planned(name: str) -> str:
+    return f"`{name}` needs a source that knows its samples; use `exact` in place of `stream`."
+
+
 def check_order(stages: Sequence[Any]) -> list[tuple[int, str]]:
     """Return the problems with the order of `stages` as (index of the stage, message), sorted.
 
@@ -110,14 +117,14 @@ class _Walk:
         if name == "map_tuple" and self.shape == "dict":
             return "`map_tuple` takes tuples, but gets samples (dicts). Put `to_tuple` before it, or use `map_dict`."
         if kind != "each" or takes_any or name == "map_tuple":
-            return ""
+            return _needs_planned(name) if name in _PLANNED_ONLY and not self.planned else ""
         if self.batched_at is not None:
             way_out = "Put it before `batched`, or put `unbatched` between the two."
             return f"`{name}` takes samples, but `batched` at [{self.batched_at}] has made batches. {way_out}"
         if self.shape == "tuple":
             made = f"`to_tuple` at [{self.seen['to_tuple']}] has made tuples"
             return f"`{name}` takes samples (dicts), but {made}. Put it before `to_tuple`."
-        return ""
+        return _needs_planned(name) if name in _PLANNED_ONLY and not self.planned else ""
 
     def _advance(self, index: int, name: str, kind: str, *, takes_any: bool) -> None:
         self.seen.setdefault(name, index)

@@ -16,7 +16,7 @@ from wdskit.engine.outcome import Outcome
 from wdskit.engine.program import WHOLE_BATCH, Job, OpenJob, Program
 from wdskit.engine.threads import Threads
 from wdskit.errors import PROCESS_ERRORS, FolderIndexError, PipelineError, SampleError, ShardError, StorageError
-from wdskit.order.steps import Steps
+from wdskit.order.steps import AnySteps
 from wdskit.processes import block_sigint
 from wdskit.stages.base import NOWHERE, Origin
 from wdskit.stages.collate import FRESH, Memory, Ragged
@@ -103,7 +103,7 @@ class PlannedBatches:
         self.num_loops = 2 if program.run.num_threads > 1 else 1
         self._program = program
         self._threads: Threads | None = None
-        self._fetched: tuple[int, Steps] | None = None  # the epoch whose parts of shards are being fetched in advance
+        self._fetched: tuple[int, AnySteps] | None = None  # whose parts of shards are being fetched
         self._fetching: threading.Thread | None = None
 
     def open(self, job: Job) -> Outcome[OpenJob]:
@@ -118,7 +118,7 @@ class PlannedBatches:
                 reader = reader.begin(places.shards, places.samples)
                 if program.num_ahead:
                     self._fetch_ahead(job)
-            return Outcome(OpenJob(places, reader))
+            return Outcome(program.open(job, reader, places))
         except Exception as err:  # noqa: BLE001 (the consumer receives it after the batches before)
             return Outcome(error=err)
 
@@ -213,16 +213,15 @@ def _make(
     samples are made, which have slots of their own.
     """
     _, numbers, is_sample, shards, samples = job.places
-    size = program.epoch.batch
-    bounds = [slice(first, first + size) for first in range(0, len(numbers), size)]
+    bounds = job.bounds
     columns, timings = program.columns, program.pace.begin()
     first = int(numbers[0])
     slot[1] = first if columns is not None else IDLE
     columnar = None if columns is None else columns.make(job.reader, numbers, shards, samples, bounds, memory)
     if columns is not None and columnar is None and len(bounds) > 1:  # one of the batches must be made by samples
         total = Timings()
-        for at in bounds:
-            total.merge(_make(program, job.part(at), memory, loop, batches, slot))
+        for number in range(len(bounds)):
+            total.merge(_make(program, job.part(number), memory, loop, batches, slot))
         return total
     total = Timings(bytes_read=program.reader.mean_bytes(shards))
     collated: Iterable[_Collated]
@@ -238,8 +237,11 @@ def _make(
         if timings is not None:
             timings.start()
         collated = itertools.starmap(rows.collate, enumerate(bounds))
-    for bound, (value, origin, good, bad, raw) in zip(bounds, collated, strict=True):
+    labels = job.labels or [None] * len(bounds)
+    for bound, label, (value, origin, good, bad, raw) in zip(bounds, labels, collated, strict=True):
         mask = is_sample[bound]
+        if label is not None and isinstance(value, dict):
+            value["__bucket__"] = label
         if timings is not None and columnar is None and program.collate is not None:
             timings.lap("batched", len(mask))
         if program.batch_stages is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -17,10 +18,12 @@ from wdskit.engine.reader import SampleReader
 from wdskit.engine.sample import SampleStages
 from wdskit.errors import PipelineError
 from wdskit.order.base import Ints, Order
-from wdskit.order.steps import Steps, Tail, dealt
+from wdskit.order.buckets import BucketSteps
+from wdskit.order.steps import AnySteps, dealt
 from wdskit.stages.base import Run, Step
 from wdskit.stages.batching import Batcher
 from wdskit.stages.collate import Collate
+from wdskit.stages.epoch import EpochLayout
 from wdskit.stages.fields import Rename, ToDict, ToTuple
 from wdskit.stages.images.fused import FusedStep
 from wdskit.stages.images.jpeg_crop import Ending
@@ -39,23 +42,6 @@ _UNBATCHED_A_JOB = 64  # sending one sample to another process costs 0.2 ms
 
 
 @dataclass(frozen=True)
-class EpochLayout:
-    """What the loader must know to count through a planned pipeline.
-
-    Attributes:
-        tail: Whether the positions after the last full global batch are dropped or padded.
-        batch: Samples of a batch of a rank; 1 without `batched`.
-        num_samples: Positions of an epoch.
-        fingerprint: The settings that decide the order, as plain JSON, for the state.
-    """
-
-    tail: Tail
-    batch: int
-    num_samples: int
-    fingerprint: dict[str, Any]
-
-
-@dataclass(frozen=True)
 class Job:
     """Consecutive batches of a rank to make. Equal jobs give equal batches.
 
@@ -67,7 +53,7 @@ class Job:
     """
 
     start: int
-    steps: Steps
+    steps: AnySteps
     first: int
     stop: int
 
@@ -96,15 +82,22 @@ class OpenJob(NamedTuple):
     Attributes:
         places: The samples of the job.
         reader: Reads the samples.
+        bounds: The samples of each batch.
+        labels: Shape or largest length of each batch's bucket; None without buckets.
     """
 
     places: Places
     reader: SampleReader
+    bounds: list[slice]
+    labels: list[Any] | None = None
 
-    def part(self, rows: slice) -> OpenJob:
-        """Return the job of some of the samples."""
+    def part(self, number: int) -> OpenJob:
+        """Return the job of one of the batches."""
         columns: Any = self.places
-        return self._replace(places=Places(*(column[rows] for column in columns)))
+        rows = self.bounds[number]
+        places = Places(*(column[rows] for column in columns))
+        labels = None if self.labels is None else self.labels[number : number + 1]
+        return self._replace(places=places, bounds=[slice(0, len(places.positions))], labels=labels)
 
 
 @dataclass(frozen=True, eq=False)
@@ -195,11 +188,23 @@ class Program:
         """Return the samples of a job."""
         rank, _, ranks_per_node = self.run.rank_info
         steps = job.steps
-        numbers = range(job.first, job.stop)
         dealt_to = functools.partial(dealt, self.order, job.start, steps, rank=rank, ranks_per_node=ranks_per_node)
-        positions = np.concatenate([dealt_to(step) for step in numbers])
-        places = np.minimum(positions, steps.num_samples - 1) + job.start
+        parts = [dealt_to(step) for step in range(job.first, job.stop)]
+        # A padded row has the last sample of its step, whose shape fits.
+        lasts = [steps.consumed_after(step) - 1 for step in range(job.first, job.stop)]
+        places = np.concatenate([np.minimum(part, last) for part, last in zip(parts, lasts, strict=True)]) + job.start
+        positions = np.concatenate(parts)
         return Places(positions, places, positions < steps.num_samples, *self.order.take(places))
+
+    def open(self, job: Job, reader: SampleReader, places: Places) -> OpenJob:
+        """Return the job with its samples, by batches."""
+        numbers = range(job.first, job.stop)
+        edges = np.cumsum([0, *(job.steps.batch_at(step) for step in numbers)]).tolist()
+        bounds = [slice(*pair) for pair in itertools.pairwise(edges)]
+        buckets = self.epoch.buckets
+        if buckets is None or not isinstance(job.steps, BucketSteps):
+            return OpenJob(places, reader, bounds)
+        return OpenJob(places, reader, bounds, [buckets.labels[job.steps.bucket_at(step)] for step in numbers])
 
     @property
     def batches_a_job(self) -> int:

@@ -21,7 +21,6 @@ from wdskit.loader.pools import make_pool
 from wdskit.loader.prefetch import Prefetch, jobs_ahead
 from wdskit.loader.starting import start_fork_server, start_method_of
 from wdskit.loader.state import Pass, Passes
-from wdskit.order.steps import Steps
 from wdskit.pipeline.settings import ErrorsSpec, LoaderSpec
 
 logger = logging.getLogger(__name__)
@@ -57,17 +56,10 @@ class PlannedLoader(Loader):
         self._mover, self.program = make_mover(program, spec)
         self.dataset = self.program
         layout = program.epoch
-        self._passes = Passes(
-            epoch_samples=layout.num_samples,
-            batch=layout.batch,
-            world_size=self._rank_info.world_size,
-            tail=layout.tail,
-            fingerprint=layout.fingerprint,
-        )
-        if self._rank_info.rank == 0 and layout.fingerprint.get("source") != "resampled":
-            steps = Steps(layout.num_samples, layout.batch, self._rank_info.world_size, layout.tail)
-            if dropped := steps.describe_dropped():
-                logger.warning("%s: %s", self._meter.name, dropped)
+        self._passes = Passes(layout, world_size=self._rank_info.world_size)
+        is_told = self._rank_info.rank == 0 and layout.fingerprint.get("source") != "resampled"
+        if is_told and (dropped := layout.steps(self._rank_info.world_size).describe_dropped()):
+            logger.warning("%s: %s", self._meter.name, dropped)
         self._last: tuple[Pass, int] | None = None
         self._steps_a_job, num_ahead = jobs_ahead(spec, self.program)
         num_samples = len(self._passes) * layout.batch

@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
 from wdskit.errors import StateError
-from wdskit.order.steps import Steps, Tail
+from wdskit.order.steps import AnySteps
+from wdskit.stages.epoch import EpochLayout
 
 logger = logging.getLogger(__name__)
 
@@ -27,7 +28,7 @@ class Pass(NamedTuple):
 
     epoch: int
     start: int
-    steps: Steps
+    steps: AnySteps
 
 
 class Passes:
@@ -37,25 +38,19 @@ class Passes:
     before the last batch of a pass is yielded.
 
     Args:
-        epoch_samples: Positions of an epoch.
-        batch: Samples of a rank's batch.
+        layout: The epochs.
         world_size: Number of ranks.
-        tail: Whether positions after the last whole global batch are dropped or padded.
-        fingerprint: All that decides the sequence of samples, as plain JSON.
 
     Attributes:
         epoch: The epoch that runs, or that the next pass runs.
         consumed: Positions of this epoch that the consumer has received, on all ranks together.
     """
 
-    def __init__(
-        self, *, epoch_samples: int, batch: int, world_size: int, tail: Tail, fingerprint: Mapping[str, Any]
-    ) -> None:
-        self._own_samples = epoch_samples
-        self._batch = batch
+    def __init__(self, layout: EpochLayout, *, world_size: int) -> None:
+        self._layout = layout
+        self._own_samples = layout.num_samples
         self._world_size = world_size
-        self._tail: Tail = tail
-        self._fingerprint = dict(fingerprint)
+        self._fingerprint = dict(layout.fingerprint)
         self._anchor = (0, 0)  # an epoch, and the position of its start; later epochs follow it
         self._loaded_samples: tuple[int, int] | None = None  # the epoch of a loaded state, and its positions
         self._is_loaded = False
@@ -65,12 +60,12 @@ class Passes:
 
     def __len__(self) -> int:
         """Return the steps of a whole epoch, which are the same on every rank."""
-        return len(self._steps(self._own_samples, 0))
+        return len(self._steps(0, self._own_samples, 0))
 
     @property
     def remaining(self) -> int:
         """Steps between what the consumer has received and the end of the epoch."""
-        return len(self._steps(self._samples_of(self.epoch), self.consumed))
+        return len(self._steps(self._start_of(self.epoch), self._samples_of(self.epoch), self.consumed))
 
     def set_epoch(self, epoch: int, *, is_counted_elsewhere: bool = False) -> None:
         """Set the epoch of the next pass. The epoch of a loaded state keeps its position.
@@ -97,8 +92,9 @@ class Passes:
         if not self._is_loaded:
             self.consumed = 0
         self._is_loaded = False
-        steps = self._steps(self._samples_of(self.epoch), self.consumed)
-        self._running = Pass(self.epoch, self._start_of(self.epoch), steps)
+        start = self._start_of(self.epoch)
+        steps = self._steps(start, self._samples_of(self.epoch), self.consumed)
+        self._running = Pass(self.epoch, start, steps)
         if not len(steps):
             self._roll_over()
         return self._running
@@ -106,7 +102,7 @@ class Passes:
     def following(self, running: Pass) -> Pass:
         """Return the pass after `running`, if no epoch is set and no state is loaded before it begins."""
         start = running.start + self._samples_of(running.epoch)
-        return Pass(running.epoch + 1, start, self._steps(self._own_samples, 0))
+        return Pass(running.epoch + 1, start, self._steps(start, self._own_samples, 0))
 
     def received(self, running: Pass, step: int) -> None:
         """Count the batch of `step`, which is about to be yielded, unless a state was loaded since the pass began."""
@@ -136,8 +132,8 @@ class Passes:
         further = num_loaded - self._own_samples if anchor <= loaded < epoch else 0
         return start + (epoch - anchor) * self._own_samples + further
 
-    def _steps(self, num_samples: int, consumed: int) -> Steps:
-        return Steps(num_samples, self._batch, self._world_size, self._tail, consumed)
+    def _steps(self, start: int, num_samples: int, consumed: int) -> AnySteps:
+        return self._layout.steps(self._world_size, start=start, consumed=consumed, num_samples=num_samples)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position of the consumer as plain JSON, the same on every rank."""

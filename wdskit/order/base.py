@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 Ints = NDArray[np.int64]
+Tail = Literal["drop", "pad"]
+"""What becomes of the samples of an epoch that do not fill a global batch."""
 
 DEPTHS = 1 << 20
 """`Order.locate` divides the data into this number of parts."""

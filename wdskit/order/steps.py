@@ -16,13 +16,11 @@ the last step are shared evenly.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 
-from wdskit.order.base import Ints, Order
-
-Tail = Literal["drop", "pad"]
+from wdskit.order.base import Ints, Order, Tail
+from wdskit.order.buckets import BucketSteps
 
 MUCH_DROPPED = 0.01
 """Ratio of an epoch. If a larger part is dropped, this is reported."""
@@ -79,6 +77,10 @@ class Steps:
         """Rows of the last step without a sample."""
         return 0 if self.tail == "drop" else len(self) * self.global_batch - max(0, self.num_samples - self.consumed)
 
+    def batch_at(self, step: int) -> int:  # noqa: ARG002 (those of buckets differ)
+        """Return the samples of a rank's batch at a step."""
+        return self.batch
+
     def first(self, step: int) -> int:
         """Return the first position of a step. Steps are counted from the resume point."""
         return self.consumed + step * self.global_batch
@@ -88,7 +90,10 @@ class Steps:
         return min(self.num_samples, self.first(step + 1))
 
 
-def dealt(order: Order, start: int, steps: Steps, step: int, *, rank: int, ranks_per_node: int = 1) -> Ints:
+AnySteps = Steps | BucketSteps
+
+
+def dealt(order: Order, start: int, steps: AnySteps, step: int, *, rank: int, ranks_per_node: int = 1) -> Ints:
     """Return the positions of an epoch that a rank takes at a step.
 
     Args:
@@ -100,13 +105,14 @@ def dealt(order: Order, start: int, steps: Steps, step: int, *, rank: int, ranks
         ranks_per_node: Consecutive ranks that share what they read; a divisor of R.
 
     Returns:
-        int64 (batch,), ascending. Padded rows have the position `steps.num_samples`.
+        int64 (steps.batch_at(step),), ascending. Padded rows have the position `steps.num_samples`.
     """
-    first, size = steps.first(step), steps.global_batch
+    first, batch = steps.first(step), steps.batch_at(step)
+    size = batch * steps.world_size
     if steps.tail == "pad":
-        num = min(size, steps.num_samples - first)
+        num = steps.consumed_after(step) - first
         low, high = (first + num * each // steps.world_size for each in (rank, rank + 1))
-        own = np.full(steps.batch, steps.num_samples, dtype=np.int64)
+        own = np.full(batch, steps.num_samples, dtype=np.int64)
         own[: high - low] = np.arange(low, high)
         return own
     positions = np.arange(first, first + size, dtype=np.int64)
@@ -114,7 +120,7 @@ def dealt(order: Order, start: int, steps: Steps, step: int, *, rank: int, ranks
         return positions
     parts, depths = order.locate(positions + start)
     node, local_rank = divmod(rank, ranks_per_node)
-    low, high = (steps.batch * ranks_per_node * each for each in (node, node + 1))
+    low, high = (batch * ranks_per_node * each for each in (node, node + 1))
     by_depth = np.partition(depths << _POSITION_BITS | np.arange(size), (low, high - 1))[low:high]
     by_depth.sort()
     block = by_depth & ((1 << _POSITION_BITS) - 1)
@@ -123,14 +129,14 @@ def dealt(order: Order, start: int, steps: Steps, step: int, *, rank: int, ranks
     return np.sort(positions[block[(local_rank + turn) % ranks_per_node :: ranks_per_node]])
 
 
-def nodes_of(order: Order, start: int, steps: Steps, step: int, *, ranks_per_node: int) -> Ints:
+def nodes_of(order: Order, start: int, steps: AnySteps, step: int, *, ranks_per_node: int) -> Ints:
     """Return the node to which `dealt` gives each position of a step that has a sample: int64 (num,)."""
     first, num_nodes = steps.first(step), steps.world_size // ranks_per_node
-    num = min(steps.global_batch, steps.num_samples - first)
+    num = steps.consumed_after(step) - first
     if steps.tail == "pad":
         edges = num * np.arange(steps.world_size + 1) // steps.world_size
         return np.repeat(np.arange(num_nodes), np.diff(edges[::ranks_per_node]))
     nodes = np.empty(num, dtype=np.int64)
     depths = order.locate(np.arange(first, first + num) + start)[1]
-    nodes[np.argsort(depths, kind="stable")] = np.arange(num) // (steps.batch * ranks_per_node)
+    nodes[np.argsort(depths, kind="stable")] = np.arange(num) // (steps.batch_at(step) * ranks_per_node)
     return nodes

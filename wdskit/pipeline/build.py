@@ -9,11 +9,12 @@ from functools import partial
 from typing import Any
 
 from wdskit.config.spec import StageSpec
-from wdskit.engine.program import EpochLayout, Program
+from wdskit.engine.program import Program
 from wdskit.engine.reader import SampleReader
 from wdskit.engine.sample import Each, SampleStages
 from wdskit.engine.stream import Layout, StreamPipeline
 from wdskit.errors import PipelineError
+from wdskit.order.buckets import BucketOrder
 from wdskit.order.exact import ExactOrder
 from wdskit.order.mixture import MixtureOrder
 from wdskit.order.picked import PickedOrder
@@ -21,11 +22,12 @@ from wdskit.order.resampled import ResampledOrder
 from wdskit.order.weighted import WeightedOrder
 from wdskit.pipeline.settings import CacheSpec, ErrorsSpec, LoaderSpec
 from wdskit.stages.base import Context, Find, PerSampleStage, RankInfo, Run, Step, bind_steps, takes_masks
+from wdskit.stages.epoch import plan_epoch
 from wdskit.stages.foreign import Renumber, is_webdatasets, opens_shards, takes_shards
 from wdskit.stages.images.fused import fuse
 from wdskit.stages.registry import resolve
 from wdskit.stages.shard_reader import TarfileToSamples
-from wdskit.stages.sources import PlannedData, epoch_length
+from wdskit.stages.sources import PlannedData
 from wdskit.stages.stream_source import SplitByNode, SplitByWorker, Stream
 from wdskit.stages.streaming import EpochCut, StreamContext, StreamStage
 from wdskit.text import format_bytes
@@ -82,10 +84,10 @@ def _build_planned(
         StorageError, FolderIndexError: The shards cannot be listed, or have no index.
     """
     source = specs[0]
-    data = source.plan()
+    data, layout = plan_epoch(specs, rank_info.world_size)
     num_ahead = 0 if cache.size is None else _fit_cache(data, rank_info, cache)
     run = Run(rank_info, source.seed, num_threads)
-    context = Context(run, find, takes_masks(specs))
+    context = Context(run, find, takes_masks(specs), buckets=layout.buckets)
     parts = [
         bind_steps(
             fuse(part.stages), replace(context, part=number, has_masks=context.has_masks or takes_masks(part.stages))
@@ -101,16 +103,13 @@ def _build_planned(
             (before if collate is None else behind).append(step)
         elif spec.kind == "batch":
             collate = spec.make_batcher(context)
-    length = epoch_length(specs, data.num_samples, rank_info.world_size)
-    # Always present: torch.distributed.checkpoint loads only the names that the loader's own state has.
-    with_epoch = {"with_epoch": length.with_epoch}
     return Program(
         reader=SampleReader(data.tables, data.parts, cache.open()),
         stages=tuple(SampleStages((*own, *before)) for own in parts or [()]),
         collate=collate,
         order=data.order,
         batch_stages=SampleStages(tuple(behind)) if behind else None,
-        epoch=EpochLayout(source.tail, length.batch, length.num_samples, {**data.fingerprint, **with_epoch}),
+        epoch=layout,
         run=run,
         forgives=errors.max_bad != 0,
         forgives_functions=errors.transforms,
@@ -135,7 +134,7 @@ def _fit_cache(data: PlannedData, rank_info: RankInfo, cache: CacheSpec) -> int:
         whole = sum(float(table.counts @ table.sample_bytes()) for table in {*tables} if table.is_remote)
         if isinstance(order, WeightedOrder):
             needed += whole
-        elif isinstance(order, (ExactOrder, PickedOrder, ResampledOrder)):
+        elif isinstance(order, (BucketOrder, ExactOrder, PickedOrder, ResampledOrder)):
             window = order.num_lanes * order.window
             needed += whole * min(1.0, window / order.num_samples)
             ahead = min(ahead or window // 2, window // 2)

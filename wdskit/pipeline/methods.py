@@ -430,6 +430,22 @@ class StageMethods(ABC):
         """
         return self._with("to_tensor", {"fields": fields})
 
+    def resize_to_bucket(
+        self,
+        *,
+        fields: Fields | None = None,
+        masks: Fields | None = None,
+        crop: Literal["center", "random"] = "center",
+    ) -> Self:
+        """Resize images so that they cover the shape of their bucket, and crop the middle or a random part.
+
+        Args:
+            fields: The image fields to transform. Default: the sample's only image field.
+            masks: Fields to transform with the same random values and nearest neighbour, such as segmentation masks.
+            crop: Which part is kept.
+        """
+        return self._with("resize_to_bucket", {"fields": fields, "masks": masks, "crop": crop})
+
     def to_tuple(self, *fields: str) -> Self:
         """Make a tuple of the named fields.
 
@@ -472,6 +488,48 @@ class StageMethods(ABC):
     def unbatched(self) -> Self:
         """Split batches into samples again."""
         return self._with("unbatched")
+
+    def bucketed(
+        self,
+        *,
+        by: str,
+        shapes: Sequence[Sequence[int]] | Mapping[str, Any] | None = None,
+        edges: Sequence[int] | None = None,
+        global_size: int | Mapping[str, int] | None = None,
+        budget: int | None = None,
+        divisor: int = 8,
+        collate: Function | None = None,
+        ragged: Fields | None = None,
+    ) -> Self:
+        """Make batches of one shape (`by: aspect`) or of similar length (`by: COLUMN`), in the place of `batched`.
+
+        At each step all ranks have a batch of the same bucket. Each sample is once in an epoch, except those that do
+        not fill the last batch of their bucket, which `tail` of the source drops or pads.
+
+        Args:
+            by: `aspect`, from the columns width and height; or a column with the length of each sample.
+            shapes: For `aspect`: [[height, width], ...], of which each sample gets the one of the nearest aspect ratio;
+                or {area: 512, divisible_by: 64, ratio: [0.5, 2.0]} for all such shapes of at most 512 x 512 pixels.
+            edges: For a column: the largest length of each bucket.
+            global_size: Samples in the batches of all ranks together; {pixels: N} makes batches of N pixels.
+            budget: For a column, in place of `global_size`: length x samples of the batches of all ranks.
+            divisor: With a budget, global batches are multiples of this: a multiple of the number of ranks.
+            collate: Function from a list of samples to a batch.
+            ragged: Fields with arrays of different lengths, which become values and offsets.
+        """
+        return self._with(
+            "bucketed",
+            {
+                "by": by,
+                "shapes": shapes,
+                "edges": edges,
+                "global_size": global_size,
+                "budget": budget,
+                "divisor": divisor,
+                "collate": collate,
+                "ragged": ragged,
+            },
+        )
 
     def with_epoch(self, n: int) -> Self:
         """End an epoch after `n` values on each rank; the next epoch continues there.

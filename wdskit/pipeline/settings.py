@@ -37,7 +37,7 @@ MAX_AT_WORK = 16
 
 ONE_THREAD = "your functions run in one thread per process unless `threads` is set"
 
-_LIGHT = frozenset({"rename", "to_tuple", "to_dict", "batched", "with_epoch", "with_length"})
+_LIGHT = frozenset({"rename", "to_tuple", "to_dict", "batched", "bucketed", "with_epoch", "with_length"})
 """Stages that always hold the GIL: with several threads they only wait for each other."""
 
 _CALLS = frozenset({"map", "map_dict", "map_tuple", "select"})

@@ -24,6 +24,7 @@ from pydantic import PlainValidator, WithJsonSchema
 from wdskit.config.messages import show, unknown_setting, wrong_kind
 from wdskit.config.spec import Kind, StageSpec, refuse
 from wdskit.errors import PipelineError, SampleError, WdskitError, error_text
+from wdskit.order.buckets import Buckets
 from wdskit.order.keys import PositionRng
 from wdskit.stages.marks import hand_on, marks_in
 from wdskit.stages.progress import IDLE, Board, Slot
@@ -380,6 +381,7 @@ class Context:
         part: Number of the part of a mixture whose stages are bound; None for the stages of all samples.
         places: The fields of a tuple by their places; None where values are dicts, or came from a function.
         ordinals: Number of stages of each name before this place.
+        buckets: The buckets of a pipeline with `bucketed`; None without.
     """
 
     run: Run
@@ -388,6 +390,7 @@ class Context:
     part: int | None = None
     places: tuple[str, ...] | None = None
     ordinals: Mapping[str, int] = field(default_factory=dict)
+    buckets: Buckets | None = None
 
     def ordinal(self, stage: StageSpec) -> int:
         """Return the number of stages of the same name before this one."""

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from wdskit.config.spec import StageSpec, checked, read_stage
 from wdskit.errors import PipelineError
-from wdskit.stages import batching, fields, shard_reader, sources, stream_source, streaming
+from wdskit.stages import batching, buckets, fields, shard_reader, sources, stream_source, streaming
 from wdskit.stages.base import check_settings, is_function_name
 from wdskit.stages.images import transforms
 
@@ -41,10 +41,12 @@ STAGES: dict[str, type[StageSpec]] = {
         transforms.RandomFlip,
         transforms.Normalize,
         transforms.ToTensor,
+        buckets.ResizeToBucket,
         fields.ToTuple,
         fields.ToDict,
         batching.Batched,
         batching.Unbatched,
+        buckets.Bucketed,
         streaming.WithEpoch,
         streaming.WithLength,
     )

@@ -324,18 +324,20 @@ class PlannedSource(StageSpec):
         )
 
     @abstractmethod
-    def order_of(self, counts: NDArray[np.int64], seed: int) -> Order:
-        """Return the order of shards with these numbers of samples, int64 (num_shards,)."""
+    def order_of(self, counts: NDArray[np.int64], seed: int, *, lanes: int | None = None) -> Order:
+        """Return the order of shards with these numbers of samples, int64 (num_shards,); `lanes` is for `exact` without
+        a number of lanes.
+        """
 
-    def plan(self) -> PlannedData:
-        """Find the shards and put their samples in order.
+    def plan(self, *, has_columns: bool = False) -> PlannedData:
+        """Find the shards and put their samples in order. With `has_columns`, the tables can read columns.
 
         Raises:
             StorageError, FolderIndexError: The shards cannot be listed, or have no index; or their labels mean
                 different classes.
         """
         parts = self.parts
-        tables = [part.table(has_columns=self.reads_columns) for part in parts]
+        tables = [part.table(has_columns=has_columns or self.reads_columns) for part in parts]
         if self.classes == "same":
             check_labels((folder for table in tables for folder in table.folders), folder_has_labels)
         numbers = [number for number, part in enumerate(parts) for _ in range(part.repeat or 1)]
@@ -417,10 +419,13 @@ class Exact(PlannedSource):
         """See the base class."""
         return self.repeat is not None
 
-    def plan_columns(self, table: ShardTable) -> tuple[PickedOrder | WeightedOrder, str] | None:
-        """See the base class."""
-        if self.repeat is None:
-            return None
+    def times(self, table: ShardTable) -> NDArray[Any]:
+        """Return how often each used sample is in an epoch, (num_used,).
+
+        Raises:
+            SelectionError: The column is missing, damaged, or has other values than `repeat` needs.
+        """
+        assert self.repeat is not None
         [(name, number)] = self.repeat.items()
         view, [column, *_] = table.column(number if name == "column" else name)
         values = view.all()
@@ -435,16 +440,23 @@ class Exact(PlannedSource):
                 raise column.error(f"`repeat` needs a column of bool; for one of numbers write {{column: {name}}}")
             times = np.where(values, np.uint8(number), np.uint8(1))
         times = times[table.used()]
-        layers = [Subset(table.counts, times > layer) for layer in range(int(times.max(initial=0)))]
-        if not layers:
+        if not times.any():
             raise column.error("`repeat` leaves out all samples")
+        return times
+
+    def plan_columns(self, table: ShardTable) -> tuple[PickedOrder | WeightedOrder, str] | None:
+        """See the base class."""
+        if self.repeat is None:
+            return None
+        times = self.times(table)
+        layers = [Subset(table.counts, times > layer) for layer in range(int(times.max(initial=0)))]
         counts = np.concatenate([layer.counts for layer in layers])
         digest = hashlib.sha256(b"".join(layer.digest() for layer in layers)).hexdigest()
         return PickedOrder(self.order_of(counts, self.seed), layers), digest
 
-    def order_of(self, counts: NDArray[np.int64], seed: int) -> Order:
+    def order_of(self, counts: NDArray[np.int64], seed: int, *, lanes: int | None = None) -> Order:
         """Shards shuffled, cut into lanes, each lane shuffled in windows."""
-        return ExactOrder(counts, seed=seed, lanes=self.lanes, window=self.window, homes=self.homes)
+        return ExactOrder(counts, seed=seed, lanes=self.lanes or lanes, window=self.window, homes=self.homes)
 
 
 class Resampled(PlannedSource):
@@ -498,7 +510,7 @@ class Resampled(PlannedSource):
             raise SelectionError(f"{table.folders[0]}: weights: {err} in the column {name}.") from err
         return order, weights.digest
 
-    def order_of(self, counts: NDArray[np.int64], seed: int) -> Order:
+    def order_of(self, counts: NDArray[np.int64], seed: int, *, lanes: int | None = None) -> Order:  # noqa: ARG002
         """Chunks of consecutive samples, drawn uniformly."""
         return ResampledOrder(counts, seed=seed, chunk=self.chunk, lanes=self.lanes, window=self.window)
 
@@ -510,7 +522,7 @@ class Sequential(PlannedSource):
 
     tail: Literal["drop", "pad"] = Field("pad", description="What to do with an incomplete last global batch.")
 
-    def order_of(self, counts: NDArray[np.int64], seed: int) -> Order:  # noqa: ARG002 (nothing is random)
+    def order_of(self, counts: NDArray[np.int64], seed: int, *, lanes: int | None = None) -> Order:  # noqa: ARG002
         """The order of the index."""
         return SequentialOrder(counts)
 

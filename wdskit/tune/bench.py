@@ -14,7 +14,6 @@ from wdskit.engine.program import Job, Program
 from wdskit.errors import PipelineError
 from wdskit.loader.make import make_loader
 from wdskit.loader.planned import PlannedLoader
-from wdskit.order.steps import Steps
 from wdskit.pipeline.builder import Opened, Pipeline, open_pipeline
 from wdskit.pipeline.ranks import find_rank
 from wdskit.pipeline.settings import calls_functions, choose_workers
@@ -251,7 +250,7 @@ class _Subject:
     def run_bare(self, seconds: float) -> tuple[float, float]:
         """Make the next batches in this thread. Return samples/s and CPU ms per sample."""
         layout, make = self.program.epoch, PlannedBatches(self.program)
-        steps = Steps(layout.num_samples, layout.batch, self.world_size, layout.tail)
+        steps = layout.steps(self.world_size)
         count, elapsed, cpu_s, start = 0, 0.0, time.process_time(), time.perf_counter()
         while elapsed < seconds:
             make(make.open(Job(0, steps, self._step, self._step + 1))).result()

@@ -20,10 +20,11 @@ from wdskit.limits import BLOCK_BYTES
 from wdskit.order.base import Ints
 from wdskit.order.lanes import cuts_of
 from wdskit.order.mixture import MixtureOrder
-from wdskit.order.steps import Steps, nodes_of
+from wdskit.order.steps import AnySteps, nodes_of
 from wdskit.pipeline.builder import Pipeline, open_pipeline
 from wdskit.pipeline.settings import CacheSpec, ErrorsSpec, LoaderSpec, choose_workers
-from wdskit.stages.sources import PlannedData, PlannedSource, epoch_length
+from wdskit.stages.epoch import EpochLayout, plan_epoch
+from wdskit.stages.sources import PlannedData, PlannedSource
 from wdskit.text import as_int, format_bytes
 
 QUICK = 1 << 22
@@ -70,6 +71,27 @@ class DownloadPlan:
 
 
 @dataclass(frozen=True)
+class BucketRow:
+    """One bucket of `bucketed`.
+
+    Attributes:
+        bucket: Its shape, height x width, or its largest length.
+        num_samples: Samples in it.
+        global_batch: Samples of its batches, on all ranks.
+        steps: Its batches in an epoch.
+        num_dropped: Samples of it that are in no step.
+        num_padded: Rows of its last batch without a sample.
+    """
+
+    bucket: str
+    num_samples: int
+    global_batch: int
+    steps: int
+    num_dropped: int
+    num_padded: int
+
+
+@dataclass(frozen=True)
 class EpochPlan:
     """An epoch of a planned source.
 
@@ -88,6 +110,7 @@ class EpochPlan:
         num_shards: Shards with a selected sample. A shard that a source lists several times counts each time.
         num_bytes: Bytes of the selected samples, headers and padding included.
         lanes: The lanes of the order; None for `sequential`.
+        buckets: Those of `bucketed`, empty without.
         downloads: What nodes download of shards in a store; None if it was not computed.
         warnings: What to change, and how.
     """
@@ -106,6 +129,7 @@ class EpochPlan:
     num_shards: int
     num_bytes: int
     lanes: LanesPlan | None
+    buckets: tuple[BucketRow, ...]
     downloads: DownloadPlan | None
     warnings: tuple[str, ...]
 
@@ -171,16 +195,15 @@ def plan(
     source = pipe.stages[0]
     if not isinstance(source, PlannedSource):
         return _plan_stream(pipe, world_size, loader.workers, errors)
-    data = source.plan()
-    length = epoch_length(pipe.stages, data.num_samples, world_size)
-    steps = Steps(length.num_samples, length.batch, world_size, pipe.stages[0].tail)
+    data, layout = plan_epoch(pipe.stages, world_size)
+    steps = layout.steps(world_size, start=epoch * layout.num_samples)
     node_size = fitting_node(gpus_per_node, world_size)
     own_tables = [data.tables[data.parts.index(number)] for number in range(len(source.parts))]
     lanes = _plan_lanes(data, steps, world_size // node_size)
     fetched = None
     is_remote = any(table.is_remote for table in data.tables)
     if is_remote and (steps.num_samples <= QUICK if downloads is None else downloads):
-        fetched = _plan_downloads(data, own_tables, steps, epoch, node_size)
+        fetched = _plan_downloads(data, own_tables, layout, world_size, epoch, node_size)
     return EpochPlan(
         source=source.name,
         world_size=world_size,
@@ -196,9 +219,22 @@ def plan(
         num_shards=sum(int(np.count_nonzero(table.counts)) for table in data.tables),
         num_bytes=sum(round(float(table.counts @ table.sample_bytes())) for table in own_tables),
         lanes=lanes,
+        buckets=tuple(_bucket_rows(layout)),
         downloads=fetched,
         warnings=tuple(_warnings(lanes, steps, fetched, cache)),
     )
+
+
+def _bucket_rows(layout: EpochLayout) -> Iterator[BucketRow]:
+    if layout.buckets is None:
+        return
+    plan = layout.buckets.plan
+    for label, count, size, number in zip(
+        layout.buckets.labels, plan.counts, plan.sizes, plan.num_batches, strict=True
+    ):
+        name = "x".join(map(str, label)) if isinstance(label, tuple) else str(label)
+        rest = number * size - count
+        yield BucketRow(name, count, size, number, max(0, -rest), max(0, rest))
 
 
 def fitting_node(gpus_per_node: int, world_size: int) -> int:
@@ -206,7 +242,7 @@ def fitting_node(gpus_per_node: int, world_size: int) -> int:
     return max(each for each in range(1, gpus_per_node + 1) if world_size % each == 0)
 
 
-def _plan_lanes(data: PlannedData, steps: Steps, num_nodes: int) -> LanesPlan | None:
+def _plan_lanes(data: PlannedData, steps: AnySteps, num_nodes: int) -> LanesPlan | None:
     orders = data.order.parts if isinstance(data.order, MixtureOrder) else (data.order,)
     num_lanes = max(getattr(order, "num_lanes", 0) for order in orders)
     if not num_lanes:
@@ -249,7 +285,12 @@ def fitting_lanes(num_lanes: int, num_nodes: int, batch: int) -> tuple[int, ...]
 
 
 def _plan_downloads(
-    data: PlannedData, own_tables: Sequence[ShardTable], steps: Steps, epoch: int, node_size: int
+    data: PlannedData,
+    own_tables: Sequence[ShardTable],
+    layout: EpochLayout,
+    world_size: int,
+    epoch: int,
+    node_size: int,
 ) -> DownloadPlan:
     """Compute which node reads which parts of shards in two epochs, position by position.
 
@@ -282,12 +323,13 @@ def _plan_downloads(
         return np.searchsorted(first_samples, numbers, side="right") - 1
 
     # The first and the last step at which each node reads each part; -1 if it never does.
-    shape = 2, steps.world_size // node_size, len(part_bytes)
+    shape = 2, world_size // node_size, len(part_bytes)
     came, went = (np.full(shape, -1, dtype=np.int32) for _ in range(2))
     for number in range(2):
-        start = (epoch + number) * steps.num_samples
+        start = (epoch + number) * layout.num_samples
+        steps = layout.steps(world_size, start=start)
         for step in range(len(steps)):
-            positions = np.arange(steps.first(step), min(steps.first(step + 1), steps.num_samples))
+            positions = np.arange(steps.first(step), steps.consumed_after(step))
             nodes = nodes_of(data.order, start, steps, step, ranks_per_node=node_size)
             parts = parts_of(*data.order.take(positions + start))
             is_new = came[number, nodes, parts] < 0
@@ -318,7 +360,9 @@ def _offsets(table: ShardTable, *, is_exact: bool) -> Iterator[Ints]:
             yield (np.arange(count + 1) * size).astype(np.int64)
 
 
-def _warnings(lanes: LanesPlan | None, steps: Steps, fetched: DownloadPlan | None, cache: CacheSpec) -> Iterator[str]:
+def _warnings(
+    lanes: LanesPlan | None, steps: AnySteps, fetched: DownloadPlan | None, cache: CacheSpec
+) -> Iterator[str]:
     if lanes is not None and lanes.num_shared > _MUCH_SHARED:
         near = " or ".join(map(str, lanes.fitting))
         yield (

@@ -17,10 +17,12 @@ from wdskit.engine.reader import SampleReader
 from wdskit.errors import PipelineError, WdskitError
 from wdskit.files import Buffer
 from wdskit.order.base import Ints, Order
-from wdskit.order.steps import Steps, dealt
+from wdskit.order.buckets import BucketSteps
+from wdskit.order.steps import AnySteps, dealt
 from wdskit.pipeline.builder import open_pipeline
 from wdskit.shards.filters import Expression, ExpressionError
-from wdskit.stages.sources import PlannedData, PlannedSource, Sequential, epoch_length
+from wdskit.stages.epoch import plan_epoch
+from wdskit.stages.sources import PlannedData, PlannedSource, Sequential
 from wdskit.tune.plan import fitting_node
 
 _ROWS_AT_ONCE = 256  # samples that are looked up together, and read together
@@ -65,18 +67,25 @@ class SearchResult(NamedTuple):
 class _RankPositions(Sequence[int]):
     """The positions that a rank takes in an epoch, without padding. They are computed on request."""
 
-    def __init__(self, order: Order, start: int, steps: Steps, rank: int, ranks_per_node: int) -> None:
+    def __init__(self, order: Order, start: int, steps: AnySteps, rank: int, ranks_per_node: int) -> None:
         dealt_to = functools.partial(dealt, order, start, steps, rank=rank, ranks_per_node=ranks_per_node)
         self._dealt = functools.lru_cache(_STEPS_KEPT)(dealt_to)
-        self._start, self._batch = start, steps.batch
-        in_last = np.count_nonzero(self._dealt(len(steps) - 1) < steps.num_samples) if len(steps) else 0
-        self._num = max(0, len(steps) - 1) * steps.batch + int(in_last)
+        self._start = start
+        if isinstance(steps, BucketSteps):  # whose batches differ in size, and may all be padded
+            counts = [int(np.count_nonzero(self._dealt(step) < steps.num_samples)) for step in range(len(steps))]
+        else:
+            in_last = np.count_nonzero(self._dealt(len(steps) - 1) < steps.num_samples) if len(steps) else 0
+            counts = [*[steps.batch] * (len(steps) - 1), int(in_last)]
+        self._stops = np.cumsum(counts)
+        self._num = sum(counts)
 
     def __len__(self) -> int:
         return self._num
 
     def __getitem__(self, row: Any) -> Any:
-        step, at = divmod(range(self._num)[row], self._batch)
+        number = range(self._num)[row]
+        step = int(np.searchsorted(self._stops, number, side="right"))
+        at = number - (int(self._stops[step - 1]) if step else 0)
         return self._start + int(self._dealt(step)[at])
 
 
@@ -234,10 +243,10 @@ def open_order(
     if not isinstance(source, PlannedSource):
         msg = f"{config}: only a run shows the order of a stream."
         raise PipelineError(f"{msg}\n  View its folder, or use `exact`, `sequential` or `resampled`.")
-    data = source.plan()
-    length = epoch_length(opened.pipe.stages, data.num_samples, world_size)
-    steps = Steps(length.num_samples, length.batch, world_size, opened.pipe.stages[0].tail)
+    data, layout = plan_epoch(opened.pipe.stages, world_size)
+    start = epoch * layout.num_samples
+    steps = layout.steps(world_size, start=start)
     node_size = opened.loader.ranks_per_node or fitting_node(gpus_per_node, world_size)
-    own = _RankPositions(data.order, epoch * length.num_samples, steps, rank, node_size)
+    own = _RankPositions(data.order, start, steps, rank, node_size)
     title = f"{PurePath(config).name}, pipeline {opened.name}: epoch {epoch}, rank {rank} of {world_size}"
     return SampleView(data, own, title)

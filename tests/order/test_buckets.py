@@ -1,0 +1,347 @@
+"""Buckets: exactly once an epoch, one bucket a step on all ranks, and every resume point, against a plain count."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import pickle
+import random
+from collections import Counter, defaultdict
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from disks import HastyDisk
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+
+import wdskit
+from wdskit import Pipeline, PipelineError, SelectionError, StateError, pack
+from wdskit.dataset.subset import Subset
+from wdskit.errors import ConfigError
+from wdskit.order.buckets import BucketOrder, BucketPlan, BucketSteps
+from wdskit.order.exact import ExactOrder
+from wdskit.order.picked import PickedOrder
+from wdskit.order.steps import dealt
+from wdskit.stages.buckets import Bucketed
+
+
+def make_order(counts: list[int], of_samples: np.ndarray, sizes: list[int], tail: Any, seed: int) -> BucketOrder:
+    """The order of samples whose buckets are `of_samples`."""
+    subsets = [Subset(np.array(counts), of_samples == bucket) for bucket in range(len(sizes))]
+    plan = BucketPlan(tuple(int(subset.counts.sum()) for subset in subsets), tuple(sizes), tail, seed)
+    return BucketOrder(plan, [PickedOrder(ExactOrder(one.counts, seed=seed), [one]) for one in subsets])
+
+
+def numbers_of(order: BucketOrder, counts: list[int], positions: np.ndarray) -> np.ndarray:
+    shards, samples = order.take(positions)
+    return np.concatenate([[0], np.cumsum(counts)])[shards] + samples
+
+
+@pytest.mark.parametrize("tail", ["drop", "pad"])
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4, 8, 16])
+def test_each_sample_once_and_one_bucket_a_step_on_all_ranks(tail: str, world_size: int):
+    counts, sizes = [200, 0, 31, 369], [48, 96, 48]
+    of_samples = np.random.default_rng(5).choice(3, size=600, p=[0.2, 0.7, 0.1])
+    order = make_order(counts, of_samples, sizes, tail, seed=3)
+    plan = order.plan
+    for epoch in range(3):
+        start, steps = epoch * plan.num_samples, BucketSteps(plan, epoch, world_size)
+        seen = Counter[int]()
+        for step in range(len(steps)):
+            buckets = set()
+            own = [dealt(order, start, steps, step, rank=rank) for rank in range(world_size)]
+            assert {len(each) for each in own} == {sizes[steps.bucket_at(step)] // world_size}
+            for positions in own:
+                real = positions[positions < plan.num_samples]
+                numbers = numbers_of(order, counts, real + start)
+                seen.update(numbers.tolist())
+                buckets |= set(of_samples[numbers].tolist())
+            assert buckets <= {steps.bucket_at(step)}
+        assert set(seen.values()) == {1}
+        for bucket, size in enumerate(sizes):
+            has = int((of_samples == bucket).sum())
+            found = sum(of_samples[number] == bucket for number in seen)
+            assert found == (has if tail == "pad" else has // size * size)
+        assert len(seen) == plan.num_samples == sum(plan.counts) - steps.num_dropped
+
+
+@given(
+    counts=st.lists(st.integers(0, 90), min_size=1, max_size=5),
+    sizes=st.lists(st.integers(1, 9), min_size=5, max_size=5),
+    tail=st.sampled_from(["drop", "pad"]),
+    epoch=st.integers(0, 1000),
+)
+def test_the_batches_of_an_epoch_are_those_of_its_buckets(counts: list[int], sizes: list[int], tail: Any, epoch: int):
+    plan = BucketPlan(tuple(counts), tuple(sizes[: len(counts)]), tail, 7)
+    if not plan.num_samples:
+        return
+    found = plan.epoch(epoch)
+    by_bucket = defaultdict(list)
+    for bucket, batch, first, stop in zip(found.buckets, found.batches, found.edges, found.edges[1:], strict=False):
+        by_bucket[int(bucket)].append((int(batch), int(stop - first)))
+    for bucket, (count, size) in enumerate(zip(counts, plan.sizes, strict=True)):
+        whole, rest = divmod(count, size)
+        wanted = [size] * whole + [rest] * (rest > 0 and tail == "pad")
+        assert by_bucket[bucket] == list(enumerate(wanted))
+    assert found.edges[-1] == plan.num_samples
+    again = pickle.loads(pickle.dumps(plan))
+    assert again == plan
+    for position in range(0, plan.num_samples, 5):
+        step = int(np.searchsorted(found.edges, position, side="right")) - 1
+        assert plan.bucket_at(epoch * plan.num_samples + position) == found.buckets[step]
+
+
+def test_buckets_are_mixed_in_proportion_to_what_is_left():
+    plan = BucketPlan((80_000, 15_000, 5_000), (100, 100, 100), "drop", 1)
+    buckets = plan.epoch(4).buckets
+    for stop in range(50, 1001, 50):
+        for bucket, share in enumerate((0.8, 0.15, 0.05)):
+            assert abs(int((buckets[:stop] == bucket).sum()) - share * stop) <= 2
+    assert not np.array_equal(buckets, plan.epoch(5).buckets)
+
+
+# --- loaders
+
+
+SHAPES = [[32, 32], [24, 40], [40, 24]]
+
+
+def picture(width: int, height: int, number: int) -> bytes:
+    file = BytesIO()
+    Image.new("RGB", (width, height), (number % 256, number // 2, 7)).save(file, "PNG")
+    return file.getvalue()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """110 pictures of three aspect ratios, with a number of tokens each."""
+    chance = random.Random(2)
+    rows = []
+    for number in range(110):
+        width, height = chance.choice([(50, 50), (64, 40), (40, 66), (52, 50)])
+        document = {"n": number, "tokens": chance.randrange(1, 60)}
+        rows.append({"__key__": f"k{number:03d}", "png": picture(width, height, number), "json": document})
+    folder = tmp_path_factory.mktemp("buckets") / "data"
+    columns = "width,height,tokens=json.tokens"
+    pack(rows, folder, max_samples=17, columns=columns, disk=HastyDisk())
+    wdskit.select(str(folder), "few", filter="json.n % 9 == 0")
+    return folder
+
+
+def make(folder: Path, *, tail: str = "pad", by: str = "aspect", **source: Any) -> Pipeline:
+    pipe = Pipeline().exact(str(folder), seed=11, tail=tail, **source).decode("rgb8")
+    if by == "tokens":
+        return pipe.to_dict("json", "__key__").bucketed(by="tokens", edges=[8, 16, 60], budget=240, divisor=4)
+    pipe = pipe.resize_to_bucket(crop="random").to_dict("png", "json", "__key__")
+    return pipe.bucketed(by="aspect", shapes=SHAPES, global_size=12)
+
+
+def run(pipe: Pipeline, world_size: int, *, state: Any = None, stop: int | None = None, **options: Any) -> Any:
+    """Keys of each step over all ranks, digests of what each step has, and the state after `stop` steps."""
+    steps: list[dict[str, Any]] = []
+    states = []
+    for rank in range(world_size):
+        loader = pipe.loader(rank=rank, world_size=world_size, **{"workers": 0, **options})
+        if state is not None:
+            loader.load_state_dict(state)
+        for step, batch in enumerate(loader):
+            if len(steps) <= step:
+                steps.append({"keys": [], "bucket": batch["__bucket__"], "digests": []})
+            assert batch["__bucket__"] == steps[step]["bucket"]
+            valid = batch.get("__valid__", [True] * len(batch["__key__"]))
+            rows = [at for at, is_valid in enumerate(valid) if is_valid]
+            steps[step]["keys"] += [batch["__key__"][at] for at in rows]
+            if "png" in batch:
+                assert tuple(batch["png"].shape[2:]) == batch["__bucket__"]
+                data = [hashlib.sha256(batch["png"][at].numpy().tobytes()).hexdigest() for at in rows]
+                steps[step]["digests"] += data
+            else:
+                least = {8: 0, 16: 8, 60: 16}[batch["__bucket__"]]
+                assert all(least < batch["json"][at]["tokens"] <= batch["__bucket__"] for at in rows)
+            if stop is not None and step + 1 == stop:
+                break
+        states.append(loader.state_dict())
+    assert all(each == states[0] for each in states)
+    for step in steps:
+        pairs = sorted(zip(step["keys"], step["digests"] or step["keys"], strict=True))
+        step["keys"], step["digests"] = [key for key, _ in pairs], [digest for _, digest in pairs]
+    return steps, states[0]
+
+
+@pytest.mark.parametrize("by", ["aspect", "tokens"])
+@pytest.mark.parametrize("source", [{}, {"where": "tokens > 10"}, {"repeat": {"few": 3}}, {"range": ["10%", "90%"]}])
+def test_steps_are_the_same_on_any_ranks_workers_and_threads(folder: Path, by: str, source: dict[str, Any]):
+    pipe = make(folder, by=by, **source)
+    steps, _ = run(pipe, 1)
+    keys = Counter(key for step in steps for key in step["keys"])
+    numbers = np.arange(110)
+    tokens = wdskit.columns(folder)["tokens"]
+    times = np.where((numbers % 9 == 0) & ("repeat" in source), 3, 1)
+    if "where" in source:
+        times = np.where(tokens > 10, times, 0)
+    if "range" in source:
+        times = np.where((numbers >= 11) & (numbers < 99), times, 0)
+    assert keys == Counter({f"k{n:03d}": int(times[n]) for n in range(110) if times[n]})
+    assert len({step["bucket"] for step in steps}) == (2 if (by, *source) == ("tokens", "where") else 3)
+    for world_size, options in ((2, {}), (4, {"workers": 2}), (1, {"workers": 2, "threads": 2})):
+        assert run(pipe, world_size, **options)[0] == steps
+    assert wdskit.plan(pipe, world_size=2).steps == len(steps)
+
+
+@pytest.mark.parametrize("tail", ["drop", "pad"])
+def test_every_step_is_a_resume_point_on_other_ranks(folder: Path, tail: str):
+    pipe = make(folder, tail=tail)
+    loader = pipe.loader(workers=0)
+    epochs = [[(batch["__bucket__"], sorted(batch["json"], key=str)) for batch in loader] for _ in range(2)]
+    steps, _ = run(pipe, 1)
+    for stop in range(1, len(steps)):
+        ranks, others = ((1, 2), (2, 4), (4, 1))[stop % 3]
+        begun, state = run(pipe, ranks, stop=stop)
+        assert begun == steps[:stop]
+        rest, _ = run(pipe, others, state=state)
+        assert rest == steps[stop:]
+    _, state = run(pipe, 2)  # at the end of the epoch
+    loader = pipe.loader(workers=0)
+    loader.load_state_dict(state)
+    again = [(batch["__bucket__"], sorted(batch["json"], key=str)) for batch in loader]
+    assert again == epochs[1] != epochs[0]
+
+
+def test_a_state_of_other_buckets_is_refused(folder: Path):
+    _, state = run(make(folder), 1, stop=2)
+    pipe = Pipeline().exact(str(folder), seed=11, tail="pad").decode("rgb8").resize_to_bucket().to_dict("png")
+    for other in ({"shapes": SHAPES[:2], "global_size": 12}, {"shapes": SHAPES, "global_size": 24}):
+        with pytest.raises(StateError, match="buckets is"):
+            pipe.bucketed(by="aspect", **other).loader(workers=0).load_state_dict(state)
+
+
+def test_a_sequential_source_and_mixtures_have_buckets(folder: Path):
+    parts = [{"shards": str(folder), "repeat": 2, "where": "tokens < 20"}, {"shards": str(folder), "repeat": 1}]
+    pipe = (
+        Pipeline().exact(mixture=parts, tail="pad").decode("rgb8").resize_to_bucket().to_dict("png", "json", "__key__")
+    )
+    steps, _ = run(pipe.bucketed(by="aspect", shapes=SHAPES, global_size=6), 2)
+    tokens = wdskit.columns(folder)["tokens"]
+    expected = Counter({f"k{n:03d}": 3 if tokens[n] < 20 else 1 for n in range(110)})
+    assert Counter(key for step in steps for key in step["keys"]) == expected
+    pipe = Pipeline().sequential(str(folder)).decode("rgb8").resize_to_bucket().to_dict("png", "json", "__key__")
+    steps, _ = run(pipe.bucketed(by="aspect", shapes=SHAPES, global_size=6), 1)
+    by_bucket = defaultdict(list)
+    for step in steps:
+        by_bucket[step["bucket"]] += step["keys"]
+    assert all(keys == sorted(keys) for keys in by_bucket.values())
+    assert sum(map(len, by_bucket.values())) == 110
+
+
+def test_two_buckets_are_grouping_by_aspect_ratio(folder: Path):
+    """As detection code does it: wide and tall images, never together."""
+    pipe = Pipeline().exact(str(folder), tail="pad").decode("rgb8").to_dict("png", "__key__")
+    pipe = pipe.bucketed(by="aspect", shapes=[[100, 101], [101, 100]], global_size=4, collate=list)
+    for batch in pipe.loader(workers=0):
+        rows = [sample["png"].shape for sample, is_valid in zip(*batch, strict=True) if is_valid]
+        assert len({width > height for height, width, _ in rows if width != height}) <= 1
+
+
+def test_the_nearest_ratio_is_chosen():
+    bucketed = Bucketed(by="aspect", shapes=[[512, 512], [384, 640], [640, 384]], global_size=8)
+    chance = np.random.default_rng(0)
+    widths, heights = chance.integers(1, 3000, 5000), chance.integers(1, 3000, 5000)
+    found = bucketed.assign([widths, heights])
+    for width, height, bucket in zip(widths.tolist(), heights.tolist(), found.tolist(), strict=True):
+        far = [abs(math.log(width / height) - math.log(w / h)) for h, w in bucketed.labels]
+        assert far[bucket] <= min(far) + 1e-12
+
+
+def test_generated_shapes_are_all_that_fit():
+    shapes = Bucketed(
+        by="aspect", shapes={"area": 512, "divisible_by": 64, "ratio": [0.5, 2.0]}, global_size={"pixels": 1 << 22}
+    )
+    expected = set()
+    for width in range(64, 4097, 64):
+        height = 512 * 512 // width // 64 * 64
+        if height and 0.5 <= width / height <= 2:
+            expected.add((height, width))
+    assert set(shapes.labels) == expected
+    assert (512, 512) in expected
+    for (height, width), size in zip(shapes.labels, shapes.sizes, strict=True):
+        assert size % 8 == 0
+        assert size * height * width <= 1 << 22 < (size + 8) * height * width
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"by": "aspect", "global_size": 8}, "`shapes` is missing, which `by: aspect` needs"),
+        ({"by": "n", "global_size": 8}, "`edges` is missing, which `by: n` needs"),
+        ({"by": "aspect", "shapes": SHAPES}, "a size is missing. Write `global_size: 256`"),
+        ({"by": "aspect", "shapes": SHAPES, "global_size": 8, "edges": [3]}, "`edges` has no effect"),
+        ({"by": "n", "edges": [3], "global_size": 8, "budget": 8}, "exclude each other"),
+        ({"by": "n", "edges": [3, 2], "global_size": 8}, "a list of rising lengths is needed"),
+        ({"by": "n", "edges": [64], "budget": 100}, "the budget is too small for `divisor: 8` samples of 64: 1 fit"),
+        ({"by": "aspect", "shapes": [[5]], "global_size": 8}, r"is not \[height, width\] in pixels"),
+        ({"by": "aspect", "shapes": [[5, 5], [5, 5]], "global_size": 8}, "a shape comes twice"),
+        ({"by": "aspect", "shapes": {"area": 8, "divisible_by": 64}, "global_size": 8}, "no shape of 8 x 8 pixels"),
+        ({"by": "aspect", "shapes": {"area": 64, "ratio": [2, 1]}, "global_size": 8}, "ratio: .* is empty"),
+        ({"by": "aspect", "shapes": {"side": 64}, "global_size": 8}, "a list of .* is needed"),
+    ],
+)
+def test_settings_that_make_no_buckets_are_refused(settings: dict[str, Any], told: str):
+    with pytest.raises(ConfigError, match=told):
+        Pipeline().exact("data").bucketed(**settings)
+
+
+def test_what_meets_buckets_and_cannot_is_refused(folder: Path):
+    shapes = {"by": "aspect", "shapes": SHAPES, "global_size": 12}
+    source = Pipeline().exact(str(folder)).decode("rgb8").resize_to_bucket().to_dict("png")
+    cases: list[tuple[Any, type[Exception], str]] = [
+        (lambda: source.bucketed(**shapes).loader(workers=0, rank=0, world_size=5), PipelineError, "multiple of 5"),
+        (lambda: source.bucketed(**shapes).with_epoch(5).loader(workers=0), PipelineError, "with_epoch: an"),
+        (lambda: source.batched(4).loader(workers=0), PipelineError, "it needs `bucketed"),
+        (lambda: source.bucketed(by="tokens", edges=[99], global_size=4).loader(workers=0), PipelineError, "it needs"),
+        (
+            lambda: Pipeline().exact(str(folder)).bucketed(by="tokens", edges=[9], global_size=4).loader(workers=0),
+            SelectionError, r"sample \d+ .*tokens is \d+, more than the last of `edges`.*where: tokens <= 9",
+        ),
+        (
+            lambda: Pipeline().exact(str(folder)).bucketed(by="nope", edges=[9], global_size=4).loader(workers=0),
+            SelectionError, "there is no column 'nope'. The columns are width, height, tokens",
+        ),
+        (
+            lambda: Pipeline().resampled(str(folder), weights="tokens").bucketed(**shapes).loader(workers=0),
+            PipelineError, "drawn by weights",
+        ),
+        (lambda: source.bucketed(**{**shapes, "global_size": 400}).loader(workers=0), PipelineError, "no bucket of"),
+        (
+            lambda: Pipeline().stream(str(folder)).bucketed(**shapes).loader(workers=0),
+            (PipelineError, ConfigError), "needs a source that knows its samples",
+        ),
+    ]  # fmt: skip
+    for call, kind, told in cases:
+        with pytest.raises(kind, match=told):
+            call()
+
+
+def test_masks_follow_the_image_into_the_bucket(tmp_path: Path):
+    rows = []
+    for number in range(12):
+        width, height = ((60, 40), (40, 60))[number % 2]
+        x = np.tile(np.arange(width, dtype=np.uint8), (height, 1))
+        files = []
+        for array in (np.stack([x] * 3, axis=2), x):
+            file = BytesIO()
+            Image.fromarray(array).save(file, "PNG")
+            files.append(file.getvalue())
+        rows.append({"__key__": str(number), "png": files[0], "seg.png": files[1]})
+    pack(rows, tmp_path / "data", columns="png.width,png.height,width,height", disk=HastyDisk())
+    pipe = (
+        Pipeline().exact(str(tmp_path / "data"), tail="pad").decode("rgb8", only="png").decode("index", only="seg.png")
+    )
+    pipe = pipe.resize_to_bucket(crop="random", fields="png", masks="seg.png").to_dict("png", "seg.png")
+    for batch in pipe.bucketed(by="aspect", shapes=[[24, 40], [40, 24]], global_size=3).loader(workers=0):
+        assert batch["png"].shape[2:] == batch["seg.png"].shape[-2:] == batch["__bucket__"]
+        far = (batch["png"][:, 0].int() - batch["seg.png"].reshape(3, *batch["__bucket__"]).int()).abs()
+        assert int(far.max()) <= 2

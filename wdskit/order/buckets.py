@@ -1,0 +1,245 @@
+"""Batches of one shape: the samples are divided into buckets, and each step of an epoch takes one batch of one bucket.
+
+In an epoch, bucket i has n_i batches, the whole ones (`tail: drop`) or all (`tail: pad`). Its j-th batch stands at
+(j + u_i) / n_i of the epoch, with u_i drawn for the epoch; the steps are sorted by this. So the buckets are mixed in
+proportion to what is left of each, and step -> (bucket, j) follows from integers and a few draws.
+
+Each bucket has an order of its own. Epoch e takes the first batches of pass e. The positions of an epoch are those of
+its batches, one after the other; what precedes a step is the sum of the sizes before it, on any number of ranks.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from wdskit.order.base import Ints, Order, Tail, grouped
+from wdskit.order.keys import philox
+
+
+class EpochBatches(NamedTuple):
+    """The steps of one epoch.
+
+    Attributes:
+        buckets: Bucket of each step, (num_steps,).
+        batches: Which of its bucket's batches each step is, (num_steps,).
+        edges: First position of each step, and the end of the epoch, (num_steps + 1,).
+    """
+
+    buckets: Ints
+    batches: Ints
+    edges: Ints
+
+
+@dataclass(frozen=True)
+class BucketPlan:
+    """Which batches an epoch has, as a function of its number.
+
+    Args:
+        counts: Samples of each bucket.
+        sizes: Samples of a global batch of each bucket, each at least 1.
+        tail: Whether the samples of a bucket that do not fill a global batch are dropped, or padded.
+        seed: 0 <= seed < 2**64.
+    """
+
+    counts: tuple[int, ...]
+    sizes: tuple[int, ...]
+    tail: Tail
+    seed: int
+
+    @functools.cached_property
+    def num_batches(self) -> tuple[int, ...]:
+        """Batches of each bucket in an epoch."""
+        pairs = zip(self.counts, self.sizes, strict=True)
+        return tuple(count // size if self.tail == "drop" else -(-count // size) for count, size in pairs)
+
+    @functools.cached_property
+    def num_samples(self) -> int:
+        """Positions of an epoch."""
+        if self.tail == "pad":
+            return sum(self.counts)
+        return sum(number * size for number, size in zip(self.num_batches, self.sizes, strict=True))
+
+    def epoch(self, number: int) -> EpochBatches:
+        """Return the steps of an epoch. The last few are kept."""
+        return _epoch(self, number)
+
+    def step_of(self, positions: Ints) -> tuple[Ints, Ints, Ints]:
+        """Return epoch, step and place in the step's global batch of positions in the endless sequence, (n,) each."""
+        epochs, rest = np.divmod(positions, self.num_samples)
+        steps, places = np.empty_like(rest), np.empty_like(rest)
+        for number, at in grouped(epochs):
+            edges = self.epoch(number).edges
+            steps[at] = np.searchsorted(edges, rest[at], side="right") - 1
+            places[at] = rest[at] - edges[steps[at]]
+        return epochs, steps, places
+
+    def bucket_at(self, position: int) -> int:
+        """Return the bucket of a position in the endless sequence."""
+        epoch, rest = divmod(position, self.num_samples)
+        batches = self.epoch(epoch)
+        return int(batches.buckets[np.searchsorted(batches.edges, rest, side="right") - 1])
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the arguments."""
+        return {name: value for name, value in vars(self).items() if name in ("counts", "sizes", "tail", "seed")}
+
+
+@dataclass(frozen=True)
+class Buckets:
+    """The buckets of a pipeline: their batches, and the shape or the largest length of each."""
+
+    plan: BucketPlan
+    labels: tuple[Any, ...]
+
+
+@functools.lru_cache(maxsize=4)  # 17 bytes a step
+def _epoch(plan: BucketPlan, number: int) -> EpochBatches:
+    num_batches = np.array(plan.num_batches, dtype=np.int64)
+    buckets = np.repeat(np.arange(len(num_batches)), num_batches)
+    batches = np.arange(len(buckets)) - np.repeat(np.cumsum(num_batches) - num_batches, num_batches)
+    words = philox("buckets", plan.seed, number).random_raw(len(num_batches)) >> np.uint64(11)
+    shares = (batches + (words * 2.0**-53)[buckets]) / num_batches[buckets]
+    by_share = np.argsort(shares, kind="stable")
+    buckets, batches = buckets[by_share], batches[by_share]
+    sizes, counts = np.array(plan.sizes, dtype=np.int64), np.array(plan.counts, dtype=np.int64)
+    num = np.minimum(sizes[buckets], counts[buckets] - batches * sizes[buckets])
+    return EpochBatches(buckets, batches, np.concatenate([[0], np.cumsum(num)]))
+
+
+@dataclass(frozen=True)
+class BucketSteps:
+    """The steps of one epoch of buckets after a resume point, in the place of `order.steps.Steps`.
+
+    Args:
+        plan: The batches of the epochs.
+        epoch: Number of the epoch.
+        world_size: R, a divisor of each size.
+        consumed: Positions of the epoch that were consumed before: the edge of a step.
+    """
+
+    plan: BucketPlan
+    epoch: int
+    world_size: int
+    consumed: int = 0
+
+    @property
+    def tail(self) -> Tail:
+        """As the plan's."""
+        return self.plan.tail
+
+    @property
+    def num_samples(self) -> int:
+        """Positions of the epoch."""
+        return self.plan.num_samples
+
+    @property
+    def batch(self) -> int:
+        """Samples of a rank's largest batch."""
+        return max(self.plan.sizes) // self.world_size
+
+    @property
+    def global_batch(self) -> int:
+        """Positions of the largest step."""
+        return max(self.plan.sizes)
+
+    @property
+    def num_dropped(self) -> int:
+        """Samples that are in no step."""
+        return sum(self.plan.counts) - self.plan.num_samples
+
+    @property
+    def num_padded(self) -> int:
+        """Rows without a sample, in the last batches of the buckets."""
+        sizes = zip(self.plan.num_batches, self.plan.sizes, strict=True)
+        return sum(number * size for number, size in sizes) - self.plan.num_samples
+
+    def describe_dropped(self) -> str:
+        """Return the warning that a part of the epoch is dropped; empty if it is at most 1 %."""
+        total = sum(self.plan.counts)
+        if 100 * self.num_dropped <= total:
+            return ""
+        return (
+            f"{self.num_dropped:,} of {total:,} samples are dropped in each epoch ({self.num_dropped / total:.1%}): "
+            f"they do not fill a batch of their bucket.\n  Use smaller batches or fewer buckets, or `tail: pad`."
+        )
+
+    @property
+    def _before(self) -> int:
+        """Steps before the resume point."""
+        return int(np.searchsorted(self.plan.epoch(self.epoch).edges, self.consumed, side="left"))
+
+    def __len__(self) -> int:
+        """Return the number of steps from the resume point to the end of the epoch."""
+        return max(0, len(self.plan.epoch(self.epoch).buckets) - self._before)
+
+    def batch_at(self, step: int) -> int:
+        """Return the samples of a rank's batch at a step. Steps are counted from the resume point."""
+        return self.plan.sizes[self.bucket_at(step)] // self.world_size
+
+    def bucket_at(self, step: int) -> int:
+        """Return the bucket of a step."""
+        return int(self.plan.epoch(self.epoch).buckets[self._before + step])
+
+    def first(self, step: int) -> int:
+        """Return the first position of a step."""
+        return int(self.plan.epoch(self.epoch).edges[self._before + step])
+
+    def consumed_after(self, step: int) -> int:
+        """Return the resume point after a step."""
+        return self.first(step + 1)
+
+
+class BucketOrder:
+    """The endless sequence of epochs of buckets: an `order.base.Order`.
+
+    Args:
+        plan: The batches of the epochs.
+        orders: The order of each bucket, over the samples of all shards.
+    """
+
+    def __init__(self, plan: BucketPlan, orders: Sequence[Order]) -> None:
+        self.plan = plan
+        self.parts = tuple(orders)
+        self.num_samples = plan.num_samples
+        lanes = [getattr(order, "num_lanes", 0) for order in orders]
+        self.num_lanes = max(lanes)
+        self.window = max(getattr(order, "window", 0) for order in orders)
+
+    def take(self, positions: ArrayLike) -> tuple[Ints, Ints]:
+        """See `order.base.Order`."""
+        wanted = np.asarray(positions, dtype=np.int64)
+        buckets, inner = self._inner(wanted)
+        shards, samples = np.empty_like(wanted), np.empty_like(wanted)
+        for bucket, at in grouped(buckets):
+            shards[at], samples[at] = self.parts[bucket].take(inner[at])
+        return shards, samples
+
+    def locate(self, positions: Ints) -> tuple[Ints, Ints]:
+        """See `order.base.Order`."""
+        buckets, inner = self._inner(positions)
+        depths = np.empty_like(positions)
+        for bucket, at in grouped(buckets):
+            depths[at] = self.parts[bucket].locate(inner[at])[1]
+        return np.zeros_like(depths), depths
+
+    def substitute(self, position: int, attempt: int) -> tuple[int, int] | None:
+        """See `order.base.Order`. A substitute is of the same bucket."""
+        [bucket], [inner] = self._inner(np.array([position]))
+        found: tuple[int, int] | None = self.parts[bucket].substitute(int(inner), attempt)
+        return found
+
+    def _inner(self, positions: Ints) -> tuple[NDArray[Any], Ints]:
+        """Return the bucket of each position, and its position in the order of the bucket."""
+        epochs, steps, places = self.plan.step_of(positions)
+        buckets, batches = np.empty_like(steps), np.empty_like(steps)
+        for number, at in grouped(epochs):
+            found = self.plan.epoch(number)
+            buckets[at], batches[at] = found.buckets[steps[at]], found.batches[steps[at]]
+        counts, sizes = np.array(self.plan.counts)[buckets], np.array(self.plan.sizes)[buckets]
+        return buckets, epochs * counts + batches * sizes + places

@@ -1,0 +1,325 @@
+"""`bucketed`: batches of one shape, or of one length of text; and `resize_to_bucket`, which crops to the shape."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field, PlainValidator, WithJsonSchema, model_validator
+
+from wdskit.config.messages import show, wrong_kind
+from wdskit.config.spec import Kind, StageSpec, refuse
+from wdskit.config.values import Count, FieldNames
+from wdskit.dataset.columns import check_column_name
+from wdskit.errors import PipelineError, SelectionError
+from wdskit.order.buckets import BucketPlan
+from wdskit.stages.base import Context, Function, Origin
+from wdskit.stages.batching import Batcher
+from wdskit.stages.images.transforms import BoundTransform, GeometricTransform, Sample
+from wdskit.text import as_int
+
+MAX_BUCKETS = 256
+ASPECT = "aspect"
+_NEEDS_SHAPES = "a list of [height, width] is needed, or {area: 512, divisible_by: 64, ratio: [0.5, 2.0]}"
+_NEEDS_SIZE = "a number of samples is needed, or {pixels: N} for a budget in pixels"
+
+Shape = tuple[int, int]
+
+
+def _check_by(value: object) -> str:
+    if not isinstance(value, str):
+        raise refuse(wrong_kind(value, "`aspect` or the name of a column is needed"))
+    try:
+        check_column_name(value)
+    except SelectionError as err:
+        raise refuse(str(err)) from None
+    return value
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 1 <= value < 1 << 31
+
+
+def _check_shapes(value: object) -> tuple[Shape, ...]:
+    if isinstance(value, Mapping):
+        return _make_shapes(value)
+    if not isinstance(value, (list, tuple)) or not value:
+        raise refuse(wrong_kind(value, _NEEDS_SHAPES))
+    shapes = []
+    for each in value:
+        pair = tuple(map(as_int, each)) if isinstance(each, (list, tuple)) else ()
+        if len(pair) != 2 or not all(map(_is_count, pair)):
+            raise refuse(f"{show(each)} is not [height, width] in pixels.")
+        shapes.append(pair)
+    if len(set(shapes)) < len(shapes):
+        raise refuse("a shape comes twice.")
+    if len(shapes) > MAX_BUCKETS:
+        raise refuse(f"{len(shapes)} shapes are more than {MAX_BUCKETS}.")
+    return tuple(shapes)
+
+
+def _make_shapes(value: Mapping[Any, Any]) -> tuple[Shape, ...]:
+    """The shapes of at most area x area pixels with sides that are multiples of `divisible_by`."""
+    area, step = as_int(value.get("area")), as_int(value.get("divisible_by", 64))
+    ratio = value.get("ratio", [0.5, 2.0])
+    if set(value) - {"area", "divisible_by", "ratio"} or not _is_count(area) or not _is_count(step):
+        raise refuse(wrong_kind(dict(value), _NEEDS_SHAPES))
+    is_pair = isinstance(ratio, (list, tuple)) and len(ratio) == 2
+    if not is_pair or any(isinstance(each, bool) or not isinstance(each, (int, float)) for each in ratio):
+        raise refuse(f"ratio: {show(ratio)} is not [lowest, highest] width over height.")
+    if not 0 < ratio[0] <= ratio[1] < math.inf:
+        raise refuse(f"ratio: {show(ratio)} is empty; write the lowest width over height first.")
+    shapes = set()
+    for width in range(step, area * area // step + 1, step):
+        height = area * area // width // step * step
+        if height and ratio[0] <= width / height <= ratio[1]:
+            shapes.add((height, width))
+        if len(shapes) > MAX_BUCKETS:
+            raise refuse(f"these are more than {MAX_BUCKETS} shapes. Write a larger `divisible_by`.")
+    if not shapes:
+        raise refuse(f"no shape of {area} x {area} pixels has sides that are multiples of {step} and such a ratio.")
+    return tuple(sorted(shapes, key=lambda shape: (shape[1] / shape[0], shape)))
+
+
+def _check_size(value: object) -> int | dict[str, int]:
+    value = as_int(value)
+    if isinstance(value, Mapping) and set(value) == {"pixels"} and _is_count(as_int(value["pixels"])):
+        return {"pixels": as_int(value["pixels"])}
+    if not _is_count(value):
+        raise refuse(wrong_kind(value, _NEEDS_SIZE))
+    return value  # type: ignore[return-value]
+
+
+def _check_edges(value: object) -> tuple[int, ...]:
+    edges = tuple(map(as_int, value)) if isinstance(value, (list, tuple)) else ()
+    if not edges or not all(map(_is_count, edges)) or list(edges) != sorted(set(edges)):
+        raise refuse(wrong_kind(value, "a list of rising lengths is needed, as in [128, 256, 512]"))
+    if len(edges) > MAX_BUCKETS:
+        raise refuse(f"{len(edges)} edges are more than {MAX_BUCKETS}.")
+    return edges
+
+
+_LIST = {"type": "array", "items": {"type": "integer"}}
+Shapes = Annotated[
+    tuple[Shape, ...],
+    PlainValidator(_check_shapes),
+    WithJsonSchema({"anyOf": [{"type": "array", "items": _LIST}, {"type": "object"}]}),
+]
+GlobalSize = Annotated[
+    int | dict[str, int],
+    PlainValidator(_check_size),
+    WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 1}, {"type": "object"}]}),
+]
+Edges = Annotated[tuple[int, ...], PlainValidator(_check_edges), WithJsonSchema(_LIST)]
+ColumnOfBuckets = Annotated[str, PlainValidator(_check_by), WithJsonSchema({"type": "string"})]
+
+
+class Bucketed(StageSpec):
+    """Make batches of one shape (`by: aspect`) or of similar length (`by: COLUMN`), in the place of `batched`.
+
+    At each step all ranks have a batch of the same bucket. Each sample is once in an epoch, except those that do
+    not fill the last batch of their bucket, which `tail` of the source drops or pads.
+    """
+
+    name: ClassVar[str] = "bucketed"
+    kind: ClassVar[Kind] = "batch"
+
+    by: ColumnOfBuckets = Field(
+        description="`aspect`, from the columns width and height; or a column with the length of each sample."
+    )
+    shapes: Shapes | None = Field(
+        None,
+        description="For `aspect`: [[height, width], ...], of which each sample gets the one of the nearest aspect "
+        "ratio; or {area: 512, divisible_by: 64, ratio: [0.5, 2.0]} for all such shapes of at most 512 x 512 pixels.",
+        examples=[[[512, 512], [384, 640], [640, 384]]],
+    )
+    edges: Edges | None = Field(
+        None, description="For a column: the largest length of each bucket.", examples=[[128, 256, 512]]
+    )
+    global_size: GlobalSize | None = Field(
+        None, description="Samples in the batches of all ranks together; {pixels: N} makes batches of N pixels."
+    )
+    budget: Count | None = Field(
+        None, description="For a column, in place of `global_size`: length x samples of the batches of all ranks."
+    )
+    divisor: Count = Field(
+        8, description="With a budget, global batches are multiples of this: a multiple of the number of ranks."
+    )
+    collate: Function | None = Field(None, description="Function from a list of samples to a batch.")
+    ragged: FieldNames | None = Field(
+        None, description="Fields with arrays of different lengths, which become values and offsets."
+    )
+
+    @model_validator(mode="after")
+    def _check_together(self) -> Bucketed:
+        if self.by == ASPECT:
+            wanted, other = "shapes", next((name for name in ("edges", "budget") if getattr(self, name)), None)
+        else:
+            wanted, other = "edges", "shapes" if self.shapes else None
+        if getattr(self, wanted) is None:
+            raise refuse(f"`{wanted}` is missing, which `by: {self.by}` needs.")
+        if other is not None:
+            raise refuse(f"`{other}` has no effect with `by: {self.by}`; remove it.")
+        if (self.global_size is None) == (self.budget is None):
+            way = "global_size: 256" if self.by == ASPECT else "budget: 65536"
+            what = "a size is missing" if self.budget is None else "`global_size` and `budget` exclude each other"
+            raise refuse(f"{what}. Write `{way}`.")
+        if self.by != ASPECT and isinstance(self.global_size, Mapping):
+            raise refuse("a budget in pixels is for `by: aspect`; write `budget`.")
+        if self.ragged is not None and self.collate is not None:
+            raise refuse("`ragged` has no effect with your own `collate`; remove one.")
+        self.sizes  # noqa: B018 (a budget may be too small)
+        return self
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns that decide the bucket of a sample."""
+        return ("width", "height") if self.by == ASPECT else (self.by,)
+
+    @property
+    def labels(self) -> tuple[Any, ...]:
+        """The shape, or the largest length, of each bucket."""
+        return self.shapes or self.edges or ()
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Samples of a global batch of each bucket."""
+        if isinstance(self.global_size, int):
+            return (self.global_size,) * len(self.labels)
+        pixels = self.global_size["pixels"] if self.global_size else 0
+        sizes = []
+        for label in self.labels:
+            most = pixels // (label[0] * label[1]) if self.by == ASPECT else (self.budget or 0) // label
+            size = most // self.divisor * self.divisor
+            if not size:
+                what = f"the budget is too small for `divisor: {self.divisor}` samples of {show(label)}"
+                raise refuse(f"{what}: {most} fit. Write a larger budget, or a smaller `divisor`.")
+            sizes.append(size)
+        return tuple(sizes)
+
+    def size_on(self, world_size: int) -> int:
+        """Return the number of samples in the largest batch of one of `world_size` ranks.
+
+        Raises:
+            PipelineError: A global batch does not divide.
+        """
+        for size in self.sizes:
+            if size % world_size:
+                way = "Choose `global_size`" if isinstance(self.global_size, int) else "Choose `divisor`"
+                msg = f"bucketed: a global batch of {size} is not a multiple of {world_size} ranks."
+                raise PipelineError(f"{msg}\n  {way} as a multiple of the ranks that you will ever use.")
+        return max(self.sizes) // world_size
+
+    def assign(self, values: Sequence[NDArray[Any]]) -> NDArray[np.int64]:
+        """Return the bucket of each sample, (n,).
+
+        Args:
+            values: The values of `columns`, (n,) each.
+
+        Raises:
+            ValueError: A sample fits in no bucket; its number is the second argument.
+        """
+        numbers = [np.asarray(each, dtype=np.float64) for each in values]
+        for name, each in zip(self.columns, numbers, strict=True):
+            bad = ~(each > 0) & ~((each == 0) & (self.by != ASPECT))
+            if bad.any():
+                at = int(np.argmax(bad))
+                msg = f"column {name} is {each[at]}"
+                raise ValueError(msg, at)
+        if self.by != ASPECT:
+            edges = np.array(self.edges)
+            buckets = np.searchsorted(edges, numbers[0], side="left")
+            if (buckets == len(edges)).any():
+                at = int(np.argmax(buckets == len(edges)))
+                msg = f"{self.by} is {numbers[0][at]:g}, more than the last of `edges`. Add an edge, or leave such "
+                msg += f"samples out with `where: {self.by} <= {edges[-1]}`"
+                raise ValueError(msg, at)
+            return buckets.astype(np.int64)
+        ratios = np.log([width / height for height, width in self.shapes or ()])
+        by_ratio = np.argsort(ratios, kind="stable")
+        between = (ratios[by_ratio][1:] + ratios[by_ratio][:-1]) / 2
+        found = np.searchsorted(between, np.log(numbers[0] / numbers[1]), side="left")
+        return by_ratio[found].astype(np.int64)
+
+    def make_batcher(self, context: Context) -> Batcher:
+        """What makes the batches.
+
+        Raises:
+            PipelineError: The global batch does not divide, or a function or a ragged field is unknown.
+        """
+        from wdskit.stages.collate import Collate
+
+        collate: Callable[..., Any]
+        if self.collate is not None:
+            collate = context.resolve(self.name, self.collate)
+        else:
+            collate = Collate(frozenset(self.ragged or ()), context.places)
+        return Batcher(context.run, collate, self.size_on(context.run.rank_info.world_size), partial=True)
+
+
+class ToShape(GeometricTransform):
+    """Resize images so that they cover a shape, and crop it. `ResizeToBucket` makes one for each shape."""
+
+    name: ClassVar[str] = "resize_to_bucket"
+    draws: ClassVar[bool] = True
+    blends: ClassVar[bool] = True
+
+    shape: tuple[int, int]
+    crop: Literal["center", "random"] = "center"
+
+    def draw(self, rng: np.random.Generator, images: Mapping[str, Any]) -> tuple[float, float]:  # noqa: ARG002
+        """Share of the free rows above, and of the free columns left of the crop."""
+        return (0.5, 0.5) if self.crop == "center" else (float(rng.random()), float(rng.random()))
+
+    def change(self, image: Any, drawn: Any, *, nearest: bool) -> Any:
+        """As `ImageTransform.change`."""
+        from wdskit.stages.images import geometry
+
+        height, width = geometry.image_size(image)
+        scale = max(self.shape[0] / height, self.shape[1] / width)
+        size = max(self.shape[0], round(height * scale)), max(self.shape[1], round(width * scale))
+        resized = geometry.resize(image, size, nearest=nearest)
+        top, left = (round(share * (full - side)) for share, full, side in zip(drawn, size, self.shape, strict=True))
+        return geometry.crop(resized, top, left, *self.shape)
+
+
+class ResizeToBucket(GeometricTransform):
+    """Resize images so that they cover the shape of their bucket, and crop the middle or a random part."""
+
+    name: ClassVar[str] = "resize_to_bucket"
+    draws: ClassVar[bool] = True
+    blends: ClassVar[bool] = True
+
+    crop: Literal["center", "random"] = Field("center", description="Which part is kept.")
+
+    def change(self, image: Any, drawn: Any, *, nearest: bool) -> Any:  # noqa: ARG002
+        """`bind` makes a transform for each shape, which is called in its place."""
+        raise AssertionError
+
+    def bind(self, context: Context, label: str) -> Any:
+        """As `PerSampleStage.bind`.
+
+        Raises:
+            PipelineError: The pipeline has no `bucketed: {by: aspect}`.
+        """
+        if context.buckets is None or not isinstance(context.buckets.labels[0], tuple):
+            raise PipelineError(f"{self.name}: it needs `bucketed: {{by: aspect, ...}}` later in the pipeline.")
+        own = {"fields": self.fields, "masks": self.masks, "crop": self.crop}
+        made = [ToShape(shape=shape, **own) for shape in context.buckets.labels]
+        return BoundToBucket(context.buckets.plan, tuple(BoundTransform(one, context.run, label) for one in made))
+
+
+@dataclass(frozen=True)
+class BoundToBucket:
+    """`resize_to_bucket` in a pipeline; the bucket of a sample follows from its position. It can be pickled."""
+
+    plan: BucketPlan
+    transforms: tuple[BoundTransform, ...]
+
+    def __call__(self, sample: Sample, origin: Origin) -> Sample:
+        """See `BoundTransform`."""
+        return self.transforms[self.plan.bucket_at(origin.minor)](sample, origin)

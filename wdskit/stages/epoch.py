@@ -1,0 +1,149 @@
+"""The epochs of a pipeline with a planned source: its data, their order, and the steps, without a sample read."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from wdskit.dataset.columns import ColumnView
+from wdskit.dataset.subset import Subset
+from wdskit.errors import PipelineError, SelectionError
+from wdskit.order.base import Tail
+from wdskit.order.buckets import BucketOrder, BucketPlan, Buckets, BucketSteps
+from wdskit.order.lanes import default_lanes
+from wdskit.order.picked import PickedOrder
+from wdskit.order.steps import AnySteps, Steps
+from wdskit.stages.buckets import Bucketed
+from wdskit.stages.sources import Exact, PlannedData, epoch_length
+
+_CHUNK = 1 << 20
+
+
+@dataclass(frozen=True)
+class EpochLayout:
+    """What the loader must know to count through a planned pipeline.
+
+    Attributes:
+        tail: Whether the positions after the last full global batch are dropped or padded.
+        batch: Samples of a batch of a rank, of buckets the most; 1 without `batched`.
+        num_samples: Positions of an epoch.
+        fingerprint: The settings that decide the order, as plain JSON, for the state.
+        buckets: For `bucketed`; else None.
+    """
+
+    tail: Tail
+    batch: int
+    num_samples: int
+    fingerprint: dict[str, Any]
+    buckets: Buckets | None = None
+
+    def steps(self, world_size: int, *, start: int = 0, consumed: int = 0, num_samples: int | None = None) -> AnySteps:
+        """Return the steps of an epoch.
+
+        Args:
+            world_size: Number of ranks.
+            start: Position of the epoch's start in the endless sequence.
+            consumed: Positions that were consumed before.
+            num_samples: Positions of the epoch; None for those of every epoch.
+        """
+        if self.buckets is not None:
+            return BucketSteps(self.buckets.plan, start // self.num_samples, world_size, consumed)
+        return Steps(
+            self.num_samples if num_samples is None else num_samples, self.batch, world_size, self.tail, consumed
+        )
+
+
+def plan_epoch(stages: Sequence[Any], world_size: int) -> tuple[PlannedData, EpochLayout]:
+    """Find the data of a pipeline, and plan its epochs.
+
+    Args:
+        stages: One planned source, then stages, as `rules.check_order` accepts them.
+        world_size: Number of ranks.
+
+    Raises:
+        PipelineError: The epoch is not a whole number of batches, or a global batch does not divide.
+        StorageError, FolderIndexError, SelectionError: The shards cannot be listed, or have no index or column.
+    """
+    source: Any = stages[0]
+    bucketed = next((stage for stage in stages if isinstance(stage, Bucketed)), None)
+    if bucketed is None:
+        data = source.plan()
+        length = epoch_length(stages, data.num_samples, world_size)
+        # Always present: torch.distributed.checkpoint loads only the names that the loader's own state has.
+        fingerprint = {**data.fingerprint, "with_epoch": length.with_epoch}
+        return data, EpochLayout(source.tail, length.batch, length.num_samples, fingerprint)
+    if any(getattr(stage, "name", "") == "with_epoch" for stage in stages):
+        msg = "with_epoch: an epoch of `bucketed` is one pass over the data, whose batches differ in size."
+        raise PipelineError(f"{msg}\n  Leave `with_epoch` out.")
+    if source.is_weighted or getattr(source, "weights", None) or getattr(source, "balance", None):
+        msg = "bucketed: samples that are drawn by weights have no epoch that could be divided into buckets."
+        raise PipelineError(f"{msg}\n  Use `exact`, with `repeat` for samples that should come more often.")
+    batch = bucketed.size_on(world_size)
+    data = source.plan(has_columns=True)
+    data, buckets = _divide(source, data, bucketed)
+    if not buckets.plan.num_samples:
+        sizes = ", ".join(map(str, dict.fromkeys(bucketed.sizes)))
+        msg = f"bucketed: no bucket of {sum(buckets.plan.counts)} samples fills a global batch of {sizes}, and "
+        raise PipelineError(f"{msg}`tail: drop` drops an incomplete batch.\n  Use `tail: pad`, or smaller batches.")
+    return data, EpochLayout(source.tail, batch, buckets.plan.num_samples, data.fingerprint, buckets)
+
+
+def _divide(source: Any, data: PlannedData, bucketed: Bucketed) -> tuple[PlannedData, Buckets]:
+    """Divide the samples into buckets, and give each bucket an order."""
+    own: dict[int, np.ndarray[Any, np.dtype[np.uint8]]] = {}
+    for number, table in zip(data.parts, data.tables, strict=True):
+        if number not in own:
+            views = [table.column(name)[0] for name in bucketed.columns]
+            own[number] = _assign(bucketed, views, table.used(), table.folders[0])
+    of_samples = np.concatenate([own[number] for number in data.parts])
+    counts = np.concatenate([table.counts for table in data.tables])
+    times = source.times(data.tables[0]) if isinstance(source, Exact) and source.repeat else None
+    orders: list[PickedOrder] = []
+    digest = hashlib.sha256()
+    sizes: list[int] = []
+    num_lanes = default_lanes(len(of_samples))
+    kept = []
+    for bucket, size in enumerate(bucketed.sizes):
+        mask = of_samples == bucket
+        layers = [mask] if times is None else [mask & (times > layer) for layer in range(int(times.max(initial=0)))]
+        subsets = [Subset(counts, layer) for layer in layers if layer.any()]
+        if not subsets:
+            continue
+        inner = np.concatenate([subset.counts for subset in subsets])
+        lanes = min(num_lanes, int(inner.sum()))  # as many for all, so that all buckets read the same shards
+        orders.append(PickedOrder(source.order_of(inner, source.seed, lanes=lanes), subsets))
+        for subset in subsets:
+            digest.update(subset.digest())
+        sizes.append(size)
+        kept.append(bucket)
+    plan = BucketPlan(tuple(order.num_samples for order in orders), tuple(sizes), source.tail, source.seed)
+    labels = tuple(bucketed.labels[bucket] for bucket in kept)
+    named = {"by": bucketed.by, "labels": [_plain(label) for label in labels], "sizes": sizes}
+    fingerprint = {**data.fingerprint, "buckets": {**named, "digest": digest.hexdigest()}, "with_epoch": None}
+    fingerprint.pop("columns", None)
+    order = BucketOrder(plan, orders)
+    return replace(data, order=order, num_samples=plan.num_samples, fingerprint=fingerprint), Buckets(plan, labels)
+
+
+def _plain(label: Any) -> Any:
+    return list(label) if isinstance(label, tuple) else label
+
+
+def _assign(
+    bucketed: Bucketed, views: Sequence[ColumnView], used: np.ndarray[Any, np.dtype[np.bool_]], folder: str
+) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    """Return the bucket of each used sample, uint8 (num_used,)."""
+    parts = []
+    for first in range(0, len(used), _CHUNK):
+        numbers = first + np.flatnonzero(used[first : first + _CHUNK])
+        try:
+            parts.append(bucketed.assign([view.take(numbers) for view in views]).astype(np.uint8))
+        except ValueError as err:
+            problem, at = err.args if len(err.args) == 2 else (str(err), 0)
+            msg = f"{folder}: bucketed: sample {numbers[at]} (counted over all shards from 0): {problem}."
+            raise SelectionError(msg, folder=folder) from err
+    return np.concatenate([np.zeros(0, np.uint8), *parts])
