@@ -22,7 +22,7 @@ from wdskit.codecs.columns import NpyColumn, decode_column
 from wdskit.codecs.fields import decode_field
 from wdskit.dataset.many import Spans
 from wdskit.engine.batch import make_batches
-from wdskit.engine.program import Job, OpenJob
+from wdskit.engine.program import Job
 from wdskit.errors import DecodeError, SampleError, ShardError, WdskitError
 from wdskit.loader.planned import PlannedLoader
 from wdskit.order.steps import Steps
@@ -281,7 +281,8 @@ def test_what_a_batch_holds_decides_whether_it_is_made_by_columns(tmp_path: Path
     pipe = Pipeline().sequential(str(tmp_path)).decode().to_tuple("cls", "__key__").batched(3)
     built = pipe.build(rank=0, world_size=1)
     made = count_made(built)
-    batches = make_batches(built, OpenJob(built.places(Job(0, Steps(60, 60, 1, "drop"), 0, 1)), built.reader)).result()
+    job = Job(0, Steps(60, 3, 1, "drop"), 0, 20)
+    batches = make_batches(built, built.open(job, built.reader, built.places(job))).result()
     assert [key for batch in batches for key in batch.value[1]] == sorted(samples)
     assert sum(made) == 10
     loader = pipe.loader(workers=1, threads=2)

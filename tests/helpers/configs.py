@@ -30,6 +30,10 @@ FORMS: dict[str, tuple[Any, Any]] = {
     "random_flip": (0.25, {"p": 0.25}),
     "normalize": ("imagenet", {"preset": "imagenet"}),
     "to_tensor": (["jpg"], {"fields": "jpg"}),
+    "multi_hot": (
+        {"from": "json.labels", "classes": 3},
+        {"from": "json.labels", "classes": 3, "to": "multi_hot"},
+    ),
     "to_tuple": ("jpg;png cls", {"fields": ["jpg;png", "cls"]}),
     "to_dict": (["jpg;png", "cls"], {"fields": "jpg;png cls"}),
     "batched": (64, {"size": 64}),

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from wdskit import StorageError
-from wdskit.engine.batch import RejectedSample
+from wdskit.engine.sample import RejectedSample
 from wdskit.loader.budget import Budget
 from wdskit.pipeline.settings import ErrorsSpec
 

@@ -612,11 +612,6 @@ def test_a_shard_error_is_never_forgiven(damaged):
         list(loader)
 
 
-def test_a_stream_has_no_budget(numbers):
-    with pytest.raises(PipelineError, match="errors: a stream cannot replace a bad sample"):
-        Pipeline().stream(numbers).loader(workers=0, errors={"max_bad": 1})
-
-
 def test_a_configuration_says_the_same(numbers, damaged, tmp_path):
     (tmp_path / "c.yaml").write_text(
         "version: 1\npipelines:\n  train:\n    - exact: {shards: D, seed: 2, lanes: 3, window: 6}\n    - decode: rgb8\n"

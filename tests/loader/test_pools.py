@@ -26,7 +26,7 @@ from shards import fail_on_7, number_of, write_numbers, write_pictures, write_sh
 from wdskit import Pipeline, PipelineError, SampleError, ShardError
 from wdskit.engine.batch import make_batches
 from wdskit.engine.outcome import WorkerTraceback
-from wdskit.engine.program import Job, OpenJob
+from wdskit.engine.program import Job
 from wdskit.loader import pools as pool_module
 from wdskit.loader import prefetch as prefetch_module
 from wdskit.loader.device import finish_numbers
@@ -158,7 +158,7 @@ def test_odd_samples_cost_a_batch_its_shortcut_and_nothing_else(pictures, monkey
         found = [
             finish_numbers(each, ending).value
             for job in jobs
-            for each in make_batches(program, OpenJob(program.places(job), program.reader)).result()
+            for each in make_batches(program, program.open(job, program.reader, program.places(job))).result()
         ]
         assert [plain(batch) for batch in found] == wanted
     assert 30 < in_place.count(0) < len(in_place) == 60

@@ -6,7 +6,7 @@ import io
 import json
 import numbers
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -56,6 +56,30 @@ def decode_field(field: str, data: Buffer) -> object:
 def is_json_field(field: str) -> bool:
     """Whether a field holds JSON by its name; the last component counts."""
     return field.rpartition(".")[2].lower() in JSON_FIELDS
+
+
+def is_path(name: str) -> bool:
+    """Whether a name may be a path in a JSON field: `json.caption`."""
+    return any(part.lower() in JSON_FIELDS for part in name.split(".")[:-1])
+
+
+def follow_path(value: object, path: Sequence[str]) -> object:
+    """Return what a path leads to in a JSON value or a text.
+
+    The last part `length` is the number of characters of a text or of items of a list or an object, unless the object
+    has such a member.
+
+    Raises:
+        KeyError: It leads nowhere.
+    """
+    for at, part in enumerate(path):
+        if isinstance(value, dict) and part in value:
+            value = value[part]
+        elif part == "length" and at == len(path) - 1 and isinstance(value, str | list | dict):
+            value = len(value)
+        else:
+            raise KeyError(".".join(path[: at + 1]))
+    return value
 
 
 def encode_field(field: str, value: object) -> bytes:

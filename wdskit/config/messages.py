@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
 
 Path = tuple[str | int, ...]
 
@@ -184,7 +185,7 @@ def flaws_of(model: type[BaseModel], invalid: ValidationError) -> list[Flaw]:
     """What pydantic found wrong with the settings of `model`, each once, in the order of its fields."""
     errors = invalid.errors(include_url=False)
     unknown = [str(error["loc"][-1]) for error in errors if error["type"] == "extra_forbidden"]
-    misspelt = {nearest(name, model.model_fields) for name in unknown}
+    misspelt = {nearest(name, setting_names(model)) for name in unknown}
     inner = {error["loc"][:size] for error in errors for size in range(1, len(error["loc"]))}
     flaws = [
         _flaw(model, error)
@@ -207,7 +208,10 @@ def _flaw(model: type[BaseModel], error: Mapping[str, Any]) -> Flaw:
     owner = f"`{getattr(model, 'name', model.__name__.removesuffix('Spec').lower())}`"
     if inner is not None:
         owner = f"an item of `{path[0]}`" if isinstance(path[1], int) else f"`{path[0]}`"
-    return Flaw(path, unknown_setting(str(path[-1]), owner, list((inner or model).model_fields)))
+    return Flaw(
+        path,
+        unknown_setting(str(path[-1]), owner, setting_names(inner or model)),
+    )
 
 
 def _rule(error: Mapping[str, Any]) -> str:
@@ -227,8 +231,19 @@ def _rule(error: Mapping[str, Any]) -> str:
     return f"{show(value)} does not fit: {error['msg'][:1].lower()}{error['msg'][1:]}."
 
 
+def setting_names(model: type[BaseModel]) -> list[str]:
+    """The settings of a model as YAML names them."""
+    return [one.alias or name for name, one in model.model_fields.items()]
+
+
+def _field_named(model: type[BaseModel], name: str) -> FieldInfo:
+    """The field that a setting with this name, or alias, has."""
+    fields = model.model_fields
+    return fields[name] if name in fields else next(one for one in fields.values() if one.alias == name)
+
+
 def _missing(model: type[BaseModel], field: str) -> str:
-    examples, stage = model.model_fields[field].examples, getattr(model, "name", "")
+    examples, stage = _field_named(model, field).examples, getattr(model, "name", "")
     example = f" Write for example `{stage}: {_written(examples[0])}`." if examples and stage else ""
     return f"the setting `{field}` is missing.{example}"
 

@@ -14,6 +14,7 @@ import torch
 
 from wdskit.engine.outcome import Outcome
 from wdskit.engine.program import WHOLE_BATCH, Job, OpenJob, Program
+from wdskit.engine.sample import RejectedSample
 from wdskit.engine.threads import Threads
 from wdskit.errors import PROCESS_ERRORS, FolderIndexError, PipelineError, SampleError, ShardError, StorageError
 from wdskit.order.steps import AnySteps
@@ -37,22 +38,13 @@ _MAX_SUBSTITUTES = 100
 _DO_DECODE = "Pack it again without this sample (`--skip-bad`), or allow some: `errors: {max_bad: 10}`."
 
 
-class RejectedSample(NamedTuple):
-    """A bad sample that another one replaces, or that padding masks."""
-
-    position: int
-    shard: str
-    key: str
-    reason: str
-
-
 class Batch(NamedTuple):
     """One batch, or one sample without `batched`.
 
     Attributes:
         value: The result of the pipeline.
         num_samples: Samples in it, without padding.
-        bad: Bad samples that were replaced.
+        bad: Bad samples that were replaced; of a stream, those that were skipped before it.
         raw: Field or place of images that are still uint8, to become floats later (`Program.without_numbers`).
         timings: Timings of the job; only the first batch of a job has them.
         is_end: For a stream: the epoch of the worker is over, and `value` is None.

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from wdskit.codecs.columns import NpyColumn, decode_column
-from wdskit.codecs.fields import NPY_FIELDS
+from wdskit.codecs.fields import NPY_FIELDS, is_path
 from wdskit.codecs.formats import is_image_field
 from wdskit.dataset.many import Spans
 from wdskit.engine.reader import ManySamples, SampleReader
@@ -91,8 +91,8 @@ class BatchColumns:
 
 
 def columns_of(steps: Sequence[Step], batched: Batcher | None) -> BatchColumns | None:
-    """Return what makes batches by columns; None for other stages or a user's collate, or if images are decoded, which
-    several threads do sample by sample.
+    """Return what makes batches by columns; None for other stages or a user's collate, for paths in JSON, or if images
+    are decoded, which several threads do sample by sample.
     """
     if batched is None or not isinstance(batched.collate, Collate):
         return None
@@ -100,6 +100,9 @@ def columns_of(steps: Sequence[Step], batched: Batcher | None) -> BatchColumns |
     fit = [each for each in functions if isinstance(each, (FieldDecoder, Rename, ToTuple, ToDict))]
     decoders = [each for each in fit if isinstance(each, FieldDecoder) and each.images is not None]
     if len(fit) < len(functions) or any(not each.only or any(map(is_image_field, each.only)) for each in decoders):
+        return None
+    names = [name for each in fit if not isinstance(each, FieldDecoder) for name in each.sources]
+    if any(is_path(name) for alternatives in names for name in alternatives.split(";")):
         return None
     return BatchColumns(fit, batched.collate)
 

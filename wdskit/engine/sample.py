@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from wdskit.engine.threads import Threads
+from wdskit.errors import PROCESS_ERRORS, SampleError
 from wdskit.stages.base import Origin, Run, Step, StepFailed, cause_of, note_place, stage_error
 from wdskit.stages.timing import Pace, Timings
 
@@ -15,6 +16,15 @@ if TYPE_CHECKING:
     import torch
 
     from wdskit.stages.images.fused import FusedStep
+
+
+class RejectedSample(NamedTuple):
+    """A bad sample that another one replaces, that padding masks, or that a stream skips."""
+
+    position: int
+    shard: str
+    key: str
+    reason: str
 
 
 @dataclass(frozen=True)
@@ -91,10 +101,12 @@ class Each:
             origin = run.origin
             run.note(run.board.main, origin)
             timings = self._pace.begin()
-            if timings is None:
-                done = self.stages.apply(value, origin)
-            else:
-                done = self._timed(value, origin, timings)
+            try:
+                done = self.stages.apply(value, origin) if timings is None else self._timed(value, origin, timings)
+            except SampleError as err:
+                self._skip(err, origin)
+                continue
+            if timings is not None:
                 run.keep_timings(timings)
             run.origin = origin
             yield done
@@ -110,9 +122,9 @@ class Each:
                 waiting.append((run.origin, Future(), timings))
                 threads.submit(self._fulfil, waiting[-1][1], value, run.origin, timings)
                 if len(waiting) > ahead:
-                    yield self._oldest(waiting)
+                    yield from self._oldest(waiting)
             while waiting:
-                yield self._oldest(waiting)
+                yield from self._oldest(waiting)
         finally:
             for _, future, _ in waiting:
                 future.cancel()
@@ -137,10 +149,27 @@ class Each:
         timings.start()
         return self.stages.apply(value, origin, timings=timings, num=len(origin.members) or 1)
 
-    def _oldest(self, waiting: list[tuple[Origin, Future[Any], Timings | None]]) -> Any:
+    def _oldest(self, waiting: list[tuple[Origin, Future[Any], Timings | None]]) -> Iterator[Any]:
+        """Yield the oldest value, unless its sample is bad and skipped."""
         origin, timings = waiting[0][0], waiting[0][2]
-        done = waiting.pop(0)[1].result()  # no name for the future: its error would refer to this frame, a cycle
+        try:
+            done = waiting.pop(0)[1].result()  # no name for the future: its error would refer to this frame, a cycle
+        except SampleError as err:
+            self._skip(err, origin)
+            return
         if timings is not None:
             self.run.keep_timings(timings)
         self.run.origin = origin
-        return done
+        yield done
+
+    def _skip(self, err: SampleError, origin: Origin) -> None:
+        """Note a bad sample if the budget allows it; otherwise raise its error."""
+        run = self.run
+        is_function = err.is_function and not run.forgives_functions
+        if not run.max_bad or is_function or origin.members or isinstance(err.__cause__, PROCESS_ERRORS):
+            raise err
+        run.num_bad += 1
+        if run.num_bad > run.max_bad:
+            msg = f"{err}\n  It is bad sample {run.num_bad} of an epoch of this worker, and errors.max_bad allows"
+            raise SampleError(f"{msg} {run.max_bad}.", stage=err.stage, shard=err.shard, key=err.key) from err
+        run.bad.append(RejectedSample(origin.minor, err.shard, err.key, str(err)))

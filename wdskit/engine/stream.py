@@ -216,12 +216,13 @@ class StreamPipeline(webdataset.DataPipeline):  # type: ignore[misc]  # webdatas
     def items(self, job: StreamJob) -> Iterator[Batch]:
         """Yield one epoch of this worker. The last batch has `is_end` and no value."""
         cut, stop = self.layout.cut, len(self.pipeline)
+        self.run.num_bad = 0
         if cut is None:  # it ends by itself, each shard once (or never, resampled without with_epoch)
             self._begin(job.epoch)
             for value in self._chain(0, stop, None):
                 self.run.num_heard += 1
                 yield self._batch(value)
-            yield Batch(None, 0, is_end=True)
+            yield Batch(None, 0, self.run.take_bad(), is_end=True)
             return
         live = self._live
         if live is None or not job.continues or (live.next_epoch, live.readers) != (job.epoch, self._readers):
@@ -236,7 +237,7 @@ class StreamPipeline(webdataset.DataPipeline):  # type: ignore[misc]  # webdatas
             yield self._batch(value)
         self.pipeline[cut].finish(live.values)
         live.next_epoch = job.epoch + 1
-        yield Batch(None, 0, is_end=True)
+        yield Batch(None, 0, self.run.take_bad(), is_end=True)
 
     def _begin(self, epoch: int) -> None:
         """Stand at the first draw of an epoch."""
@@ -245,7 +246,8 @@ class StreamPipeline(webdataset.DataPipeline):  # type: ignore[misc]  # webdatas
         self.run.begin(epoch, first_draw=0 if draws is None else draws.first(epoch), stop_draw=stop)
 
     def _batch(self, value: Any) -> Batch:
-        return Batch(value, _num_samples(value, self.layout.batch), timings=self.run.take_timings())
+        num_samples = _num_samples(value, self.layout.batch)
+        return Batch(value, num_samples, self.run.take_bad(), timings=self.run.take_timings())
 
     def _chain(self, first: int, stop: int, values: Iterator[Any] | None) -> Iterator[Any]:
         """The stages of a part of the list, each fed by the one before."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from fractions import Fraction
 from pathlib import Path
 
-from wdskit.engine.batch import RejectedSample
+from wdskit.engine.sample import RejectedSample
 from wdskit.errors import PipelineError, SampleError, StorageError
 from wdskit.files import append_lines, make_folders
 from wdskit.pipeline.settings import ErrorsSpec

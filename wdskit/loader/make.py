@@ -138,7 +138,7 @@ def make_loader(
     if isinstance(built, StreamPipeline):
         if spec.device is not None:
             raise PipelineError("device: a stream's batches stay in this machine's memory. Move them in your loop.")
-        return StreamLoader(built, spec, **origin)
+        return StreamLoader(built, spec, error_spec, **origin)
     return PlannedLoader(built, spec, error_spec, **origin)
 
 

@@ -12,11 +12,12 @@ from wdskit.engine.batch import Batch
 from wdskit.engine.stream import StreamBatches, StreamJob, StreamPipeline, check_splits, empty_epoch
 from wdskit.errors import PipelineError, StateError
 from wdskit.loader.base import Loader
+from wdskit.loader.budget import Budget
 from wdskit.loader.device import hand_over, pin_mover
 from wdskit.loader.pools import make_pool
 from wdskit.loader.starting import start_fork_server, start_method_of
 from wdskit.loader.state import compare_fingerprints, unused_state
-from wdskit.pipeline.settings import DEFAULT_PREFETCH, LoaderSpec
+from wdskit.pipeline.settings import DEFAULT_PREFETCH, ErrorsSpec, LoaderSpec
 
 logger = logging.getLogger(__name__)
 
@@ -37,13 +38,16 @@ class StreamLoader(Loader):
     Args:
         pipeline: Built for this rank.
         spec: The settings: workers, prefetch and so on.
+        errors: How many bad samples an epoch may have; they are skipped.
         origin: Keyword arguments of `Loader`.
 
     Raises:
         PipelineError: The pipeline cannot be run with these workers.
     """
 
-    def __init__(self, pipeline: StreamPipeline, spec: LoaderSpec, **origin: Any) -> None:
+    def __init__(
+        self, pipeline: StreamPipeline, spec: LoaderSpec, errors: ErrorsSpec | None = None, **origin: Any
+    ) -> None:
         super().__init__(pipeline.run, spec, **origin)
         self.pipeline = pipeline
         self._epoch = 0
@@ -52,6 +56,7 @@ class StreamLoader(Loader):
         self._begun: int | None = None  # the epoch that began last
         self._num_received = 0  # items of this epoch
         self._has_warned = False
+        self._budget = Budget(errors or ErrorsSpec(), rank=self._rank_info.rank, num_samples=0)
         self._waiting: deque[tuple[int, Any]] = deque()  # workers and the tickets of their jobs, in turn
         self._check()
         start_method = functools.partial(start_method_of, pipeline.parts, spec.start_method)
@@ -141,17 +146,21 @@ class StreamLoader(Loader):
         taken = self._take(StreamJob(epoch, is_first=True, continues=continues))
         moved = taken if self._mover is None else hand_over(taken, self._mover, self._is_ready)
         num_items = 0
+        self._budget.count = 0
         for batch in moved:
+            self._budget.spend(epoch, batch.bad)
             if batch.is_end:
                 continue
             num_items += 1
             if self._begun == epoch:  # and no state was loaded since
                 self._num_received = num_items
             if num_items == wanted:  # before the last item is yielded: a state saved with it is the next epoch
-                num_items += sum(not end.is_end for end in moved)  # let each worker reach its end
+                for end in moved:  # let each worker reach its end
+                    self._budget.spend(epoch, end.bad)
+                    num_items += not end.is_end
                 self._check_length(epoch, num_items, wanted)
                 self._finish(epoch)
-            self._meter.received(batch.num_samples, timings=batch.timings)
+            self._meter.received(batch.num_samples, replaced=len(batch.bad), timings=batch.timings)
             value = batch.value
             del batch
             yield value

@@ -26,6 +26,7 @@ import orjson
 from numpy.typing import NDArray
 from typing_extensions import Self
 
+from wdskit.codecs.fields import decode_field, follow_path, is_json_field, is_path
 from wdskit.codecs.formats import is_image_field
 from wdskit.dataset.classes import CLASS_FIELD
 from wdskit.errors import DecodeError, PackError, RowError, WdskitError
@@ -34,7 +35,7 @@ from wdskit.limits import BLOCK_BYTES
 from wdskit.order.keys import permutation
 from wdskit.packing.ahead import read_ahead
 from wdskit.packing.division import Limits, PlannedShard, RowRange, RowTooLarge, divide, row_bytes
-from wdskit.packing.references import KINDS, FieldBytes, Reference
+from wdskit.packing.references import KINDS, FieldBytes, Reference, SourceFiles
 from wdskit.packing.row import OnProgress, Progress, Row, key_taken, row_error, size_of
 from wdskit.packing.sources import Duplicate, Source
 from wdskit.packing.transforms import UNTOUCHED, Transforms
@@ -563,6 +564,21 @@ def read_rows(
     plan.check_unique(keep_first=keep_first)
 
 
+def _paths_in(row: Row, transforms: Transforms) -> Iterator[str]:
+    """Yield the required paths in JSON (`json.caption`) that a row has."""
+    wanted = [name for names in transforms.require for name in names.split(";") if is_path(name)]
+    for name, source in row.fields if wanted else ():
+        paths = [path for path in wanted if path.startswith(f"{name}.")] if is_json_field(name) else []
+        if not paths:
+            continue
+        with contextlib.closing(SourceFiles()) as files, contextlib.suppress(DecodeError):
+            value = decode_field(name, row.read_field(source, files))
+            for path in paths:
+                with contextlib.suppress(KeyError):
+                    follow_path(value, path[len(name) + 1 :].split("."))
+                    yield path
+
+
 def required_rows(
     rows: Iterable[Row | RowError], transforms: Transforms, rejected: list[RowError]
 ) -> Generator[Row | RowError, None, None]:
@@ -583,7 +599,8 @@ def required_rows(
         for row in rows:
             lacks = None
             if not isinstance(row, RowError):
-                lacks = transforms.lacks(packed_names([name for name, _ in row.fields], transforms))
+                names = packed_names([name for name, _ in row.fields], transforms)
+                lacks = transforms.lacks([*names, *_paths_in(row, transforms)])
             if isinstance(row, RowError) or lacks is None:
                 yield row
                 continue

@@ -66,10 +66,11 @@ def build_pipeline(
         return _build_planned(
             stages, rank_info=rank_info, num_threads=num_threads, find=find, errors=errors, cache=cache or CacheSpec()
         )
-    if errors.max_bad:
-        msg = "errors: a stream cannot replace a bad sample by another one."
-        raise PipelineError(f"{msg}\n  Use the source `exact`, or `select` what is good.")
     run = Run(rank_info, stages[0].seed if isinstance(stages[0], Stream) else 0, num_threads)
+    if isinstance(errors.max_bad, str):
+        msg = f"errors.max_bad: {errors.max_bad} of a stream is unknown before it ends."
+        raise PipelineError(f"{msg}\n  Write a number of samples, or use the source `exact`.")
+    run.max_bad, run.forgives_functions = errors.max_bad, errors.transforms
     known = Context(run, find, takes_masks(stages))
     return _StreamBuilder(stages, StreamContext(known, stages)).build(max_workers)
 

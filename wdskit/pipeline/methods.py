@@ -446,6 +446,16 @@ class StageMethods(ABC):
         """
         return self._with("resize_to_bucket", {"fields": fields, "masks": masks, "crop": crop})
 
+    def multi_hot(self, *, source: str, classes: int | Fields, to: str = "multi_hot") -> Self:
+        """Make a vector of the labels of a sample: 1 for each class that it has, 0 for the others; float32 (classes,).
+
+        Args:
+            source: The field with a list of class numbers or names, such as `json.labels`; one number is a list of one.
+            classes: The number of classes, or their names in order.
+            to: The field that gets the vector.
+        """
+        return self._with("multi_hot", {"source": source, "classes": classes, "to": to})
+
     def to_tuple(self, *fields: str) -> Self:
         """Make a tuple of the named fields.
 

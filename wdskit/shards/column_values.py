@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from wdskit.codecs.checks import read_header
-from wdskit.codecs.fields import INT_FIELDS, JSON_FIELDS, TEXT_FIELDS, decode_field
+from wdskit.codecs.fields import INT_FIELDS, JSON_FIELDS, TEXT_FIELDS, decode_field, follow_path
 from wdskit.codecs.formats import is_image_field
 from wdskit.codecs.structure import ImageHeader
 from wdskit.dataset.columns import MAX_COLUMNS, Part, check_column_name, pack_values
@@ -145,7 +145,10 @@ class _Path(_Function):
         if name is None:
             return None
         rest = self._path[len(name) + 1 :]
-        found = follow_path(held.value(name), rest.split(".") if rest else [])
+        try:
+            found = follow_path(held.value(name), rest.split(".") if rest else [])
+        except KeyError:
+            return None
         if isinstance(found, dict | list):
             kind = "an object" if isinstance(found, dict) else "a list"
             what = f"it is {kind}, not a number or a text"
@@ -153,22 +156,6 @@ class _Path(_Function):
         if found is not None and not isinstance(found, bool | int | float | str):
             raise ValueError("it is neither a number nor a text")
         return found
-
-
-def follow_path(value: object, path: Sequence[str]) -> object:
-    """Return what a path leads to in a JSON value or a text; None if it leads nowhere.
-
-    The last part `length` is the number of characters of a text or of items of a list or an object, unless the object
-    has such a member.
-    """
-    for at, part in enumerate(path):
-        if isinstance(value, dict) and part in value:
-            value = value[part]
-        elif part == "length" and at == len(path) - 1 and isinstance(value, str | list | dict):
-            value = len(value)
-        else:
-            return None
-    return value
 
 
 class _Split(_Function):

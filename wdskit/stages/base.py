@@ -93,6 +93,10 @@ class Run:
         board: What the threads of this process are working on.
         is_watched: Whether a loader in another thread or process reads `board`, and reports a wait that is too long.
         timings: Timings of a stream's stages since they were last taken.
+        max_bad: Bad samples that a stream skips in an epoch; 0 skips none.
+        forgives_functions: Whether it also skips those on which a transform or a user's function fails.
+        num_bad: Skipped samples of the running epoch.
+        bad: Those that were not taken yet.
     """
 
     def __init__(self, rank_info: RankInfo, seed: int, num_threads: int = 1) -> None:
@@ -109,6 +113,10 @@ class Run:
         self.num_heard = 0
         self.is_watched = False
         self.timings = Timings()
+        self.max_bad = 0
+        self.forgives_functions = False
+        self.num_bad = 0
+        self.bad: list[Any] = []
         self._start()
 
     def _start(self) -> None:
@@ -124,6 +132,11 @@ class Run:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._start()
+
+    def take_bad(self) -> tuple[Any, ...]:
+        """Return the samples that were skipped since the last call."""
+        bad, self.bad = tuple(self.bad), []
+        return bad
 
     def note(self, slot: Slot, origin: Origin) -> None:
         """Say on the board that a thread now works on this value of a stream."""

@@ -165,6 +165,11 @@ def _slot(slot: object, values: Sequence[Any], memory: Memory, *, is_ragged: boo
             unknown = [value for value in values if may_be_image(value) or ("lost" in layouts and value.ndim == 2)]
             if unknown or len(layouts) > 1:
                 raise _unknown_layout((unknown or values)[0], where)
+        are_lists = all(mark is not None and mark.is_list for mark in map(mark_of, values))
+        if are_lists and differ_in_length(values):
+            return make_ragged(values, where, memory)
+        if are_lists and {value.dtype.name for value in values} == {"int64", "float64"}:
+            values = [value.astype(np.float64) for value in values]
         batch = _stack_arrays(values, where, memory, is_image=is_image)
     if is_image or is_mask or layouts == {"array"}:
         marked(batch, MASK if is_mask else IMAGE if is_image else ARRAY)
@@ -310,6 +315,14 @@ class Ragged:
         return Ragged(self.values.pin_memory(), self.offsets.pin_memory())
 
 
+def differ_in_length(values: Sequence[Any]) -> bool:
+    """Whether lists of JSON differ in their first axis, and in no other; an empty list fits all."""
+    shapes = {tuple(value.shape) for value in values} - {(0,)}
+    return (
+        len({tuple(value.shape) for value in values}) > 1 and all(shapes) and len({shape[1:] for shape in shapes}) <= 1
+    )
+
+
 def make_ragged(values: Sequence[Any], slot: str, memory: Memory) -> Ragged:
     """The batch of arrays or tensors of one dtype that differ in their first axis only.
 
@@ -322,6 +335,8 @@ def make_ragged(values: Sequence[Any], slot: str, memory: Memory) -> Ragged:
         PipelineError: They are not such; it names the slot and the sample.
     """
     tensors = [_as_tensor(value, slot, at) for at, value in enumerate(values)]
+    if all(mark is not None and mark.is_list for mark in map(mark_of, values)):
+        tensors = _of_one_kind(tensors)
     first = tensors[0]
     for at, one in enumerate(tensors):
         if (one.dtype, one.shape[1:]) != (first.dtype, first.shape[1:]):
@@ -332,6 +347,22 @@ def make_ragged(values: Sequence[Any], slot: str, memory: Memory) -> Ragged:
     joined = memory.empty((int(offsets[-1]), *first.shape[1:]), first.dtype)
     torch.cat(tensors, out=joined)
     return Ragged(joined, offsets)
+
+
+def _of_one_kind(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Give empty lists of JSON the axes and dtype of the others, and make whole numbers float64 beside fractions."""
+    dtypes = {tensor.dtype for tensor in tensors if tensor.shape != (0,)}
+    first = next((tensor for tensor in tensors if tensor.shape != (0,)), tensors[0])
+    dtype = torch.float64 if dtypes == {torch.int64, torch.float64} else first.dtype
+    is_mixed = len(dtypes) > 1 and dtype != torch.float64
+    return [
+        tensor.reshape(0, *first.shape[1:]).to(dtype)
+        if tensor.shape == (0,)
+        else tensor
+        if is_mixed
+        else tensor.to(dtype)
+        for tensor in tensors
+    ]
 
 
 def offsets_of(lengths: Sequence[int]) -> torch.Tensor:

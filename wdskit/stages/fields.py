@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -11,7 +12,7 @@ from typing import Annotated, Any, ClassVar
 import numpy as np
 from pydantic import Field, field_validator
 
-from wdskit.codecs.fields import decode_field
+from wdskit.codecs.fields import decode_field, follow_path, is_json_field, is_path
 from wdskit.codecs.formats import INDEX_SPEC, is_image_field
 from wdskit.config.messages import describe, listing
 from wdskit.config.spec import refuse
@@ -19,7 +20,7 @@ from wdskit.config.values import Alternatives, Bool, Count, FieldChoices, FieldN
 from wdskit.errors import DecodeError, PipelineError, WdskitError
 from wdskit.limits import MAX_PIXELS
 from wdskit.stages.base import NOWHERE, Context, Function, Origin, PerSampleStage, ValueFunction
-from wdskit.stages.marks import ARRAY, IMAGE, MASK, Mark, marked
+from wdskit.stages.marks import ARRAY, IMAGE, LIST, MASK, Mark, marked
 
 _log = logging.getLogger(__name__)
 
@@ -246,6 +247,11 @@ class Rename(PerSampleStage):
         description="New name: old name, or alternatives joined by `;`.", examples=[{"image": "jpg;png"}]
     )
 
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """The fields that it reads, `;` between alternatives."""
+        return tuple(self.names.values())
+
     def bind(self, context: Context, label: str) -> Rename:  # noqa: ARG002 (nothing is drawn)
         """As `PerSampleStage.bind`."""
         return self
@@ -256,14 +262,15 @@ class Rename(PerSampleStage):
         Raises:
             WdskitError: A field is missing, or a new name is that of a field that stays.
         """
-        found = {new: _find("rename", sample, olds) for new, olds in self.names.items()}
-        renamed = set(found.values())
+        check_dict("rename", sample)
+        found = {new: _found("rename", sample, olds) for new, olds in self.names.items()}
+        renamed = {old for old in found.values() if old in sample}
         for new, old in found.items():
             if new in sample and new not in renamed:
                 msg = f"`{new}: {old}` would replace the field `{new}` of the sample"
                 raise WdskitError(f"{msg}. Use another name, or leave `{new}` out first, with to_dict")
         kept = {field: value for field, value in sample.items() if field not in renamed}
-        return kept | {new: sample[old] for new, old in found.items()}
+        return kept | {new: _pick("rename", sample, old) for new, old in found.items()}
 
 
 class ToTuple(PerSampleStage):
@@ -276,6 +283,11 @@ class ToTuple(PerSampleStage):
     fields: FieldChoices = Field(
         description="Fields in order; `jpg;png` takes the first that a sample has.", examples=[["jpg;png", "cls"]]
     )
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """The fields that it reads, `;` between alternatives."""
+        return self.fields
 
     def bind(self, context: Context, label: str) -> ToTuple:  # noqa: ARG002 (nothing is drawn)
         """As `PerSampleStage.bind`."""
@@ -310,6 +322,11 @@ class ToDict(PerSampleStage):
             raise refuse(f"{listing(twice)} would appear twice in the dict; `rename` one first.")
         return fields
 
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """The fields that it reads, `;` between alternatives."""
+        return self.fields
+
     def bind(self, context: Context, label: str) -> ToDict:  # noqa: ARG002 (nothing is drawn)
         """As `PerSampleStage.bind`."""
         return self
@@ -321,6 +338,56 @@ class ToDict(PerSampleStage):
     @functools.cached_property
     def _names(self) -> dict[str, str]:
         return {names.split(";")[0]: names for names in self.fields}
+
+
+class MultiHot(PerSampleStage):
+    """Make a vector of the labels of a sample: 1 for each class that it has, 0 for the others; float32 (classes,)."""
+
+    name: ClassVar[str] = "multi_hot"
+
+    source: Alternatives = Field(
+        alias="from",
+        description="The field with a list of class numbers or names, such as `json.labels`; one number is a list of "
+        "one.",
+        examples=["json.labels"],
+    )
+    classes: Count | FieldNames = Field(description="The number of classes, or their names in order.", examples=[80])
+    to: FieldName = Field("multi_hot", description="The field that gets the vector.")
+
+    @classmethod
+    def expand(cls, value: object) -> dict[str, Any]:
+        """As `StageSpec.expand`; Python calls the setting `from` `source`."""
+        settings = super().expand(value)
+        return {("from" if name == "source" else name): each for name, each in settings.items()}
+
+    def write_settings(self) -> Any:
+        """As `StageSpec.write_settings`."""
+        return {("from" if name == "source" else name): value for name, value in super().write_settings().items()}
+
+    def bind(self, context: Context, label: str) -> MultiHot:  # noqa: ARG002 (nothing is drawn)
+        """As `PerSampleStage.bind`."""
+        return self
+
+    @functools.cached_property
+    def _numbers(self) -> dict[Any, int]:
+        names: Sequence[Any] = range(self.classes) if isinstance(self.classes, int) else self.classes
+        return {name: number for number, name in enumerate(names)}
+
+    def __call__(self, sample: Any, origin: Origin = NOWHERE) -> dict[str, Any]:  # noqa: ARG002 (nothing is drawn)
+        """A copy of `sample` with the vector.
+
+        Raises:
+            WdskitError: A field is missing, or a label is no class.
+        """
+        found = _pick("multi_hot", sample, self.source)
+        labels = found.tolist() if isinstance(found, np.ndarray) else found
+        vector = np.zeros(len(self._numbers), np.float32)
+        for label in labels if isinstance(labels, list) else [labels]:
+            if isinstance(label, bool) or not isinstance(label, int | str) or label not in self._numbers:
+                what = f"one of {self.classes} classes" if isinstance(self.classes, int) else "one of the classes"
+                raise WdskitError(f"multi_hot: `{self.source}` has {label!r}, which is not {what}")
+            vector[self._numbers[label]] = 1
+        return {**sample, self.to: marked(vector, ARRAY)}
 
 
 class UserStage(PerSampleStage):
@@ -368,17 +435,59 @@ def _make_user_stage(name: str, settings: dict[str, Any]) -> UserStage:
 
 
 def _pick(stage: str, sample: Any, names: str) -> Any:
-    """The value of the first of the `;` alternatives that a sample has."""
-    return sample[_find(stage, sample, names)]
+    """The value of the first of the `;` alternatives that a sample has: a field, or else a path in a JSON field.
 
+    A list of numbers in JSON becomes an array, which batches as one.
 
-def _find(stage: str, sample: Any, names: str) -> str:
-    """The first of the `;` alternatives that a sample has."""
+    Raises:
+        WdskitError: The sample has none of them.
+    """
     check_dict(stage, sample)
+    name = _found(stage, sample, names)
+    return sample[name] if name in sample else _at_path(stage, sample, name)
+
+
+def _found(stage: str, sample: Mapping[str, Any], names: str) -> str:
+    """The first of the `;` alternatives that a sample has."""
     for name in names.split(";"):
         if name in sample:
             return name
+        if is_path(name):
+            with contextlib.suppress(KeyError):
+                _at_path(stage, sample, name)
+                return name
     raise WdskitError(f"no field `{names}`; the sample has: {_listed(sample)}")
+
+
+def _at_path(stage: str, sample: Mapping[str, Any], name: str) -> Any:
+    """The value at a path, in the field with the longest name that the path begins with. KeyError: There is none."""
+    parts = name.split(".")
+    for stop in range(len(parts) - 1, 0, -1):
+        field = ".".join(parts[:stop])
+        if field not in sample or not is_json_field(field):
+            continue
+        if isinstance(sample[field], bytes | bytearray | memoryview):
+            raise PipelineError(f"{stage}: `{name}`: `{field}` is not decoded yet. Put `decode` before it")
+        return as_array(follow_path(sample[field], parts[stop:]))
+    raise KeyError(name)
+
+
+def as_array(value: Any) -> Any:
+    """A list of numbers, or of such lists of one length, as an array of int64 or float64; other values unchanged."""
+    if not isinstance(value, list):
+        return value
+    if not value:
+        return marked(np.zeros(0, np.int64), LIST)
+    flat: Any = value
+    while isinstance(flat, list) and flat and isinstance(flat[0], list):
+        flat = [each for one in flat if isinstance(one, list) for each in one]
+    if not all(type(each) in (int, float) for each in flat):
+        return value
+    try:
+        array = np.array(value)
+    except ValueError:  # lists of different lengths
+        return value
+    return marked(array, LIST) if array.dtype.kind in "if" else value
 
 
 def _listed(fields: Collection[str]) -> str:

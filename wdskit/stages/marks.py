@@ -33,16 +33,19 @@ class Mark:
             which may be an image or not. None: unknown.
         is_mask: Its numbers are classes or depths: no transform may blend or scale them.
         changed: Why its numbers are not those that its file stores, as a sentence; "" if they may be.
+        is_list: It is a list of JSON: values of different lengths batch as `Ragged`.
     """
 
     layout: Layout
     is_mask: bool = False
     changed: str = ""
+    is_list: bool = False
 
 
 IMAGE = Mark("image")
 MASK = Mark("image", is_mask=True)
 ARRAY = Mark("array")
+LIST = Mark("array", is_list=True)
 _LOST = Mark("lost")
 
 

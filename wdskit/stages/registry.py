@@ -42,6 +42,7 @@ STAGES: dict[str, type[StageSpec]] = {
         transforms.Normalize,
         transforms.ToTensor,
         buckets.ResizeToBucket,
+        fields.MultiHot,
         fields.ToTuple,
         fields.ToDict,
         batching.Batched,

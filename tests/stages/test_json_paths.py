@@ -1,0 +1,125 @@
+"""Paths in JSON, where fields are named; lists of JSON in batches; and `multi_hot`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from disks import HastyDisk
+
+import wdskit
+from wdskit import Pipeline, Ragged, SampleError, pack
+
+BOXES = [[[1, 2, 3, 4]], [], [[0.5, 1, 2, 3], [4, 5, 6, 7]], [[9, 9, 9, 9]]]
+LABELS = [[0, 2], [], [1], [2]]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> str:
+    rows = []
+    for number, (boxes, labels) in enumerate(zip(BOXES, LABELS, strict=True)):
+        document = {
+            "caption": f"text {number}", "boxes": boxes, "labels": labels, "a": {"b": number, "length": 77},
+            "vector": [number, 1.5], "names": ["x", "y"], "flags": [True], "mixed": [1, [2]],
+        }  # fmt: skip
+        rows.append({"__key__": f"k{number}", "json": document, "meta.json": {"json": {"n": number}}, "txt": "abc"})
+    pack(rows, tmp_path / "data", disk=HastyDisk())
+    return str(tmp_path / "data")
+
+
+def batch_of(pipe: Pipeline) -> Any:
+    [batch] = pipe.batched(4).loader(workers=0)
+    return batch
+
+
+def test_paths_name_values_in_every_stage_that_names_fields(folder: str):
+    source = Pipeline().sequential(folder, tail="drop").decode()
+    names = ["json.caption", "json.a.b", "meta.json.json.n", "json.caption.length", "json.a.length", "nope;json.a.b"]
+    caption, number, deep, length, own, either = batch_of(source.to_tuple(*names))
+    assert caption == [f"text {n}" for n in range(4)]
+    assert number.tolist() == deep.tolist() == either.tolist() == [0, 1, 2, 3]
+    assert length.tolist() == [6] * 4
+    assert own.tolist() == [77] * 4  # the object has this member
+    found = batch_of(source.to_dict("json.caption", "json.a.b"))
+    assert found == {"json.caption": caption, "json.a.b": found["json.a.b"]}
+    found = batch_of(source.rename(text="json.caption", txt="txt").to_dict("text", "json", "txt"))
+    assert found["text"] == caption
+    assert found["json"][2]["caption"] == "text 2"
+
+
+def test_a_field_of_the_very_name_wins(folder: str):
+    def add(sample: dict[str, Any]) -> dict[str, Any]:
+        return {**sample, "json.caption": "own", "json.a": {"b": "no JSON field by its name"}}
+
+    pipe = Pipeline().sequential(folder, tail="drop").decode().map(add)
+    own, number = batch_of(pipe.to_tuple("json.caption", "json.a.b"))
+    assert own == ["own"] * 4
+    assert number.tolist() == [0, 1, 2, 3]
+
+
+def test_lists_of_numbers_are_arrays_and_ragged_where_their_lengths_differ(folder: str):
+    pipe = Pipeline().sequential(folder, tail="drop").decode()
+    boxes, labels, vector, names, flags, mixed = batch_of(
+        pipe.to_tuple("json.boxes", "json.labels", "json.vector", "json.names", "json.flags", "json.mixed")
+    )
+    assert isinstance(boxes, Ragged)
+    assert boxes.values.dtype == torch.float64
+    assert [each.tolist() for each in boxes] == [np.array(each, float).reshape(-1, 4).tolist() for each in BOXES]
+    assert [tuple(each.shape) for each in boxes] == [(1, 4), (0, 4), (2, 4), (1, 4)]
+    assert isinstance(labels, Ragged)
+    assert labels.values.dtype == torch.int64
+    assert [each.tolist() for each in labels] == LABELS
+    assert vector.tolist() == [[n, 1.5] for n in range(4)]
+    assert names == [["x", "y"]] * 4
+    assert flags == [[True]] * 4
+    assert mixed == [[1, [2]]] * 4
+
+
+def test_arrays_of_other_fields_still_need_their_name(tmp_path: Path):
+    rows = [{"__key__": str(n), "npy": np.zeros((n + 1, 2))} for n in range(4)]
+    pack(rows, tmp_path / "data", disk=HastyDisk())
+    pipe = Pipeline().sequential(str(tmp_path / "data"), tail="drop").decode().to_tuple("npy")
+    with pytest.raises(SampleError, match=r"slot 0 is \(1, 2\) in sample 0 but \(2, 2\) in sample 1"):
+        batch_of(pipe)
+
+
+@pytest.mark.parametrize("name", ["json.nope", "json.caption.more", "json.a.b.length", "other.json.x"])
+def test_a_path_that_leads_nowhere_is_a_missing_field(folder: str, name: str):
+    pipe = Pipeline().sequential(folder).decode()
+    for stage in (pipe.to_tuple(name), pipe.to_dict(name), pipe.rename(x=name)):
+        with pytest.raises(SampleError, match=rf"no field `{name}`; the sample has: json, meta.json, txt"):
+            list(stage.loader(workers=0))
+
+
+def test_a_path_before_decode_says_so(folder: str):
+    with pytest.raises((SampleError, wdskit.PipelineError), match="`json` is not decoded yet"):
+        list(Pipeline().sequential(folder).to_tuple("json.caption").loader(workers=0))
+
+
+def test_multi_hot_has_a_1_for_each_label(folder: str):
+    pipe = Pipeline().sequential(folder, tail="drop").decode()
+    found, caption = batch_of(pipe.multi_hot(source="json.labels", classes=3).to_tuple("multi_hot", "json.caption"))
+    assert found.dtype == torch.float32
+    assert found.tolist() == [[float(n in labels) for n in range(3)] for labels in LABELS]
+    assert caption == [f"text {n}" for n in range(4)]
+    [found] = batch_of(pipe.multi_hot(source="json.names", classes=["y", "z", "x"], to="y").to_tuple("y"))
+    assert found.tolist() == [[1, 0, 1]] * 4
+    for settings, told in (
+        ({"source": "json.labels", "classes": 2}, "`json.labels` has 2, which is not one of 2 classes"),
+        ({"source": "json.names", "classes": ["x"]}, "`json.names` has 'y', which is not one of the classes"),
+        ({"source": "json.flags", "classes": 2}, "`json.flags` has True"),
+        ({"source": "json.nope", "classes": 2}, "no field `json.nope`"),
+    ):
+        with pytest.raises(SampleError, match=told):
+            batch_of(pipe.multi_hot(**settings).to_tuple("multi_hot"))
+
+
+def test_pack_requires_paths_too(tmp_path: Path):
+    rows = [{"__key__": "a", "json": {"caption": "x"}}, {"__key__": "b", "json": {}}]
+    with pytest.raises(wdskit.PackError, match=r"it has no json\.caption"):
+        pack(rows, tmp_path / "data", require="json.caption", disk=HastyDisk())
+    pack(rows, tmp_path / "data", require="json.caption", missing="skip", disk=HastyDisk())
+    assert wdskit.info(str(tmp_path / "data")).num_samples == 1
