@@ -53,6 +53,7 @@ $(DOCS_STAMP): $(DEMO_STAMP)
 $(STAMP): $(DEMO_STAMP)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	$(BIN)/python -m pip install --quiet --no-deps --upgrade --target $(VENV)/peers/webdataset-0.2.86 webdataset==0.2.86
+	$(BIN)/python -m pip install --quiet --no-deps --no-compile --upgrade --target $(VENV)/torchvision torchvision==0.28.0
 	-$(BIN)/python tools/environments.py $(VENV)/peers moto
 	touch $(STAMP)
 

@@ -69,7 +69,8 @@ TYPES = {
     "ShareRange": "Sequence[float]", "Channels": "Sequence[float]", "PositiveChannels": "Sequence[float]",
     "Weights": "Sequence[float]", "Bounds": "Sequence[int | str]", "Split": "str", "Condition": "str",
     "ColumnName": "str", "Times": "Mapping[str, Any]", "Shapes": "Sequence[Sequence[int]] | Mapping[str, Any]",
-    "GlobalSize": "int | Mapping[str, int]", "Edges": "Sequence[int]", "ColumnOfBuckets": "str", "ImageSpec": "str",
+    "GlobalSize": "int | Mapping[str, int]", "Edges": "Sequence[int]", "ColumnOfBuckets": "str",
+    "Transforms": "Sequence[Any]", "FieldKinds": "Mapping[str, Any]", "ImageSpec": "str",
     "Classes": 'Literal["same", "any"]', "Functions": "Sequence[Function | None]",
     "tuple[MixturePart, ...]": "Sequence[Mapping[str, Any]]", "Probability": "float",
 }  # fmt: skip
@@ -80,7 +81,7 @@ PLAIN_TYPES = {
     "Shards": "text or list", "Fields": "name or list", "Size": "number or [height, width]",
     "Function": "function or name",
     "Sequence[Mapping[str, Any]]": "list of mappings", "Sequence[float]": "list of numbers", "str": "text",
-    "Mapping[str, Any]": "mapping", "Sequence[int]": "list of whole numbers",
+    "Mapping[str, Any]": "mapping", "Sequence[int]": "list of whole numbers", "Sequence[Any]": "list",
     "Sequence[Sequence[int]] | Mapping[str, Any]": "list of [height, width], or mapping",
     "int | Mapping[str, int]": "whole number, or mapping",
     "Sequence[int | str]": "[first, stop]",
@@ -216,7 +217,7 @@ def example(stage: type[StageSpec]) -> str:
     needed = [name for name, info in fields.items() if info.is_required()]
     if not needed and stage.shorthand is not None and fields[stage.shorthand].examples:
         needed = [stage.shorthand]
-    settings = {name: (fields[name].examples or [None])[0] for name in needed}
+    settings = stage.example or {name: (fields[name].examples or [None])[0] for name in needed}
     written: Any = stage.name
     if settings:
         short = list(settings) == [stage.shorthand]
@@ -234,7 +235,7 @@ def stage_section(stage: type[StageSpec]) -> str:
     for name, info in stage.model_fields.items():
         kind = plain_type(annotation_of(stage, name))
         default = "" if info.is_required() else f"`{json.dumps(info.default)}`"
-        lines.append(f"| `{name}` | {kind} | {default} | {info.description or ''} |")
+        lines.append(f"| `{info.alias or name}` | {kind} | {default} | {info.description or ''} |")
     return "\n".join([*lines, ""]) if stage.model_fields else "\n".join(lines)
 
 

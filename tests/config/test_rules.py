@@ -14,11 +14,14 @@ VALUES = {
     "stream": "a.tar", "shuffle": 5, "decode": "rgb8", "map": "f", "map_dict": {"cls": "f"}, "map_tuple": ["f"],
     "select": "f", "rename": {"a": "b"}, "to_tuple": "jpg cls", "to_dict": "jpg cls", "batched": 4, "slice": 5,
     "with_epoch": 5, "with_length": 5,
+    "torchvision": ["RandomHorizontalFlip"],
     "multi_hot": {"from": "json.labels", "classes": 3},
     "bucketed": {"by": "n", "edges": [5], "global_size": 8},
     "resize": 5, "center_crop": 5, "random_resized_crop": 5, "normalize": "imagenet",
 }  # fmt: skip
-DICT_STAGES = [name for name, spec in STAGES.items() if spec.kind == "each" and name not in {"map", "map_tuple"}]
+DICT_STAGES = [
+    name for name, spec in STAGES.items() if spec.kind == "each" and name not in {"map", "map_tuple", "torchvision"}
+]
 
 
 def foreign(source):

@@ -185,6 +185,7 @@ TABLE: dict[str, list[tuple[str, str, Callable[[Pipeline], Pipeline]]] | None] =
     "with_length": None,
     "select": None,  # of streams, which have no budget: below
     "unbatched": None,
+    "torchvision": None,  # tests/stages/test_torchvision.py
     "multi_hot": None,  # tests/stages/test_json_paths.py
     "bucketed": None,  # these two need columns: tests/order/test_buckets.py
     "resize_to_bucket": None,

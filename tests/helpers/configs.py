@@ -30,6 +30,7 @@ FORMS: dict[str, tuple[Any, Any]] = {
     "random_flip": (0.25, {"p": 0.25}),
     "normalize": ("imagenet", {"preset": "imagenet"}),
     "to_tensor": (["jpg"], {"fields": "jpg"}),
+    "torchvision": (["RandomHorizontalFlip"], {"transforms": ["RandomHorizontalFlip"]}),
     "multi_hot": (
         {"from": "json.labels", "classes": 3},
         {"from": "json.labels", "classes": 3, "to": "multi_hot"},

@@ -38,7 +38,8 @@ def test_every_stage_is_a_method_with_the_names_and_defaults_of_its_spec():
         method = inspect.signature(getattr(Pipeline, name))
         keywords = {p.name: p.default for p in method.parameters.values() if p.kind is p.KEYWORD_ONLY}
         for setting, default in keywords.items():
-            assert spec.model_fields[setting].default == default
+            info = spec.model_fields[setting]
+            assert default is inspect.Parameter.empty if info.is_required() else info.default == default
         variadic = {p.kind for p in method.parameters.values()} & {inspect.Parameter.VAR_POSITIONAL}
         named = set(method.parameters) - {"self"}
         assert variadic or spec.is_mapping or named == set(spec.model_fields)

@@ -118,10 +118,10 @@ class _Walk:
             return "`map_tuple` takes tuples, but gets samples (dicts). Put `to_tuple` before it, or use `map_dict`."
         if kind != "each" or takes_any or name == "map_tuple":
             return _needs_planned(name) if name in _PLANNED_ONLY and not self.planned else ""
-        if self.batched_at is not None:
+        if self.batched_at is not None and name != "torchvision":
             way_out = "Put it before `batched`, or put `unbatched` between the two."
             return f"`{name}` takes samples, but `batched` at [{self.batched_at}] has made batches. {way_out}"
-        if self.shape == "tuple":
+        if self.shape == "tuple" and not (name == "torchvision" and self.batched_at is not None):
             made = f"`to_tuple` at [{self.seen['to_tuple']}] has made tuples"
             return f"`{name}` takes samples (dicts), but {made}. Put it before `to_tuple`."
         return _needs_planned(name) if name in _PLANNED_ONLY and not self.planned else ""

@@ -29,6 +29,7 @@ class StageSpec(BaseModel):
         takes_any: Whether it maps a value of any type to a value of any type, as a user's function may.
         is_planned: Whether it is a source that knows the position of every sample before the run.
         items: Models of the items of settings that are lists of mappings.
+        example: Settings of an example, if those that are needed do not make one.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
@@ -41,6 +42,7 @@ class StageSpec(BaseModel):
     takes_any: ClassVar[bool] = False
     is_planned: ClassVar[bool] = False
     items: ClassVar[dict[str, type[BaseModel]]] = {}
+    example: ClassVar[dict[str, Any]] = {}
 
     def __repr__(self) -> str:
         return hide_secrets(super().__repr__())

@@ -354,17 +354,21 @@ class StageMethods(ABC):
         *,
         fields: Fields | None = None,
         masks: Fields | None = None,
+        fill: int = 0,
         mask_fill: int | None = None,
     ) -> Self:
-        """Crop the middle of images; smaller images are padded with zeros, smaller masks with `mask_fill`.
+        """Crop the middle of images; smaller images are padded with `fill`, smaller masks with `mask_fill`.
 
         Args:
             size: Both sides in pixels, or [height, width].
             fields: The image fields to transform. Default: the sample's only image field.
             masks: Fields to transform with the same random values and nearest neighbour, such as segmentation masks.
+            fill: The number of the pixels around an image that is smaller.
             mask_fill: The number around a mask that is smaller, such as 255. Without it such a mask is an error.
         """
-        return self._with("center_crop", {"size": size, "fields": fields, "masks": masks, "mask_fill": mask_fill})
+        return self._with(
+            "center_crop", {"size": size, "fields": fields, "masks": masks, "fill": fill, "mask_fill": mask_fill}
+        )
 
     def random_resized_crop(
         self,
@@ -445,6 +449,25 @@ class StageMethods(ABC):
             crop: Which part is kept.
         """
         return self._with("resize_to_bucket", {"fields": fields, "masks": masks, "crop": crop})
+
+    def torchvision(
+        self,
+        transforms: Sequence[Any],
+        *,
+        fields: Mapping[str, Any] | None = None,
+    ) -> Self:
+        """Apply transforms of torchvision.transforms.v2 to an image with its masks, boxes, keypoints and labels.
+
+        Random numbers follow from the seed and the sample's position; the program's own generators stay as they are.
+        Images become tensors (channels, height, width). After `batched`: `MixUp` and `CutMix`.
+
+        Args:
+            transforms: Names of classes of torchvision.transforms.v2, {Name: {setting: value}}, or in Python
+                transforms.
+            fields: What fields are: image, mask, labels, keypoints, or {boxes: xywh}; also xyxy, cxcywh. Paths in JSON
+                become fields of their name. Default: the only image field; after `batched`, images and labels.
+        """
+        return self._with("torchvision", {"transforms": transforms, "fields": fields})
 
     def multi_hot(self, *, source: str, classes: int | Fields, to: str = "multi_hot") -> Self:
         """Make a vector of the labels of a sample: 1 for each class that it has, 0 for the others; float32 (classes,).

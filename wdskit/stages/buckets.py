@@ -127,6 +127,7 @@ class Bucketed(StageSpec):
 
     name: ClassVar[str] = "bucketed"
     kind: ClassVar[Kind] = "batch"
+    example: ClassVar[dict[str, Any]] = {"by": "aspect", "shapes": [[512, 512], [384, 640]], "global_size": 256}
 
     by: ColumnOfBuckets = Field(
         description="`aspect`, from the columns width and height; or a column with the length of each sample."

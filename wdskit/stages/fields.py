@@ -204,7 +204,7 @@ def _map_fields(calls: Mapping[str, ValueFunction], sample: Any, origin: Origin)
     check_dict("map_dict", sample)
     mapped = dict(sample)
     for field, function in calls.items():
-        mapped[field] = function(_pick("map_dict", sample, field), origin)
+        mapped[field] = function(pick("map_dict", sample, field), origin)
     return mapped
 
 
@@ -270,7 +270,7 @@ class Rename(PerSampleStage):
                 msg = f"`{new}: {old}` would replace the field `{new}` of the sample"
                 raise WdskitError(f"{msg}. Use another name, or leave `{new}` out first, with to_dict")
         kept = {field: value for field, value in sample.items() if field not in renamed}
-        return kept | {new: _pick("rename", sample, old) for new, old in found.items()}
+        return kept | {new: pick("rename", sample, old) for new, old in found.items()}
 
 
 class ToTuple(PerSampleStage):
@@ -299,7 +299,7 @@ class ToTuple(PerSampleStage):
 
     def __call__(self, sample: Any, origin: Origin = NOWHERE) -> tuple[Any, ...]:  # noqa: ARG002 (nothing is drawn)
         """The fields in the order they were named."""
-        return tuple(_pick("to_tuple", sample, names) for names in self.fields)
+        return tuple(pick("to_tuple", sample, names) for names in self.fields)
 
 
 class ToDict(PerSampleStage):
@@ -333,7 +333,7 @@ class ToDict(PerSampleStage):
 
     def __call__(self, sample: Any, origin: Origin = NOWHERE) -> dict[str, Any]:  # noqa: ARG002 (nothing is drawn)
         """The fields in the order they were named."""
-        return {name: _pick("to_dict", sample, names) for name, names in self._names.items()}
+        return {name: pick("to_dict", sample, names) for name, names in self._names.items()}
 
     @functools.cached_property
     def _names(self) -> dict[str, str]:
@@ -344,6 +344,7 @@ class MultiHot(PerSampleStage):
     """Make a vector of the labels of a sample: 1 for each class that it has, 0 for the others; float32 (classes,)."""
 
     name: ClassVar[str] = "multi_hot"
+    example: ClassVar[dict[str, Any]] = {"from": "json.labels", "classes": 80}
 
     source: Alternatives = Field(
         alias="from",
@@ -379,7 +380,7 @@ class MultiHot(PerSampleStage):
         Raises:
             WdskitError: A field is missing, or a label is no class.
         """
-        found = _pick("multi_hot", sample, self.source)
+        found = pick("multi_hot", sample, self.source)
         labels = found.tolist() if isinstance(found, np.ndarray) else found
         vector = np.zeros(len(self._numbers), np.float32)
         for label in labels if isinstance(labels, list) else [labels]:
@@ -434,7 +435,7 @@ def _make_user_stage(name: str, settings: dict[str, Any]) -> UserStage:
     return user_stage(name)(settings=settings)
 
 
-def _pick(stage: str, sample: Any, names: str) -> Any:
+def pick(stage: str, sample: Any, names: str) -> Any:
     """The value of the first of the `;` alternatives that a sample has: a field, or else a path in a JSON field.
 
     A list of numbers in JSON becomes an array, which batches as one.

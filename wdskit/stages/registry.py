@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from wdskit.config.spec import StageSpec, checked, read_stage
 from wdskit.errors import PipelineError
-from wdskit.stages import batching, buckets, fields, shard_reader, sources, stream_source, streaming
+from wdskit.stages import batching, buckets, fields, shard_reader, sources, stream_source, streaming, vision
 from wdskit.stages.base import check_settings, is_function_name
 from wdskit.stages.images import transforms
 
@@ -42,6 +42,7 @@ STAGES: dict[str, type[StageSpec]] = {
         transforms.Normalize,
         transforms.ToTensor,
         buckets.ResizeToBucket,
+        vision.Torchvision,
         fields.MultiHot,
         fields.ToTuple,
         fields.ToDict,

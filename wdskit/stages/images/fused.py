@@ -95,6 +95,8 @@ def _run_at(stages: Sequence[Any], at: int) -> list[Any]:
         stage = stages[at + len(run)] if at + len(run) < len(stages) else None
         if not isinstance(stage, kinds) or stage.mask_names or (len(run) > 1 and stage.fields != run[1].fields):
             return False
+        if isinstance(stage, CenterCrop) and stage.fill:  # the fused step pads with 0
+            return False
         run.append(stage)
         return True
 

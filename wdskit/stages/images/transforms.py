@@ -186,6 +186,10 @@ class BoundTransform:
 
         for name in names.split(";"):
             if name in sample:
+                mark = mark_of(sample[name])
+                if mark is not None and mark.is_list:
+                    msg = f"{self.transform.name}: `{name}` is a list of JSON, not an image"
+                    raise PipelineError(f"{msg}. For boxes and keypoints, use the stage `torchvision`")
                 if not geometry.is_image(sample[name]):
                     raise self._undecoded(name, sample[name])
                 return name
@@ -229,12 +233,13 @@ class Resize(GeometricTransform):
 
 
 class CenterCrop(GeometricTransform):
-    """Crop the middle of images; smaller images are padded with zeros, smaller masks with `mask_fill`."""
+    """Crop the middle of images; smaller images are padded with `fill`, smaller masks with `mask_fill`."""
 
     name: ClassVar[str] = "center_crop"
     shorthand: ClassVar[str | None] = "size"
 
     size: Size = Field(description="Both sides in pixels, or [height, width].", examples=[224])
+    fill: Natural = Field(0, description="The number of the pixels around an image that is smaller.")
     mask_fill: Natural | None = Field(
         None, description="The number around a mask that is smaller, such as 255. Without it such a mask is an error."
     )
@@ -250,7 +255,7 @@ class CenterCrop(GeometricTransform):
         size = pair(self.size)
         found = geometry.image_size(image)
         if not nearest or (found[0] >= size[0] and found[1] >= size[1]):
-            return geometry.center_crop(image, size)
+            return geometry.center_crop(image, size, fill=0 if nearest else self.fill)
         if self.mask_fill is None:
             msg = f"a mask of height x width {found[0]} x {found[1]} is smaller than {size[0]} x {size[1]}. "
             raise WdskitError(f"{msg}Resize it first, or set `mask_fill`, the class number around it (often 255)")

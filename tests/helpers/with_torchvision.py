@@ -1,0 +1,26 @@
+"""Make `import torchvision` work beside a torch whose build lacks its operators: enough for transforms.v2.
+
+`make setup` unpacks torchvision into `.venv/torchvision`, out of sight of all other tests.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+FOLDER = Path(__file__).resolve().parents[2] / ".venv" / "torchvision"
+
+
+def make_importable() -> None:
+    """Declare the missing operators, and find the package."""
+    if "torchvision" in sys.modules:
+        return
+    import torch
+
+    sys.path.append(str(FOLDER))
+    source = (FOLDER / "torchvision" / "_meta_registrations.py").read_text()
+    names = {*re.findall(r'register_meta\("(\w+)"', source), *re.findall(r"torchvision::(\w+)", source)}
+    make_importable.library = library = torch.library.Library("torchvision", "DEF")  # type: ignore[attr-defined]
+    for name in sorted(names):
+        library.define(f"{name}() -> Tensor")

@@ -1,0 +1,260 @@
+"""torchvision's transforms as a stage: boxes, masks and keypoints agree with a drawn reference, by position."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from disks import HastyDisk
+from PIL import Image, ImageDraw
+from with_torchvision import FOLDER, make_importable
+
+from wdskit import Pipeline, PipelineError, Ragged, SampleError, load_config, pack
+from wdskit.errors import ConfigError
+
+make_importable()
+
+assert FOLDER.is_dir(), "run `make setup`"
+
+SIZE = 96
+
+
+def png(image: Image.Image) -> bytes:
+    file = io.BytesIO()
+    image.save(file, "PNG")
+    return file.getvalue()
+
+
+def draw(number: int) -> dict[str, Any]:
+    """A box drawn into an image and into a mask, its corners as keypoints, and nothing in every seventh sample."""
+    rng = np.random.default_rng(number)
+    width, height = (int(side) for side in rng.integers(60, 120, 2))
+    image, mask = Image.new("RGB", (width, height)), Image.new("L", (width, height))
+    boxes, labels, points = [], [], []
+    if number % 7:
+        x, y = int(rng.integers(2, width // 2)), int(rng.integers(2, height // 2))
+        w, h = int(rng.integers(8, width - x - 1)), int(rng.integers(8, height - y - 1))
+        ImageDraw.Draw(image).rectangle((x, y, x + w - 1, y + h - 1), fill=(255, 255, 255))
+        ImageDraw.Draw(mask).rectangle((x, y, x + w - 1, y + h - 1), fill=1)
+        boxes, labels, points = [[x, y, w, h]], [number % 5], [[x, y], [x + w, y + h]]
+    document = {"boxes": boxes, "labels": labels, "points": points}
+    return {"__key__": f"k{number:04d}", "png": png(image), "seg.png": png(mask), "json": document, "cls": number % 5}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("torchvision") / "data"
+    pack([draw(number) for number in range(1000)], folder, max_samples=300, disk=HastyDisk())
+    return str(folder)
+
+
+FIELDS = {
+    "png": "image", "seg.png": "mask", "json.boxes": {"boxes": "xywh"}, "json.labels": "labels",
+    "json.points": "keypoints",
+}  # fmt: skip
+NAMES = ["png", "seg.png", "json.boxes", "json.labels", "json.points", "__key__"]
+
+
+def source(folder: str, **settings: Any) -> Pipeline:
+    pipe = Pipeline().exact(folder, **{"tail": "drop", "seed": 3, **settings})
+    return pipe.decode("rgb8", only=["png", "json", "cls"]).decode("index", only="seg.png")
+
+
+def test_crops_flips_and_resizes_move_boxes_masks_and_keypoints_as_the_image(folder: str):
+    transforms = [
+        {"RandomResizedCrop": {"size": SIZE, "scale": [0.3, 1.0], "antialias": True}}, "RandomHorizontalFlip",
+        {"RandomVerticalFlip": {"p": 0.3}}, "ClampBoundingBoxes", {"SanitizeBoundingBoxes": {"min_size": 2}},
+    ]  # fmt: skip
+    pipe = source(folder).torchvision(transforms=transforms, fields=FIELDS).to_dict(*NAMES).batched(50)
+    seen = with_box = dropped = 0
+    for batch in pipe.loader(workers=0):
+        images, masks = batch["png"], batch["seg.png"]
+        assert images.shape == (50, 3, SIZE, SIZE)
+        assert isinstance(batch["json.boxes"], Ragged)
+        for at, key in enumerate(batch["__key__"]):
+            boxes, labels = batch["json.boxes"][at], batch["json.labels"][at]
+            assert len(boxes) == len(labels)
+            assert boxes.shape[1:] == (4,)
+            pixels, marks = images[at, 0].numpy() / 255, masks[at].reshape(SIZE, SIZE).numpy()
+            assert np.abs((pixels > 0.5).astype(int) - marks).sum() <= 5 * SIZE  # blurred edges only
+            seen += 1
+            dropped += not len(boxes) and int(key[1:]) % 7 > 0
+            if not len(boxes):
+                assert (marks.sum(axis=0) > 0).sum() <= 3 or (marks.sum(axis=1) > 0).sum() <= 3 or not marks.any()
+                continue
+            with_box += 1
+            assert labels.tolist() == [int(key[1:]) % 5]
+            x, y, w, h = boxes[0].tolist()
+            rows, columns = np.flatnonzero(marks.any(axis=1)), np.flatnonzero(marks.any(axis=0))
+            found = [columns[0], rows[0], columns[-1] + 1, rows[-1] + 1]
+            assert np.abs(np.array(found) - [x, y, x + w, y + h]).max() <= 3
+            points = batch["json.points"][at].numpy()
+            left, right = sorted(points[:, 0].clip(0, SIZE))
+            top, bottom = sorted(points[:, 1].clip(0, SIZE))
+            assert np.abs(np.array([left, top, right, bottom]) - [x, y, x + w, y + h]).max() <= 1.5
+    assert seen == 1000
+    assert with_box > 700
+    assert dropped > 0
+
+
+def digests(pipe: Pipeline, **options: Any) -> dict[str, str]:
+    found = {}
+    for batch in pipe.loader(**options):
+        for at, key in enumerate(batch["__key__"]):
+            found[key] = hashlib.sha256(batch["png"][at].numpy().tobytes()).hexdigest()
+    return found
+
+
+def test_random_numbers_follow_from_the_position_alone(folder: str):
+    transforms = [{"RandomCrop": 40}, {"ColorJitter": {"brightness": 0.4}}, "RandAugment"]
+    transforms[0] = {"RandomCrop": {"size": 40, "pad_if_needed": True}}
+    pipe = source(folder, range=[0, 200]).torchvision(transforms=transforms, fields={"png": "image"})
+    pipe = pipe.to_dict("png", "__key__").batched(20)
+    torch.manual_seed(5)
+    before = torch.get_rng_state()
+    expected = digests(pipe, workers=0)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert len(set(expected.values())) > 100
+    for options in ({"workers": 0, "threads": 3}, {"workers": 2, "start_method": "fork"}):
+        assert digests(pipe, **options) == expected
+    ranks = [digests(pipe, workers=0, rank=rank, world_size=2) for rank in range(2)]
+    assert {**ranks[0], **ranks[1]} == expected
+    other = source(folder, range=[0, 200], seed=4).torchvision(transforms=transforms, fields={"png": "image"})
+    assert digests(other.to_dict("png", "__key__").batched(20), workers=0) != expected
+
+
+def test_ready_transforms_and_pillow_images_are_taken(folder: str):
+    from torchvision.transforms import v2
+
+    pipe = Pipeline().sequential(folder, range=[0, 8]).decode("pil", only="png").decode(only="cls")
+    pipe = pipe.torchvision(transforms=[v2.Resize((20, 30)), v2.ToImage()], fields={"png": "image"})
+    [batch] = pipe.to_dict("png").batched(8).loader(workers=0)
+    assert batch["png"].shape == (8, 3, 20, 30)
+    assert batch["png"].dtype == torch.uint8
+
+
+@pytest.mark.parametrize("name", ["MixUp", "CutMix"])
+@pytest.mark.parametrize("as_dict", [True, False])
+def test_mixup_and_cutmix_take_batches(folder: str, name: str, as_dict: bool):
+    pipe = source(folder, range=[0, 64]).center_crop(32, fields="png")
+    pipe = pipe.torchvision(transforms=[{"ToDtype": {"dtype": "float32", "scale": True}}], fields={"png": "image"})
+    pipe = pipe.to_dict("png", "cls") if as_dict else pipe.to_tuple("png", "cls")
+    fields = {"png": "image", "cls": "labels"} if as_dict else None
+    mixed = pipe.batched(16).torchvision(transforms=[{name: {"num_classes": 5}}], fields=fields)
+    runs = [[*mixed.loader(workers=workers)] for workers in (0, 1)]
+    assert len(runs[0]) == 4
+    for batches in zip(*runs, strict=True):
+        pairs = [(each["png"], each["cls"]) if as_dict else each for each in batches]
+        for images, labels in pairs:
+            assert images.shape == (16, 3, 32, 32)
+            assert labels.shape == (16, 5)
+            assert torch.allclose(labels.sum(dim=1), torch.ones(16))
+        assert all(torch.equal(one, other) for one, other in zip(*pairs, strict=True))
+    before = pipe.batched(16).torchvision(transforms=["RandomHorizontalFlip"], fields=fields)
+    with pytest.raises((SampleError, PipelineError), match="`RandomHorizontalFlip` takes samples; put it before"):
+        list(before.loader(workers=0))
+
+
+REFUSED = [
+    (["Lambda"], "`Lambda` runs code"),
+    ([{"Lambda": {"lambd": "x"}}], "`Lambda` runs code"),
+    (["RandomFlop"], "`RandomFlop` is no transform of torchvision.transforms.v2"),
+    (["functional"], "`functional` is no transform"),
+    (["Transform"], "`Transform` is no transform"),
+    (["_RandomApplyTransform"], "is no transform"),
+    ([{"Resize": {"sise": 3}}], "Resize: no such setting. Did you mean `size`"),
+    (["Resize"], "Resize: the setting `size` is missing"),
+    ([{"Resize": {"size": 3, "interpolation": "best"}}], "interpolation: `best` is not one of nearest"),
+    ([{"ToDtype": {"dtype": "load"}}], "dtype: `load` is no dtype of torch"),
+    ([{"RandomResizedCrop": {"size": [1, 2, 3]}}], "RandomResizedCrop: "),
+    ([], "a list of transforms is needed"),
+    ("x", "a list of transforms is needed"),
+    ([3], "is neither the name of a transform nor a transform"),
+    ([{"RandomApply": {"transforms": ["Lambda"]}}], "`Lambda` runs code"),
+]
+
+
+@pytest.mark.parametrize(("transforms", "told"), REFUSED)
+def test_what_is_no_transform_is_refused_with_the_line(transforms: Any, told: str, tmp_path: Path):
+    with pytest.raises(ConfigError, match=told):
+        Pipeline().exact("data").torchvision(transforms=transforms)
+    path = tmp_path / "c.yaml"
+    import yaml
+
+    text = yaml.safe_dump({"transforms": transforms}, default_flow_style=True, width=1000).strip()
+    path.write_text(f"version: 1\npipeline:\n  - exact: data\n  - decode: rgb8\n  - torchvision: {text}\n")
+    with pytest.raises(ConfigError, match=rf"c.yaml:5: pipeline\[2\].torchvision.transforms: .*{told}"):
+        load_config(path)
+
+
+def test_names_of_nested_transforms_dtypes_and_modes_are_values(folder: str):
+    size = [8, 9]
+    plain = [{"Resize": {"size": size}}]
+    transforms = [
+        {"RandomChoice": {"transforms": [{"Resize": {"size": size, "interpolation": "nearest"}}, *plain]}},
+        {"ToDtype": {"dtype": "float32", "scale": True}},
+    ]  # fmt: skip
+    pipe = source(folder, range=[0, 10]).torchvision(transforms=transforms, fields={"png": "image"})
+    [(images,)] = pipe.to_tuple("png").batched(10).loader(workers=0)
+    assert images.shape == (10, 3, 8, 9)
+    assert images.dtype == torch.float32
+    assert float(images.max()) <= 1
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({"png": "picture"}, "`picture` is no kind of field; there are image, mask, labels, keypoints"),
+        ({"png": {"boxes": "wh"}}, "is no kind of field"),
+        ({}, "a mapping is needed"),
+        (["png"], "a mapping is needed"),
+    ],
+)
+def test_fields_of_no_kind_are_refused(fields: Any, told: str):
+    with pytest.raises(ConfigError, match=told):
+        Pipeline().exact("data").torchvision(transforms=["RandomHorizontalFlip"], fields=fields)
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({"nope": "image"}, "no field `nope`"),
+        ({"png": "image", "json.nope": "labels"}, "no field `json.nope`"),
+        ({"png": "image", "json.labels": {"boxes": "xywh"}}, r"`json.labels` has the shape \(1,\), not \(number, 4\)"),
+        ({"json.boxes": {"boxes": "xywh"}}, "`json.boxes` needs the size of an image"),
+        ({"cls": "image"}, "`cls` is not an image but int"),
+    ],
+)
+def test_fields_of_another_kind_are_the_error_of_the_sample(folder: str, fields: Any, told: str):
+    pipe = source(folder, range=[1, 5]).torchvision(transforms=["RandomHorizontalFlip"], fields=fields)
+    with pytest.raises(SampleError, match=told):
+        list(pipe.loader(workers=0))
+
+
+def test_our_own_transforms_send_boxes_to_torchvision(folder: str):
+    pipe = source(folder, range=[1, 5]).to_dict("png", "json.boxes").random_flip(fields=["png", "json.boxes"])
+    with pytest.raises((SampleError, PipelineError), match=r"`json.boxes` is a list of JSON, not an image"):
+        list(pipe.loader(workers=0))
+
+
+@pytest.mark.parametrize("kind", ["rgb8", "torchrgb8", "pil", "rgb"])
+def test_fill_is_the_number_around_a_smaller_image(folder: str, kind: str):
+    found = []
+    for fill in (0, 7):
+        pipe = Pipeline().sequential(folder, range=[0, 6]).decode(kind, only="png").resize(20)
+        loader = pipe.center_crop(64, fill=fill).to_dict("png").loader(workers=0)
+        arrays = [np.asarray(sample["png"]) for sample in loader]
+        found.append(np.stack([each.transpose(1, 2, 0) if each.shape[0] == 3 else each for each in arrays]))
+    plain, filled = found
+    around = np.ones((64, 64), dtype=bool)
+    around[22:42, :] = False  # the sides of these images differ; their rows and columns in the middle do not
+    around[:, 18:46] = False
+    assert (filled[:, around] == 7).all()
+    assert not plain[:, around].any()
+    assert np.isin(filled - plain, (0, 7)).all()
+    assert (filled[:, 23:41, 23:41] == plain[:, 23:41, 23:41]).all()

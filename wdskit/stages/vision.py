@@ -1,0 +1,301 @@
+"""`torchvision`: transforms of torchvision.transforms.v2, for images with their masks, boxes, keypoints and labels.
+
+torchvision is imported when a pipeline with this stage is checked or built, and is an extra: `wdskit[torchvision]`.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar
+
+import numpy as np
+from pydantic import Field, PlainValidator, WithJsonSchema
+
+from wdskit.config.messages import show, unknown_setting, wrong_kind
+from wdskit.config.spec import refuse
+from wdskit.errors import PipelineError, WdskitError
+from wdskit.stages.base import Context, Origin, PerSampleStage, Run
+from wdskit.stages.fields import check_dict, pick
+from wdskit.stages.marks import IMAGE, LIST, MASK, is_image_in, marked
+
+KINDS = ("image", "mask", "labels", "keypoints")
+BOXES = ("xywh", "xyxy", "cxcywh")
+AFTER_BATCHED = ("MixUp", "CutMix")
+_NEEDS_FIELDS = "a mapping is needed, as in {jpg: image, seg.png: mask, json.boxes: {boxes: xywh}, json.labels: labels}"
+_NEEDS_LIST = "a list of transforms is needed, as in [{RandomResizedCrop: {size: 224}}, RandomHorizontalFlip]"
+_INSTALL = "Install it: pip install 'wdskit[torchvision]'"
+
+
+def _check_fields(value: object) -> dict[str, Any]:
+    if not isinstance(value, Mapping) or not value or not all(isinstance(name, str) and name for name in value):
+        raise refuse(wrong_kind(value, _NEEDS_FIELDS))
+    for name, kind in value.items():
+        is_boxes = isinstance(kind, Mapping) and list(kind) == ["boxes"] and kind["boxes"] in BOXES
+        if kind not in KINDS and not is_boxes:
+            known = f"{', '.join(KINDS)}, or {{boxes: {'|'.join(BOXES)}}}"
+            raise refuse(f"{name}: {show(kind)} is no kind of field; there are {known}.")
+    return dict(value)
+
+
+def _check_transforms(value: object) -> tuple[Any, ...]:
+    if not isinstance(value, (list, tuple)) or not value:
+        raise refuse(wrong_kind(value, _NEEDS_LIST))
+    for item in value:
+        _split(item)
+    try:
+        import torchvision.transforms.v2  # noqa: F401
+    except ImportError:
+        return tuple(value)  # `bind` says how to install it
+    for item in value:
+        make_transform(item)
+    return tuple(value)
+
+
+def _split(item: object) -> tuple[str, dict[str, Any]] | None:
+    """Name and settings of a transform; None for one that is ready."""
+    if isinstance(item, str):
+        return item, {}
+    if isinstance(item, Mapping):
+        [pair] = item.items() if len(item) == 1 else [(None, None)]
+        name, settings = pair
+        if not isinstance(name, str) or not isinstance(settings or {}, Mapping):
+            raise refuse(f"{show(item)} is not {{Name: {{setting: value}}}}.")
+        return name, dict(settings or {})
+    if not callable(item):
+        raise refuse(f"{show(item)} is neither the name of a transform nor a transform.")
+    return None
+
+
+def make_transform(item: Any) -> Any:
+    """Return the transform of an item of a list in YAML; one that is ready is returned.
+
+    Raises:
+        PydanticCustomError: There is no such transform, or its settings are wrong.
+    """
+    from torchvision.transforms import v2
+
+    parts = _split(item)
+    if parts is None:
+        return item
+    name, settings = parts
+    kind: Any = getattr(v2, name, None) if not name.startswith("_") else None
+    is_transform = isinstance(kind, type) and issubclass(kind, v2.Transform) and kind is not v2.Transform
+    if name == "Lambda" or not is_transform:
+        what = "runs code" if name == "Lambda" else "is no transform of torchvision.transforms.v2"
+        raise refuse(f"`{name}` {what}; functions of yours are called by `map`.")
+    parameters = inspect.signature(kind).parameters
+    for setting, value in settings.items():
+        if setting not in parameters:
+            raise refuse(f"{name}: {unknown_setting(setting, f'`{name}`', list(parameters))}")
+        settings[setting] = _value_of(setting, value)
+    if name == "SanitizeBoundingBoxes" and "labels_getter" not in settings:
+        settings["labels_getter"] = labels_of
+    missing = [one.name for one in parameters.values() if one.default is one.empty and one.name not in settings]
+    missing = [each for each in missing if parameters[each].kind is not inspect.Parameter.VAR_KEYWORD]
+    if missing:
+        raise refuse(f"{name}: the setting `{missing[0]}` is missing.")
+    try:
+        return kind(**settings)
+    except (TypeError, ValueError) as err:
+        raise refuse(f"{name}: {str(err).rstrip('.')}.") from None
+
+
+def _value_of(setting: str, value: Any) -> Any:
+    """Return the value that a setting in YAML stands for: transforms, dtypes and ways to interpolate have names."""
+    import torch
+    from torchvision.transforms import v2
+
+    if setting in ("transforms", "transform"):
+        return [make_transform(each) for each in value] if isinstance(value, (list, tuple)) else make_transform(value)
+    if setting == "dtype" and isinstance(value, str):
+        dtype = getattr(torch, value, None)
+        if not isinstance(dtype, torch.dtype):
+            raise refuse(f"dtype: {show(value)} is no dtype of torch, such as float32.")
+        return dtype
+    if setting == "interpolation" and isinstance(value, str):
+        known = [mode.value for mode in v2.InterpolationMode]
+        if value not in known:
+            raise refuse(f"interpolation: {show(value)} is not one of {', '.join(known)}.")
+        return v2.InterpolationMode(value)
+    return value
+
+
+def labels_of(sample: Mapping[str, Any]) -> Any:
+    """Return the labels of a sample that `SanitizeBoundingBoxes` drops with their boxes."""
+    found = (
+        tuple(value for name, value in sample.items() if name.startswith("labels")) if isinstance(sample, dict) else ()
+    )
+    return found or None
+
+
+FieldKinds = Annotated[dict[str, Any], PlainValidator(_check_fields), WithJsonSchema({"type": "object"})]
+Transforms = Annotated[
+    tuple[Any, ...], PlainValidator(_check_transforms), WithJsonSchema({"type": "array", "items": {}, "minItems": 1})
+]
+
+
+class Torchvision(PerSampleStage):
+    """Apply transforms of torchvision.transforms.v2 to an image with its masks, boxes, keypoints and labels.
+
+    Random numbers follow from the seed and the sample's position; the program's own generators stay as they are.
+    Images become tensors (channels, height, width). After `batched`: `MixUp` and `CutMix`.
+    """
+
+    name: ClassVar[str] = "torchvision"
+    shorthand: ClassVar[str | None] = "transforms"
+
+    transforms: Transforms = Field(
+        description="Names of classes of torchvision.transforms.v2, {Name: {setting: value}}, or in Python transforms.",
+        examples=[[{"RandomResizedCrop": {"size": 224}}, "RandomHorizontalFlip"]],
+    )
+    fields: FieldKinds | None = Field(
+        None,
+        description="What fields are: image, mask, labels, keypoints, or {boxes: xywh}; also xyxy, cxcywh. Paths in "
+        "JSON become fields of their name. Default: the only image field; after `batched`, images and labels.",
+    )
+
+    @property
+    def mask_names(self) -> tuple[str, ...]:
+        """As `PerSampleStage.mask_names`."""
+        return tuple(name for name, kind in (self.fields or {}).items() if kind == "mask")
+
+    def bind(self, context: Context, label: str) -> BoundTorchvision:
+        """As `PerSampleStage.bind`.
+
+        Raises:
+            PipelineError: torchvision is not installed.
+        """
+        try:
+            from torchvision.transforms import v2
+        except ImportError as err:
+            raise PipelineError(f"torchvision: it is not installed. {_INSTALL}.") from err
+        made = [make_transform(item) for item in self.transforms]
+        names = [type(one).__name__ for one in made]
+        return BoundTorchvision(v2.Compose(made), dict(self.fields or {}), context.run, label, tuple(names))
+
+
+@dataclass(frozen=True)
+class BoundTorchvision:
+    """`torchvision` in a pipeline."""
+
+    transform: Any
+    fields: dict[str, Any]
+    run: Run
+    label: str
+    names: tuple[str, ...]
+
+    def __call__(self, sample: Any, origin: Origin) -> Any:
+        """Return a copy of the sample, or of the batch, with the fields changed.
+
+        Raises:
+            WdskitError: A field is missing, or is not what `fields` says.
+        """
+        import torch
+
+        if origin.members:
+            return self._mix(sample, origin)
+        check_dict("torchvision", sample)
+        kinds = self.fields or {self._only_image(sample): "image"}
+        given, names = self._given(sample, kinds)
+        # The generators of the process belong to its threads together.
+        with self.run.turn_of(self.transform, origin), torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(int(self.run.rng_of(self.label)(origin).integers(1 << 63)))
+            changed = self.transform(given)
+        return {**sample, **{name: _as_value(changed[key], kinds[name]) for name, key in names.items()}}
+
+    def _only_image(self, sample: Mapping[str, Any]) -> str:
+        images = [name for name, value in sample.items() if is_image_in(name, value)]
+        if len(images) != 1:
+            found = f"several images ({', '.join(images)})" if images else "no image"
+            raise PipelineError(f"torchvision: {found} in this sample. Name the fields, as in `fields: {{jpg: image}}`")
+        return images[0]
+
+    def _given(self, sample: Mapping[str, Any], kinds: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
+        """What the transforms get, and the name of each field in it: they know labels by their name."""
+        given: dict[str, Any] = {}
+        names: dict[str, str] = {}
+        size: tuple[int, int] | None = None
+        for name, kind in sorted(kinds.items(), key=lambda item: item[1] not in ("image", "mask")):
+            key = f"labels {name}" if kind == "labels" else name
+            given[key], found = _as_input(name, pick("torchvision", sample, name), kind, size)
+            size = size or found
+            names[name] = key
+        return given, names
+
+    def _mix(self, batch: Any, origin: Origin) -> Any:
+        """Apply `MixUp` or `CutMix` to a batch."""
+        import torch
+
+        other = next((name for name in self.names if name not in AFTER_BATCHED), None)
+        if other is not None:
+            raise PipelineError(
+                f"torchvision: `{other}` takes samples; put it before `batched`. After it are MixUp, CutMix"
+            )
+        if isinstance(batch, dict):
+            images = [name for name, kind in self.fields.items() if kind == "image"]
+            labels = [name for name, kind in self.fields.items() if kind == "labels"]
+            if len(images) != 1 or len(labels) != 1 or not {*images, *labels} <= batch.keys():
+                raise PipelineError("torchvision: name the images and the labels: `fields: {jpg: image, cls: labels}`")
+            pair = batch[images[0]], batch[labels[0]]
+        elif isinstance(batch, tuple) and len(batch) >= 2:
+            images, labels, pair = [], [], batch[:2]
+        else:
+            raise PipelineError(
+                "torchvision: after `batched` it takes images and labels, as a dict or the first of a tuple"
+            )
+        with self.run.turn_of(self.transform, origin), torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(int(self.run.rng_of(self.label)(origin).integers(1 << 63)))
+            mixed = self.transform(*pair)
+        if isinstance(batch, dict):
+            return {**batch, images[0]: mixed[0], labels[0]: mixed[1]}
+        return (*mixed, *batch[2:])
+
+
+def _as_input(name: str, value: Any, kind: Any, size: tuple[int, int] | None) -> tuple[Any, tuple[int, int] | None]:
+    """A value as torchvision knows it, and the height and width of an image or a mask."""
+    import torch
+    from torchvision import tv_tensors
+
+    if isinstance(value, bytes | bytearray | memoryview):
+        raise PipelineError(f"torchvision: `{name}` is not decoded yet. Put `decode: rgb8` before it")
+    if kind in ("image", "mask"):
+        if hasattr(value, "getbands"):  # an image of Pillow
+            return (value if kind == "image" else tv_tensors.Mask(value)), (value.height, value.width)
+        if isinstance(value, np.ndarray):
+            tensor = torch.from_numpy(np.ascontiguousarray(value))
+            value = tensor.permute(2, 0, 1).contiguous() if tensor.ndim == 3 else tensor
+        if not isinstance(value, torch.Tensor) or value.ndim not in (2, 3):
+            raise WdskitError(f"torchvision: `{name}` is not an image but {type(value).__name__}")
+        made = tv_tensors.Image(value) if kind == "image" else tv_tensors.Mask(value)
+        return made, (int(value.shape[-2]), int(value.shape[-1]))
+    array = np.asarray(value)
+    if kind == "labels":
+        if array.dtype.kind not in "iub" and array.size:
+            raise WdskitError(f"torchvision: `{name}`: labels are whole numbers, not {array.dtype}")
+        return torch.from_numpy(array.astype(np.int64)), None
+    if size is None:
+        raise WdskitError(f"torchvision: `{name}` needs the size of an image; name one in `fields`")
+    width = 2 if kind == "keypoints" else 4
+    if array.size == 0:
+        array = np.zeros((0, width))
+    if array.ndim != 2 or array.shape[1] != width or array.dtype.kind not in "iuf":
+        raise WdskitError(f"torchvision: `{name}` has the shape {array.shape}, not (number, {width})")
+    numbers = torch.from_numpy(array.astype(np.float32))
+    if kind == "keypoints":
+        return tv_tensors.KeyPoints(numbers, canvas_size=size), None
+    form = tv_tensors.BoundingBoxFormat[kind["boxes"].upper()]
+    return tv_tensors.BoundingBoxes(numbers, format=form, canvas_size=size), None
+
+
+def _as_value(value: Any, kind: Any) -> Any:
+    """A result of torchvision as wdskit's stages take it."""
+    import torch
+
+    if hasattr(value, "getbands"):
+        return marked(value, IMAGE)
+    plain = value.as_subclass(torch.Tensor)
+    if kind in ("image", "mask"):
+        return marked(plain, IMAGE if kind == "image" else MASK)
+    return marked(plain.numpy(), LIST)
