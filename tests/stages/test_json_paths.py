@@ -50,6 +50,21 @@ def test_paths_name_values_in_every_stage_that_names_fields(folder: str):
     assert found["json"][2]["caption"] == "text 2"
 
 
+def test_a_part_behind_a_list_of_objects_is_that_member_of_each(tmp_path: Path):
+    found = [[], [{"bbox": [1, 2, 3, 4], "category_id": 7}], [{"bbox": [5, 6, 7, 8.5], "category_id": 9}] * 2]
+    rows = [{"__key__": f"k{number}", "json": {"annotations": each}} for number, each in enumerate(found)]
+    pack(rows, tmp_path / "data", columns="n=json.annotations.length", disk=HastyDisk())
+    pipe = Pipeline().sequential(str(tmp_path / "data"), tail="drop").decode()
+    [(boxes, labels)] = (
+        pipe.to_tuple("json.annotations.bbox", "json.annotations.category_id").batched(3).loader(workers=0)
+    )
+    assert [each.tolist() for each in boxes] == [[], [[1, 2, 3, 4]], [[5, 6, 7, 8.5]] * 2]
+    assert [each.tolist() for each in labels] == [[], [7], [9, 9]]
+    assert wdskit.columns(tmp_path / "data")["n"].tolist() == [0, 1, 2]
+    with pytest.raises(SampleError, match=r"no field `json.annotations.area`"):
+        list(pipe.to_tuple("json.annotations.area").loader(workers=0))
+
+
 def test_a_field_of_the_very_name_wins(folder: str):
     def add(sample: dict[str, Any]) -> dict[str, Any]:
         return {**sample, "json.caption": "own", "json.a": {"b": "no JSON field by its name"}}

@@ -67,7 +67,7 @@ def follow_path(value: object, path: Sequence[str]) -> object:
     """Return what a path leads to in a JSON value or a text.
 
     The last part `length` is the number of characters of a text or of items of a list or an object, unless the object
-    has such a member.
+    has such a member. A part behind a list of objects is that member of each: `annotations.bbox`.
 
     Raises:
         KeyError: It leads nowhere.
@@ -77,6 +77,8 @@ def follow_path(value: object, path: Sequence[str]) -> object:
             value = value[part]
         elif part == "length" and at == len(path) - 1 and isinstance(value, str | list | dict):
             value = len(value)
+        elif isinstance(value, list) and all(isinstance(each, dict) and part in each for each in value):
+            value = [each[part] for each in value]
         else:
             raise KeyError(".".join(path[: at + 1]))
     return value
