@@ -13,7 +13,7 @@ import shlex
 import shutil
 import subprocess
 from collections.abc import Iterator
-from importlib.util import find_spec
+from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import NamedTuple
 
@@ -98,7 +98,7 @@ def missing_packages(block: Block) -> set[str]:
             names |= {each.name for each in node.names}
         elif isinstance(node, ast.ImportFrom):
             names.add(node.module or "")
-    return {name for name in OPTIONAL & {name.partition(".")[0] for name in names} if not find_spec(name)}
+    return {name for name in OPTIONAL & {name.partition(".")[0] for name in names} if not PathFinder.find_spec(name)}
 
 
 @pytest.fixture(scope="module")

@@ -392,3 +392,21 @@ def test_a_column_of_another_length_is_not_listed(folder: Path, tmp_path: Path) 
     with pytest.raises(SelectionError, match="made for other shards"):
         columns(tmp_path / "data")
     assert list_columns(folder / "nowhere") == {}
+
+
+def test_verify_and_reshard_know_the_columns(folder: Path, tmp_path: Path) -> None:
+    pack(ROWS[:30], tmp_path / "data", columns="cls,json.kind", disk=HastyDisk())
+    assert wdskit.verify(tmp_path / "data").is_clean
+    [path] = (tmp_path / "data").glob("cls.*.npy")
+    right = path.read_bytes()
+    for data, told in ((right[:-1] + b"x", "damaged"), (right[:-1], "damaged"), (None, "cannot be read")):
+        path.unlink()
+        if data is not None:
+            path.write_bytes(data)
+        [finding] = wdskit.verify(tmp_path / "data").findings
+        assert finding.kind == "index"
+        assert told in finding.problem
+        path.write_bytes(right)
+    result = wdskit.reshard(str(tmp_path / "data"), tmp_path / "out", columns="cls", disk=HastyDisk())
+    assert any(note.startswith("the columns json.kind of the sources are not in DEST") for note in result.notes)
+    assert list(columns(tmp_path / "out")) == ["cls"]

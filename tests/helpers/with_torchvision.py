@@ -24,3 +24,6 @@ def make_importable() -> None:
     make_importable.library = library = torch.library.Library("torchvision", "DEF")  # type: ignore[attr-defined]
     for name in sorted(names):
         library.define(f"{name}() -> Tensor")
+    import torchvision.transforms.v2  # noqa: F401
+
+    sys.path.remove(str(FOLDER))  # other tests, and the processes that they start, do not find it

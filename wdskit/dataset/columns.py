@@ -335,6 +335,8 @@ class Column:
 
             fetch_copy(self.folder, self.url, file, self.sha256)
         path, head = self.folder / file, _npy_head(np.dtype(self.dtype), self.num_samples)
+        if path.exists() and not path.is_file():  # to open a named pipe would wait for ever
+            raise self.error(f"its file {file} is not a file")
         try:
             with path.open("rb") as opened:
                 found = opened.read(len(head))

@@ -104,7 +104,8 @@ class Each:
             try:
                 done = self.stages.apply(value, origin) if timings is None else self._timed(value, origin, timings)
             except SampleError as err:
-                self._skip(err, origin)
+                if not self._skips(err, origin):
+                    raise
                 continue
             if timings is not None:
                 run.keep_timings(timings)
@@ -155,21 +156,26 @@ class Each:
         try:
             done = waiting.pop(0)[1].result()  # no name for the future: its error would refer to this frame, a cycle
         except SampleError as err:
-            self._skip(err, origin)
+            if not self._skips(err, origin):
+                raise
             return
         if timings is not None:
             self.run.keep_timings(timings)
         self.run.origin = origin
         yield done
 
-    def _skip(self, err: SampleError, origin: Origin) -> None:
-        """Note a bad sample if the budget allows it; otherwise raise its error."""
+    def _skips(self, err: SampleError, origin: Origin) -> bool:
+        """Note a bad sample, and return True, if the budget allows it.
+
+        The caller raises the error: raised from here, it would refer to this frame, a cycle.
+        """
         run = self.run
         is_function = err.is_function and not run.forgives_functions
         if not run.max_bad or is_function or origin.members or isinstance(err.__cause__, PROCESS_ERRORS):
-            raise err
+            return False
         run.num_bad += 1
         if run.num_bad > run.max_bad:
             msg = f"{err}\n  It is bad sample {run.num_bad} of an epoch of this worker, and errors.max_bad allows"
             raise SampleError(f"{msg} {run.max_bad}.", stage=err.stage, shard=err.shard, key=err.key) from err
         run.bad.append(RejectedSample(origin.minor, err.shard, err.key, str(err)))
+        return True

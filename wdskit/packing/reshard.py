@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from wdskit.dataset.binary import ShardEntry
 from wdskit.dataset.classes import CLASSES_NAME, parse_classes
-from wdskit.errors import PackError
+from wdskit.dataset.columns import list_columns
+from wdskit.dataset.patterns import ShardList
+from wdskit.errors import PackError, SelectionError
 from wdskit.packing.api import export_packed, fill_and_publish, plan_jobs, read_plan
 from wdskit.packing.division import PlannedShard
 from wdskit.packing.options import ReshardOptions, takes_options
@@ -18,6 +21,8 @@ from wdskit.packing.publish import open_destination
 from wdskit.packing.sources import Source, count_cleaned
 from wdskit.packing.sources.shards import ShardSamples, check_dest, find_classes, merged_splits
 from wdskit.packing.sources.tar_samples import known_digests, list_tars
+from wdskit.shards.column_values import parse_columns
+from wdskit.storage.urls import is_local
 from wdskit.text import format_bytes, plural
 
 
@@ -41,7 +46,7 @@ class ReshardResult:
         classes_lost: Why there is no `classes.json` although a source has one; else empty.
         was_done: The folder already held all of it, so there was nothing to do.
         seconds: How long it took.
-        notes: A sentence, if files that were exported before are outdated.
+        notes: A sentence each, if exported files are outdated, and if the sources have columns that DEST does not have.
     """
 
     folder: Path | str
@@ -150,6 +155,18 @@ def reshard(source: str | Sequence[str], dest: str | os.PathLike[str], options: 
         classes_lost=classes_lost,
         was_done=target.is_done,
         seconds=time.perf_counter() - start,
-        notes=export_packed(target),
+        notes=(*export_packed(target), *_columns_left(shards, options)),
         **vars(samples.left_out),
     )
+
+
+def _columns_left(shards: ShardList, options: ReshardOptions) -> Iterator[str]:
+    """Yield a note if local sources have columns that were not asked for."""
+    names: dict[str, None] = {}
+    for folder in dict.fromkeys(os.path.dirname(url) or "." for url in shards.urls if is_local(url)):
+        with contextlib.suppress(SelectionError):
+            names.update(dict.fromkeys(list_columns(Path(folder))))
+    left = [name for name in names if name not in parse_columns(options.columns)]
+    if left:
+        what = f"the columns {', '.join(left)} of the sources are not in DEST"
+        yield f"{what}. `wdskit index DEST --columns NAMES` makes them."

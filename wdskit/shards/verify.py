@@ -21,12 +21,13 @@ from wdskit.codecs.formats import is_image_field
 from wdskit.dataset.binary import BINARY_NAME, BinaryIndex, ShardEntry
 from wdskit.dataset.braces import split_parts
 from wdskit.dataset.classes import CLASSES_NAME, read_classes
+from wdskit.dataset.columns import COLUMNS_NAME, columns
 from wdskit.dataset.index import INDEX_NAME, FolderIndex, compare_names, join_url, read_index
 from wdskit.dataset.keys import find_repeated, is_among
 from wdskit.dataset.patterns import UNLISTED, match_shards, nothing_matches, split_url
 from wdskit.dataset.shard import offsets_path
 from wdskit.dataset.unfinished import find_unfinished
-from wdskit.errors import ConfigError, FolderIndexError, StorageError, WdskitError
+from wdskit.errors import ConfigError, FolderIndexError, SelectionError, StorageError, WdskitError
 from wdskit.files import publish_bytes
 from wdskit.limits import MAX_INDEX_BYTES, MAX_LISTED, MAX_PIXELS
 from wdskit.shards.export import export_problems
@@ -150,6 +151,8 @@ def verify(
         if is_local(folder):
             problems = export_problems(Path(local_path(folder)))
             findings += [Finding("outdated", file, problem) for file, problem in problems]
+        if target.indexes[folder] is not None:
+            findings += check_columns(folder)
     findings += [found for one in reports for found in one.findings]
     findings += [*find_repeats(shown, reports), *find_odd(shown, reports)]
     if world_size is not None:
@@ -239,6 +242,28 @@ def check_index(folder: Path) -> tuple[FolderIndex | None, tuple[Finding, ...]]:
     if problem:
         problems[twin] = problem
     return index, tuple(Finding("index", str(file), problem) for file, problem in problems.items())
+
+
+def check_columns(folder: str) -> list[Finding]:
+    """Compare the columns of an indexed folder with their digests, and their list with the index."""
+    path = join_url(folder, COLUMNS_NAME)
+    if is_local(folder) and not all(
+        (Path(local_path(folder)) / name).is_file() for name in (BINARY_NAME, COLUMNS_NAME)
+    ):
+        return []
+    try:
+        if not is_local(folder):
+            read_bytes(path, limit=MAX_INDEX_BYTES)
+        found = columns(folder)
+        for name in found:
+            found.column(name).check()
+    except StorageError as err:
+        return [] if err.status in ABSENT_STATUSES else [Finding("index", shown_url(path), _plain(err, Path(path)))]
+    except FolderIndexError:
+        return []  # which is a finding of its own
+    except SelectionError as err:
+        return [Finding("index", shown_url(path), _plain(err, Path(path)))]
+    return []
 
 
 def read_classes_of(folder: str, findings: list[Finding]) -> tuple[str, ...] | None:
