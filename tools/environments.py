@@ -27,7 +27,7 @@ REQUIREMENTS = {
     "grain": ("grain==0.2.18", "array-record==0.8.6"),
     "litdata": ("litdata==0.2.76",),
     "moto": ("moto==5.2.5", "flask==3.1.3", "flask-cors==6.0.5"),
-    "open_clip": ("open_clip_torch==3.3.0",),
+    "open_clip": ("open_clip_torch==3.3.0", "ftfy==6.3.1", "regex==2026.11.15"),
     "ray": ("ray==2.60.0",),
     "spdl": ("spdl==0.8.0", "spdl-io==0.8.0", "spdl-core==0.8.0"),
     "streaming": ("mosaicml-streaming==0.13.0",),

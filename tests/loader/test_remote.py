@@ -809,3 +809,52 @@ def test_nodes_download_what_the_plan_says_to_the_byte(here, there, tmp_path):
         assert numbers[0] == sorted(one[: len(one) // 16 * 16])
         assert max(sizes[0]) == planned.node_bytes
         assert max(second - first for first, second in zip(*sizes, strict=True)) == planned.next_bytes
+
+
+@pytest.mark.usefixtures("small_parts")
+def test_buckets_download_what_the_plan_says_and_read_the_same_shards(s3, tmp_path):
+    """Columns are fetched with the index; all buckets read the same shards at the same time."""
+    folder, url = tmp_path / "own", f"{s3}/{BUCKET}/{tmp_path.name}"
+    write_numbers(folder, [120, 100, 80, 140])
+    index_folder(folder, columns="cls", workers=1)
+    upload(folder, url)
+    edges = [100, 250, 440]
+
+    def make(place: str) -> Pipeline:
+        return Pipeline().exact(place, seed=5, lanes=8, where="cls % 3 > 0", tail="pad").map(number_of)
+
+    pipe = make(f"s3://{BUCKET}/{tmp_path.name}/").bucketed(by="cls", edges=edges, global_size=8)
+    local = make(f"{folder}/").bucketed(by="cls", edges=edges, global_size=8)
+    planned = wdskit.plan(pipe, world_size=2, gpus_per_node=1).downloads
+    folders = [tmp_path / f"cache-{node}" for node in range(2)]
+    loaders = [
+        pipe.loader(
+            workers=0, rank=rank, world_size=2, ranks_per_node=1, persistent_workers=False, **kept(folders[rank])
+        )
+        for rank in range(2)
+    ]
+    numbers = [int(number) for loader in loaders for rows, valid in loader for number in rows[valid]]
+    for loader in loaders:
+        kept_by(loader).wait()
+    sizes = [sum(part.name.stop - part.name.start + 512 for part in parts_of(each)) for each in folders]
+    assert sorted(numbers) == [number for number in range(440) if number % 3]
+    assert abs(max(sizes) - planned.node_bytes) <= 0.1 * planned.node_bytes
+    one = [int(number) for rows, valid in local.loader(workers=0) for number in rows[valid]]
+    assert sorted(one) == sorted(numbers)
+    assert wdskit.columns(f"s3://{BUCKET}/{tmp_path.name}")["cls"].tolist() == list(range(440))
+
+
+def test_columns_of_a_bucket_are_packed_and_indexed(s3, tmp_path):
+    url = f"s3://{BUCKET}/{tmp_path.name}"
+    rows = [{"__key__": f"k{n:02d}", "cls": n, "json": {"kind": "ab"[n % 2]}} for n in range(30)]
+    wdskit.pack(rows, url, max_samples=8, columns="cls,json.kind", staging=tmp_path / "staging")
+    found = wdskit.columns(url)
+    assert found["cls"].tolist() == list(range(30))
+    assert [found["json.kind"][n] for n in range(30)] == ["ab"[n % 2] for n in range(30)]
+    pipe = Pipeline().sequential(f"{url}/", where="json.kind == 'b' and cls > 9").map(number_of)
+    assert [number for number, is_sample in pipe.loader(workers=0) if is_sample] == list(range(11, 30, 2))
+    report = index_folder(url, columns="big=json.kind.length", drop_columns="json.kind", workers=1)
+    assert report.columns == ("cls", "big")
+    assert wdskit.columns(url)["big"].tolist() == [1] * 30
+    assert wdskit.verify(f"{url}/").is_clean
+    assert [column.name for column in wdskit.info(f"{url}/").columns] == ["cls", "big"]

@@ -66,12 +66,19 @@ class BucketPlan:
         return sum(number * size for number, size in zip(self.num_batches, self.sizes, strict=True))
 
     def epoch(self, number: int) -> EpochBatches:
-        """Return the steps of an epoch. The last few are kept."""
-        return _epoch(self, number)
+        """Return the steps of an epoch. The last one is kept here, the last few by all plans together."""
+        kept: tuple[int, EpochBatches] | None = self.__dict__.get("_kept")
+        if kept is None or kept[0] != number:
+            kept = self.__dict__["_kept"] = (number, _epoch(self, number))
+        return kept[1]
 
     def step_of(self, positions: Ints) -> tuple[Ints, Ints, Ints]:
         """Return epoch, step and place in the step's global batch of positions in the endless sequence, (n,) each."""
         epochs, rest = np.divmod(positions, self.num_samples)
+        if len(epochs) and epochs[0] == epochs.min() == epochs.max():
+            edges = self.epoch(int(epochs[0])).edges
+            steps = np.searchsorted(edges, rest, side="right") - 1
+            return epochs, steps, rest - edges[steps]
         steps, places = np.empty_like(rest), np.empty_like(rest)
         for number, at in grouped(epochs):
             edges = self.epoch(number).edges
@@ -169,7 +176,7 @@ class BucketSteps:
             f"they do not fill a batch of their bucket.\n  Use smaller batches or fewer buckets, or `tail: pad`."
         )
 
-    @property
+    @functools.cached_property
     def _before(self) -> int:
         """Steps before the resume point."""
         return int(np.searchsorted(self.plan.epoch(self.epoch).edges, self.consumed, side="left"))
@@ -207,6 +214,7 @@ class BucketOrder:
         self.plan = plan
         self.parts = tuple(orders)
         self.num_samples = plan.num_samples
+        self._counts, self._sizes = np.array(plan.counts), np.array(plan.sizes)
         lanes = [getattr(order, "num_lanes", 0) for order in orders]
         self.num_lanes = max(lanes)
         self.window = max(getattr(order, "window", 0) for order in orders)
@@ -237,9 +245,12 @@ class BucketOrder:
     def _inner(self, positions: Ints) -> tuple[NDArray[Any], Ints]:
         """Return the bucket of each position, and its position in the order of the bucket."""
         epochs, steps, places = self.plan.step_of(positions)
+        if len(epochs) and epochs[0] == epochs.min() == epochs.max():
+            found = self.plan.epoch(int(epochs[0]))
+            buckets, batches = found.buckets[steps], found.batches[steps]
+            return buckets, epochs * self._counts[buckets] + batches * self._sizes[buckets] + places
         buckets, batches = np.empty_like(steps), np.empty_like(steps)
         for number, at in grouped(epochs):
             found = self.plan.epoch(number)
             buckets[at], batches[at] = found.buckets[steps[at]], found.batches[steps[at]]
-        counts, sizes = np.array(self.plan.counts)[buckets], np.array(self.plan.sizes)[buckets]
-        return buckets, epochs * counts + batches * sizes + places
+        return buckets, epochs * self._counts[buckets] + batches * self._sizes[buckets] + places

@@ -59,6 +59,8 @@ class PickedOrder:
         return int(shard), int(sample)
 
     def _map(self, shards: Ints, places: Ints) -> tuple[Ints, Ints]:
+        if len(self._subsets) == 1:
+            return shards, self._subsets[0].take(shards, places)
         layers, inner = np.divmod(shards, self._num_shards)
         samples = np.empty_like(places)
         for layer in np.unique(layers).tolist():

@@ -39,7 +39,6 @@ from wdskit.dataset.binary import (
 )
 from wdskit.dataset.classes import CLASSES_NAME, classes_json, read_classes
 from wdskit.dataset.columns import Columns, NewColumn, Part, as_part, is_column_file, remove_columns, write_columns
-from wdskit.dataset.columns import columns as open_columns
 from wdskit.dataset.index import INDEX_NAME, RUN_FOLDER, FolderIndex, compare_names, index_json, read_index, write_index
 from wdskit.dataset.lock import lock_folder, share_folder, wait_for_workers
 from wdskit.dataset.samples import HeaderReader
@@ -733,7 +732,7 @@ class Destination:
     @functools.cached_property
     def _known_columns(self) -> Columns:
         """The columns of the folder before this run."""
-        return Columns(BinaryIndex(self.folder)) if self.upload is None else open_columns(self.upload.url)
+        return Columns(BinaryIndex(self.folder))
 
     def _upload_index(
         self, index: FolderIndex, entries: Sequence[ShardEntry], last: dict[str, Any], lists: Iterable[str]
