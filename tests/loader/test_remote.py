@@ -856,5 +856,8 @@ def test_columns_of_a_bucket_are_packed_and_indexed(s3, tmp_path):
     report = index_folder(url, columns="big=json.kind.length", drop_columns="json.kind", workers=1)
     assert report.columns == ("cls", "big")
     assert wdskit.columns(url)["big"].tolist() == [1] * 30
+    index_folder(url, drop_columns="cls,big", workers=1)
+    assert list(wdskit.columns(url)) == []
+    index_folder(url, columns="cls,big=json.kind.length", workers=1)
     assert wdskit.verify(f"{url}/").is_clean
     assert [column.name for column in wdskit.info(f"{url}/").columns] == ["cls", "big"]

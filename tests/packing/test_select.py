@@ -46,7 +46,14 @@ def test_a_planned_source_reads_the_selection(data):
 
 def test_of_shards_that_are_not_named_nothing_is_selected(data):
     select("data/data-00000{1..2}.tar", "some", filter="cls == 0", workers=2)
-    assert keys_of(data, "some") == {"k12", "k16", "k20", "k24", "k28"}
+    chosen = {"k12", "k16", "k20", "k24", "k28"}
+    assert keys_of(data, "some") == chosen
+    index_folder(data)  # which makes the columns again
+    assert keys_of(data, "some") == chosen
+    pack([{"__key__": "new", "cls": 0, "json": {"n": 0}}], data, append=True, disk=HastyDisk())
+    assert selected(data, "some")[-1] == []
+    select("data/data-00000{1..2}.tar", "some", filter="cls == 0")
+    assert sum(map(len, selected(data, "some"))) == 5
 
 
 def test_another_selection_of_the_name_is_not_replaced_unasked(data):

@@ -169,7 +169,9 @@ def _locked(
     splits = known.column(SPLIT_COLUMN).values if SPLIT_COLUMN in known else None
     if name in (splits or ()):
         raise SelectionError(f"{folder}: it has a split {name!r} already. Choose another name.", folder=folder)
-    if name in known and not overwrite and dict(known.column(name).source) != source:
+    made = dict(known.column(name).source) if name in known else source
+    made.pop("shards", None)
+    if not overwrite and made != source:
         other = ", ".join(f"{key} {value}" for key, value in known.column(name).source.items())
         msg = f"{folder}: another column has the name {name!r}: {other}."
         raise SelectionError(f"{msg}\n  Choose another, or replace it with --overwrite.", folder=folder)
@@ -190,6 +192,8 @@ def _write(
         for url, numbers in chosen.items()
         if os.path.realpath(os.path.dirname(url)) == here
     }
+    if by_name.keys() != index.by_name.keys():  # so that the column is the same when it is made again
+        source = {**source, "shards": sorted(by_name)}
     masks = [np.zeros(entry.num_samples, dtype=np.bool_) for entry in index.entries]
     for entry, mask in zip(index.entries, masks, strict=True):
         mask[by_name.get(entry.name, [])] = True

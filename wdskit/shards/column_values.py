@@ -186,9 +186,10 @@ class _Split(_Function):
 
 
 class _Filter(_Function):
-    """Whether a sample is chosen, as by `wdskit reshard --filter`."""
+    """Whether a sample is chosen, as by `wdskit reshard --filter`; never one of other shards than `shards`."""
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: Source, shard: str) -> None:
+        self._is_read = shard.rpartition("/")[2] in source.get("shards", [shard.rpartition("/")[2]])
         self._skip_missing = source.get("missing") == "skip"
         text = source["filter"]
         self._expression = None if text is None else Expression(text)
@@ -197,9 +198,11 @@ class _Filter(_Function):
         self._seed = source.get("seed", 0)
 
     def wants(self, name: str) -> bool:
-        return self._expression is not None and name in self._expression.fields
+        return self._is_read and self._expression is not None and name in self._expression.fields
 
     def value(self, key: str, held: _Held) -> object:
+        if not self._is_read:
+            return False
         if self._threshold is not None and draw_of_key(key, self._seed) >= self._threshold:
             return False
         try:
@@ -210,11 +213,11 @@ class _Filter(_Function):
             raise
 
 
-def _make(source: Source) -> _Function:
+def _make(source: Source, shard: str) -> _Function:
     if "split" in source:
         return _Split(source)
     if "filter" in source:
-        return _Filter(source)
+        return _Filter(source, shard)
     path = str(source["path"])
     return _Size(path) if path.rpartition(".")[2] in _SIDES and _is_side(path) else _Path(path)
 
@@ -239,7 +242,7 @@ class ColumnMaker:
 
     def __init__(self, sources: Mapping[str, Source], shard: str) -> None:
         try:
-            self._functions = {name: _make(source) for name, source in sources.items()}
+            self._functions = {name: _make(source, shard) for name, source in sources.items()}
         except (KeyError, TypeError, AttributeError) as err:
             raise SelectionError(f"columns.json: the source of a column is not understood: {err}.") from err
         self._values: dict[str, list[object]] = {name: [] for name in sources}

@@ -193,7 +193,8 @@ def _index_bucket(
     entries = [scan.entry for scan in scans]
     for one, scan in zip(shards.values(), scans, strict=True):
         put_object(f"{one.url}{IDX_SUFFIX}", idx_bytes(scan.offsets))
-    _put_columns(url, sources, scans)
+    if sources or listed:
+        _put_columns(url, sources, scans)
     data = index_json(entries)
     put_object(f"{url}/{BINARY_NAME}", build_binary(entries, hashlib.sha256(data).digest()))
     put_object(f"{url}/{INDEX_NAME}", data)
@@ -205,8 +206,6 @@ def _put_columns(url: str, sources: Mapping[str, Source], scans: Sequence[Scanne
     from wdskit.storage.buckets import start_upload
     from wdskit.storage.requests import result
 
-    if not sources:
-        return
     with tempfile.TemporaryDirectory() as temp:
         digest = digest_of_entries([scan.entry for scan in scans])
         for name in write_columns(Path(temp), digest, _new_columns(sources, scans)):
