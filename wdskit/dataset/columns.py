@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from wdskit.dataset.binary import BinaryIndex
 from wdskit.errors import SelectionError
@@ -574,8 +574,3 @@ class ColumnView:
 def as_part(column: Column) -> Part:
     """Return the values of a column as `write_columns` takes them."""
     return column.data if column.values is None else Texts(column.data, column.values)
-
-
-def digest_of_values(values: ArrayLike) -> str:
-    """Return the hex sha256 of an array's bytes."""
-    return hashlib.sha256(np.ascontiguousarray(values).data).hexdigest()
