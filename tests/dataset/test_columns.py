@@ -295,6 +295,8 @@ def test_a_condition_holds_where_python_says_so(folder: Path, text: str) -> None
         ("3 > 2", "it names no column"),
         ("cls.startswith('a')", "is for a column of text"),
         ("cls if cls else 3", "IfExp is not supported"),
+        ("cls % 0 == 0", "a division of whole numbers by 0"),
+        ("json.score > 1 and 90 // cls > 3", "a division of whole numbers by 0"),
     ],
 )
 def test_what_is_no_condition_is_refused(folder: Path, text: str, told: str) -> None:
@@ -392,6 +394,22 @@ def test_a_column_of_another_length_is_not_listed(folder: Path, tmp_path: Path) 
     with pytest.raises(SelectionError, match="made for other shards"):
         columns(tmp_path / "data")
     assert list_columns(folder / "nowhere") == {}
+
+
+def test_a_field_that_is_too_large_to_read_is_no_shorter_text(tmp_path: Path) -> None:
+    text = "x" * ((32 << 20) + 5)
+    pack([{"__key__": "a", "txt": "y"}, {"__key__": "big", "txt": text}], tmp_path / "data", disk=HastyDisk())
+    told = r"data-000000.tar: sample 'big': txt: it has 33554437 bytes, too many to read for a column"
+    with pytest.raises((SelectionError, wdskit.FolderIndexError), match=told):
+        index_folder(tmp_path / "data", columns="txt.length")
+    with pytest.raises(SelectionError, match="sample 'big': txt: it has 33554437 bytes"):
+        pack([{"__key__": "big", "txt": text}], tmp_path / "other", columns="txt.length", disk=HastyDisk())
+
+
+def test_a_damaged_header_names_its_sample(tmp_path: Path) -> None:
+    pack([{"__key__": "bad", "jpg": b"no image"}], tmp_path / "data", validate="none", disk=HastyDisk())
+    with pytest.raises((SelectionError, wdskit.FolderIndexError), match=r"data-000000.tar: sample 'bad': jpg: "):
+        index_folder(tmp_path / "data", columns="width")
 
 
 def test_verify_and_reshard_know_the_columns(folder: Path, tmp_path: Path) -> None:

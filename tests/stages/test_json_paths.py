@@ -50,6 +50,16 @@ def test_paths_name_values_in_every_stage_that_names_fields(folder: str):
     assert found["json"][2]["caption"] == "text 2"
 
 
+def test_whole_numbers_that_no_array_holds_exactly_stay_a_list(tmp_path: Path):
+    lists = [[2**63, -1], [2**60, 0.5], [2**70]]
+    pack(
+        [{"__key__": str(n), "json": {"x": each}} for n, each in enumerate(lists)], tmp_path / "data", disk=HastyDisk()
+    )
+    pipe = Pipeline().sequential(str(tmp_path / "data"), tail="drop").decode().to_tuple("json.x")
+    [(found,)] = pipe.batched(3).loader(workers=0)
+    assert found == lists
+
+
 def test_a_part_behind_a_list_of_objects_is_that_member_of_each(tmp_path: Path):
     found = [[], [{"bbox": [1, 2, 3, 4], "category_id": 7}], [{"bbox": [5, 6, 7, 8.5], "category_id": 9}] * 2]
     rows = [{"__key__": f"k{number}", "json": {"annotations": each}} for number, each in enumerate(found)]

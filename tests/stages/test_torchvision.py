@@ -121,10 +121,12 @@ def test_random_numbers_follow_from_the_position_alone(folder: str):
     expected = digests(pipe, workers=0)
     assert torch.equal(torch.get_rng_state(), before)
     assert len(set(expected.values())) > 100
-    for options in ({"workers": 0, "threads": 3}, {"workers": 2, "start_method": "fork"}):
+    for options in ({"workers": 1, "threads": 3, "start_method": "fork"}, {"workers": 2, "start_method": "fork"}):
         assert digests(pipe, **options) == expected
     ranks = [digests(pipe, workers=0, rank=rank, world_size=2) for rank in range(2)]
     assert {**ranks[0], **ranks[1]} == expected
+    with pytest.raises(PipelineError, match="several threads would draw from the generators of your program"):
+        pipe.loader(workers=0, threads=3)
     other = source(folder, range=[0, 200], seed=4).torchvision(transforms=transforms, fields={"png": "image"})
     assert digests(other.to_dict("png", "__key__").batched(20), workers=0) != expected
 

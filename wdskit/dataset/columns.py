@@ -382,6 +382,11 @@ class Column:
         if digest.hexdigest() != self.sha256:
             raise self.error("its file is damaged")
 
+    def unfit(self, problem: str) -> SelectionError:
+        """Return the error of a use for which this column is not made; `problem` says what to do."""
+        place = self.url or str(self.folder)
+        return SelectionError(f"{place}: column {self.name}: {problem}.", folder=place)
+
     def error(self, problem: str) -> SelectionError:
         """Return the error of this column, with the command that makes it again."""
         place = self.url or str(self.folder)

@@ -193,7 +193,7 @@ class ShardTable:
         for column in columns:
             column.check()
         if len({column.values for column in columns}) > 1:
-            raise columns[0].error("its texts are not the same in all folders")
+            raise columns[0].unfit("its texts are not the same in all folders. Use whole numbers, such as `cls`")
         return ColumnView(runs), columns
 
     def used(self) -> NDArray[np.bool_]:

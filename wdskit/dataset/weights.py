@@ -50,14 +50,14 @@ class SampleWeights:
         if balance:
             self._balance(columns[0], mask)
         elif columns[0].values is not None:
-            raise columns[0].error(f"it is text, which is no weight; use `balance: {name}`")
+            raise columns[0].unfit(f"it is text, which is no weight; use `balance: {name}`")
         self._check(columns[0])
 
     def _balance(self, column: Column, mask: NDArray[np.bool_] | None) -> None:
         """Count how many used samples have each value."""
         values = self._view.all()
         if values.dtype.kind == "f":
-            raise column.error("`balance` needs whole numbers or text, and some of its values are fractions or missing")
+            raise column.unfit("`balance` needs whole numbers or text, and some of its values are fractions or missing")
         used = values if mask is None else values[mask]
         least, most = (int(used.min()), int(used.max())) if len(used) else (0, 0)
         if most - least < _MAX_RANGE:
@@ -79,7 +79,7 @@ class SampleWeights:
             if bad.any():
                 at = first + int(np.argmax(bad))
                 what = f"the weight of sample {at} (counted over all shards from 0) is {weights[at - first]}"
-                raise column.error(f"{what}; weights are 0 or more. Leave such samples out with `where`")
+                raise column.unfit(f"{what}; weights are 0 or more. Leave such samples out with `where`")
 
     def __call__(self, numbers: Ints) -> Floats:
         """Return the weights of samples, float64 (n,); numbers count over all shards, 0 <= number < total."""

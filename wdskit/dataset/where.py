@@ -80,7 +80,7 @@ class Where:
         first = 0
         for parts in zip(*(column.chunks(_CHUNK) for column in used.values()), strict=True):
             values = {name: _load(column, part) for (name, column), part in zip(used.items(), parts, strict=True)}
-            with np.errstate(all="ignore"):  # a division by 0 is inf or NaN
+            with np.errstate(all="ignore"):  # a division of fractions by 0 is inf or NaN
                 mask[first : first + len(parts[0])] = self._as_mask(self._value(self._tree, values))
             first += len(parts[0])
         return mask
@@ -142,6 +142,8 @@ class Where:
 
     def _compute(self, function: Callable[[Any, Any], Any], left: Any, right: Any) -> Any:
         result = function(left, right)
+        if function in (np.floor_divide, np.mod) and np.result_type(result).kind == "i" and np.any(np.equal(right, 0)):
+            raise self._error("a division of whole numbers by 0")
         if np.result_type(result).kind == "i" and function in (operator.add, operator.sub, operator.mul):
             size = np.abs(function(np.float64(left), np.float64(right)))
             if np.any(size >= _EDGE):

@@ -189,8 +189,10 @@ def _transform_rows(
         for field, data in transformed:
             writer.add(f"{row.key}.{field}", data)
             _note_unused(row, field, data, job.transforms, unused)
-            made.add(field, len(data), whole(data))
-        made.end(row.key)
+            if job.columns:
+                made.add(field, len(data), whole(data))
+        if job.columns:
+            made.end(row.key)
         yield [field for field, _ in transformed]
 
 

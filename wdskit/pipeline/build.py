@@ -30,6 +30,7 @@ from wdskit.stages.shard_reader import TarfileToSamples
 from wdskit.stages.sources import PlannedData
 from wdskit.stages.stream_source import SplitByNode, SplitByWorker, Stream
 from wdskit.stages.streaming import EpochCut, StreamContext, StreamStage
+from wdskit.stages.vision import Torchvision
 from wdskit.text import format_bytes
 
 logger = logging.getLogger(__name__)
@@ -57,10 +58,15 @@ def build_pipeline(
         cache: The settings `cache`.
 
     Raises:
-        PipelineError: A function is unknown, or an option does not fit the shards.
+        PipelineError: A function is unknown, or an option does not fit the shards or the threads.
         StorageError, FolderIndexError: The shards cannot be listed.
     """
     errors = errors or ErrorsSpec()
+    parts = [stage for part in getattr(stages[0], "mixture", None) or () for stage in part.stages]
+    has_vision = any(isinstance(stage, Torchvision) for stage in (*stages, *parts))
+    if has_vision and num_threads > 1 and not max_workers:
+        msg = "torchvision: without workers, several threads would draw from the generators of your program."
+        raise PipelineError(f"{msg}\n  Use workers, or `threads: 1`.")
     find = partial(resolve, extra=functions or {})
     if getattr(stages[0], "is_planned", False):
         return _build_planned(

@@ -40,8 +40,8 @@ ONE_THREAD = "your functions run in one thread per process unless `threads` is s
 _LIGHT = frozenset({"rename", "to_tuple", "to_dict", "batched", "bucketed", "with_epoch", "with_length"})
 """Stages that always hold the GIL: with several threads they only wait for each other."""
 
-_CALLS = frozenset({"map", "map_dict", "map_tuple", "select"})
-"""Stages that call a function of the user."""
+_CALLS = frozenset({"map", "map_dict", "map_tuple", "select", "torchvision"})
+"""Stages that call a function of the user, or one that runs in one thread at a time."""
 
 
 class LoaderSpec(BaseModel):

@@ -74,6 +74,7 @@ class _Held:
     """The fields of one sample that the columns read."""
 
     def __init__(self) -> None:
+        self.problem = ""  # why a field cannot be read
         self.names: list[str] = []
         self.headers: dict[str, ImageHeader] = {}
         self._bytes: dict[str, bytes] = {}
@@ -259,13 +260,18 @@ class ColumnMaker:
                 if any(one.wants_header(name) for one in functions):
                     held.headers[name] = read_header(part)
             elif any(one.wants(name) for one in functions):
-                held.hold(name, part(min(num_bytes, MAX_CHECKED_BYTES)))
+                if num_bytes > MAX_CHECKED_BYTES:
+                    held.problem = f"{name}: it has {num_bytes} bytes, too many to read for a column"
+                else:
+                    held.hold(name, part(num_bytes))
         except DecodeError as err:
-            raise self._error("", str(err)) from err
+            held.problem = f"{name}: {str(err).removeprefix(f'{name}: ')}"
 
     def end(self, key: str) -> None:
         """Compute the values of the sample whose fields were added."""
         held, self._held = self._held, _Held()
+        if held.problem:
+            raise self._error(key, held.problem)
         for name, function in self._functions.items():
             try:
                 self._values[name].append(function.value(key, held))
@@ -281,9 +287,8 @@ class ColumnMaker:
         return pack_columns(self._values, self._shard)
 
     def _error(self, key: str, problem: str) -> SelectionError:
-        at = f": sample {key!r}" if key else ""
         folder = self._shard.rpartition("/")[0] or "."
-        return SelectionError(f"{self._shard}{at}: {problem}.", folder=folder, shard=self._shard, key=key)
+        return SelectionError(f"{self._shard}: sample {key!r}: {problem}.", folder=folder, shard=self._shard, key=key)
 
 
 def pack_columns(values: Mapping[str, Sequence[object]], shard: str) -> dict[str, Part]:

@@ -360,6 +360,8 @@ def scan_shard(
             if columns:
                 for field, data in fields_of(sample):
                     made.add(field, size_of(data), partial(_part, data))
+                    if isinstance(data, Passed) and data.file is not None:
+                        data.file.close()
                 made.end(sample["__key__"])
     offsets = array("Q", (*reader.starts, reader.stop))
     entry = ShardEntry(

@@ -14,12 +14,12 @@ from pydantic import Field, PlainValidator, WithJsonSchema, model_validator
 from wdskit.config.messages import show, wrong_kind
 from wdskit.config.spec import Kind, StageSpec, refuse
 from wdskit.config.values import Count, FieldNames
-from wdskit.dataset.columns import check_column_name
-from wdskit.errors import PipelineError, SelectionError
+from wdskit.errors import PipelineError
 from wdskit.order.buckets import BucketPlan
 from wdskit.stages.base import Context, Function, Origin
 from wdskit.stages.batching import Batcher
 from wdskit.stages.images.transforms import BoundTransform, GeometricTransform, Sample
+from wdskit.stages.sources import ColumnName
 from wdskit.text import as_int
 
 MAX_BUCKETS = 256
@@ -28,16 +28,6 @@ _NEEDS_SHAPES = "a list of [height, width] is needed, or {area: 512, divisible_b
 _NEEDS_SIZE = "a number of samples is needed, or {pixels: N} for a budget in pixels"
 
 Shape = tuple[int, int]
-
-
-def _check_by(value: object) -> str:
-    if not isinstance(value, str):
-        raise refuse(wrong_kind(value, "`aspect` or the name of a column is needed"))
-    try:
-        check_column_name(value)
-    except SelectionError as err:
-        raise refuse(str(err)) from None
-    return value
 
 
 def _is_count(value: object) -> bool:
@@ -115,7 +105,6 @@ GlobalSize = Annotated[
     WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 1}, {"type": "object"}]}),
 ]
 Edges = Annotated[tuple[int, ...], PlainValidator(_check_edges), WithJsonSchema(_LIST)]
-ColumnOfBuckets = Annotated[str, PlainValidator(_check_by), WithJsonSchema({"type": "string"})]
 
 
 class Bucketed(StageSpec):
@@ -129,7 +118,7 @@ class Bucketed(StageSpec):
     kind: ClassVar[Kind] = "batch"
     example: ClassVar[dict[str, Any]] = {"by": "aspect", "shapes": [[512, 512], [384, 640]], "global_size": 256}
 
-    by: ColumnOfBuckets = Field(
+    by: ColumnName = Field(
         description="`aspect`, from the columns width and height; or a column with the length of each sample."
     )
     shapes: Shapes | None = Field(

@@ -24,6 +24,8 @@ from wdskit.stages.marks import ARRAY, IMAGE, LIST, MASK, Mark, marked
 
 _log = logging.getLogger(__name__)
 
+_MAX_EXACT = 1 << 53  # whole numbers up to this are exact as float64
+
 Functions = Annotated[tuple[Function | None, ...], Field(min_length=1), Items]
 
 
@@ -461,7 +463,7 @@ def _found(stage: str, sample: Mapping[str, Any], names: str) -> str:
 
 
 def _at_path(stage: str, sample: Mapping[str, Any], name: str) -> Any:
-    """The value at a path, in the field with the longest name that the path begins with. KeyError: There is none."""
+    """The value at a path, in the field with the longest name that begins it. KeyError: The path leads nowhere."""
     parts = name.split(".")
     for stop in range(len(parts) - 1, 0, -1):
         field = ".".join(parts[:stop])
@@ -474,7 +476,9 @@ def _at_path(stage: str, sample: Mapping[str, Any], name: str) -> Any:
 
 
 def as_array(value: Any) -> Any:
-    """A list of numbers, or of such lists of one length, as an array of int64 or float64; other values unchanged."""
+    """A list of numbers, or of such lists of one length, as an array of int64 or float64 if that is exact. Other values
+    are returned unchanged.
+    """
     if not isinstance(value, list):
         return value
     if not value:
@@ -488,7 +492,12 @@ def as_array(value: Any) -> Any:
         array = np.array(value)
     except ValueError:  # lists of different lengths
         return value
-    return marked(array, LIST) if array.dtype.kind in "if" else value
+    has_fractions = any(type(each) is float for each in flat)
+    if array.dtype.kind != ("f" if has_fractions else "i"):  # whole numbers of more than 64 bits
+        return value
+    if has_fractions and any(type(each) is int and abs(each) > _MAX_EXACT for each in flat):
+        return value
+    return marked(array, LIST)
 
 
 def _listed(fields: Collection[str]) -> str:

@@ -431,17 +431,17 @@ class Exact(PlannedSource):
         values = view.all()
         if name == "column":
             if values.dtype.kind not in "iu" or column.values is not None:
-                raise column.error("`repeat` needs whole numbers")
+                raise column.unfit("`repeat` needs whole numbers")
             if len(values) and (values.min() < 0 or values.max() > MAX_TIMES):
-                raise column.error(f"`repeat` needs numbers from 0 to {MAX_TIMES}")
+                raise column.unfit(f"`repeat` needs numbers from 0 to {MAX_TIMES}")
             times = values
         else:
             if values.dtype != np.bool_:
-                raise column.error(f"`repeat` needs a column of bool; for one of numbers write {{column: {name}}}")
+                raise column.unfit(f"`repeat` needs a column of bool; for one of numbers write {{column: {name}}}")
             times = np.where(values, np.uint8(number), np.uint8(1))
         times = times[table.used()]
         if not times.any():
-            raise column.error("`repeat` leaves out all samples")
+            raise column.unfit("`repeat` leaves out all samples")
         return times
 
     def plan_columns(self, table: ShardTable) -> tuple[PickedOrder | WeightedOrder, str] | None:

@@ -46,8 +46,8 @@ def _check_transforms(value: object) -> tuple[Any, ...]:
         _split(item)
     try:
         import torchvision.transforms.v2  # noqa: F401
-    except ImportError:
-        return tuple(value)  # `bind` says how to install it
+    except (ImportError, RuntimeError):
+        return tuple(value)  # `bind` says why
     for item in value:
         make_transform(item)
     return tuple(value)
@@ -72,7 +72,7 @@ def make_transform(item: Any) -> Any:
     """Return the transform of an item of a list in YAML; one that is ready is returned.
 
     Raises:
-        PydanticCustomError: There is no such transform, or its settings are wrong.
+        PydanticCustomError: The name is not that of a transform, or its settings are wrong.
     """
     from torchvision.transforms import v2
 
@@ -165,12 +165,17 @@ class Torchvision(PerSampleStage):
         """As `PerSampleStage.bind`.
 
         Raises:
-            PipelineError: torchvision is not installed.
+            PipelineError: torchvision is not installed, or its build does not fit torch.
         """
         try:
             from torchvision.transforms import v2
         except ImportError as err:
-            raise PipelineError(f"torchvision: it is not installed. {_INSTALL}.") from err
+            raise PipelineError(f"torchvision: it is not installed.\n  {_INSTALL}.") from err
+        except RuntimeError as err:  # of an operator that is missing
+            msg = f"torchvision: it cannot be imported: {err}."
+            raise PipelineError(
+                f"{msg}\n  Install the build that belongs to your torch (CPU, or the same CUDA)."
+            ) from err
         made = [make_transform(item) for item in self.transforms]
         names = [type(one).__name__ for one in made]
         return BoundTorchvision(v2.Compose(made), dict(self.fields or {}), context.run, label, tuple(names))
