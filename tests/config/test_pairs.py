@@ -318,7 +318,7 @@ class Sweep:
         late = {each.setting for each in pair if each.refused == "run"}
         if given.get(f"{self.source}.classes") == "any":
             late -= {name for name in late if self.tables.other in json.dumps(given[name])}
-        if self.source == "stream" and given.get("errors.max_bad"):
+        if self.source == "stream" and given.get("errors.max_bad") == "50%":
             late.add("errors.max_bad")
         return late
 
