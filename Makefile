@@ -13,7 +13,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # What Python has compiled is kept, whatever the environment says: hundreds of processes import torch.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo docs test lint pytest sizes faults peers remote soak release bench bench-peers bench-remote clean
+.PHONY: help setup demo docs test lint pytest sizes faults peers remote soak fuzz wheel release bench bench-peers bench-remote clean
 
 help:
 	@echo "make demo    photos -> pack -> info -> train on 2 ranks, under a minute after the download of torch"
@@ -26,6 +26,8 @@ help:
 	@echo "make soak    random pipelines resumed again and again, thousands of breaks and Ctrl-C, in full"
 	@echo "make peers   what other programs read and write, in full"
 	@echo "make remote  the same promises on servers of S3, Google Cloud Storage, Azure and http, which it installs"
+	@echo "make fuzz    10^6 damaged JPEGs and 10^6 damaged shards through wdskit-native and Python, with sanitizers; an hour"
+	@echo "make wheel   a wheel of wdskit-native with its libjpeg inside, into dist"
 	@echo "make release  sdist and wheel, installed as a user does, and the oldest versions that wdskit allows; downloads 5 GB"
 	@echo "make bench   speed of each part beside what it is to be measured by: webdataset, tar, sha256sum, the bare chain"
 	@echo "make bench-peers  wdskit beside other loaders, which it installs below .bench; takes an hour and 10 GB"
@@ -37,11 +39,12 @@ setup: $(STAMP)
 # What wdskit needs to run, and scikit-image without SciPy, for the photographs in its wheel. torch goes first and alone:
 # a machine whose pip is set up for CPU builds takes that build, and the second call, which sees it installed, leaves it
 # alone. Nothing is compiled beforehand: most of torch is never imported.
-$(DEMO_STAMP): pyproject.toml constraints.txt
+$(DEMO_STAMP): pyproject.toml constraints.txt $(wildcard native/*.* native/src/*)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt torch==2.13.0
 	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --editable .
 	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --no-deps scikit-image
+	-$(BIN)/python -m pip install --quiet ./native   # without a compiler, all works but is slower
 	touch $(DEMO_STAMP)
 
 $(DOCS_STAMP): $(DEMO_STAMP)
@@ -105,6 +108,15 @@ remote: $(STAMP)
 soak: $(STAMP)
 	OMP_NUM_THREADS=1 WDSKIT_ALL_SOAK=1 $(BIN)/python -m pytest -n auto tests/loader/test_soak.py tests/stages/test_random_pipelines.py \
 		tests/config/test_pairs.py
+
+# `make test` takes a part.
+fuzz: $(STAMP)
+	OMP_NUM_THREADS=1 $(BIN)/python tools/fuzz_native.py --sanitize --images 1000000 --shards 1000000
+
+wheel: $(STAMP)
+	rm -rf build/native
+	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir build/native ./native
+	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m auditwheel repair --wheel-dir dist build/native/*.whl
 
 # `make test` installs the wheel beside packages that are here. With Python 3.10 to 3.12 this also runs a part of the tests
 # with the oldest versions of what wdskit asks for.

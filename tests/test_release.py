@@ -148,7 +148,7 @@ def test_the_sdist_builds_the_same_wheel(built: tuple[Path, Path], tmp_path: Pat
 def test_what_is_installed_packs_verifies_and_loads(installed: Path, photos: Path, tmp_path: Path) -> None:
     """Outside of the checkout, with each public name."""
     wdskit_command = installed / "wdskit"
-    assert run(wdskit_command, "--version", cwd=tmp_path) == f"wdskit {wdskit.__version__}\n"
+    assert run(wdskit_command, "--version", cwd=tmp_path) == f"wdskit {wdskit.__version__}, without wdskit-native\n"
     assert "\n  pack " in run(wdskit_command, "--help", cwd=tmp_path)
     run(wdskit_command, "pack", photos, "data", "--max-samples", "20", cwd=tmp_path)
     assert "48 samples" in run(wdskit_command, "verify", "data", cwd=tmp_path)

@@ -23,7 +23,7 @@ LAYERS = [
     "testing", "cli", "view", "tune", "packing", "shards", "loader", "pipeline",
     "engine", "stages", "config", "order", "codecs", "dataset", "storage", "tar",
 ]  # fmt: skip
-BASE = {"errors", "files", "limits", "processes", "text"}
+BASE = {"errors", "files", "limits", "native", "processes", "text"}
 RANKS = {name: len(LAYERS) - place for place, name in enumerate(LAYERS)} | dict.fromkeys(BASE, 0)
 
 # The steps of packing, in the same way: source -> plan -> fill -> publish. Other files of packing/ are not compared.
@@ -132,7 +132,7 @@ def wrong_import(layer: str, item: Import) -> str:
         return wrong_own_import(layer, item, parts)
     if layer == "__init__" and item.at_load and parts[0] not in sys.stdlib_module_names:
         return f"`import {PACKAGE}` loads the standard library only, not {parts[0]}"
-    if layer in BASE and parts[0] not in sys.stdlib_module_names:
+    if layer in BASE and parts[0] not in sys.stdlib_module_names and (layer, parts[0]) != ("native", "wdskit_native"):
         return f"{layer}.py uses the standard library only, not {parts[0]}"
     if layer == "order" and (parts[0] in IO_MODULES or parts[0] not in {*sys.stdlib_module_names, "numpy"}):
         return f"order/ is arithmetic on numpy: no {parts[0]}"

@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 import wdskit
 from wdskit.cli import main
 from wdskit.cli.console import escape, format_bytes, format_count, plural
+from wdskit.native import describe_native
 from wdskit.tar.writer import TarWriter
 
 RUN = [sys.executable, "-c", "from wdskit.cli import main; main()"]
@@ -320,7 +321,7 @@ def test_a_wrong_command_line_exits_2(run) -> None:
 
 
 def test_version(run) -> None:
-    assert run("--version") == (0, "wdskit 0.1.0", "")
+    assert run("--version") == (0, f"wdskit 0.1.0, {describe_native()}", "")
 
 
 @given(st.text())

@@ -37,6 +37,7 @@ from wdskit.cli.stats import stats_command
 from wdskit.cli.verify import verify_command
 from wdskit.cli.view import view_command
 from wdskit.errors import WdskitError
+from wdskit.native import describe_native
 
 # Help as plain text: it stays readable in logs and pipes, and brackets in it are brackets.
 app = typer.Typer(
@@ -51,7 +52,7 @@ app = typer.Typer(
 
 def _print_version(*, wanted: bool) -> None:
     if wanted:
-        print(f"wdskit {__version__}")
+        print(f"wdskit {__version__}, {describe_native()}")
         raise typer.Exit
 
 
@@ -59,7 +60,13 @@ def _print_version(*, wanted: bool) -> None:
 def _wdskit(
     *,
     _version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version and exit.")
+        bool,
+        typer.Option(
+            "--version",
+            callback=_print_version,
+            is_eager=True,
+            help="Show the version, and whether wdskit-native is used.",
+        ),
     ] = False,
 ) -> None:
     """Pack image and JSON samples into WebDataset shards and feed them to DDP training."""

@@ -60,7 +60,7 @@ class NpyColumn:
         self._field = field
         self._spans = spans
         try:
-            self._headers = [read_npy_header(data[start:stop]) for data, start, stop in zip(*spans, strict=True)]
+            self._headers = [read_npy_header(data[start:stop]) for data, start, stop in spans.places()]
         except DecodeError as err:
             raise DecodeError(f"{field}: {err}", field=field) from err
         self.shapes = [header.shape for header in self._headers]
@@ -74,13 +74,13 @@ class NpyColumn:
 
     def arrays(self) -> list[Any]:
         """Return each array as `decode_field` does."""
-        return [decode_field(self._field, data[start:stop]) for data, start, stop in zip(*self._spans, strict=True)]
+        return [decode_field(self._field, data[start:stop]) for data, start, stop in self._spans.places()]
 
     def copy_to(self, stacked: NDArray[Any]) -> None:
         """Copy all arrays, end to end, into `stacked`: C-contiguous, with their dtype and the sum of their sizes."""
         joined = memoryview(stacked.reshape(-1).view(np.uint8).data)
         at = 0
-        for header, data, start, stop in zip(self._headers, *self._spans, strict=True):
+        for header, (data, start, stop) in zip(self._headers, self._spans.places(), strict=True):
             size = stop - start - header.start
             joined[at : at + size] = data[stop - size : stop]
             at += size

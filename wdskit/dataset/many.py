@@ -8,8 +8,8 @@ all errors.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from wdskit.dataset.shard import IndexedShard
 from wdskit.files import Buffer
 from wdskit.limits import BLOCK_BYTES
+from wdskit.native import native
 from wdskit.tar.columns import Headers, key_sizes, parse_headers, says_its_name, start_alike
 
 LARGE_BYTES = 32 << 10  # a larger sample is cut into its fields at once, while it is in the cache
@@ -27,7 +28,7 @@ Run = tuple[IndexedShard, int, int]
 
 
 class Spans(NamedTuple):
-    """One field of many samples: bytes `starts[i]` to `stops[i]` of `data[i]`."""
+    """One field of many samples: bytes `starts[i]` to `stops[i]` of `data[i]`, or all of `data[i]` without starts."""
 
     data: list[Buffer]
     starts: list[int]
@@ -43,9 +44,17 @@ class Spans(NamedTuple):
         """Some of them."""
         return Spans(self.data[at], self.starts[at], self.stops[at])
 
+    def places(self) -> Iterable[tuple[Buffer, int, int]]:
+        """Return the bytes, start and stop of each."""
+        if self.starts or not self.data:
+            return zip(*self, strict=True)
+        return ((data, 0, len(data)) for data in self.data)
+
     def cut(self) -> list[bytes]:
         """The field's bytes."""
-        return [bytes(data[start:stop]) for data, start, stop in zip(*self, strict=True)]
+        if self.starts or not self.data:
+            return [bytes(data[start:stop]) for data, start, stop in zip(*self, strict=True)]
+        return cast("list[bytes]", self.data.copy())
 
 
 class Many(NamedTuple):
@@ -53,6 +62,20 @@ class Many(NamedTuple):
 
     keys: list[str]
     fields: dict[str, Spans]
+
+
+def read_natively(shards: Sequence[IndexedShard], numbers: Ints) -> Many | None:
+    """Read samples of local shards with wdskit-native. Return None without it, if a sample is not plain, or if they
+    differ in their fields: `read_samples` then has to read them.
+    """
+    module = native()
+    if module is None:
+        return None
+    found = module.read_samples([shard.handle for shard in shards], numbers)
+    if found is None:
+        return None
+    keys, names, columns = found
+    return Many(keys, {name: Spans(column, [], []) for name, column in zip(names, columns, strict=True)})
 
 
 def read_samples(runs: Sequence[Run], *, viewed: Callable[[str], bool]) -> Many | None:

@@ -52,6 +52,7 @@ class IndexedShard:
 
     Attributes:
         edges: For each offset, 1 after the members on its two sides were found to have different keys.
+        handle: Descriptor, offsets and edges, for wdskit-native; the descriptor is -1 without one, and after `close`.
         find_fields: Returns all fields of the shard's samples, empty if they are not known. It is called for samples
             with long names only: one changed byte after the first 100 can rename a field.
     """
@@ -63,6 +64,7 @@ class IndexedShard:
         self.offsets: memoryview[int] = memoryview(offsets.data)
         self.edges = bytearray(bytes([is_trusted]) * len(offsets))
         self.edges[0] = self.edges[-1] = 1
+        self.handle: tuple[int, memoryview[int], bytearray] = (file.fd, self.offsets, self.edges)
         self.find_fields: Callable[[], frozenset[str]] = frozenset
 
     def __len__(self) -> int:
@@ -109,6 +111,7 @@ class IndexedShard:
 
     def close(self) -> None:
         """Close the file; the garbage collector does so too. Views stay valid."""
+        self.handle = (-1, self.offsets, self.edges)
         self._closing()
 
     def __enter__(self) -> Self:

@@ -340,6 +340,18 @@ class _Rows:
             timings.lap("headers", len(rows))
         label = self._program.stages[0].steps[0].label
         images = self._images if first is self._program.writer else []
+        if images and len(self._slots) == 1 and (batch := self._slots[0]) is not None and first.is_native:
+            written = first.carry_out_many([each for _, each in prepared], batch, [at for at, _ in prepared], slot)
+            left = []
+            for (at, each), is_written in zip(prepared, written, strict=True):
+                if is_written and each.field is not None:
+                    each.values[each.field] = images[at]
+                    decoded[at] = each.values, each.origin
+                else:
+                    left.append((at, each))
+            prepared = left
+            if timings is not None and decoded:
+                timings.lap(label, len(decoded))
         for at, each in prepared:
             slot[1] = self._found[at][0]
             with contextlib.suppress(Exception):

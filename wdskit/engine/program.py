@@ -17,6 +17,7 @@ from wdskit.engine.columns import BatchColumns, columns_of
 from wdskit.engine.reader import SampleReader
 from wdskit.engine.sample import SampleStages
 from wdskit.errors import PipelineError
+from wdskit.native import native
 from wdskit.order.base import Ints, Order
 from wdskit.order.buckets import BucketSteps
 from wdskit.order.steps import AnySteps, dealt
@@ -140,6 +141,7 @@ class Program:
     pace: Pace = field(init=False, default_factory=Pace)
 
     def __post_init__(self) -> None:
+        native()  # so that `WDSKIT_NATIVE=require` fails here, and not in a worker
         steps = self.stages[0].steps
         is_uniform = all(each == self.stages[0] for each in self.stages)
         collates = self.collate is not None and isinstance(self.collate.collate, Collate)

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wdskit.dataset.binary import Verified
-from wdskit.dataset.many import LARGE_BYTES, Run, Spans, read_samples
+from wdskit.dataset.many import LARGE_BYTES, Run, Spans, read_natively, read_samples
 from wdskit.dataset.remote import RemoteShard, open_remote_shards
 from wdskit.dataset.shard import IndexedShard, LocalShard
 from wdskit.dataset.table import ShardTable
@@ -205,8 +205,11 @@ class SampleReader:
             ShardError, StorageError, FolderIndexError: As `read`.
         """
         numbers, opened = self._locate(shards, samples)
-        goes_on = (shards[1:] == shards[:-1]) & (numbers[1:] == numbers[:-1] + 1)
         files = [opened[shard] for shard in shards.tolist()]
+        found = read_natively(files, numbers)
+        if found is not None:
+            return ManySamples([file.path for file in files], *found)
+        goes_on = (shards[1:] == shards[:-1]) & (numbers[1:] == numbers[:-1] + 1)
         runs: list[Run] = list(zip(files, numbers.tolist(), itertools.repeat(1)))
         if goes_on.any():
             firsts = np.flatnonzero(np.append(True, ~goes_on))

@@ -135,14 +135,20 @@ class SampleView:
             many = self._shards.read_many(shards, numbers, viewed=lambda _: True)
         except WdskitError:
             return None
-        return many and (
+        if many is None:
+            return None
+        places = zip(*(of.places() for of in many.fields.values()), strict=True)  # of the fields of each sample
+        return (
             self._sample(
                 row,
                 many.paths[at],
                 many.keys[at],
-                {name: memoryview(of.data[at])[of.starts[at] : of.stops[at]] for name, of in many.fields.items()},
+                {
+                    name: memoryview(data)[start:stop]
+                    for name, (data, start, stop) in zip(many.fields, each, strict=True)
+                },
             )
-            for at, row in enumerate(rows)
+            for at, (row, each) in enumerate(zip(rows, places, strict=True))
         )
 
     def _read_apart(self, rows: Sequence[int], shards: Ints, numbers: Ints) -> Iterator[ViewedSample | WdskitError]:

@@ -15,11 +15,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, NamedTuple
 
+import numpy as np
 import torch
 
 from wdskit.codecs.formats import is_image_field
 from wdskit.codecs.images import IMAGE_SPECS
 from wdskit.errors import DecodeError, PipelineError
+from wdskit.native import native
 from wdskit.stages.base import Context, Origin, PerSampleStage, Step, StepFailed, bind_steps
 from wdskit.stages.fields import Decode, FieldDecoder, check_dict
 from wdskit.stages.images import geometry
@@ -33,6 +35,7 @@ from wdskit.stages.images.jpeg_crop import (
     finish,
     plan_jpeg,
     write,
+    write_numbers_as,
 )
 from wdskit.stages.images.transforms import (
     BoundTransform,
@@ -46,6 +49,7 @@ from wdskit.stages.images.transforms import (
     pair,
 )
 from wdskit.stages.marks import Mark, is_image_in, marked, names_image
+from wdskit.stages.progress import Slot
 
 _Roles = tuple[str | None, tuple[str, ...]]  # the image field, and all fields to decode
 _MAX_ROLES = 64  # most sets of field names that are cached
@@ -172,6 +176,11 @@ class FusedStep:
         """Write images into batches as uint8, so that the caller computes floats and normalizes."""
         self.out_ending = replace(self.ending, is_float=False, to_tensor=False, normalize=None)
 
+    @property
+    def is_native(self) -> bool:
+        """Whether `carry_out_many` may be called."""
+        return self.out_shape is not None and native() is not None
+
     def value_of(self, written: torch.Tensor) -> Any:
         """Return the value of one written image: a view of its memory, or floats if it was left as uint8."""
         return marked(as_value(written, self.out_ending, self.ending), self.mark)
@@ -256,6 +265,46 @@ class FusedStep:
         if failed:
             raise failed from failed.err
         return values
+
+    def carry_out_many(
+        self, prepared: Sequence[Prepared], images: torch.Tensor, rows: Sequence[int], slot: Slot
+    ) -> list[bool]:
+        """Do what `carry_out` does for all samples for which wdskit-native can do it.
+
+        Args:
+            prepared: By `prepare`, once.
+            images: The batch, (batch, *out_shape), of `out_ending.dtype`, channels_last.
+            rows: The image of the batch that each sample's image is written into.
+            slot: This thread's on the board; the position of each sample is stored before its image is touched.
+
+        Returns:
+            Whether each sample's image is written. `carry_out` must be called for the others.
+        """
+        module = native()
+        plans, files, found = [], [], []
+        for at, (each, row) in enumerate(zip(prepared, rows, strict=True)):
+            plan = each.plan
+            if (
+                plan is None
+                or each.field is None
+                or each.failed
+                or plan.wanted.rows.skip < 0
+                or plan.wanted.columns.skip < 0
+            ):
+                continue
+            sides = (side for axis in plan.wanted for side in axis[:4])
+            plans.append((each.origin.minor, row, *plan.size, *sides, each.flip))
+            files.append(each.values[each.field])
+            found.append(at)
+        done = [False] * len(prepared)
+        if not files:
+            return done
+        out = images.permute(0, 2, 3, 1).numpy()
+        numbers = write_numbers_as(self.out_ending)
+        verdicts = module.decode_jpegs(files, np.array(plans, np.int64), out, *out.shape[1:3], numbers, slot)
+        for at, verdict in zip(found, verdicts, strict=True):
+            done[at] = verdict == 0
+        return done
 
     def _plan(self, field: str, data: bytes, origin: Origin) -> JpegPlan | None:
         try:

@@ -325,6 +325,19 @@ def write(part: DecodedPart, ending: Ending, *, flip: bool, out: torch.Tensor) -
         out_hwc.copy_(pixels)
 
 
+def write_numbers_as(ending: Ending) -> bytes | None:
+    """How wdskit-native writes what `write` writes: None as uint8, empty for value / 255, else the three scales and the
+    three shifts of value * scale + shift, as float32.
+    """
+    if ending.dtype == torch.uint8:
+        return None
+    if ending.normalize is None:
+        return b""
+    scale, shift = geometry.channel_affine(*map(tuple, ending.normalize), torch.device("cpu"))
+    factors = torch.cat([scale.flatten(), shift.flatten()])
+    return bytes(factors.repeat_interleave(6 // len(factors)).numpy())
+
+
 def as_value(written: torch.Tensor, out_ending: Ending, ending: Ending) -> NDArray[Any] | torch.Tensor:
     """What `finish` gives for an image that `write` has written with `out_ending`: the same numbers and kind."""
     image_hwc = (written if out_ending == ending else finish_batch(written, ending))[0].permute(1, 2, 0)

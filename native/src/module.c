@@ -1,0 +1,256 @@
+/* The Python module. Each function takes arrays through the buffer protocol, and works without Python's lock. */
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
+#include <string.h>
+#include <unistd.h>
+
+#include "images.h"
+#include "samples.h"
+#include "scratch.h"
+
+/* decode_jpegs(files, plans, out, height, width, numbers, board, is_float) -> bytes */
+static PyObject *decode_jpegs(PyObject *self, PyObject *args) {
+    PyObject *files, *result = NULL;
+    Py_buffer plans, out, numbers = {0}, board, *views = NULL;
+    int height, width;
+    (void)self;
+    if (!PyArg_ParseTuple(args, "O!y*w*iiz*w*", &PyList_Type, &files, &plans, &out, &height, &width, &numbers, &board)) return NULL;
+    Py_ssize_t num = PyList_Size(files), opened = 0;
+    const int is_float = numbers.obj != NULL, factors = is_float && numbers.len == 6 * sizeof(float);
+    const size_t each = (size_t)height * width * 3 * (is_float ? sizeof(float) : 1);
+    Numbers form = {.divides = !factors};
+    if (factors) memcpy(form.scale, numbers.buf, sizeof form.scale), memcpy(form.shift, (char *)numbers.buf + sizeof form.scale, sizeof form.shift);
+    const Plan *plan = plans.buf;
+    int fits = height > 0 && width > 0 && height <= 1 << 14 && width <= 1 << 14 && out.len % each == 0 && (size_t)board.len >= 2 * sizeof(int64_t) &&
+               plans.len == num * (Py_ssize_t)sizeof(Plan) && (!numbers.obj || numbers.len == 0 || factors);
+    for (Py_ssize_t i = 0; fits && i < num; i++) fits = plan[i].row >= 0 && (size_t)plan[i].row < out.len / each;
+    if (!fits) {
+        PyErr_SetString(PyExc_ValueError, "decode_jpegs: the sizes of the arguments do not fit together");
+        goto end;
+    }
+    views = PyMem_Calloc(num ? num : 1, sizeof *views);
+    result = views ? PyBytes_FromStringAndSize(NULL, num) : PyErr_NoMemory();
+    for (; result && opened < num; opened++)
+        if (PyObject_GetBuffer(PyList_GetItem(files, opened), &views[opened], PyBUF_SIMPLE)) Py_CLEAR(result);
+    if (result) {
+        char *verdicts = PyBytes_AsString(result);
+        volatile int64_t *slot = board.buf;
+        Py_BEGIN_ALLOW_THREADS
+        for (Py_ssize_t i = 0; i < num; i++) {
+            slot[1] = plan[i].position;
+            verdicts[i] = (char)decode_jpeg(views[i].buf, views[i].len, &plan[i], height, width, is_float ? &form : NULL, (char *)out.buf + plan[i].row * each);
+        }
+        Py_END_ALLOW_THREADS
+    }
+end:
+    while (opened > 0) PyBuffer_Release(&views[--opened]);
+    PyMem_Free(views);
+    PyBuffer_Release(&plans), PyBuffer_Release(&out), PyBuffer_Release(&board);
+    if (numbers.obj) PyBuffer_Release(&numbers);
+    return result;
+}
+
+#define MOST_SAMPLE (1 << 20) /* bytes; a larger sample is read in Python */
+
+/* Samples are read in groups of this many bytes, which stay in the cache until they are cut. */
+#define GROUP_BYTES (256 << 10)
+
+/* Where a sample is in its shard and in the memory of its group. A guard is the sample before one whose start has not been
+ * verified: it lies before `at`, and its members must end there. */
+typedef struct {
+    int fd;
+    int64_t start;         /* of the guard, if there is one */
+    int32_t at, size;      /* of the sample, in memory */
+    int32_t guard;         /* bytes of the guard; 0 without one */
+    int joins;             /* it follows the sample before it, in the shard and in memory */
+    unsigned char *edges;  /* of its start and its end */
+} Place;
+
+/* Find where sample `number` of `shard`, a tuple (descriptor, offsets, edges), is. Returns 1, 0 if the reader in Python has
+ * to read it, or -1 with an exception. */
+static int find_place(PyObject *shard, int64_t number, Place *place) {
+    Py_buffer offsets, edges;
+    if (!PyTuple_Check(shard) || PyTuple_Size(shard) != 3) {
+        PyErr_SetString(PyExc_TypeError, "read_samples: a shard is a tuple of 3");
+        return -1;
+    }
+    place->fd = (int)PyLong_AsLong(PyTuple_GetItem(shard, 0));
+    if (PyErr_Occurred() || PyObject_GetBuffer(PyTuple_GetItem(shard, 1), &offsets, PyBUF_SIMPLE)) return -1;
+    if (PyObject_GetBuffer(PyTuple_GetItem(shard, 2), &edges, PyBUF_WRITABLE)) {
+        PyBuffer_Release(&offsets);
+        return -1;
+    }
+    const int64_t *starts = offsets.buf, num = offsets.len / (int64_t)sizeof(int64_t) - 1;
+    int fits = place->fd >= 0 && 0 <= number && number < num && edges.len == num + 1;
+    if (fits) {
+        place->edges = (unsigned char *)edges.buf + number;
+        int64_t size = starts[number + 1] - starts[number], guard = place->edges[0] ? 0 : number ? starts[number] - starts[number - 1] : -1;
+        place->start = starts[number] - (guard > 0 ? guard : 0);
+        fits = size > 0 && size <= MOST_SAMPLE && guard >= 0 && guard <= MOST_SAMPLE && place->start >= 0;
+        place->size = (int32_t)size, place->guard = (int32_t)guard;
+    }
+    PyBuffer_Release(&offsets), PyBuffer_Release(&edges);
+    return fits;
+}
+
+/* Read the samples of a group into `memory` and find their members. Returns 0 if the reader in Python has to read them.
+ * It needs no Python lock. */
+static int read_group(const Place *places, Members *members, Py_ssize_t num, uint8_t *memory) {
+    for (Py_ssize_t i = 0; i < num;) {
+        Py_ssize_t next = i + 1;
+        while (next < num && places[next].joins) next++;
+        uint8_t *to = memory + places[i].at - places[i].guard;
+        ssize_t size = places[next - 1].at + places[next - 1].size + BLOCK - (places[i].at - places[i].guard);
+        if (pread(places[i].fd, to, size, places[i].start) != size) return 0;
+        if (places[i].guard && !find_members(to, places[i].guard, &members[i])) return 0;
+        for (; i < next; i++)
+            if (!find_members(memory + places[i].at, places[i].size, &members[i])) return 0;
+    }
+    return 1;
+}
+
+/* The names of the fields of a sample, lowered; NULL without an exception if they break a rule. */
+static PyObject *field_names(const uint8_t *sample, const Members *members) {
+    PyObject *names = PyTuple_New(members->num);
+    for (int f = 0; names && f < members->num; f++) {
+        char text[BLOCK];
+        const uint8_t *name = sample + members->name[f];
+        for (int i = 0; i < members->name_size[f]; i++) text[i] = name[i] >= 'A' && name[i] <= 'Z' ? name[i] + 32 : name[i];
+        PyObject *lowered = PyUnicode_FromStringAndSize(text, members->name_size[f]);
+        if (!lowered || PyTuple_SetItem(names, f, lowered)) Py_CLEAR(names);
+        int breaks = members->name_size[f] > 1 && text[0] == '_' && text[1] == '_';
+        for (int g = 0; names && g < f; g++) breaks |= PyUnicode_Compare(PyTuple_GetItem(names, g), lowered) == 0;
+        if (breaks) Py_CLEAR(names);
+    }
+    return names;
+}
+
+/* The fields of the first sample, with which those of the others are compared. */
+typedef struct {
+    Members members;
+    uint8_t names[MOST_FIELDS][BLOCK];
+} First;
+
+static void keep_first(First *first, const uint8_t *sample, const Members *members) {
+    first->members = *members;
+    for (int f = 0; f < members->num; f++) memcpy(first->names[f], sample + members->name[f], members->name_size[f]);
+}
+
+static int is_alike(const First *first, const uint8_t *sample, const Members *members) {
+    if (members->num != first->members.num) return 0;
+    for (int f = 0; f < members->num; f++) {
+        if (members->name_size[f] != first->members.name_size[f]) return 0;
+        if (memcmp(first->names[f], sample + members->name[f], members->name_size[f])) return 0;
+    }
+    return 1;
+}
+
+/* A tuple of `num` empty lists of `size` places. */
+static PyObject *empty_columns(int num, Py_ssize_t size) {
+    PyObject *columns = PyTuple_New(num);
+    for (int f = 0; columns && f < num; f++) {
+        PyObject *column = PyList_New(size);
+        if (!column || PyTuple_SetItem(columns, f, column)) Py_CLEAR(columns);
+    }
+    return columns;
+}
+
+/* Store key and fields of sample `i`. Returns 0 with an exception. */
+static int store(PyObject *keys, PyObject *columns, Py_ssize_t i, const uint8_t *sample, const Members *members) {
+    PyObject *key = PyUnicode_FromStringAndSize((const char *)sample, members->key);
+    if (!key || PyList_SetItem(keys, i, key)) return 0;
+    for (int f = 0; f < members->num; f++) {
+        PyObject *data = PyBytes_FromStringAndSize((const char *)sample + members->data[f], members->data_size[f]);
+        if (!data || PyList_SetItem(PyTuple_GetItem(columns, f), i, data)) return 0;
+    }
+    return 1;
+}
+
+/* read_samples(shards, numbers) -> (keys, names, columns), or None if the reader in Python has to read them */
+static PyObject *read_samples(PyObject *self, PyObject *args) {
+    PyObject *shards, *keys = NULL, *names = NULL, *columns = NULL, *result = NULL;
+    Py_buffer numbers;
+    First first;
+    (void)self;
+    if (!PyArg_ParseTuple(args, "O!y*", &PyList_Type, &shards, &numbers)) return NULL;
+    const Py_ssize_t num = PyList_Size(shards);
+    const int64_t *wanted = numbers.buf;
+    Place *places = PyMem_Calloc(num + 1, sizeof *places);
+    Members *members = PyMem_Calloc(num + 1, sizeof *members);
+    uint8_t *memory = scratch(GROUP_BYTES + 2 * (MOST_SAMPLE + BLOCK));
+    keys = PyList_New(num);
+    if (!places || !members || !memory || !keys) {
+        PyErr_NoMemory();
+        goto end;
+    }
+    if (numbers.len != num * (Py_ssize_t)sizeof *wanted) {
+        PyErr_SetString(PyExc_ValueError, "read_samples: as many numbers as shards are needed");
+        goto end;
+    }
+    int plain = num > 0;
+    for (Py_ssize_t done = 0, stop; done < num; done = stop) {
+        int32_t used = 0;
+        for (stop = done; stop < num && used < GROUP_BYTES && plain; stop++) {
+            Place *place = &places[stop];
+            PyObject *shard = PyList_GetItem(shards, stop);
+            plain = find_place(shard, wanted[stop], place);
+            if (plain < 0) goto end;
+            place->joins = stop > done && shard == PyList_GetItem(shards, stop - 1) && wanted[stop] == wanted[stop - 1] + 1;
+            if (place->joins) place->guard = 0, used -= BLOCK;
+            place->at = used + place->guard;
+            used = place->at + place->size + BLOCK;
+        }
+        if (plain) {
+            Py_BEGIN_ALLOW_THREADS
+            plain = read_group(places + done, members + done, stop - done, memory);
+            Py_END_ALLOW_THREADS
+        }
+        if (plain && !done) {
+            keep_first(&first, memory + places[0].at, &members[0]);
+            names = field_names(memory + places[0].at, &members[0]);
+            plain = names != NULL;
+            columns = names ? empty_columns(members[0].num, num) : NULL;
+            if (PyErr_Occurred()) goto end;
+        }
+        for (Py_ssize_t i = done; i < stop && plain; i++) {
+            const uint8_t *sample = memory + places[i].at;
+            plain = is_alike(&first, sample, &members[i]);
+            if (plain && !store(keys, columns, i, sample, &members[i])) goto end;
+            places[i].edges[0] = places[i].edges[1] = 1;
+        }
+        if (!plain) break;
+    }
+    result = plain ? PyTuple_Pack(3, keys, names, columns) : Py_NewRef(Py_None);
+end:
+    Py_XDECREF(keys), Py_XDECREF(names), Py_XDECREF(columns);
+    PyMem_Free(places), PyMem_Free(members);
+    PyBuffer_Release(&numbers);
+    return result;
+}
+
+static PyObject *use_vectors(PyObject *self, PyObject *allow) {
+    (void)self;
+    int wanted = PyObject_IsTrue(allow);
+    return wanted < 0 ? NULL : PyBool_FromLong(choose_vectors(wanted));
+}
+
+static PyMethodDef functions[] = {
+    {"decode_jpegs", decode_jpegs, METH_VARARGS, NULL},
+    {"read_samples", read_samples, METH_VARARGS, NULL},
+    {"use_vectors", use_vectors, METH_O, NULL},
+    {NULL, NULL, 0, NULL},
+};
+
+/* wdskit uses a module of its own interface only: it counts up when a function's arguments or results change. */
+#define INTERFACE 1
+
+static int execute(PyObject *module) {
+    choose_vectors(1);
+    return PyModule_AddIntConstant(module, "INTERFACE", INTERFACE);
+}
+
+static PyModuleDef_Slot slots[] = {{Py_mod_exec, execute}, {0, NULL}};
+static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "wdskit_native", NULL, 0, functions, slots, NULL, NULL, NULL};
+
+PyMODINIT_FUNC PyInit_wdskit_native(void) { return PyModuleDef_Init(&module); }

@@ -1,0 +1,78 @@
+#include "samples.h"
+
+#include <string.h>
+
+/* Fields of a header: name [100], size [12] at 124, checksum [8] at 148, type at 156, magic [8] at 257, prefix at 345. */
+#define NAME_BYTES 100
+#define SIZE_AT 124
+#define CHECKSUM_AT 148
+#define TYPE_AT 156
+#define MAGIC_AT 257
+#define PREFIX_AT 345
+
+static int is_alnum(uint8_t c) {
+    uint8_t letter = c | 32;
+    return (c >= '0' && c <= '9') || (letter >= 'a' && letter <= 'z');
+}
+
+/* The octal number in `digits` bytes, or -1. */
+static int64_t octal(const uint8_t *text, int digits) {
+    int64_t number = 0;
+    for (int i = 0; i < digits; i++) {
+        unsigned digit = text[i] - (unsigned)'0';
+        if (digit > 7) return -1;
+        number = number << 3 | digit;
+    }
+    return number;
+}
+
+/* The size that a plain header states, or -1; `name_size` is the length of its name. */
+static int64_t plain_size(const uint8_t *header, int *name_size) {
+    static const uint8_t magic[8] = {'u', 's', 't', 'a', 'r', 0, '0', '0'};
+    if (memcmp(header + MAGIC_AT, magic, sizeof magic) || header[TYPE_AT] != '0' || header[PREFIX_AT]) return -1;
+    if (header[SIZE_AT + 11] || header[CHECKSUM_AT + 6] || header[CHECKSUM_AT + 7] != ' ') return -1;
+    int64_t size = octal(header + SIZE_AT, 11), checksum = octal(header + CHECKSUM_AT, 6);
+    unsigned sum = 0;
+    for (int i = 0; i < BLOCK; i++) sum += header[i];
+    for (int i = CHECKSUM_AT; i < CHECKSUM_AT + 8; i++) sum += ' ' - header[i];
+    if (size < 0 || checksum != (int64_t)sum) return -1;
+    int n = (int)strnlen((const char *)header, NAME_BYTES);
+    uint8_t high = 0;
+    for (int i = 0; i < n; i++) high |= header[i];
+    if (!n || high >= 128 || !is_alnum(header[n - 1])) return -1;
+    *name_size = n;
+    return size;
+}
+
+/* Bytes of the key of a name: up to the first dot of its last part. 0 if the name has no key. */
+static int key_size(const uint8_t *name, int n) {
+    int base = 0;
+    if (n >= 2 && name[0] == '_' && name[1] == '_') return 0;
+    for (int i = 0; i < n; i++)
+        if (name[i] == '/') base = i + 1;
+    const uint8_t *dot = memchr(name + base, '.', n - base);
+    int key = dot ? (int)(dot - name) : 0;
+    return key <= base || key + 1 >= n ? 0 : key;
+}
+
+int find_members(const uint8_t *data, int32_t stop, Members *members) {
+    int32_t at = 0;
+    int key = members->num = 0;
+    while (at < stop) {
+        int n, field = members->num;
+        int64_t size = plain_size(data + at, &n);
+        if (size < 0 || size > stop - at || field == MOST_FIELDS) return 0;
+        if (!field) key = key_size(data + at, n);
+        if (!key || n <= key + 1 || data[at + key] != '.' || memcmp(data, data + at, key)) return 0;
+        if (memchr(data + at + key, '/', n - key)) return 0;
+        members->name[field] = at + key + 1, members->name_size[field] = n - key - 1;
+        members->data[field] = at + BLOCK, members->data_size[field] = (int32_t)size;
+        members->num++;
+        at += BLOCK + (int32_t)((size + BLOCK - 1) / BLOCK * BLOCK);
+    }
+    members->key = key;
+    /* Behind it is a header that has its whole name at its start, or no header at all; and the name has another key. */
+    const uint8_t *behind = data + stop;
+    if (at != stop || !key || (behind[TYPE_AT] != '0' && behind[TYPE_AT]) || behind[PREFIX_AT]) return 0;
+    return memcmp(behind, data, (size_t)key + 1) != 0;
+}

@@ -1,0 +1,507 @@
+"""wdskit-native: what it gives is what the code in Python gives, and what it does not decide it leaves to that code."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import shutil
+import subprocess
+import sys
+import venv
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from folders import REPOSITORY
+from PIL import Image
+
+from wdskit import Pipeline, WdskitError, pack
+from wdskit import native as native_module
+from wdskit.engine import reader
+from wdskit.native import INTERFACE, native
+from wdskit.stages.base import NOWHERE
+from wdskit.stages.images import fused, geometry
+from wdskit.stages.images.jpeg_crop import Axis, Ending, Wanted, decode_part, plan_jpeg, write, write_numbers_as
+
+MAX_PIXELS = 1 << 24
+IMAGENET = ([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])
+FORMS = {
+    "uint8": Ending(is_array=True, is_float=False),
+    "float": Ending(is_array=False, is_float=True),
+    "normalized": Ending(is_array=True, is_float=False, normalize=IMAGENET),
+    "normalized by one": Ending(is_array=True, is_float=False, normalize=([0.4], [0.3])),
+}
+KINDS: dict[str, dict[str, Any]] = {
+    "444": {"subsampling": 0},
+    "422": {"subsampling": 1},
+    "420": {"subsampling": 2},
+    "progressive": {"progressive": True},
+    "restarts": {"restart_marker_blocks": 2},
+}
+
+module = native()
+needs_native = pytest.mark.skipif(module is None, reason="wdskit-native is not installed: pip install ./native")
+
+
+def photo(height: int, width: int, *, seed: int = 0, mode: str = "RGB", **options: Any) -> bytes:
+    """A JPEG with soft shapes and some noise, as photographs have."""
+    chance = np.random.default_rng([seed, height, width])
+    coarse = Image.fromarray(chance.integers(0, 256, (6, 6, 3), dtype=np.uint8)).resize(
+        (width, height), Image.Resampling.BICUBIC
+    )
+    noisy = np.asarray(coarse) + chance.normal(0, 6, (height, width, 3))
+    stream = io.BytesIO()
+    Image.fromarray(noisy.clip(0, 255).astype(np.uint8)).convert(mode).save(
+        stream, "JPEG", **{"quality": 88, **options}
+    )
+    return stream.getvalue()
+
+
+def decode(
+    data: bytes, wanted: Wanted, *, flip: bool = False, ending: Ending = FORMS["uint8"], size: Any = None
+) -> np.ndarray | None:
+    """What the module makes of one file; None if it leaves it to Python."""
+    plan = plan_jpeg(data, lambda *_: wanted, NOWHERE, max_pixels=MAX_PIXELS)
+    assert plan is not None
+    shape = (wanted.rows.size, wanted.columns.size)
+    out = np.full((3, *shape, 3), 77, np.uint8 if ending.dtype == torch.uint8 else np.float32)
+    sides = (side for axis in wanted for side in axis[:4])
+    plans = np.array([(9, 1, *(size or plan.size), *sides, flip)], np.int64)
+    board = np.zeros(3, np.int64)
+    [verdict] = module.decode_jpegs([data], plans, out, *shape, write_numbers_as(ending), board)
+    assert board.tolist() == [0, 9, 0]
+    assert (out[[0, 2]] == 77).all(), "it wrote beside its row"
+    return None if verdict else out[1]
+
+
+def decode_in_python(data: bytes, wanted: Wanted, *, flip: bool = False, ending: Ending = FORMS["uint8"]) -> np.ndarray:
+    """The same by the code in Python, at whole scale."""
+    out = torch.zeros((1, 3, wanted.rows.size, wanted.columns.size), dtype=ending.dtype).to(
+        memory_format=torch.channels_last
+    )
+    part = decode_part(data, None, lambda *_: wanted, NOWHERE, max_pixels=MAX_PIXELS)
+    write(part, ending, flip=flip, out=out)
+    return out[0].permute(1, 2, 0).numpy()
+
+
+# --- which module is used
+
+
+@pytest.fixture
+def again():
+    """`native` looks again, before the test and after it."""
+    native.cache_clear()
+    yield
+    native.cache_clear()
+
+
+@pytest.mark.usefixtures("again")
+def test_the_environment_says_whether_it_is_used(monkeypatch, caplog):
+    """A module of another interface is named and not used; with `require` it is an error."""
+    fitting, other = SimpleNamespace(INTERFACE=INTERFACE), SimpleNamespace(INTERFACE=INTERFACE + 1)
+
+    def found(setting: str, candidate: Any) -> Any:
+        native.cache_clear()
+        monkeypatch.setenv("WDSKIT_NATIVE", setting)
+        monkeypatch.setitem(sys.modules, "wdskit_native", candidate)
+        return native()
+
+    assert found("", fitting) is found("require", fitting) is fitting
+    assert found("0", fitting) is found("", None) is None
+    assert not caplog.records
+    assert found("", other) is None
+    assert f"has interface {INTERFACE + 1}, this version of wdskit needs {INTERFACE}" in caplog.text
+    for setting, candidate, told in (
+        ("require", None, "wdskit-native is not installed.\n  Install the package that comes with this version"),
+        ("require", other, "has interface"),
+        ("yes", fitting, "WDSKIT_NATIVE=yes: unknown"),
+    ):
+        with pytest.raises(WdskitError, match=told):
+            found(setting, candidate)
+
+
+# --- images
+
+
+@needs_native
+@pytest.mark.parametrize("mode", ["RGB", "L"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_pixels_are_those_of_python_to_the_bit(kind, mode):
+    """At whole scale: parts, sizes, flips, and results of which only the middle is kept."""
+    chance = np.random.default_rng(5)
+    for number in range(150):
+        height, width = (int(side) for side in chance.integers(8, 90, 2))
+        data = photo(height, width, seed=number % 7, mode=mode, **KINDS[kind])
+
+        def axis(side: int) -> Axis:
+            low = int(chance.integers(0, side)) * int(chance.integers(0, 4) > 0)
+            high = int(chance.integers(low + 1, side + 1))
+            size, skip = int(chance.integers(1, 50)), int(chance.integers(0, 12)) * int(chance.integers(0, 2))
+            total = max(size + 2 * skip, (high - low) // 2 + 1)  # no smaller scale is chosen
+            return Axis(low, high, total, (total - size) // 2, size)
+
+        wanted, flip = Wanted(axis(height), axis(width)), bool(chance.integers(0, 2))
+        ours, theirs = decode(data, wanted, flip=flip), decode_in_python(data, wanted, flip=flip)
+        assert ours is not None
+        assert np.array_equal(ours, theirs), (number, height, width, wanted, np.abs(ours.astype(int) - theirs).max())
+
+
+@needs_native
+@pytest.mark.parametrize("form", FORMS)
+def test_numbers_are_those_of_python_to_the_bit(form):
+    for size in (1, 3, 7, 8, 9, 224):
+        data = photo(300, 280)
+        wanted = Wanted(Axis(7, 290, size, 0, size), Axis(30, 250, size, 0, size))
+        wanted = wanted if size == 224 else Wanted(Axis(7, 7 + size, size, 0, size), Axis(30, 30 + size, size, 0, size))
+        ours, theirs = (each(data, wanted, ending=FORMS[form]) for each in (decode, decode_in_python))
+        assert ours is not None
+        assert ours.dtype == theirs.dtype
+        assert np.array_equal(ours, theirs)
+
+
+@needs_native
+def test_the_plain_code_gives_what_the_vector_code_gives():
+    data = photo(200, 170)
+    wanted = Wanted(Axis(3, 180, 61, 4, 53), Axis(10, 165, 97, 0, 97))
+    with_vectors = [decode(data, wanted, flip=True, ending=ending) for ending in FORMS.values()]
+    was = module.use_vectors(True)
+    try:
+        assert module.use_vectors(False) is False
+        plain = [decode(data, wanted, flip=True, ending=ending) for ending in FORMS.values()]
+    finally:
+        assert module.use_vectors(True) is was
+    assert all(np.array_equal(first, second) for first, second in zip(with_vectors, plain, strict=True))
+
+
+@needs_native
+def test_pixels_are_within_two_levels_of_pillow_and_45_decibels_at_a_smaller_scale():
+    """Crops of photographs as a training draws them."""
+    chance, decibels, worst = np.random.default_rng(2), [], 0
+    for number in range(60):
+        height, width = (375, 500) if number % 2 else (1200, 1600)
+        data = photo(height, width, seed=number % 6, quality=92)
+        top, left, rows, columns = geometry.draw_crop(chance, height, width, (0.08, 1), (3 / 4, 4 / 3))
+        ours = decode(data, Wanted(Axis(top, top + rows, 224, 0, 224), Axis(left, left + columns, 224, 0, 224)))
+        image = Image.open(io.BytesIO(data)).crop((left, top, left + columns, top + rows))
+        theirs = np.asarray(image.resize((224, 224), Image.Resampling.BILINEAR)).astype(int)
+        assert ours is not None
+        if min(rows, columns) < 448:
+            worst = max(worst, int(np.abs(ours - theirs).max()))
+        else:
+            decibels.append(10 * np.log10(255**2 / max(((ours - theirs) ** 2).mean(), 1e-9)))
+    assert worst <= 2
+    assert len(decibels) > 10
+    assert np.median(decibels) > 45
+
+
+@needs_native
+@pytest.mark.parametrize("step", range(1, 40))
+def test_damage_anywhere_is_left_to_python(step):
+    """Also below the wanted part, where no pixel is decoded: a cut file, with an end mark and without."""
+    data = photo(96, 80, seed=step, **list(KINDS.values())[step % len(KINDS)])
+    wanted = Wanted(Axis(8, 24, 16, 0, 16), Axis(8, 30, 22, 0, 22))
+    assert decode(data, wanted) is not None
+    start = data.index(b"\xff\xda") + 14
+    cut = data[: start + (len(data) - start) * step // 40]
+    assert decode(cut, wanted) is None
+    assert decode(data[:-2], wanted) is None
+    assert decode(cut + b"\xff\xd9", wanted) is None
+
+
+@needs_native
+def test_what_does_not_fit_its_plan_is_left_to_python_or_refused():
+    data = photo(40, 50)
+    whole = Wanted(Axis(0, 40, 40, 0, 40), Axis(0, 50, 50, 0, 50))
+    assert decode(data, whole, size=(40, 49)) is None
+    for rows in (
+        Axis(-1, 40, 40, 0, 40),
+        Axis(0, 41, 40, 0, 40),
+        Axis(9, 9, 40, 0, 40),
+        Axis(0, 40, 40, 1, 40),
+        Axis(0, 40, 39, 0, 40),
+    ):
+        assert decode(data, Wanted(rows, whole.columns)) is None
+    out, board = np.zeros((2, 40, 50, 3), np.uint8), np.zeros(3, np.int64)
+    plan = np.array([(0, 0, 40, 50, 0, 40, 40, 0, 0, 50, 50, 0, 0)], np.int64)
+    good = [[data], plan, out, 40, 50, None, board]
+    assert module.decode_jpegs(*good) == b"\0"
+    beside = plan.copy()
+    beside[0, 1] = 2
+    for place, wrong in (
+        (1, plan[:, :-1].copy()),
+        (1, beside),
+        (2, out[:, :39].copy()),
+        (3, 0),
+        (4, -1),
+        (5, b"abc"),
+        (6, board[:1]),
+    ):
+        arguments = list(good)
+        arguments[place] = wrong
+        with pytest.raises(ValueError, match="do not fit together"):
+            module.decode_jpegs(*arguments)
+    with pytest.raises(TypeError):
+        module.decode_jpegs(["text"], *good[1:])
+
+
+# --- whole loaders
+
+
+def digest(loader: Any) -> str:
+    """Of all values of two epochs, to the bit, with their dtypes and memory layouts."""
+    whole = hashlib.sha256()
+
+    def add(value: Any) -> None:
+        if isinstance(value, torch.Tensor):
+            whole.update(f"{value.dtype}{value.shape}{value.stride()}".encode() + value.contiguous().numpy().tobytes())
+        elif isinstance(value, (tuple, list)):
+            for each in value:
+                add(each)
+        elif isinstance(value, dict):
+            add(list(value.items()))
+        else:
+            whole.update(repr(value).encode())
+
+    for _ in range(2):
+        for batch in loader:
+            add(batch)
+    return whole.hexdigest()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Photographs that are decoded at whole scale, grey ones and some in CMYK; JSON, text, arrays and bytes."""
+    where = tmp_path_factory.mktemp("native") / "train"
+
+    def row(number: int) -> dict[str, Any]:
+        data = photo(30 + number % 9, 34 + number % 5, seed=number, mode={3: "L", 7: "CMYK"}.get(number % 11, "RGB"))
+        array = io.BytesIO()
+        np.save(array, np.arange(number % 4 + 1, dtype=np.float32))
+        return {
+            "__key__": f"{number:04d}", "jpg": data, "cls": number % 7, "json": {"n": number, "t": "ä" * (number % 3)},
+            "txt": f"line {number}", "bin": bytes([number % 256]) * (number * 37 % 900), "npy": array.getvalue(),
+        }  # fmt: skip
+
+    pack(map(row, range(150)), where, max_samples=40)
+    return where
+
+
+PIPELINES: dict[str, Any] = {
+    "uint8": lambda pipe: pipe.decode("rgb8").random_resized_crop(24).random_flip().to_tuple("jpg", "cls").batched(8),
+    "float": lambda pipe: pipe.decode("torchrgb").resize(32).center_crop(28).to_tuple("jpg", "cls").batched(8),
+    "normalized": lambda pipe: (
+        pipe.decode("rgb8").random_resized_crop([20, 30]).normalize("imagenet").to_tuple("jpg").batched(7)
+    ),
+    "dicts": lambda pipe: pipe.decode("rgb8").resize([30, 30]).to_dict("__key__", "jpg", "json", "txt").batched(16),
+    "padded": lambda pipe: pipe.decode("rgb8").resize(20).center_crop(40).to_tuple("jpg").batched(8),
+    "not decoded": lambda pipe: pipe.to_dict("__key__", "__url__", "bin", "txt").batched(32),
+    "columns": lambda pipe: pipe.decode().to_tuple("json", "txt", "cls", "bin", "__key__").batched(9),
+    "ragged": lambda pipe: pipe.decode().to_dict("npy", "cls").batched(8, ragged=["npy"]),
+    "no batches": lambda pipe: pipe.decode("rgb8").random_resized_crop(16).to_tuple("jpg", "json"),
+}
+
+
+@needs_native
+@pytest.mark.parametrize("source", ["exact", "sequential", "resampled"])
+@pytest.mark.parametrize("name", PIPELINES)
+def test_batches_are_the_same_with_it_and_without(name, source, folder, monkeypatch):
+    """In this thread, in threads and in a worker process."""
+
+    def found(**options: Any) -> str:
+        pipe = getattr(Pipeline(), source)(str(folder), **({} if source == "sequential" else {"seed": 3}))
+        pipe = PIPELINES[name](pipe)
+        return digest((pipe.with_epoch(40) if source == "resampled" else pipe).loader(**options))
+
+    with_it = [found(workers=0), found(workers=0, threads=3), found(workers=1)]
+    monkeypatch.setattr(fused, "native", lambda: None)
+    monkeypatch.setattr(reader, "read_natively", lambda *_: None)
+    assert {found(workers=0), found(workers=0, threads=3), *with_it} == {with_it[0]}
+
+
+@needs_native
+def test_the_native_code_is_what_runs(folder, monkeypatch):
+    """A test of equality would pass without it."""
+    called: list[str] = []
+
+    def noting(name: str) -> Any:
+        def call(*arguments: Any) -> Any:
+            called.append(name)
+            return getattr(module, name)(*arguments)
+
+        return call
+
+    noted = SimpleNamespace(decode_jpegs=noting("decode_jpegs"), read_samples=noting("read_samples"))
+    monkeypatch.setattr(fused, "native", lambda: noted)
+    monkeypatch.setattr("wdskit.dataset.many.native", lambda: noted)
+    for name in ("uint8", "columns"):
+        for _ in PIPELINES[name](Pipeline().exact(str(folder), seed=3)).loader(workers=0):
+            pass
+    assert set(called) == {"decode_jpegs", "read_samples"}
+
+
+@needs_native
+@pytest.mark.parametrize("env", ["0", "require"])
+def test_pins_hold_with_it_and_without(env):
+    """The batches that earlier versions gave."""
+    environment = {**os.environ, "WDSKIT_NATIVE": env}
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "-p",
+        "no:xdist",
+        REPOSITORY / "tests" / "test_pins.py",
+    ]
+    done = subprocess.run(command, env=environment, cwd=REPOSITORY, check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-3000:]
+
+
+# --- samples
+
+
+@needs_native
+def test_samples_that_are_not_plain_or_not_alike_are_left_to_python(tmp_path):
+    from wdskit.dataset.many import read_natively
+    from wdskit.dataset.shard import LocalShard
+
+    rows = [{"__key__": f"k{number}", "a": b"x" * number, "b" if number < 4 else "c": b"y"} for number in range(8)]
+    pack(rows, tmp_path / "mixed", max_samples=100)
+    [path] = (tmp_path / "mixed").glob("*.tar")
+    with LocalShard(path) as shard:
+        for numbers, is_read in (
+            ([0], True),
+            ([3, 1, 1], True),
+            ([4, 7], True),
+            ([3, 4], False),
+            ([8], False),
+            ([-1], False),
+        ):
+            found = read_natively([shard] * len(numbers), np.array(numbers))
+            assert (found is not None) == is_read
+            if found is not None:
+                assert found.keys == [f"k{number}" for number in numbers]
+                assert found.fields["a"].cut() == [b"x" * number for number in numbers]
+        assert shard.edges == bytearray([1, 1, 1, 1, 1, 1, 0, 1, 1][: len(shard.edges)])
+        wrong = [shard, shard]
+        with pytest.raises(ValueError, match="as many numbers"):
+            module.read_samples([each.handle for each in wrong], np.array([1]))
+        with pytest.raises(TypeError, match="a tuple of 3"):
+            module.read_samples([1], np.array([1]))
+    assert read_natively([shard], np.array([0])) is None, "it is closed"
+    changed = bytearray(path.read_bytes())
+    changed[124 + 512 * 3] ^= 1
+    path.write_bytes(changed)
+    with LocalShard(path) as shard:
+        assert read_natively([shard], np.array([1])) is None
+
+
+@needs_native
+def test_memory_does_not_grow(folder):
+    """Of 4,000 images and 60,000 samples, also refused ones."""
+    from wdskit.dataset.many import read_natively
+    from wdskit.dataset.shard import LocalShard
+
+    data, broken = photo(64, 64), photo(64, 64)[:-40]
+    plan = np.array([(0, at, 64, 64, 0, 64, 32, 0, 0, 64, 32, 0, 0) for at in range(20)], np.int64)
+    out, board = np.zeros((20, 32, 32, 3), np.uint8), np.zeros(3, np.int64)
+    shard = LocalShard(min(folder.glob("*.tar")))
+    numbers = np.arange(30)
+
+    def work(times: int) -> int:
+        for _ in range(times):
+            module.decode_jpegs([data, broken] * 10, plan, out, 32, 32, None, board)
+            for _ in range(10):
+                read_natively([shard] * 30, numbers)
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    before = work(50)
+    assert work(200) - before < 2 << 20
+
+
+# --- the package
+
+
+@needs_native
+def test_mutated_files_have_one_verdict_and_no_finding_of_the_sanitizers():
+    """A part of what `make fuzz` runs."""
+    compiler = shutil.which(os.environ.get("CC", "cc"))
+    if compiler is None:
+        pytest.skip("no C compiler")
+    command = [
+        sys.executable,
+        REPOSITORY / "tools" / "fuzz_native.py",
+        "--images",
+        "2500",
+        "--shards",
+        "2500",
+        "--seed",
+        "7",
+        "--sanitize",
+    ]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=250)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    assert "2,500 images: {" in done.stdout
+    assert "'native': " in done.stdout
+
+
+def test_without_the_header_of_libjpeg_the_build_says_what_to_install(tmp_path):
+    """In one line, though pip adds its own."""
+    shutil.copytree(REPOSITORY / "native", tmp_path / "native", ignore=shutil.ignore_patterns("build", "*.egg-info"))
+    environment = {**os.environ, "CC": "false"}
+    command = [sys.executable, "setup.py", "build_ext", "--build-lib", str(tmp_path / "out")]
+    pytest.importorskip("setuptools")
+    done = subprocess.run(
+        command, cwd=tmp_path / "native", env=environment, check=False, capture_output=True, text=True
+    )
+    assert done.returncode == 1
+    assert (
+        done.stderr.strip()
+        .splitlines()[-1]
+        .startswith("wdskit-native needs a C compiler and the headers of libjpeg-turbo")
+    )
+    assert "Traceback" not in done.stderr
+
+
+@needs_native
+def test_the_two_packages_name_the_same_interface():
+    source = (REPOSITORY / "native" / "src" / "module.c").read_text()
+    assert f"#define INTERFACE {INTERFACE}\n" in source
+    assert module.INTERFACE == native_module.INTERFACE
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="auditwheel is for Linux")
+def test_the_wheel_has_its_libjpeg_inside(tmp_path):
+    """It decodes in an environment that has numpy and nothing else, with no libjpeg of the system loaded."""
+    pytest.importorskip("auditwheel", reason="auditwheel is not installed")
+    if shutil.which(os.environ.get("CC", "cc")) is None:
+        pytest.skip("no C compiler")
+    source = tmp_path / "native"
+    shutil.copytree(REPOSITORY / "native", source, ignore=shutil.ignore_patterns("build", "*.egg-info"))
+
+    def run(*command: Any, **variables: str) -> str:
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")} | variables
+        done = subprocess.run(command, cwd=tmp_path, env=environment, check=False, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]
+        return done.stdout
+
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    pip = [sys.executable, "-m", "pip"]
+    run(*pip, "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir", "built", source)
+    [built] = (tmp_path / "built").glob("*.whl")
+    run(sys.executable, "-m", "auditwheel", "repair", "--wheel-dir", "dist", built, PATH=path)
+    [wheel] = (tmp_path / "dist").glob("wdskit_native-*.whl")
+    assert "-cp311-abi3-manylinux" in wheel.name or sys.version_info < (3, 11)
+    venv.create(tmp_path / "venv", symlinks=True)
+    python = tmp_path / "venv" / "bin" / "python"
+    run(*pip, "--python", python, "install", "--quiet", "--no-deps", "--no-index", wheel)
+    assert "wdskit_native" in run(python, "-c", "import wdskit_native as n; print(n.__file__, n.INTERFACE)")
+    maps = run(python, "-c", "import wdskit_native; print(open('/proc/self/maps').read())")
+    loaded = {Path(line.split()[-1]) for line in maps.splitlines() if line}
+    assert {path.parent.name for path in loaded if path.name.startswith("libjpeg")} == {"wdskit_native.libs"}

@@ -1,0 +1,253 @@
+"""Damaged JPEGs and damaged shards through wdskit-native and through the code in Python, which must agree.
+
+    python tools/fuzz_native.py [--images N] [--shards N] [--seed S] [--sanitize]
+
+Where the native code gives pixels or samples, the code in Python must give the same. Where it gives none, the code in
+Python decides, so that there is nothing to compare. `--sanitize` builds the module with ASan and UBSan, whose findings
+end the run. It prints how many inputs were decided natively, were refused by both, or were left to Python.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import os
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from make_photos import load_photos
+
+from wdskit.dataset.many import Many, read_natively, read_samples
+from wdskit.dataset.shard import IndexedShard
+from wdskit.errors import DecodeError, ShardError, StorageError
+from wdskit.native import native
+from wdskit.stages.base import NOWHERE, Origin
+from wdskit.stages.images.jpeg_crop import Axis, Ending, Wanted, decode_part, plan_jpeg, write
+from wdskit.storage.urls import LocalFile
+from wdskit.tar.writer import TarWriter
+
+SOURCE = Path(__file__).resolve().parents[1] / "native"
+FLAGS = ("-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer")
+MAX_PIXELS = 1 << 22
+OUT = (24, 20)
+Chance = np.random.Generator
+
+
+def jpegs() -> list[bytes]:
+    """Small files of each kind: subsamplings, grey, progressive, restart marks, an Adobe marker, a long comment."""
+    photos = list(load_photos().values())
+    kinds: list[dict[str, Any]] = [{"subsampling": each} for each in (0, 1, 2)]
+    kinds += [
+        {"progressive": True},
+        {"restart_marker_blocks": 3},
+        {"quality": 30},
+        {"optimize": True},
+        {"comment": b"x" * 99},
+    ]
+    found = []
+    for number, kind in enumerate(kinds):
+        for mode, size in (("RGB", (61, 45)), ("L", (40, 64)), ("RGB", (96, 120)), ("CMYK", (33, 17))):
+            stream = io.BytesIO()
+            photo = photos[number % len(photos)].resize(size).convert(mode)
+            photo.save(stream, "JPEG", **kind)
+            found.append(stream.getvalue())
+    return found
+
+
+def damaged(data: bytes, chance: Chance) -> bytes:
+    """Change, cut, repeat or remove a few bytes; now and then nothing."""
+    changed = bytearray(data)
+    for _ in range(int(chance.integers(0, 4))):
+        at, what = int(chance.integers(0, len(changed))), chance.integers(0, 7)
+        if what < 3:
+            changed[at] ^= 1 << int(chance.integers(0, 8))
+        elif what == 3:
+            changed[at] = int(chance.choice([0x00, 0xFF, 0xD9, 0xD0, 0xC2, 0x30]))
+        elif what == 4 and chance.random() < 0.3:
+            del changed[max(at, 1) :]
+        elif what == 5:
+            del changed[at : at + int(chance.integers(1, 9))]
+        else:
+            changed[at:at] = changed[at // 2 : at // 2 + int(chance.integers(1, 9))]
+        if not changed:
+            return b"\xff"
+    return bytes(changed)
+
+
+def random_axis(chance: Chance, side: int, size: int) -> Axis:
+    """A part of a side, of which all or the middle is kept."""
+    low = int(chance.integers(0, side))
+    high = int(chance.integers(low + 1, side + 1))
+    skip = int(chance.integers(0, 9)) * int(chance.integers(0, 2))
+    return Axis(low, high, size + 2 * skip, skip, size)
+
+
+def check_images(num: int, chance: Chance) -> Counter[str]:
+    """Compare the pixels of damaged JPEGs."""
+    module, files, counts = native(), jpegs(), Counter[str]()
+    board = memoryview(bytearray(24)).cast("q")
+    ending = Ending(is_array=True, is_float=False)
+    for number in range(num):
+        data = damaged(files[number % len(files)], chance)
+        flip = bool(chance.integers(0, 2))
+        draws = chance.integers(0, 1 << 62)
+
+        def wanted_of(height: int, width: int, _: Origin, seed: int = int(draws)) -> Wanted:
+            drawing = np.random.default_rng([seed, height, width])
+            return Wanted(random_axis(drawing, height, OUT[0]), random_axis(drawing, width, OUT[1]))
+
+        written = torch.zeros((1, 3, *OUT), dtype=torch.uint8).to(memory_format=torch.channels_last)
+        ours = np.zeros((1, *OUT, 3), np.uint8)
+        verdict = 1
+        try:
+            plan = plan_jpeg(data, wanted_of, NOWHERE, max_pixels=MAX_PIXELS)
+            if plan is not None:
+                sides = (side for axis in plan.wanted for side in axis[:4])
+                plans = np.array([(number, 0, *plan.size, *sides, flip)], np.int64)
+                [verdict] = module.decode_jpegs([data], plans, ours, *OUT, None, board)
+                assert board[1] == number
+            part = decode_part(data, plan, wanted_of, NOWHERE, max_pixels=MAX_PIXELS)
+            write(part, ending, flip=flip, out=written)
+        except DecodeError as err:
+            if verdict == 0:
+                raise SystemExit(f"image {number}: pixels, but Python says: {err}\n{data.hex()}") from err
+            counts["refused by both"] += 1
+            continue
+        counts["left to Python" if verdict else "native"] += 1
+        theirs = written[0].permute(1, 2, 0).numpy()
+        is_scaled = plan is not None and min((axis.high - axis.low) / axis.total for axis in plan.wanted) >= 2
+        if verdict == 0 and not is_scaled and not np.array_equal(ours[0], theirs):
+            raise SystemExit(
+                f"image {number}: other pixels, {np.abs(ours[0].astype(int) - theirs).max()}\n{data.hex()}"
+            )
+    return counts
+
+
+def shards(chance: Chance) -> list[tuple[bytes, list[int]]]:
+    """Small shards, and where their samples start."""
+    found = []
+    for number in range(12):
+        stream = io.BytesIO()
+        writer, offsets = TarWriter(stream.write), []
+        for sample in range(5):
+            offsets.append(writer.offset)
+            for field in ("cls", "Bin", "a.b")[: 1 + number % 3]:
+                size = int(chance.choice([0, 1, 511, 512, 513, 700]))
+                writer.add(f"{'d/' * (number % 2)}k{sample:03d}.{field}", chance.bytes(size))
+        offsets.append(writer.offset)
+        writer.finish()
+        found.append((stream.getvalue(), offsets))
+    return found
+
+
+def as_rows(many: Many) -> list[tuple[Any, ...]]:
+    """Key and fields of each sample, with the names in their order."""
+    columns = [[(name, data) for data in spans.cut()] for name, spans in many.fields.items()]
+    return list(zip(many.keys, *columns, strict=True))
+
+
+def check_shards(num: int, chance: Chance) -> Counter[str]:
+    """Compare the samples of damaged shards, and of right ones with other offsets."""
+    counts, kinds = Counter[str](), shards(chance)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "a.tar")
+        for number in range(num):
+            data, offsets = kinds[number % len(kinds)]
+            if chance.random() < 0.1:
+                offsets = sorted(
+                    {*offsets[:: int(chance.integers(1, 3))], int(chance.integers(0, len(data) // 512)) * 512}
+                )
+            changed = bytearray(data)
+            for _ in range(int(chance.integers(0, 4))):
+                at = int(chance.integers(0, 24)) * 512 + int(
+                    chance.choice([0, 3, 5, 99, 124, 130, 148, 156, 257, 263, 345, 500])
+                )
+                if at < len(changed):
+                    changed[at] = int(chance.choice([0, 32, 46, 47, 48, 53, 55, 75, 107, 128, 255]))
+            if chance.random() < 0.05:
+                del changed[int(chance.integers(0, len(changed))) :]
+            path.write_bytes(changed)
+            trusted = bool(chance.integers(0, 2))
+            pair = [
+                IndexedShard("a.tar", LocalFile(str(path)), np.array(offsets), is_trusted=trusted) for _ in range(2)
+            ]
+            wanted = np.sort(chance.integers(0, len(offsets) - 1, int(chance.integers(1, 6))))
+            found = read_natively([pair[0]] * len(wanted), wanted)
+            if found is None:
+                counts["left to Python"] += 1
+            else:
+                try:
+                    known = read_samples([(pair[1], sample, 1) for sample in wanted.tolist()], viewed=lambda _: False)
+                except (ShardError, StorageError) as err:
+                    raise SystemExit(f"shard {number}: samples, but Python says: {err}") from err
+                if known is None or as_rows(found) != as_rows(known):
+                    raise SystemExit(f"shard {number}: {as_rows(found)}, Python: {known and as_rows(known)}")
+                counts["native"] += 1
+            for each in pair:
+                each.close()
+    return counts
+
+
+def run_sanitized(arguments: list[str]) -> int:
+    """Build the module with sanitizers, and run this program again with it."""
+    compiler = os.environ.get("CC", "cc")
+    with tempfile.TemporaryDirectory() as folder:
+        include = sysconfig.get_path("include")
+        sources = sorted(map(str, SOURCE.glob("src/*.c")))
+        output = str(Path(folder, "wdskit_native.so"))
+        subprocess.run(
+            [
+                compiler,
+                *FLAGS,
+                "-shared",
+                "-fPIC",
+                "-ffp-contract=off",
+                f"-I{include}",
+                *sources,
+                "-ljpeg",
+                "-o",
+                output,
+            ],
+            check=True,
+        )
+        libraries = [
+            subprocess.run(
+                [compiler, f"-print-file-name={name}"], check=True, capture_output=True, text=True
+            ).stdout.strip()
+            for name in ("libasan.so", "libubsan.so")
+        ]
+        environment = os.environ | {
+            "LD_PRELOAD": " ".join(libraries),
+            "ASAN_OPTIONS": "detect_leaks=0:allocator_may_return_null=1",
+            "PYTHONPATH": os.pathsep.join([folder, os.environ.get("PYTHONPATH", "")]),
+        }
+        return subprocess.run([sys.executable, __file__, *arguments], check=False, env=environment).returncode
+
+
+def main() -> None:
+    """Fuzz both parts."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--images", type=int, default=20_000, help="damaged JPEGs")
+    parser.add_argument("--shards", type=int, default=20_000, help="damaged shards")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--sanitize", action="store_true", help="build the module with ASan and UBSan")
+    options = parser.parse_args()
+    if options.sanitize:
+        sys.exit(run_sanitized([each for each in sys.argv[1:] if each != "--sanitize"]))
+    if native() is None:
+        sys.exit("wdskit-native is not installed: pip install ./native")
+    torch.set_num_threads(1)
+    print(f"{native().__file__}, seed {options.seed}")
+    print(f"{options.images:,} images:", dict(check_images(options.images, np.random.default_rng([options.seed, 1]))))
+    print(f"{options.shards:,} shards:", dict(check_shards(options.shards, np.random.default_rng([options.seed, 2]))))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,55 @@
+"""The optional package `wdskit-native`: functions in C, with the results of the code that they replace."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+from importlib.metadata import version
+from typing import Any
+
+from wdskit.errors import WdskitError
+
+INTERFACE = 1
+"""The interface of the functions that this version calls."""
+
+_VARIABLE = "WDSKIT_NATIVE"
+_INSTALL = "Install the package that comes with this version: pip install ./native"
+
+_log = logging.getLogger(__name__)
+
+
+@functools.lru_cache(maxsize=1)
+def native() -> Any:
+    """Return the module `wdskit_native`, or None if it is not installed, does not fit, or `WDSKIT_NATIVE=0` is set.
+
+    Raises:
+        WdskitError: `WDSKIT_NATIVE=require` is set, but there is no fitting module; or the value is unknown.
+    """
+    setting = os.environ.get(_VARIABLE, "")
+    if setting not in {"", "0", "require"}:
+        raise WdskitError(f"{_VARIABLE}={setting}: unknown. Write `0` to do without it, or `require`.")
+    if setting == "0":
+        return None
+    problem = ""
+    try:
+        import wdskit_native
+
+        if wdskit_native.INTERFACE == INTERFACE:
+            return wdskit_native
+        problem = f"wdskit-native has interface {wdskit_native.INTERFACE}, this version of wdskit needs {INTERFACE}"
+    except ModuleNotFoundError:
+        if setting == "require":
+            raise WdskitError(f"{_VARIABLE}=require: wdskit-native is not installed.\n  {_INSTALL}") from None
+    except ImportError as err:  # such as a libjpeg that is missing
+        problem = f"wdskit-native cannot be loaded: {err}"
+    if problem and setting == "require":
+        raise WdskitError(f"{_VARIABLE}=require: {problem}.\n  {_INSTALL}")
+    if problem:
+        _log.warning("%s. It is not used.\n  %s", problem, _INSTALL)
+    return None
+
+
+def describe_native() -> str:
+    """Say whether the package is used: "with wdskit-native 0.1.0" or "without wdskit-native"."""
+    return f"with wdskit-native {version('wdskit-native')}" if native() is not None else "without wdskit-native"
