@@ -334,13 +334,18 @@ def test_the_native_code_is_what_runs(folder, monkeypatch):
 
         return call
 
-    noted = SimpleNamespace(decode_jpegs=noting("decode_jpegs"), read_samples=noting("read_samples"))
+    noted = SimpleNamespace(HAS_VECTORS=1, decode_jpegs=noting("decode_jpegs"), read_samples=noting("read_samples"))
     monkeypatch.setattr(fused, "native", lambda: noted)
     monkeypatch.setattr("wdskit.dataset.many.native", lambda: noted)
     for name in ("uint8", "columns"):
         for _ in PIPELINES[name](Pipeline().exact(str(folder), seed=3)).loader(workers=0):
             pass
     assert set(called) == {"decode_jpegs", "read_samples"}
+    called.clear()
+    noted.HAS_VECTORS = 0  # torch resizes faster than plain code
+    for _ in PIPELINES["uint8"](Pipeline().exact(str(folder), seed=3)).loader(workers=0):
+        pass
+    assert "decode_jpegs" not in called
 
 
 @needs_native

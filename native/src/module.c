@@ -246,8 +246,8 @@ static PyMethodDef functions[] = {
 #define INTERFACE 1
 
 static int execute(PyObject *module) {
-    choose_vectors(1);
-    return PyModule_AddIntConstant(module, "INTERFACE", INTERFACE);
+    int has_vectors = choose_vectors(1);
+    return PyModule_AddIntConstant(module, "HAS_VECTORS", has_vectors) || PyModule_AddIntConstant(module, "INTERFACE", INTERFACE) ? -1 : 0;
 }
 
 static PyModuleDef_Slot slots[] = {{Py_mod_exec, execute}, {0, NULL}};
