@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import re
 import string
 import tarfile
@@ -126,7 +127,11 @@ accepted_fields = st.lists(
 @settings(max_examples=80, suppress_health_check=[HealthCheck.filter_too_much])
 @given(st.dictionaries(accepted_keys, accepted_fields, min_size=1, max_size=6))
 def test_samples_that_are_accepted_stay_apart(samples: dict[str, list[str]]) -> None:
+    """Unless one changed byte of a name that no checksum covers could have torn a sample into two: that is an error."""
     assume(all(is_accepted(check_member_name, key, field) for key, names in samples.items() for field in names))
+    for first, second in itertools.pairwise(samples):
+        is_short = 1 in {len(samples[first]), len(samples[second])}
+        assume(not is_short or first.encode("ascii", "replace") != second.encode("ascii", "replace"))
     check_round_trip(samples)
 
 
