@@ -68,7 +68,7 @@ def decode(
     plan = plan_jpeg(data, lambda *_: wanted, NOWHERE, max_pixels=MAX_PIXELS)
     assert plan is not None
     shape = (wanted.rows.size, wanted.columns.size)
-    out = np.full((3, *shape, 3), 77, np.uint8 if ending.dtype == torch.uint8 else np.float32)
+    out = np.full((3, *shape, 3), 77, np.uint8 if ending.dtype == np.uint8 else np.float32)
     sides = (side for axis in wanted for side in axis[:4])
     plans = np.array([(9, 1, *(size or plan.size), *sides, flip)], np.int64)
     board = np.zeros(3, np.int64)
@@ -80,12 +80,10 @@ def decode(
 
 def decode_in_python(data: bytes, wanted: Wanted, *, flip: bool = False, ending: Ending = FORMS["uint8"]) -> np.ndarray:
     """The same by the code in Python, at whole scale."""
-    out = torch.zeros((1, 3, wanted.rows.size, wanted.columns.size), dtype=ending.dtype).to(
-        memory_format=torch.channels_last
-    )
+    out = np.zeros((1, wanted.rows.size, wanted.columns.size, 3), ending.dtype)
     part = decode_part(data, None, lambda *_: wanted, NOWHERE, max_pixels=MAX_PIXELS)
-    write(part, ending, flip=flip, out=out)
-    return out[0].permute(1, 2, 0).numpy()
+    write(part, ending, flip=flip, out=out.transpose(0, 3, 1, 2))
+    return out[0]
 
 
 # --- which module is used

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import logging
 import os
-from importlib.metadata import version
 from typing import Any
 
 from wdskit.errors import WdskitError
@@ -52,4 +51,6 @@ def native() -> Any:
 
 def describe_native() -> str:
     """Say whether the package is used: "with wdskit-native 0.1.0" or "without wdskit-native"."""
+    from importlib.metadata import version  # a worker process does without
+
     return f"with wdskit-native {version('wdskit-native')}" if native() is not None else "without wdskit-native"

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import os
 import signal
+import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
 from multiprocessing import parent_process
 from pathlib import Path
+from types import ModuleType
 
 from wdskit.errors import PipelineError
 
@@ -30,6 +35,36 @@ def _wait_for_parent() -> None:
     if parent is not None:
         parent.join()
         os._exit(1)
+
+
+def when_imported(name: str, call: Callable[[], None]) -> None:
+    """Call a function once: now if a module is imported already, otherwise at the end of its import."""
+    if name in sys.modules:
+        call()
+    else:
+        sys.meta_path.insert(0, _CallAfterImport(name, call))
+
+
+class _CallAfterImport(MetaPathFinder):
+    def __init__(self, name: str, call: Callable[[], None]) -> None:
+        self._name = name
+        self._call = call
+
+    def find_spec(self, fullname: str, *_: object) -> ModuleSpec | None:
+        """Return the spec of the module as the other finders find it, with the call after its execution."""
+        if fullname != self._name or self not in sys.meta_path:
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(fullname)
+        if spec is not None and spec.loader is not None:
+            execute = spec.loader.exec_module
+
+            def exec_module(module: ModuleType) -> None:
+                execute(module)
+                self._call()
+
+            spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec
 
 
 @contextmanager

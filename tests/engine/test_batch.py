@@ -101,7 +101,7 @@ def run(program: Program, cuts: Sequence[int] = (), memory: Memory = FRESH, star
 
 def batches_of(outcomes: list[Outcome[Any]]) -> list[Batch]:
     assert [each.error for each in outcomes] == [None] * len(outcomes)
-    return [each for outcome in outcomes for each in outcome.value]
+    return [each.with_tensors() for outcome in outcomes for each in outcome.value]
 
 
 def content(value: Any) -> Any:
@@ -121,7 +121,7 @@ def content(value: Any) -> Any:
 
 
 def seen(batches: list[Batch]) -> list[Any]:
-    return [(content(each.value), each.num_samples, each.bad) for each in batches]
+    return [(content(each.with_tensors().value), each.num_samples, each.bad) for each in batches]
 
 
 # --- the same batches

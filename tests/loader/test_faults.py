@@ -120,6 +120,9 @@ LATE = """
 import time
 import wdskit.stages.progress
 
+def same(sample):
+    return sample
+
 if __name__ == "__mp_main__":
     {in_worker}
 
@@ -132,26 +135,37 @@ if __name__ == "__main__":
 @pytest.mark.parametrize("start_method", ["forkserver", "spawn"])
 def test_a_script_without_a_guard_is_refused_at_its_line(python, six, tmp_path, start_method):
     """Each worker would run it again: start workers itself, or wait for itself in init_process_group."""
-    pipe = f"wdskit.Pipeline().stream({six!r}).split_by_worker().to_tuple('cls')"
+    pipe = f"wdskit.Pipeline().stream({six!r}).split_by_worker().to_tuple('cls').map(same)"
     loader = f"{pipe}.loader(workers=1, start_method={start_method!r})"
+    top = "import wdskit\ndef same(value):\n    return value\n"
     script = tmp_path / "train.py"
-    done = python.run(script, f"import wdskit\ndef main():\n    return list({loader})\nmain()\n")
+    done = python.run(script, f"{top}def main():\n    return list({loader})\nmain()\n")
     assert done.returncode == 1
-    assert f"{script}:4: each worker process would run this line again (start_method {start_method})." in done.stderr
+    assert f"{script}:6: each worker process would run this line again (start_method {start_method})." in done.stderr
     assert 'Put the code that runs the loader under `if __name__ == "__main__":`.' in done.stderr
     guards = ("if __name__ == '__main__': main()", "__name__ == '__main__' and main()")
     for number, guard in enumerate(guards):
-        done = python.run(
-            tmp_path / f"guarded{number}.py", f"import wdskit\ndef main():\n    return list({loader})\n{guard}\n"
-        )
+        done = python.run(tmp_path / f"guarded{number}.py", f"{top}def main():\n    return list({loader})\n{guard}\n")
         assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("start_method", ["forkserver", "spawn"])
+@pytest.mark.parametrize("source", ["exact", "stream"])
+def test_workers_without_a_function_of_the_user_do_not_run_the_script(python, six, tmp_path, start_method, source):
+    """The script imports torch, which takes a worker longer than all else, and no guard is needed."""
+    index_folder(Path(six).parent, workers=1)
+    pipe = f"wdskit.Pipeline().{source}({six!r})" + (".split_by_worker()" if source == "stream" else "")
+    loader = f"{pipe}.decode().to_tuple('cls').batched(4).loader(workers=2, start_method={start_method!r})"
+    script = f"import wdskit\nprint('script')\nprint({{type(labels) for [labels] in {loader}}})\n"
+    done = python.run(tmp_path / "train.py", script)
+    assert (done.returncode, done.stdout) == (0, "script\n{<class 'torch.Tensor'>}\n")
 
 
 @pytest.mark.parametrize("start_method", ["forkserver", "spawn"])
 @pytest.mark.parametrize("in_worker", ["time.sleep(3)", "raise SystemExit(7)"])
 def test_a_worker_that_does_not_start_names_the_guard(python, six, tmp_path, start_method, in_worker):
     """What a script does at its module level runs in each worker first, and may wait there for ever."""
-    pipe = f"wdskit.Pipeline().stream({six!r}).split_by_worker().to_tuple('cls')"
+    pipe = f"wdskit.Pipeline().stream({six!r}).split_by_worker().to_tuple('cls').map(same)"
     loader = f"{pipe}.loader(workers=1, start_method={start_method!r})"
     done = python.run(tmp_path / "train.py", LATE.format(loader=loader, in_worker=in_worker))
     if "sleep" in in_worker:

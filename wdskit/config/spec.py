@@ -32,7 +32,7 @@ class StageSpec(BaseModel):
         example: Settings of an example, if those that are needed do not make one.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, defer_build=True)
 
     name: ClassVar[str]
     kind: ClassVar[Kind]

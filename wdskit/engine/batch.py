@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
-import torch
+from numpy.typing import NDArray
 
 from wdskit.engine.outcome import Outcome
 from wdskit.engine.program import WHOLE_BATCH, Job, OpenJob, Program
@@ -20,7 +20,7 @@ from wdskit.errors import PROCESS_ERRORS, FolderIndexError, PipelineError, Sampl
 from wdskit.order.steps import AnySteps
 from wdskit.processes import block_sigint
 from wdskit.stages.base import NOWHERE, Origin
-from wdskit.stages.collate import FRESH, Memory, Ragged
+from wdskit.stages.collate import FRESH, Collate, Memory, Ragged, as_tensors, empty_images
 from wdskit.stages.images.fused import FusedStep
 from wdskit.stages.marks import names_image
 from wdskit.stages.progress import IDLE, Slot
@@ -48,6 +48,7 @@ class Batch(NamedTuple):
         raw: Field or place of images that are still uint8, to become floats later (`Program.without_numbers`).
         timings: Timings of the job; only the first batch of a job has them.
         is_end: For a stream: the epoch of the worker is over, and `value` is None.
+        has_arrays: Whether the arrays in `value` are to become tensors, in the process that uses the batch.
     """
 
     value: Any
@@ -56,6 +57,11 @@ class Batch(NamedTuple):
     raw: int | str | None = None
     timings: Timings | None = None
     is_end: bool = False
+    has_arrays: bool = False
+
+    def with_tensors(self) -> Batch:
+        """Return the batch as its consumer gets it: with tensors in place of arrays if `has_arrays`."""
+        return self._replace(value=as_tensors(self.value), has_arrays=False) if self.has_arrays else self
 
 
 class BatchFactory(Protocol):
@@ -236,13 +242,21 @@ def _make(
             value["__bucket__"] = label
         if timings is not None and columnar is None and program.collate is not None:
             timings.lap("batched", len(mask))
+        has_arrays = program.collate is not None and isinstance(program.collate.collate, Collate)
         if program.batch_stages is not None:
+            value = as_tensors(value) if has_arrays else value
+            has_arrays = False
             value = program.batch_stages.apply(value, origin, timings=timings, num=len(mask))
         if program.epoch.tail == "pad":
             if program.collate is not None and program.batch_stages is not None:
                 _check_rows(value, len(mask), origin)
-            value = with_mask(value, torch.from_numpy(mask & good) if program.collate else bool((mask & good)[0]))
-        batches.append(Batch(value, int(np.count_nonzero(mask)), bad, raw))
+            valid: Any = mask & good
+            if program.collate is None:
+                valid = bool(valid[0])
+            elif not has_arrays:
+                valid = as_tensors(valid)
+            value = with_mask(value, valid)
+        batches.append(Batch(value, int(np.count_nonzero(mask)), bad, raw, has_arrays=has_arrays))
     if timings is not None:
         total.merge(timings)
     total.traffic = total.traffic.plus(job.reader.take_traffic())
@@ -264,8 +278,8 @@ class _Rows:
         self._memory = memory
         self._results: list[tuple[Any, Origin, str | None]] = [(None, NOWHERE, None)] * len(found)
         self._errors: dict[int, BaseException] = {}
-        self._slots: list[torch.Tensor | None] = []  # of each batch: what its images are written into
-        self._images: list[torch.Tensor] = []  # of each sample: its own there
+        self._slots: list[NDArray[Any] | None] = []  # of each batch: what its images are written into
+        self._images: list[NDArray[Any]] = []  # of each sample: its own there
 
     def make(self, bounds: list[slice], loop: _SampleLoop, total: Timings) -> None:
         """Make all samples, and add their timings to `total`."""
@@ -276,8 +290,8 @@ class _Rows:
             if writer is not None:
                 assert writer.out_shape is not None
                 shape = (len(range(*bound.indices(num))), *writer.out_shape)
-                slot = self._memory.empty(shape, writer.out_ending.dtype, channels_last=True)
-                self._images += slot.split(1)
+                slot = empty_images(self._memory, shape, writer.out_ending.dtype)
+                self._images += [slot[row : row + 1] for row in range(len(slot))]
             self._slots.append(slot)
         size = max(1, min(CHUNK, num // program.run.num_threads))  # small batches too are made in all threads
         num_chunks = -(-num // size)
@@ -385,7 +399,7 @@ class _Rows:
         self,
         bad: SampleError,
         place: int,
-        out: tuple[FusedStep, torch.Tensor] | None,
+        out: tuple[FusedStep, NDArray[Any]] | None,
         timings: Timings | None,
         check: Callable[[Any, Origin], object] = lambda *_: None,
     ) -> tuple[Any, Origin, str]:
@@ -410,7 +424,7 @@ class _Rows:
         place: int,
         shard: int,
         sample: int,
-        out: tuple[FusedStep, torch.Tensor] | None,
+        out: tuple[FusedStep, NDArray[Any]] | None,
         timings: Timings | None,
     ) -> tuple[Any, Origin]:
         path, key, part, fields = self._reader.read(shard, sample)
@@ -520,7 +534,7 @@ class _Rows:
             del err
 
 
-def _place_of(images: list[torch.Tensor], values: list[Any]) -> int | str | None:
+def _place_of(images: list[NDArray[Any]], values: list[Any]) -> int | str | None:
     """Return the field or place where each sample has its own image of the batch; None if a sample has it elsewhere."""
     first = values[0]
     items = first.items() if isinstance(first, dict) else enumerate(first) if isinstance(first, tuple) else ()
@@ -535,7 +549,7 @@ def _place_of(images: list[torch.Tensor], values: list[Any]) -> int | str | None
     return place if written else None
 
 
-def _own(sample: Any, image: torch.Tensor, writer: FusedStep) -> Any:
+def _own(sample: Any, image: NDArray[Any], writer: FusedStep) -> Any:
     """Return a sample in which its image is a value of its own. A batch needs this if one of its samples has the image
     at another place than the others, for example because this sample has two images.
     """

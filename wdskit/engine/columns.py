@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Any, TypeAlias
 
-import numpy as np
-import torch
+from numpy.typing import NDArray
 
 from wdskit.codecs.columns import NpyColumn, decode_column
 from wdskit.codecs.fields import NPY_FIELDS, is_path
@@ -20,7 +19,7 @@ from wdskit.engine.reader import ManySamples, SampleReader
 from wdskit.order.base import Ints
 from wdskit.stages.base import Origin, Step
 from wdskit.stages.batching import Batcher
-from wdskit.stages.collate import Collate, Memory, Ragged, make_ragged, offsets_of
+from wdskit.stages.collate import Collate, Memory, RaggedArrays, has_torch_dtype, make_ragged, offsets_of
 from wdskit.stages.fields import FieldDecoder, Rename, ToDict, ToTuple, marked_array, warn_of_bytes
 
 Column: TypeAlias = Spans | NpyColumn | list[Any]
@@ -64,7 +63,7 @@ class BatchColumns:
             shards: Their shards, (n,).
             samples: Their numbers in these, (n,).
             bounds: The samples of each batch.
-            memory: Gives the memory of tensors.
+            memory: Gives the memory of batches.
         """
         try:
             found = cache.read_many(shards, samples, viewed=_is_viewed)
@@ -149,24 +148,24 @@ def _batch(slot: str | int, column: Column, memory: Memory, ragged: Collection[s
     return Collate()([(marked_array(value),) for value in column], memory)[0]
 
 
-def _stacked(column: NpyColumn, memory: Memory) -> torch.Tensor | None:
-    """Return arrays of one shape as one tensor, each copied once; None for other arrays."""
+def _stacked(column: NpyColumn, memory: Memory) -> NDArray[Any] | None:
+    """Return arrays of one shape as one array, each copied once; None for other arrays."""
     return _joined(column, (len(column), *column.shapes[0]), memory) if len(set(column.shapes)) == 1 else None
 
 
-def _ragged(column: NpyColumn, memory: Memory) -> Ragged | None:
-    """Return arrays that differ only in their first axis as a Ragged, each copied once; None for other arrays."""
+def _ragged(column: NpyColumn, memory: Memory) -> RaggedArrays | None:
+    """Return arrays that differ only in their first axis as a ragged batch, each copied once; None for other arrays."""
     rests = {shape[1:] if shape else None for shape in column.shapes}
     if len(rests) > 1 or None in rests:
         return None
     offsets = offsets_of([shape[0] for shape in column.shapes])
     values = _joined(column, (int(offsets[-1]), *column.shapes[0][1:]), memory)
-    return None if values is None else Ragged(values, offsets)
+    return None if values is None else RaggedArrays(values, offsets)
 
 
-def _joined(column: NpyColumn, shape: tuple[int, ...], memory: Memory) -> torch.Tensor | None:
-    if column.dtype is None or column.dtype.kind not in "biufc" or not column.dtype.isnative:
+def _joined(column: NpyColumn, shape: tuple[int, ...], memory: Memory) -> NDArray[Any] | None:
+    if column.dtype is None or not has_torch_dtype(column.dtype) or not column.dtype.isnative:
         return None
-    joined = memory.empty(shape, torch.from_numpy(np.empty(0, column.dtype)).dtype)
-    column.copy_to(joined.numpy())
+    joined = memory.empty(shape, column.dtype)
+    column.copy_to(joined)
     return joined

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
+from wdskit.codecs.images import IMAGE_SPECS
 from wdskit.engine.columns import BatchColumns, columns_of
 from wdskit.engine.reader import SampleReader
 from wdskit.engine.sample import SampleStages
@@ -25,7 +25,7 @@ from wdskit.stages.base import Run, Step
 from wdskit.stages.batching import Batcher
 from wdskit.stages.collate import Collate
 from wdskit.stages.epoch import EpochLayout
-from wdskit.stages.fields import Rename, ToDict, ToTuple
+from wdskit.stages.fields import FieldDecoder, Rename, ToDict, ToTuple
 from wdskit.stages.images.fused import FusedStep
 from wdskit.stages.images.jpeg_crop import Ending
 from wdskit.stages.timing import Pace
@@ -209,6 +209,22 @@ class Program:
         return OpenJob(places, reader, bounds, [buckets.labels[job.steps.bucket_at(step)] for step in numbers])
 
     @property
+    def needs_torch(self) -> bool:
+        """Whether samples of the usual kind need torch. Without it, a worker process imports it for unusual ones, such
+        as an image that is no JPEG.
+        """
+        return self.batch_stages is not None or any(
+            self._step_needs_torch(step.function) for each in self.stages for step in each.steps
+        )
+
+    def _step_needs_torch(self, function: Any) -> bool:
+        if isinstance(function, FieldDecoder):
+            return function.images in IMAGE_SPECS and IMAGE_SPECS[function.images].kind == "torch"
+        if isinstance(function, FusedStep):
+            return function is not self.writer or not function.is_native
+        return not isinstance(function, (Rename, ToDict, ToTuple))
+
+    @property
     def batches_a_job(self) -> int:
         """How many batches, or samples without `batched`, are best made together."""
         if self.collate is None:
@@ -220,7 +236,7 @@ class Program:
     def without_numbers(self) -> tuple[Program, Ending | None]:
         """Return a program whose images stay uint8 if possible, and the rest of the work on them (`finish_batch`)."""
         writer = self.writer
-        if writer is None or self.batch_stages is not None or writer.ending.dtype == torch.uint8:
+        if writer is None or self.batch_stages is not None or writer.ending.dtype == np.uint8:
             return self, None
         changed = copy.copy(writer)
         changed.write_uint8()

@@ -13,7 +13,7 @@ from wdskit.stages.base import Origin, Run, Step, StepFailed, cause_of, note_pla
 from wdskit.stages.timing import Pace, Timings
 
 if TYPE_CHECKING:
-    import torch
+    from numpy.typing import NDArray
 
     from wdskit.stages.images.fused import FusedStep
 
@@ -37,7 +37,7 @@ class SampleStages:
         self,
         value: Any,
         origin: Origin,
-        out: tuple[FusedStep, torch.Tensor] | None = None,
+        out: tuple[FusedStep, NDArray[Any]] | None = None,
         timings: Timings | None = None,
         start: int = 0,
         num: int = 1,

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 import threading
 import time
 from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Any
-
-import torch
 
 JOIN_S = 0.5
 """How long the end of an iteration waits for the samples that threads are working on."""
@@ -25,7 +24,8 @@ class Threads:
 
     def __init__(self, number: int, name: str) -> None:
         self._calls: SimpleQueue[tuple[Any, ...] | None] = SimpleQueue()
-        before = torch.get_num_threads()
+        torch = sys.modules.get("torch")  # a worker process that imports it later sets the number of its threads then
+        before = torch.get_num_threads() if torch is not None else 0
         ready = threading.Barrier(number + 1)
         self._threads = [
             threading.Thread(target=_work, args=(self._calls, ready), name=f"wdskit-{name}-{at}", daemon=True)
@@ -38,7 +38,8 @@ class Threads:
             ready.abort()
             raise
         ready.wait()
-        torch.set_num_threads(before)  # the new threads keep 1
+        if torch is not None:
+            torch.set_num_threads(before)  # the new threads keep 1
 
     def submit(self, function: Callable[..., None], *args: Any) -> None:
         """Call the function after all earlier calls."""
@@ -72,8 +73,10 @@ class Threads:
 
 
 def _work(calls: SimpleQueue[tuple[Any, ...] | None], ready: threading.Barrier) -> None:
-    torch.set_num_threads(1)  # of this thread: several images at a time instead of several threads an image
-    torch.get_num_threads()  # torch looks at the number again where a thread first asks, which may be later
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        torch.set_num_threads(1)  # of this thread: several images at a time instead of several threads an image
+        torch.get_num_threads()  # torch looks at the number again where a thread first asks, which may be later
     with contextlib.suppress(threading.BrokenBarrierError):  # another could not start
         ready.wait()
         _call_all(calls)

@@ -65,7 +65,11 @@ class PlannedLoader(Loader):
         num_samples = len(self._passes) * layout.batch
         self._budget = Budget(errors or ErrorsSpec(), rank=self._rank_info.rank, num_samples=num_samples)
         start_method = functools.partial(
-            start_method_of, self.program.parts, spec.start_method, reads_store=program.reader.is_remote
+            start_method_of,
+            self.program.parts,
+            spec.start_method,
+            reads_store=program.reader.is_remote,
+            needs_torch=self.program.needs_torch,
         )
         if spec.workers:
             start_fork_server(start_method())

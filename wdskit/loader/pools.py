@@ -18,14 +18,21 @@ from multiprocessing import connection as connections
 from queue import SimpleQueue
 from typing import Any, Protocol
 
-import torch.multiprocessing
+import torch.multiprocessing  # which registers how tensors in a program reach other processes
 
 from wdskit.engine.batch import Batch, BatchFactory, never
 from wdskit.engine.outcome import Outcome
 from wdskit.engine.threads import JOIN_S, Threads
 from wdskit.errors import PipelineError
 from wdskit.loader.shared_memory import Bytes, Message, Ring, borrow, receive_block, unpack
-from wdskit.loader.starting import GUARD, check_guard, explain_exit, start_fork_server
+from wdskit.loader.starting import (
+    GUARD,
+    StartMethod,
+    check_guard,
+    explain_exit,
+    start_fork_server,
+    without_script,
+)
 from wdskit.loader.watch import Watch
 from wdskit.loader.worker import BOARD_BLOCK, Reply, Request, Start, Task, serve, work
 from wdskit.processes import block_sigint, refuse_fork
@@ -66,7 +73,7 @@ def make_pool(
     program: Any,
     make_factory: Callable[[Any], BatchFactory],
     num_workers: int,
-    start_method: Callable[[], str],
+    start_method: Callable[[], StartMethod],
     timeout_s: float | None,
 ) -> Pool:
     """Return the pool for this number of processes and the program's threads.
@@ -324,7 +331,7 @@ class ProcessPool:
         program: Any,
         make_factory: Callable[[Any], BatchFactory],
         num_workers: int,
-        start_method: Callable[[], str],
+        start_method: Callable[[], StartMethod],
         watch: Watch,
     ) -> None:
         self._given = Start(program, make_factory, num_workers)
@@ -407,9 +414,10 @@ class ProcessPool:
         method = self._start_method()
         check_guard(method)
         start_fork_server(method)
-        context = torch.multiprocessing.get_context(method)
+        context = torch.multiprocessing.get_context(method.name)
         self._owner = os.getpid()
-        with block_sigint():  # so that `close` knows every process
+        skips = contextlib.nullcontext() if method.runs_script or method.name == "fork" else without_script()
+        with block_sigint(), skips:  # so that `close` knows every process
             self._closing = weakref.finalize(self, _close_workers, self._workers, self._owner)
             try:
                 for number in range(self._given.num_workers):

@@ -10,12 +10,12 @@ from types import ModuleType
 from typing import Any
 
 import numpy as np
-import torch
 
 from wdskit.engine.batch import Batch
 from wdskit.engine.program import Program
 from wdskit.loader.pools import Pool
 from wdskit.pipeline.settings import DEFAULT_PREFETCH, LoaderSpec
+from wdskit.stages.marks import is_tensor
 
 MOST_FOLLOWING_BYTES = 256 << 20
 """Batches of the next epoch that a loader keeps while another loader runs."""
@@ -77,7 +77,7 @@ class Prefetch:
             if left == number - 1:
                 self._job_bytes = sum(num_bytes_of(each.value) for each in self._made)
             while self._made:
-                yield self._made.popleft()  # no reference is kept here
+                yield self._made.popleft().with_tensors()  # no reference is kept here
             if error is not None:
                 self._forget()
                 del error
@@ -133,7 +133,7 @@ def num_bytes_of(value: Any) -> int:
         if id(part) in seen:
             continue
         seen.add(id(part))
-        if isinstance(part, (torch.Tensor, np.ndarray)):
+        if isinstance(part, np.ndarray) or is_tensor(part):
             total += part.nbytes
         elif isinstance(part, Mapping):
             pending += part.values()

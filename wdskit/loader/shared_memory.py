@@ -18,19 +18,22 @@ import mmap
 import os
 import pickle
 import socket
+import sys
 import tempfile
 import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-import torch
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
 from wdskit.stages.collate import FRESH
+
+if TYPE_CHECKING:
+    import torch
 
 MIN_BYTES = 1 << 16
 """Smaller batches use malloc, which reuses its memory itself."""
@@ -176,16 +179,12 @@ class Ring:
         self._num_borrowed = 0
         self.dropped: deque[int] = deque()
 
-    def empty(self, shape: Sequence[int], dtype: torch.dtype, *, channels_last: bool = False) -> torch.Tensor:
+    def empty(self, shape: Sequence[int], dtype: DTypeLike) -> NDArray[Any]:
         """See `stages.collate.Memory`."""
-        num_bytes = math.prod(shape) * dtype.itemsize
+        num_bytes = math.prod(shape) * np.dtype(dtype).itemsize
         if num_bytes < MIN_BYTES:
-            return FRESH.empty(shape, dtype, channels_last=channels_last)
-        flat = torch.from_numpy(self.allocate(num_bytes)[:num_bytes]).view(dtype)
-        if not channels_last:
-            return flat.view(tuple(shape))
-        batch, channels, height, width = shape
-        return flat.view(batch, height, width, channels).permute(0, 3, 1, 2)
+            return FRESH.empty(shape, dtype)
+        return self.allocate(num_bytes)[:num_bytes].view(dtype).reshape(tuple(shape))
 
     def allocate(self, num_bytes: int) -> Bytes:
         """Return `num_bytes` or more bytes. Their block is free when the last array that shares them is collected."""
@@ -282,8 +281,13 @@ class Message(NamedTuple):
 
 
 class _Pickler(pickle.Pickler):
-    def reducer_override(self, value: object) -> Any:
-        return _reduce_tensor(value) if type(value) is torch.Tensor else NotImplemented
+    """Pickles arrays and tensors as bytes, shape and dtype, and their memory as buffers."""
+
+    def reducer_override(self, value: Any) -> Any:
+        if type(value) is np.ndarray:
+            return _reduce_array(value)
+        torch = sys.modules.get("torch")
+        return _reduce_tensor(value) if torch is not None and type(value) is torch.Tensor else NotImplemented
 
 
 class _Chunks(list[Any]):
@@ -366,10 +370,26 @@ def unpack(message: Message, borrowed: Callable[[int], Bytes]) -> Any:
     return pickle.loads(pickled, buffers=[find(part) for part in message.buffers])  # noqa: S301 (from our own worker)
 
 
+def _reduce_array(array: NDArray[Any]) -> Any:
+    """Pickle images in channels_last memory as the contiguous array that they are a view of. numpy pickles the other
+    arrays, and copies those that are not contiguous.
+    """
+    if array.ndim != 4 or array.flags.c_contiguous:
+        return NotImplemented
+    images_bhwc = array.transpose(0, 2, 3, 1)
+    return (_channels_first, (images_bhwc,)) if images_bhwc.flags.c_contiguous else NotImplemented
+
+
+def _channels_first(images_bhwc: NDArray[Any]) -> Any:
+    return images_bhwc.transpose(0, 3, 1, 2)
+
+
 def _reduce_tensor(tensor: torch.Tensor) -> Any:
     """Pickle a dense CPU tensor as bytes, dtype, shape and strides. torch pickles other tensors, and those with
     gradients.
     """
+    import torch
+
     if tensor.device.type != "cpu" or tensor.layout != torch.strided or tensor.requires_grad or tensor.is_quantized:
         return NotImplemented
     if tensor.is_conj() or tensor.is_neg():
@@ -381,10 +401,14 @@ def _reduce_tensor(tensor: torch.Tensor) -> Any:
 
 def _is_dense(tensor: torch.Tensor) -> bool:
     """Return True if the values fill their memory without gaps, in row-major or channels_last order."""
+    import torch
+
     return tensor.is_contiguous() or (tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last))
 
 
 def _tensor(buffer: Any, dtype: torch.dtype, shape: tuple[int, ...], stride: tuple[int, ...]) -> torch.Tensor:
+    import torch
+
     if not memoryview(buffer):
         return torch.empty_strided(shape, stride, dtype=dtype)
     return torch.from_numpy(np.frombuffer(buffer, np.uint8)).view(dtype).as_strided(shape, stride)

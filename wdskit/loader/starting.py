@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import ast
+import contextlib
+import io
 import logging
 import multiprocessing
 import pickle
 import signal
 import sys
+import threading
 import tokenize
-from collections.abc import Iterable
-from multiprocessing import forkserver
-from types import FrameType
-from typing import Any
+from collections.abc import Iterable, Iterator
+from multiprocessing import forkserver, spawn
+from multiprocessing.reduction import ForkingPickler
+from types import FrameType, FunctionType
+from typing import Any, NamedTuple
 
 import torch
 
@@ -21,6 +25,25 @@ from wdskit.errors import PipelineError
 logger = logging.getLogger(__name__)
 
 GUARD = '`if __name__ == "__main__":`'
+
+
+_NOT_USERS = sys.stdlib_module_names | {"wdskit", "numpy", "pydantic", "pydantic_core"}
+_patching = threading.Lock()
+
+
+class StartMethod(NamedTuple):
+    """How worker processes start.
+
+    Attributes:
+        name: "fork", "spawn" or "forkserver".
+        runs_script: Whether a process that is not forked runs the main script again, as multiprocessing does. It does
+            not if the process runs code of wdskit alone: the script often imports torch, which takes 1.5 s and 150 MB.
+        needs_torch: Whether the processes are certain or likely to import torch.
+    """
+
+    name: str
+    runs_script: bool = True
+    needs_torch: bool = True
 
 
 def choose_start_method(said: str | None, *, reads_store: bool = False) -> str:
@@ -53,8 +76,10 @@ def why_not_fork(*, reads_store: bool) -> str:
     return "CUDA is initialised" if torch.cuda.is_initialized() else ""
 
 
-def start_method_of(stages: Iterable[Any], said: str | None, *, reads_store: bool = False) -> str:
-    """Return the start method of worker processes, and check that all stages can reach them.
+def start_method_of(
+    stages: Iterable[Any], said: str | None, *, reads_store: bool = False, needs_torch: bool = True
+) -> StartMethod:
+    """Return how worker processes start, and check that all stages can reach them.
 
     A loader calls this when it is made, so that errors come early, and each time that workers start, because CUDA may
     have been initialised since.
@@ -63,6 +88,7 @@ def start_method_of(stages: Iterable[Any], said: str | None, *, reads_store: boo
         stages: The stages that the workers receive.
         said: As for `choose_start_method`.
         reads_store: As for `choose_start_method`.
+        needs_torch: Whether the stages need torch, if none of them is the user's.
 
     Raises:
         PipelineError: The user's setting is "fork", which is impossible now; or the method is not "fork" and a stage
@@ -70,12 +96,13 @@ def start_method_of(stages: Iterable[Any], said: str | None, *, reads_store: boo
     """
     method = choose_start_method(said, reads_store=reads_store)
     if method == "fork":
-        return method
-    from multiprocessing.reduction import ForkingPickler
-
+        return StartMethod(method)
+    has_users = False
     for stage in stages:
+        pickler = _UsersPickler()
         try:
-            ForkingPickler.dumps(stage)
+            pickler.dump(stage)
+            has_users = has_users or pickler.has_users
         except Exception as err:
             reason = why_not_fork(reads_store=reads_store) if said != method else ""
             why = f", as {reason}" if reason else ""
@@ -85,36 +112,71 @@ def start_method_of(stages: Iterable[Any], said: str | None, *, reads_store: boo
             what = str(err) if isinstance(err, (pickle.PicklingError, AttributeError, TypeError)) else repr(err)
             msg = f"a stage cannot reach workers under {method!r}{why}: {what}."
             raise PipelineError(f"{msg}\n  Define the function at the top of a module, or {way}.") from err
-    return method
+    return StartMethod(method, runs_script=has_users, needs_torch=has_users or needs_torch)
 
 
-def start_fork_server(method: str) -> None:
-    """Start the fork server, which imports wdskit and torch once for all workers.
+class _UsersPickler(ForkingPickler):
+    """Pickles an object, and notes whether it has functions or objects of other packages than wdskit."""
 
-    Without it, each worker needs 2 s and 150 MB for its own import. The server starts when a loader is made, so that it
+    def __init__(self) -> None:
+        super().__init__(io.BytesIO(), pickle.HIGHEST_PROTOCOL)
+        self.has_users = False
+
+    def reducer_override(self, value: Any) -> Any:
+        """Note the package of a class, of a function, or of the class of an object. Pickle it as usual."""
+        owner = value if isinstance(value, (type, FunctionType)) else type(value)
+        self.has_users = self.has_users or str(owner.__module__).partition(".")[0] not in _NOT_USERS
+        return NotImplemented
+
+
+@contextlib.contextmanager
+def without_script() -> Iterator[None]:
+    """Start processes that do not run the main script. This affects only processes that this thread starts."""
+    thread = threading.get_ident()
+    with _patching:
+        complete = spawn.get_preparation_data
+
+        def get_preparation_data(name: str) -> dict[str, object]:
+            found = complete(name)
+            is_ours = threading.get_ident() == thread
+            return {key: value for key, value in found.items() if not (is_ours and key.startswith("init_main"))}
+
+        spawn.get_preparation_data = get_preparation_data
+        try:
+            yield
+        finally:
+            spawn.get_preparation_data = complete
+
+
+def start_fork_server(method: StartMethod) -> None:
+    """Start the fork server, which imports wdskit, and torch if workers need it, once for all workers.
+
+    Without it, each worker needs time and memory for its own import. The first loader of a program decides whether the
+    server imports torch. The server starts when a loader is made, so that it
     is ready at the first batch. A program's own preload list does not change. Since Python 3.14 the default list has
     the main script; the server does not run it, because no message could report that the script waits or ends there.
     """
-    if method != "forkserver" or multiprocessing.current_process().daemon:  # daemons cannot start processes
+    if method.name != "forkserver" or multiprocessing.current_process().daemon:  # daemons cannot start processes
         return
     said = getattr(forkserver._forkserver, "_preload_modules", None)  # noqa: SLF001 (multiprocessing has no getter)
     if said == ["__main__"]:
-        multiprocessing.set_forkserver_preload(["wdskit.loader.make"])
+        multiprocessing.set_forkserver_preload(["wdskit.loader.make" if method.needs_torch else "wdskit.loader.worker"])
     forkserver.ensure_running()
 
 
-def check_guard(method: str) -> None:
+def check_guard(method: StartMethod) -> None:
     """Check that workers are not started from a line of the script that each worker runs again.
 
-    A process that is not forked imports the script. A loop at module level would start workers there again, and
-    `init_process_group` at module level would wait for ever.
+    In a worker that runs the script, a loop at module level would start workers again, and `init_process_group` at
+    module level would wait for ever.
 
     Raises:
         PipelineError: A line outside `if __name__ == "__main__":` starts the workers. The message names it.
     """
     main = sys.modules["__main__"]
     path = getattr(main, "__file__", None)
-    if method == "fork" or path is None or str(getattr(main.__spec__, "name", "")).endswith("__main__"):
+    is_package = str(getattr(main.__spec__, "name", "")).endswith("__main__")
+    if method.name == "fork" or not method.runs_script or path is None or is_package:
         return  # workers import neither a program without a file nor `python -m package`
     frame: FrameType | None = sys._getframe()  # noqa: SLF001 (inspect.stack reads the source of every frame)
     while frame is not None and (frame.f_code.co_name, frame.f_code.co_filename) != ("<module>", path):
@@ -130,8 +192,10 @@ def check_guard(method: str) -> None:
         is_current = statement.lineno <= frame.f_lineno <= (statement.end_lineno or statement.lineno)
         names = (node.id for node in ast.walk(statement) if isinstance(node, ast.Name))
         if is_current and not isinstance(statement, ast.If) and "__name__" not in names:
-            msg = f"{path}:{frame.f_lineno}: each worker process would run this line again (start_method {method})."
-            raise PipelineError(f"{msg}\n  Put the code that runs the loader under {GUARD}.")
+            msg = f"{path}:{frame.f_lineno}: each worker process would run this line again"
+            raise PipelineError(
+                f"{msg} (start_method {method.name}).\n  Put the code that runs the loader under {GUARD}."
+            )
 
 
 def explain_exit(code: int | None, *, has_started: bool) -> str:

@@ -1,4 +1,7 @@
-"""A worker is a loop: it takes a job, makes its batches, and answers. It is a thread, or a process."""
+"""A worker is a loop: it takes a job, makes its batches, and answers. It is a thread, or a process.
+
+A worker process does not import torch, which takes 1.5 s and 150 MB, unless a stage or a user's function imports it.
+"""
 
 from __future__ import annotations
 
@@ -17,14 +20,12 @@ from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
-from torch.utils.data._utils import worker as torch_worker
 
 from wdskit.engine.batch import Batch, BatchFactory
 from wdskit.engine.outcome import Outcome
 from wdskit.engine.threads import JOIN_S, Threads
 from wdskit.loader.shared_memory import Message, Ring, SharedBlock, pack
-from wdskit.processes import end_with_parent
+from wdskit.processes import end_with_parent, when_imported
 from wdskit.stages.progress import BOARD_BYTES, Board
 
 BOARD_BLOCK = -1
@@ -126,7 +127,6 @@ def serve(connection: Connection, start: Start, number: int, environment: dict[s
     os.environ.update(environment)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the main process ends its workers
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-    torch.set_num_threads(1)
     run = program.run
     run.worker, run.num_workers = number, num_workers
     _seed(program, number, num_workers)
@@ -155,14 +155,25 @@ def _work_or_exit(channel: _Channel, factory: BatchFactory) -> None:
 
 
 def _seed(program: Any, number: int, num_workers: int) -> None:
-    """Seed the global generators with another seed in each worker, and set `get_worker_info`, as torch's DataLoader."""
+    """Seed the global generators with another seed in each worker, and set `get_worker_info`, as torch's DataLoader.
+
+    torch gets its seed, and one thread, when it is imported.
+    """
     run = program.run
     words = np.random.SeedSequence([run.seed, run.rank_info.rank, number]).generate_state(3)
     random.seed(int(words[0]))
     np.random.seed(int(words[1]))  # noqa: NPY002 (the global one is meant)
-    torch.manual_seed(int(words[2]))
-    info = {"id": number, "num_workers": num_workers, "seed": int(words[2]), "dataset": program}
-    torch_worker._worker_info = torch_worker.WorkerInfo(**info)  # noqa: SLF001 (torch has no public way)
+
+    def prepare_torch() -> None:
+        import torch
+        from torch.utils.data._utils import worker as torch_worker
+
+        torch.set_num_threads(1)
+        torch.manual_seed(int(words[2]))
+        info = {"id": number, "num_workers": num_workers, "seed": int(words[2]), "dataset": program}
+        torch_worker._worker_info = torch_worker.WorkerInfo(**info)  # noqa: SLF001 (torch has no public way)
+
+    when_imported("torch", prepare_torch)
 
 
 class _Channel:

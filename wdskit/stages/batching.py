@@ -16,7 +16,7 @@ from wdskit.stages.streaming import StreamContext, StreamStage
 from wdskit.stages.timing import Pace
 
 if TYPE_CHECKING:
-    from wdskit.stages.collate import Memory  # which imports torch, and settings are checked without
+    from wdskit.stages.collate import Memory
 
 
 class Batched(StreamStage):
@@ -118,7 +118,11 @@ class Batcher:
 
     def _timed(self, values: list[Any], origins: list[Origin]) -> Any:
         timings = self._pace.begin()
+        from wdskit.stages.collate import Collate, as_tensors
+
         batch, self.run.origin = self.collated(values, origins)
+        if isinstance(self.collate, Collate):
+            batch = as_tensors(batch)
         if timings is not None:
             timings.lap("batched", len(values))
             self.run.keep_timings(timings)
@@ -131,7 +135,7 @@ class Batcher:
         memory: Memory | None = None,
         ready: Mapping[Any, Any] | None = None,
     ) -> tuple[Any, Origin]:
-        """A batch of these values, and its origin.
+        """Return a batch of these values, and its origin. The default collate makes arrays, not tensors.
 
         Args:
             values: At least one.

@@ -1,55 +1,89 @@
-"""A list of samples -> one batch: what each kind of value becomes, images in channels_last memory with one copy, and
-arrays of different lengths end to end.
+"""A list of samples -> one batch: what each kind of value becomes, images in channels_last memory, and arrays of
+different lengths end to end.
+
+Batches are made as numpy arrays, so that a worker process does not need torch. `as_tensors` makes tensors of them, in
+the process that uses the batch.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
-import torch
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
 from wdskit.errors import PipelineError
-from wdskit.stages.marks import ARRAY, IMAGE, IMAGE_CHANNELS, MASK, layout_of, mark_of, marked, may_be_image
+from wdskit.stages.marks import ARRAY, IMAGE, IMAGE_CHANNELS, MASK, is_tensor, layout_of, mark_of, marked, may_be_image
+
+if TYPE_CHECKING:
+    import torch
 
 _NUMBERS = "biufc"  # kinds of numpy dtypes that torch has
 
 
 class Memory(Protocol):
-    """Gives the tensors that batches are written into."""
+    """Gives the arrays that batches are written into."""
 
-    def empty(self, shape: Sequence[int], dtype: torch.dtype, *, channels_last: bool = False) -> torch.Tensor:
-        """A tensor of undefined values.
-
-        Args:
-            shape: (batch, channels, height, width) if `channels_last`.
-            dtype: Dtype of the tensor.
-            channels_last: Whether it lies in channels_last memory; contiguous otherwise.
-        """
+    def empty(self, shape: Sequence[int], dtype: DTypeLike) -> NDArray[Any]:
+        """Return a C-contiguous array of this shape and dtype with undefined values."""
         ...
 
 
 class FreshMemory:
     """New memory for each batch, which costs 9,408 page faults for a float batch of 64 x 3 x 224 x 224."""
 
-    def empty(self, shape: Sequence[int], dtype: torch.dtype, *, channels_last: bool = False) -> torch.Tensor:
+    def empty(self, shape: Sequence[int], dtype: DTypeLike) -> NDArray[Any]:
         """See `Memory`."""
-        layout = torch.channels_last if channels_last else torch.contiguous_format
-        return torch.empty(tuple(shape), dtype=dtype, memory_format=layout)
+        return np.empty(tuple(shape), dtype)
 
 
 FRESH = FreshMemory()
+
+
+def empty_images(memory: Memory, shape: Sequence[int], dtype: DTypeLike) -> NDArray[Any]:
+    """Return an array (batch, channels, height, width) with undefined values, in channels_last memory."""
+    batch, channels, height, width = shape
+    images: NDArray[Any] = memory.empty((batch, height, width, channels), dtype).transpose(0, 3, 1, 2)
+    return images
+
+
+def has_torch_dtype(dtype: np.dtype[Any]) -> bool:
+    """Return True if torch has a dtype for these numbers, in the byte order of this machine."""
+    return dtype.kind in _NUMBERS and dtype.itemsize <= (16 if dtype.kind == "c" else 8)
+
+
+def as_tensors(batch: Any) -> Any:
+    """Return a batch of `Collate` with a tensor in place of each array. A tensor shares the memory of its array, and
+    has its mark.
+    """
+    if isinstance(batch, tuple):
+        return tuple(map(_as_tensor, batch))
+    if isinstance(batch, dict):
+        return {name: _as_tensor(column) for name, column in batch.items()}
+    return _as_tensor(batch)
+
+
+def _as_tensor(column: Any) -> Any:
+    if isinstance(column, RaggedArrays):
+        return Ragged(_as_tensor(column.values), _as_tensor(column.offsets))
+    if not isinstance(column, np.ndarray):
+        return column
+    import torch
+
+    tensor, mark = torch.from_numpy(column), mark_of(column)
+    return tensor if mark is None else marked(tensor, mark)
 
 
 @dataclass(frozen=True)
 class Collate:
     """Makes batches of samples that are all tuples of one length, all dicts with the same keys, or all bare values.
 
-    In each slot int becomes a tensor of int64, bool of bool, float of float64, numpy scalars of their dtype; arrays and
-    tensors of one shape are stacked; everything else (text, bytes, dicts, lists, None, PIL images, ...) is a list.
+    In each slot int becomes an array of int64, bool of bool, float of float64, numpy scalars of their dtype. Arrays of
+    one shape are stacked, and so are tensors. Everything else (text, bytes, dicts, lists, None, PIL images, ...) is a
+    list. `as_tensors` makes tensors of the arrays.
 
     Arrays (height, width[, 1, 3 or 4 channels]) and tensors ([channels, ]height, width) that are images become (batch,
     channels, height, width) in channels_last memory; dtypes stay. A value is an image if a decoder or an image stage
@@ -99,13 +133,13 @@ class Collate:
         return frozenset[str | int]().union(*map(self._ragged_places, self.ragged))
 
     def __call__(
-        self, samples: Sequence[Any], memory: Memory = FRESH, ready: Mapping[Any, torch.Tensor] | None = None
+        self, samples: Sequence[Any], memory: Memory = FRESH, ready: Mapping[Any, NDArray[Any]] | None = None
     ) -> Any:
         """Make one batch.
 
         Args:
             samples: At least one.
-            memory: Where tensors are written.
+            memory: Where arrays are written.
             ready: Batches of slots that already exist; the values of these slots are ignored.
 
         Returns:
@@ -150,12 +184,15 @@ def _slot(slot: object, values: Sequence[Any], memory: Memory, *, is_ragged: boo
     _check_same(kinds, where)
     if kinds[0] not in {"tensor", "array"}:
         try:
-            return torch.from_numpy(np.array(values, dtype=kinds[0]))
+            numbers = np.array(values, dtype=kinds[0])
         except (OverflowError, TypeError) as err:
             raise PipelineError(f"batched: {where}: {err}") from err
+        _check_dtype(numbers.dtype, where)
+        return numbers
     layouts = {layout_of(slot, value) for value in values}
     is_mask = any(mark is not None and mark.is_mask for mark in map(mark_of, values))
     is_image = layouts == {"image"}
+    batch: Any
     if kinds[0] == "tensor":
         if "image" in layouts and not is_image and values[0].ndim == 2:
             raise _unknown_layout(values[0], where)
@@ -196,10 +233,10 @@ def _check_keys(samples: Sequence[Any]) -> None:
 
 def _kind(value: object) -> str:
     """Equal for values that batch together: "tensor", "array", the dtype of a number, "" for what stays in a list."""
-    if isinstance(value, torch.Tensor):
-        return "tensor"
     if isinstance(value, np.ndarray):
         return "array" if value.dtype.kind in _NUMBERS else ""
+    if is_tensor(value):
+        return "tensor"
     if isinstance(value, np.generic):
         return value.dtype.name if value.dtype.kind in _NUMBERS else ""
     if isinstance(value, bool):
@@ -219,37 +256,55 @@ def _unknown_layout(value: Any, slot: str) -> PipelineError:
     )
 
 
-def _stack_arrays(arrays: Sequence[NDArray[Any]], slot: str, memory: Memory, *, is_image: bool) -> torch.Tensor:
+def _check_dtype(dtype: np.dtype[Any], where: str) -> None:
+    """Refuse numbers that no tensor can hold.
+
+    Raises:
+        PipelineError: torch has no such dtype.
+    """
+    if not has_torch_dtype(dtype):
+        raise PipelineError(f"batched: {where}: torch has no dtype for {dtype} of numpy. Convert it before")
+
+
+def _stack_arrays(arrays: Sequence[NDArray[Any]], slot: str, memory: Memory, *, is_image: bool) -> Any:
     _check_same([str(array.dtype.newbyteorder("=")) for array in arrays], slot)
     shape = _common_shape(arrays, slot)
     first = arrays[0]
     has_channels = first.ndim == 3 and first.shape[2] in IMAGE_CHANNELS
-    try:
-        # torch's dtype of the same name, by way of an empty array: in the machine's byte order, which torch asks for
-        dtype = torch.from_numpy(np.empty(0, first.dtype.newbyteorder("="))).dtype
-    except TypeError as err:
-        raise PipelineError(f"batched: {slot}: {err}") from err
-    stacked = memory.empty((len(arrays), *shape), dtype)
-    rows = stacked.numpy()
+    _check_dtype(first.dtype, slot)
+    stacked = memory.empty((len(arrays), *shape), first.dtype.newbyteorder("="))
     for place, array in enumerate(arrays):
-        rows[place] = array
+        stacked[place] = array
     if is_image and has_channels:
-        return stacked.permute(0, 3, 1, 2)
+        return stacked.transpose(0, 3, 1, 2)
     return stacked[:, None] if is_image and first.ndim == 2 else stacked
 
 
 def _stack_tensors(tensors: Sequence[torch.Tensor], slot: str, memory: Memory, *, is_image: bool) -> torch.Tensor:
+    import torch
+
     _check_same([str(tensor.dtype) for tensor in tensors], slot)
     shape = _common_shape(tensors, slot)
     if any(tensor.device.type != "cpu" or tensor.requires_grad for tensor in tensors):
         return torch.stack(list(tensors))
+    dtype = tensors[0].dtype
     if not is_image or len(shape) not in {2, 3}:
-        return torch.stack(list(tensors), out=memory.empty((len(tensors), *shape), tensors[0].dtype))
+        return torch.stack(list(tensors), out=_empty_tensor((len(tensors), *shape), dtype, memory))
     channels = shape[0] if len(shape) == 3 else 1
-    images_bchw = memory.empty((len(tensors), channels, *shape[-2:]), tensors[0].dtype, channels_last=True)
+    images_bchw = _empty_tensor((len(tensors), *shape[-2:], channels), dtype, memory).permute(0, 3, 1, 2)
     for place, tensor in enumerate(tensors):
         images_bchw[place].copy_(tensor)
     return images_bchw
+
+
+def _empty_tensor(shape: tuple[int, ...], dtype: torch.dtype, memory: Memory) -> torch.Tensor:
+    """Return a contiguous tensor with undefined values; numpy does not have each of torch's dtypes."""
+    import torch
+
+    num_bytes = math.prod(shape) * dtype.itemsize
+    if not num_bytes:
+        return torch.empty(shape, dtype=dtype)
+    return torch.from_numpy(memory.empty((num_bytes,), np.uint8)).view(dtype).view(shape)
 
 
 def _common_shape(values: Sequence[Any], slot: str) -> tuple[int, ...]:
@@ -268,6 +323,14 @@ def _check_same(found: Sequence[object], where: str, *, advice: str = "") -> Non
 
 def _text(what: object) -> str:
     return "neither a number nor an array" if what == "" else str(what)
+
+
+@dataclass(frozen=True, eq=False)
+class RaggedArrays:
+    """A `Ragged` before `as_tensors`: arrays, or tensors where the samples have tensors."""
+
+    values: Any
+    offsets: NDArray[np.int64]
 
 
 @dataclass(frozen=True, eq=False)
@@ -323,8 +386,8 @@ def differ_in_length(values: Sequence[Any]) -> bool:
     )
 
 
-def make_ragged(values: Sequence[Any], slot: str, memory: Memory) -> Ragged:
-    """The batch of arrays or tensors of one dtype that differ in their first axis only.
+def make_ragged(values: Sequence[Any], slot: str, memory: Memory) -> RaggedArrays:
+    """Return the batch of arrays, or of tensors, of one dtype that differ in their first axis only.
 
     Args:
         values: At least one, each with at least one axis.
@@ -332,52 +395,72 @@ def make_ragged(values: Sequence[Any], slot: str, memory: Memory) -> Ragged:
         memory: Where the values are written.
 
     Raises:
-        PipelineError: They are not such; it names the slot and the sample.
+        PipelineError: The values do not fit together; the message names the slot and the sample.
     """
-    tensors = [_as_tensor(value, slot, at) for at, value in enumerate(values)]
+    for at, value in enumerate(values):
+        is_array = isinstance(value, np.ndarray) or is_tensor(value)
+        if not is_array or not value.ndim:
+            what = "one number" if is_array else f"a {type(value).__name__}"
+            raise PipelineError(f"batched: {slot} is {what} in sample {at}. Ragged fields are arrays, such as `npy`")
+        if isinstance(value, np.ndarray):
+            _check_dtype(value.dtype, f"{slot} in sample {at}")
+    if any(map(is_tensor, values)):
+        return _ragged_tensors(values, slot, memory)
+    arrays = [value.astype(value.dtype.newbyteorder("="), copy=False) for value in values]
     if all(mark is not None and mark.is_list for mark in map(mark_of, values)):
-        tensors = _of_one_kind(tensors)
-    first = tensors[0]
-    for at, one in enumerate(tensors):
-        if (one.dtype, one.shape[1:]) != (first.dtype, first.shape[1:]):
-            kinds = [f"{tuple(each.shape)} of {each.dtype}" for each in (first, one)]
+        arrays = _of_one_kind(arrays)
+    _check_rows(arrays, slot)
+    offsets = offsets_of([len(array) for array in arrays])
+    joined = memory.empty((int(offsets[-1]), *arrays[0].shape[1:]), arrays[0].dtype)
+    np.concatenate(arrays, out=joined)
+    return RaggedArrays(joined, offsets)
+
+
+def _ragged_tensors(values: Sequence[Any], slot: str, memory: Memory) -> RaggedArrays:
+    """Return the batch of tensors; arrays among them become tensors."""
+    import torch
+
+    tensors = [
+        torch.from_numpy(np.array(value, value.dtype.newbyteorder("="))) if isinstance(value, np.ndarray) else value
+        for value in values
+    ]
+    _check_rows(tensors, slot)
+    offsets = offsets_of([len(tensor) for tensor in tensors])
+    joined = _empty_tensor((int(offsets[-1]), *tensors[0].shape[1:]), tensors[0].dtype, memory)
+    torch.cat(tensors, out=joined)
+    return RaggedArrays(joined, offsets)
+
+
+def _check_rows(values: Sequence[Any], slot: str) -> None:
+    """Refuse arrays, or tensors, that differ in their dtype or in another axis than the first.
+
+    Raises:
+        PipelineError: The message names the slot and the sample.
+    """
+    first = values[0]
+    for at, value in enumerate(values):
+        if (value.dtype, value.shape[1:]) != (first.dtype, first.shape[1:]):
+            kinds = [f"{tuple(each.shape)} of {each.dtype}" for each in (first, value)]
             msg = f"batched: {slot} is {kinds[0]} in sample 0 but {kinds[1]} in sample {at}"
             raise PipelineError(f"{msg}. Ragged fields can differ only in their first axis")
-    offsets = offsets_of([len(one) for one in tensors])
-    joined = memory.empty((int(offsets[-1]), *first.shape[1:]), first.dtype)
-    torch.cat(tensors, out=joined)
-    return Ragged(joined, offsets)
 
 
-def _of_one_kind(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+def _of_one_kind(arrays: list[NDArray[Any]]) -> list[NDArray[Any]]:
     """Give empty lists of JSON the axes and dtype of the others, and make whole numbers float64 beside fractions."""
-    dtypes = {tensor.dtype for tensor in tensors if tensor.shape != (0,)}
-    first = next((tensor for tensor in tensors if tensor.shape != (0,)), tensors[0])
-    dtype = torch.float64 if dtypes == {torch.int64, torch.float64} else first.dtype
-    is_mixed = len(dtypes) > 1 and dtype != torch.float64
+    dtypes = {array.dtype.name for array in arrays if array.shape != (0,)}
+    first = next((array for array in arrays if array.shape != (0,)), arrays[0])
+    dtype = np.dtype(np.float64) if dtypes == {"int64", "float64"} else first.dtype
+    is_mixed = len(dtypes) > 1 and dtype != np.float64
     return [
-        tensor.reshape(0, *first.shape[1:]).to(dtype)
-        if tensor.shape == (0,)
-        else tensor
+        array.reshape(0, *first.shape[1:]).astype(dtype)
+        if array.shape == (0,)
+        else array
         if is_mixed
-        else tensor.to(dtype)
-        for tensor in tensors
+        else array.astype(dtype, copy=False)
+        for array in arrays
     ]
 
 
-def offsets_of(lengths: Sequence[int]) -> torch.Tensor:
-    """Where arrays of these lengths start when they lie end to end, and where the last one ends, int64 (n + 1,)."""
-    return torch.from_numpy(np.cumsum([0, *lengths], dtype=np.int64))
-
-
-def _as_tensor(value: Any, slot: str, at: int) -> torch.Tensor:
-    if isinstance(value, np.ndarray):
-        try:
-            native = value.dtype.newbyteorder("=")
-            value = torch.from_numpy(np.ascontiguousarray(value, dtype=native).reshape(value.shape))
-        except TypeError as err:
-            raise PipelineError(f"batched: {slot} in sample {at}: {err}") from err
-    if not isinstance(value, torch.Tensor) or not value.ndim:
-        what = "one number" if isinstance(value, torch.Tensor) else f"a {type(value).__name__}"
-        raise PipelineError(f"batched: {slot} is {what} in sample {at}. Ragged fields are arrays, such as `npy`")
-    return value
+def offsets_of(lengths: Sequence[int]) -> NDArray[np.int64]:
+    """Return where arrays of these lengths start when they are joined, and the end of the last one: int64 (n + 1,)."""
+    return np.cumsum([0, *lengths], dtype=np.int64)

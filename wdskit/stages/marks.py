@@ -10,13 +10,17 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import TypeIs
 
 from wdskit.codecs.fields import NPY_FIELDS
 from wdskit.codecs.formats import is_image_field
+
+if TYPE_CHECKING:
+    import torch
 
 T = TypeVar("T")
 Layout: TypeAlias = Literal["image", "array", "lost"] | None
@@ -79,6 +83,11 @@ def mark_of(value: object) -> Mark | None:
     return reference.mark if reference is not None and reference() is value else None
 
 
+def is_tensor(value: object) -> TypeIs[torch.Tensor]:
+    """Return True for a tensor of torch. It does not import torch."""
+    return hasattr(value, "untyped_storage")
+
+
 def names_image(field: str) -> bool:
     """Whether a field of a sample holds an image by its name."""
     return not field.startswith("__") and is_image_field(field)
@@ -121,7 +130,7 @@ def marks_in(sample: Any) -> Known:
     found: Known = []
     for slot, item in _items(sample):
         mark = mark_of(item)
-        if mark is not None or isinstance(item, np.ndarray) or hasattr(item, "untyped_storage"):
+        if mark is not None or isinstance(item, np.ndarray) or is_tensor(item):
             found.append((slot, item, mark))
     return found if any(mark for _, _, mark in found) else []
 
@@ -141,7 +150,7 @@ def hand_on(known: Known, result: Any) -> Any:
     changed = {}
     if known:
         for slot, item in _items(result) if not isinstance(result, list) else ():
-            if (isinstance(item, np.ndarray) or hasattr(item, "untyped_storage")) and mark_of(item) is None:
+            if (isinstance(item, np.ndarray) or is_tensor(item)) and mark_of(item) is None:
                 mark = _mark_from(known, slot, item)
                 if mark is not None:
                     changed[slot] = marked(item[...], mark)
@@ -196,8 +205,7 @@ def _is_copy(item: Any, value: Any) -> bool:
 
 def _shares_numbers(item: Any, value: Any) -> bool:
     """Whether a tensor is in the memory of an array."""
-    is_tensor_of_array = hasattr(item, "untyped_storage") and isinstance(value, np.ndarray)
-    return is_tensor_of_array and bool(item.data_ptr() == value.ctypes.data)
+    return is_tensor(item) and isinstance(value, np.ndarray) and bool(item.data_ptr() == value.ctypes.data)
 
 
 def _items(value: Any) -> Iterator[tuple[object, Any]]:

@@ -10,7 +10,6 @@ part would be wrong for data that is read again and again in one order: each par
 
 from __future__ import annotations
 
-import asyncio
 import concurrent.futures
 import contextlib
 import errno
@@ -42,6 +41,8 @@ from wdskit.storage.parts import (
 )
 
 if TYPE_CHECKING:
+    import asyncio
+
     from wdskit.storage.objects import ObjectFile
     from wdskit.storage.parts import PartFile
 
@@ -199,6 +200,8 @@ class PartCache:
             time.sleep(WAIT_S)
 
     async def _fetch(self, name: PartName, file: ObjectFile, starts: Sequence[int]) -> None:
+        import asyncio  # a worker that reads local shards does without
+
         self._slots = self._slots or asyncio.Semaphore(MAX_FETCHING)
         try:
             async with self._slots:
@@ -215,6 +218,8 @@ class PartCache:
                 self._wanted.pop(name, None)
 
     async def _fetch_claimed(self, name: PartName, file: ObjectFile, starts: Sequence[int]) -> None:
+        import asyncio
+
         loop = asyncio.get_running_loop()
         num_bytes = part_bytes(name, len(starts) - 1)
         if not await loop.run_in_executor(None, self._make_room, num_bytes):

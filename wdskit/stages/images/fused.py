@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
-import torch
+from numpy.typing import NDArray
 
 from wdskit.codecs.formats import is_image_field
 from wdskit.codecs.images import IMAGE_SPECS
@@ -182,11 +182,11 @@ class FusedStep:
         module = native()
         return self.out_shape is not None and module is not None and bool(module.HAS_VECTORS)
 
-    def value_of(self, written: torch.Tensor) -> Any:
+    def value_of(self, written: NDArray[Any]) -> Any:
         """Return the value of one written image: a view of its memory, or floats if it was left as uint8."""
         return marked(as_value(written, self.out_ending, self.ending), self.mark)
 
-    def __call__(self, sample: Any, origin: Origin, out: torch.Tensor | None = None) -> Any:
+    def __call__(self, sample: Any, origin: Origin, out: NDArray[Any] | None = None) -> Any:
         """`prepare` and `carry_out`, with their errors."""
         return self.carry_out(self.prepare(sample, origin), out)
 
@@ -231,7 +231,7 @@ class FusedStep:
         flip = self.flip is not None and self.transforms["random_flip"].rng_at(origin).random() < self.flip
         return Prepared(origin, values, field, plan, flip)
 
-    def carry_out(self, prepared: Prepared, out: torch.Tensor | None = None) -> Any:
+    def carry_out(self, prepared: Prepared, out: NDArray[Any] | None = None) -> Any:
         """The sample with its fields decoded and its image cropped.
 
         Args:
@@ -268,7 +268,7 @@ class FusedStep:
         return values
 
     def carry_out_many(
-        self, prepared: Sequence[Prepared], images: torch.Tensor, rows: Sequence[int], slot: Slot
+        self, prepared: Sequence[Prepared], images: NDArray[Any], rows: Sequence[int], slot: Slot
     ) -> list[bool]:
         """Do what `carry_out` does for all samples for which wdskit-native can do it.
 
@@ -300,7 +300,7 @@ class FusedStep:
         done = [False] * len(prepared)
         if not files:
             return done
-        out = images.permute(0, 2, 3, 1).numpy()
+        out = images.transpose(0, 2, 3, 1)
         numbers = write_numbers_as(self.out_ending)
         verdicts = module.decode_jpegs(files, np.array(plans, np.int64), out, *out.shape[1:3], numbers, slot)
         for at, verdict in zip(found, verdicts, strict=True):

@@ -10,25 +10,29 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch.nn import functional
 
 from wdskit.codecs.images import PillowImage, Resampling, Transpose
 from wdskit.errors import PipelineError, WdskitError
+from wdskit.stages.marks import is_tensor
+
+if TYPE_CHECKING:
+    import torch
 
 Array: TypeAlias = NDArray[Any]
-Image: TypeAlias = Array | torch.Tensor | PillowImage
+Image: TypeAlias = "Array | torch.Tensor | PillowImage"
 
 _CROP_TRIES = 10  # as torchvision
 
 
 def is_image(value: object) -> bool:
     """Whether a value is of a kind that these functions take."""
-    return isinstance(value, PillowImage) or (isinstance(value, np.ndarray | torch.Tensor) and value.ndim in {2, 3})
+    if isinstance(value, np.ndarray) or is_tensor(value):
+        return value.ndim in {2, 3}
+    return isinstance(value, PillowImage)
 
 
 def image_size(image: Image) -> tuple[int, int]:
@@ -55,8 +59,10 @@ def resize(image: Image, size: tuple[int, int], *, nearest: bool = False) -> Ima
         rows, columns = (_nearest(n, into) for n, into in zip(image_size(image), size, strict=True))
         if isinstance(image, np.ndarray):
             return image[rows[:, None], columns]
+        import torch
+
         return image[..., torch.from_numpy(rows)[:, None], torch.from_numpy(columns)]
-    if isinstance(image, torch.Tensor):
+    if is_tensor(image):
         blended = _blend(_at_least_3d(image).permute(1, 2, 0).contiguous(), size).permute(2, 0, 1)
         return blended.reshape(*image.shape[:-2], height, width).contiguous()
     pixels: Array = _blend(_tensor(image).reshape(*image.shape[:2], -1), size).numpy()
@@ -75,6 +81,8 @@ def crop(image: Image, top: int, left: int, height: int, width: int) -> Image:
     if isinstance(image, np.ndarray):
         part: Array = image[top : top + height, left : left + width].copy()
         return part
+    import torch
+
     return image[..., top : top + height, left : left + width].clone(memory_format=torch.contiguous_format)
 
 
@@ -99,7 +107,9 @@ def center_crop(image: Image, size: tuple[int, int], *, fill: int = 0) -> Image:
     inside = crop(image, max(top, 0), max(left, 0), min(height, full_height), min(width, full_width))
     rows = slice(max(-top, 0), max(-top, 0) + min(height, full_height))
     columns = slice(max(-left, 0), max(-left, 0) + min(width, full_width))
-    if isinstance(inside, torch.Tensor):
+    if is_tensor(inside):
+        import torch
+
         if not inside.dtype.is_floating_point:
             _check_fill(fill, 1 if inside.dtype == torch.bool else torch.iinfo(inside.dtype).max)
         filled = inside.new_full((*inside.shape[:-2], height, width), fill)
@@ -118,7 +128,7 @@ def flip(image: Image) -> Image:
     if isinstance(image, PillowImage):
         return image.transpose(Transpose.FLIP_LEFT_RIGHT)
     _check_axes(image)
-    if isinstance(image, torch.Tensor):
+    if is_tensor(image):
         return image.flip(-1)
     if image.dtype.name in {"uint8", "float32"}:  # numpy copies three bytes at a time: 0.38 ms, torch 0.03
         flipped: Array = _tensor(image).flip(1).numpy()
@@ -150,7 +160,7 @@ def normalize(image: Image, mean: Sequence[float], std: Sequence[float]) -> Arra
     if pixels.ndim == 3 and pixels.permute(1, 2, 0).is_contiguous():  # as to_tensor makes them
         return _normalize_rows(pixels.permute(1, 2, 0), *factors).permute(2, 0, 1)
     scale, shift = (row.view(-1, 1, 1) for row in _affine(*factors, 1))
-    return (pixels.to(torch.float32) * scale).add_(shift).reshape(pixels.shape)
+    return (pixels.float() * scale).add_(shift).reshape(pixels.shape)
 
 
 def fill(out_hwc: torch.Tensor, pixels: torch.Tensor, mean: Sequence[float], std: Sequence[float]) -> None:
@@ -179,8 +189,8 @@ def to_tensor(image: Image) -> torch.Tensor:
     """
     pixels = np.asarray(image) if isinstance(image, PillowImage) else image
     unit = _unit(pixels, "to_tensor")
-    if isinstance(pixels, torch.Tensor):
-        values = pixels.to(torch.float32)
+    if is_tensor(pixels):
+        values = pixels.float()
         return _at_least_3d(values.div_(unit) if unit != 1 else values)
     if unit == 1:
         tensor = _tensor(pixels.astype(np.float32, copy=False))
@@ -244,6 +254,8 @@ def _at_least_3d(image: torch.Tensor) -> torch.Tensor:
 
 def _tensor(array: Array) -> torch.Tensor:
     """The array's memory as a tensor; a copy where torch cannot hold it (read-only, negative strides, byte order)."""
+    import torch
+
     if not (array.flags.writeable and array.flags.c_contiguous and array.dtype.isnative):
         array = array.astype(array.dtype.newbyteorder("="), order="C")
     return torch.from_numpy(array)
@@ -251,6 +263,9 @@ def _tensor(array: Array) -> torch.Tensor:
 
 def _blend(image_hwc: torch.Tensor, size: tuple[int, int]) -> torch.Tensor:
     """Antialiased bilinear resize of contiguous memory into contiguous memory."""
+    import torch
+    from torch.nn import functional
+
     dtype = image_hwc.dtype
     if dtype != torch.uint8 and not dtype.is_floating_point:
         raise PipelineError(f"resize: {dtype} values cannot be blended, only uint8 and float. Name a mask in `masks`")
@@ -282,7 +297,7 @@ def _unit(pixels: Array | torch.Tensor, function: str) -> float:
     if isinstance(pixels, np.ndarray):
         is_uint8, is_float = pixels.dtype == np.uint8, pixels.dtype.kind == "f" and pixels.itemsize <= 8
     else:
-        is_uint8, is_float = pixels.dtype == torch.uint8, pixels.dtype.is_floating_point
+        is_uint8, is_float = str(pixels.dtype) == "torch.uint8", pixels.dtype.is_floating_point
     if not (is_uint8 or is_float):
         raise PipelineError(f"{function}: an image is uint8 or float, this one is {pixels.dtype}")
     return 255.0 if is_uint8 else 1.0
@@ -292,6 +307,8 @@ def _normalize_rows(image: torch.Tensor, mean: tuple[float, ...], std: tuple[flo
     """`normalize` of contiguous (height, width[, channels]), by rows: 12 times faster than by pixels."""
     rows = image.reshape(image.shape[0], -1)
     scale, shift = _affine(mean, std, unit, rows.shape[1])
+    import torch
+
     # Two operations: one fused one would round in another way where a vector does not fill up, so depend on threads.
     values = rows * scale if rows.dtype == torch.float32 else rows.to(torch.float32).mul_(scale)
     return values.add_(shift).reshape(image.shape)
@@ -301,9 +318,17 @@ def _normalize_rows(image: torch.Tensor, mean: tuple[float, ...], std: tuple[flo
 def _affine(
     mean: tuple[float, ...], std: tuple[float, ...], unit: float, length: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Scale and shift with image * scale + shift == (image / unit - mean) / std, repeated to at least a length."""
+    """Return `affine_numbers` as tensors, repeated to at least a length."""
+    import torch
+
+    numbers = affine_numbers(mean, std, unit)
+    scale, shift = (torch.from_numpy(np.tile(row, max(1, length // len(row)))) for row in numbers)
+    return scale, shift
+
+
+def affine_numbers(
+    mean: tuple[float, ...], std: tuple[float, ...], unit: float
+) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """Return scale and shift, float32 (channels,), with image * scale + shift == (image / unit - mean) / std."""
     exact_mean, exact_std = np.broadcast_arrays(np.asarray(mean), np.asarray(std))
-    repeats = max(1, length // exact_mean.size)
-    scale, shift = 1 / (exact_std * unit), -exact_mean / exact_std
-    scales, shifts = (torch.from_numpy(np.tile(row.astype(np.float32), repeats)) for row in (scale, shift))
-    return scales, shifts
+    return (1 / (exact_std * unit)).astype(np.float32), (-exact_mean / exact_std).astype(np.float32)

@@ -11,15 +11,17 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from wdskit.codecs.images import STEPS, decode_image, decode_jpeg, jpeg_size
 from wdskit.stages.base import Origin
 from wdskit.stages.images import geometry
+
+if TYPE_CHECKING:
+    import torch
 
 Pixels: TypeAlias = NDArray[np.uint8]
 
@@ -32,10 +34,6 @@ _MAX_KEPT_BYTES = 8 << 20  # 2.8 megapixels: larger ones take so long that the m
 _MAX_SHIFT = 1 / 16
 _MAX_EXTRA = 64  # 3 % of the crops that a half covers find no such pixel and are decoded whole; 5 % with 32
 _NO_SCALES = (None, None)
-
-# What torch's `interpolate` calls. Here it gets a place for the result, and size and scales apart; 15 us less than by
-# way of torch.ops.
-_resize: Any = torch._C._nn._upsample_bilinear2d_aa  # noqa: SLF001
 
 
 class Axis(NamedTuple):
@@ -84,11 +82,13 @@ class Decoded(NamedTuple):
         return cls(pixels.reshape(-1), *pixels.shape[:2])
 
     def cut(self, top: int, bottom: int, left: int, right: int) -> torch.Tensor:
-        """A part of it as a view (1, 3, rows, columns).
+        """Return a part of it as a view (1, 3, rows, columns).
 
         One call in place of four: each runs with cold caches, after a decoder that has filled them, and takes 5 us. And
         it is numpy's: each of torch's lets go of Python's lock, and wakes another thread in vain.
         """
+        import torch
+
         shape = (1, 3, bottom - top, right - left)
         strides = (3 * self.height * self.width, 1, 3 * self.width, 3)
         return torch.from_numpy(np.ndarray(shape, np.uint8, self.flat, 3 * (top * self.width + left), strides))
@@ -143,8 +143,12 @@ class DecodedPart(NamedTuple):
         """Write all of the resized into a tensor (1, 3, *size) of channels_last memory."""
         if self.images_nchw.shape[2:] == self.size:
             out_nchw.copy_(self.images_nchw)
-        else:
-            _resize(self.images_nchw, self.size, False, *self.scales, out=out_nchw)
+            return
+        import torch
+
+        # What torch's `interpolate` calls: with a place for the result, and with size and scales apart.
+        resize: Any = torch._C._nn._upsample_bilinear2d_aa  # noqa: SLF001
+        resize(self.images_nchw, self.size, False, *self.scales, out=out_nchw)
 
 
 def choose_scale(wanted: Wanted) -> tuple[int, tuple[Grid, Grid] | None]:
@@ -184,7 +188,7 @@ def take(whole: Decoded, wanted: Wanted) -> DecodedPart:
     totals = (rows.total, columns.total)
     if rows.skip >= 0 and columns.skip >= 0:
         return DecodedPart(part, totals, _NO_SCALES, (rows.skip, columns.skip), (rows.size, columns.size))
-    resized = torch.empty((1, 3, *totals), dtype=torch.uint8, memory_format=torch.channels_last)
+    resized = _memory.fresh(totals)
     DecodedPart(part, totals, _NO_SCALES, (0, 0), totals).resize_into(resized)
     padded: Any = geometry.center_crop(resized[0].permute(1, 2, 0).numpy(), (rows.size, columns.size))
     sizes = (rows.size, columns.size)
@@ -222,11 +226,11 @@ class Ending:
     to_tensor: bool = False
     normalize: tuple[Sequence[float], Sequence[float]] | None = None
 
-    dtype: torch.dtype = field(init=False)
+    dtype: np.dtype[Any] = field(init=False)
 
     def __post_init__(self) -> None:
         is_float = self.is_float or self.to_tensor or self.normalize
-        object.__setattr__(self, "dtype", torch.float32 if is_float else torch.uint8)
+        object.__setattr__(self, "dtype", np.dtype(np.float32 if is_float else np.uint8))
 
 
 class JpegPlan(NamedTuple):
@@ -283,43 +287,48 @@ def decode_part(
 
 
 def finish(part: DecodedPart, ending: Ending, *, flip: bool) -> NDArray[Any] | torch.Tensor:
-    """The value of a part, mirrored or not, in memory of its own."""
+    """Return the value of a part, mirrored or not, in memory of its own."""
+    import torch
+
     mirrored = part.mirrored() if flip else None
     pixels = _wanted(mirrored or part, _memory.fresh(part.size))
     image: Any = (pixels.flip(1) if flip and not mirrored else pixels.contiguous()).numpy()
     if ending.normalize:
         image = geometry.normalize(image, *ending.normalize)
-    elif ending.dtype == torch.float32:
+    elif ending.dtype == np.float32:
         image = np.divide(image, np.float32(255), dtype=np.float32)
     if not ending.is_array:
         return torch.from_numpy(np.ascontiguousarray(image.transpose(2, 0, 1)))
     return geometry.to_tensor(image) if ending.to_tensor else image
 
 
-def write(part: DecodedPart, ending: Ending, *, flip: bool, out: torch.Tensor) -> None:
+def write(part: DecodedPart, ending: Ending, *, flip: bool, out: NDArray[Any]) -> None:
     """Write the value of a part, mirrored or not, into its place in a batch.
 
     Args:
         part: As `decode_part` gives it.
         ending: Says the dtype of `out`; it is the same whether for arrays or tensors.
         flip: Whether to exchange left and right.
-        out: Tensor (1, 3, height, width), one image of a batch in channels_last memory.
+        out: Array (1, 3, height, width), one image of a batch in channels_last memory.
     """
+    import torch
+
     assert out.shape[2:] == part.wanted
     assert out.dtype == ending.dtype
+    out_nchw = torch.from_numpy(out)
     mirrored = part.mirrored() if flip else None
     if mirrored:
         part, flip = mirrored, False
-    if out.dtype == torch.uint8 and part.size == part.wanted and not flip:
-        part.resize_into(out)
+    if out.dtype == np.uint8 and part.size == part.wanted and not flip:
+        part.resize_into(out_nchw)
         return
     pixels = _wanted(part, _memory.resized(part.size))
     if flip:
         pixels = pixels.flip(1)
-    out_hwc = out[0].permute(1, 2, 0)
+    out_hwc = out_nchw[0].permute(1, 2, 0)
     if ending.normalize:
         geometry.fill(out_hwc, pixels, *ending.normalize)
-    elif ending.dtype == torch.float32:
+    elif ending.dtype == np.float32:
         out_hwc.copy_(pixels).div_(255)
     else:
         out_hwc.copy_(pixels)
@@ -329,18 +338,24 @@ def write_numbers_as(ending: Ending) -> bytes | None:
     """How wdskit-native writes what `write` writes: None as uint8, empty for value / 255, else the three scales and the
     three shifts of value * scale + shift, as float32.
     """
-    if ending.dtype == torch.uint8:
+    if ending.dtype == np.uint8:
         return None
     if ending.normalize is None:
         return b""
-    scale, shift = geometry.channel_affine(*map(tuple, ending.normalize), torch.device("cpu"))
-    factors = torch.cat([scale.flatten(), shift.flatten()])
-    return bytes(factors.repeat_interleave(6 // len(factors)).numpy())
+    mean, std = ending.normalize
+    factors = np.concatenate(geometry.affine_numbers(tuple(mean), tuple(std), 255.0))
+    return np.repeat(factors, 6 // len(factors)).tobytes()
 
 
-def as_value(written: torch.Tensor, out_ending: Ending, ending: Ending) -> NDArray[Any] | torch.Tensor:
-    """What `finish` gives for an image that `write` has written with `out_ending`: the same numbers and kind."""
-    image_hwc = (written if out_ending == ending else finish_batch(written, ending))[0].permute(1, 2, 0)
+def as_value(written: NDArray[Any], out_ending: Ending, ending: Ending) -> NDArray[Any] | torch.Tensor:
+    """Return what `finish` gives for an image that `write` has written with `out_ending`: the same numbers and kind."""
+    if out_ending == ending and ending.is_array and not ending.to_tensor:
+        image: NDArray[Any] = written[0].transpose(1, 2, 0)
+        return image
+    import torch
+
+    images = torch.from_numpy(written)
+    image_hwc = (images if out_ending == ending else finish_batch(images, ending))[0].permute(1, 2, 0)
     if not ending.is_array:
         return image_hwc.permute(2, 0, 1).contiguous()
     return geometry.to_tensor(image_hwc.numpy()) if ending.to_tensor else image_hwc.numpy()
@@ -356,7 +371,7 @@ def finish_batch(images: torch.Tensor, ending: Ending) -> torch.Tensor:
     Returns:
         float32 of the same shape, device and memory layout: on the CPU the same to the bit, on others to the last.
     """
-    values = images.to(torch.float32)
+    values = images.float()
     if ending.normalize is None:
         return values.div_(255)
     mean, std = ending.normalize
@@ -379,7 +394,7 @@ class _Memory(threading.local):
 
     def __init__(self) -> None:
         self._decoded = np.empty(0, np.uint8)
-        self._resized = self.fresh((1, 1))
+        self._resized: torch.Tensor | None = None
 
     def decoded(self, num_bytes: int) -> NDArray[np.uint8]:
         """Return an array of at least `num_bytes`."""
@@ -391,8 +406,8 @@ class _Memory(threading.local):
         return decoded
 
     def resized(self, size: tuple[int, int]) -> torch.Tensor:
-        """Tensor (1, 3, *size) of channels_last memory."""
-        if self._resized.shape[2:] == size:
+        """Return a tensor (1, 3, *size) of channels_last memory."""
+        if self._resized is not None and self._resized.shape[2:] == size:
             return self._resized
         resized = self.fresh(size)
         if resized.numel() <= _MAX_KEPT_BYTES:
@@ -402,6 +417,8 @@ class _Memory(threading.local):
     @staticmethod
     def fresh(size: tuple[int, int]) -> torch.Tensor:
         """Return a new tensor like `resized`, which the caller may keep."""
+        import torch
+
         return torch.empty((1, 3, *size), dtype=torch.uint8, memory_format=torch.channels_last)
 
 
