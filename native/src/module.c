@@ -2,7 +2,9 @@
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
+#include <stdlib.h>
 #include <string.h>
+#include <sys/uio.h>
 #include <unistd.h>
 
 #include "images.h"
@@ -56,6 +58,11 @@ end:
 /* Samples are read in groups of this many bytes, which stay in the cache until they are cut. */
 #define GROUP_BYTES (256 << 10)
 
+/* The first large field of a large sample is read into the memory of its value. */
+#define LARGE_BYTES (16 << 10)
+#define HEAD_BYTES 4096         /* of a large sample; the headers in it are read before the rest */
+#define REST_BYTES (16 << 10)   /* most bytes of a large sample besides its large field; the block after it included */
+
 /* Where a sample is in its shard and in the memory of its group. A guard is the sample before one whose start has not been
  * verified: it lies before `at`, and its members must end there. */
 typedef struct {
@@ -65,6 +72,9 @@ typedef struct {
     int32_t guard;         /* bytes of the guard; 0 without one */
     int joins;             /* it follows the sample before it, in the shard and in memory */
     unsigned char *edges;  /* of its start and its end */
+    PyObject *value;       /* of a large sample: bytes for its large field, as many as the sample has; else NULL */
+    char *value_data;
+    uint8_t *own;          /* memory of a large sample without one large field; else NULL */
 } Place;
 
 /* Find where sample `number` of `shard`, a tuple (descriptor, offsets, edges), is. Returns 1, 0 if the reader in Python has
@@ -94,28 +104,49 @@ static int find_place(PyObject *shard, int64_t number, Place *place) {
     return fits;
 }
 
+/* Read a large sample: its first large field into its value, and the rest into `memory`. A sample with more than REST_BYTES
+ * besides that field is read into memory of its own. Returns 0 if the reader in Python has to read the sample. */
+static int read_large(Place *place, Members *members, uint8_t *memory) {
+    Hole hole = {0, 0};
+    const ssize_t size = place->size + BLOCK;
+    if (pread(place->fd, memory, HEAD_BYTES, place->start) != HEAD_BYTES) return 0;
+    if (!find_large(memory, HEAD_BYTES, LARGE_BYTES, &hole) || hole.size > size - hole.at - BLOCK || size - hole.size > REST_BYTES) {
+        place->own = malloc(size);
+        return place->own && pread(place->fd, place->own, size, place->start) == size && find_members(place->own, place->size, (Hole){0, 0}, members);
+    }
+    struct iovec parts[] = {
+        {memory, hole.at}, {place->value_data, hole.size}, {memory + hole.at, size - hole.at - hole.size}};
+    return preadv(place->fd, parts, 3, place->start) == size && find_members(memory, place->size, hole, members);
+}
+
 /* Read the samples of a group into `memory` and find their members. Returns 0 if the reader in Python has to read them.
  * It needs no Python lock. */
-static int read_group(const Place *places, Members *members, Py_ssize_t num, uint8_t *memory) {
+static int read_group(Place *places, Members *members, Py_ssize_t num, uint8_t *memory) {
+    const Hole none = {0, 0};
     for (Py_ssize_t i = 0; i < num;) {
         Py_ssize_t next = i + 1;
+        if (places[i].value) {
+            if (!read_large(&places[i], &members[i], memory + places[i].at)) return 0;
+            i = next;
+            continue;
+        }
         while (next < num && places[next].joins) next++;
         uint8_t *to = memory + places[i].at - places[i].guard;
         ssize_t size = places[next - 1].at + places[next - 1].size + BLOCK - (places[i].at - places[i].guard);
         if (pread(places[i].fd, to, size, places[i].start) != size) return 0;
-        if (places[i].guard && !find_members(to, places[i].guard, &members[i])) return 0;
+        if (places[i].guard && !find_members(to, places[i].guard, none, &members[i])) return 0;
         for (; i < next; i++)
-            if (!find_members(memory + places[i].at, places[i].size, &members[i])) return 0;
+            if (!find_members(memory + places[i].at, places[i].size, none, &members[i])) return 0;
     }
     return 1;
 }
 
 /* The names of the fields of a sample, lowered; NULL without an exception if they break a rule. */
-static PyObject *field_names(const uint8_t *sample, const Members *members) {
+static PyObject *field_names(const Members *members) {
     PyObject *names = PyTuple_New(members->num);
     for (int f = 0; names && f < members->num; f++) {
         char text[BLOCK];
-        const uint8_t *name = sample + members->name[f];
+        const uint8_t *name = members->name[f];
         for (int i = 0; i < members->name_size[f]; i++) text[i] = name[i] >= 'A' && name[i] <= 'Z' ? name[i] + 32 : name[i];
         PyObject *lowered = PyUnicode_FromStringAndSize(text, members->name_size[f]);
         if (!lowered || PyTuple_SetItem(names, f, lowered)) Py_CLEAR(names);
@@ -132,16 +163,16 @@ typedef struct {
     uint8_t names[MOST_FIELDS][BLOCK];
 } First;
 
-static void keep_first(First *first, const uint8_t *sample, const Members *members) {
+static void keep_first(First *first, const Members *members) {
     first->members = *members;
-    for (int f = 0; f < members->num; f++) memcpy(first->names[f], sample + members->name[f], members->name_size[f]);
+    for (int f = 0; f < members->num; f++) memcpy(first->names[f], members->name[f], members->name_size[f]);
 }
 
-static int is_alike(const First *first, const uint8_t *sample, const Members *members) {
+static int is_alike(const First *first, const Members *members) {
     if (members->num != first->members.num) return 0;
     for (int f = 0; f < members->num; f++) {
         if (members->name_size[f] != first->members.name_size[f]) return 0;
-        if (memcmp(first->names[f], sample + members->name[f], members->name_size[f])) return 0;
+        if (memcmp(first->names[f], members->name[f], members->name_size[f])) return 0;
     }
     return 1;
 }
@@ -157,14 +188,25 @@ static PyObject *empty_columns(int num, Py_ssize_t size) {
 }
 
 /* Store key and fields of sample `i`. Returns 0 with an exception. */
-static int store(PyObject *keys, PyObject *columns, Py_ssize_t i, const uint8_t *sample, const Members *members) {
-    PyObject *key = PyUnicode_FromStringAndSize((const char *)sample, members->key);
+static int store(PyObject *keys, PyObject *columns, Py_ssize_t i, Place *place, const Members *members) {
+    PyObject *key = PyUnicode_FromStringAndSize((const char *)members->key, members->key_size);
     if (!key || PyList_SetItem(keys, i, key)) return 0;
     for (int f = 0; f < members->num; f++) {
-        PyObject *data = PyBytes_FromStringAndSize((const char *)sample + members->data[f], members->data_size[f]);
+        PyObject *data = NULL;
+        if (members->data[f])
+            data = PyBytes_FromStringAndSize((const char *)members->data[f], members->data_size[f]);
+        else {
+            data = place->value, place->value = NULL;
+            if (_PyBytes_Resize(&data, members->data_size[f])) return 0;
+        }
         if (!data || PyList_SetItem(PyTuple_GetItem(columns, f), i, data)) return 0;
     }
     return 1;
+}
+
+static void free_place(Place *place) {
+    Py_CLEAR(place->value);
+    free(place->own), place->own = NULL;
 }
 
 /* read_samples(shards, numbers) -> (keys, names, columns), or None if the reader in Python has to read them */
@@ -196,7 +238,15 @@ static PyObject *read_samples(PyObject *self, PyObject *args) {
             PyObject *shard = PyList_GetItem(shards, stop);
             plain = find_place(shard, wanted[stop], place);
             if (plain < 0) goto end;
-            place->joins = stop > done && shard == PyList_GetItem(shards, stop - 1) && wanted[stop] == wanted[stop - 1] + 1;
+            if (plain && place->size > 2 * LARGE_BYTES && !place->guard) {
+                place->value = PyBytes_FromStringAndSize(NULL, place->size);
+                if (!place->value) goto end;
+                place->value_data = PyBytes_AsString(place->value);
+                place->at = used;
+                used += REST_BYTES;
+                continue;
+            }
+            place->joins = stop > done && !places[stop - 1].value && shard == PyList_GetItem(shards, stop - 1) && wanted[stop] == wanted[stop - 1] + 1;
             if (place->joins) place->guard = 0, used -= BLOCK;
             place->at = used + place->guard;
             used = place->at + place->size + BLOCK;
@@ -207,22 +257,23 @@ static PyObject *read_samples(PyObject *self, PyObject *args) {
             Py_END_ALLOW_THREADS
         }
         if (plain && !done) {
-            keep_first(&first, memory + places[0].at, &members[0]);
-            names = field_names(memory + places[0].at, &members[0]);
+            keep_first(&first, &members[0]);
+            names = field_names(&members[0]);
             plain = names != NULL;
             columns = names ? empty_columns(members[0].num, num) : NULL;
             if (PyErr_Occurred()) goto end;
         }
         for (Py_ssize_t i = done; i < stop && plain; i++) {
-            const uint8_t *sample = memory + places[i].at;
-            plain = is_alike(&first, sample, &members[i]);
-            if (plain && !store(keys, columns, i, sample, &members[i])) goto end;
+            plain = is_alike(&first, &members[i]);
+            if (plain && !store(keys, columns, i, &places[i], &members[i])) goto end;
+            free_place(&places[i]);
             places[i].edges[0] = places[i].edges[1] = 1;
         }
         if (!plain) break;
     }
     result = plain ? PyTuple_Pack(3, keys, names, columns) : Py_NewRef(Py_None);
 end:
+    for (Py_ssize_t i = 0; places && i < num; i++) free_place(&places[i]);
     Py_XDECREF(keys), Py_XDECREF(names), Py_XDECREF(columns);
     PyMem_Free(places), PyMem_Free(members);
     PyBuffer_Release(&numbers);

@@ -55,24 +55,41 @@ static int key_size(const uint8_t *name, int n) {
     return key <= base || key + 1 >= n ? 0 : key;
 }
 
-int find_members(const uint8_t *data, int32_t stop, Members *members) {
+int find_large(const uint8_t *sample, int32_t size, int32_t least, Hole *hole) {
+    for (int32_t at = 0; at + BLOCK <= size;) {
+        int n;
+        int64_t data_size = plain_size(sample + at, &n);
+        if (data_size < 0 || data_size > INT32_MAX / 2) return 0;
+        if (data_size >= least) {
+            hole->at = at + BLOCK, hole->size = (int32_t)data_size;
+            return 1;
+        }
+        at += BLOCK + (int32_t)((data_size + BLOCK - 1) / BLOCK * BLOCK);
+    }
+    return 0;
+}
+
+int find_members(const uint8_t *sample, int32_t stop, Hole hole, Members *members) {
     int32_t at = 0;
     int key = members->num = 0;
     while (at < stop) {
         int n, field = members->num;
-        int64_t size = plain_size(data + at, &n);
+        const uint8_t *header = sample + at - (at > hole.at ? hole.size : 0);
+        int64_t size = plain_size(header, &n);
         if (size < 0 || size > stop - at || field == MOST_FIELDS) return 0;
-        if (!field) key = key_size(data + at, n);
-        if (!key || n <= key + 1 || data[at + key] != '.' || memcmp(data, data + at, key)) return 0;
-        if (memchr(data + at + key, '/', n - key)) return 0;
-        members->name[field] = at + key + 1, members->name_size[field] = n - key - 1;
-        members->data[field] = at + BLOCK, members->data_size[field] = (int32_t)size;
+        if (!field) key = key_size(header, n);
+        if (!key || n <= key + 1 || header[key] != '.' || memcmp(sample, header, key)) return 0;
+        if (memchr(header + key, '/', n - key)) return 0;
+        int is_hole = hole.size && at + BLOCK == hole.at;
+        if (is_hole && size != hole.size) return 0;
+        members->name[field] = header + key + 1, members->name_size[field] = n - key - 1;
+        members->data[field] = is_hole ? NULL : header + BLOCK, members->data_size[field] = (int32_t)size;
         members->num++;
         at += BLOCK + (int32_t)((size + BLOCK - 1) / BLOCK * BLOCK);
     }
-    members->key = key;
-    /* Behind it is a header that has its whole name at its start, or no header at all; and the name has another key. */
-    const uint8_t *behind = data + stop;
-    if (at != stop || !key || (behind[TYPE_AT] != '0' && behind[TYPE_AT]) || behind[PREFIX_AT]) return 0;
-    return memcmp(behind, data, (size_t)key + 1) != 0;
+    members->key = sample, members->key_size = key;
+    /* After it is a header that has its whole name at its start, or no header at all; and the name has another key. */
+    const uint8_t *after = sample + stop - hole.size;
+    if (at != stop || !key || (after[TYPE_AT] != '0' && after[TYPE_AT]) || after[PREFIX_AT]) return 0;
+    return memcmp(after, sample, (size_t)key + 1) != 0;
 }

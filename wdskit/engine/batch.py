@@ -339,11 +339,15 @@ class _Rows:
         first = self._program.first
         assert first is not None
         read, prepared, decoded = [], [], {}
+        chunk = slice(rows.start, rows.stop)
+        slot[1] = self._found[rows.start][0]
+        samples = self._reader.read_natively(self._places.shards[chunk], self._places.samples[chunk])
         for at in rows:
             place, shard, sample = self._found[at]
             slot[1] = place
             with contextlib.suppress(Exception):
-                path, key, part, fields = self._reader.read(shard, sample, names_image)
+                one = samples[at - rows.start] if samples else self._reader.read(shard, sample, names_image)
+                path, key, part, fields = one
                 read.append((at, Origin(path, key, 0, place, part), fields))
         if timings is not None:
             timings.lap("read", len(rows))

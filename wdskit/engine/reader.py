@@ -19,7 +19,8 @@ from wdskit.dataset.many import LARGE_BYTES, Run, Spans, read_natively, read_sam
 from wdskit.dataset.remote import RemoteShard, open_remote_shards
 from wdskit.dataset.shard import IndexedShard, LocalShard
 from wdskit.dataset.table import ShardTable
-from wdskit.errors import ShardError
+from wdskit.errors import FolderIndexError, ShardError, StorageError
+from wdskit.native import native
 from wdskit.order.base import Ints
 from wdskit.storage.cache import MAX_FETCHING, PartCache
 from wdskit.storage.traffic import NO_TRAFFIC, Traffic
@@ -164,6 +165,27 @@ class SampleReader:
             return local.path, key, self.parts[at], {name: bytes(view) for name, view in fields.items()}
         given = {name: view if viewed(name) else bytes(view) for name, view in fields.items()}
         return local.path, key, self.parts[at], given
+
+    def read_natively(self, shards: Ints, samples: Ints) -> list[tuple[str, str, int, dict[str, Any]]] | None:
+        """Read samples with wdskit-native: for each what `read` returns, its fields as bytes. Return None without the
+        package, or if `read` has to read them, which also reports what is wrong with them.
+        """
+        if self.is_remote or native() is None:
+            return None
+        try:
+            numbers, opened = self._locate(shards, samples)
+            files = [opened[shard] for shard in shards.tolist()]
+            found = read_natively(files, numbers)
+        except (ShardError, StorageError, FolderIndexError):
+            return None
+        if found is None:
+            return None
+        rows = zip(*(spans.cut() for spans in found.fields.values()), strict=True)
+        parts = [self.parts[self._table_of(shard)] for shard in shards.tolist()]
+        return [
+            (file.path, key, part, dict(zip(found.fields, row, strict=True)))
+            for file, key, part, row in zip(files, found.keys, parts, rows, strict=True)
+        ]
 
     def describe(self, shard: int, sample: int) -> str:
         """Name a sample by its shard and key; one of a store, which may not answer, by its number there."""

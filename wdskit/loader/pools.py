@@ -24,7 +24,7 @@ from wdskit.engine.batch import Batch, BatchFactory, never
 from wdskit.engine.outcome import Outcome
 from wdskit.engine.threads import JOIN_S, Threads
 from wdskit.errors import PipelineError
-from wdskit.loader.shared_memory import Bytes, Message, Ring, borrow, receive_block, unpack
+from wdskit.loader.shared_memory import Bytes, Message, Ring, borrow, keep_freed_memory, receive_block, unpack
 from wdskit.loader.starting import (
     GUARD,
     StartMethod,
@@ -88,6 +88,7 @@ def make_pool(
         start_method: Returns their start method. Called when they start.
         timeout_s: The longest wait for a batch in seconds; None or 0 for no limit.
     """
+    keep_freed_memory()
     watch = Watch(program.describe, timeout_s or 0.0)
     if num_workers:
         return ProcessPool(program, make_factory, num_workers, start_method, watch)

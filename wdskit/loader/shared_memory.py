@@ -159,6 +159,16 @@ def _anonymous_file() -> int:
         return os.dup(file.fileno())
 
 
+def keep_freed_memory() -> None:
+    """Let malloc keep up to 62 MB of freed memory in this process.
+
+    With glibc's first settings, the samples of each batch map their memory anew: a sample of 100 kB costs 11 page
+    faults, and 66 us of CPU in place of 27. glibc changes its settings itself when a mapped block is freed: from then
+    on it keeps twice the size of the largest such block, at most 64 MB.
+    """
+    np.empty(31 << 20, np.uint8)  # freed at once, and never touched
+
+
 class Ring:
     """Lends blocks to batches and reuses them. If no block is free, it makes a new one. Threads may share a ring.
 

@@ -24,7 +24,7 @@ import numpy as np
 from wdskit.engine.batch import Batch, BatchFactory
 from wdskit.engine.outcome import Outcome
 from wdskit.engine.threads import JOIN_S, Threads
-from wdskit.loader.shared_memory import Message, Ring, SharedBlock, pack
+from wdskit.loader.shared_memory import Message, Ring, SharedBlock, keep_freed_memory, pack
 from wdskit.processes import end_with_parent, when_imported
 from wdskit.stages.progress import BOARD_BYTES, Board
 
@@ -127,6 +127,7 @@ def serve(connection: Connection, start: Start, number: int, environment: dict[s
     os.environ.update(environment)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the main process ends its workers
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    keep_freed_memory()
     run = program.run
     run.worker, run.num_workers = number, num_workers
     _seed(program, number, num_workers)
