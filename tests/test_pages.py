@@ -32,6 +32,12 @@ WITH_TORCHVISION = f"import sys; sys.path.insert(1, {str(HELPERS)!r}); import wi
 """The first line of a block that needs torchvision, which `make setup` hides from all other tests."""
 GENERATED = {"api.md", "cli.md", "stages.md"}  # by tools/generate.py, which has tests of its own
 OWN_DATA = {"README.md", "docs/index.md"}  # these pages pack the data that the others use
+SLURM = {
+    "srun": 'while [[ $1 == --* ]]; do shift; done; exec "$@"',
+    "scontrol": "echo localhost",
+    "sbatch": "export SLURM_JOB_ID=$$ SLURM_JOB_NODELIST=localhost SLURM_NNODES=1 SLURM_GPUS_ON_NODE=1; bash -eu $1",
+}
+"""Stand-ins for the commands of Slurm, which a page runs: `sbatch` runs the job at once, on this machine."""
 PACK = "wdskit pack photos data --split train=0.8,val=0.2 --shuffle 1 --max-samples 100"
 NUM_PHOTOS = 240
 
@@ -117,6 +123,10 @@ def folder(tmp_path: Path, sample_data: Path, page: str) -> Path:
     """What the reader of a page has: a clone, the photographs, and from the second page on the packed data."""
     for name in ("configs", "tools"):
         (tmp_path / name).symlink_to(REPOSITORY / name)
+    (tmp_path / "slurm").mkdir()
+    for name, text in SLURM.items():
+        (tmp_path / "slurm" / name).write_text(f"#!/usr/bin/env bash\n{text}\n")
+        (tmp_path / "slurm" / name).chmod(0o755)
     for name in ["photos"] if page in OWN_DATA else ["photos", "data"]:
         shutil.copytree(sample_data / name, tmp_path / name, copy_function=os.link)
     return tmp_path
@@ -155,6 +165,7 @@ def test_blocks_run_and_print_what_the_page_shows(
     page: str, folder: Path, script_environment: dict[str, str], python: Interpreter
 ) -> None:
     """Every bash and python block exits with 0; where an output is shown, it is that."""
+    path = os.pathsep.join([script_environment["PATH"], str(folder / "slurm")])
     for block in blocks_of(page):
         if name := name_of_file(block):
             (folder / name).write_text(block.text)
@@ -162,7 +173,7 @@ def test_blocks_run_and_print_what_the_page_shows(
             load_config(folder / name)
         if name or block.language not in RUN or (block.language == "python" and missing_packages(block)):
             continue
-        done = run_block(block, folder, script_environment, python)
+        done = run_block(block, folder, {**script_environment, "PATH": path}, python)
         report = f"{page}:{block.line}\n{block.text}\n--- stdout\n{done.stdout}\n--- stderr\n{done.stderr}"
         assert done.returncode == 0, report
         assert "Traceback" not in done.stderr, report  # not even one that Python ignores
@@ -250,7 +261,7 @@ def test_no_page_writes_a_checkpoint_to_its_final_name() -> None:
         for at in re.finditer(r"torch\.save\(.*, (\S+)\)", text)
         for target in [at[1]]
     ]
-    assert {name for name, *_ in targets} == {"README.md", "train.md", "train_ddp.py"}
+    assert {name for name, *_ in targets} == {"README.md", "cluster.md", "train.md", "train_ddp.py"}
     for name, target, is_renamed in targets:
         assert is_renamed, name
         assert target == "temp" or target.endswith('.tmp"'), (name, target)
