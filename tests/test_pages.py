@@ -221,6 +221,8 @@ def test_set_up_commands_exist() -> None:
                 subprocess.run(
                     ["make", "-n", *words[1:]], cwd=REPOSITORY, env=environment, check=True, capture_output=True
                 )
+            elif words[0] == "git":
+                assert words == ["git", "clone", "URL", "wdskit", "&&", "cd", "wdskit"], f"{page}: {line}"
             elif words[0] == "python":
                 assert (REPOSITORY / words[1]).is_file(), f"{page}: {line}"
             else:

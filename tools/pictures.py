@@ -38,13 +38,14 @@ FONT = 'font-family="system-ui, sans-serif" font-size="14"'
 
 
 class Drawing:
-    """Collects shapes, and writes them as one SVG."""
+    """Collects shapes, and writes them as one SVG. `title` says what the picture shows, `desc` how to read it."""
 
-    def __init__(self, width: int, height: int, title: str, colours: Colours) -> None:
+    def __init__(self, width: int, height: int, title: str, desc: str, colours: Colours) -> None:
         self.colours = colours
         self.parts = [
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" role="img" {FONT}>',
             f"<title>{escape(title)}</title>",
+            f"<desc>{escape(desc)}</desc>",
             f'<rect width="{width}" height="{height}" rx="8" fill="{colours.page}"/>',
         ]
 
@@ -89,7 +90,8 @@ class Drawing:
 def pipeline(colours: Colours) -> str:
     """From a shard with its index to the batches of two ranks."""
     title = "A shard and its index; every rank reads its own samples of it, decodes, crops and batches them."
-    drawing = Drawing(760, 236, title, colours)
+    desc = "In the shard, the colour of a sample is that of the rank that reads it. An arrow leads from stage to stage."
+    drawing = Drawing(760, 236, title, desc, colours)
     line, first, second = colours.line, *colours.ranks[:2]
     drawing.text(85, 24, "train-000000.tar")
     drawing.box(10, 36, 150, 150, stroke=line)
@@ -118,7 +120,8 @@ def lanes(colours: Colours) -> str:
     counts, batch, num_lanes = [40] * 8, 8, 8
     order, steps = ExactOrder(counts, seed=7, lanes=num_lanes, window=40), Steps(sum(counts), batch, 2, "drop")
     title = "Each step of an epoch takes samples from all shards; the two ranks share no sample."
-    drawing = Drawing(760, 330, title, colours)
+    desc = "A dot is a sample: its column is the step, its row the place in the data, its colour the rank."
+    drawing = Drawing(760, 330, title, desc, colours)
     left, top, width, height = 76, 20, 660, 260
     for shard in range(len(counts)):
         y = top + height * shard / len(counts)
@@ -145,7 +148,8 @@ def lanes(colours: Colours) -> str:
 def resume(colours: Colours) -> str:
     """The positions of an epoch, dealt to two ranks, and after a stop at 12 to three."""
     title = "Two ranks stop after 12 samples; three ranks continue at position 12 of the same sequence."
-    drawing = Drawing(760, 176, title, colours)
+    desc = "A square is a position of the epoch. Its colour is the rank that reads it."
+    drawing = Drawing(760, 176, title, desc, colours)
     left, size = 20, 30
     drawing.text(left, 22, "2 ranks, batches of 3", anchor="start", size=13)
     drawing.text(left + 12 * size + 14, 22, "3 ranks, batches of 2", anchor="start", size=13)
@@ -168,15 +172,51 @@ def resume(colours: Colours) -> str:
         drawing.rect(left + 90 * rank, 104, 10, 10, fill)
         drawing.text(left + 16 + 90 * rank, 114, f"rank {rank}", anchor="start", size=12)
     lines = (
-        "A number is a position of the epoch. What stands there, and how it is cropped, follows",
-        "from the seed, the epoch and the position alone. The state holds epoch and position.",
+        "A number is a position of the epoch. Seed, epoch and position decide which sample it is",
+        "and how the sample is cropped. The state of the loader is the epoch and the position.",
     )
     for at, line in enumerate(lines):
         drawing.text(left, 144 + 20 * at, line, soft=True, anchor="start", size=13)
     return drawing.svg()
 
 
-DRAWN: dict[str, Callable[[Colours], str]] = {"pipeline": pipeline, "lanes": lanes, "resume": resume}
+def remote(colours: Colours) -> str:
+    """From a bucket over the copies on a machine's disk to the ranks of the machine."""
+    title = "A machine downloads the index and parts of shards into its cache; its ranks read samples from the cache."
+    desc = "An arrow is labelled with what moves along it: the index once, parts of 8 MB, the first samples by ranges."
+    drawing = Drawing(760, 268, title, desc, colours)
+    line, first, second = colours.line, *colours.ranks[:2]
+    drawing.text(105, 26, "bucket")
+    drawing.box(20, 38, 170, 200, stroke=line)
+    for at, name in enumerate(("index.json, index.bin", "train-000000.tar", "train-000001.tar", "train-000002.tar")):
+        drawing.box(30, 50 + 46 * at, 150, 34, stroke=line)
+        drawing.text(105, 72 + 46 * at, name, size=12)
+    drawing.text(535, 26, "one machine")
+    drawing.box(330, 38, 410, 200, stroke=line)
+    drawing.box(345, 50, 190, 42, stroke=line)
+    drawing.text(440, 76, "index: where samples are", size=12)
+    drawing.box(345, 112, 190, 74, stroke=line)
+    drawing.text(440, 134, "cache on the disk", size=12)
+    for at, owner in enumerate((first, second, second, first, second, first, first)):
+        drawing.rect(357 + 24 * at, 146, 20, 26, owner)
+    for rank, (y, colour) in enumerate(((92, first), (168, second))):
+        drawing.box(640, y - 20, 86, 40, stroke=colour)
+        drawing.text(683, y + 5, f"rank {rank}", size=13)
+        drawing.arrow(539, 150, 636, y)
+    drawing.arrow(194, 67, 341, 67)
+    drawing.text(262, 58, "index, once", soft=True, size=12)
+    drawing.arrow(194, 150, 341, 150)
+    drawing.text(262, 141, "parts of 8 MB", soft=True, size=12)
+    drawing.text(568, 110, "samples", soft=True, size=12)
+    drawing.parts.append(
+        f'<path d="M194 214 L683 214 L683 192 M679 200 L683 192 L687 200" stroke="{line}" stroke-width="1.5" fill="none"/>'
+    )
+    drawing.text(440, 206, "first samples of a run, by ranges", soft=True, size=12)
+    drawing.text(380, 258, "The ranks of a machine share its cache. A part is downloaded once.", soft=True, size=13)
+    return drawing.svg()
+
+
+DRAWN: dict[str, Callable[[Colours], str]] = {"pipeline": pipeline, "lanes": lanes, "resume": resume, "remote": remote}
 PICTURES: dict[str, Callable[[], str]] = {
     f"docs/images/{name}-{scheme}.svg": functools.partial(draw, colours)
     for name, draw in DRAWN.items()
