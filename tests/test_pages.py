@@ -28,7 +28,7 @@ KEPT = {"yaml"}  # written to the file that their first line names, and checked;
 SET_UP = {"sh"}  # for a fresh machine or for developers: looked at, not run
 OPTIONAL = {"albumentations", "open_clip", "transformers"}
 """A block that imports one of these runs where they are installed."""
-WITH_TORCHVISION = f"import sys; sys.path.insert(1, {str(HELPERS)!r}); import with_torchvision as w; w.make_importable()"
+WITH_TORCHVISION = "import sys; sys.path.insert(1, {!r}); import with_torchvision as t; t.make_importable()"
 """The first line of a block that needs torchvision, which `make setup` hides from all other tests."""
 GENERATED = {"api.md", "cli.md", "stages.md"}  # by tools/generate.py, which has tests of its own
 OWN_DATA = {"README.md", "docs/index.md"}  # these pages pack the data that the others use
@@ -150,14 +150,15 @@ def run_block(
             command, cwd=folder, env=environment, check=False, capture_output=True, text=True, timeout=240
         )
     script = folder / f"block_{block.line}.py"
-    script.write_text(f"{WITH_TORCHVISION}\n{block.text}" if needs_torchvision(block.text, folder) else block.text)
+    head = f"{WITH_TORCHVISION.format(str(HELPERS))}\n" if needs_torchvision(block.text, folder) else ""
+    script.write_text(head + block.text)
     return python.start(script).wait()
 
 
 def needs_torchvision(text: str, folder: Path) -> bool:
     """Whether a block, or a configuration that the block names, uses the stage `torchvision`."""
-    used = [path.read_text() for path in folder.glob("*.yaml") if path.name in text]
-    return any(re.search(r"^import torchvision$|\.torchvision\(|- torchvision:", each, re.MULTILINE) for each in [text, *used])
+    used = [text, *(path.read_text() for path in folder.glob("*.yaml") if path.name in text)]
+    return any(re.search(r"^import torchvision$|\.torchvision\(|- torchvision:", each, re.MULTILINE) for each in used)
 
 
 @pytest.mark.parametrize("page", PAGES)

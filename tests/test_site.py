@@ -46,6 +46,27 @@ def test_every_page_is_built_and_asks_no_other_host(sources: Path) -> None:
     ]
 
 
+def test_each_picture_has_a_title_and_a_description(repository: Path) -> None:
+    """Both are for readers who do not see the picture. Each picture is on a page, with a text and in two versions."""
+    texts = "".join(path.read_text(encoding="utf-8") for path in (repository / "docs").glob("*.md"))
+    pictures = sorted((repository / "docs" / "images").glob("*.svg"))
+    assert pictures
+    for path in pictures:
+        assert re.search(r'role="img".*\n<title>.{20,}</title>\n<desc>.{20,}</desc>', path.read_text(encoding="utf-8"))
+        assert re.search(rf'(?:srcset|alt="[^"]{{20,}}" src)="images/{path.name}"', texts), path.name
+
+
+def test_each_question_has_an_answer_of_one_sentence_and_a_link(repository: Path) -> None:
+    """docs/how-do-i.md is for people in a hurry."""
+    page = (repository / "docs" / "how-do-i.md").read_text(encoding="utf-8")
+    questions = re.findall(r"^### (.*)\n\n((?:.+\n)+)", page, re.MULTILINE)
+    assert len(questions) == len(re.findall("^### ", page, re.MULTILINE)) == 20
+    for question, answer in questions:
+        assert question.endswith("?")
+        assert re.search(r"\]\([\w-]+\.md", answer), question
+        assert not re.search(r"[.?!] [A-Z]", answer), question
+
+
 @pytest.fixture(scope="module")
 def small(tmp_path_factory: pytest.TempPathFactory, repository: Path) -> Path:
     """A site of one page and the API reference of one function, with the settings of ours."""

@@ -1,8 +1,12 @@
-"""Pages and the report in a real browser, narrow and wide: what scrolls can be scrolled with the keyboard."""
+"""Pages and the report in a real browser: the keyboard reaches all that scrolls, and the search finds the pages."""
 
 from __future__ import annotations
 
+import functools
+import http.server
 import shutil
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +19,7 @@ from tests.view.conftest import write_samples
 
 pytest.importorskip("zensical", reason="needs Python 3.11")
 
-PAGES = ["pack", "cli", "stages"]
+PAGES = ["pack", "cli", "stages", "benchmarks", "cluster", "detection"]
 WIDTHS = [360, 1400]
 
 # As axe's rule scrollable-region-focusable: the box takes the focus, or something in it does.
@@ -53,8 +57,77 @@ def test_all_that_scrolls_on_a_page_is_reached_by_keyboard(browser: Any, site: P
     page.wait_for_selector(".md-typeset__scrollwrap", state="attached")
     page.wait_for_function(f"({UNREACHABLE})().length === 0", timeout=5000)
     assert page.evaluate(UNREACHABLE) == []
-    if width == WIDTHS[0] and name != "pack":
+    if width == WIDTHS[0] and name in {"cli", "stages", "benchmarks"}:
         assert page.evaluate(NUM_WIDE) > 0, "nothing scrolls, so nothing was tested"
+    page.close()
+
+
+# The contrast (WCAG 2) of an element's text to the colours behind the text, which may be translucent.
+CONTRAST = """(element) => {
+    const numbers = color => [...color.match(/[0-9.]+/g).map(Number), 1];
+    const luminance = color => color.slice(0, 3).map(value => value / 255)
+        .map(value => value <= 0.03928 ? value / 12.92 : ((value + 0.055) / 1.055) ** 2.4)
+        .reduce((sum, value, at) => sum + value * [0.2126, 0.7152, 0.0722][at], 0);
+    let behind = [255, 255, 255];
+    const boxes = [];
+    for (let box = element; box; box = box.parentElement) boxes.unshift(numbers(getComputedStyle(box).backgroundColor));
+    for (const box of boxes) behind = behind.map((value, at) => box[at] * box[3] + value * (1 - box[3]));
+    const [low, high] = [numbers(getComputedStyle(element).color), behind].map(luminance).sort((a, b) => a - b);
+    return (high + 0.05) / (low + 0.05);
+}"""
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_current_page_can_be_read_in_the_navigation(browser: Any, site: Path, scheme: str) -> None:
+    page = browser.new_page(viewport={"width": 1400, "height": 800}, color_scheme=scheme)
+    page.goto((site / "pack.html").as_uri(), wait_until="load")
+    name = page.locator(".md-sidebar--primary .md-nav__link--active .md-ellipsis:visible")
+    assert name.inner_text().strip() == "Pack"
+    assert name.evaluate(CONTRAST) >= 4.5
+    page.close()
+
+
+class QuietHandler(http.server.SimpleHTTPRequestHandler):
+    """Serves files without a log."""
+
+    def log_message(self, *_: object) -> None: ...
+
+
+@pytest.fixture(scope="module")
+def address(site: Path) -> Iterator[str]:
+    """The address of the site on loopback: the search does not work from files."""
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(QuietHandler, directory=site)) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+FOUND = {
+    "bounding box": "detection.html",
+    "class weights": "train.html",
+    "resume": "train.html",
+    "how many shards": "how-do-i.html",
+    "bucketing": "tables.html",
+    "EXIF": "pack.html",
+    "mask": "segmentation.html",
+    "audio": "tables.html",
+    "Slurm": "cluster.html",
+    "preemption": "cluster.html",
+    "--set": "cluster.html",
+}
+"""What users search for, and the page that must be among the first six results."""
+
+
+def test_the_search_finds_what_users_ask_for(browser: Any, address: str) -> None:
+    page = browser.new_page(viewport={"width": 1400, "height": 800})
+    page.goto(f"{address}/index.html", wait_until="load")
+    page.get_by_role("button", name="Search").first.click()
+    box = page.locator("dialog input")
+    for words, name in FOUND.items():
+        box.fill(words)
+        page.locator(f"dialog a[href*='{name}']").first.wait_for(timeout=5000)
+        links = [link.get_attribute("href") for link in page.locator("dialog a[href]").all()[:6]]
+        assert any(name in link for link in links), (words, links)
     page.close()
 
 

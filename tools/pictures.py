@@ -208,9 +208,8 @@ def remote(colours: Colours) -> str:
     drawing.arrow(194, 150, 341, 150)
     drawing.text(262, 141, "parts of 8 MB", soft=True, size=12)
     drawing.text(568, 110, "samples", soft=True, size=12)
-    drawing.parts.append(
-        f'<path d="M194 214 L683 214 L683 192 M679 200 L683 192 L687 200" stroke="{line}" stroke-width="1.5" fill="none"/>'
-    )
+    corner = f'stroke="{line}" stroke-width="1.5" fill="none"'
+    drawing.parts.append(f'<path d="M194 214 L683 214 L683 192 M679 200 L683 192 L687 200" {corner}/>')
     drawing.text(440, 206, "first samples of a run, by ranges", soft=True, size=12)
     drawing.text(380, 258, "The ranks of a machine share its cache. A part is downloaded once.", soft=True, size=13)
     return drawing.svg()
