@@ -11,6 +11,7 @@ import pickle
 import re
 import select
 import signal
+import subprocess
 import sys
 import threading
 from collections.abc import Callable
@@ -188,6 +189,36 @@ def test_ctrl_c_ends_everything_with_one_traceback(python, six, tmp_path, settin
     assert ended.stderr.count("Traceback") == 1
     assert ended.stderr.rstrip().endswith("KeyboardInterrupt")
     assert not any(Path(f"/proc/{worker}").exists() for worker in workers)
+
+
+SIGTERM = """
+import os, signal
+import wdskit
+
+def same(sample):
+    return sample
+
+if __name__ == "__main__":
+    received = []
+    signal.signal(signal.SIGTERM, lambda *_: received.append(1))
+    pipe = wdskit.Pipeline().exact({folder!r}).to_tuple("cls").map(same).batched(3)
+    loader = pipe.loader(workers=2, start_method={method!r})
+    for number, _ in enumerate(loader):
+        if number == 1:
+            os.killpg(0, signal.SIGTERM)
+    print(number + 1 == len(loader), received)
+"""
+
+
+@pytest.mark.parametrize("start_method", ["fork", "forkserver", "spawn"])
+def test_sigterm_to_all_processes_of_a_job_leaves_it_to_the_main_process(six, tmp_path, start_method):
+    """A cluster sends it before it takes the machine back: the rank still gets its batches, and can save its state."""
+    folder = str(Path(six).parent)
+    index_folder(folder, workers=1)
+    script = tmp_path / "train.py"
+    script.write_text(SIGTERM.format(folder=folder, method=start_method))
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=60, start_new_session=True)
+    assert (done.stdout, done.returncode) == ("True [1]\n", 0), done.stderr
 
 
 @pytest.mark.parametrize("start_method", ["fork", "forkserver", "spawn"])

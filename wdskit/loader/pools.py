@@ -15,6 +15,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from multiprocessing import connection as connections
+from multiprocessing.util import Finalize
 from queue import SimpleQueue
 from typing import Any, Protocol
 
@@ -419,7 +420,8 @@ class ProcessPool:
         self._owner = os.getpid()
         skips = contextlib.nullcontext() if method.runs_script or method.name == "fork" else without_script()
         with block_sigint(), skips:  # so that `close` knows every process
-            self._closing = weakref.finalize(self, _close_workers, self._workers, self._owner)
+            # When Python exits, this comes before multiprocessing's SIGTERM, which workers ignore.
+            self._closing = Finalize(self, _close_workers, (self._workers, self._owner), exitpriority=0)
             try:
                 for number in range(self._given.num_workers):
                     self._workers.append(_Worker(context, self._given, number))

@@ -160,7 +160,7 @@ def start_fork_server(method: StartMethod) -> None:
         return
     said = getattr(forkserver._forkserver, "_preload_modules", None)  # noqa: SLF001 (multiprocessing has no getter)
     if said == ["__main__"]:
-        multiprocessing.set_forkserver_preload(["wdskit.loader.make" if method.needs_torch else "wdskit.loader.worker"])
+        multiprocessing.set_forkserver_preload(["wdskit.loader.preload", *["wdskit.loader.make"] * method.needs_torch])
     forkserver.ensure_running()
 
 

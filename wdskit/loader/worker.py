@@ -125,7 +125,9 @@ def serve(connection: Connection, start: Start, number: int, environment: dict[s
     end_with_parent()
     os.environ.clear()  # under forkserver it is the environment at the start of the server
     os.environ.update(environment)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the main process ends its workers
+    # Ctrl-C, and SIGTERM from a cluster, reach all processes of a job. The main process ends its workers.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     keep_freed_memory()
     run = program.run

@@ -210,8 +210,8 @@ class FusedStep:
         field, to_decode = self._roles_of(tuple(sample))
         if field is None or not isinstance(sample[field], (bytes, memoryview)):
             return Prepared(origin, _as_bytes(sample))
-        # Without `fields`, an image under another name makes it unclear which image is cropped. `field` is the only name
-        # of an image, so another image is a value that a stage has made.
+        # Without `fields`, another image makes it unclear which image is cropped. `field` is the only name of an image
+        # here, so another image is a value that a stage has made.
         if self.field is None and any(
             not isinstance(value, (bytes, str)) and name != field and is_image_in(name, value)
             for name, value in sample.items()
