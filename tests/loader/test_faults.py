@@ -217,7 +217,8 @@ def test_sigterm_to_all_processes_of_a_job_leaves_it_to_the_main_process(six, tm
     index_folder(folder, workers=1)
     script = tmp_path / "train.py"
     script.write_text(SIGTERM.format(folder=folder, method=start_method))
-    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=60, start_new_session=True)
+    settings: Any = {"capture_output": True, "text": True, "timeout": 60, "start_new_session": True}
+    done = subprocess.run([sys.executable, script], check=False, **settings)
     assert (done.stdout, done.returncode) == ("True [1]\n", 0), done.stderr
 
 
