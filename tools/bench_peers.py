@@ -47,7 +47,10 @@ COMMON = ("numpy", "orjson", "pillow", "simplejpeg", "torch", "wdskit", "webdata
 
 @dataclass(frozen=True)
 class Line:
-    """A line of a table: a peer in one of its settings, `Job` says which; of `images` or of what is only read."""
+    """A line of a table: a peer in one of its settings, `Job` says which; of `images` or of what is only read.
+
+    wdskit runs with its native package, or without it.
+    """
 
     peer: str
     title: str
@@ -55,6 +58,7 @@ class Line:
     workers: int = 0
     threads: int = 0
     chain: str = ""
+    native: bool = True
 
 
 LINES = (
@@ -66,6 +70,9 @@ LINES = (
     Line("wdskit", "wdskit, 1 x 4", images=True, workers=1, threads=4),
     Line("wdskit", "wdskit, 2 x 2", images=True, workers=2, threads=2),
     Line("wdskit", "wdskit, 4 x 1", images=True, workers=4, threads=1),
+    Line("wdskit", "wdskit, Python", native=False),
+    Line("wdskit", "wdskit, Python, 0 x 4", images=True, threads=4, native=False),
+    Line("wdskit", "wdskit, Python, 2 x 2", images=True, workers=2, threads=2, native=False),
     Line("webdataset", "webdataset"),
     Line("webdataset", "webdataset, Pillow", images=True, workers=DECODERS),
     Line("webdataset", "webdataset, simplejpeg, torch", images=True, workers=DECODERS, chain="fast"),
@@ -84,6 +91,7 @@ LINES = (
     Line("ffcv", "FFCV", images=True, threads=DECODERS),
     Line("spdl", "SPDL"),
     Line("spdl", "SPDL", images=True, threads=DECODERS),
+    Line("turboloader", "turboloader", images=True, threads=DECODERS),
 )
 NAMES = list(dict.fromkeys(line.peer for line in LINES))
 WITHOUT_DATA = {"wdskit", "webdataset", "spdl"}  # read what the bare loop reads
@@ -115,9 +123,12 @@ def measure_part(job: Job, lines: list[Line], pythons: dict[str, str], rounds: i
             if failed[line.title]:
                 continue
             log(f"{key}, round {number + 1} of {rounds}: {line.title}")
-            settings = {name: value for name, value in asdict(line).items() if name not in {"title", "images"}}
+            settings = {
+                name: value for name, value in asdict(line).items() if name not in {"title", "images", "native"}
+            }
+            one = replace(job, **settings, launched=time.monotonic())
             try:
-                runs[line.title].append(run("run", replace(job, **settings, launched=time.monotonic()), pythons))
+                runs[line.title].append(run("run", one, pythons, is_native=line.native))
             except Failed as error:
                 failed[line.title] = f"failed: {error}"
     base = next((runs[line.title] for line in lines if line.peer == "bare"), [])
@@ -146,11 +157,13 @@ def prepare(job: Job, names: list[str], pythons: dict[str, str]) -> dict[str, st
     return wrong
 
 
-def run(mode: str, job: Job, pythons: dict[str, str]) -> dict[str, Any]:
+def run(mode: str, job: Job, pythons: dict[str, str], *, is_native: bool = True) -> dict[str, Any]:
     """Run a peer in a process of its own; its result. Raises Failed."""
     command = [pythons.get(job.peer, sys.executable), "-m", "peers.harness", mode, json.dumps(asdict(job))]
     paths = os.pathsep.join([str(TOOLS), str(TOOLS.parent)])
     environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
+    if job.peer == "wdskit":
+        environment["WDSKIT_NATIVE"] = "require" if is_native else "0"
     timeout_s = TIMEOUT_S if mode == "run" else 4 * TIMEOUT_S
     pipe = subprocess.PIPE
     with subprocess.Popen(

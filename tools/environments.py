@@ -31,6 +31,7 @@ REQUIREMENTS = {
     "ray": ("ray==2.60.0",),
     "spdl": ("spdl==0.8.0", "spdl-io==0.8.0", "spdl-core==0.8.0"),
     "streaming": ("mosaicml-streaming==0.13.0",),
+    "turboloader": ("turboloader==2.39.0",),
     "timm": ("timm==1.0.31",),
     "wids": ("wids==0.1.11",),
 }
