@@ -130,20 +130,23 @@ def check_images(num: int, chance: Chance) -> Counter[str]:
     return counts
 
 
-def shards(chance: Chance) -> list[tuple[bytes, list[int]]]:
-    """Small shards, and where their samples start."""
+def shards(chance: Chance) -> list[tuple[bytes, list[int], list[int]]]:
+    """Small shards, some with one large field or more in a sample, and where their samples and headers start."""
     found = []
-    for number in range(12):
+    for number in range(18):
         stream = io.BytesIO()
-        writer, offsets = TarWriter(stream.write), []
+        writer, offsets, headers = TarWriter(stream.write), list[int](), list[int]()
         for sample in range(5):
             offsets.append(writer.offset)
             for field in ("cls", "Bin", "a.b")[: 1 + number % 3]:
                 size = int(chance.choice([0, 1, 511, 512, 513, 700]))
+                if number >= 15 or (number >= 12 and field == "Bin"):
+                    size += 40_000
+                headers.append(writer.offset)
                 writer.add(f"{'d/' * (number % 2)}k{sample:03d}.{field}", chance.bytes(size))
         offsets.append(writer.offset)
         writer.finish()
-        found.append((stream.getvalue(), offsets))
+        found.append((stream.getvalue(), offsets, headers))
     return found
 
 
@@ -159,16 +162,15 @@ def check_shards(num: int, chance: Chance) -> Counter[str]:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "a.tar")
         for number in range(num):
-            data, offsets = kinds[number % len(kinds)]
+            data, offsets, headers = kinds[number % len(kinds)]
             if chance.random() < 0.1:
                 offsets = sorted(
                     {*offsets[:: int(chance.integers(1, 3))], int(chance.integers(0, len(data) // 512)) * 512}
                 )
             changed = bytearray(data)
             for _ in range(int(chance.integers(0, 4))):
-                at = int(chance.integers(0, 24)) * 512 + int(
-                    chance.choice([0, 3, 5, 99, 124, 130, 148, 156, 257, 263, 345, 500])
-                )
+                block = int(chance.choice(headers)) if chance.random() < 0.5 else int(chance.integers(0, 24)) * 512
+                at = block + int(chance.choice([0, 3, 5, 99, 124, 130, 148, 156, 257, 263, 345, 500]))
                 if at < len(changed):
                     changed[at] = int(chance.choice([0, 32, 46, 47, 48, 53, 55, 75, 107, 128, 255]))
             if chance.random() < 0.05:
