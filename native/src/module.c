@@ -255,6 +255,8 @@ static PyObject *read_samples(PyObject *self, PyObject *args) {
             Py_BEGIN_ALLOW_THREADS
             plain = read_group(places + done, members + done, stop - done, memory);
             Py_END_ALLOW_THREADS
+            /* Where the keys at a sample's end were not compared before, its neighbour has to be plain too. */
+            for (Py_ssize_t i = done; i < stop && plain; i++) plain = places[i].edges[1] || members[i].is_followed;
         }
         if (plain && !done) {
             keep_first(&first, &members[0]);

@@ -91,5 +91,7 @@ int find_members(const uint8_t *sample, int32_t stop, Hole hole, Members *member
     /* After it is a header that has its whole name at its start, or no header at all; and the name has another key. */
     const uint8_t *after = sample + stop - hole.size;
     if (at != stop || !key || (after[TYPE_AT] != '0' && after[TYPE_AT]) || after[PREFIX_AT]) return 0;
+    int n;
+    members->is_followed = plain_size(after, &n) >= 0;
     return memcmp(after, sample, (size_t)key + 1) != 0;
 }

@@ -14,6 +14,7 @@ typedef struct {
     int num;
     const uint8_t *name[MOST_FIELDS], *data[MOST_FIELDS]; /* data is NULL for the member whose data is the hole */
     int32_t name_size[MOST_FIELDS], data_size[MOST_FIELDS];
+    int is_followed; /* a plain header follows the sample, whose name has another key */
 } Members;
 
 /* A part of a sample's bytes that is not in its memory: the bytes after the hole follow those before it. */
