@@ -216,7 +216,8 @@ def test_set_up_commands_exist() -> None:
     environment = {**os.environ, "MAKEFLAGS": ""}
     pyproject = (REPOSITORY / "pyproject.toml").read_text()
     for page, block in ALL_BLOCKS:
-        for line in block.text.splitlines() if block.language in SET_UP else []:
+        is_batch_job = block.text.startswith("#!")  # for a cluster that is not here
+        for line in block.text.splitlines() if block.language in SET_UP and not is_batch_job else []:
             words = shlex.split(line, comments=True)
             if words[0] == "make":
                 subprocess.run(

@@ -28,7 +28,7 @@ REQUIREMENTS = {
     "litdata": ("litdata==0.2.76",),
     "moto": ("moto==5.2.5", "flask==3.1.3", "flask-cors==6.0.5"),
     "open_clip": ("open_clip_torch==3.3.0", "ftfy==6.3.1", "regex==2026.11.15"),
-    "ray": ("ray==2.60.0",),
+    "ray": ("ray==2.60.0", "grpcio==1.85.3"),
     "spdl": ("spdl==0.8.0", "spdl-io==0.8.0", "spdl-core==0.8.0"),
     "streaming": ("mosaicml-streaming==0.13.0",),
     "turboloader": ("turboloader==2.39.0",),

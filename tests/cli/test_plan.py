@@ -90,6 +90,21 @@ def test_the_plan_of_each_kind_of_pipeline(folder: Path, run) -> None:
     assert (code, out, err) == (0, MIXTURE, "")
 
 
+def test_the_network_rate_of_workers_on_a_cluster(folder: Path, run) -> None:
+    stages = [{"exact": "data"}, {"decode": "rgb8"}, {"random_resized_crop": 224}, {"batched": 4}]
+    config = {"version": 1, "pipeline": stages, "loader": {"workers": 32, "on": "ray"}}
+    (folder / "ray.yaml").write_text(json.dumps(config))
+    line = " network   151 MB/s as uint8 for each 1,000 samples/s of a rank, 602 MB/s as float32"
+    assert line in run("plan", "ray.yaml")[1].splitlines()
+    sizes = [("decode=l8", 50_176), ("random_resized_crop=[10,20]", 600)]
+    for setting, num_bytes in sizes:
+        found = json.loads(run("plan", "ray.yaml", "--json", "--set", f"pipeline.{setting}")[1])
+        assert found["network"] == {"uint8_bytes": num_bytes, "float32_bytes": 4 * num_bytes}
+    stages[2] = {"resize": 256}  # the longer side has any length
+    (folder / "ray.yaml").write_text(json.dumps(config))
+    assert json.loads(run("plan", "ray.yaml", "--json")[1])["network"] is None
+
+
 def test_warnings_stand_below(folder: Path, run) -> None:
     words = ("--world-size", "5", "--gpus-per-node", "1", "--set", "pipelines.train.batched=1")
     code, out, err = run("plan", "a.yaml", "--pipeline", "train", *words)

@@ -117,7 +117,7 @@ def test_arguments_count_over_overrides_over_the_file(config):
     every = {"workers": 2, "threads": 5, "prefetch": 7, "persistent_workers": False, "start_method": "fork"}
     every |= {"timeout": 60.0}
     assert spec(**every) == LoaderSpec(**every)
-    assert set(every) | {"pin_memory", "device", "ranks_per_node"} == set(LoaderSpec.model_fields)
+    assert set(every) | {"pin_memory", "device", "ranks_per_node", "on"} == set(LoaderSpec.model_fields)
 
 
 def test_overrides_change_the_pipeline_too(config):
@@ -145,6 +145,7 @@ BAD_SETTINGS = [
     {"timeout": -1.0},
     {"start_method": "frok"},
     {"start_method": 5},
+    {"on": "spark"},
     {"pin_memory": "yes"},
     {"threads": "8", "workers": [1], "pin_memory": {}},
 ]

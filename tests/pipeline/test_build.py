@@ -110,7 +110,7 @@ SITUATIONS: dict[str, tuple[str, dict[str, Any], set[str]]] = {
 
 
 def test_the_table_names_every_setting() -> None:
-    assert {*SETTINGS, "workers", "device"} == {*LoaderSpec.model_fields, "cache"}
+    assert {*SETTINGS, "workers", "device", "on"} == {*LoaderSpec.model_fields, "cache"}
 
 
 @pytest.mark.parametrize("situation", SITUATIONS)

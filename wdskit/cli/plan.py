@@ -107,6 +107,9 @@ def _epoch_rows(plan: EpochPlan) -> Iterator[tuple[str, str]]:
         first, second = format_bytes(downloads.node_bytes), format_bytes(downloads.next_bytes)
         yield "downloads", f"{about}{first} per node, {second} in the next epoch"
         yield "cache", f"{about}{format_bytes(downloads.cache_bytes)} per node at least"
+    if (network := plan.network) is not None:
+        rates = [format_bytes(1000 * size) for size in (network.uint8_bytes, network.float32_bytes)]
+        yield "network", f"{rates[0]}/s as uint8 for each 1,000 samples/s of a rank, {rates[1]}/s as float32"
 
 
 def _buckets(plan: EpochPlan) -> Table:

@@ -119,6 +119,15 @@ def _check_device(value: object) -> str:
     raise refuse(wrong_kind(value, "`cuda` or `cuda:1` is needed"))
 
 
+def _check_cluster(value: object) -> str:
+    if isinstance(value, str) and re.fullmatch(_CLUSTER, value):
+        return value
+    need = "`ray` is needed, or the address of a cluster, as in ray://head:10001"
+    if isinstance(value, str) and "@" in value:  # it may be a password
+        raise refuse(f"an address with a user or password is refused; {need}.")
+    raise refuse(wrong_kind(value, need))
+
+
 def _check_unit(values: tuple[float, ...]) -> tuple[float, ...]:
     if any(not 0 <= value <= 1 for value in _check_channels(values)):
         raise refuse(f"{show(values)} is not within 0..1, as the pixels are. Divide numbers for 0..255 by 255.")
@@ -126,6 +135,7 @@ def _check_unit(values: tuple[float, ...]) -> tuple[float, ...]:
 
 
 _NAMES_SCHEMA = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}, "minItems": 1}]}
+_CLUSTER = r"ray(://[^\s/:@]+:[0-9]{1,5})?"
 _SIDE_SCHEMA = {"type": "integer", "minimum": 1, "maximum": 65_535}
 _RANGE_SCHEMA = {"type": "array", "items": {"type": "number"}, "minItems": 2, "maxItems": 2}
 
@@ -146,6 +156,7 @@ Budget = Annotated[
 Device = Annotated[
     str, PlainValidator(_check_device), WithJsonSchema({"type": "string", "pattern": r"^cuda(:[0-9]+)?$"})
 ]
+Cluster = Annotated[str, PlainValidator(_check_cluster), WithJsonSchema({"type": "string", "pattern": f"^{_CLUSTER}$"})]
 Bool = Annotated[bool, Strict()]
 Number = Annotated[float, Strict()]
 Text = Annotated[str, Strict(), AfterValidator(_check_text)]

@@ -21,6 +21,7 @@ from wdskit.pipeline.ranks import find_rank
 from wdskit.pipeline.settings import CacheSpec, ErrorsSpec, LoaderSpec, choose_workers
 from wdskit.stages.base import is_function_name
 from wdskit.stages.registry import STAGES
+from wdskit.stages.sources import PlannedSource
 
 logger = logging.getLogger(__name__)
 
@@ -38,6 +39,7 @@ def make_loader(
     ranks_per_node: int | None = None,
     workers: int | None = None,
     threads: int | None = None,
+    on: str | None = None,
     prefetch: int | None = None,
     persistent_workers: bool | None = None,
     start_method: str | None = None,
@@ -70,6 +72,8 @@ def make_loader(
         threads: Threads in each process, for one-to-one stages. Default: 1 if `workers` is 0, for a stream, if there is
             little to do, or if functions of yours are called, because several threads would call them at the same time.
             Otherwise the cores of this machine, shared by its ranks and workers, at most 8.
+        on: Where the workers of a planned source run: "ray" (the Ray cluster of the environment, which RAY_ADDRESS may
+            name) or the address of one, "ray://head:10001". Needs `workers`. Default: on this machine.
         prefetch: Most batches made ahead: in total with a planned source, and at least two per worker; by each worker
             with a stream. Default: 4; more of a planned source's small batches, because a worker makes up to 256
             samples together. After an epoch, a planned source's loader keeps at most 256 MiB of the next one.
@@ -100,6 +104,7 @@ def make_loader(
     arguments = {
         "workers": workers,
         "threads": threads,
+        "on": on,
         "prefetch": prefetch,
         "persistent_workers": persistent_workers,
         "start_method": start_method,
@@ -111,6 +116,8 @@ def make_loader(
     arguments = {name: value for name, value in arguments.items() if value is not None}
     given = parse_settings(LoaderSpec, arguments, where="make_loader")
     spec = spec.model_copy(update=given.model_dump(exclude_unset=True))
+    if spec.on is not None:
+        _check_cluster(spec, pipe)
     chosen = choose_workers(spec, pipe.stages)
     logger.info("workers: %d, threads: %d%s", chosen.workers, chosen.threads, chosen.reason and f" ({chosen.reason})")
     spec = spec.model_copy(update={"workers": chosen.workers, "threads": chosen.threads})
@@ -140,6 +147,23 @@ def make_loader(
             raise PipelineError("device: a stream's batches stay in this machine's memory. Move them in your loop.")
         return StreamLoader(built, spec, error_spec, **origin)
     return PlannedLoader(built, spec, error_spec, **origin)
+
+
+def _check_cluster(spec: LoaderSpec, pipe: Pipeline) -> None:
+    """Check the settings of a loader whose workers run on a cluster.
+
+    Raises:
+        PipelineError: The source is a stream, or the number of workers is not set.
+    """
+    if not isinstance(pipe.stages[0], PlannedSource):
+        msg = (
+            f"loader.on: {spec.on}: a stream continues in the worker that began it, so another node cannot replace it."
+        )
+        raise PipelineError(f"{msg}\n  Index the shards (`wdskit index FOLDER`) and use `exact`, or leave `on` out.")
+    if not spec.workers or "workers" not in spec.model_fields_set:
+        what = "workers is 0" if "workers" in spec.model_fields_set else "workers is not set"
+        msg = f"loader.on: {spec.on}: {what}, but the cores of this machine do not say how many a cluster can run."
+        raise PipelineError(f"{msg}\n  Set their number, as in `loader: {{workers: 32, on: {spec.on}}}`.")
 
 
 def _check_functions(functions: Mapping[str, Callable[..., Any]] | None) -> None:

@@ -17,10 +17,11 @@ from wdskit.errors import PipelineError
 from wdskit.loader.base import Loader
 from wdskit.loader.budget import Budget
 from wdskit.loader.device import hand_over, make_mover
-from wdskit.loader.pools import make_pool
+from wdskit.loader.pools import Pool, make_pool
 from wdskit.loader.prefetch import Prefetch, jobs_ahead
 from wdskit.loader.starting import start_fork_server, start_method_of
 from wdskit.loader.state import Pass, Passes
+from wdskit.loader.watch import Watch
 from wdskit.pipeline.settings import ErrorsSpec, LoaderSpec
 
 logger = logging.getLogger(__name__)
@@ -64,18 +65,25 @@ class PlannedLoader(Loader):
         self._steps_a_job, num_ahead = jobs_ahead(spec, self.program)
         num_samples = len(self._passes) * layout.batch
         self._budget = Budget(errors or ErrorsSpec(), rank=self._rank_info.rank, num_samples=num_samples)
+        self._prefetch = Prefetch(self._make_pool(), num_ahead)
+        self.most_ahead = num_ahead * self._steps_a_job + self._steps_a_job - 1
+
+    def _make_pool(self) -> Pool:
+        program, spec = self.program, self.spec
+        if spec.on is not None:
+            from wdskit.loader.ray import RayPool
+
+            return RayPool(program, PlannedBatches, spec.workers, spec.on, Watch(program.describe, spec.timeout or 0.0))
         start_method = functools.partial(
             start_method_of,
-            self.program.parts,
+            program.parts,
             spec.start_method,
             reads_store=program.reader.is_remote,
-            needs_torch=self.program.needs_torch,
+            needs_torch=program.needs_torch,
         )
         if spec.workers:
             start_fork_server(start_method())
-        pool = make_pool(self.program, PlannedBatches, spec.workers, start_method, spec.timeout)
-        self._prefetch = Prefetch(pool, num_ahead)
-        self.most_ahead = num_ahead * self._steps_a_job + self._steps_a_job - 1
+        return make_pool(program, PlannedBatches, spec.workers, start_method, spec.timeout)
 
     @property
     def epoch(self) -> int:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from wdskit.stages.timing import Timings
+from wdskit.stages.timing import NodeCounts, Timings
 from wdskit.storage.traffic import Traffic
 from wdskit.text import format_bytes
 
@@ -55,6 +55,7 @@ class LoaderStats:
         bytes_per_s: Bytes read at `samples_per_s`.
         traffic: Bytes from stores, and from the cache.
         stages: The time of each stage, in the order in which they run.
+        nodes: The batches of each node of a cluster, their bytes, and the jobs that it lost; empty without a cluster.
     """
 
     loader: str
@@ -72,24 +73,29 @@ class LoaderStats:
     bytes_per_s: float
     traffic: Traffic
     stages: Mapping[str, StageStats]
+    nodes: Mapping[str, NodeCounts] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the same as plain dicts and numbers, with the same names, as for wandb or TensorBoard."""
-        return asdict(self) | {"traffic": self.traffic._asdict()}
+        nodes = {name: counts._asdict() for name, counts in self.nodes.items()}
+        return asdict(self) | {"traffic": self.traffic._asdict(), "nodes": nodes}
 
     def line(self) -> str:
         """Speed and waits in one line, with advice if the consumer waits."""
         return f"{self._summary()} {self._hint()}".rstrip()
 
     def __str__(self) -> str:
-        """Speed and waits, a table of the stages, and whether the loader keeps up."""
-        rows: list[tuple[str, ...]] = [("stage", "share", "mean")]
-        for name, stage in self.stages.items():
-            rows.append((name, f"{stage.share_ratio:.1%}", format_duration(stage.mean_s)))
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        table = ["  ".join((row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:]))) for row in rows]
-        keeps_up = self._hint() or "The loader keeps up with its consumer."
-        return "\n".join([self._summary(), *(table if self.stages else ()), *([keeps_up] if self.steps else ())])
+        """Speed and waits, a table of the stages and one of the nodes, and whether the loader keeps up."""
+        stages = [(name, f"{one.share_ratio:.1%}", format_duration(one.mean_s)) for name, one in self.stages.items()]
+        nodes = [
+            (name, str(counts.batches), format_bytes(counts.num_bytes), str(counts.repeated))
+            for name, counts in sorted(self.nodes.items())
+        ]
+        lines = [self._summary()]
+        lines += _table(("stage", "share", "mean"), stages) if stages else []
+        lines += _table(("node", "batches", "size", "jobs repeated"), nodes) if nodes else []
+        lines += [self._hint() or "The loader keeps up with its consumer."] if self.steps else []
+        return "\n".join(lines)
 
     def _summary(self) -> str:
         replaced = f" ({self.replaced} replaced)" if self.replaced else ""
@@ -112,6 +118,12 @@ class LoaderStats:
             name, stage = max(self.stages.items(), key=lambda item: item[1].share_ratio)
             largest = f"`{name}` takes {stage.share_ratio:.0%} of the stages' time, and "
         return f"The consumer waits for the loader: {largest}`wdskit bench` finds the workers and threads."
+
+
+def _table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> list[str]:
+    """Return the lines of a table."""
+    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
+    return ["  ".join((row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:]))) for row in (head, *rows)]
 
 
 def format_duration(seconds: float) -> str:
@@ -199,4 +211,5 @@ class Meter:
                 bytes_per_s=timings.bytes_read / self._samples * samples_per_s if self._samples else 0.0,
                 traffic=timings.traffic,
                 stages={name: StageStats(mean_s, mean_s / all_s) for name, mean_s in means.items()},
+                nodes=dict(timings.nodes),
             )

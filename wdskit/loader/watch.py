@@ -86,7 +86,9 @@ class Watch:
 
     def _state(self, who: str, now_s: float, waited_s: float) -> str:
         busy = [] if self._last is None else np.flatnonzero(self._last[:, 1] != IDLE).tolist()
-        if self._first is None or self._last is None or not busy:
+        if self._first is None or self._last is None:
+            return f"no batch has come from {who} for {waited_s:.0f} s."
+        if not busy:
             return f"no batch has come from {who} for {waited_s:.0f} s. It is not working on a sample."
         slot = min(busy, key=self._since.__getitem__)
         if TURN in busy and now_s - self._since[TURN] >= waited_s / 2:  # other threads wait for this one

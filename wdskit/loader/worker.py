@@ -132,7 +132,7 @@ def serve(connection: Connection, start: Start, number: int, environment: dict[s
     keep_freed_memory()
     run = program.run
     run.worker, run.num_workers = number, num_workers
-    _seed(program, number, num_workers)
+    seed_worker(program, number, num_workers)
     block = SharedBlock(BOARD_BLOCK, BOARD_BYTES)
     run.board, run.is_watched = Board(block.memory), True
     with contextlib.suppress(ConnectionError):
@@ -157,7 +157,7 @@ def _work_or_exit(channel: _Channel, factory: BatchFactory) -> None:
         os._exit(1)
 
 
-def _seed(program: Any, number: int, num_workers: int) -> None:
+def seed_worker(program: Any, number: int, num_workers: int) -> None:
     """Seed the global generators with another seed in each worker, and set `get_worker_info`, as torch's DataLoader.
 
     torch gets its seed, and one thread, when it is imported.
@@ -233,7 +233,7 @@ class _Channel:
             self._waiting.append(task)
 
     def answer(self, task: Task, outcome: Outcome[list[Batch]]) -> None:
-        """Send the outcome of a job. If a batch does not pickle, send the batches before it and the error.
+        """Send the outcome of a job: `pack_outcome`.
 
         Raises:
             OSError: A block cannot be sent. The connection cannot be used any more.
@@ -242,13 +242,7 @@ class _Channel:
         if task.cancelled.is_set():
             return
         outcome.where = self._where
-        try:
-            message = pack(outcome, self.memory)
-        except OSError as err:  # no memory or no descriptors are left
-            message = Message(pickle.dumps(Outcome(error=err, where=self._where)), ())
-        except BaseException as err:  # noqa: BLE001 (the consumer receives every error of a worker)
-            good = list(itertools.takewhile(_pickles, outcome.value or ()))
-            message = pack(Outcome(good, err, self._where), self.memory)
+        message = pack_outcome(outcome, self.memory)
         with (
             self._sending,
             contextlib.suppress(ConnectionError),
@@ -263,6 +257,17 @@ class _Channel:
                 assert isinstance(block, SharedBlock)
                 block.send(self._connection)
                 self.memory.give_back(number)
+
+
+def pack_outcome(outcome: Outcome[list[Batch]], memory: Ring) -> Message:
+    """Put an outcome into a message. If a batch does not pickle, put the batches before it and the error."""
+    try:
+        return pack(outcome, memory)
+    except OSError as err:  # no memory or no descriptors are left
+        return Message(pickle.dumps(Outcome(error=err, where=outcome.where)), ())
+    except BaseException as err:  # noqa: BLE001 (the consumer receives every error of a worker)
+        good = list(itertools.takewhile(_pickles, outcome.value or ()))
+        return pack(Outcome(good, err, outcome.where), memory)
 
 
 def _pickles(batch: Batch) -> bool:

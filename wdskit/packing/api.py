@@ -19,9 +19,10 @@ from wdskit.packing.fill import Count, fill_jobs
 from wdskit.packing.options import PackOptions, takes_options
 from wdskit.packing.plan import Jobs, PackPlan, Plan, divide_plan, read_rows
 from wdskit.packing.publish import Destination, open_destination, raised_as_pack_errors
-from wdskit.packing.ray import fill_on_ray, import_ray
+from wdskit.packing.ray import fill_on_ray
 from wdskit.packing.sources import Duplicate, Source, find_source
 from wdskit.packing.stream import pack_stream
+from wdskit.pipeline.cluster import import_ray
 from wdskit.shards.export import export, outdated
 from wdskit.shards.split import format_share
 from wdskit.tar.writer import END_BYTES
@@ -215,7 +216,7 @@ def read_plan(dest: Destination, found: Source, *, skip_bad: bool, keep_first: b
     """
     options, part = dest.options, dest.options.part_of
     if options.on is not None and not options.dry_run:
-        import_ray()  # an error here costs less than one after the rows are read
+        import_ray(PackError)  # an error here costs less than one after the rows are read
     name = "plan" if part is None else f"plan-{part[0]}-of-{part[1]}"
     plan: Plan = dest.enter(
         Plan(lambda: dest.room, name=name, is_held=found.is_held, shares=options.shares, sha256=found.sha256)

@@ -9,13 +9,11 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import socket
 from collections import deque
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from wdskit import __version__
@@ -27,7 +25,7 @@ from wdskit.files import Disk
 from wdskit.packing.fill import Count, fill_shard
 from wdskit.packing.plan import FileRows, ShardJob
 from wdskit.packing.row import row_error
-from wdskit.text import install_extra
+from wdskit.pipeline.cluster import ADDRESS, connect, last_line
 
 _MOST_TRIES = 4
 _LEAST_AHEAD = 64  # least number of waiting shards, so that an autoscaling cluster sees work to grow for
@@ -61,22 +59,9 @@ def check_address(on: str) -> None:
     Raises:
         PackError: `on` is neither `ray` nor `ray://HOST:PORT`.
     """
-    if not re.fullmatch(r"ray(://[^\s/:]+:[0-9]{1,5})?", on):
-        raise PackError(f"on: {on!r} is neither ray nor the address of a cluster, such as ray://head:10001.")
-
-
-def import_ray() -> ModuleType:
-    """Import Ray and return the module.
-
-    Raises:
-        PackError: Ray is not installed.
-    """
-    try:
-        import ray
-    except ImportError as err:
-        raise PackError(f"on: Ray is not installed. {install_extra('ray')}") from err
-    found: ModuleType = ray
-    return found
+    if not ADDRESS.fullmatch(on):
+        shown = "an address with a user or password" if "@" in on else repr(on)
+        raise PackError(f"on: {shown} is neither ray nor the address of a cluster, such as ray://head:10001.")
 
 
 def fill_on_ray(
@@ -100,7 +85,9 @@ def fill_on_ray(
     """
     site = Site(log.with_name(DESCRIPTION_NAME), log, os.getcwd(), socket.gethostname(), disk)
     pending: deque[Any] = deque()
-    with _connected(on) as ray:
+    ray, disconnect = connect(on, PackError, starts_cluster=True)
+    with contextlib.ExitStack() as stack:
+        stack.callback(disconnect)
         fill = ray.remote(max_retries=_MOST_TRIES - 1, num_cpus=1)(fill_on_node)
         try:
             for number, job in enumerate(jobs):
@@ -109,10 +96,10 @@ def fill_on_ray(
                 try:
                     filled = ray.get(pending[0])
                 except ray.exceptions.RayTaskError as err:
-                    msg = f"{job.path}: a node of the cluster cannot write it: {_last_line(err)}."
+                    msg = f"{job.path}: a node of the cluster cannot write it: {last_line(err)}."
                     raise PackError(f"{msg}\n  Install wdskit {__version__} on all of them.") from err
                 except ray.exceptions.RayError as err:
-                    msg = f"{job.path}: its worker on the cluster died {_MOST_TRIES} times: {_last_line(err)}."
+                    msg = f"{job.path}: its worker on the cluster died {_MOST_TRIES} times: {last_line(err)}."
                     raise PackError(f"{msg}\n  Check its memory; run the same command again to continue.") from err
                 pending.popleft()
                 if isinstance(filled, WdskitError):
@@ -124,31 +111,6 @@ def fill_on_ray(
                 ray.cancel(each, force=True)
             if pending:
                 ray.wait([*pending], num_returns=len(pending), timeout=_END_S)
-
-
-@contextlib.contextmanager
-def _connected(on: str) -> Iterator[ModuleType]:
-    """Ray, connected to the cluster; where this process was not connected before, only while the block runs."""
-    ray = import_ray()
-    was_connected = ray.is_initialized()
-    if was_connected and on != "ray":
-        raise PackError(
-            f"on: this process is already connected to Ray, but not to {on}. Pass on='ray' to use that connection."
-        )
-    try:
-        if not was_connected:
-            ray.init(address=None if on == "ray" else on, log_to_driver=False, logging_level="ERROR")
-    except (ConnectionError, OSError, RuntimeError, ValueError) as err:
-        raise PackError(f"on: the cluster {on} cannot be reached: {_last_line(err)}.") from err
-    try:
-        yield ray
-    finally:
-        if not was_connected:
-            ray.shutdown()
-
-
-def _last_line(err: Exception) -> str:
-    return (str(err).strip() or type(err).__name__).splitlines()[-1].strip().rstrip(".")
 
 
 def fill_on_node(job: ShardJob, site: Site) -> ShardEntry | WdskitError:

@@ -307,6 +307,8 @@ def _find_unused(built: Program | StreamPipeline, spec: LoaderSpec, cache: Cache
             yield "loader.start_method", "`workers: 0` starts no worker process"
         if spec.prefetch is not None and (is_stream or (built.run.num_threads == 1 and not is_remote)):
             yield "loader.prefetch", "with `workers: 0` each batch is made when it is asked for"
+    elif spec.on is not None and spec.start_method is not None:
+        yield "loader.start_method", "Ray starts the workers of its cluster"
     if spec.device is not None and spec.pin_memory:
         yield "loader.pin_memory", "`device` copies through page-locked memory already"
     if is_stream and not spec.persistent_workers:

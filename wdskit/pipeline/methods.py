@@ -591,6 +591,7 @@ class StageMethods(ABC):
         ranks_per_node: int | None = None,
         workers: int | None = None,
         threads: int | None = None,
+        on: str | None = None,
         prefetch: int | None = None,
         persistent_workers: bool | None = None,
         start_method: str | None = None,
@@ -620,6 +621,8 @@ class StageMethods(ABC):
             threads: Threads in each process, for one-to-one stages. Default: 1 if `workers` is 0, for a stream, if
                 there is little to do, or if functions of yours are called, because several threads would call them at
                 the same time. Otherwise the cores of this machine, shared by its ranks and workers, at most 8.
+            on: Where the workers of a planned source run: "ray" (the Ray cluster of the environment, which RAY_ADDRESS
+                may name) or the address of one, "ray://head:10001". Needs `workers`. Default: on this machine.
             prefetch: Most batches made ahead: in total with a planned source, and at least two per worker; by each
                 worker with a stream. Default: 4; more of a planned source's small batches, because a worker makes up to
                 256 samples together. After an epoch, a planned source's loader keeps at most 256 MiB of the next one.
@@ -650,6 +653,7 @@ class StageMethods(ABC):
             ranks_per_node=ranks_per_node,
             workers=workers,
             threads=threads,
+            on=on,
             prefetch=prefetch,
             persistent_workers=persistent_workers,
             start_method=start_method,

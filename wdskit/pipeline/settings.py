@@ -14,7 +14,7 @@ from wdskit.config import export
 from wdskit.config.load import Models, Stage, load
 from wdskit.config.messages import did_you_mean, listing, show, wrong_kind
 from wdskit.config.spec import StageSpec, refuse
-from wdskit.config.values import Bool, Budget, Count, Device, Natural, Text, Timeout
+from wdskit.config.values import Bool, Budget, Cluster, Count, Device, Natural, Text, Timeout
 from wdskit.errors import ConfigError, Problem
 from wdskit.pipeline.ranks import local_ranks
 from wdskit.processes import usable_cores
@@ -59,6 +59,11 @@ class LoaderSpec(BaseModel):
         None,
         description="Threads in each process. Default: 1; where a planned source's images are decoded in workers and "
         "no functions of yours are called, this machine's cores, shared by its ranks and workers, at most 8.",
+    )
+    on: Cluster | None = Field(
+        None,
+        description="Where the workers of a planned source run: `ray` (the Ray cluster of the environment) or the "
+        "address of one, as in ray://head:10001. Needs `workers`. Default: on this machine.",
     )
     prefetch: Count | None = Field(
         None,
@@ -272,6 +277,7 @@ def choose_workers(spec: LoaderSpec, stages: Sequence[Any], environ: Mapping[str
     - All others have one worker with one thread: the samples of a stream depend on the number of workers, and small
       samples take longer to send to a thread than to make.
     - Without workers a loader runs in the caller's thread, as torch's does.
+    - Workers on a cluster have one thread, because the cores of this machine say nothing about those of its nodes.
 
     Args:
         spec: The settings.
@@ -279,7 +285,7 @@ def choose_workers(spec: LoaderSpec, stages: Sequence[Any], environ: Mapping[str
         environ: Gives the ranks on this machine, from torchrun or Slurm, if `spec.ranks_per_node` is not set.
     """
     workers, threads = spec.workers, spec.threads
-    if threads is not None or not workers or not isinstance(stages[0], PlannedSource):
+    if threads is not None or not workers or spec.on is not None or not isinstance(stages[0], PlannedSource):
         return WorkerCount(workers, threads or 1)
     is_one = calls_functions(stages)
     reason = ONE_THREAD if is_one else ""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from time import perf_counter
-from typing import Any
+from typing import Any, NamedTuple
 
 from wdskit.storage.traffic import NO_TRAFFIC, Traffic
 
@@ -13,6 +13,24 @@ INTERVAL_S = 0.05
 """Least time between two tasks that are timed. A task has up to 50 laps of 3 us, so that timing takes 0.3 %."""
 
 _END = object()
+
+
+class NodeCounts(NamedTuple):
+    """What a node of a cluster has made.
+
+    Attributes:
+        batches: Number of batches that came from the node.
+        num_bytes: Bytes of these batches.
+        repeated: Number of jobs that the node lost, and that were run again.
+    """
+
+    batches: int = 0
+    num_bytes: int = 0
+    repeated: int = 0
+
+    def plus(self, other: NodeCounts) -> NodeCounts:
+        """Return the sum."""
+        return NodeCounts(*(mine + others for mine, others in zip(self, other, strict=True)))
 
 
 @dataclass(slots=True)
@@ -24,12 +42,14 @@ class Timings:
         traffic: What came from stores, for these samples and others.
         stages: The number of samples on which each stage was timed and the seconds that these took, in the order of the
             first laps.
+        nodes: By the name of the node, where workers run on a cluster. The main process counts them.
         lap_start_s: When the running lap began.
     """
 
     bytes_read: int = 0
     traffic: Traffic = NO_TRAFFIC
     stages: dict[str, tuple[int, float]] = field(default_factory=dict)
+    nodes: dict[str, NodeCounts] = field(default_factory=dict)
     lap_start_s: float = field(default_factory=perf_counter, compare=False)
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -51,6 +71,8 @@ class Timings:
         self.traffic = self.traffic.plus(other.traffic)
         for stage, (num, total_s) in other.stages.items():
             self._add(stage, num, total_s)
+        for node, counts in other.nodes.items():
+            self.nodes[node] = self.nodes.get(node, NodeCounts()).plus(counts)
 
     def _add(self, stage: str, num: int, total_s: float) -> None:
         num_before, before_s = self.stages.get(stage, (0, 0.0))

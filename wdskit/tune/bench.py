@@ -222,8 +222,8 @@ class _Subject:
     def loader(self, setting: Setting) -> PlannedLoader:
         """Make a new loader. Nothing starts before it is iterated."""
         settings = (
-            self.spec.model_dump() | setting._asdict() | {"persistent_workers": False}
-        )  # its workers end with a pass
+            self.spec.model_dump() | setting._asdict() | {"persistent_workers": False, "on": None}
+        )  # its workers end with a pass, and run on this machine
         if not setting.workers:  # else each loader would log that these have no effect
             settings |= {"persistent_workers": None, "start_method": None}
             settings |= {"prefetch": None} if setting.threads == 1 else {}

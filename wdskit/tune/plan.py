@@ -32,6 +32,7 @@ QUICK = 1 << 22
 MAX_OFFSETS = 4096
 """Most shards whose offsets are read for exact downloads. For more shards, the mean size of a sample is used."""
 _OPENED = 64  # shards whose offsets are requested at once
+_CHANNELS = {"l": 1, "index": 1, "rgba": 4}  # by the end of `decode.images`; all others have 3
 _MUCH_SHARED = 1.25
 _MAX_DEALT = 1 << 21  # positions after which the deal of lanes to nodes is known well enough
 
@@ -68,6 +69,19 @@ class DownloadPlan:
     node_bytes: int
     next_bytes: int
     cache_bytes: int
+
+
+@dataclass(frozen=True)
+class NetworkPlan:
+    """What a rank receives for each sample if its workers run on other machines: the pixels of the image.
+
+    Attributes:
+        uint8_bytes: With uint8 images.
+        float32_bytes: With float32 images, as `normalize` makes them.
+    """
+
+    uint8_bytes: int
+    float32_bytes: int
 
 
 @dataclass(frozen=True)
@@ -112,6 +126,8 @@ class EpochPlan:
         lanes: The lanes of the order; None for `sequential`.
         buckets: Those of `bucketed`, empty without.
         downloads: What nodes download of shards in a store; None if it was not computed.
+        network: What a rank receives from workers on a cluster (`loader.on`); None without, and if the stages do not
+            say the size of the images.
         warnings: What to change, and how.
     """
 
@@ -131,6 +147,7 @@ class EpochPlan:
     lanes: LanesPlan | None
     buckets: tuple[BucketRow, ...]
     downloads: DownloadPlan | None
+    network: NetworkPlan | None
     warnings: tuple[str, ...]
 
 
@@ -221,8 +238,26 @@ def plan(
         lanes=lanes,
         buckets=tuple(_bucket_rows(layout)),
         downloads=fetched,
+        network=None if loader.on is None else _plan_network(pipe.stages),
         warnings=tuple(_warnings(lanes, steps, fetched, cache)),
     )
+
+
+def _plan_network(stages: Sequence[Any]) -> NetworkPlan | None:
+    size: object = None
+    channels = 3
+    for stage in stages:
+        name = getattr(stage, "name", "")
+        if name in {"center_crop", "random_resized_crop"}:
+            size = stage.size if isinstance(stage.size, tuple) else (stage.size, stage.size)
+        elif name in {"resize", "resize_to_bucket", "torchvision"}:
+            size = getattr(stage, "size", None)
+        elif name == "decode" and stage.images is not None:
+            channels = _CHANNELS.get(stage.images.removeprefix("torch").removeprefix("pil").removesuffix("8"), 3)
+    if not isinstance(size, tuple):  # the images keep sizes of their own
+        return None
+    num_values = size[0] * size[1] * channels
+    return NetworkPlan(num_values, 4 * num_values)
 
 
 def _bucket_rows(layout: EpochLayout) -> Iterator[BucketRow]:

@@ -1,0 +1,461 @@
+"""Workers on a Ray cluster, with a stand-in for Ray; `peers/check_loader_ray.py` has a real cluster."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import random
+import shutil
+import subprocess
+import sys
+import threading
+import types
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from object_server import BUCKET, put, read_from, s3_server
+from rays import ActorDiedError, FakeCluster, ObjectLostError, RayError, RayTaskError, RuntimeEnvSetupError
+from shards import fail_on_7, number_of, write_numbers, write_pictures
+
+from wdskit import ConfigError, Pipeline, PipelineError, SampleError, make_loader
+from wdskit.engine.outcome import WorkerTraceback
+from wdskit.loader import node
+from wdskit.loader import ray as on_ray
+from wdskit.pipeline import cluster as connections
+from wdskit.shards.index import index_folder
+
+
+@pytest.fixture
+def ray(monkeypatch):
+    """Actors are threads here, so what they set for their process is restored."""
+    fake = FakeCluster()
+    monkeypatch.setitem(sys.modules, "ray", fake)
+    monkeypatch.setenv("RAY_ADDRESS", "head:6379")
+    monkeypatch.setattr("torch.utils.data._utils.worker._worker_info", None)
+    monkeypatch.setattr(connections, "_users", {})
+    monkeypatch.chdir(Path.cwd())
+    states, threads = (random.getstate(), np.random.get_state(), torch.get_rng_state()), torch.get_num_threads()  # noqa: NPY002
+    yield fake
+    for restore, state in zip((random.setstate, np.random.set_state, torch.set_rng_state), states, strict=True):
+        restore(state)
+    torch.set_num_threads(threads)
+    gc.collect()
+    assert not fake.living
+    assert not [thread for thread in threading.enumerate() if thread.name == "wdskit-ray"]
+
+
+@pytest.fixture(scope="module")
+def numbers(tmp_path_factory) -> str:
+    """Six indexed shards, 39 samples."""
+    folder = tmp_path_factory.mktemp("numbers")
+    write_numbers(folder, [4, 5, 6, 7, 8, 9])
+    index_folder(folder)
+    return str(folder)
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory) -> str:
+    folder = tmp_path_factory.mktemp("pictures")
+    write_pictures(folder, [20, 0, 32, 25])
+    index_folder(folder)
+    return str(folder)
+
+
+def exact(shards: str) -> Pipeline:
+    return Pipeline().exact(shards, seed=5, lanes=4, window=9)
+
+
+def crops(shards: str) -> Pipeline:
+    return exact(shards).decode("rgb8").random_resized_crop(200).to_tuple("jpg;png", "cls", "__key__").batched(4)
+
+
+def plain(batch: Any) -> list[Any]:
+    return [part.numpy().tobytes() if isinstance(part, torch.Tensor) else part for part in batch]
+
+
+# --- the same batches
+
+
+@pytest.mark.parametrize("way", [{"workers": 1}, {"workers": 2, "threads": 3}, {"workers": 3, "prefetch": 1}], ids=str)
+def test_the_batches_of_a_cluster_are_those_of_this_machine_to_the_bit(pictures, ray, way):
+    wanted = [plain(batch) for batch in crops(pictures).loader(workers=0)]
+    with crops(pictures).loader(**way, on="ray") as loader:
+        for _ in range(2):
+            loader.set_epoch(0)
+            found = [*loader]
+            assert [plain(batch) for batch in found] == wanted
+            assert found[0][0].is_contiguous(memory_format=torch.channels_last)
+            assert found[0][0].dtype == torch.uint8
+    assert ray.calls == [("init", "head:6379"), "shutdown"]
+    assert ray.options["num_cpus"] == way.get("threads", 1)
+    assert (ray.options["max_restarts"], ray.options["max_task_retries"]) == (0, 0)
+
+
+def test_changes_in_place_reach_no_other_batch(pictures, ray):
+    """The store's memory is read-only; batches that are kept have memory of their own."""
+    wanted = [plain(batch) for batch in crops(pictures).loader(workers=0)]
+    with crops(pictures).loader(workers=2, on="ray") as loader:
+        kept, found = [], []
+        for batch in loader:
+            found.append(plain(batch))
+            batch[0].fill_(len(kept))
+            batch[1].zero_()
+            kept.append(batch[0])
+    assert found == wanted
+    assert all(torch.all(images == number) for number, images in enumerate(kept))
+
+
+def test_a_state_resumes_on_another_number_of_workers_and_on_this_machine(pictures, ray):
+    wanted = [plain(batch) for batch in crops(pictures).loader(workers=0)]
+    with crops(pictures).loader(workers=3, on="ray") as loader:
+        found = [plain(batch) for _, batch in zip(range(7), loader, strict=False)]
+        state = loader.state_dict()
+    for way in ({"workers": 1, "on": "ray"}, {"workers": 0}):
+        with crops(pictures).loader(**way) as resumed:
+            resumed.load_state_dict(state)
+            assert found + [plain(batch) for batch in resumed] == wanted
+
+
+# --- failures
+
+
+class Chaos:
+    """Ends actors, or loses their answers, before random calls."""
+
+    def __init__(self, seed: int, errors: list[type[RayError]], methods: set[str]) -> None:
+        self.random, self.errors, self.methods, self.num = random.Random(seed), errors, methods, 0
+
+    def __call__(self, actor: Any, method: str) -> None:
+        if method in self.methods and self.random.random() < 0.2:
+            self.num += 1
+            raise self.random.choice(self.errors)("lost")
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_lost_jobs_are_made_again_and_each_batch_comes_once_and_in_order(numbers, ray, seed):
+    ray.before = Chaos(seed, [ActorDiedError, ObjectLostError], {"begin", "make"})
+    with exact(numbers).map(number_of).batched(3).loader(workers=3, on="ray") as loader:
+        wanted = [batch.tolist() for batch in exact(numbers).map(number_of).batched(3).loader(workers=0)]
+        for _ in range(4):
+            loader.set_epoch(0)
+            assert [batch.tolist() for batch in loader] == wanted
+            assert sum(counts.batches for counts in loader.stats().nodes.values()) == len(wanted)
+    assert ray.before.num
+
+
+def test_the_nodes_are_counted(numbers, ray):
+    failures = iter([ActorDiedError])
+    ray.before = lambda actor, method: raise_next(failures) if method == "make" else None
+    pipe = exact(numbers).map(number_of).batched(3)
+    with pipe.loader(workers=1, on="ray", prefetch=2) as loader:
+        assert len([*loader]) == 13
+        stats = loader.stats()
+    [lost] = [name for name, counts in stats.nodes.items() if counts.repeated]
+    [made] = [name for name, counts in stats.nodes.items() if counts.batches]
+    assert (lost.endswith("(node0000)"), made.endswith("(node0001)")) == (True, True)
+    assert stats.nodes[made].batches == 13
+    assert stats.nodes[made].num_bytes > 13 * 24
+    assert stats.to_dict()["nodes"][lost] == {"batches": 0, "num_bytes": 0, "repeated": stats.nodes[lost].repeated}
+    assert str(stats).splitlines()[-3].split()[-1] in {"repeated", "0", "1", "2"}
+
+
+def raise_next(errors: Any) -> None:
+    for error in errors:
+        raise error("lost")
+
+
+def test_an_actor_that_dies_while_it_has_no_job_is_replaced_at_once(numbers, ray):
+    with exact(numbers).map(number_of).batched(3).loader(workers=1, on="ray") as loader:
+        batches = iter(loader)
+        next(batches)
+        crew = loader._prefetch._pool._crew
+        with crew.changed:
+            assert crew.changed.wait_for(lambda: not crew.actors[0].tickets, 30)
+        dead = crew.actors[0]
+        ray.living[0].end()
+        with crew.changed:
+            assert crew.changed.wait_for(lambda: crew.actors[0] is not dead and crew.actors[0].node, 30)
+        assert len([*batches]) == 12
+
+
+def test_a_job_that_ends_each_worker_is_an_error(numbers, ray):
+    def die(actor: Any, method: str) -> None:
+        if method == "make":
+            raise ActorDiedError("The worker ran out of memory.")
+
+    ray.before = die
+    message = r"^on: a worker died 5 times while it made the same batches, last on .*: The (actor|worker)"
+    loader = exact(numbers).batched(3).loader(workers=2, on="ray")
+    with pytest.raises(PipelineError, match=message):
+        list(loader)
+    assert not ray.living
+
+
+def test_workers_that_never_start_are_an_error(numbers, ray, monkeypatch):
+    monkeypatch.setattr(on_ray, "_MOST_STARTS", 3)
+    ray.before = lambda actor, method: raise_next([ActorDiedError])
+    with pytest.raises(PipelineError, match=r"^on: a worker died 3 times while it started, last on a node of"):
+        list(exact(numbers).batched(3).loader(workers=1, on="ray"))
+
+
+def test_too_small_a_cluster_ends_with_the_numbers_after_the_timeout(numbers, ray):
+    ray.num_cpus = 0
+    message = (
+        r"^no batch came within 0.2 s \(timeout\): one of 4 workers on ray \(2 CPUs each\) has not started within 0 s. "
+        r"The cluster has 0 CPUs, 0 of them free.\n  Correct what hangs, or raise `timeout`; 0 is no limit.$"
+    )
+    with pytest.raises(PipelineError, match=message):
+        list(exact(numbers).batched(3).loader(workers=4, threads=2, on="ray", timeout=0.2))
+
+
+def test_a_part_of_the_workers_is_enough(numbers, ray):
+    ray.num_cpus = 1
+    with exact(numbers).map(number_of).loader(workers=4, on="ray") as loader:
+        assert sorted(loader) == list(range(39))
+
+
+HUNG = threading.Event()
+
+
+def hang_on_5(sample: Any) -> int:
+    if number_of(sample) == 5:
+        HUNG.wait(30)
+    return number_of(sample)
+
+
+def test_a_sample_that_hangs_is_named(numbers, ray):
+    HUNG.clear()
+    try:
+        with pytest.raises(
+            PipelineError, match=r"worker 0 on \S+ \(node0000\) has been at sample .*s-001.tar: n000005"
+        ):
+            list(Pipeline().sequential(numbers).map(hang_on_5).batched(3).loader(workers=1, on="ray", timeout=2))
+    finally:
+        HUNG.set()
+
+
+def test_errors_of_samples_come_after_the_batches_before_them_with_their_cause(numbers, ray):
+    seen: list[int] = []
+    pipe = Pipeline().sequential(numbers).map(fail_on_7).batched(3)
+    with pipe.loader(workers=2, on="ray") as loader, pytest.raises(SampleError, match=r"n000007") as caught:
+        for batch in loader:
+            seen += map(int, batch["cls"])
+    assert seen == list(range(6))
+    cause = caught.value.__cause__
+    assert isinstance(cause, ValueError)
+    assert isinstance(cause.__cause__, WorkerTraceback)
+    assert "in fail_on_7" in str(cause.__cause__)
+
+
+# --- what nodes need
+
+
+@pytest.mark.parametrize("name", ["wdskit", "Python", "torch"])
+def test_another_version_is_named(numbers, ray, monkeypatch, name):
+    versions = on_ray.find_versions()
+    monkeypatch.setattr(node, "find_versions", lambda: {**versions, name: "0.0"})
+    message = rf"^on: host \S+ has {name} 0.0, but \S+ has {versions[name]}.\n  Install the same version on all nodes.$"
+    with pytest.raises(PipelineError, match=message):
+        list(exact(numbers).batched(3).loader(workers=1, on="ray"))
+
+
+def test_a_module_that_nodes_lack_is_named_with_the_way_to_send_it(numbers, ray, monkeypatch):
+    module = types.ModuleType("only_here")
+    exec("def function(sample): return sample", module.__dict__)
+    monkeypatch.setitem(sys.modules, "only_here", module)
+    loader = exact(numbers).map(module.function).batched(3).loader(workers=1, on="ray")
+    monkeypatch.delitem(sys.modules, "only_here")
+    with pytest.raises(PipelineError, match=r"^on: \S+ has no module 'only_here'.\n.*`ray.init\(runtime_env=...\)`"):
+        list(loader)
+
+
+def test_wdskit_itself_may_be_missing(numbers, ray):
+    error = RayTaskError("...\nModuleNotFoundError: No module named 'wdskit.loader'")
+    ray.before = lambda actor, method: (_ for _ in ()).throw(error)
+    with pytest.raises(PipelineError, match=r"^on: a node of the cluster has no module 'wdskit.loader'"):
+        list(exact(numbers).batched(3).loader(workers=1, on="ray"))
+
+
+def test_a_runtime_env_that_fails_is_an_error(numbers, ray):
+    ray.before = lambda actor, method: (_ for _ in ()).throw(RayTaskError("pip failed."))
+    with pytest.raises(PipelineError, match=r"^on: a worker on a node of the cluster cannot run: pip failed.$"):
+        list(exact(numbers).batched(3).loader(workers=1, on="ray"))
+    assert issubclass(RuntimeEnvSetupError, RayError)
+
+
+def test_shards_that_a_node_does_not_see_are_an_error(tmp_path, ray):
+    write_numbers(tmp_path / "a", [6])
+    index_folder(tmp_path / "a")
+    loader = exact(str(tmp_path / "a")).batched(3).loader(workers=1, on="ray")
+    (tmp_path / "a").rename(tmp_path / "b")
+    with pytest.raises(PipelineError, match=r"cannot run the pipeline: .*index.*\n  All nodes need the shards"):
+        list(loader)
+
+
+@pytest.mark.parametrize("function", [lambda sample: sample, functools.partial(lambda sample: sample)])
+def test_functions_without_a_name_are_refused_when_the_loader_is_made(numbers, ray, function):
+    with pytest.raises(PipelineError, match=r"^on: a stage cannot reach the nodes of a cluster: .*lambda"):
+        exact(numbers).map(function).loader(workers=1, on="ray")
+
+
+def test_functions_of_the_script_are_refused(numbers, ray, monkeypatch):
+    monkeypatch.setattr(number_of, "__module__", "__main__")
+    with pytest.raises(PipelineError, match=r"number_of is defined in the script that runs"):
+        exact(numbers).map(number_of).loader(workers=1, on="ray")
+
+
+# --- settings
+
+
+def test_streams_are_refused_with_the_reason(numbers, ray):
+    with pytest.raises(PipelineError, match=r"a stream continues in the worker that began it"):
+        Pipeline().stream(numbers + "/s-*.tar").loader(workers=2, on="ray")
+
+
+@pytest.mark.parametrize(("way", "what"), [({}, "workers is not set"), ({"workers": 0}, "workers is 0")])
+def test_the_number_of_workers_must_be_set(numbers, ray, way, what):
+    with pytest.raises(PipelineError, match=rf"^loader.on: ray: {what}, .*\n  .*workers: 32"):
+        exact(numbers).loader(on="ray", **way)
+
+
+@pytest.mark.parametrize("on", ["dask", "ray:/head:1", "ray://head", 3, "ray://me:secret@head:1"])
+def test_other_addresses_are_refused_and_a_password_is_not_shown(numbers, ray, on):
+    with pytest.raises(ConfigError, match=r"`ray` is needed, or the address of a cluster") as caught:
+        exact(numbers).loader(workers=1, on=on)
+    assert "secret" not in str(caught.value)
+
+
+def test_a_configuration_names_the_cluster(numbers, ray):
+    config = {"version": 1, "pipeline": [{"exact": numbers}, {"batched": 3}], "loader": {"workers": 2, "on": "ray"}}
+    with make_loader(config) as loader:
+        assert len([*loader]) == 13
+    assert ray.options["scheduling_strategy"] == "SPREAD"
+
+
+# --- the connection
+
+
+def test_a_cluster_that_is_not_there_is_an_error(numbers, ray, monkeypatch):
+    monkeypatch.delenv("RAY_ADDRESS")
+    with pytest.raises(PipelineError, match=r"^on: the cluster ray cannot be reached: Could not.*\n  Start one with"):
+        list(exact(numbers).loader(workers=1, on="ray"))
+    with pytest.raises(PipelineError, match=r"^on: the cluster ray://nobody:1 cannot be reached: Could not"):
+        list(exact(numbers).loader(workers=1, on="ray://nobody:1"))
+
+
+def test_ray_that_is_not_installed_is_an_error_when_the_loader_is_made(numbers, monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(PipelineError, match=r"^on: Ray is not installed. Install it: `pip install"):
+        exact(numbers).loader(workers=1, on="ray")
+
+
+def test_loaders_share_a_connection_and_the_last_one_ends_it(numbers, ray):
+    train, val = (exact(numbers).loader(workers=1, on="ray://head:10001") for _ in range(2))
+    for loader in (train, val):
+        assert len([*loader]) == 39
+    assert ray.calls == [("init", "ray://head:10001")]
+    with pytest.raises(PipelineError, match=r"already connected to Ray, but not to ray://other:10001"):
+        list(exact(numbers).loader(workers=1, on="ray://other:10001"))
+    train.close()
+    assert len(ray.living) == 1
+    assert ray.connected
+    val.close()
+    assert ray.calls[1:] == ["shutdown"]
+
+
+def test_a_connection_of_the_program_stays(numbers, ray):
+    ray.init(address="head:6379")
+    with exact(numbers).loader(workers=1, on="ray") as loader:
+        assert len([*loader]) == 39
+    assert ray.connected
+
+
+# --- bounds, and what is left
+
+
+@pytest.mark.parametrize("store_bytes", [1 << 30, 3 << 20, 1])
+def test_what_is_in_flight_is_bounded_in_batches_and_bytes(pictures, ray, store_bytes):
+    """A batch has 480 kB. Half of the store may be in flight, or one job."""
+    ray.store_bytes = store_bytes
+    with crops(pictures).loader(workers=2, on="ray", prefetch=8) as loader:
+        batches = iter(loader)
+        for _ in range(6):  # the first jobs start before the size of a batch is known
+            next(batches)
+        crew, most = loader._prefetch._pool._crew, 0
+        for _ in batches:
+            with crew.changed:
+                most = max(most, len(crew._jobs) - len(crew._queue))
+    limit = min(8, max(1, store_bytes // 2 // 480_000))
+    assert most <= limit
+    assert store_bytes < 1 << 30 or most > 2
+
+
+def test_jobs_that_are_left_are_cancelled(numbers, ray):
+    HUNG.clear()
+    with Pipeline().sequential(numbers).map(hang_on_5).batched(3).loader(workers=1, on="ray", prefetch=4) as loader:
+        for _ in loader:
+            break
+        crew = loader._prefetch._pool._crew
+        HUNG.set()
+        with crew.changed:
+            assert crew.changed.wait_for(lambda: not crew.actors[0].tickets, 30)
+            assert not crew._jobs
+            assert not crew.done
+        assert len([*loader]) == 13
+
+
+@pytest.mark.parametrize("num_steps", [0, 1, 13])
+def test_a_dropped_loader_leaves_no_actor(numbers, ray, num_steps):
+    loader = exact(numbers).batched(3).loader(workers=2, on="ray")
+    for step, _ in enumerate(loader):
+        if step == num_steps:
+            break
+    del loader, _
+    gc.collect()
+    assert not ray.living
+    assert not ray.connected
+
+
+def test_a_loader_without_persistent_workers_ends_its_actors_with_the_epoch(numbers, ray):
+    loader = exact(numbers).batched(3).loader(workers=2, on="ray", persistent_workers=False)
+    for _ in range(2):
+        assert len([*loader]) == 13
+        assert not ray.living
+
+
+def test_local_loaders_do_not_import_ray(numbers):
+    script = (
+        "import sys, wdskit; loader = wdskit.Pipeline().exact(sys.argv[1]).batched(3).loader(workers=0); list(loader);"
+        "assert not {'ray', 'wdskit.loader.ray', 'wdskit.pipeline.cluster'} & sys.modules.keys()"
+    )
+    subprocess.run([sys.executable, "-c", script, numbers], check=True)
+
+
+def test_each_node_fetches_index_and_columns_from_the_store_with_its_own_settings(ray, monkeypatch, tmp_path):
+    """A node has no copy of the files that the training machine has fetched."""
+    write_numbers(tmp_path / "numbers", [4, 5, 6])
+    index_folder(tmp_path / "numbers", columns=["cls"])
+    given = {"seed": 5, "balance": "cls"}
+    with s3_server() as endpoint:
+        for path in (tmp_path / "numbers").iterdir():
+            if path.is_file():
+                put(f"{endpoint}/{BUCKET}/numbers/{path.name}", path.read_bytes())
+        read_from(endpoint, monkeypatch, tmp_path / "here")
+        pipe = Pipeline().resampled(f"s3://{BUCKET}/numbers/s-*.tar", **given).map(number_of).batched(3).with_epoch(9)
+        loader = pipe.loader(workers=1, on="ray")
+        read_from(endpoint, monkeypatch, tmp_path / "node")
+        shutil.rmtree(tmp_path / "here")
+        with loader:
+            found = [batch.tolist() for batch in loader]
+    local = Pipeline().resampled(str(tmp_path / "numbers"), **given).map(number_of).batched(3).with_epoch(9)
+    assert found == [batch.tolist() for batch in local.loader(workers=0)]
+    for name in ("index.bin", "*.npy"):
+        assert list((tmp_path / "node").rglob(name))
+
+
+def test_a_start_method_has_no_effect_on_a_cluster(numbers, ray, caplog):
+    exact(numbers).loader(workers=1, on="ray", start_method="fork")
+    assert "loader.start_method has no effect: Ray starts the workers of its cluster." in caplog.messages

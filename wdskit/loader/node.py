@@ -1,0 +1,202 @@
+"""What runs on a node of a Ray cluster: an actor that makes batches. `loader.ray` has the other side."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import pickle
+import platform
+import socket
+import threading
+import weakref
+from collections.abc import Sequence
+from importlib import metadata
+from types import FunctionType
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from wdskit import __version__
+from wdskit.dataset.binary import BinaryIndex
+from wdskit.dataset.columns import Column
+from wdskit.dataset.remote import read_copy
+from wdskit.engine.batch import BatchFactory
+from wdskit.engine.outcome import Outcome
+from wdskit.errors import PipelineError
+from wdskit.loader.shared_memory import Bytes, Part, Ring, keep_freed_memory
+from wdskit.loader.worker import pack_outcome, seed_worker
+
+Answer = tuple[Any, list[Bytes]]
+"""A pickled Outcome, as bytes or as an array of them, and its buffers."""
+
+
+class ActorStart(NamedTuple):
+    """What a node needs besides the program.
+
+    Attributes:
+        number: Number of the worker.
+        num_workers: Number of all workers.
+        host: The machine of the training process.
+        cwd: The folder that relative paths start from.
+        versions: As `find_versions` returns them on `host`.
+    """
+
+    number: int
+    num_workers: int
+    host: str
+    cwd: str
+    versions: dict[str, str]
+
+
+def find_versions() -> dict[str, str]:
+    """Return the versions that must be the same on all nodes. torch's build does not count: CPU nodes have another."""
+    found = {"wdskit": __version__, "Python": ".".join(platform.python_version_tuple()[:2]), "torch": "(not installed)"}
+    with contextlib.suppress(metadata.PackageNotFoundError):
+        found["torch"] = metadata.version("torch").partition("+")[0]
+    return found
+
+
+class _ReferencePickler(pickle.Pickler):
+    """Pickles a program for other machines: functions and classes as names of modules, the index and the columns of a
+    folder in a store without the path of their local copy.
+    """
+
+    def persistent_id(self, value: object) -> tuple[str, Any] | None:
+        if isinstance(value, BinaryIndex) and value.url:
+            return value.url, value.digest
+        return (value.url, value.__getstate__()) if isinstance(value, Column) and value.url else None
+
+    def reducer_override(self, value: object) -> Any:
+        if isinstance(value, (FunctionType, type)) and value.__module__ == "__main__":
+            raise pickle.PicklingError(f"{value.__qualname__} is defined in the script that runs")
+        return NotImplemented
+
+
+class _NodeUnpickler(pickle.Unpickler):
+    """Unpickles a program on a node, which fetches the indexes of stores with its own credentials."""
+
+    def persistent_load(self, pid: tuple[str, Any]) -> BinaryIndex | Column:
+        url, known = pid
+        if isinstance(known, bytes):
+            return read_copy(url, [], lambda copy: BinaryIndex(copy, known, url))
+        return read_copy(url, [], lambda copy: Column(**{**known, "folder": copy}))
+
+
+class NodeWorker:
+    """An actor: makes batches on a node. Ray calls its methods in several threads."""
+
+    def __init__(self) -> None:
+        self._memory = Ring()
+        self._opening = threading.Lock()
+        self._cancelled: set[int] = set()
+
+    def begin(self, pickled: bytes, start: ActorStart) -> Outcome[str]:
+        """Unpickle the program. Return the name of the node, or the reason why it cannot make batches."""
+        host = socket.gethostname()
+        try:
+            self._open(pickled, start, host)
+            import ray
+
+            return Outcome(f"{host} ({ray.get_runtime_context().get_node_id()[:8]})")
+        except ModuleNotFoundError as err:
+            return Outcome(error=lacks_module(host, str(err.name)), where=host)
+        except Exception as err:  # noqa: BLE001 (the consumer receives it)
+            if isinstance(err, _VersionError):
+                return Outcome(error=err, where=host)
+            problem = str(err).partition("\n")[0].rstrip(".")
+            msg = f"on: host {host} cannot run the pipeline: {problem}."
+            remedy = f"All nodes need the shards under the same path or URL and the same modules as {start.host}."
+            error = PipelineError(f"{msg}\n  {remedy}")
+            error.__cause__ = err
+            return Outcome(error=error, where=host)
+
+    def _open(self, pickled: bytes, start: ActorStart, host: str) -> None:
+        for name, here in find_versions().items():
+            if start.versions[name] != here:
+                raise _VersionError(
+                    f"on: host {host} has {name} {here}, but {start.host} has {start.versions[name]}.\n"
+                    "  Install the same version on all nodes."
+                )
+        with contextlib.suppress(OSError):  # only relative paths need it
+            os.chdir(start.cwd)
+        program, make_factory = _NodeUnpickler(io.BytesIO(pickled)).load()
+        keep_freed_memory()
+        run = program.run
+        run.worker, run.num_workers, run.is_watched = start.number, start.num_workers, True
+        seed_worker(program, start.number, start.num_workers)
+        self._where = f"worker {start.number} on {host}"
+        self._board = run.board
+        self._factory: BatchFactory = make_factory(program)
+        self._making = threading.Semaphore(self._factory.num_loops)
+
+    def make(self, ticket: int, job: Any) -> Answer:
+        """Make the batches of a job. Return the pickled Outcome and its buffers, which are views of reused memory."""
+        with self._opening:
+            opened = self._factory.open(job)  # requests samples of a store while earlier jobs are made
+        with self._making:
+            outcome = self._factory(opened, self._memory, lambda: ticket in self._cancelled)
+        outcome.where = self._where
+        if ticket in self._cancelled:
+            self._cancelled.discard(ticket)
+            outcome = Outcome()
+        message = pack_outcome(outcome, self._memory)
+        blocks = {number: self._lend(number) for number in message.blocks}
+
+        def find(part: Part) -> Bytes:
+            return blocks[part.block][part.start : part.start + part.num_bytes]
+
+        pickled = message.pickled if isinstance(message.pickled, bytes) else find(message.pickled)
+        return pickled, [find(part) for part in message.buffers]
+
+    def _lend(self, number: int) -> Bytes:
+        """Return a block that `pack_outcome` holds. It is released when Ray has copied the answer."""
+        memory: Bytes = np.frombuffer(self._memory.hold(number).memory, np.uint8)
+        self._memory.give_back(number)  # what `hold` added just now
+        weakref.finalize(memory, self._memory.give_back, number).atexit = False
+        return memory
+
+    def cancel(self, tickets: Sequence[int]) -> None:
+        """End these jobs after their current samples."""
+        self._cancelled.update(tickets)
+
+    def slots(self) -> NDArray[np.int64]:
+        """Return the slots of the `Board`: the samples on which the threads of this actor work."""
+        found: NDArray[np.int64] = self._board.slots.copy()
+        return found
+
+    def live(self) -> None:
+        """Wait until the actor ends. The caller gets Ray's error then."""
+        threading.Event().wait()
+
+    def rest(self) -> None:
+        """Return the memory that no batch uses to the system."""
+        self._memory.free_pages()
+
+
+class _VersionError(PipelineError):
+    """A node has another version."""
+
+
+def lacks_module(host: str, module: str) -> PipelineError:
+    """Return the error of a node without a module."""
+    msg = f"on: {host} has no module {module!r}."
+    remedy = "Install it on all nodes, or send it with them: `ray.init(runtime_env=...)` before the loader is made"
+    return PipelineError(f"{msg}\n  {remedy} (`py_modules`, `working_dir` or `pip`).")
+
+
+def pickle_by_reference(value: Any) -> bytes:
+    """Pickle a program for other machines.
+
+    Raises:
+        PipelineError: A part of it does not pickle, or is defined in the script that runs.
+    """
+    file = io.BytesIO()
+    try:
+        _ReferencePickler(file, protocol=5).dump(value)
+    except Exception as err:
+        what = str(err) if isinstance(err, (pickle.PicklingError, AttributeError, TypeError)) else repr(err)
+        msg = f"on: a stage cannot reach the nodes of a cluster: {what}."
+        raise PipelineError(f"{msg}\n  Define the function at the top of a module that all nodes can import.") from err
+    return file.getvalue()

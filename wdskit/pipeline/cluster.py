@@ -1,0 +1,85 @@
+"""The connection of this process to a Ray cluster. Ray is imported only when it is used."""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+from collections.abc import Callable
+from types import ModuleType
+
+from wdskit.errors import WdskitError
+from wdskit.text import install_extra
+
+ADDRESS = re.compile(r"ray(://[^\s/:@]+:[0-9]{1,5})?")
+"""`ray` is the cluster of the environment; otherwise the address of a server of Ray Client."""
+
+_lock = threading.Lock()
+_users: dict[str, int] = {}  # by address, of the connection that `connect` made; Ray allows one per process
+
+
+def import_ray(error: type[WdskitError]) -> ModuleType:
+    """Import Ray and return the module.
+
+    Raises:
+        WdskitError: Ray is not installed. The error has the type `error`.
+    """
+    try:
+        import ray
+    except ImportError as err:
+        raise error(f"on: Ray is not installed. {install_extra('ray')}") from err
+    found: ModuleType = ray
+    return found
+
+
+def connect(on: str, error: type[WdskitError], *, starts_cluster: bool) -> tuple[ModuleType, Callable[[], None]]:
+    """Connect this process to a cluster. A connection that the program made itself is used, and stays.
+
+    Args:
+        on: The address, which `ADDRESS` matches.
+        error: Type of the errors.
+        starts_cluster: Whether Ray starts a cluster on this machine if the environment names none.
+
+    Returns:
+        The module of Ray, and a function that closes the connection when its last user has called it.
+
+    Raises:
+        WdskitError: Ray is not installed, the cluster cannot be reached, or the process is connected to another one.
+            The error has the type `error`.
+    """
+    ray = import_ray(error)
+    with _lock:
+        if not ray.is_initialized():
+            _users.clear()
+            address = (None if starts_cluster else os.environ.get("RAY_ADDRESS") or "auto") if on == "ray" else on
+            try:
+                ray.init(address=address, log_to_driver=not starts_cluster, logging_level="ERROR")
+            except (ConnectionError, OSError, RuntimeError, ValueError) as err:
+                msg = f"on: the cluster {on} cannot be reached: {last_line(err)}."
+                raise error(msg if on != "ray" or starts_cluster else f"{msg}\n  {_DO_START}") from err
+            _users[on] = 0
+        elif on != "ray" and on not in _users:
+            msg = f"on: this process is already connected to Ray, but not to {on}."
+            raise error(f"{msg} Pass on='ray' to use that connection.")
+        elif not _users:
+            return ray, lambda: None  # the program's own connection
+        used = on if on in _users else next(iter(_users))
+        _users[used] += 1
+
+    def disconnect() -> None:
+        with _lock:
+            if used in _users:  # otherwise the program has ended the connection
+                _users[used] -= 1
+                if not _users[used]:
+                    _users.clear()
+                    ray.shutdown()
+
+    return ray, disconnect
+
+
+_DO_START = "Start one with `ray start --head`, and set RAY_ADDRESS to its address where it is another machine."
+
+
+def last_line(err: BaseException) -> str:
+    """Return the last line of an error's message, without its full stop."""
+    return (str(err).strip() or type(err).__name__).splitlines()[-1].strip().rstrip(".")
