@@ -8,7 +8,6 @@ import ast
 import functools
 import gc
 import multiprocessing
-import multiprocessing.forkserver
 import os
 import select
 import signal
@@ -34,7 +33,6 @@ from wdskit.engine.program import Job
 from wdskit.loader import pools as pool_module
 from wdskit.loader import prefetch as prefetch_module
 from wdskit.loader.device import finish_numbers
-from wdskit.native import native
 from wdskit.order.steps import Steps
 from wdskit.shards.index import index_folder
 from wdskit.stages.batching import Batcher
@@ -218,53 +216,56 @@ if __name__ == "__main__":
 """
 
 
-def uses_torch(pid: int) -> bool:
-    return "libtorch" in Path(f"/proc/{pid}/maps").read_text()
+WITHOUT_TORCH = """
+import multiprocessing, sys
+from pathlib import Path
+import torch
+import wdskit
+from wdskit.native import native
 
-
-WITHOUT_TORCH = {
+PIPELINES = {
     "bytes": lambda pipe: pipe.to_tuple("jpg;png", "cls").batched(4),
     "labels": lambda pipe: pipe.decode(only="cls").to_dict("cls", "__key__").batched(4),
     "single samples": lambda pipe: pipe.decode(only="cls").to_tuple("jpg;png", "cls"),
     "uint8": lambda pipe: pipe.decode("rgb8").random_resized_crop(64).to_tuple("jpg;png", "cls").batched(4),
     "float": lambda pipe: (
-        pipe.decode("rgb8")
-        .resize(70)
-        .center_crop(64)
-        .random_flip()
-        .normalize("imagenet")
-        .to_tuple("jpg;png")
-        .batched(4)
+        pipe.decode("rgb8").resize(70).center_crop(64).random_flip().normalize("imagenet").to_tuple("jpg;png").batched(4)
     ),
 }
+
+def plain(batch):
+    parts = batch.values() if isinstance(batch, dict) else batch
+    return [part.numpy().tobytes() if isinstance(part, torch.Tensor) else part for part in parts]
+
+def private_kb(pid):
+    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    return sum(int(line.split()[1]) for line in lines if line.startswith("Private_"))
+
+if __name__ == "__main__":
+    for name, make in PIPELINES.items():
+        if name in {"uint8", "float"} and not getattr(native(), "HAS_VECTORS", 0):
+            continue
+        pipe = make(wdskit.Pipeline().exact(sys.argv[1], seed=3, tail="pad"))
+        expected = [plain(batch) for batch in pipe.loader(workers=0)]
+        with pipe.loader(workers=2, start_method=sys.argv[2]) as loader:
+            assert [plain(batch) for batch in loader] == expected, name
+            workers = [each.pid for each in multiprocessing.active_children()]
+            assert len(workers) == 2, workers
+            for pid in workers:
+                assert "libtorch" not in Path(f"/proc/{pid}/maps").read_text(), name
+                assert private_kb(pid) < 60_000, (name, private_kb(pid))
+    print("right")
+"""
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
-@pytest.mark.parametrize("name", WITHOUT_TORCH)
-def test_workers_do_without_torch_and_make_the_same_batches(jpegs, name, method, monkeypatch):
-    """Also where the script, here pytest's, has imported it; and in little memory of their own."""
-    if name in {"uint8", "float"} and not getattr(native(), "HAS_VECTORS", 0):
-        pytest.skip("images need wdskit-native")
-    pipe = WITHOUT_TORCH[name](Pipeline().exact(jpegs, seed=3, tail="pad"))
-    expected = [plain(batch) for batch in pipe.loader(workers=0)]
-    monkeypatch.setattr(multiprocessing.forkserver, "_forkserver", multiprocessing.forkserver.ForkServer())
-    before = {each.pid for each in multiprocessing.active_children()}
-    loader = pipe.loader(workers=2, start_method=method)
-    found = [plain(batch) for batch in loader]
-    workers = [each.pid for each in multiprocessing.active_children() if each.pid not in before]
-    assert found == expected
-    assert len(workers) == 2
-    assert not any(map(uses_torch, workers))
-    assert max(map(private_kb, workers)) < 60_000
-    loader.close()
-    multiprocessing.forkserver._forkserver._stop()
-
-
-def private_kb(pid: int) -> int:
-    """Memory of a process that it shares with no other one."""
-    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-    return sum(int(line.split()[1]) for line in lines if line.startswith("Private_"))
+def test_workers_do_without_torch_and_make_the_same_batches(jpegs, method, tmp_path):
+    """Also where the script has imported it; and in little memory of their own."""
+    script = tmp_path / "train.py"
+    script.write_text(WITHOUT_TORCH)
+    done = subprocess.run([sys.executable, script, jpegs, method], check=False, capture_output=True, text=True)
+    assert done.stdout == "right\n", done.stderr
 
 
 LATE_TORCH = """
