@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -64,7 +65,7 @@ def open_epochs(job: Job) -> Epochs:
     loader = Loader(
         str(job.home / FILE),
         batch_size=job.batch,
-        num_workers=max(job.threads, 1),
+        num_workers=min(max(job.threads, 1), os.cpu_count() or 1),  # it takes no more
         order=OrderOption.RANDOM,
         os_cache=True,
         drop_last=True,
