@@ -58,23 +58,24 @@ end:
 /* Samples are read in groups of this many bytes, which stay in the cache until they are cut. */
 #define GROUP_BYTES (256 << 10)
 
-/* The first large field of a large sample is read into the memory of its value. */
+/* The first large field of a sample that is read apart is read into the memory of its value. */
 #define LARGE_BYTES (16 << 10)
-#define HEAD_BYTES 4096         /* of a large sample; the headers in it are read before the rest */
-#define REST_BYTES (16 << 10)   /* most bytes of a large sample besides its large field; the block after it included */
+#define APART_BYTES (32 << 10)  /* a larger sample, and one with a larger guard, is read apart */
+#define HEAD_BYTES 4096         /* the headers in it are read before the rest of a sample */
+#define REST_BYTES (16 << 10)   /* most bytes of a sample besides its large field, with the block after it */
 
 /* Where a sample is in its shard and in the memory of its group. A guard is the sample before one whose start has not been
- * verified: it lies before `at`, and its members must end there. */
+ * verified: its members must end there. It lies before `at`, unless the sample is read apart. */
 typedef struct {
     int fd;
-    int64_t start;         /* of the guard, if there is one */
+    int64_t start;
     int32_t at, size;      /* of the sample, in memory */
     int32_t guard;         /* bytes of the guard; 0 without one */
     int joins;             /* it follows the sample before it, in the shard and in memory */
     unsigned char *edges;  /* of its start and its end */
-    PyObject *value;       /* of a large sample: bytes for its large field, as many as the sample has; else NULL */
+    PyObject *value;       /* of a sample that is read apart: bytes for its large field, as many as it has; else NULL */
     char *value_data;
-    uint8_t *own;          /* memory of a large sample without one large field; else NULL */
+    uint8_t *own;          /* memory of a sample that is read apart and has no one large field; else NULL */
 } Place;
 
 /* Find where sample `number` of `shard`, a tuple (descriptor, offsets, edges), is. Returns 1, 0 if the reader in Python has
@@ -96,27 +97,44 @@ static int find_place(PyObject *shard, int64_t number, Place *place) {
     if (fits) {
         place->edges = (unsigned char *)edges.buf + number;
         int64_t size = starts[number + 1] - starts[number], guard = place->edges[0] ? 0 : number ? starts[number] - starts[number - 1] : -1;
-        place->start = starts[number] - (guard > 0 ? guard : 0);
-        fits = size > 0 && size <= MOST_SAMPLE && guard >= 0 && guard <= MOST_SAMPLE && place->start >= 0;
+        place->start = starts[number];
+        fits = size > 0 && size <= MOST_SAMPLE && guard >= 0 && guard <= MOST_SAMPLE && place->start >= guard;
         place->size = (int32_t)size, place->guard = (int32_t)guard;
     }
     PyBuffer_Release(&offsets), PyBuffer_Release(&edges);
     return fits;
 }
 
-/* Read a large sample: its first large field into its value, and the rest into `memory`. A sample with more than REST_BYTES
- * besides that field is read into memory of its own. Returns 0 if the reader in Python has to read the sample. */
-static int read_large(Place *place, Members *members, uint8_t *memory) {
+/* Read a sample and the block after it into `memory`, but for its first large field: that is read into `value`, or not at
+ * all if `value` is NULL. Returns 0 if there is no large field, or more than REST_BYTES besides it. */
+static int read_around(int fd, int64_t start, int32_t sample, char *value, uint8_t *memory, Hole *hole) {
+    const ssize_t size = sample + BLOCK, head = size < HEAD_BYTES ? size : HEAD_BYTES;
+    if (pread(fd, memory, head, start) != head || !find_large(memory, (int32_t)head, LARGE_BYTES, hole)) return 0;
+    const ssize_t after = (ssize_t)hole->at + hole->size, rest = size - after;
+    if (rest < BLOCK || hole->at + rest > REST_BYTES) return 0;
+    if (!value) return pread(fd, memory + hole->at, rest, start + after) == rest;
+    struct iovec parts[] = {{memory, hole->at}, {value, hole->size}, {memory + hole->at, rest}};
+    return preadv(fd, parts, 3, start) == size;
+}
+
+/* Read a sample by itself and find its members. Where `read_around` does not do, it is read into `*own`, which the caller
+ * frees. Returns 0 if the reader in Python has to read the sample. */
+static int read_apart(int fd, int64_t start, int32_t size, char *value, uint8_t *memory, uint8_t **own, Members *members) {
     Hole hole = {0, 0};
-    const ssize_t size = place->size + BLOCK;
-    if (pread(place->fd, memory, HEAD_BYTES, place->start) != HEAD_BYTES) return 0;
-    if (!find_large(memory, HEAD_BYTES, LARGE_BYTES, &hole) || hole.size > size - hole.at - BLOCK || size - hole.size > REST_BYTES) {
-        place->own = malloc(size);
-        return place->own && pread(place->fd, place->own, size, place->start) == size && find_members(place->own, place->size, (Hole){0, 0}, members);
+    if (read_around(fd, start, size, value, memory, &hole)) return find_members(memory, size, hole, members);
+    *own = malloc((size_t)size + BLOCK);
+    return *own && pread(fd, *own, size + BLOCK, start) == size + BLOCK && find_members(*own, size, (Hole){0, 0}, members);
+}
+
+static int read_place_apart(Place *place, uint8_t *memory, Members *members) {
+    if (place->guard) {
+        Members before;
+        uint8_t *own = NULL;
+        int is_plain = read_apart(place->fd, place->start - place->guard, place->guard, NULL, memory, &own, &before);
+        free(own);
+        if (!is_plain) return 0;
     }
-    struct iovec parts[] = {
-        {memory, hole.at}, {place->value_data, hole.size}, {memory + hole.at, size - hole.at - hole.size}};
-    return preadv(place->fd, parts, 3, place->start) == size && find_members(memory, place->size, hole, members);
+    return read_apart(place->fd, place->start, place->size, place->value_data, memory, &place->own, members);
 }
 
 /* Read the samples of a group into `memory` and find their members. Returns 0 if the reader in Python has to read them.
@@ -126,14 +144,14 @@ static int read_group(Place *places, Members *members, Py_ssize_t num, uint8_t *
     for (Py_ssize_t i = 0; i < num;) {
         Py_ssize_t next = i + 1;
         if (places[i].value) {
-            if (!read_large(&places[i], &members[i], memory + places[i].at)) return 0;
+            if (!read_place_apart(&places[i], memory + places[i].at, &members[i])) return 0;
             i = next;
             continue;
         }
         while (next < num && places[next].joins) next++;
         uint8_t *to = memory + places[i].at - places[i].guard;
         ssize_t size = places[next - 1].at + places[next - 1].size + BLOCK - (places[i].at - places[i].guard);
-        if (pread(places[i].fd, to, size, places[i].start) != size) return 0;
+        if (pread(places[i].fd, to, size, places[i].start - places[i].guard) != size) return 0;
         if (places[i].guard && !find_members(to, places[i].guard, none, &members[i])) return 0;
         for (; i < next; i++)
             if (!find_members(memory + places[i].at, places[i].size, none, &members[i])) return 0;
@@ -238,7 +256,7 @@ static PyObject *read_samples(PyObject *self, PyObject *args) {
             PyObject *shard = PyList_GetItem(shards, stop);
             plain = find_place(shard, wanted[stop], place);
             if (plain < 0) goto end;
-            if (plain && place->size > 2 * LARGE_BYTES && !place->guard) {
+            if (plain && (place->size > APART_BYTES || place->guard > APART_BYTES)) {
                 place->value = PyBytes_FromStringAndSize(NULL, place->size);
                 if (!place->value) goto end;
                 place->value_data = PyBytes_AsString(place->value);

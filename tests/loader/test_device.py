@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from leaks import open_things, opened_since
-from shards import fail_on_7, number_of, write_numbers, write_pictures
+from shards import fail_on_7, number_of, write_pictures
 from torch.nn.utils.rnn import pack_padded_sequence
 
 from wdskit import Pipeline, PipelineError, Ragged, SampleError
@@ -24,14 +24,6 @@ from wdskit.loader import planned as planned_module
 from wdskit.loader.device import finish_numbers, hand_over, make_mover, map_tensors
 from wdskit.pipeline.settings import LoaderSpec
 from wdskit.shards.index import index_folder
-
-
-@pytest.fixture(scope="module")
-def numbers(tmp_path_factory) -> str:
-    folder = tmp_path_factory.mktemp("numbers")
-    write_numbers(folder, [4, 5, 6, 7, 8, 9])
-    index_folder(folder)
-    return str(folder)
 
 
 @pytest.fixture(scope="module")

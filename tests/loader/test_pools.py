@@ -24,7 +24,7 @@ import pytest
 import torch
 from images import encoded, photo
 from leaks import leftovers, memory_of, open_things, opened_since, start_endless
-from shards import fail_on_7, number_of, write_numbers, write_pictures, write_shard
+from shards import fail_on_7, number_of, write_shard
 
 from wdskit import Pipeline, PipelineError, SampleError, ShardError
 from wdskit.engine.batch import make_batches
@@ -47,23 +47,6 @@ WAYS = [
     {"workers": 3, "threads": 1},
 ]
 PROCESSES = [way for way in WAYS if way["workers"]]
-
-
-@pytest.fixture(scope="module")
-def numbers(tmp_path_factory) -> str:
-    """Six indexed shards, 39 samples."""
-    folder = tmp_path_factory.mktemp("numbers")
-    write_numbers(folder, [4, 5, 6, 7, 8, 9])
-    index_folder(folder)
-    return str(folder)
-
-
-@pytest.fixture(scope="module")
-def pictures(tmp_path_factory) -> str:
-    folder = tmp_path_factory.mktemp("pictures")
-    write_pictures(folder, [20, 0, 32, 25])
-    index_folder(folder)
-    return str(folder)
 
 
 @pytest.fixture(scope="module")

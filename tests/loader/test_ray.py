@@ -18,7 +18,7 @@ import pytest
 import torch
 from object_server import BUCKET, put, read_from, s3_server
 from rays import ActorDiedError, FakeCluster, ObjectLostError, RayError, RayTaskError, RuntimeEnvSetupError
-from shards import fail_on_7, number_of, write_numbers, write_pictures
+from shards import fail_on_7, number_of, write_numbers
 
 from wdskit import ConfigError, Pipeline, PipelineError, SampleError, make_loader
 from wdskit.engine.outcome import WorkerTraceback
@@ -45,23 +45,6 @@ def ray(monkeypatch):
     gc.collect()
     assert not fake.living
     assert not [thread for thread in threading.enumerate() if thread.name == "wdskit-ray"]
-
-
-@pytest.fixture(scope="module")
-def numbers(tmp_path_factory) -> str:
-    """Six indexed shards, 39 samples."""
-    folder = tmp_path_factory.mktemp("numbers")
-    write_numbers(folder, [4, 5, 6, 7, 8, 9])
-    index_folder(folder)
-    return str(folder)
-
-
-@pytest.fixture(scope="module")
-def pictures(tmp_path_factory) -> str:
-    folder = tmp_path_factory.mktemp("pictures")
-    write_pictures(folder, [20, 0, 32, 25])
-    index_folder(folder)
-    return str(folder)
 
 
 def exact(shards: str) -> Pipeline:

@@ -210,8 +210,8 @@ class Program:
 
     @property
     def needs_torch(self) -> bool:
-        """Whether samples of the usual kind need torch. Without it, a worker process imports it for unusual ones, such
-        as an image that is no JPEG.
+        """Whether usual samples need torch. If not, a worker process imports torch only for an unusual sample, such
+        as a PNG among JPEGs.
         """
         return self.batch_stages is not None or any(
             self._step_needs_torch(step.function) for each in self.stages for step in each.steps

@@ -19,7 +19,7 @@ from wdskit.dataset.many import LARGE_BYTES, Run, Spans, read_natively, read_sam
 from wdskit.dataset.remote import RemoteShard, open_remote_shards
 from wdskit.dataset.shard import IndexedShard, LocalShard
 from wdskit.dataset.table import ShardTable
-from wdskit.errors import FolderIndexError, ShardError, StorageError
+from wdskit.errors import ShardError
 from wdskit.native import native
 from wdskit.order.base import Ints
 from wdskit.storage.cache import MAX_FETCHING, PartCache
@@ -167,8 +167,10 @@ class SampleReader:
         return local.path, key, self.parts[at], given
 
     def read_natively(self, shards: Ints, samples: Ints) -> list[tuple[str, str, int, dict[str, Any]]] | None:
-        """Read samples with wdskit-native: for each what `read` returns, its fields as bytes. Return None without the
-        package, or if `read` has to read them, which also reports what is wrong with them.
+        """Read samples with wdskit-native. Return for each sample what `read` returns, with its fields as bytes.
+
+        Return None without the package, and if a sample is remote, unusual or damaged: `read` then reads the samples
+        one by one, and raises the error of the damaged one.
         """
         if self.is_remote or native() is None:
             return None
@@ -176,7 +178,7 @@ class SampleReader:
             numbers, opened = self._locate(shards, samples)
             files = [opened[shard] for shard in shards.tolist()]
             found = read_natively(files, numbers)
-        except (ShardError, StorageError, FolderIndexError):
+        except Exception:  # noqa: BLE001 (`read` raises it again, for the sample that causes it)
             return None
         if found is None:
             return None

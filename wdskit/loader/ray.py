@@ -252,6 +252,7 @@ class _Crew:
         """Return the outcome of an answer, whose tensors and arrays are copies in reused memory, and its size."""
         pickled, arrays = answer
         buffers = [self._copy(array) for array in arrays]
+        # From an actor of ours.
         found = Outcome.of(functools.partial(pickle.loads, memoryview(pickled), buffers=buffers))
         return found.value or Outcome(error=found.error), len(pickled) + sum(array.nbytes for array in arrays)
 

@@ -26,8 +26,7 @@ logger = logging.getLogger(__name__)
 
 GUARD = '`if __name__ == "__main__":`'
 
-
-_NOT_USERS = sys.stdlib_module_names | {"wdskit", "numpy", "pydantic", "pydantic_core"}
+_NOT_USERS = sys.stdlib_module_names | {"wdskit", "numpy", "pydantic", "pydantic_core"}  # packages of a plain program
 _patching = threading.Lock()
 
 
