@@ -96,7 +96,7 @@ def test_a_worker_that_is_slow_to_start_reads_what_the_next_iteration_is_told(nu
     def start(pipeline: Any, number: int, num_workers: int) -> None:
         assert number == 0 or go_on.wait(30)
 
-    monkeypatch.setattr(worker, "_seed", start)
+    monkeypatch.setattr(worker, "seed_worker", start)
     source = Pipeline().stream(numbers, seed=3, resampled=True).split_by_worker().map(draw).batched(4).with_epoch(3)
     loader = source.loader(workers=2, start_method="fork")
     next(iter(loader))
