@@ -10,7 +10,7 @@ STAMP := $(VENV)/.wdskit-installed
 DOCS_STAMP := $(VENV)/.wdskit-docs-installed
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
-# What Python has compiled is kept, whatever the environment says: hundreds of processes import torch.
+# Python keeps its compiled files, even if the environment forbids it: hundreds of processes import torch.
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help setup demo docs test lint pytest sizes faults peers remote soak fuzz wheel release bench bench-peers bench-remote clean
@@ -19,40 +19,40 @@ help:
 	@echo "make demo    photos -> pack -> info -> train on 2 ranks, under a minute after the download of torch"
 	@echo "make docs    the documentation site, into build/docs"
 	@echo "make test    everything that CI runs"
-	@echo "make lint    the part of it that reads the source only"
-	@echo "make pytest  the other part"
-	@echo "make sizes   every writer and reader at real sizes on busy cores, each payload compared, in full"
-	@echo "make faults  every disk operation failed and killed, every kind of damage, in full"
-	@echo "make soak    random pipelines resumed again and again, thousands of breaks and Ctrl-C, in full"
-	@echo "make peers   what other programs read and write, in full"
-	@echo "make remote  the same promises on servers of S3, Google Cloud Storage, Azure and http, which it installs"
+	@echo "make lint    the part of make test that only reads the source"
+	@echo "make pytest  the part of make test that runs tests"
+	@echo "make sizes   all tests at real sizes: every writer and reader on busy cores, every payload compared"
+	@echo "make faults  all tests of faults: a failure or a kill at every disk operation, every kind of damage"
+	@echo "make soak    all long tests: random pipelines resumed many times, thousands of breaks and Ctrl-C"
+	@echo "make peers   all tests with other programs that read or write shards, which it installs"
+	@echo "make remote  all tests with servers of S3, Google Cloud Storage, Azure and http, which it installs"
 	@echo "make fuzz    10^6 damaged JPEGs and 10^6 damaged shards through wdskit-native and Python, with sanitizers; an hour"
 	@echo "make wheel   a wheel of wdskit-native with its libjpeg inside, into dist"
-	@echo "make release  sdist and wheel, installed as a user does, and the oldest versions that wdskit allows; downloads 5 GB"
-	@echo "make bench   speed of each part beside what it is to be measured by: webdataset, tar, sha256sum, the bare chain"
-	@echo "make bench-peers  wdskit beside other loaders, which it installs below .bench; takes an hour and 10 GB"
-	@echo "make bench-remote  wdskit beside other loaders that read from a store 30 ms away; takes minutes"
-	@echo "make clean   remove what the other commands made, .venv included"
+	@echo "make release  tests of sdist and wheel as a user installs them, and of the oldest versions; downloads 5 GB"
+	@echo "make bench   speed of each part, compared with webdataset, tar, sha256sum or the bare chain"
+	@echo "make bench-peers  speed of wdskit and other loaders, which it installs below .bench; takes an hour and 10 GB"
+	@echo "make bench-remote  speed of wdskit and other loaders that read from a store with 30 ms latency; takes minutes"
+	@echo "make clean   remove all files that the other commands made, .venv included"
 
 setup: $(STAMP)
 
-# What wdskit needs to run, and scikit-image without SciPy, for the photographs in its wheel. torch goes first and alone:
-# a machine whose pip is set up for CPU builds takes that build, and the second call, which sees it installed, leaves it
-# alone. Nothing is compiled beforehand: most of torch is never imported.
+# The requirements of wdskit, and scikit-image without SciPy, for the photographs in its wheel. torch is installed first
+# and alone: if pip is set up for CPU builds, it takes that build, and the second call does not replace it. Nothing is
+# compiled beforehand, because most of torch is never imported.
 $(DEMO_STAMP): pyproject.toml constraints.txt $(wildcard native/*.* native/src/*)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt torch==2.13.0
 	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --editable .
 	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --no-deps scikit-image
-	-$(BIN)/python -m pip install --quiet ./native   # without a compiler, all works but is slower
+	-$(BIN)/python -m pip install --quiet ./native   # without a compiler, wdskit works more slowly
 	touch $(DEMO_STAMP)
 
 $(DOCS_STAMP): $(DEMO_STAMP)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[docs]'
 	touch $(DOCS_STAMP)
 
-# For developers. The oldest webdataset that is supported stands beside the pinned one, for the tests of what it reads
-# and writes; and moto, an S3 server with users and roles.
+# For developers: also the oldest supported webdataset, for the tests of what it reads and writes, and moto, an S3
+# server with users and roles.
 $(STAMP): $(DEMO_STAMP)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	$(BIN)/python -m pip install --quiet --no-deps --upgrade --target $(VENV)/peers/webdataset-0.2.86 webdataset==0.2.86
@@ -66,50 +66,49 @@ lint: $(STAMP)
 	$(BIN)/python -m mypy --strict
 	$(BIN)/python tools/check_layers.py
 
-# mypy reads the source with one core, and the tests leave none idle meanwhile.
+# `lint` and `pytest` run at the same time, because mypy uses only one core.
 test: $(STAMP)
 	$(MAKE) --no-print-directory --jobs 2 lint pytest
 
-# One thread of torch per test process: with a process per core, more threads only wait for each other. One process more
-# than cores, because many tests wait for something.
-# Files come in the order that tests/conftest.py gives them, the longest first. Many tests wait for processes, servers and
-# threads; a test that fails while others keep the machine busy runs a second time alone, and that result counts. A test
-# that takes five minutes hangs: it fails, and the stacks of its threads are printed.
+# Each test process has one torch thread, because more threads would only wait for a core. There is one process more
+# than cores, because many tests wait for processes, servers and threads. tests/conftest.py puts the longest files
+# first. A test that fails on the busy machine runs a second time alone, and that result counts. A test that takes five
+# minutes hangs: it fails, and the stacks of its threads are printed.
 LIMIT = --timeout 300 -o faulthandler_timeout=400
 pytest: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(LIMIT) -n $$(( $$(getconf _NPROCESSORS_ONLN) + 1 )) --dist loadfile --no-loadscope-reorder \
 		|| OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(LIMIT) --last-failed --last-failed-no-failures none --maxfail 3
 
-# Shards of 60 MB and 100,000 samples beside two processes that keep the cores busy; `make test` takes a part.
+# Shards of 60 MB and 100,000 samples, while two processes keep the cores busy; `make test` runs a part.
 sizes: $(STAMP)
 	OMP_NUM_THREADS=1 WDSKIT_ALL_SIZES=1 $(BIN)/python -m pytest tests/sizes
 
-# `make test` takes a fair part of these sweeps.
+# `make test` runs a part of these sweeps.
 faults: $(STAMP)
 	OMP_NUM_THREADS=1 WDSKIT_ALL_FAULTS=1 $(BIN)/python -m pytest -n auto tests/shards/test_export.py tests/test_kills.py tests/packing/test_run_journal.py tests/packing/test_faults.py \
 		tests/packing/test_stream.py tests/packing/test_full_disk.py tests/packing/test_power.py tests/packing/test_publish_runs.py tests/packing/test_reshard_faults.py tests/packing/test_reshard_runs.py \
 		tests/dataset/test_columns.py tests/shards/test_split.py tests/shards/test_verify_shard.py tests/test_flips.py tests/packing/test_foreign.py tests/packing/test_described_fields.py \
 		tests/engine/test_bad_samples.py tests/tar/test_reader.py tests/packing/test_verified.py
 
-# `make test` runs a part of the tests on the oldest webdataset; this runs all of them, and the readers that take
-# an environment each, as Ray does: 2 GB.
+# `make test` runs a part of the tests on the oldest webdataset. `make peers` runs all of them, and the tests of Ray and
+# of readers that need an environment each: 2 GB.
 peers: $(STAMP)
 	$(BIN)/python tools/environments.py $(VENV)/peers energon dali timm open_clip wids ray albumentations
 	OMP_NUM_THREADS=1 WDSKIT_ALL_PEERS=1 $(BIN)/python -m pytest tests/test_peers.py tests/test_bench_peers.py tests/peers tests/peers/check_readers.py tests/peers/check_ray.py tests/peers/check_loader_ray.py tests/peers/check_recipes.py tests/peers/check_training.py
 
-# `make test` takes two of the servers. One that cannot be installed is listed, and its tests are skipped by name: those
-# of Node.js need npm, nginx is taken from the PATH or needs apt-get.
+# `make test` uses two of the servers. A server that cannot be installed is listed, and its tests are skipped by name.
+# The servers in Node.js need npm; nginx is taken from the PATH, or needs apt-get.
 remote: $(STAMP)
 	-$(BIN)/python tools/environments.py $(VENV)/peers moto fake_gcs s3rver azurite nginx
 	OMP_NUM_THREADS=1 WDSKIT_ALL_REMOTE=1 $(BIN)/python -m pytest tests/test_servers.py tests/storage tests/dataset/test_remote.py tests/loader/test_remote.py \
 		tests/loader/test_planned.py
 
-# `make test` takes a part.
+# `make test` runs a part.
 soak: $(STAMP)
 	OMP_NUM_THREADS=1 WDSKIT_ALL_SOAK=1 $(BIN)/python -m pytest -n auto tests/loader/test_soak.py tests/stages/test_random_pipelines.py \
 		tests/config/test_pairs.py
 
-# `make test` takes a part.
+# `make test` runs a part.
 fuzz: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python tools/fuzz_native.py --sanitize --images 1000000 --shards 1000000
 
@@ -118,8 +117,8 @@ wheel: $(STAMP)
 	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir build/native ./native
 	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m auditwheel repair --wheel-dir dist build/native/*.whl
 
-# `make test` installs the wheel beside packages that are here. With Python 3.10 to 3.12 this also runs a part of the tests
-# with the oldest versions of what wdskit asks for.
+# `make test` installs the wheel next to the packages of this environment. With Python 3.10 to 3.12, `make release` also
+# runs a part of the tests with the oldest versions that wdskit allows.
 release: $(STAMP)
 	OMP_NUM_THREADS=1 WDSKIT_ALL_RELEASE=1 $(BIN)/python -m pytest tests/test_release.py
 
@@ -136,8 +135,8 @@ demo: $(DEMO_STAMP)
 	@echo "  $(BIN)/wdskit verify $(DEMO)/train"
 	@echo "  DATA=$(DEMO) $(BIN)/wdskit plan configs/imagenet.yaml --pipeline train --world-size 4"
 
-# A link that leads nowhere, a missing heading, a public name without a docstring, and a page that is not what the source
-# says are errors. It needs no network.
+# A broken link, a missing heading, a public name without a docstring and an outdated generated page are errors. Needs
+# no network.
 docs: $(DOCS_STAMP)
 	$(BIN)/python tools/generate.py --check
 	$(BIN)/zensical build --strict --clean

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# One machine, one rank for each GPU (or NPROC ranks on gloo where there is none).
+# One machine with one rank for each GPU, or with NPROC ranks on gloo if there is no GPU.
 #   DATA=/data/imagenet configs/torchrun.sh [--epochs 90 --set loader.workers=4 ...]
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."

@@ -1,4 +1,4 @@
-"""Build the extension module, with the stable ABI; if a header is missing, say so in one line."""
+"""Build the extension module, with the stable ABI; exit with one line if a header is missing."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 from setuptools.errors import CompileError
 
-# The buffer protocol is in the stable ABI from 3.11 on, and builds of Python without the lock have no stable ABI.
+# The stable ABI has the buffer protocol since Python 3.11. Free-threaded builds have no stable ABI.
 STABLE = sys.version_info >= (3, 11) and not sysconfig.get_config_var("Py_GIL_DISABLED")
 NEEDS = (
     "wdskit-native needs a C compiler and the headers of libjpeg-turbo (Debian: apt install gcc libjpeg-dev; "
@@ -19,10 +19,10 @@ NEEDS = (
 
 
 class Build(build_ext):
-    """Check that a program with libjpeg's header compiles."""
+    """The build command, with a check that a program with libjpeg's header compiles."""
 
     def build_extensions(self) -> None:
-        """As setuptools calls it."""
+        """See `build_ext.build_extensions`. Exits with the list of needed packages if the check fails."""
         probe = Path(self.build_temp) / "probe.c"
         probe.parent.mkdir(parents=True, exist_ok=True)
         probe.write_text("#include <stdio.h>\n#include <jpeglib.h>\n")
@@ -40,7 +40,7 @@ setup(
             [f"src/{name}.c" for name in ("module", "images", "resize", "samples", "scratch")],
             depends=[f"src/{name}.h" for name in ("images", "resize", "samples", "scratch")],
             libraries=["jpeg"],
-            # Two roundings where torch has two: no fused multiply-add.
+            # No fused multiply-add: torch rounds twice.
             extra_compile_args=["-O3", "-Wall", "-Wextra", "-ffp-contract=off"],
             define_macros=[("Py_LIMITED_API", "0x030B0000")] if STABLE else [],
             py_limited_api=STABLE,

@@ -1,4 +1,4 @@
-"""What several test files share."""
+"""Fixtures of all test files, and the order of the files."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from hypothesis import settings
 
 from wdskit import cli
 
-# What a launcher, a cluster or a user's shell may have set, and what would change what the tests see.
+# Variables of launchers, clusters and users' shells that would change the results of tests.
 FOREIGN_SETTINGS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "DATA")
 
-# These come first, the longest before the others, so that none is begun when nothing else is left to do.
+# These files start first, the longest before the others, so that no long file starts last.
 LONG = [
     "sizes/test_size_writers",
     "sizes/test_size_readers",
@@ -55,27 +55,27 @@ LONG = [
     "test_servers",
 ]
 
-# How long an example takes says something about the machine's other work only.
+# No deadline: the time of an example depends on the load of the machine.
 settings.register_profile("wdskit", deadline=None)
 settings.load_profile("wdskit")
 
-# Once, not in each worker: 2.5 s of CPU time for torch, and 0.5 s for the rest.
+# Imported once, not in each worker: 2.5 s of CPU time for torch, and 0.5 s for the rest.
 multiprocessing.set_forkserver_preload(["torch", "webdataset", "pytest", "wdskit.loader.make"])
 
-gc.disable()  # until all tests are collected, which are no garbage
+gc.disable()  # until all tests are collected: collecting them makes no garbage
 
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell starts what it puts into the background
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # what the tests start would ignore Ctrl-C too
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell starts background jobs like this
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # the children of tests would ignore Ctrl-C too
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files in the order in which they are to be begun."""
+    """Sort the tests: the files of `LONG` first."""
     places = {name: place for place, name in enumerate(LONG)}
     items.sort(key=lambda item: places.get(item.path.relative_to(TESTS).with_suffix("").as_posix(), len(LONG)))
 
 
 def pytest_collection_finish() -> None:
-    """Let no garbage collection look at 700,000 objects that stay: half a second each time, and in each child."""
+    """Exclude 700,000 permanent objects from garbage collection: half a second per collection, here and in children."""
     gc.collect()
     gc.freeze()
     gc.enable()
@@ -83,7 +83,7 @@ def pytest_collection_finish() -> None:
 
 @pytest.fixture(autouse=True)
 def _without_foreign_settings(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run every test as if no launcher had started it."""
+    """Remove the variables of launchers from every test's environment."""
     for name in os.environ:
         if name in FOREIGN_SETTINGS or name.startswith("SLURM_"):
             monkeypatch.delenv(name)
@@ -97,7 +97,7 @@ def repository() -> Path:
 
 @pytest.fixture(scope="session")
 def load_tool():
-    """Return the module of `tools/<name>.py`."""
+    """A function that returns the module of `tools/<name>.py`."""
 
     def load(name: str) -> ModuleType:
         spec = importlib.util.spec_from_file_location(f"tools_{name}", REPOSITORY / "tools" / f"{name}.py")
@@ -113,7 +113,7 @@ def load_tool():
 
 @pytest.fixture(scope="session")
 def photos(tmp_path_factory: pytest.TempPathFactory, load_tool) -> Path:
-    """A folder with 48 photographs in 12 classes. Not to be changed."""
+    """A folder with 48 photographs in 12 classes. Tests must not change it."""
     folder = tmp_path_factory.mktemp("photos") / "photos"
     load_tool("make_photos").make_photos(folder, num=48, seed=0)
     return folder
@@ -121,7 +121,7 @@ def photos(tmp_path_factory: pytest.TempPathFactory, load_tool) -> Path:
 
 @pytest.fixture(scope="session")
 def script_environment() -> dict[str, str]:
-    """Environment for children: the commands of this Python first in PATH, no foreign settings, one thread of torch."""
+    """An environment for children: this Python's commands first in PATH, no foreign settings, one torch thread."""
     environment = {
         name: value
         for name, value in os.environ.items()
@@ -137,7 +137,7 @@ def script_environment() -> dict[str, str]:
 
 @pytest.fixture(scope="session")
 def python(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Interpreter]:
-    """A Python that has loaded all of wdskit, and finds the modules of tests."""
+    """A Python that has loaded all of wdskit and finds the modules of tests/helpers."""
     paths = os.pathsep.join([str(HELPERS), *filter(None, [os.environ.get("PYTHONPATH")])])
     environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
     with Interpreter(tmp_path_factory.mktemp("python"), environment) as running:
@@ -145,7 +145,7 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Interpreter]:
 
 
 class Run:
-    """Runs a command line in this process and keeps what it printed."""
+    """Runs a command line in this process and returns exit code, stdout and stderr."""
 
     def __init__(self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
         self.capsys = capsys
@@ -168,7 +168,7 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    """Playwright's Chromium, or the system's. While it is open an event loop runs in this thread."""
+    """The system's Chromium, or Playwright's. While it is open, an event loop runs in this thread."""
     playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
     found = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
     with playwright.sync_playwright() as running:

@@ -1,4 +1,4 @@
-"""The benchmark beside other loaders measures what it says, and believes nobody."""
+"""The benchmark with other loaders measures what it claims, and checks what each loader delivers."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ METRICS = ("samples_per_s", "cpu_ms", "first_s", "start_s", "next_epoch_s", "pss
 
 
 def test_the_driver_measures_those_who_are_there_and_names_the_others(repository: Path, tmp_path: Path) -> None:
-    """On data so small that the numbers say nothing, but each sample came once, in each of three loaders.
+    """With little data: the numbers mean nothing, but each of three loaders delivers each sample once.
 
-    `make peers` runs the images too.
+    `make peers` also runs the images.
     """
     parts = {"small": "small-2000"} | ({"images": "images-uint8"} if "WDSKIT_ALL_PEERS" in os.environ else {})
     command = [sys.executable, repository / "tools" / "bench_peers.py", "--quick", "--no-install"]
@@ -73,7 +73,7 @@ CHEATS = {
 def test_who_delivers_something_else_is_found_out(
     kind: str, cheats: dict, repository: Path, tmp_path: Path, python: Interpreter
 ) -> None:
-    """Each cheat alone."""
+    """Each fault is tried alone."""
     code = CHECK.format(tools=str(repository / "tools"), kind=kind, cheats=[*cheats.values()])
     done = python.run(tmp_path / "script.py", code)
     assert done.stderr == ""
@@ -82,7 +82,7 @@ def test_who_delivers_something_else_is_found_out(
 
 
 def test_a_reason_names_no_place_of_this_machine(load_tool) -> None:
-    """Of paths the last part stays, of addresses nothing."""
+    """A path keeps only its last part, an address is removed."""
     lines = [
         "Looking in https://host.example/simple",
         "ERROR: No file /opt/a/b.so at https://h.example/x (host='h.example')",

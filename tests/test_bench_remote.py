@@ -1,4 +1,4 @@
-"""The benchmark of loaders that read from a store measures what it says, and believes nobody."""
+"""The benchmark of loaders that read from a store measures what it claims, and checks what each loader delivers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from http_server import serve_folder
 
 @pytest.fixture
 def tools(python, repository, tmp_path):
-    """The benchmark and its proxy; `peers` is another package in the tests, so that they run elsewhere."""
+    """The benchmark and its proxy. They run in their own process, because `peers` is another package in the tests."""
 
     def run(code: str) -> subprocess.CompletedProcess[str]:
         folders = [str(repository / "tools"), str(repository)]

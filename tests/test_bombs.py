@@ -52,7 +52,7 @@ def zeros_deflated(num_bytes: int) -> bytes:
 
 
 def zip_of(packed: bytes, num_bytes: int, *, num_records: int = 1) -> bytes:
-    """A zip of one deflated member, that many records of its directory point to."""
+    """Return a zip with one deflated member, to which many entries of the zip's directory point."""
     name = b"a0000.txt"
     local = struct.pack("<4s5H3L2H", b"PK\3\4", 20, 0, 8, 0, 0, 0, len(packed), num_bytes, len(name), 0) + name + packed
     records = b"".join(
@@ -67,7 +67,7 @@ def zip_of(packed: bytes, num_bytes: int, *, num_records: int = 1) -> bytes:
 
 
 def nested_zip() -> bytes:
-    """42.zip: zips of zips, of which only the names are like those of files to pack."""
+    """Return zips of zips, as 42.zip; only their names look like files to pack."""
     data = zip_of(zeros_deflated(4 * MIB), 4 * MIB)
     for number in range(3):
         stream = io.BytesIO()
@@ -94,7 +94,7 @@ def gzipped(start: bytes, num_mib: int, filling: bytes = b" ") -> bytes:
 
 
 def large_png() -> bytes:
-    """A PNG of a few bytes whose header promises 65,536 x 65,536 pixels."""
+    """Return a PNG of a few bytes whose header promises 65,536 x 65,536 pixels."""
     data = image_bytes("PNG")
     head = b"IHDR" + struct.pack(">2L", 1 << 16, 1 << 16) + data[24:29]
     return data[:12] + head + struct.pack(">L", zlib.crc32(head)) + data[33:]
@@ -111,7 +111,7 @@ def repeated(value: bytes, num: int, kind: pa.DataType) -> pa.Array:
 
 
 def lying_page() -> bytes:
-    """A page whose header says that it unpacks to a megabyte; it has 40,000 bytes."""
+    """Return a page whose header says that it unpacks to a megabyte; it has 40,000 bytes."""
     data = parquet(pa.array([os.urandom(10) * 4000]), use_dictionary=False, compression="zstd")
     at = re.search(rb"\x15\x00\x15(...)", data, re.DOTALL)
     assert at is not None
@@ -125,7 +125,7 @@ def write_sidecar(path: Path, data: bytes) -> None:
 
 
 def write_saved(path: Path, _: bytes) -> None:
-    """A saved data set whose one batch is compressed and claims 48 MiB."""
+    """Write a saved data set whose only batch is compressed and claims 48 MiB."""
     path.mkdir()
     (path / "state.json").write_text(json.dumps({"_data_files": [{"filename": "data.arrow"}]}))
     (path / "dataset_info.json").write_text("{}")
@@ -143,7 +143,7 @@ def write_file(path: Path, data: bytes) -> None:
 WIDE = b"[" + b"[],{}," * (4 * MIB // 6 - 10) + b"0]"
 
 BOMBS: dict[str, tuple[Callable[[], bytes], str, str]] = {
-    # Name: its bytes, the class of the error, and what it says.
+    # Name: bytes, class of the error, text of the error.
     "declared.zip": (lambda: zip_of(zeros_deflated(64 * MIB), 64 * MIB), "RowError", "like a decompression bomb"),
     "lying.zip": (lambda: zip_of(zeros_deflated(64 * MIB), 9000), "RowError", "does not have the 9000 bytes"),
     "overlapping.zip": (lambda: zip_of(zeros_deflated(MIB), MIB, num_records=2000), "PackError", "overlap"),
@@ -195,7 +195,7 @@ WRITERS = {".sidecar": write_sidecar, ".saved": write_saved}
 
 @pytest.fixture(scope="module")
 def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[str, str, int]]:
-    """Of each bomb the error that ended it, and the most memory that its process had meanwhile."""
+    """For each bomb, the error that it ended with, and the largest memory of its process."""
     folder = tmp_path_factory.mktemp("bombs")
     for name, (make, _, _) in BOMBS.items():
         WRITERS.get(Path(name).suffix, write_file)(folder / name, make())

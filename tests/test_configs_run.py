@@ -1,4 +1,4 @@
-"""Every file in configs/ works: on small data, with two ranks where it is about ranks."""
+"""Every file in configs/ works, on small data; files about ranks run with two ranks."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_no_file_is_left_out() -> None:
 
 @pytest.mark.parametrize("name", YAML_FILES)
 def test_a_yaml_file_passes_its_check(name: str, script_environment: dict[str, str]) -> None:
-    """`wdskit config check` finds nothing, with DATA unset as well."""
+    """`wdskit config check` finds no problem, also if DATA is not set."""
     done = run(["wdskit", "config", "check", f"configs/{name}"], environment=script_environment)
     assert done.returncode == 0, done.stdout + done.stderr
 
@@ -86,7 +86,7 @@ def test_train_pipelines_feed_two_ranks(name: str, rank: int, data: Path, monkey
 
 
 def test_imagenet_val_sees_each_sample_once(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On any number of ranks, with and without workers."""
+    """This holds on any number of ranks, with and without workers."""
     monkeypatch.setenv("DATA", str(data))
     for workers, world_size in ((0, 1), (2, 1), (0, 3)):
         seen = torch.zeros(12, dtype=torch.int64)
@@ -120,7 +120,7 @@ def test_torchrun_trains(data: Path, script_environment: dict[str, str]) -> None
 
 
 def free_port() -> int:
-    """One that no other process is given by the kernel before it is used: below those that are."""
+    """Return a free port below the range from which the kernel gives ports to other processes."""
     for port in range(20_000 + os.getpid() % 9_000, 30_000):
         with contextlib.suppress(OSError), socket.create_server(("localhost", port)):
             return port
@@ -128,7 +128,7 @@ def free_port() -> int:
 
 
 def test_sbatch_trains_two_ranks(data: Path, tmp_path: Path, script_environment: dict[str, str]) -> None:
-    """configs/train.sbatch as Slurm would run it on one node, srun and scontrol being stand-ins."""
+    """configs/train.sbatch runs as under Slurm on one node, with stand-ins for srun and scontrol."""
     for name, text in {"srun": 'exec "$@"', "scontrol": "echo localhost"}.items():
         (tmp_path / name).write_text(f"#!/usr/bin/env bash\n{text}\n")
         (tmp_path / name).chmod(0o755)
@@ -149,7 +149,7 @@ def test_sbatch_trains_two_ranks(data: Path, tmp_path: Path, script_environment:
 
 
 def test_the_demo_fails_when_the_loss_does_not_fall(data: Path, script_environment: dict[str, str]) -> None:
-    """One epoch cannot be better than itself: train_ddp.py says so and `make demo` would stop."""
+    """After only one epoch the loss cannot have fallen: train_ddp.py says so, and `make demo` would stop."""
     command = [sys.executable, "tools/train_ddp.py", "--config", "configs/demo.yaml", "--expect-lower-loss"]
     rank = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": "localhost"}
     rank["MASTER_PORT"] = str(free_port())

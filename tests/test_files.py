@@ -1,6 +1,6 @@
-"""A final name never holds unfinished bytes, whatever fails, kills or loses its power, and what is published is there.
+"""A final name never holds unfinished bytes after a failure, a kill or a power loss, and published files exist.
 
-Each check is a function that takes a way to publish, and for each there are broken ways that it must catch.
+Each check is a function that takes a way to publish. Each check must also catch broken ways to publish.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def write_published(path: Path, disk: Disk) -> None:
             temp.write(part)
 
 
-# Ways to publish that are wrong.
+# Wrong ways to publish.
 
 
 def _write(fd: int, disk: Disk) -> None:
@@ -64,7 +64,7 @@ def _write(fd: int, disk: Disk) -> None:
 
 
 def _publish_wrongly(path: Path, disk: Disk, steps: str, temp: Path | None = None) -> None:
-    """Steps in this order, w: write, s: write once, f: flush the file, r: rename, d: flush the folder."""
+    """Publish with steps in this order; w: write, s: write once, f: flush the file, r: rename, d: flush the folder."""
     temp = temp or temp_path(path)
     temp.unlink(missing_ok=True)
     fd = disk.open(temp)
@@ -146,11 +146,11 @@ def descriptor_left_open(path: Path, disk: Disk) -> None:
     disk.fsync_folder(path.parent)
 
 
-# What is checked.
+# Checks.
 
 
 def fresh(folder: Path, old: bytes | None) -> Path:
-    """A path in a new folder of its own, with these bytes."""
+    """Return a path in a new folder of its own, with these bytes."""
     place = folder / f"{len(list(folder.iterdir()))}"
     place.mkdir()
     if old is not None:
@@ -163,10 +163,10 @@ def held(path: Path) -> bytes | None:
 
 
 def open_below(folder: Path) -> list[Path]:
-    """What this process has open in a folder, removed files too. Other threads may open files elsewhere meanwhile."""
+    """Return the files in a folder that this process has open, removed ones too. Other threads may open other files."""
     found = []
     for link in Path("/proc/self/fd").iterdir():
-        with contextlib.suppress(OSError):  # closed meanwhile
+        with contextlib.suppress(OSError):  # the file was closed meanwhile
             found.append(link.readlink())
     return [target for target in found if target.is_relative_to(folder.resolve())]
 
@@ -271,7 +271,7 @@ def test_a_wrong_way_to_publish_is_caught(mutant, check, place: Path) -> None:
 
 
 def test_power_loss_leaves_what_was_certain_and_any_part_of_the_rest(tmp_path: Path) -> None:
-    """The model itself: what each operation makes certain."""
+    """A test of the model: each operation makes certain bytes and names certain."""
     disk = PowerLossDisk()
     a, b = tmp_path / "a", tmp_path / "b"
     fd = disk.open(a)
@@ -308,7 +308,7 @@ def write_folder(folder: Path, disk: Disk) -> None:
     pack(ROWS, folder, max_samples=2, pattern="s-%03d.tar", disk=disk)
 
 
-# The names of the folder's files as the first letters of an order: shard, offsets, twin, index. Others are wrong.
+# Orders of the folder's files by first letters: shard, offsets, twin, index. All other orders are wrong.
 ORDERS = {"index first": "jstx", "index before its twin": "sxjt", "offsets before their shard": "xstj"}
 KINDS = {".tar": "s", ".idx": "x", ".bin": "t", ".json": "j"}
 
@@ -338,7 +338,7 @@ def check_folder_power_loss(write: Publish, tmp_path: Path) -> None:
         for name in [name for name in right if name.endswith(".idx") and found[name] != {None}]:
             shard = name.removesuffix(".idx")
             assert found[shard] == {right[shard]}, disk.operations
-        if found[INDEX_NAME] != {None}:  # it may be there, and then all else is, for certain
+        if found[INDEX_NAME] != {None}:  # if the index may exist, all other files exist for certain
             assert all(found[name] == {data} for name, data in right.items() if name != INDEX_NAME), disk.operations
 
     disk = PowerLossDisk(check)
@@ -425,7 +425,7 @@ def test_a_folder_that_stands_below_one_that_cannot_be_opened_is_fine(tmp_path: 
     disk = FailingDisk(0, errno.EACCES)
     make_folders(folder, disk=disk)
     assert disk.operations == ["fsync_folder"]
-    with pytest.raises(PermissionError):  # but one that is made there is not certain to stay
+    with pytest.raises(PermissionError):  # a new folder in it is not certain to stay
         make_folders(folder / "a", disk=FailingDisk(2, errno.EACCES))
 
 
@@ -441,11 +441,11 @@ def test_every_operation_that_fails_while_folders_are_made_is_told(tmp_path: Pat
         assert folder.is_dir()
 
 
-# The real thing.
+# Real disks.
 
 
 def test_a_disk_that_is_full_is_told_and_leaves_nothing(tmp_path: Path) -> None:
-    """/dev/full is a device that every write finds full."""
+    """/dev/full is a device on which every write fails because it is full."""
 
     class FullDisk(Disk):
         def open(self, path):
@@ -461,7 +461,7 @@ def test_a_disk_that_is_full_is_told_and_leaves_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("old", [None, OLD])
 def test_a_file_that_outgrows_its_limit_is_told_and_leaves_nothing(tmp_path: Path, old: bytes | None) -> None:
-    """The kernel writes what still fits, which is a short write, and then refuses."""
+    """The kernel first writes the bytes that still fit (a short write), and then refuses."""
     path = tmp_path / "a"
     if old is not None:
         path.write_bytes(old)
@@ -482,7 +482,7 @@ def test_a_file_that_outgrows_its_limit_is_told_and_leaves_nothing(tmp_path: Pat
 
 @pytest.mark.parametrize("refusal", [None, errno.ENOTSUP, errno.EIO], ids=["full", "not supported", "failed"])
 def test_macos_is_asked_to_empty_the_cache_of_the_device(tmp_path: Path, monkeypatch, refusal: int | None) -> None:
-    """Its fsync leaves bytes there. A disk without that call gets fsync, and its failure is a failure."""
+    """On macOS fsync leaves bytes in the cache. A disk without the other call gets fsync, whose failure is an error."""
     called = []
 
     def control(fd: int, command: int) -> int:
@@ -502,8 +502,8 @@ def test_macos_is_asked_to_empty_the_cache_of_the_device(tmp_path: Path, monkeyp
 
 
 def test_a_write_that_a_signal_cuts_short_is_continued() -> None:
-    """A pipe that nobody reads until the signal came: the kernel returns what it took so far."""
-    data = os.urandom(THREAD_BYTES - 1)  # three times what a pipe takes, and no thread that no signal would reach
+    """A pipe is not read until the signal has come: the kernel returns the number of bytes that it took so far."""
+    data = os.urandom(THREAD_BYTES - 1)  # three times a pipe's size, and too few for a thread, which no signal reaches
     read_end, write_end = os.pipe()
     interrupted = threading.Event()
     received = bytearray()
@@ -564,7 +564,7 @@ def test_large_pieces_are_written_in_their_order_by_one_thread_and_digested(tmp_
 
 
 class HeldDisk(Disk):
-    """Its writes wait until they are let go, as those of a slow disk do."""
+    """A disk whose writes wait until the test releases them, as on a slow disk."""
 
     def __init__(self) -> None:
         self.go = threading.Event()
@@ -601,14 +601,14 @@ def test_a_buffer_that_was_handed_over_comes_back_only_when_its_bytes_are_writte
 
 
 def test_the_device_is_given_each_large_piece_at_once(tmp_path: Path) -> None:
-    """Whatever it says: only the flush at the end counts."""
+    """Errors of these early flushes do not matter: only the flush at the end counts."""
     begun: list[bytes] = []
 
     class Eager(Disk):
         def begin_flush(self, fd, start, num_bytes):
             [temp] = tmp_path.glob(f".large.*{TEMP_SUFFIX}")
             begun.append(temp.read_bytes()[start : start + num_bytes])
-            super().begin_flush(-1, start, num_bytes)  # which is no file
+            super().begin_flush(-1, start, num_bytes)  # a descriptor that is not a file
 
     with publish(tmp_path / "large", disk=Eager()) as temp:
         for part in LARGE:
@@ -629,7 +629,7 @@ def test_a_failure_in_the_thread_is_an_error_of_publish(tmp_path: Path, fail_at:
 
 
 def test_a_file_that_is_given_up_is_closed_only_when_its_thread_is_done(tmp_path: Path) -> None:
-    """Ctrl-C in the middle: the descriptor's number may be another file's at once."""
+    """After Ctrl-C in the middle of a write, the descriptor's number may belong to another file at once."""
     order: list[str] = []
     begun = threading.Event()
 
@@ -662,7 +662,7 @@ def test_a_disk_that_takes_nothing_is_an_error_and_no_endless_loop(tmp_path: Pat
     assert not [*tmp_path.iterdir()]
 
 
-# Drafts.
+# Temporary files.
 
 
 def test_a_draft_knows_size_and_digest_of_what_it_was_given(tmp_path: Path) -> None:
@@ -694,7 +694,7 @@ def test_an_error_while_writing_leaves_what_was_there(tmp_path: Path, error: typ
 
 
 class Interrupted(WatchedDisk):
-    """Another process does something before operation number `at`."""
+    """A disk on which another process does something before operation number `at`."""
 
     def __init__(self, at: int, other: Callable[[], None]) -> None:
         super().__init__()
@@ -709,7 +709,7 @@ class Interrupted(WatchedDisk):
 
 @pytest.mark.parametrize("old", [None, OLD])
 def test_of_two_writers_of_one_path_each_publishes_its_whole_file(tmp_path: Path, old: bytes | None) -> None:
-    """At each operation of the first the second comes, ends or is killed in the middle of its file, and is whole."""
+    """At each operation of the first writer, the second writes its file, or is killed in the middle of it."""
     other = b"what the second one writes"
 
     def come(path: Path, *, is_killed: bool) -> None:
@@ -733,7 +733,7 @@ def test_of_two_writers_of_one_path_each_publishes_its_whole_file(tmp_path: Path
             left = [*path.parent.glob(f".*{TEMP_SUFFIX}")]
             assert len(left) == (is_killed and number < len(disk.operations))
             number += 1
-        assert number == 7  # 6 operations, and behind the last
+        assert number == 7  # before each of 6 operations, and after the last
 
 
 def test_a_link_is_never_opened_for_writing(tmp_path: Path) -> None:
@@ -797,9 +797,9 @@ def test_files_are_made_with_the_users_umask_and_are_not_inherited(tmp_path: Pat
         ("photo", "folder", "there is no such folder. Did you mean `photos`?"),
         ("photos/cta", "folder or file", "there is no such folder or file. Did you mean `photos/cat`?"),
         ("photo/cat/x", "folder", "there is no such folder: photo. Did you mean `photos`?"),
-        ("label.csv", "folder", "there is no such folder."),  # a file is no folder
+        ("label.csv", "folder", "there is no such folder."),  # a file is not a folder
         ("label.csv", "file", "there is no such file. Did you mean `labels.csv`?"),
-        ("a-000.tar", "shard", "there is no such shard."),  # its neighbour is another shard
+        ("a-000.tar", "shard", "there is no such shard."),  # the neighbour is another shard
         ("http://host/photo", "folder", "there is no such folder."),
         ("\0", "folder", "there is no such folder."),
         ("", "folder", "there is no such folder."),

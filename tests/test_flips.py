@@ -1,11 +1,11 @@
-"""A name is part of the sample: each byte of headers and extension headers changed, with the file's times kept, and the
-shard read in every way. What comes out is the samples that were written, or an error.
+"""A name is part of the sample. Each byte of headers and extension headers is changed, the file's times are kept, and
+the shard is read in every way. The result is the samples that were written, or an error.
 
-Headers have a checksum. The data of extension headers (GNU long names, pax records) have none: there the name is
-compared with the member's own header, which holds its first 100 bytes. What follows these is in no checksum but the
-sha256 of the shard, which `verify` compares with the index; `outcome` says what may come of a change there.
+Headers have a checksum. The data of extension headers (GNU long names, pax records) have no checksum: there the name is
+compared with the member's own header, which has its first 100 bytes. Only the sha256 of the shard covers later bytes;
+`verify` compares it with the index. `outcome` says which results a change of these bytes may have.
 
-WDSKIT_ALL_FAULTS=1 (`make faults`) changes every byte in each way and counts; otherwise a part is taken.
+WDSKIT_ALL_FAULTS=1 (`make faults`) changes every byte in each way and counts outcomes; otherwise a part is changed.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ class Flips(NamedTuple):
 
     Attributes:
         places: Bytes of headers, of extension headers with their data, and of the end marker.
-        extensions: Of these, the data of extension headers.
-        weak: Of these, the bytes of names after their first 100, and those that are not ASCII.
+        extensions: Of `places`, the data of extension headers.
+        weak: Of `extensions`, the bytes of names after their first 100, and bytes that are not ASCII.
     """
 
     data: bytes
@@ -71,7 +71,7 @@ KINDS = {
 
 
 def shard_of(kind: str) -> Flips:
-    """A shard as Python's tarfile makes it: two samples with three fields each, then one with one field."""
+    """Return a shard of Python's tarfile: two samples with three fields each, then a sample with one field."""
     folder, form = KINDS[kind]
     samples = {f"{folder}/n{number}w": dict(FIELDS) for number in (11, 25)}
     samples[f"{folder}/n47w"] = {"cls": b"4"}
@@ -144,12 +144,12 @@ def of(source: Callable[[str], Pipeline]) -> Callable[[Path], Found]:
     return read
 
 
-ODD = 1  # the note that the last sample has one field
+ODD = 1  # the finding that the last sample has one field
 
 
 def verified(shard: Path) -> Found:
     result = verify(shard.parent, workers=1)
-    if len(result.findings) > ODD:  # a note too
+    if len(result.findings) > ODD:  # more findings than this note
         raise WdskitError(str(result.findings[0]))
     yield from in_order(shard)
 
@@ -209,10 +209,10 @@ WAYS = {
 
 
 def outcome(way: Way, shard: Path, expected: list[tuple[str, dict[str, bytes]]], *, is_weak: bool) -> str:
-    """Read a shard, and return "same", "error" for an error after samples that are the same, or "renamed".
+    """Read a shard and return "same", "error" for an error after unchanged samples, or "renamed".
 
-    Renamed is what a byte after the first 100 of a name, or one that is not ASCII, may do: the key of a sample with one
-    field, or, where nothing knows its fields, one field of a sample. No field and no sample is ever missing.
+    A byte after the first 100 of a name, or a byte that is not ASCII, may rename the key of a sample with one field or,
+    if the reader does not know the fields, one field of a sample. No field and no sample is ever missing.
     """
     found: list[tuple[str, dict[str, bytes]]] = []
     try:
@@ -234,7 +234,7 @@ def outcome(way: Way, shard: Path, expected: list[tuple[str, dict[str, bytes]]],
 
 
 def sweep(kind: str, name: str, folder: Path, changes: list[tuple[int, int]]) -> Counter[str]:
-    """Make each change, (offset, mask), read, and count the outcomes."""
+    """Make each change (offset, mask), read the shard and count the outcomes."""
     flips, way = shard_of(kind), WAYS[name]
     shard = folder / "s" / "s.tar"
     shard.parent.mkdir(parents=True)
@@ -259,7 +259,7 @@ def sweep(kind: str, name: str, folder: Path, changes: list[tuple[int, int]]) ->
 
 
 def changes_of(kind: str, way: Way) -> list[tuple[int, int]]:
-    """Every byte, with each mask in extension data and two elsewhere; of dear ways, and in `make test`, a part."""
+    """Return the changes: every byte, with all masks in extension data, two elsewhere; for slow ways a part of them."""
     flips = shard_of(kind)
     every = list(itertools.product(flips.extensions, MASKS))
     others = [(at, MASKS[(at + turn) % len(MASKS)]) for at in flips.places for turn in (0, 3)]

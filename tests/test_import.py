@@ -1,4 +1,4 @@
-"""The package's face: what `import wdskit` loads, and what it shows."""
+"""The package itself: the modules that `import wdskit` loads, and its public names."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import wdskit
 
 
 def modules_after(statement: str) -> list[str]:
-    """Names in sys.modules of a fresh Python after `statement`, those that an idle Python has left out."""
+    """Return the modules that `statement` loads in a new Python."""
     after = "import json; print(json.dumps(sorted(set(sys.modules) - idle)))"
     code = f"import sys; idle = set(sys.modules); {statement}; {after}"
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
@@ -30,13 +30,13 @@ def test_import_loads_the_standard_library_only() -> None:
 
 
 def test_dir_and_all_load_nothing() -> None:
-    """Looking at the names (tab completion does) is as cheap as the import."""
+    """Listing the names, as tab completion does, loads no module."""
     assert modules_after("import wdskit; dir(wdskit); wdskit.__all__") == modules_after("import wdskit")
 
 
 @pytest.mark.parametrize("name", wdskit.__all__)
 def test_every_public_name_exists(name: str) -> None:
-    """Whatever stands in `__all__` can be had, and comes from one of wdskit's modules."""
+    """Every name in `__all__` can be imported, and comes from one of wdskit's modules."""
     value = getattr(wdskit, name)
     assert name == "__version__" or value.__module__.startswith("wdskit.")
 
@@ -48,7 +48,7 @@ def test_all_is_sorted_and_the_same_as_dir() -> None:
 
 
 def test_editors_see_the_lazy_names() -> None:
-    """Each lazy name is imported under TYPE_CHECKING from the module where it is loaded from."""
+    """Under TYPE_CHECKING each lazy name is imported from the module that defines it."""
     tree = ast.parse(Path(wdskit.__file__).read_text())
     seen = {
         alias.name: statement.module
@@ -62,20 +62,20 @@ def test_editors_see_the_lazy_names() -> None:
 
 
 def test_an_unknown_name_is_an_attribute_error() -> None:
-    """As for any module, so that hasattr and mock work."""
+    """It is an AttributeError, so that hasattr and mock work."""
     with pytest.raises(AttributeError, match="module 'wdskit' has no attribute 'Pipelin'"):
         wdskit.Pipelin  # noqa: B018
 
 
 def test_no_public_name_is_the_name_of_a_package() -> None:
-    """`wdskit.pack` is the function, whatever was imported before."""
+    """`wdskit.pack` is always the function, also after imports of modules."""
     folder = Path(wdskit.__file__).parent
     parts = {path.stem for path in folder.glob("*.py")} | {path.name for path in folder.iterdir() if path.is_dir()}
     assert not parts & set(wdskit.__all__)
 
 
 def test_every_public_error_is_a_wdskit_error() -> None:
-    """One except clause catches all that a user can cause."""
+    """One except clause catches all errors that a user can cause."""
     errors = [name for name in wdskit.__all__ if name.endswith("Error")]
     assert len(errors) >= 12
     assert all(issubclass(getattr(wdskit, name), wdskit.WdskitError) for name in errors)

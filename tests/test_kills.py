@@ -1,7 +1,7 @@
-"""`kill -9` of whole commands, main process and workers, at random moments: the same command then ends as if nothing
-was.
+"""After `kill -9` of a command, main process and workers, at a random moment, the same command gives the same result as
+without the kill.
 
-WDSKIT_ALL_FAULTS=1 (`make faults`) does so 24 times with each command.
+WDSKIT_ALL_FAULTS=1 (`make faults`) kills each command 24 times.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ RUN = [sys.executable, "-c", "from wdskit.cli import main; main()"]
 
 @pytest.fixture(scope="module")
 def sources(tmp_path_factory) -> Path:
-    """A folder of images, and the shards of it."""
+    """A folder of images, and its shards."""
     base = tmp_path_factory.mktemp("kills")
     make_folder(base / "photos", {"cat": 90, "dog": 70})
     pack(base / "photos", base / "shards", max_samples=40)
@@ -58,7 +58,7 @@ def kill_group(process: subprocess.Popen[bytes]) -> None:
 
 
 def wait_for_files(process: subprocess.Popen[bytes], folder: Path, number: int, rng: random.Random) -> None:
-    """Return when so many files stand there, or the command is over."""
+    """Wait until that number of files exists, or the command has ended."""
     deadline = time.monotonic() + 60
     while process.poll() is None and num_files(folder) < number:
         assert time.monotonic() < deadline
@@ -72,7 +72,7 @@ def num_files(folder: Path) -> int:
 
 @pytest.mark.parametrize("name", ["pack", "reshard"] if ALL else ["pack"])
 def test_a_command_that_is_killed_with_all_its_processes_is_done_by_the_same_again(tmp_path, sources, name):
-    """When so many files are there as is drawn, or in one of four cases some moments after the start."""
+    """The kill comes when a random number of files exists or, in one of four cases, shortly after the start."""
     command = commands(sources)[name]
     whole = start(command, tmp_path / "whole")
     assert (whole.communicate()[1], whole.returncode) == (b"", 0)
@@ -89,7 +89,7 @@ def test_a_command_that_is_killed_with_all_its_processes_is_done_by_the_same_aga
             left = without_temp_files(remains_of(folder))
             assert left.items() <= after.items()
             assert "index.json" not in left or left == after
-        if remains_of(folder) != after:  # where only a record is left of it, too
+        if remains_of(folder) != after:  # also if only a run journal is left of the run
             again = start(command, folder)
             assert (again.communicate()[1], again.returncode) == (b"", 0)
         assert bytes_in(folder) == after

@@ -1,4 +1,4 @@
-"""tools/check_layers.py finds what it is there to find, and finds nothing in wdskit."""
+"""tools/check_layers.py finds every kind of violation, and finds no violation in wdskit."""
 
 from __future__ import annotations
 
@@ -90,12 +90,12 @@ def test_what_is_allowed_passes(check, inside: str, source: str) -> None:
 
 
 def test_the_line_is_that_of_the_violation(check) -> None:
-    """So that an editor jumps to it."""
+    """Editors jump to this line."""
     assert [line for line, _ in check("order/a.py", "import math\n\n\ndef f():\n    import torch\n")] == [5]
 
 
 def test_the_command_prints_file_and_line_and_fails(tmp_path: Path, repository: Path) -> None:
-    """`file:line: what` and exit code 1; nothing and 0 for a clean package."""
+    """A violation prints `file:line: text`, with exit code 1; a clean package prints nothing, with exit code 0."""
     package = tmp_path / "wdskit"
     (package / "tar").mkdir(parents=True)
     (package / "tar" / "a.py").write_text("import os\nimport wdskit.cli\nprint(os)\n")
@@ -140,7 +140,7 @@ def test_rules_between_files(load_tool, tmp_path, case) -> None:
 
 
 def test_an_exception_is_for_one_import_of_one_file(load_tool, repository: Path) -> None:
-    """Each is still needed, and covers nothing beside it."""
+    """Each exception is still needed, and allows no other import."""
     tool = load_tool("check_layers")
     for inside, module in tool.EXCEPTIONS:
         tree = ast.parse((repository / "wdskit" / inside).read_text())
@@ -150,5 +150,5 @@ def test_an_exception_is_for_one_import_of_one_file(load_tool, repository: Path)
 
 
 def test_wdskit_keeps_its_layers(load_tool, repository: Path) -> None:
-    """The package as it stands."""
+    """The current package has no violation."""
     assert load_tool("check_layers").check_package(repository / "wdskit") == []

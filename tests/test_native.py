@@ -1,4 +1,4 @@
-"""wdskit-native: what it gives is what the code in Python gives, and what it does not decide it leaves to that code."""
+"""wdskit-native returns what the code in Python returns, or leaves an input to the code in Python."""
 
 from __future__ import annotations
 
@@ -23,17 +23,25 @@ from wdskit import Pipeline, WdskitError, pack
 from wdskit import native as native_module
 from wdskit.engine import reader
 from wdskit.native import INTERFACE, native
-from wdskit.stages.base import NOWHERE
+from wdskit.stages.base import NO_ORIGIN
 from wdskit.stages.images import fused, geometry
-from wdskit.stages.images.jpeg_crop import Axis, Ending, Wanted, decode_part, plan_jpeg, write, write_numbers_as
+from wdskit.stages.images.jpeg_crop import (
+    Axis,
+    OutputFormat,
+    WantedPart,
+    decode_part,
+    plan_jpeg,
+    write,
+    write_numbers_as,
+)
 
 MAX_PIXELS = 1 << 24
 IMAGENET = ([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])
 FORMS = {
-    "uint8": Ending(is_array=True, is_float=False),
-    "float": Ending(is_array=False, is_float=True),
-    "normalized": Ending(is_array=True, is_float=False, normalize=IMAGENET),
-    "normalized by one": Ending(is_array=True, is_float=False, normalize=([0.4], [0.3])),
+    "uint8": OutputFormat(is_array=True, is_float=False),
+    "float": OutputFormat(is_array=False, is_float=True),
+    "normalized": OutputFormat(is_array=True, is_float=False, normalize=IMAGENET),
+    "normalized by one": OutputFormat(is_array=True, is_float=False, normalize=([0.4], [0.3])),
 }
 KINDS: dict[str, dict[str, Any]] = {
     "444": {"subsampling": 0},
@@ -48,7 +56,7 @@ needs_native = pytest.mark.skipif(module is None, reason="wdskit-native is not i
 
 
 def photo(height: int, width: int, *, seed: int = 0, mode: str = "RGB", **options: Any) -> bytes:
-    """A JPEG with soft shapes and some noise, as photographs have."""
+    """Return a JPEG with soft shapes and some noise, similar to a photograph."""
     chance = np.random.default_rng([seed, height, width])
     coarse = Image.fromarray(chance.integers(0, 256, (6, 6, 3), dtype=np.uint8)).resize(
         (width, height), Image.Resampling.BICUBIC
@@ -62,27 +70,29 @@ def photo(height: int, width: int, *, seed: int = 0, mode: str = "RGB", **option
 
 
 def decode(
-    data: bytes, wanted: Wanted, *, flip: bool = False, ending: Ending = FORMS["uint8"], size: Any = None
+    data: bytes, wanted: WantedPart, *, flip: bool = False, form: OutputFormat = FORMS["uint8"], size: Any = None
 ) -> np.ndarray | None:
-    """What the module makes of one file; None if it leaves it to Python."""
-    plan = plan_jpeg(data, lambda *_: wanted, NOWHERE, max_pixels=MAX_PIXELS)
+    """Return the pixels that the module decodes from one file; None if it leaves the file to Python."""
+    plan = plan_jpeg(data, lambda *_: wanted, NO_ORIGIN, max_pixels=MAX_PIXELS)
     assert plan is not None
     shape = (wanted.rows.size, wanted.columns.size)
-    out = np.full((3, *shape, 3), 77, np.uint8 if ending.dtype == np.uint8 else np.float32)
+    out = np.full((3, *shape, 3), 77, np.uint8 if form.dtype == np.uint8 else np.float32)
     sides = (side for axis in wanted for side in axis[:4])
     plans = np.array([(9, 1, *(size or plan.size), *sides, flip)], np.int64)
     board = np.zeros(3, np.int64)
-    [verdict] = module.decode_jpegs([data], plans, out, *shape, write_numbers_as(ending), board)
+    [verdict] = module.decode_jpegs([data], plans, out, *shape, write_numbers_as(form), board)
     assert board.tolist() == [0, 9, 0]
     assert (out[[0, 2]] == 77).all(), "it wrote beside its row"
     return None if verdict else out[1]
 
 
-def decode_in_python(data: bytes, wanted: Wanted, *, flip: bool = False, ending: Ending = FORMS["uint8"]) -> np.ndarray:
-    """The same by the code in Python, at whole scale."""
-    out = np.zeros((1, wanted.rows.size, wanted.columns.size, 3), ending.dtype)
-    part = decode_part(data, None, lambda *_: wanted, NOWHERE, max_pixels=MAX_PIXELS)
-    write(part, ending, flip=flip, out=out.transpose(0, 3, 1, 2))
+def decode_in_python(
+    data: bytes, wanted: WantedPart, *, flip: bool = False, form: OutputFormat = FORMS["uint8"]
+) -> np.ndarray:
+    """Return the pixels that the code in Python decodes, at full scale."""
+    out = np.zeros((1, wanted.rows.size, wanted.columns.size, 3), form.dtype)
+    part = decode_part(data, None, lambda *_: wanted, NO_ORIGIN, max_pixels=MAX_PIXELS)
+    write(part, form, flip=flip, out=out.transpose(0, 3, 1, 2))
     return out[0]
 
 
@@ -91,7 +101,7 @@ def decode_in_python(data: bytes, wanted: Wanted, *, flip: bool = False, ending:
 
 @pytest.fixture
 def again():
-    """`native` looks again, before the test and after it."""
+    """Let `native` look for the module again, before and after the test."""
     native.cache_clear()
     yield
     native.cache_clear()
@@ -99,7 +109,7 @@ def again():
 
 @pytest.mark.usefixtures("again")
 def test_the_environment_says_whether_it_is_used(monkeypatch, caplog):
-    """A module of another interface is named and not used; with `require` it is an error."""
+    """A module with another interface number is logged and not used; with `require` it is an error."""
     fitting, other = SimpleNamespace(INTERFACE=INTERFACE), SimpleNamespace(INTERFACE=INTERFACE + 1)
 
     def found(setting: str, candidate: Any) -> Any:
@@ -129,7 +139,7 @@ def test_the_environment_says_whether_it_is_used(monkeypatch, caplog):
 @pytest.mark.parametrize("mode", ["RGB", "L"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_pixels_are_those_of_python_to_the_bit(kind, mode):
-    """At whole scale: parts, sizes, flips, and results of which only the middle is kept."""
+    """This holds at full scale for parts, sizes, flips, and for results of which only the middle is kept."""
     chance = np.random.default_rng(5)
     for number in range(150):
         height, width = (int(side) for side in chance.integers(8, 90, 2))
@@ -139,10 +149,10 @@ def test_pixels_are_those_of_python_to_the_bit(kind, mode):
             low = int(chance.integers(0, side)) * int(chance.integers(0, 4) > 0)
             high = int(chance.integers(low + 1, side + 1))
             size, skip = int(chance.integers(1, 50)), int(chance.integers(0, 12)) * int(chance.integers(0, 2))
-            total = max(size + 2 * skip, (high - low) // 2 + 1)  # no smaller scale is chosen
+            total = max(size + 2 * skip, (high - low) // 2 + 1)  # large enough that no smaller scale is chosen
             return Axis(low, high, total, (total - size) // 2, size)
 
-        wanted, flip = Wanted(axis(height), axis(width)), bool(chance.integers(0, 2))
+        wanted, flip = WantedPart(axis(height), axis(width)), bool(chance.integers(0, 2))
         ours, theirs = decode(data, wanted, flip=flip), decode_in_python(data, wanted, flip=flip)
         assert ours is not None
         assert np.array_equal(ours, theirs), (number, height, width, wanted, np.abs(ours.astype(int) - theirs).max())
@@ -153,9 +163,10 @@ def test_pixels_are_those_of_python_to_the_bit(kind, mode):
 def test_numbers_are_those_of_python_to_the_bit(form):
     for size in (1, 3, 7, 8, 9, 224):
         data = photo(300, 280)
-        wanted = Wanted(Axis(7, 290, size, 0, size), Axis(30, 250, size, 0, size))
-        wanted = wanted if size == 224 else Wanted(Axis(7, 7 + size, size, 0, size), Axis(30, 30 + size, size, 0, size))
-        ours, theirs = (each(data, wanted, ending=FORMS[form]) for each in (decode, decode_in_python))
+        wanted = WantedPart(Axis(7, 290, size, 0, size), Axis(30, 250, size, 0, size))
+        if size != 224:
+            wanted = WantedPart(Axis(7, 7 + size, size, 0, size), Axis(30, 30 + size, size, 0, size))
+        ours, theirs = (each(data, wanted, form=FORMS[form]) for each in (decode, decode_in_python))
         assert ours is not None
         assert ours.dtype == theirs.dtype
         assert np.array_equal(ours, theirs)
@@ -164,12 +175,12 @@ def test_numbers_are_those_of_python_to_the_bit(form):
 @needs_native
 def test_the_plain_code_gives_what_the_vector_code_gives():
     data = photo(200, 170)
-    wanted = Wanted(Axis(3, 180, 61, 4, 53), Axis(10, 165, 97, 0, 97))
-    with_vectors = [decode(data, wanted, flip=True, ending=ending) for ending in FORMS.values()]
+    wanted = WantedPart(Axis(3, 180, 61, 4, 53), Axis(10, 165, 97, 0, 97))
+    with_vectors = [decode(data, wanted, flip=True, form=form) for form in FORMS.values()]
     was = module.use_vectors(True)
     try:
         assert module.use_vectors(False) is False
-        plain = [decode(data, wanted, flip=True, ending=ending) for ending in FORMS.values()]
+        plain = [decode(data, wanted, flip=True, form=form) for form in FORMS.values()]
     finally:
         assert module.use_vectors(True) is was
     assert all(np.array_equal(first, second) for first, second in zip(with_vectors, plain, strict=True))
@@ -177,13 +188,13 @@ def test_the_plain_code_gives_what_the_vector_code_gives():
 
 @needs_native
 def test_pixels_are_within_two_levels_of_pillow_and_45_decibels_at_a_smaller_scale():
-    """Crops of photographs as a training draws them."""
+    """The crops of photographs are drawn as in training."""
     chance, decibels, worst = np.random.default_rng(2), [], 0
     for number in range(60):
         height, width = (375, 500) if number % 2 else (1200, 1600)
         data = photo(height, width, seed=number % 6, quality=92)
         top, left, rows, columns = geometry.draw_crop(chance, height, width, (0.08, 1), (3 / 4, 4 / 3))
-        ours = decode(data, Wanted(Axis(top, top + rows, 224, 0, 224), Axis(left, left + columns, 224, 0, 224)))
+        ours = decode(data, WantedPart(Axis(top, top + rows, 224, 0, 224), Axis(left, left + columns, 224, 0, 224)))
         image = Image.open(io.BytesIO(data)).crop((left, top, left + columns, top + rows))
         theirs = np.asarray(image.resize((224, 224), Image.Resampling.BILINEAR)).astype(int)
         assert ours is not None
@@ -199,9 +210,9 @@ def test_pixels_are_within_two_levels_of_pillow_and_45_decibels_at_a_smaller_sca
 @needs_native
 @pytest.mark.parametrize("step", range(1, 40))
 def test_damage_anywhere_is_left_to_python(step):
-    """Also below the wanted part, where no pixel is decoded: a cut file, with an end mark and without."""
+    """This includes rows below the wanted part, which are not decoded; files are cut with and without an end mark."""
     data = photo(96, 80, seed=step, **list(KINDS.values())[step % len(KINDS)])
-    wanted = Wanted(Axis(8, 24, 16, 0, 16), Axis(8, 30, 22, 0, 22))
+    wanted = WantedPart(Axis(8, 24, 16, 0, 16), Axis(8, 30, 22, 0, 22))
     assert decode(data, wanted) is not None
     start = data.index(b"\xff\xda") + 14
     cut = data[: start + (len(data) - start) * step // 40]
@@ -213,7 +224,7 @@ def test_damage_anywhere_is_left_to_python(step):
 @needs_native
 def test_what_does_not_fit_its_plan_is_left_to_python_or_refused():
     data = photo(40, 50)
-    whole = Wanted(Axis(0, 40, 40, 0, 40), Axis(0, 50, 50, 0, 50))
+    whole = WantedPart(Axis(0, 40, 40, 0, 40), Axis(0, 50, 50, 0, 50))
     assert decode(data, whole, size=(40, 49)) is None
     for rows in (
         Axis(-1, 40, 40, 0, 40),
@@ -222,7 +233,7 @@ def test_what_does_not_fit_its_plan_is_left_to_python_or_refused():
         Axis(0, 40, 40, 1, 40),
         Axis(0, 40, 39, 0, 40),
     ):
-        assert decode(data, Wanted(rows, whole.columns)) is None
+        assert decode(data, WantedPart(rows, whole.columns)) is None
     out, board = np.zeros((2, 40, 50, 3), np.uint8), np.zeros(3, np.int64)
     plan = np.array([(0, 0, 40, 50, 0, 40, 40, 0, 0, 50, 50, 0, 0)], np.int64)
     good = [[data], plan, out, 40, 50, None, board]
@@ -250,7 +261,7 @@ def test_what_does_not_fit_its_plan_is_left_to_python_or_refused():
 
 
 def digest(loader: Any) -> str:
-    """Of all values of two epochs, to the bit, with their dtypes and memory layouts."""
+    """Return a digest of all values of two epochs, with their dtypes and memory layouts."""
     whole = hashlib.sha256()
 
     def add(value: Any) -> None:
@@ -272,7 +283,7 @@ def digest(loader: Any) -> str:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Photographs that are decoded at whole scale, grey ones and some in CMYK; JSON, text, arrays and bytes."""
+    """A folder of photographs that are decoded at full scale, some grey or CMYK, with JSON, text, arrays and bytes."""
     where = tmp_path_factory.mktemp("native") / "train"
 
     def row(number: int) -> dict[str, Any]:
@@ -307,7 +318,7 @@ PIPELINES: dict[str, Any] = {
 @pytest.mark.parametrize("source", ["exact", "sequential", "resampled"])
 @pytest.mark.parametrize("name", PIPELINES)
 def test_batches_are_the_same_with_it_and_without(name, source, folder, monkeypatch):
-    """In this thread, in threads and in a worker process."""
+    """This holds in the main thread, in threads and in a worker process."""
 
     def found(**options: Any) -> str:
         pipe = getattr(Pipeline(), source)(str(folder), **({} if source == "sequential" else {"seed": 3}))
@@ -322,7 +333,7 @@ def test_batches_are_the_same_with_it_and_without(name, source, folder, monkeypa
 
 @needs_native
 def test_the_native_code_is_what_runs(folder, monkeypatch):
-    """A test of equality would pass without it."""
+    """Tests that compare results would also pass if the native code never ran."""
     called: list[str] = []
 
     def noting(name: str) -> Any:
@@ -349,7 +360,7 @@ def test_the_native_code_is_what_runs(folder, monkeypatch):
 @needs_native
 @pytest.mark.parametrize("env", ["0", "require"])
 def test_pins_hold_with_it_and_without(env):
-    """The batches that earlier versions gave."""
+    """The batches are those of earlier versions."""
     environment = {**os.environ, "WDSKIT_NATIVE": env}
     command = [
         sys.executable,
@@ -390,7 +401,7 @@ def test_samples_that_are_not_plain_or_not_alike_are_left_to_python(tmp_path):
             assert (found is not None) == is_read
             if found is not None:
                 assert found.keys == [f"k{number}" for number in numbers]
-                assert found.fields["a"].cut() == [b"x" * number for number in numbers]
+                assert found.fields["a"].to_bytes() == [b"x" * number for number in numbers]
         assert shard.edges == bytearray([1, 1, 1, 1, 1, 1, 0, 1, 1][: len(shard.edges)])
         wrong = [shard, shard]
         with pytest.raises(ValueError, match="as many numbers"):
@@ -417,8 +428,8 @@ def test_samples_that_are_not_plain_or_not_alike_are_left_to_python(tmp_path):
     ids=str,
 )
 def test_large_samples_are_read_once_and_are_those_of_python(tmp_path, fields, most_ratios):
-    """Where the start of a sample is not verified yet, the headers of the sample before it are read too, and with
-    several large fields all of that sample.
+    """If the start of a sample is not verified yet, the headers of the sample before it are read too; if that has
+    several large fields, it is read completely.
     """
     from wdskit.dataset.many import read_natively
     from wdskit.dataset.shard import LocalShard
@@ -439,18 +450,18 @@ def test_large_samples_are_read_once_and_are_those_of_python(tmp_path, fields, m
             assert found is not None
             assert found.keys == [rows[number]["__key__"] for number in numbers]
             for name in fields:
-                assert found.fields[name].cut() == [rows[number][name] for number in numbers]
+                assert found.fields[name].to_bytes() == [rows[number][name] for number in numbers]
             assert num_bytes < most_ratio * path.stat().st_size
 
 
 def read_bytes() -> int:
-    """Bytes that this process has read so far."""
+    """Return the bytes that this process has read so far."""
     return int(Path("/proc/self/io").read_text().split()[1])
 
 
 @needs_native
 def test_memory_does_not_grow(folder):
-    """Of 4,000 images and 60,000 samples, also refused ones."""
+    """The test reads 4,000 images and 60,000 samples, refused ones included."""
     from wdskit.dataset.many import read_natively
     from wdskit.dataset.shard import LocalShard
 
@@ -498,7 +509,7 @@ def test_mutated_files_have_one_verdict_and_no_finding_of_the_sanitizers():
 
 
 def test_without_the_header_of_libjpeg_the_build_says_what_to_install(tmp_path):
-    """In one line, though pip adds its own."""
+    """The message is one line, although pip adds lines."""
     shutil.copytree(REPOSITORY / "native", tmp_path / "native", ignore=shutil.ignore_patterns("build", "*.egg-info"))
     environment = {**os.environ, "CC": "false"}
     command = [sys.executable, "setup.py", "build_ext", "--build-lib", str(tmp_path / "out")]
@@ -524,7 +535,7 @@ def test_the_two_packages_name_the_same_interface():
 
 @pytest.mark.skipif(sys.platform != "linux", reason="auditwheel is for Linux")
 def test_the_wheel_has_its_libjpeg_inside(tmp_path):
-    """It decodes in an environment that has numpy and nothing else, with no libjpeg of the system loaded."""
+    """The wheel decodes in an environment with only numpy, and loads no libjpeg of the system."""
     pytest.importorskip("auditwheel", reason="auditwheel is not installed")
     if shutil.which(os.environ.get("CC", "cc")) is None:
         pytest.skip("no C compiler")

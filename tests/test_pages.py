@@ -1,4 +1,4 @@
-"""README.md and docs/ are true: the blocks of a page run, in order, in one folder, and print what the page shows.
+"""README.md and docs/ are right: the blocks of a page run, in order, in one folder, and print what the page shows.
 
 WDSKIT_UPDATE_GOLDEN=1 writes the outputs that differ into the pages.
 """
@@ -23,15 +23,15 @@ from forking import Interpreter
 
 from wdskit import load_config
 
-RUN = {"bash", "python"}  # run in the reader's folder; a `text` block right behind is their output
-KEPT = {"yaml"}  # written to the file that their first line names, and checked; so is a python block of `# NAME.py`
-SET_UP = {"sh"}  # for a fresh machine or for developers: looked at, not run
+RUN = {"bash", "python"}  # run in the reader's folder; a `text` block directly after such a block is its output
+KEPT = {"yaml"}  # written to the file named in the first line, and checked; also python blocks with `# NAME.py`
+SET_UP = {"sh"}  # for a new machine or for developers: checked, not run
 OPTIONAL = {"albumentations", "open_clip", "transformers"}
-"""A block that imports one of these runs where they are installed."""
+"""A block that imports one of these packages runs only if the package is installed."""
 WITH_TORCHVISION = "import sys; sys.path.insert(1, {!r}); import with_torchvision as t; t.make_importable()"
-"""The first line of a block that needs torchvision, which `make setup` hides from all other tests."""
-GENERATED = {"api.md", "cli.md", "stages.md"}  # by tools/generate.py, which has tests of its own
-OWN_DATA = {"README.md", "docs/index.md"}  # these pages pack the data that the others use
+"""First line of a block that needs torchvision, which `make setup` hides from all other tests."""
+GENERATED = {"api.md", "cli.md", "stages.md"}  # tools/generate.py writes these; it has its own tests
+OWN_DATA = {"README.md", "docs/index.md"}  # these pages pack the data that other pages use
 SLURM = {
     "srun": 'while [[ $1 == --* ]]; do shift; done; exec "$@"',
     "scontrol": "echo localhost",
@@ -65,18 +65,18 @@ def read_blocks(text: str) -> list[Block]:
 
 
 def without_speeds(text: str) -> str:
-    """Replace what no two runs share: times and speeds."""
+    """Replace times and speeds, which differ between runs."""
     return re.sub(r"[\d.,]+(\s?(samples/s|[kMG]?B/s|us|ms|s)\b|\s?%| CPUs\b)", "N", text)
 
 
 def matches(expected: str, actual: str) -> bool:
-    """Whether the output is the expected one; `...` stands for anything, trailing spaces do not count."""
+    """Return whether the output is the expected one; `...` matches any text, trailing spaces do not count."""
     flags = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
     return doctest.OutputChecker().check_output(without_speeds(expected), without_speeds(actual), flags)
 
 
 def find_pages() -> list[str]:
-    """README.md, CONTRIBUTING.md and the pages that people write, by their paths in the repository."""
+    """Return the paths, in the repository, of README.md, CONTRIBUTING.md and all pages that are not generated."""
     written = [path for path in sorted((REPOSITORY / "docs").glob("*.md")) if path.name not in GENERATED]
     return ["README.md", "CONTRIBUTING.md", *(f"docs/{path.name}" for path in written)]
 
@@ -85,7 +85,7 @@ PAGES = find_pages()
 
 
 def blocks_of(page: str) -> list[Block]:
-    """The blocks of a page of the repository."""
+    """Return the blocks of a page of the repository."""
     return read_blocks((REPOSITORY / page).read_text(encoding="utf-8"))
 
 
@@ -93,13 +93,13 @@ ALL_BLOCKS = [(page, block) for page in PAGES for block in blocks_of(page)]
 
 
 def name_of_file(block: Block) -> str:
-    """The file that a block is kept in: `# NAME` is its first line. Empty for one that is run as it is."""
+    """Return the file name in the first line of a block, `# NAME`; empty for a block that is only run."""
     named = re.match(r"# (\S+\.(?:yaml|py))\n", block.text)
     return named[1] if named and block.language in {"yaml", "python"} else ""
 
 
 def missing_packages(block: Block) -> set[str]:
-    """Optional packages that a python block imports and that are not installed."""
+    """Return the optional packages that a python block imports and that are not installed."""
     names: set[str] = set()
     for node in ast.walk(ast.parse(block.text)):
         if isinstance(node, ast.Import):
@@ -111,7 +111,7 @@ def missing_packages(block: Block) -> set[str]:
 
 @pytest.fixture(scope="module")
 def sample_data(tmp_path_factory: pytest.TempPathFactory, load_tool, script_environment: dict[str, str]) -> Path:
-    """What a reader of Get started has: a folder of photographs, and `data`, packed from it."""
+    """The data of a reader of Get started: a folder of photographs, and `data`, packed from it."""
     folder = tmp_path_factory.mktemp("reader")
     load_tool("make_photos").make_photos(folder / "photos", num=NUM_PHOTOS, seed=0)
     subprocess.run(PACK.split(), cwd=folder, env=script_environment, check=True, capture_output=True)
@@ -120,7 +120,7 @@ def sample_data(tmp_path_factory: pytest.TempPathFactory, load_tool, script_envi
 
 @pytest.fixture
 def folder(tmp_path: Path, sample_data: Path, page: str) -> Path:
-    """What the reader of a page has: a clone, the photographs, and from the second page on the packed data."""
+    """The folder of a page's reader: a clone, the photographs and, from the second page on, the packed data."""
     for name in ("configs", "tools"):
         (tmp_path / name).symlink_to(REPOSITORY / name)
     (tmp_path / "slurm").mkdir()
@@ -134,7 +134,7 @@ def folder(tmp_path: Path, sample_data: Path, page: str) -> Path:
 
 @pytest.fixture(scope="module")
 def python(tmp_path_factory: pytest.TempPathFactory, script_environment: dict[str, str]) -> Iterator[Interpreter]:
-    """Runs the Python blocks, as scripts of their own."""
+    """An interpreter that runs the Python blocks as separate scripts."""
     folder = tmp_path_factory.mktemp("python")
     with Interpreter(folder, script_environment, "-W", "error::UserWarning") as python:
         yield python
@@ -143,7 +143,7 @@ def python(tmp_path_factory: pytest.TempPathFactory, script_environment: dict[st
 def run_block(
     block: Block, folder: Path, environment: dict[str, str], python: Interpreter
 ) -> subprocess.CompletedProcess[str]:
-    """Run one bash or python block as a script of its own."""
+    """Run one bash or python block as a separate script."""
     if block.language == "bash":
         command = ["bash", "-euo", "pipefail", "-c", block.text]
         return subprocess.run(
@@ -156,7 +156,7 @@ def run_block(
 
 
 def needs_torchvision(text: str, folder: Path) -> bool:
-    """Whether a block, or a configuration that the block names, uses the stage `torchvision`."""
+    """Return whether a block, or a configuration that the block names, uses the stage `torchvision`."""
     used = [text, *(path.read_text() for path in folder.glob("*.yaml") if path.name in text)]
     return any(re.search(r"^import torchvision$|\.torchvision\(|- torchvision:", each, re.MULTILINE) for each in used)
 
@@ -165,7 +165,7 @@ def needs_torchvision(text: str, folder: Path) -> bool:
 def test_blocks_run_and_print_what_the_page_shows(
     page: str, folder: Path, script_environment: dict[str, str], python: Interpreter
 ) -> None:
-    """Every bash and python block exits with 0; where an output is shown, it is that."""
+    """Every bash and python block exits with 0, and prints the output that the page shows."""
     path = os.pathsep.join([script_environment["PATH"], str(folder / "slurm")])
     for block in blocks_of(page):
         if name := name_of_file(block):
@@ -177,7 +177,7 @@ def test_blocks_run_and_print_what_the_page_shows(
         done = run_block(block, folder, {**script_environment, "PATH": path}, python)
         report = f"{page}:{block.line}\n{block.text}\n--- stdout\n{done.stdout}\n--- stderr\n{done.stderr}"
         assert done.returncode == 0, report
-        assert "Traceback" not in done.stderr, report  # not even one that Python ignores
+        assert "Traceback" not in done.stderr, report  # not even of an exception that Python ignores
         if block.output is not None and not matches(block.output, done.stdout):
             assert os.environ.get("WDSKIT_UPDATE_GOLDEN"), report
             write_output(REPOSITORY / page, block, done.stdout)
@@ -193,7 +193,7 @@ def write_output(path: Path, block: Block, output: str) -> None:
 
 
 def test_every_block_is_of_a_kind_that_is_looked_at() -> None:
-    """No block escapes the tests by its language; a python block that is not run is at least Python."""
+    """No block escapes the tests through its language; a python block that is not run is at least valid Python."""
     assert {block.language for _, block in ALL_BLOCKS} <= RUN | KEPT | SET_UP | {"text"}
     assert sum(block.language in RUN for _, block in ALL_BLOCKS) >= 8
     for page, block in ALL_BLOCKS:
@@ -203,7 +203,7 @@ def test_every_block_is_of_a_kind_that_is_looked_at() -> None:
 
 
 def test_get_started_packs_the_data_that_the_other_pages_use() -> None:
-    """What the fixtures make is what the reader was asked to make."""
+    """The fixtures make the same data as the reader's commands."""
     for page in OWN_DATA:
         commands = [line for block in blocks_of(page) if block.language == "bash" for line in block.text.splitlines()]
         assert PACK in commands, page
@@ -216,7 +216,7 @@ def test_set_up_commands_exist() -> None:
     environment = {**os.environ, "MAKEFLAGS": ""}
     pyproject = (REPOSITORY / "pyproject.toml").read_text()
     for page, block in ALL_BLOCKS:
-        is_batch_job = block.text.startswith("#!")  # for a cluster that is not here
+        is_batch_job = block.text.startswith("#!")  # for a cluster, which this machine is not
         for line in block.text.splitlines() if block.language in SET_UP and not is_batch_job else []:
             words = shlex.split(line, comments=True)
             if words[0] == "make":
@@ -234,7 +234,7 @@ def test_set_up_commands_exist() -> None:
 
 
 def test_the_layers_are_those_that_are_checked(load_tool) -> None:
-    """The one `text` block of the architecture page that is one long line draws the layers."""
+    """The only `text` block of one long line in the architecture page shows the layers."""
     tool = load_tool("check_layers")
     drawn = [block.text.strip() for block in blocks_of("docs/architecture.md") if block.text.startswith("testing > ")]
     assert drawn == [" > ".join([*tool.LAYERS, ", ".join(sorted(tool.BASE))])]
@@ -242,7 +242,7 @@ def test_the_layers_are_those_that_are_checked(load_tool) -> None:
 
 @pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md"])
 def test_links_lead_somewhere(page: str) -> None:
-    """Every relative link names a file or folder, and the heading in it. `make docs` looks at the links in docs/."""
+    """Every relative link names a file or folder, and the heading in it. `make docs` checks the links in docs/."""
     links = re.findall(r"\]\(([^)\s]+)\)|(?:src|srcset|href)=\"([^\"]+)\"", (REPOSITORY / page).read_text())
     targets = [target for target in map("".join, links) if "://" not in target]
     assert targets
@@ -272,12 +272,12 @@ def test_no_page_writes_a_checkpoint_to_its_final_name() -> None:
 
 
 def slug(heading: str) -> str:
-    """The anchor of a heading."""
+    """Return the anchor of a heading."""
     return re.sub(r"[^\w\- ]", "", heading.lstrip("# ").lower()).strip().replace(" ", "-")
 
 
 def test_matching_sees_a_difference() -> None:
-    """A number that is no speed, a missing line and another word are differences; a speed is none."""
+    """A number that is not a speed, a missing line and another word are differences; a speed is not."""
     assert matches("3 shards, 120 samples/s\n", "3 shards, 95.2 samples/s\n")
     assert matches("a\n...\nb\n", "a\n1\n2\nb\n")
     assert not matches("3 shards\n", "4 shards\n")

@@ -1,6 +1,6 @@
 """Other programs read what wdskit writes, and wdskit what they write, with equal content.
 
-What webdataset reads, writes and runs stands in `peers/test_webdataset.py`, which runs here with its oldest version.
+The tests of webdataset are in `peers/test_webdataset.py`, which runs here with the oldest supported webdataset.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from wdskit.tar import reader
 from wdskit.tar.header import GNU_LONG_NAME_TYPE, Header, Overrides, parse_header
 from wdskit.tar.reader import TarReader
 
-OLD_WEBDATASET = Path(sys.prefix, "peers", "webdataset-0.2.86")  # put there by `make`; this environment has a newer one
+OLD_WEBDATASET = Path(sys.prefix, "peers", "webdataset-0.2.86")  # installed by `make`; this environment has a newer one
 ALL_PEERS = "WDSKIT_ALL_PEERS" in os.environ  # set by `make peers`
 
 GNU_TAR = shutil.which("gtar") or "tar"
@@ -51,7 +51,7 @@ def sha256(data: bytes) -> str:
 
 
 def tar(*words: str | Path, cwd: Path, program: str = GNU_TAR, data: bytes = b"") -> bytes:
-    """Run a tar program that has nothing to complain about, and return what it prints."""
+    """Run a tar program, check that it reports no problem, and return what it prints."""
     command = [program, *(["tar"] if program == "busybox" else []), *map(str, words)]
     done = subprocess.run(command, cwd=cwd, env=UTF_8, input=data, check=False, capture_output=True, timeout=60)
     assert (done.returncode, done.stderr) == (0, b""), done.stderr.decode()
@@ -67,13 +67,13 @@ def python(*words: str, **environment: str) -> str:
 
 
 def with_old_webdataset() -> dict[str, str]:
-    """What makes Python find the oldest webdataset that is supported before the installed one."""
+    """Return an environment in which Python finds the oldest supported webdataset before the installed one."""
     command = f"{sys.executable} -m pip install --no-deps --target {OLD_WEBDATASET} webdataset==0.2.86"
     assert OLD_WEBDATASET.is_dir(), f"webdataset 0.2.86 is not there. Run `make setup`, or\n  {command}"
     return {"PYTHONPATH": str(OLD_WEBDATASET)}
 
 
-# What wdskit wrote.
+# Files that wdskit wrote.
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -108,13 +108,13 @@ def test_tarfile_reads_it_and_finds_plain_members_only(packed, kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_offsets_are_energons(packed, kind):
-    """N + 1 little-endian uint64: what lies between two of them is a sample, which any tar reader reads."""
+    """An `.idx` has N + 1 little-endian uint64. Bytes between two of them are a sample, which any tar reader reads."""
     found = [sample for path in packed[kind].shards for sample in by_offsets(path)]
     assert found == list(packed[kind].samples.items())
 
 
 def by_offsets(path: str | Path) -> list[tuple[str, dict[str, bytes]]]:
-    """The samples of a shard by its `.idx`, read by someone who knows the layout from the format's description."""
+    """Read the samples of a shard by its `.idx`, with code that follows only the description of the format."""
     offsets = [int.from_bytes(word, "little") for word in np.fromfile(f"{path}.idx", dtype="V8").tolist()]
     data = Path(path).read_bytes()
     assert not any(data[offsets[-1] :])
@@ -143,7 +143,7 @@ def test_wids_reads_it_by_the_index(packed, tmp_path):
 
 
 def test_hugging_face_datasets_reads_it_streamed_and_loaded(packed, tmp_path):
-    """Left out are `mixed` and `names`: it takes the columns from the first samples and passes over later ones."""
+    """`mixed` and `names` are left out: `datasets` takes the columns from the first samples and ignores later ones."""
     kinds = ["images", "table", "rows"]
     script = [str(TESTS / "peers" / "read_with_datasets.py"), json.dumps([packed[kind].shards for kind in kinds])]
     folders = {"HF_HOME": str(tmp_path), "HF_DATASETS_CACHE": str(tmp_path)}
@@ -154,7 +154,7 @@ def test_hugging_face_datasets_reads_it_streamed_and_loaded(packed, tmp_path):
 
 
 def as_datasets_has_them(samples: Samples) -> list[dict[str, object]]:
-    """Fields as values, by the conventions of `datasets`; None where a sample lacks one."""
+    """Return fields as values by the conventions of `datasets`; None for a missing field."""
     columns = [*next(iter(samples.values())), "__key__"]
     decoders = {
         "json": json.loads,
@@ -170,9 +170,9 @@ def as_datasets_has_them(samples: Samples) -> list[dict[str, object]]:
     return full
 
 
-# What others wrote.
+# Files that other programs wrote.
 
-LEAVES = {  # with `.json`, the longest field, behind them
+LEAVES = {  # `.json`, the longest field, comes after them
     "short": "%03d",
     "folder": "img/%03d",
     "name of 100 bytes": "n" * 92 + "%03d",
@@ -185,7 +185,7 @@ LEAVES = {  # with `.json`, the longest field, behind them
     "not ASCII, over 255 bytes": ("雪" * 50 + "/") * 2 + "\U0001f600%03d",
     "signs": "a 'b' \"c\" -%03d",
 }
-TOO_LONG_FOR = {  # ustar has 155 bytes up to a slash and 100 behind it, v7 100 in all
+TOO_LONG_FOR = {  # ustar has 155 bytes before a slash and 100 after it; v7 has 100 in total
     "ustar": {"name of 101 bytes", "path of 257 bytes", "path of 500 bytes", "not ASCII, over 255 bytes"},
     "v7": {*LEAVES} - {"short", "folder", "name of 100 bytes", "not ASCII", "signs"},
 }
@@ -193,7 +193,7 @@ FORMATS = ["ustar", "pax", "gnu", "oldgnu", "v7"]
 
 
 def tree(folder: Path, pattern: str, *, num_samples: int = 4) -> Samples:
-    """Files below `folder`, of three fields a sample, one of them without a byte; and what is in them."""
+    """Write files below `folder`, three per sample, one of them empty; return their contents."""
     samples = {}
     for number in range(num_samples):
         fields = {"jpg": image_bytes(number=number), "json": b'{"n":%d}' % number, "txt": b"x" * (512 * number)}
@@ -210,7 +210,7 @@ def tree(folder: Path, pattern: str, *, num_samples: int = 4) -> Samples:
     [(format_, leaf) for format_ in FORMATS for leaf in LEAVES if leaf not in TOO_LONG_FOR.get(format_, ())],
 )
 def test_what_gnu_tar_wrote_is_read(tmp_path, format_, leaf):
-    """With its folders, as `tar FOLDER` writes them."""
+    """The archive includes members for folders, as `tar FOLDER` writes them."""
     samples = tree(tmp_path / "tree", LEAVES[leaf])
     (tmp_path / "out").mkdir()
     tops = sorted(path.name for path in (tmp_path / "tree").iterdir())
@@ -242,7 +242,7 @@ def test_what_any_tar_program_writes_by_default_is_read(tmp_path, program, leaf)
     ids=" ".join,
 )
 def test_gnu_tars_options_change_nothing(tmp_path, format_, options):
-    if format_ in {"ustar", "v7"}:  # which hold neither large nor negative numbers, and no fractions
+    if format_ in {"ustar", "v7"}:  # these formats hold no large numbers, negative numbers or fractions
         options = [option.replace("3000000", "3000").replace("@-1", "@0") for option in options]
     samples = tree(tmp_path / "tree", "%03d")
     (tmp_path / "out").mkdir()
@@ -325,7 +325,7 @@ def test_names_in_another_encoding_are_refused(tmp_path):
 @pytest.mark.parametrize("format_", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
 @pytest.mark.parametrize("mode", ["w", "w|"])
 def test_what_tarfile_wrote_is_read(tmp_path, format_, mode):
-    """Members made in memory, with times in fractions, and a folder of files."""
+    """The members are made in memory, with fractional times, or from a folder of files."""
     leaves = [leaf for leaf in LEAVES if format_ != tarfile.USTAR_FORMAT or leaf not in TOO_LONG_FOR["ustar"]]
     samples = {}
     (tmp_path / "out").mkdir()
@@ -355,7 +355,7 @@ MEMBERS = st.lists(st.tuples(NAMES, st.binary(max_size=1600)), max_size=8)
 )
 @settings(max_examples=100)
 def test_what_tarfile_writes_is_read(members, format_, mtime, deep):
-    """Its three formats, float times, names of 130 bytes."""
+    """The archives have tarfile's three formats, float times and names of 130 bytes."""
     members = [("x" * 60 + "/" + "y" * 60 + "/" + name if deep else name, data) for name, data in members]
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w", format=format_) as archive:
@@ -421,7 +421,7 @@ TREES = st.dictionaries(
 @settings(max_examples=300 if ALL_PEERS else 20, suppress_health_check=[HealthCheck.too_slow])
 @given(TREES, st.sampled_from(FORMATS[1:4]))
 def test_any_names_survive_gnu_tar(tmp_path_factory, samples, format_):
-    """Any text in any folder, through GNU tar into each way of reading."""
+    """Any text in any folder name passes through GNU tar and each way of reading."""
     folder = tmp_path_factory.mktemp("any")
     written = {}
     for key, fields in samples.items():
@@ -441,8 +441,8 @@ def test_any_names_survive_gnu_tar(tmp_path_factory, samples, format_):
 
 
 def test_all_this_holds_with_webdataset_0_2_86():
-    """The tests of `peers/test_webdataset.py` and of the stages, with the oldest webdataset that is supported; all of
-    the stream's too with `make peers`, which take most of the time.
+    """Run the tests of `peers/test_webdataset.py` and of the stages with the oldest supported webdataset. `make peers`
+    also runs all tests of streams, which take most of the time.
     """
     files = [
         "tests/peers/test_webdataset.py",

@@ -1,6 +1,6 @@
-"""Orders, batches and states stay what they were: digests of each kind of pipeline, and states saved by an older build.
+"""Orders, batches and states do not change: digests of each kind of pipeline, and states saved by an older build.
 
-WDSKIT_UPDATE_GOLDEN=1 writes `golden/pins.json` anew. That is a new order version, never a refactoring.
+WDSKIT_UPDATE_GOLDEN=1 writes `golden/pins.json` again. That needs a new order version, so no refactoring may do it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ STOP = 2  # steps of the second epoch before the state is saved
 
 
 def png(pixels: np.ndarray) -> bytes:
-    """A PNG of stored blocks: its bytes, and so what states say of the shards, depend on no encoder."""
+    """Return a PNG of stored blocks: its bytes, and the digests of shards in states, do not depend on an encoder."""
 
     def chunk(kind: bytes, data: bytes) -> bytes:
         return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
@@ -50,7 +50,7 @@ def png(pixels: np.ndarray) -> bytes:
 
 
 def npy(values: np.ndarray) -> bytes:
-    """An npy file of version 1."""
+    """Return an npy file of version 1."""
     header = f"{{'descr': '{values.dtype.str}', 'fortran_order': False, 'shape': {values.shape}, }}".encode()
     header += b" " * (-(len(header) + 11) % 64) + b"\n"
     return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header + values.tobytes()
@@ -94,7 +94,7 @@ def decoded(pipe: Pipeline) -> Pipeline:
 
 
 def draw_number(sample: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
-    """A draw by position, beside the JSON's number."""
+    """Return the JSON's number and a random draw of the sample's position."""
     return {**sample, "n": (sample["json"]["n"], int(rng.integers(1 << 40)))}
 
 
@@ -161,7 +161,7 @@ SETTINGS: dict[str, dict[str, Any]] = {"replaced": {"errors": {"max_bad": 100}}}
 
 
 def digest_of(value: Any) -> bytes:
-    """A digest of a batch: of types, shapes and bytes."""
+    """Return a digest of a batch's types, shapes and bytes."""
     digest = hashlib.sha256()
 
     def add(part: Any) -> None:
@@ -188,7 +188,7 @@ def digest_of(value: Any) -> bytes:
 
 
 def run(loader: Any) -> tuple[str, dict[str, Any], str]:
-    """Digest of all batches, the state behind some steps of the last epoch, and the digest of what comes then."""
+    """Return the digest of all batches, the state after some steps of the last epoch, and the digest of the rest."""
     whole, rest, state = hashlib.sha256(), hashlib.sha256(), {}
     for epoch in range(EPOCHS):
         loader.set_epoch(epoch)
@@ -231,7 +231,7 @@ def pins() -> dict[str, Any]:
 @pytest.mark.parametrize(("name", "world", "rank", "workers"), CASES)
 def test_batches_and_states_are_what_they_were(data, pins, name, world, rank, workers):
     found = dict(zip(("batches", "state", "rest"), run(loader_of(data, name, world, rank, workers)), strict=True))
-    if name in STREAMS:  # whose state is its epoch
+    if name in STREAMS:  # the state of a stream is its epoch
         found["rest"] = resume(loader_of(data, name, world, rank, workers), found["state"])
     case = f"{name}, rank {rank} of {world}, {workers} workers"
     if os.environ.get("WDSKIT_UPDATE_GOLDEN"):
@@ -248,7 +248,7 @@ def test_workers_and_threads_change_no_batch(data, pins, name):
 
 
 def test_a_state_of_another_order_is_refused_with_the_reason(data, pins):
-    """`exact` has order version 2; what other sources saved goes on."""
+    """`exact` has order version 2; states of other sources can still be loaded."""
     state = json.loads(json.dumps(pins["exact, rank 0 of 1, 0 workers"]["state"]))
     assert state["fingerprint"]["order_version"] == 2
     del state["fingerprint"]["homes"]

@@ -1,4 +1,4 @@
-"""What every worker process does, and the CPU time that they use."""
+"""Rules for all worker processes, and the CPU time that they use."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from folders import REPOSITORY
 
 
 def functions_of(heading: str) -> dict[str, Callable[..., Any]]:
-    """The functions in the first Python block below a heading; the rest of the block does not run."""
+    """Return the functions in the first Python block below a heading; the rest of the block does not run."""
     page = (REPOSITORY / "docs" / "detection.md").read_text(encoding="utf-8")
     block = page.partition(f"## {heading}\n")[2].partition("```python\n")[2].partition("```")[0]
     tree = ast.parse(block)

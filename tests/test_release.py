@@ -1,7 +1,7 @@
-"""What is released: the sdist and the wheel, and wdskit as a user installs it. `make release` runs all, CI a part.
+"""The released sdist and wheel, and wdskit as a user installs it. `make release` runs all tests, CI a part.
 
-CI takes the packages that wdskit asks for from this environment; `make release` downloads them, and also the oldest
-ones that pyproject.toml allows.
+In CI the packages that wdskit needs are those of this environment; `make release` downloads them, and also the oldest
+versions that pyproject.toml allows.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from packaging.requirements import Requirement
 
 import wdskit
 
-EXTRAS = ("remote", "tables", "report", "view")  # whose oldest versions `make release` tries
+EXTRAS = ("remote", "tables", "report", "view")  # `make release` tries the oldest versions of their packages
 OLDEST_TESTS = (
     *("order", "tar", "config", "cli", "codecs", "shards/test_stats.py", "storage/test_objects.py", "view"),
     *(f"packing/test_{name}.py" for name in ("plan", "same_bytes", "select", "transforms")),
@@ -46,7 +46,7 @@ _ONLY_RELEASE = pytest.mark.skipif("WDSKIT_ALL_RELEASE" not in os.environ, reaso
 
 
 def run(*command: str | Path, cwd: Path) -> str:
-    """What a command prints, run as a user does: nothing of this repository is on Python's path."""
+    """Run a command as a user does, without this repository on Python's path; return what it prints."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "PYTEST"))}
     environment |= {"OMP_NUM_THREADS": "1", "COLUMNS": "100", "NO_COLOR": "1"}
     done = subprocess.run(command, cwd=cwd, env=environment, check=False, capture_output=True, text=True)
@@ -55,7 +55,7 @@ def run(*command: str | Path, cwd: Path) -> str:
 
 
 def tracked(*folders: str) -> set[str]:
-    """Paths of the files that git tracks."""
+    """Return the paths of the files that git tracks."""
     return set(run("git", "ls-files", "-z", *folders, cwd=REPOSITORY).rstrip("\0").split("\0"))
 
 
@@ -74,13 +74,13 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 
 def metadata_of(wheel: Path) -> PathDistribution:
-    """What a wheel says of itself."""
+    """Return the metadata of a wheel."""
     [folder] = (path for path in zipfile.Path(wheel).iterdir() if path.name.endswith(".dist-info"))
     return PathDistribution(folder)
 
 
 def link_needed(wheel: Path, packages: Path) -> None:
-    """Put links to the installed packages that a wheel asks for into another environment, and to no others."""
+    """Put links to the installed packages that a wheel needs, and only these, into another environment."""
     waiting, known = list(metadata_of(wheel).requires or []), set()
     while waiting:
         requirement = Requirement(waiting.pop())
@@ -96,7 +96,7 @@ def link_needed(wheel: Path, packages: Path) -> None:
 
 @pytest.fixture(scope="module", params=["linked", pytest.param("downloaded", marks=_ONLY_RELEASE)])
 def installed(request, built: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Folder of the commands of an environment that has the wheel, what its metadata asks for, and nothing else."""
+    """The commands' folder of an environment that has the wheel, the packages in its metadata, and no others."""
     home, wheel = tmp_path_factory.mktemp("installed") / "venv", built[0]
     venv.create(home, symlinks=True)
     python = home / "bin" / "python"
@@ -111,7 +111,7 @@ def installed(request, built: tuple[Path, Path], tmp_path_factory: pytest.TempPa
 
 
 def test_the_sdist_holds_every_tracked_file(built: tuple[Path, Path]) -> None:
-    """Beside them stands what says which release it is. Whoever packages wdskit runs its tests from there."""
+    """The sdist also has the release's metadata. Packagers of wdskit run the tests from it."""
     unpacked = built[1]
     found = {path.relative_to(unpacked).as_posix() for path in unpacked.rglob("*") if path.is_file()}
     assert found == tracked() | {"PKG-INFO"}
@@ -129,7 +129,7 @@ def test_the_wheel_holds_the_package_its_licence_and_nothing_else(built: tuple[P
 
 
 def test_the_wheel_says_what_pyproject_says(built: tuple[Path, Path]) -> None:
-    """Its version is that of the package; it needs what is declared, and has the README as its description."""
+    """The wheel has the version of the package, the declared requirements, and the README as its description."""
     found = metadata_of(built[0])
     project = (REPOSITORY / "pyproject.toml").read_text()
     [table] = re.findall(r"^dependencies = \[\n(.*?)^\]", project, re.MULTILINE | re.DOTALL)
@@ -146,7 +146,7 @@ def test_the_sdist_builds_the_same_wheel(built: tuple[Path, Path], tmp_path: Pat
 
 
 def test_what_is_installed_packs_verifies_and_loads(installed: Path, photos: Path, tmp_path: Path) -> None:
-    """Outside of the checkout, with each public name."""
+    """The test runs outside of the checkout, and imports each public name."""
     wdskit_command = installed / "wdskit"
     assert run(wdskit_command, "--version", cwd=tmp_path) == f"wdskit {wdskit.__version__}, without wdskit-native\n"
     assert "\n  pack " in run(wdskit_command, "--help", cwd=tmp_path)
@@ -161,7 +161,7 @@ def test_what_is_installed_packs_verifies_and_loads(installed: Path, photos: Pat
 @_ONLY_RELEASE
 @pytest.mark.skipif(sys.version_info >= (3, 13), reason="the oldest torch and numpy have no wheels for Python 3.13")
 def test_the_oldest_versions_that_are_allowed_work(built: tuple[Path, Path], tmp_path: Path) -> None:
-    """A part of the tests runs with them, from the sdist; what they need besides is as new as can be."""
+    """A part of the tests runs with them, from the sdist; all other packages are as new as possible."""
     wheel, unpacked = built
     asked = [Requirement(line) for line in metadata_of(wheel).requires or ()]
     oldest = [
@@ -172,13 +172,13 @@ def test_the_oldest_versions_that_are_allowed_work(built: tuple[Path, Path], tmp
     venv.create(tmp_path / "venv", symlinks=True)
     python = tmp_path / "venv" / "bin" / "python"
     pip = [sys.executable, "-m", "pip", "--python", python, "install", "--quiet"]
-    client = "httpx<0.27"  # of the oldest Starlette's tests
+    client = "httpx<0.27"  # the tests of the oldest Starlette need it
     tools = ["pytest", "pytest-xdist", "hypothesis", "psutil", client]
     run(*pip, wheel, *oldest, *tools, cwd=tmp_path)
-    run(*pip, "--no-deps", "scikit-image", cwd=tmp_path)  # the photographs, not what draws on them
-    # Of others, which warn about each other.
+    run(*pip, "--no-deps", "scikit-image", cwd=tmp_path)  # only the photographs, not its requirements
+    # Warnings of other packages about each other.
     newest = ["-p", "no:anyio", "-W", "ignore:'click:DeprecationWarning", "-W", "ignore:The anyio:DeprecationWarning"]
-    # typer words help and the error of an unknown option as it pleases.
+    # The wording of help, and of the error for an unknown option, depends on typer's version.
     words = ["-q", "-n", "auto", "--dist", "loadfile", *newest, "-k", "not help_is_as_written and not max-sample"]
     out = run(python, "-m", "pytest", *words, *(f"tests/{name}" for name in OLDEST_TESTS), cwd=unpacked)
     print(*oldest, out.splitlines()[-1], sep="\n")

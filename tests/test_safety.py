@@ -1,4 +1,4 @@
-"""C10: nothing runs that was not named in Python. Neither what shards hold, nor what a configuration says."""
+"""C10: only code that is named in Python runs, no content of shards and no text of a configuration."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from wdskit import ConfigError, DecodeError, ImageTooLarge, LocalShard, Pipeline
 from wdskit.codecs.images import IMAGE_SPECS
 from wdskit.limits import MAX_PIXELS
 
-# --- everything that can be handed to wdskit, under an audit hook
+# --- all inputs of wdskit, under an audit hook
 
 
 @pytest.fixture(scope="module")
 def told(tmp_path_factory, script_environment):
-    """What `canaries.py` saw: by run, its events, the files that canaries made, and the errors."""
+    """The output of `canaries.py`: by run, its events, the files that canaries made, and the errors."""
     script = Path(canaries.__file__)
     done = subprocess.run(
         [sys.executable, str(script), str(tmp_path_factory.mktemp("canaries"))],
@@ -46,7 +46,7 @@ OWN_EVENTS = {
     for module, names in {
         "errors": ["SampleError", "WdskitError"],
         "engine.batch": ["Batch"],
-        "engine.outcome": ["Outcome", "_arrived"],
+        "engine.outcome": ["Outcome", "_unpickle_outcome"],
         "loader.worker": ["Reply"],
         "loader.shared_memory": ["Message"],
         "stages.timing": ["Timings"],
@@ -54,7 +54,7 @@ OWN_EVENTS = {
     }.items()
     for name in names
 }
-"""What a worker process sends: batches, errors of samples, and the times of stages."""
+"""Values that a worker process sends: batches, errors of samples, and the times of stages."""
 
 
 def test_nothing_in_shards_rows_or_configurations_runs(told):
@@ -64,7 +64,7 @@ def test_nothing_in_shards_rows_or_configurations_runs(told):
 
 
 def test_all_of_it_is_an_error_of_wdskits_or_bytes(told):
-    """And the commands that have nothing to decode do their work."""
+    """Commands that decode nothing complete their work."""
     known = {name for name in wdskit.__all__ if isinstance(getattr(wdskit, name), type)}
     errors = set(told["plain"]["errors"])
     assert errors <= known | {"", "exit 0", "exit 1"}
@@ -85,7 +85,7 @@ def test_the_hook_catches_what_it_is_there_for(told, mutant, event, file):
 
 
 def test_every_canary_is_alive(tmp_path):
-    """Each fires where its field is trusted, as webdataset's decode and numpy and torch with pickle do."""
+    """Each canary fires if its field is trusted, as in webdataset's decode, and in numpy and torch with pickle."""
     payloads = canaries.payloads(tmp_path)
     dead = []
     for field, data in payloads.items():
@@ -125,7 +125,7 @@ def test_pickles_stay_the_bytes_they_were(tmp_path, spec):
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize("field", ["npy", "h0.npy", "h1.npy", "h2.npy", "h3.npy", "h4.npy", "cls", "json", "jpg"])
 def test_a_payload_under_a_name_that_is_decoded_is_a_sample_error(tmp_path, field, workers):
-    """Arrays of objects, headers that call functions, pickles under other names."""
+    """The payloads are arrays of objects, headers that call functions, and pickles under other names."""
     data = canaries.payloads(tmp_path)[field]
     path = write_shard(tmp_path / "a.tar", {"good": {"txt": b"x"}, "bad": {field: data}})
     with pytest.raises(SampleError) as caught:
@@ -157,7 +157,7 @@ def test_random_access_gives_bytes(tmp_path):
 
 
 def png_bomb(side: int) -> bytes:
-    """A black-and-white PNG of side x side pixels: one bit each in the file, three bytes each as RGB."""
+    """Return a black-and-white PNG of side x side pixels: one bit each in the file, three bytes each as RGB."""
 
     def chunk(kind: bytes, data: bytes) -> bytes:
         return len(data).to_bytes(4, "big") + kind + data + zlib.crc32(kind + data).to_bytes(4, "big")
@@ -197,7 +197,7 @@ DEEP = {"lists": b"[" * 100_000, "closed": b"[" * 100_000 + b"]" * 100_000, "obj
 @pytest.mark.parametrize("settings", [{"workers": 0}, {"workers": 0, "threads": 2}, {"workers": 1}], ids=str)
 @pytest.mark.parametrize("name", DEEP)
 def test_json_of_a_hundred_thousand_levels_is_an_error(tmp_path, name, settings):
-    """And no crash, export in threads, whose stacks are small."""
+    """The process does not crash, not even in threads, whose stacks are small."""
     path = write_shard(tmp_path / "a.tar", {"k": {"json": DEEP[name]}})
     with pytest.raises(SampleError, match=r"k: decode failed: json: ") as caught:
         list(Pipeline().stream(path).decode().loader(**settings))
@@ -215,7 +215,7 @@ def test_a_configuration_of_a_hundred_thousand_levels_is_an_error(tmp_path, text
 
 
 def test_a_variable_is_text_whatever_it_holds(tmp_path, monkeypatch):
-    """Filled in once, never run, never looked at for another variable, never YAML."""
+    """A variable is filled in once. It is never run, searched for another variable, or parsed as YAML."""
     path = write_shard(tmp_path / "a.tar", {"k": {"cls": b"1"}})
     text = 'version: 1\npipeline:\n- stream: "${WDSKIT_SHARDS}"\n- map: "${WDSKIT_MAP:-f}"\n'
     (tmp_path / "config.yaml").write_text(text)
@@ -259,19 +259,19 @@ RUNNERS = {
 }  # fmt: skip
 MODULES = {"subprocess", "shlex", "marshal", "shelve", "runpy", "code", "codeop", "ctypes", "dill", "cloudpickle"}
 ALLOWED = {
-    ("__init__.py", "importlib.import_module"),  # our own modules, by the table of lazy names
+    ("__init__.py", "importlib.import_module"),  # wdskit's modules, by the table of lazy names
     ("loader/make.py", "importlib.import_module"),  # plugins, named in Python
     ("cli/options.py", "importlib.import_module"),  # plugins, named on the command line
-    ("packing/select.py", "shlex"),  # quotes a command that is shown, and runs none
+    ("packing/select.py", "shlex"),  # quotes a command that is shown and not run
     ("loader/shared_memory.py", "pickle.loads"),  # from worker processes that this one started, as multiprocessing does
-    ("loader/shared_memory.py", "ctypes"),  # the C library's mmap, which keeps no descriptor
+    ("loader/shared_memory.py", "ctypes"),  # the mmap of the C library, which keeps no descriptor
     ("loader/shared_memory.py", "ctypes.CDLL"),
-    ("engine/outcome.py", "pickle.loads"),  # their errors, from the same processes; and where they are made, as a test
+    ("engine/outcome.py", "pickle.loads"),  # errors from the same processes; also where they are pickled, as a test
 }
 
 
 def runners_in(source: str) -> set[str]:
-    """What in a source could run data or a text."""
+    """Return the names in a source that could run data or a text."""
     found = set()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Call):
@@ -289,7 +289,7 @@ def is_false(node: ast.expr) -> bool:
 
 
 def test_no_source_of_wdskit_runs_data():
-    """Whatever could, is in none of its files but for the modules that Python code or a command line names."""
+    """Only the listed modules contain a name that could run data, for code that Python or a command line names."""
     folder = Path(wdskit.__file__).parent
     found = {
         (path.relative_to(folder).as_posix(), name)

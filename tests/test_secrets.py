@@ -1,4 +1,4 @@
-"""The signature and password of a URL are in no output of a command, message, log, state, repr, report or metric."""
+"""No output of a command, message, log, state, repr, report or metric shows a URL's signature or password."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ COMMANDS = {
     "cache prune": [["{url}", "--to", "{url}"]],
     "cache warm": [["{config}"]],
 }
-"""What is tried of each command; all are also given one word too many."""
+"""Arguments that are tried with each command; all are also tried with one word too many."""
 
 
 def all_commands() -> list[str]:
@@ -150,7 +150,7 @@ def broken(_: Any) -> None:
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_no_loader_shows_a_signature(server, workers, caplog, tmp_path):
-    """Neither its samples, states, messages nor statistics; in workers too."""
+    """This holds for samples, states, messages and statistics, in workers too."""
     caplog.set_level(logging.DEBUG)
     url = urls_of(server)["there"]
     split = [("split_by_node", None), ("split_by_worker", None)]

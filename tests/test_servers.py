@@ -1,6 +1,6 @@
-"""The same promises on each kind of store: what is read is right, or an error that says what is wrong.
+"""The same promises on each kind of store: reads return the right bytes, or an error that says what is wrong.
 
-`make test` runs them on seaweedfs and moto; `make remote` on all servers, and names those that are not installed.
+`make test` runs them on seaweedfs and moto; `make remote` on all servers, and lists those that are not installed.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ SECRET = "hush" * 3
 
 @pytest.fixture(autouse=True)
 def environment(monkeypatch, tmp_path):
-    """A home without credentials, and an environment that names no store."""
+    """Set a home folder without credentials, and an environment without stores."""
     for name in list(os.environ):
         if name.startswith(("AWS_", "AZURE_", "GOOGLE_", "STORAGE_")) or name.lower().endswith("_proxy"):
             monkeypatch.delenv(name)
@@ -66,13 +66,13 @@ def server(running, monkeypatch) -> Server:
 
 @pytest.fixture
 def at(server, tmp_path) -> str:
-    """The URL of a folder of this test's own."""
+    """The URL of a folder that only this test uses."""
     return f"{server.url}/{tmp_path.name}"
 
 
 @pytest.fixture
 def numbers(server, at, tmp_path) -> Path:
-    """Shards of 40, 50 and 60 samples here, and there without an index."""
+    """Shards of 40, 50 and 60 samples on the disk and, without an index, in the store."""
     write_numbers(tmp_path / "numbers", [40, 50, 60])
     upload(server, tmp_path / "numbers", at)
     return tmp_path / "numbers"
@@ -133,7 +133,7 @@ def test_any_name_is_listed_and_read(server, at):
 
 @pytest.mark.skipif(not ALL_REMOTE, reason="1,005 uploads")
 def test_lists_of_several_pages_are_whole(server, at):
-    """A page of S3 has 1,000 names; the folders in a folder count among them."""
+    """A page of S3 has 1,000 names, folders included."""
     if scheme_of(at) not in LISTED:
         pytest.skip("it has no lists")
     for number in range(1005):
@@ -142,7 +142,7 @@ def test_lists_of_several_pages_are_whole(server, at):
 
 
 def test_exact_batches_are_those_of_the_disk(server, at, numbers, tmp_path):
-    """With the index that `wdskit index` writes into the bucket, or with one that was uploaded."""
+    """The index is the one that `wdskit index` writes into the bucket, or an uploaded one."""
     if scheme_of(at) in ("s3", "az"):  # fake-gcs-server takes uploads by another protocol than the cloud's XML
         assert wdskit.index_folder(f"{at}/", workers=1).index.num_samples == 150
         index_folder(numbers, workers=1)
@@ -167,7 +167,7 @@ def test_exact_batches_are_those_of_the_disk(server, at, numbers, tmp_path):
 
 
 def test_a_replaced_object_is_an_error(server, at, numbers):
-    """At its first byte, though it has the size of the old one."""
+    """The error comes at its first byte, although the new object has the old size."""
     put_at(server, f"{at}/one.tar", BODY)
     file = ObjectFile(f"{at}/one.tar")
     assert file.read_at(0, 9) == BODY[:9]
@@ -226,7 +226,7 @@ def server_of(name: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
 
 @pytest.fixture
 def run_server(monkeypatch):
-    """A server that no other test uses, and the environment that it wants."""
+    """Run a server that no other test uses; yield it with the environment that it needs."""
     with contextlib.ExitStack() as stack:
 
         def run(name: str) -> Server:
@@ -243,7 +243,7 @@ def run_server(monkeypatch):
 
 
 def begin(url: str) -> bytes:
-    """The first bytes of an object, read by a store that is opened anew."""
+    """Return the first bytes of an object, read through a newly opened store."""
     requests.loop_of_this_process("").stores.clear()
     return ObjectFile(url).read_at(0, 9)
 
@@ -289,7 +289,7 @@ def write_keys(home: Path, key: str, secret: str, token: str = "") -> None:
 
 
 def test_users_and_roles_read_what_they_may_and_keys_that_are_revoked_are_read_again(run_server, tmp_path, monkeypatch):
-    """As moto has them: policies, a role's token, and keys that are rotated while an object is read."""
+    """The server is moto, with policies, a role's token, and keys that are rotated while an object is read."""
     server = run_server("moto")
     first, second, role = json.loads(by_boto3(IAM, server.endpoint))
     put(f"{server.endpoint}/moto-api/reset-auth", b"0", method="POST")

@@ -15,7 +15,7 @@ pytest.importorskip("zensical", reason="needs Python 3.11")
 
 @pytest.fixture(scope="module")
 def sources(tmp_path_factory: pytest.TempPathFactory, repository: Path) -> Path:
-    """A copy of what the site is made of."""
+    """A copy of the sources of the site."""
     folder = tmp_path_factory.mktemp("site")
     shutil.copy(repository / "zensical.toml", folder)
     shutil.copytree(repository / "docs", folder / "docs")
@@ -47,7 +47,7 @@ def test_every_page_is_built_and_asks_no_other_host(sources: Path) -> None:
 
 
 def test_each_picture_has_a_title_and_a_description(repository: Path) -> None:
-    """Both are for readers who do not see the picture. Each picture is on a page, with a text and in two versions."""
+    """Both are for readers who cannot see the picture. Each picture is on a page, in two versions and with a text."""
     texts = "".join(path.read_text(encoding="utf-8") for path in (repository / "docs").glob("*.md"))
     pictures = sorted((repository / "docs" / "images").glob("*.svg"))
     assert pictures
@@ -69,7 +69,7 @@ def test_each_question_has_an_answer_of_one_sentence_and_a_link(repository: Path
 
 @pytest.fixture(scope="module")
 def small(tmp_path_factory: pytest.TempPathFactory, repository: Path) -> Path:
-    """A site of one page and the API reference of one function, with the settings of ours."""
+    """A site of one page and the API reference of one function, with wdskit's settings."""
     folder = tmp_path_factory.mktemp("small")
     settings = (repository / "zensical.toml").read_text(encoding="utf-8")
     (folder / "zensical.toml").write_text(re.sub(r"^nav = \[.*?^\]$", "", settings, flags=re.MULTILINE | re.DOTALL))
@@ -97,7 +97,7 @@ class Bare:
 
 
 def test_a_public_name_without_a_docstring_is_found(load_tool) -> None:
-    """`tools/generate.py` ends with it."""
+    """`tools/generate.py` exits with its name."""
     tool = load_tool("reference")
     assert list(tool.undocumented("Bare", Bare)) == ["Bare.method"]
     assert list(tool.undocumented("test", test_a_public_name_without_a_docstring_is_found)) == []

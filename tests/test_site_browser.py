@@ -1,4 +1,4 @@
-"""Pages and the report in a real browser: the keyboard reaches all that scrolls, and the search finds the pages."""
+"""Pages and the report in a real browser: the keyboard reaches every scrolling box, and the search finds the pages."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytest.importorskip("zensical", reason="needs Python 3.11")
 PAGES = ["pack", "cli", "stages", "benchmarks", "cluster", "detection"]
 WIDTHS = [360, 1400]
 
-# As axe's rule scrollable-region-focusable: the box takes the focus, or something in it does.
+# As in axe's rule scrollable-region-focusable, the box or an element in it takes the focus.
 UNREACHABLE = """() => [...document.querySelectorAll("*")].filter(box => {
     const style = getComputedStyle(box);
     const scrolls = (size, inner, overflow) => inner > size + 14 && /auto|scroll/.test(overflow);
@@ -115,7 +115,7 @@ FOUND = {
     "preemption": "cluster.html",
     "--set": "cluster.html",
 }
-"""What users search for, and the page that must be among the first six results."""
+"""Search terms of users, and the page that must be among the first six results."""
 
 
 def test_the_search_finds_what_users_ask_for(browser: Any, address: str) -> None:

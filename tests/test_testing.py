@@ -1,4 +1,4 @@
-"""`wdskit.testing.assert_resumes_exactly` passes where a loader resumes exactly, and names what differs where not."""
+"""`wdskit.testing.assert_resumes_exactly` passes if a loader resumes exactly, else names the difference."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from wdskit.testing import _difference, assert_resumes_exactly
 
 
 class Numbers:
-    """A loader of 4 batches an epoch that resumes exactly."""
+    """A loader of 4 batches per epoch that resumes exactly."""
 
     num_batches = 4
 
@@ -68,7 +68,7 @@ class ForgetsTheEpoch(Numbers):
 
 
 class RepeatsAFinishedEpoch(Numbers):
-    """The epoch advances behind its last batch, not with it."""
+    """A loader whose epoch advances after its last batch, not with it."""
 
     def state_dict(self):
         at_end = self.done == 0 and self.epoch > 0 and not self.is_loaded
@@ -76,7 +76,7 @@ class RepeatsAFinishedEpoch(Numbers):
 
 
 class CountsSinceItsResume(Numbers):
-    """Right at the first resume, wrong at the second."""
+    """A loader whose first resume is right, and whose second is wrong."""
 
     base = 0
 
@@ -89,7 +89,7 @@ class CountsSinceItsResume(Numbers):
 
 
 class ForgetsWhatIsUnused(Numbers):
-    """A state that is saved between loading and the first batch is lost."""
+    """A loader that loses a state which is saved between loading and the first batch."""
 
     def state_dict(self):
         return {"epoch": self.epoch, "done": 0 if self.is_loaded else self.done}
@@ -101,7 +101,7 @@ class SetEpochLosesThePlace(Numbers):
 
 
 class SavingAdvances(Numbers):
-    """Asking for the state changes what comes."""
+    """A loader whose `state_dict` changes the next batches."""
 
     num_saved = 0
 
@@ -124,7 +124,7 @@ class SavesAnArray(Numbers):
 
 
 class LooksForNumbers(Numbers):
-    """A state whose keys are numbers comes back from JSON with keys of text."""
+    """A loader whose state has numbers as keys, which are text after a way through JSON."""
 
     def state_dict(self):
         return {0: self.epoch, 1: self.done}
@@ -134,7 +134,7 @@ class LooksForNumbers(Numbers):
 
 
 class EndsEarly(Numbers):
-    """Resumed, it has no second epoch."""
+    """A loader that has no second epoch after a resume."""
 
     was_loaded = False
 
@@ -203,7 +203,7 @@ class Pair:
 
 
 class Odd:
-    """Equal to nothing but itself."""
+    """An object that is equal only to itself."""
 
 
 ONE = torch.ones(2, 3)
@@ -242,7 +242,7 @@ def test_equal_values_are_equal_and_so_is_nan():
     assert _difference(ONE.t().contiguous().t(), ONE, "batch") == ""  # another layout in memory
 
 
-# --- wdskit's own
+# --- wdskit's loaders
 
 
 @pytest.fixture(scope="module")

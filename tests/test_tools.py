@@ -13,12 +13,12 @@ from PIL import Image
 
 
 def files_below(folder: Path) -> dict[str, bytes]:
-    """Contents of all files by relative path."""
+    """Return the contents of all files by relative path."""
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*.jpg")}
 
 
 def test_the_same_arguments_make_the_same_photos(tmp_path: Path, photos: Path, load_tool) -> None:
-    """Bytes depend on seed and number alone: a smaller set is a part of a larger one, another seed another set."""
+    """Bytes depend only on seed and number: a smaller set is a part of a larger one, another seed gives another set."""
     make_photos = load_tool("make_photos").make_photos
     make_photos(tmp_path / "again", num=24, seed=0)
     make_photos(tmp_path / "other", num=24, seed=1)
@@ -42,7 +42,7 @@ def test_photos_have_imagenet_like_sizes_in_at_least_8_classes(photos: Path) -> 
 
 
 def test_all_photographs_are_in_the_installed_package(load_tool) -> None:
-    """None of them would be fetched."""
+    """No photograph is downloaded."""
     assert len(load_tool("make_photos").load_photos()) >= 8
 
 
@@ -73,7 +73,7 @@ runpy.run_path({str(tools / "bench.py")!r}, run_name="__main__")
 
 @pytest.fixture(scope="module")
 def bench_tables(python: Interpreter, repository: Path, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """What a quick run of these parts prints. It leaves no file."""
+    """The output of a quick run of these parts, which leaves no file."""
     folder = tmp_path_factory.mktemp("bench")
     (folder / "work").mkdir()
     done = run_bench(python, repository, folder, *BENCH_WAYS, "--quick", "--folder", str(folder / "work"))
@@ -84,7 +84,7 @@ def bench_tables(python: Interpreter, repository: Path, tmp_path_factory: pytest
 
 @pytest.mark.parametrize(("part", "ways"), BENCH_WAYS.items(), ids=BENCH_WAYS)
 def test_each_part_of_the_bench_compares_all_ways(part: str, ways: set[str], bench_tables: list[str]) -> None:
-    """Every line has four positive numbers. What they are is for a quiet machine."""
+    """Every line has four positive numbers, whose values are not checked."""
     found = set()
     tables = [table for table in bench_tables if table.startswith(f"{part}: ")]
     assert tables
@@ -110,7 +110,7 @@ def test_the_bench_refuses_too_few_rounds_and_unknown_parts(
 
 
 def test_train_ddp_stays_small(repository: Path) -> None:
-    """It is there to be read."""
+    """It is an example to read."""
     assert len((repository / "tools" / "train_ddp.py").read_text().splitlines()) <= 140
 
 
@@ -142,13 +142,13 @@ def test_each_make_target_can_be_planned_and_is_in_make_help_and_contributing(re
 def test_the_demo_installs_what_it_runs_and_nothing_for_developers(repository: Path, script_environment) -> None:
     words = ["make", "--always-make", "-n", "demo"]
     done = subprocess.run(words, cwd=repository, env=script_environment, check=True, capture_output=True, text=True)
-    native = [".venv/bin/python -m pip install --quiet ./native   # without a compiler, all works but is slower"]
+    native = [".venv/bin/python -m pip install --quiet ./native   # without a compiler, wdskit works more slowly"]
     installed = [line.rpartition("constraints.txt ")[2] for line in done.stdout.splitlines() if "pip install" in line]
     assert installed == ["torch==2.13.0", "--editable .", "--no-deps scikit-image", *native]
 
 
 def test_every_dependency_is_pinned(repository: Path) -> None:
-    """constraints.txt holds `name==version` lines only, no local versions, and every package that we name."""
+    """constraints.txt has only `name==version` lines, without local versions, and every package that wdskit names."""
     lines = [line for line in (repository / "constraints.txt").read_text().splitlines() if not line.startswith("#")]
     for line in lines:
         assert re.fullmatch(r'[\w.-]+==[\w.]+(; python_version (<|>=) "3\.11")?', line), line

@@ -1,4 +1,4 @@
-"""tools/train_ddp.py goes on from its checkpoint: plain DDP, stopped in the midst of an epoch."""
+"""tools/train_ddp.py resumes from its checkpoint: plain DDP, stopped in the middle of an epoch."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ SOURCES = {
 
 
 class Stopped(Exception):
-    """As if the job had been killed."""
+    """Stands for the kill of a job."""
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +48,7 @@ def shards(tmp_path_factory: pytest.TempPathFactory, photos: Path) -> str:
 
 @pytest.fixture
 def train(shards, tmp_path, load_tool, monkeypatch):
-    """Trains with a checkpoint after each step, on each of some ranks; returns the losses and the checkpoint."""
+    """Train on several ranks with a checkpoint after each step; return the losses and the checkpoint."""
     tool = load_tool("train_ddp")
 
     def train(
@@ -83,7 +83,7 @@ def train(shards, tmp_path, load_tool, monkeypatch):
 
 @pytest.mark.parametrize(("kind", "num_ranks"), [("planned", 2), ("planned", 1)])
 def test_it_goes_on_from_its_checkpoint(train, kind, num_ranks):
-    """To the very weights, where the number of ranks is kept; with a planned source on others too."""
+    """The weights are equal if the number of ranks stays; with a planned source it also resumes on another number."""
     losses, whole = train(kind, 2, "whole")
     nothing, stopped = train(kind, 2, "stopped", stop=3)
     assert (len(losses), nothing) == (2, [])
@@ -103,7 +103,7 @@ def test_a_run_that_is_done_trains_no_more(train):
 
 
 def test_an_epoch_of_which_no_batch_is_left_has_no_loss(train):
-    """48 samples: behind five batches of 8, none of 16 is left."""
+    """Of 48 samples, after five batches of 8, no batch of 16 is left."""
     train("planned", 1, "stopped", stop=5)
     losses, last = train("planned", 1, "stopped", global_size=16)
     assert len(losses) == 1

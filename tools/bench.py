@@ -1,20 +1,20 @@
-"""Speed of wdskit's own parts, each beside what it is to be measured by.
+"""Measure the speed of wdskit's parts, each compared with a reference.
 
     python tools/bench.py [PART ...] [--rounds N] [--folder DIR] [--quick]
 
-    tar      the tar reader, beside webdataset's
-    image    decode and crop in one thread, fused and apart, beside the bare chain (crops.py); Pillow
+    tar      the tar reader, compared with webdataset's
+    image    decode and crop in one thread, fused and apart, compared with the bare chain (crops.py) and Pillow
     order    orders of a million shards for 1 to 1000 ranks; the start of an epoch
-    pack     image files, beside `tar` and `sync` of the archive, and webdataset's ShardWriter
-    reshard  merge, shuffle and filters, beside webdataset's loop of reading and writing
-    verify   index and verify, beside sha256sum and hashlib
-    resize   packing with `--resize 256` in workers x threads, beside one worker with one thread
+    pack     image files, compared with `tar` and `sync` of the archive, and webdataset's ShardWriter
+    reshard  merge, shuffle and filters, compared with a loop of webdataset that reads and writes
+    verify   index and verify, compared with sha256sum and hashlib
+    resize   packing with `--resize 256` in workers x threads, compared with one worker and one thread
 
-Each case compares what its ways give before it measures. Then a round runs every way once, the next round in the
-opposite order. Rates, CPU microseconds (of this process and all below it) and the ratios to the first way are medians
-over the rounds; a ratio is taken within a round, so that a machine that slows down hurts both alike. Files come from
-the page cache; DIR says on which disk they are. The loader as a whole, of small samples and of images in workers x
-threads, is what `bench_peers.py --only bare wdskit webdataset` measures.
+Each case first compares the results of its ways. Then a round runs every way once, and the next round runs them in
+the opposite order. Rates, CPU microseconds (of this process and its descendants) and the ratios to the first way are
+medians over the rounds. A ratio is taken within a round, so that a machine that slows down affects both values. Files
+are read from the page cache; DIR is the folder for them. `bench_peers.py --only bare wdskit webdataset` measures the
+whole loader, with small samples, and with images in workers x threads.
 """
 
 from __future__ import annotations
@@ -61,11 +61,11 @@ from wdskit.storage.urls import LocalFile
 MIN_ROUNDS = 5
 QUICK = 0.01
 BATCH = 64
-MAX_LEVELS = 6.0  # of 255, in the mean: decoding at a smaller scale and the means of resizing differ by one to three
+MAX_LEVELS = 6.0  # mean difference, of 255 levels: decoding at a smaller scale and resizing change one to three
 
 
 def digests_of(shards: Iterable[Path]) -> dict[str, str]:
-    """The sha256 of each file in these shards, read by tarfile, without `./` before its name."""
+    """Return the sha256 of each member of these shards, read by tarfile, by its name without `./` at the start."""
     found: dict[str, str] = {}
     for path in shards:
         with tarfile.open(path, "r:") as tar:
@@ -79,9 +79,13 @@ def digests_of(shards: Iterable[Path]) -> dict[str, str]:
 def packing_case(
     title: str, num: float, dest: Path, ways: Mapping[str, Way], expected: Mapping[str, Any], suffix: str = ""
 ) -> Case:
-    """Ways of writing shards below `dest`: each the members that are expected of it, or else the same as the first way.
+    """Return the case of ways that write shards below `dest`; only members with `suffix` are compared.
 
-    What the run before left is removed, on the disk too, so that no run pays for another one's writes.
+    Each way must write the members that `expected` has for it, or else those of the first way. The files of the
+    previous run are removed, with `sync`, so that no run pays for another run's writes.
+
+    Raises:
+        SystemExit: A way wrote other members.
     """
 
     def remove(_: str) -> None:
@@ -99,7 +103,7 @@ def packing_case(
 
 
 def program(*command: str) -> str:
-    """What a program prints."""
+    """Run a program and return what it prints. Raises SystemExit if it is not installed."""
     require(
         shutil.which(command[0]), f"{command[0]}: no such program on this machine; install it or leave the part out"
     )
@@ -107,7 +111,7 @@ def program(*command: str) -> str:
 
 
 def pack_samples(folder: Path, num: int, size: int, *, max_samples: int) -> list[Path]:
-    """Indexed shards of samples with `bin` of about `size` random bytes, and `cls`."""
+    """Write indexed shards of samples with a `bin` of about `size` random bytes and a `cls`; return their paths."""
     chance = random.Random(0)
     rows: Iterable[dict[str, Any]] = (
         {"__key__": f"n{n:08d}", "bin": chance.randbytes(size + chance.randint(-size // 8, size // 8)), "cls": n}
@@ -118,12 +122,12 @@ def pack_samples(folder: Path, num: int, size: int, *, max_samples: int) -> list
 
 
 def photo_size(size: str) -> list[int]:
-    """Width, height and quality of `455x385@95`."""
+    """Return width, height and quality of a text such as `455x385@95`."""
     return list(map(int, size.replace("@", "x").split("x")))
 
 
 def photo_files(size: str) -> list[bytes]:
-    """The photographs as JPEG files."""
+    """Return the photographs as JPEG files; `size` is a text such as `455x385@95`."""
     width, height, quality = photo_size(size)
     files = []
     for photo in load_photos().values():
@@ -133,26 +137,26 @@ def photo_files(size: str) -> list[bytes]:
 
 
 def numbered_photos(size: str, num_bytes: float) -> Iterator[bytes]:
-    """JPEG files of which no two are alike (each has its number in a comment), up to so many bytes in all."""
+    """Yield JPEG files that all differ (each has its number in a comment), about `num_bytes` bytes in total."""
     files = photo_files(size)
     for number in range(int(num_bytes * len(files)) // sum(map(len, files)) + 1):
         yield files[number % len(files)][:-2] + b"\xff\xfe\x00\x0a%08d\xff\xd9" % number
 
 
 def by_wdskit(path: Path) -> Iterator[Mapping[str, Any]]:
-    """The samples of a shard, by the reader that streams use."""
+    """Yield the samples of a shard, by the reader that streams use."""
     stream = LocalFile(str(path))
     yield from ShardReader(stream.read, shard=str(path))
     stream.close()
 
 
 def by_webdataset(path: Path) -> Iterator[Mapping[str, Any]]:
-    """The same by webdataset's."""
+    """Yield the samples of a shard, by webdataset's reader."""
     yield from webdataset.tarfile_to_samples()(iter([{"url": str(path)}]))
 
 
 def tar_case(folder: Path, scale: float, size: int) -> Case:
-    """Whole shards, sample by sample."""
+    """Return the case that reads a whole shard, sample by sample."""
     num = int(200e6 * scale) // size
     [path] = pack_samples(folder, num, size, max_samples=num)
     expected = digests_of([path])
@@ -165,7 +169,7 @@ def tar_case(folder: Path, scale: float, size: int) -> Case:
 
 
 def image_case(folder: Path, scale: float, size: str, dtype: str) -> Case:
-    """Decode and random resized crop into batches, in one thread."""
+    """Return the case that decodes images and crops them at random into batches, in one thread."""
     steps = max(int(4 * scale), 1)
     (width, height, _), files, num = photo_size(size), photo_files(size), steps * BATCH
     pack([{"__key__": f"{n:06d}", "jpg": files[n % len(files)], "cls": n} for n in range(num)], folder)
@@ -174,7 +178,7 @@ def image_case(folder: Path, scale: float, size: str, dtype: str) -> Case:
     batch = crops.new_batch(BATCH, dtype)
 
     def write(n: int) -> torch.Tensor:
-        """The bare chain, with a box known before and memory that is used again."""
+        """Run the bare chain with a box that was drawn before, into memory that is used again."""
         crops.write(batch[n % BATCH], crops.decode_and_crop(files[n % len(files)], boxes[n]))
         return batch[n % BATCH]
 
@@ -206,7 +210,7 @@ def image_case(folder: Path, scale: float, size: str, dtype: str) -> Case:
 
 
 def order_case(folder: Path, scale: float, ranks: int) -> Case:  # noqa: ARG001
-    """From the positions of a rank's batches to shards and samples."""
+    """Return the case that maps the positions of a rank's batches to shards and samples."""
     num_shards, shard_samples, batch, workers = int(1e6 * scale), 1_000, 256, 8
     counts = np.full(num_shards, shard_samples)
     num_samples = num_shards * shard_samples
@@ -225,7 +229,7 @@ def order_case(folder: Path, scale: float, ranks: int) -> Case:  # noqa: ARG001
         require(inside, f"{name}: a position has no sample")
         distinct = len(np.unique(shards * shard_samples + samples)) == len(samples)
         require(distinct or not name.startswith("exact"), f"{name}: a sample comes twice")
-    num_steps = max(int(4096 * 240 * scale) // (batch * ranks), 64)  # a turn of all windows, with making them
+    num_steps = max(int(4096 * 240 * scale) // (batch * ranks), 64)  # a pass over all windows, which are made in it
 
     def run(name: str) -> None:
         every = workers if name.endswith("workers") else 1
@@ -237,10 +241,10 @@ def order_case(folder: Path, scale: float, ranks: int) -> Case:  # noqa: ARG001
 
 
 def epoch_start_case(folder: Path, scale: float) -> Case:
-    """What comes before the first batch of an epoch."""
+    """Return the case of the work before the first batch of an epoch."""
     num_shards, digest = int(1e6 * scale), hashlib.sha256(b"").hexdigest()
     write_index(folder, [ShardEntry(f"t-{n:06d}.tar", 1_000, 10**8, digest, ("jpg",)) for n in range(num_shards)])
-    for n in range(num_shards if num_shards <= 100_000 else 0):  # the files of a larger folder are not looked for
+    for n in range(num_shards if num_shards <= 100_000 else 0):  # wdskit does not check the files of a larger folder
         (folder / f"t-{n:06d}.tar").touch()
 
     def start() -> None:
@@ -252,7 +256,7 @@ def epoch_start_case(folder: Path, scale: float) -> Case:
 
 
 def pack_case(folder: Path, scale: float, size: str, num_bytes: float) -> Case:
-    """A folder of image files in ten classes, with one worker, digests and fsync."""
+    """Return the case that packs image files in ten classes, with one worker, digests and fsync."""
     source, dest, digests = folder / "files", folder / "packed", {}
     for number, data in enumerate(numbered_photos(size, num_bytes * scale)):
         path = source / f"class{number % 10}" / f"{number:08d}.jpg"
@@ -282,7 +286,7 @@ def pack_case(folder: Path, scale: float, size: str, num_bytes: float) -> Case:
 
 
 def reshard_case(folder: Path, scale: float) -> Case:
-    """Shards of 3,000 samples into others of 2,000; ours with digests, offsets, index and fsync."""
+    """Return the case that turns shards of 3,000 samples into shards of 2,000; wdskit adds digests, index, fsync."""
     num, size, source, dest = int(20_000 * scale), 5_000, folder / "source", folder / "copy"
     shards = pack_samples(source, num, size, max_samples=3_000)
 
@@ -308,7 +312,7 @@ def reshard_case(folder: Path, scale: float) -> Case:
 
 
 def verify_case(folder: Path, scale: float, size: str) -> Case:
-    """One shard of images and a little JSON, on one core."""
+    """Return the case that checks one shard of images and a little JSON, on one core."""
     rows: list[dict[str, Any]] = [
         {"__key__": f"n{n:08d}", "jpg": data, "json": {"label": 3, "caption": "a few words"}}
         for n, data in enumerate(numbered_photos(size, 200e6 * scale))
@@ -343,7 +347,7 @@ def verify_case(folder: Path, scale: float, size: str) -> Case:
 
 
 def resize_case(folder: Path, scale: float, size: str) -> Case:
-    """Photographs that are made smaller while they are packed. The start of processes, with torch, counts."""
+    """Return the case that packs photographs at a smaller size. The start of the processes, with torch, counts."""
     source, dest, num, files = folder / "photos", folder / "packed", int(2_000 * scale), photo_files(size)
     source.mkdir()
     for number in range(num):
@@ -374,10 +378,10 @@ PARTS: dict[str, list[tuple[Any, ...]]] = {
 def main() -> None:
     """Print the tables of the parts."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("parts", nargs="*", metavar="PART", help=f"some of {', '.join(PARTS)}; all without")
+    parser.add_argument("parts", nargs="*", metavar="PART", help=f"some of {', '.join(PARTS)} (default: all)")
     parser.add_argument("--rounds", type=int, default=MIN_ROUNDS, help=f"{MIN_ROUNDS} or more (default: %(default)s)")
-    parser.add_argument("--folder", type=Path, help="on the disk to measure (default: the system's temporary folder)")
-    parser.add_argument("--quick", action="store_true", help="one round of so little that the figures say nothing")
+    parser.add_argument("--folder", type=Path, help="folder on the disk to measure (default: the temporary folder)")
+    parser.add_argument("--quick", action="store_true", help="one round with little data; its figures mean nothing")
     options = parser.parse_args()
     if options.rounds < MIN_ROUNDS:
         parser.error(f"--rounds: {options.rounds}: fewer than {MIN_ROUNDS}")

@@ -1,23 +1,23 @@
-"""wdskit beside other loaders: the same samples, the same crop, one interleaved run.
+"""Compare wdskit with other loaders: the same samples, the same crop, interleaved runs.
 
     python tools/bench_peers.py [--only NAME ...] [--rounds N] [--parts bytes,small,images] [--quick]
                                 [--folder DIR] [--no-install] [--json FILE]
 
-Needs the extras `bench` and `dev`, and some 10 GB below --folder. Each peer stands in tools/peers/ and runs in its own
-process, those with requirements of their own in an environment made below --folder; one that cannot be installed is a
-line that says why. A run is a fresh process: an epoch that warms up, then whole epochs for at least 1.5 s. The order
-turns with each round. Numbers are medians, ratios medians of the ratios to the bare loop of the same round.
+Needs the extras `bench` and `dev`, and about 10 GB below --folder. Each peer is a module in tools/peers/ and runs in
+its own process. A peer with its own requirements gets an environment below --folder; if that cannot be installed, the
+peer's line says why. A run is a fresh process: an epoch that warms up, then whole epochs for at least 1.5 s. The order
+changes with each round. Numbers are medians; a ratio is the median of the ratios to the bare loop in the same round.
 
-    samples/s      of the measured epochs; of images in the middle of each, where all decoders have work
-    CPU ms         of the whole tree of processes, a sample
+    samples/s      of the measured epochs; for images, of the middle of each epoch, when all decoders have work
+    CPU ms         of the whole process tree, per sample
     first batch    seconds from the end of the imports to the first batch
     from start     seconds from the start of the process
     next epoch     seconds from an epoch's end to the next one's first batch
-    PSS            of the tree, shared pages once; the most of eight samples in the warm-up epoch and one at the end
+    PSS            of the process tree, shared pages once; maximum of eight values in the warm-up epoch, one at the end
 
-Whoever delivers other samples, other shapes, other pixels (mean and deviation) or the packed order is not listed with
-numbers but with what was wrong. The consumer touches each page of each batch, the same way for all. All run with
-OMP_NUM_THREADS=1: four decoders are four, and no pools of threads within them.
+A peer that delivers other samples, other shapes, other pixels (mean and deviation) or the packed order is listed with
+the fault, without numbers. The consumer touches each page of each batch in the same way for all peers. All peers run
+with OMP_NUM_THREADS=1, so that four decoders are four threads, without thread pools inside them.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ COMMON = ("numpy", "orjson", "pillow", "simplejpeg", "torch", "wdskit", "webdata
 
 @dataclass(frozen=True)
 class Line:
-    """A line of a table: a peer in one of its settings, `Job` says which; of `images` or of what is only read.
+    """A line of a table: a peer with some settings of its `Job`, for images or for samples that are only read.
 
-    wdskit runs with its native package, or without it.
+    `native` decides whether wdskit runs with its native package.
     """
 
     peer: str
@@ -94,7 +94,7 @@ LINES = (
     Line("turboloader", "turboloader", images=True, threads=DECODERS),
 )
 NAMES = list(dict.fromkeys(line.peer for line in LINES))
-WITHOUT_DATA = {"wdskit", "webdataset", "spdl"}  # read what the bare loop reads
+WITHOUT_DATA = {"wdskit", "webdataset", "spdl"}  # these peers read the files of the bare loop
 
 PARTS = {
     "bytes": [Job("bytes", "", 16_384, 3_000, 64), Job("bytes", "", 2_048, 100_000, 64)],
@@ -109,11 +109,11 @@ TITLES = {
 
 
 class Failed(Exception):
-    """A run that gave no result, and why."""
+    """A run gave no result. The message is the reason."""
 
 
 def measure_part(job: Job, lines: list[Line], pythons: dict[str, str], rounds: int) -> dict[str, Any]:
-    """Measure one table: every round runs all lines, each in a fresh process."""
+    """Measure one table and return it. Every round runs all lines, each in a fresh process."""
     key = f"{job.kind}-{job.dtype if job.kind == 'images' else job.size}"
     wrong = prepare(job, [line.peer for line in lines], pythons)
     failed = {line.title: wrong["bare"] or wrong[line.peer] for line in lines}
@@ -143,7 +143,10 @@ def measure_part(job: Job, lines: list[Line], pythons: dict[str, str], rounds: i
 
 
 def prepare(job: Job, names: list[str], pythons: dict[str, str]) -> dict[str, str]:
-    """Write the samples, unless they are: the bare loop's, which all start from, then each format; why one is not."""
+    """Write the bare loop's samples, from which all peers start, then each peer's format, unless they exist.
+
+    Returns a text for each peer: why its data was not written, or an empty text.
+    """
     wrong = dict.fromkeys(["bare", *names], "")
     for name in [name for name in wrong if name not in WITHOUT_DATA]:
         log(f"{job.kind}: the data of {name}")
@@ -158,7 +161,7 @@ def prepare(job: Job, names: list[str], pythons: dict[str, str]) -> dict[str, st
 
 
 def run(mode: str, job: Job, pythons: dict[str, str], *, is_native: bool = True) -> dict[str, Any]:
-    """Run a peer in a process of its own; its result. Raises Failed."""
+    """Run a peer in a process of its own and return its result. Raises Failed if it fails or takes too long."""
     command = [pythons.get(job.peer, sys.executable), "-m", "peers.harness", mode, json.dumps(asdict(job))]
     paths = os.pathsep.join([str(TOOLS), str(TOOLS.parent)])
     environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
@@ -174,7 +177,7 @@ def run(mode: str, job: Job, pythons: dict[str, str], *, is_native: bool = True)
         except subprocess.TimeoutExpired:
             raise Failed(f"no result within {timeout_s} s") from None
         finally:
-            with suppress(ProcessLookupError):  # what is left of it, its workers included
+            with suppress(ProcessLookupError):  # kill what still runs, workers included
                 os.killpg(process.pid, 9)
     if process.returncode or not stdout.strip():
         raise Failed(reason(stderr))
@@ -183,27 +186,27 @@ def run(mode: str, job: Job, pythons: dict[str, str], *, is_native: bool = True)
 
 
 def log(text: str) -> None:
-    """Print what is going on, beside the tables."""
+    """Print progress to stderr; the tables go to stdout."""
     print(text, file=sys.stderr, flush=True)
 
 
 def turned(lines: list[Line], number: int) -> list[Line]:
-    """The order of a round: another one begins, and every second round goes backwards."""
+    """Return the lines in the order of round `number`: each round starts at another line, every second is reversed."""
     start = number * max(len(lines) // MIN_ROUNDS, 1) % max(len(lines), 1)
     order = lines[start:] + lines[:start]
     return order[::-1] if number % 2 else order
 
 
 def arguments() -> argparse.Namespace:
-    """The command line."""
+    """Return the options of the command line."""
     parser = argparse.ArgumentParser(description="wdskit beside other loaders.")
     parser.add_argument("--only", nargs="+", choices=NAMES, default=NAMES, metavar="NAME", help=", ".join(NAMES))
     parser.add_argument("--rounds", type=int, default=MIN_ROUNDS, help=f"{MIN_ROUNDS} or more (default: %(default)s)")
     parser.add_argument("--parts", default=",".join(PARTS), help="some of %(default)s")
-    parser.add_argument("--quick", action="store_true", help="one round of so few samples that the numbers say nothing")
-    parser.add_argument("--folder", type=Path, default=Path(".bench"), help="for samples and environments")
-    parser.add_argument("--no-install", action="store_true", help="take only those who are installed already")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="every number of every run")
+    parser.add_argument("--quick", action="store_true", help="one round of few samples; its numbers mean nothing")
+    parser.add_argument("--folder", type=Path, default=Path(".bench"), help="folder for samples and environments")
+    parser.add_argument("--no-install", action="store_true", help="use only peers that are installed already")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write every number of every run to FILE")
     options = parser.parse_args()
     if options.rounds < MIN_ROUNDS:
         parser.error(f"--rounds: {options.rounds}: fewer than {MIN_ROUNDS}")
@@ -213,7 +216,7 @@ def arguments() -> argparse.Namespace:
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
-    """Install and measure."""
+    """Install the peers, measure all parts and return the numbers."""
     rounds = 1 if options.quick else options.rounds
     found: dict[str, Any] = {"machine": report.machine(), "rounds": rounds, "missing": {}, "parts": []}
     pythons: dict[str, str] = {}
@@ -232,7 +235,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
             lines = list({line.peer: line for line in lines[::-1]}.values())[::-1]  # the first of each
         folder = options.folder.resolve() / "data" / f"{job.kind}-{job.size}-{job.num}"
         found["parts"].append(measure_part(replace(job, folder=str(folder)), lines, pythons, rounds))
-        if options.json:  # after each part: all of them take an hour, and may be stopped
+        if options.json:  # after each part, because all parts take an hour and may be stopped
             options.json.write_text(json.dumps(found, indent=1) + "\n")
     return found
 

@@ -33,7 +33,7 @@ def actors() -> list[int]:
     """Return the process numbers of the actors on this machine. Ray names them after their class."""
     found = []
     for path in Path("/proc").iterdir():
-        with contextlib.suppress(OSError):  # it has ended
+        with contextlib.suppress(OSError):  # the process has ended
             if path.name.isdigit() and b"ray::NodeWorker" in (path / "cmdline").read_bytes():
                 found.append(int(path.name))
     return found
@@ -46,7 +46,7 @@ def cpu_s(workers: list[int]) -> float:
 
 
 def measure(shards: str, way: str, seconds: float) -> dict[str, Any]:
-    """Measure one way in this process."""
+    """Measure one way in this process; return samples/s, CPU ms per sample and the digest of the first batches."""
     cluster: Any = None
     if way == "ray":
         from ray.cluster_utils import Cluster
@@ -78,14 +78,14 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=10)
     parser.add_argument("--way", choices=["local", "ray"], help="measure one way, and print it as JSON")
-    given = parser.parse_args()
-    if given.way:
-        print(f"\n{json.dumps(measure(given.shards, given.way, given.seconds))}")
+    options = parser.parse_args()
+    if options.way:
+        print(f"\n{json.dumps(measure(options.shards, options.way, options.seconds))}")
         return 0
     found: dict[str, list[dict[str, Any]]] = {"local": [], "ray": []}
-    for _ in range(given.rounds):
+    for _ in range(options.rounds):
         for way, results in found.items():
-            command = [sys.executable, __file__, given.shards, "--way", way, "--seconds", str(given.seconds)]
+            command = [sys.executable, __file__, options.shards, "--way", way, "--seconds", str(options.seconds)]
             done = subprocess.run(command, check=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
             results.append(json.loads(next(line for line in done.stdout.splitlines() if line.startswith("{"))))
     if len({result["digest"] for results in found.values() for result in results}) != 1:

@@ -1,23 +1,23 @@
-"""wdskit beside other loaders that read from a store which is some milliseconds away.
+"""Compare wdskit with other loaders that read from an object store with latency.
 
     python tools/bench_remote.py [--only NAME ...] [--nodes 1,4] [--num PHOTOS] [--batch N] [--shard-mb MB]
                                  [--delay-ms MS] [--workers N] [--homes H] [--rounds N] [--folder DIR] [--no-install]
                                  [--json FILE]
 
-Needs the extras `bench` and `dev`. The same photographs lie in an S3 server on loopback, in the format of each loader,
-behind a proxy that delays each chunk one way. A node is a group of processes with a folder of its own for what it
-keeps, and the ranks that torchrun would start; each loader reads the epochs 1 and 2, from nothing kept. Nothing is
-decoded: what is measured is how samples get to a node. The loaders take turns, and medians of all rounds are shown.
-The default size is for a first look: a window of wdskit's (4,096 samples) then spans all shards, so that each node
-needs each of them. `--num 16384` and more is a comparison.
+Needs the extras `bench` and `dev`. An S3 server on loopback holds the same photographs in the format of each loader; a
+proxy delays each chunk in each direction. A node is a group of processes: the ranks that torchrun would start, with one
+cache folder. Each loader reads epochs 1 and 2, starting with an empty cache. Nothing is decoded: the benchmark measures
+how samples get to a node. The loaders take turns, and the table shows the medians of all rounds. The default size is
+for a first look: a window of wdskit (4,096 samples) then spans all shards, so that each node needs every shard. Use
+`--num 16384` or more for a comparison.
 
-    samples/s     of all ranks, from the moment when they are asked for an epoch until the last one has it
-    CPU s/GB      of all processes of the nodes, for a gigabyte of samples
+    samples/s     of all ranks, from the request for an epoch until the last rank has read it
+    CPU s/GB      of all processes of the nodes, per gigabyte of samples
     first batch   seconds until the last rank has its first batch; in epoch 1 with opening
-    downloaded    bytes that came from the store, headers included, over bytes of all samples
+    downloaded    bytes that the store sent, headers included, divided by the bytes of all samples
 
-Whoever does not deliver each photograph once, with its label and to the byte, is not listed with numbers but with what
-was wrong.
+A loader that does not deliver each photograph once, with its label and unchanged, is listed with the fault, without
+numbers.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ COLUMNS = {
     "ratio": "downloaded x",
 }
 OWN_MEMORY = [*MOUNTING, "sh", "-c", 'mount -t tmpfs none /dev/shm && exec "$@"', "node"] if MOUNTING else []
-"""What gives a node a /dev/shm of its own, where that may be."""
+"""Start of a command that gives a node a /dev/shm of its own; empty if mounting is forbidden."""
 DIGITS = {"samples_per_s": 0, "cpu_s_per_gb": 1}
 
 
@@ -73,7 +73,7 @@ def upload(folder: Path, url: str) -> None:
 
 
 def measure(job: Job, num_nodes: int, proxy: SlowProxy, python: str, folder: Path) -> list[dict[str, Any]]:
-    """Both epochs of one loader on so many nodes: what each rank says of it, and what was downloaded. Raises Failed."""
+    """Read both epochs with one loader on `num_nodes` nodes; return the results of `read_epoch`. Raises Failed."""
     shutil.rmtree(folder, ignore_errors=True)
     with ExitStack() as stack:
         listener = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
@@ -96,7 +96,7 @@ def measure(job: Job, num_nodes: int, proxy: SlowProxy, python: str, folder: Pat
         try:
             ranks = [stack.enter_context(lines) for lines in connections(listener, nodes, num_nodes * RANKS)]
             return [read_epoch(ranks, proxy) for _ in range(NUM_EPOCHS)]
-        except (OSError, ValueError):  # no answer in time, or none at all
+        except (OSError, ValueError):  # a rank ended, or did not answer in time
             with suppress(subprocess.TimeoutExpired):
                 nodes[0].wait(2)
             texts = [(folder / f"node-{number}" / "log").read_text() for number in range(num_nodes)]
@@ -104,7 +104,7 @@ def measure(job: Job, num_nodes: int, proxy: SlowProxy, python: str, folder: Pat
 
 
 def settings_of(home: Path, endpoint: str) -> dict[str, str]:
-    """The environment of a node: its folders, and the store as the tools of clouds take it."""
+    """Return the environment of a node: its folders, and the store, in the variables that cloud tools read."""
     return {
         "PYTHONPATH": os.pathsep.join([str(TOOLS), str(TOOLS.parent)]),
         "PYTHONWARNINGS": "ignore",
@@ -124,7 +124,7 @@ def settings_of(home: Path, endpoint: str) -> dict[str, str]:
 
 
 def connections(listener: socket.socket, nodes: list[subprocess.Popen[bytes]], num: int) -> list[Any]:
-    """The lines of each rank, once all have loaded their peer. Raises OSError."""
+    """Return a text stream to each rank when all have loaded their peer. Raises OSError if a rank does not connect."""
     listener.settimeout(1)
     found: list[Any] = []
     deadline_s = time.monotonic() + TIMEOUT_S
@@ -142,14 +142,14 @@ def connections(listener: socket.socket, nodes: list[subprocess.Popen[bytes]], n
 
 
 def end(node: subprocess.Popen[bytes]) -> None:
-    """Kill a node with all that it started."""
+    """Kill a node and all processes that it started."""
     with suppress(ProcessLookupError):
         os.killpg(node.pid, 9)
     node.wait()
 
 
 def read_epoch(ranks: list[Any], proxy: SlowProxy) -> dict[str, Any]:
-    """Ask all ranks for their next epoch. Raises OSError or ValueError where one has none."""
+    """Let all ranks read their next epoch; return their results. Raises OSError or ValueError if a rank has none."""
     before = proxy.num_bytes
     for lines in ranks:
         print("next", file=lines, flush=True)
@@ -157,7 +157,7 @@ def read_epoch(ranks: list[Any], proxy: SlowProxy) -> dict[str, Any]:
 
 
 def problem(job: Job, epoch: dict[str, Any]) -> str:
-    """What the ranks together did not deliver as it is; empty where all is right."""
+    """Return what is wrong with the samples that the ranks delivered together; empty if all are right."""
     counts = [sum(column) for column in zip(*(rank["seen"] for rank in epoch["ranks"]), strict=True)]
     missing, twice = counts.count(0), sum(count > 1 for count in counts)
     if missing or twice:
@@ -168,7 +168,7 @@ def problem(job: Job, epoch: dict[str, Any]) -> str:
 
 
 def row(job: Job, number: int, epoch: dict[str, Any]) -> dict[str, Any]:
-    """The numbers of an epoch. Raises Failed where it is not what it should be."""
+    """Return the numbers of an epoch. Raises Failed if samples are missing, repeated or changed."""
     if text := problem(job, epoch):
         raise Failed(f"epoch {number}: {text}")
     ranks = epoch["ranks"]
@@ -184,7 +184,7 @@ def row(job: Job, number: int, epoch: dict[str, Any]) -> dict[str, Any]:
 
 
 def run(options: argparse.Namespace) -> dict[str, Any]:
-    """Install, write, upload and measure."""
+    """Install the loaders, write and upload the data, measure; return rows and problems."""
     found: dict[str, Any] = {"machine": report.machine(), "rows": [], "problems": []}
     pythons: dict[str, str] = {}
     for name in options.only:
@@ -224,7 +224,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def markdown(found: dict[str, Any]) -> str:
-    """One table, and what is to be said about it."""
+    """Return one table, the problems and a line about the machine."""
     lines = [["nodes x ranks", "", "epoch", *COLUMNS.values()], ["---:", "---", "---:", *("---:" for _ in COLUMNS)]]
     rounds: dict[tuple[int, str, int], list[dict[str, Any]]] = {}
     for one in found["rows"]:
@@ -246,7 +246,7 @@ def markdown(found: dict[str, Any]) -> str:
 
 
 def arguments() -> argparse.Namespace:
-    """The command line."""
+    """Return the options of the command line."""
     parser = argparse.ArgumentParser(description="wdskit beside other loaders that read from a store.")
     parser.add_argument("--only", nargs="+", choices=TITLES, default=[*TITLES], metavar="NAME", help=", ".join(TITLES))
     parser.add_argument(
@@ -256,15 +256,15 @@ def arguments() -> argparse.Namespace:
         help="numbers of nodes (default: 1,4)",
     )
     parser.add_argument("--num", type=int, default=1024, help="photographs (default: %(default)s)")
-    parser.add_argument("--batch", type=int, default=16, help="of a rank (default: %(default)s)")
-    parser.add_argument("--shard-mb", type=float, default=4, help="a shard of any format (default: %(default)s)")
-    parser.add_argument("--delay-ms", type=float, default=30, help="one way (default: %(default)s)")
+    parser.add_argument("--batch", type=int, default=16, help="samples in a rank's batch (default: %(default)s)")
+    parser.add_argument("--shard-mb", type=float, default=4, help="size of a shard, any format (default: %(default)s)")
+    parser.add_argument("--delay-ms", type=float, default=30, help="delay in one direction (default: %(default)s)")
     parser.add_argument("--workers", type=int, default=1, help="worker processes of a rank (default: %(default)s)")
-    parser.add_argument("--homes", type=int, default=0, help="of wdskit's `exact` (default: not set)")
-    parser.add_argument("--rounds", type=int, default=1, help="of all loaders in turns (default: %(default)s)")
-    parser.add_argument("--folder", type=Path, default=Path(".bench"), help="for samples and environments")
-    parser.add_argument("--no-install", action="store_true", help="take only those who are installed already")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="every number")
+    parser.add_argument("--homes", type=int, default=0, help="setting of wdskit's `exact` (default: not set)")
+    parser.add_argument("--rounds", type=int, default=1, help="rounds of all loaders (default: %(default)s)")
+    parser.add_argument("--folder", type=Path, default=Path(".bench"), help="folder for samples and environments")
+    parser.add_argument("--no-install", action="store_true", help="use only loaders that are installed already")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write every number to FILE")
     options = parser.parse_args()
     if any(options.num % (options.batch * RANKS * num_nodes) for num_nodes in options.nodes):
         parser.error("--num: whole batches on all ranks are needed, so that each sample can come once in each epoch")

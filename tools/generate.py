@@ -1,8 +1,8 @@
-"""Write what follows from the source: the methods of `Pipeline`, the schema of configurations, the reference pages.
+"""Write the generated files: the methods of `Pipeline`, the schema of configurations, reference pages and pictures.
 
     python tools/generate.py [--check]
 
-With `--check` nothing is written, and the exit code is 1 if a file is not what would be written.
+With `--check` nothing is written, and the exit code is 1 if a file differs from what would be written.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from wdskit.stages.registry import STAGES
 
 ROOT = Path(__file__).parents[1]
 
-HEAD = '''"""The typed methods of `Pipeline`: one a stage, and `loader`.
+HEAD = '''"""The typed methods of `Pipeline`: one method per stage, and `loader`.
 
-`tools/generate.py` writes this file from the stages' settings; change those.
+`tools/generate.py` writes this file from the settings of the stages. Change the stages instead of this file.
 """
 
 from __future__ import annotations
@@ -58,10 +58,10 @@ class StageMethods(ABC):
 
     @abstractmethod
     def _with(self, name: str, value: object = None) -> Self:
-        """Return this pipeline with one more stage; `value` is the value after its name in YAML."""
+        """Return this pipeline with one more stage. `value` is the value after the stage's name in YAML."""
 '''
 
-# What the types of settings are in a signature.
+# Maps types of settings to types in a signature.
 TYPES = {
     "FieldChoices": "Fields", "FieldNames": "Fields", "FieldName": "str", "Alternatives": "str", "Count": "int",
     "LaneCount": "int",
@@ -76,7 +76,7 @@ TYPES = {
 }  # fmt: skip
 
 
-# And what a reader of docs/stages.md calls them.
+# Maps types in a signature to words in docs/stages.md.
 PLAIN_TYPES = {
     "Shards": "text or list", "Fields": "name or list", "Size": "number or [height, width]",
     "Function": "function or name",
@@ -94,7 +94,7 @@ _ARGUMENT = re.compile(r"^    (\w+): (.*?)(?=^    \w|\Z)", re.MULTILINE | re.DOT
 
 
 def annotation_of(stage: type[StageSpec], name: str) -> str:
-    """The type of a setting as a signature has it."""
+    """Return the type of a setting for a signature."""
     owner = next(cls for cls in stage.__mro__ if name in inspect.get_annotations(cls))
     text: str = inspect.get_annotations(owner)[name]
     text = re.sub(r"^Annotated\[(.*), (?:Strict|Field)\(.*\]$", r"\1", text).removesuffix(", Strict()")
@@ -104,13 +104,13 @@ def annotation_of(stage: type[StageSpec], name: str) -> str:
 
 
 def parameter(stage: type[StageSpec], name: str, info: FieldInfo) -> str:
-    """`size: int`, or `initial: int | None = None`."""
+    """Return a parameter of a signature: `size: int`, or `initial: int | None = None`."""
     text = f"{name}: {annotation_of(stage, name)}"
     return text if info.is_required() else f"{text} = {info.default!r}"
 
 
 def stage_method(name: str, stage: type[StageSpec]) -> str:
-    """The method that adds a stage."""
+    """Return the source of the method that adds a stage."""
     fields = stage.model_fields
     first = stage.shorthand
     text = inspect.getdoc(stage) or ""
@@ -121,7 +121,7 @@ def stage_method(name: str, stage: type[StageSpec]) -> str:
         signature = f"self, /, **{first}: {inner}" if stage.is_mapping else f"self, *{stage.is_starred}: {inner}"
         value = first if stage.is_mapping else stage.is_starred
         call = f'self._with("{name}", {value})' if stage.is_mapping else f'self._with("{name}", _one_or_all({value}))'
-        if inner.startswith("Function"):  # one function is no list
+        if inner.startswith("Function"):  # a function is not a list
             call = f'self._with("{name}", {value})'
         arguments = {f"{'**' if stage.is_mapping else '*'}{value}": fields[first].description or ""}
     else:
@@ -145,22 +145,22 @@ def stage_method(name: str, stage: type[StageSpec]) -> str:
 
 
 def docstring(text: str, arguments: dict[str, str]) -> str:
-    """The text, and a line for each argument."""
+    """Return the text, followed by a line for each argument."""
     if not arguments:
         return text
-    lines = [textwrap.fill(f"{name}: {told}", 108, subsequent_indent="    ") for name, told in arguments.items()]
+    lines = [textwrap.fill(f"{name}: {about}", 108, subsequent_indent="    ") for name, about in arguments.items()]
     return f"{text}\n\nArgs:\n" + textwrap.indent("\n".join(lines), "    ") + "\n"
 
 
 def method(name: str, signature: str, returns: str, text: str, body: str) -> str:
-    """A method's source."""
+    """Return the source of a method."""
     head = f"def {name}({signature}) -> {returns}:\n"
     inner = f'"""{text}"""\n' + body
     return textwrap.indent(head + textwrap.indent(inner, "    "), "    ")
 
 
 def loader_method() -> str:
-    """`loader`, with the arguments of `make_loader` that a pipeline in Python has."""
+    """Return the source of `loader`, with all arguments of `make_loader` but `pipeline` and `overrides`."""
     source = inspect.getsource(make_loader)
     arguments = source[source.index("    *,\n") : source.index(") -> Loader:")]
     arguments = "".join(
@@ -169,8 +169,8 @@ def loader_method() -> str:
     names = re.findall(r"^    (\w+):", arguments, re.MULTILINE)
     whole = inspect.getdoc(make_loader) or ""
     start, stop = whole.index("    transforms:"), whole.index("Raises:")
-    told = {name: re.sub(r"\s+", " ", text).strip() for name, text in _ARGUMENT.findall(whole[start:stop])}
-    text = docstring("Make the loader of this pipeline for this rank: `wdskit.make_loader(self, ...)`.", told)
+    about = {name: re.sub(r"\s+", " ", text).strip() for name, text in _ARGUMENT.findall(whole[start:stop])}
+    text = docstring("Make the loader of this pipeline for this rank: `wdskit.make_loader(self, ...)`.", about)
     body = "import wdskit  # the public name, because the loader is a layer above\n\npipeline: Any = self\n"
     body += f"return wdskit.make_loader(pipeline, {', '.join(f'{each}={each}' for each in names)})"
     return method("loader", "self,\n" + arguments, "Loader", text, body)
@@ -179,13 +179,13 @@ def loader_method() -> str:
 TAIL = '''
 
 def _one_or_all(values: Sequence[Any]) -> Any:
-    """Return the argument if there is one, else all arguments."""
+    """Return the only argument, or all arguments if there are several."""
     return values[0] if len(values) == 1 else values
 '''
 
 
 def methods() -> str:
-    """wdskit/pipeline/methods.py."""
+    """Return wdskit/pipeline/methods.py."""
     found = [stage_method(name, stage) for name, stage in STAGES.items()]
     source = HEAD + "\n" + "\n\n".join([*found, loader_method()]) + "\n" + TAIL
     command = [sys.executable, "-m", "ruff", "format", "--stdin-filename", "methods.py", "-"]
@@ -200,19 +200,19 @@ settings in YAML and as a method of `wdskit.Pipeline`. `tools/generate.py` write
 
 
 def stages_page() -> str:
-    """docs/stages.md."""
+    """Return docs/stages.md."""
     rows = [f"| [`{name}`](#{name}) | `- {example(stage)}` | {summary(stage)} |" for name, stage in STAGES.items()]
     table = "\n".join(["| Stage | In YAML | What it does |", "|---|---|---|", *rows])
     return "\n".join([STAGES_HEAD, table, "", *map(stage_section, STAGES.values())])
 
 
 def summary(stage: type[StageSpec]) -> str:
-    """The first paragraph of a stage's docstring on one line."""
+    """Return the first paragraph of a stage's docstring on one line."""
     return " ".join((inspect.getdoc(stage) or "").partition("\n\n")[0].split())
 
 
 def example(stage: type[StageSpec]) -> str:
-    """A stage as YAML has it, with the examples of the settings that it needs, or of the first one."""
+    """Return a stage as YAML, with the examples of its required settings, or else of its shorthand."""
     fields = stage.model_fields
     needed = [name for name, info in fields.items() if info.is_required()]
     if not needed and stage.shorthand is not None and fields[stage.shorthand].examples:
@@ -228,7 +228,7 @@ def example(stage: type[StageSpec]) -> str:
 
 
 def stage_section(stage: type[StageSpec]) -> str:
-    """A stage with all that can be set of it."""
+    """Return the section of a stage: its docstring and a table of its settings."""
     lines = [f"## {stage.name}", "", inspect.getdoc(stage) or "", ""]
     if stage.model_fields:
         lines += ["| Setting | Type | Default | Meaning |", "|---|---|---|---|"]
@@ -240,7 +240,7 @@ def stage_section(stage: type[StageSpec]) -> str:
 
 
 def plain_type(text: str) -> str:
-    """A type of a signature in words; None is left to the default."""
+    """Return a type of a signature in words, without None: the default shows None."""
     text = re.sub(r" \| None$", "", text)
     if text in PLAIN_TYPES:
         return PLAIN_TYPES[text]
@@ -251,12 +251,12 @@ def plain_type(text: str) -> str:
 
 
 def schema() -> str:
-    """docs/wdskit.schema.json."""
+    """Return docs/wdskit.schema.json."""
     return json.dumps(json_schema(), indent=2, ensure_ascii=False) + "\n"
 
 
-def face() -> str:
-    """wdskit/__init__.py with its names for type checkers, which do not see names that are loaded later."""
+def package_init() -> str:
+    """Return wdskit/__init__.py with imports for type checkers, which do not see names that are loaded on access."""
     path = ROOT / "wdskit" / "__init__.py"
     lines = [
         f"    from wdskit.{module} import {name} as {name}\n" for module, names in PUBLIC.items() for name in names
@@ -266,7 +266,7 @@ def face() -> str:
 
 
 FILES: dict[str, Callable[[], str]] = {
-    "wdskit/__init__.py": face,
+    "wdskit/__init__.py": package_init,
     "wdskit/pipeline/methods.py": methods,
     "docs/stages.md": stages_page,
     "docs/wdskit.schema.json": schema,
@@ -274,8 +274,8 @@ FILES: dict[str, Callable[[], str]] = {
 
 
 def main(arguments: list[str]) -> int:
-    """Write the files, or compare them."""
-    import pictures  # beside this script, and nowhere else
+    """Write the files, or compare them with `--check`. Returns the exit code."""
+    import pictures  # next to this script, and found only when it runs
     import reference
 
     made = {name: make() for name, make in {**FILES, **reference.PAGES, **pictures.PICTURES}.items()}

@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageEnhance
 
-# Those that the wheel holds; others of skimage.data would be fetched from the network.
+# The photographs in the wheel; skimage.data would download all others.
 PHOTOS = {
     "astronaut": "astronaut.png",
     "brick": "brick.png",
@@ -37,7 +37,7 @@ PHOTOS = {
 
 def load_photos() -> dict[str, Image.Image]:
     """Return the photographs in RGB by class name, in sorted order."""
-    package = importlib.util.find_spec("skimage")  # not imported: its files are needed, and not SciPy
+    package = importlib.util.find_spec("skimage")  # not imported, because its import needs SciPy
     if package is None or package.origin is None:
         sys.exit("the photographs are those of scikit-image: pip install scikit-image")
     folder = Path(package.origin).parent / "data"
@@ -51,7 +51,7 @@ def load_photos() -> dict[str, Image.Image]:
 def random_view(
     photo: Image.Image, rng: np.random.Generator, *, size: tuple[int, int] | None = None, least: float = 0.4
 ) -> Image.Image:
-    """Return a random part of `photo`, from `least` to all of its shorter side, at `size` or an ImageNet-like one."""
+    """Return a random part of `photo`, `least` to all of its shorter side, scaled to `size` or ImageNet's size."""
     width, height = size or (int(500 * rng.uniform(0.8, 1.2)), int(375 * rng.uniform(0.8, 1.2)))
     if size is None and rng.random() < 0.25:
         width, height = height, width

@@ -1,6 +1,6 @@
-"""The pictures of README.md and docs/, drawn by code: tools/generate.py writes them.
+"""Draw the pictures of README.md and docs/, for tools/generate.py.
 
-Each is an SVG in two versions, for light and for dark pages, with the reader's own fonts and without scripts.
+Each picture is an SVG in two versions, for light and for dark pages. It uses the reader's fonts and has no scripts.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from html import escape
 import numpy as np
 
 from wdskit.order.exact import ExactOrder
-from wdskit.order.steps import Steps, dealt
+from wdskit.order.steps import Steps, rank_positions
 
 
 @dataclass(frozen=True)
 class Colours:
-    """Of one version of a picture."""
+    """The colours of one version of a picture."""
 
     ink: str
     soft: str
@@ -27,9 +27,9 @@ class Colours:
     box: str
     ranks: tuple[str, str, str]
     on_rank: str
-    """Of text on the colour of a rank."""
+    """Text on the colour of a rank."""
     page: str
-    """Behind it all, so that it can be read on a page that is not what the browser prefers."""
+    """Background, which keeps the picture readable if the page does not follow the browser's colour scheme."""
 
 
 LIGHT = Colours("#1f2328", "#59636e", "#8c959f", "#f6f8fa", ("#0969da", "#bc4c00", "#8250df"), "#ffffff", "#ffffff")
@@ -50,29 +50,29 @@ class Drawing:
         ]
 
     def box(self, x: float, y: float, width: float, height: float, *, stroke: str) -> None:
-        """A rounded box."""
+        """Add a rounded box."""
         size = f'x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}" rx="6"'
         self.parts.append(f'<rect {size} fill="{self.colours.box}" stroke="{stroke}"/>')
 
     def rect(self, x: float, y: float, width: float, height: float, fill: str) -> None:
-        """A plain rectangle."""
+        """Add a plain rectangle."""
         self.parts.append(f'<rect x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}" fill="{fill}"/>')
 
     def text(
         self, x: float, y: float, text: str, *, soft: bool = False, anchor: str = "middle", size: int = 14
     ) -> None:
-        """One line of text; `y` is its base line."""
+        """Add one line of text; `y` is its base line."""
         colour = self.colours.soft if soft else self.colours.ink
         where = f'x="{x:g}" y="{y:g}" text-anchor="{anchor}" font-size="{size}" fill="{colour}"'
         self.parts.append(f"<text {where}>{escape(text)}</text>")
 
     def label(self, x: float, y: float, text: str, *, size: int) -> None:
-        """Text in the middle of something that has the colour of a rank."""
+        """Add text in the middle of a shape that has the colour of a rank."""
         where = f'x="{x:g}" y="{y:g}" text-anchor="middle" font-size="{size}" fill="{self.colours.on_rank}"'
         self.parts.append(f"<text {where}>{escape(text)}</text>")
 
     def arrow(self, x: float, y: float, to_x: float, to_y: float) -> None:
-        """A straight line with a head."""
+        """Add a straight line with a head at (`to_x`, `to_y`)."""
         line = f'stroke="{self.colours.line}" stroke-width="1.5" fill="none"'
         length = np.hypot(to_x - x, to_y - y)
         along = np.array([to_x - x, to_y - y]) / length
@@ -83,12 +83,12 @@ class Drawing:
         self.parts.append(f'<path d="M{x:g} {y:g} L{to_x:g} {to_y:g} {head}" {line}/>')
 
     def svg(self) -> str:
-        """The whole file."""
+        """Return the whole file."""
         return "\n".join([*self.parts, "</svg>", ""])
 
 
 def pipeline(colours: Colours) -> str:
-    """From a shard with its index to the batches of two ranks."""
+    """Draw the path from a shard with its index to the batches of two ranks."""
     title = "A shard and its index; every rank reads its own samples of it, decodes, crops and batches them."
     desc = "In the shard, the colour of a sample is that of the rank that reads it. An arrow leads from stage to stage."
     drawing = Drawing(760, 236, title, desc, colours)
@@ -116,7 +116,7 @@ def pipeline(colours: Colours) -> str:
 
 
 def lanes(colours: Colours) -> str:
-    """Which place of the data stands at which position of an epoch: the real order of 8 shards, for two ranks."""
+    """Draw which samples each step of an epoch reads: the real order of 8 shards, for two ranks."""
     counts, batch, num_lanes = [40] * 8, 8, 8
     order, steps = ExactOrder(counts, seed=7, lanes=num_lanes, window=40), Steps(sum(counts), batch, 2, "drop")
     title = "Each step of an epoch takes samples from all shards; the two ranks share no sample."
@@ -130,7 +130,7 @@ def lanes(colours: Colours) -> str:
     starts = np.cumsum([0, *counts[:-1]])
     for step in range(len(steps)):
         for rank in range(2):
-            shards, samples = order.take(dealt(order, 0, steps, step, rank=rank, ranks_per_node=2))
+            shards, samples = order.take(rank_positions(order, 0, steps, step, rank=rank, ranks_per_node=2))
             for place in np.sort(starts[shards] + samples).tolist():
                 x = left + width * (step + 0.25 + 0.3 * rank) / len(steps)
                 y = top + height * (place + 0.5) / sum(counts)
@@ -146,7 +146,7 @@ def lanes(colours: Colours) -> str:
 
 
 def resume(colours: Colours) -> str:
-    """The positions of an epoch, dealt to two ranks, and after a stop at 12 to three."""
+    """Draw which rank reads each position of an epoch: two ranks, and three ranks after a stop at position 12."""
     title = "Two ranks stop after 12 samples; three ranks continue at position 12 of the same sequence."
     desc = "A square is a position of the epoch. Its colour is the rank that reads it."
     drawing = Drawing(760, 176, title, desc, colours)
@@ -158,7 +158,7 @@ def resume(colours: Colours) -> str:
     for world, consumed, batch in ((2, 0, 3), (3, 12, 2)):
         steps = Steps(320, batch, world, "drop", consumed)
         for step, rank in itertools.product(range(2), range(world)):
-            taken = dealt(order, 0, steps, step, rank=rank, ranks_per_node=world)
+            taken = rank_positions(order, 0, steps, step, rank=rank, ranks_per_node=world)
             rank_of |= dict.fromkeys(taken.tolist(), rank)
     for position in range(24):
         since = 0 if position < 12 else 12
@@ -181,7 +181,7 @@ def resume(colours: Colours) -> str:
 
 
 def remote(colours: Colours) -> str:
-    """From a bucket over the copies on a machine's disk to the ranks of the machine."""
+    """Draw the path from a bucket through the cache on a machine's disk to the ranks of the machine."""
     title = "A machine downloads the index and parts of shards into its cache; its ranks read samples from the cache."
     desc = "An arrow is labelled with what moves along it: the index once, parts of 8 MB, the first samples by ranges."
     drawing = Drawing(760, 268, title, desc, colours)

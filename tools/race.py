@@ -1,4 +1,4 @@
-"""Ways of doing the same, measured in turns: a table of bench.py, and the checks before it."""
+"""Measure several ways to do one task, in turns: the tables of bench.py, and the checks before them."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ Way = Callable[[], object]
 
 @dataclass(frozen=True)
 class Case:
-    """One table: ways of doing the same, by name, compared with the first of them.
+    """One table: ways to do one task, by name; the first way is the reference for the others.
 
-    A run of each way does `num` of `unit`. `before` is called with the way's name before each run, outside of its time.
+    Each run of a way processes `num` items, counted in `unit`. `before` is called with the way's name before each run;
+    its time does not count.
     """
 
     title: str
@@ -28,7 +29,7 @@ class Case:
 
 
 def measure(case: Case, rounds: int) -> None:
-    """Run the ways in turns (a first round warms up and does not count) and print a line for each."""
+    """Run all ways in each of `rounds` rounds, after a round that warms up, and print a line for each way."""
     walls: dict[str, list[float]] = {name: [] for name in case.ways}
     cpus: dict[str, list[float]] = {name: [] for name in case.ways}
     for number in range(-1, rounds):
@@ -51,12 +52,12 @@ def measure(case: Case, rounds: int) -> None:
 
 
 def require(right: object, what: str) -> None:
-    """End the benchmark where a check failed: its figures would be of something else."""
+    """Raise SystemExit with the text `what` if the check `right` failed, because the figures would be wrong."""
     if not right:
         raise SystemExit(f"{what}. No figure is printed.")
 
 
 def must_equal(what: str, found: Mapping[str, object], expected: Mapping[str, object]) -> None:
-    """Name the first difference."""
+    """Raise SystemExit that names the first difference, if `found` and `expected` are not equal."""
     wrong = next((name for name in [*expected, *found] if found.get(name) != expected.get(name)), "")
     require(found == expected, f"{what}: {wrong} is missing or different ({len(found)} of {len(expected)} are there)")

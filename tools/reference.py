@@ -1,6 +1,6 @@
-"""The reference pages that tools/generate.py writes from the source: commands and public names.
+"""Build the reference pages docs/cli.md and docs/api.md from the source, for tools/generate.py.
 
-It fails where a public name or one of its methods has no docstring.
+Exits with a message if a public name, or a public method of a class, has no docstring.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ NOTE = "`tools/generate.py` writes this page from {}."
 
 
 def cli_page() -> str:
-    """docs/cli.md: the help of every command, as tables."""
+    """Return docs/cli.md: the help of every command, as tables."""
     head = f"""# CLI reference
 
-Every command of `wdskit`. `wdskit COMMAND --help` prints the same text. {NOTE.format("the commands")}
-Exit codes: 0, 1 for an error or a finding, 2 for a wrong command line, 130 for Ctrl-C.
+This page has the help of every command. `wdskit COMMAND --help` prints the same text. {NOTE.format("the commands")}
+Exit codes: 0 success, 1 an error or a finding, 2 a wrong command line, 130 Ctrl-C.
 """
     found = list(commands_below(typer.main.get_command(cli.app), ("wdskit",)))
-    table = [f"| [`{' '.join(words)}`](#{'-'.join(words)}) | {first_sentence(command)} |" for words, command in found]
+    table = [f"| [`{' '.join(words)}`](#{'-'.join(words)}) | {first_paragraph(command)} |" for words, command in found]
     sections = [command_section(words, command) for words, command in found]
     return "\n".join([head, "| Command | What it does |", "|---|---|", *table, "", *sections])
 
 
 def commands_below(command: Any, words: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """The commands of a group with all their words, groups replaced by what is in them."""
+    """Yield each command of a group with all its words; for a group inside the group, yield that group's commands."""
     for name, sub in command.commands.items():
         if hasattr(sub, "commands"):
             yield from commands_below(sub, (*words, name))
@@ -45,13 +45,13 @@ def commands_below(command: Any, words: tuple[str, ...]) -> Iterator[tuple[tuple
             yield (*words, name), sub
 
 
-def first_sentence(command: Any) -> str:
-    """What stands beside a command in a list."""
+def first_paragraph(command: Any) -> str:
+    """Return the first paragraph of a command's help, on one line."""
     return " ".join((command.help or "").partition("\n\n")[0].split())
 
 
 def command_section(words: tuple[str, ...], command: Any) -> str:
-    """A command with its arguments and options, as `--help` has them."""
+    """Return the section of a command: its help, arguments and options, as `--help` prints them."""
     context = typer.Context(command, info_name=" ".join(words))
     paragraphs = [cell(" ".join(text.split())) for text in (command.help or "").replace("\f", "").split("\n\n")]
     paragraphs = [re.sub(r"\bwdskit\.([\w\\]+)", python_twin, text) for text in paragraphs]
@@ -63,13 +63,13 @@ def command_section(words: tuple[str, ...], command: Any) -> str:
 
 
 def python_twin(match: re.Match[str]) -> str:
-    """`wdskit.pack`, as a link into the API reference."""
+    """Return a public name such as `wdskit.pack` as a link into the API reference, any other name unchanged."""
     name = match[1].replace("\\", "")
     return f"[`wdskit.{name}`](api.md#wdskit.{name})" if name in wdskit.__all__ else match[0]
 
 
 def cell(text: str) -> str:
-    """Text of a program as Markdown shows it: what stands in backticks and `--options` are code, the rest is text."""
+    """Return plain text as Markdown: text in backticks and `--options` become code, markup in the rest is escaped."""
     parts = re.split(r"(`[^`]*`)", " ".join(text.split()).replace("|", "\\|"))
     for at in range(0, len(parts), 2):
         plain = re.sub(r"([<*_\[])", r"\\\1", parts[at])
@@ -88,17 +88,21 @@ API_GROUPS = {
                                "IndexReport", "columns", "Columns", "TextColumn", "split", "SplitReport"],
 }  # fmt: skip
 OPTIONS = {"pack": PackOptions, "reshard": ReshardOptions, "select": SelectOptions}
-"""The functions whose keyword arguments are the fields of a class: a table lists them."""
+"""Functions whose keyword arguments are the fields of a class. The page lists the fields in a table."""
 AFTER = {
-    **{name: ["    options:", "      show_signature: false"] for name in OPTIONS},  # the table has the keywords
+    **{name: ["    options:", "      show_signature: false"] for name in OPTIONS},  # the table lists the keywords
     "Pipeline": ["    options:", "      inherited_members: true"],  # a method for each stage
-    "make_loader": ["", "::: wdskit.loader.base.Loader"],  # what it returns; its name is no public one
+    "make_loader": ["", "::: wdskit.loader.base.Loader"],  # the class that it returns, which is not a public name
 }
-"""Lines behind the directive of a name."""
+"""Lines after the directive of a name."""
 
 
 def api_page() -> str:
-    """docs/api.md: a directive of mkdocstrings for each public name."""
+    """Return docs/api.md: a directive of mkdocstrings for each public name.
+
+    Raises:
+        SystemExit: A public name is in no group, or has no docstring.
+    """
     public = {name for name in wdskit.__all__ if name != "__version__"}
     kinds = {name for name in public if name in vars(errors)}
     groups = {**API_GROUPS, "Errors": sorted(kinds)}
@@ -117,7 +121,7 @@ def api_page() -> str:
 
 
 def options_table(kind: type[RunOptions]) -> list[str]:
-    """The options of a function: those of the command line in their groups, then the ones that take Python objects."""
+    """Return the table of a function's options: those of the command line by group, then those for Python objects."""
     lines = ["| Option | Type | Default | What it is |", "|---|---|---|---|"]
     for one in declared_options(kind):
         default = "" if one.default is None or one.name == "disk" else f"`{one.default!r}`"
@@ -127,7 +131,7 @@ def options_table(kind: type[RunOptions]) -> list[str]:
 
 
 def undocumented(name: str, value: Any) -> Iterable[str]:
-    """The name, or those of its public methods and properties, whose docstring is missing."""
+    """Yield `name`, and `name.member` for public methods and properties, if they have no docstring."""
     if not inspect.getdoc(value):
         yield name
     if inspect.isclass(value):

@@ -1,4 +1,4 @@
-"""A TCP proxy on loopback that makes a server as far away as one in a cloud, and counts what comes from it."""
+"""A TCP proxy on loopback that gives a server the latency of a cloud, and counts the bytes that it sends."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from collections.abc import Iterator
 
 CHUNK_BYTES = 256 << 10
 MAX_AHEAD = 64
-"""Chunks under way in one direction of a connection: 16 MB, more than 30 ms of 1 GB/s."""
+"""Chunks in transit in one direction of a connection: 16 MB, enough for 0.5 GB/s at a delay of 30 ms."""
 
 
 class SlowProxy:
-    """Passes each chunk on so much later as it takes one way, in both directions; the rate stays as it is.
+    """A proxy that forwards each chunk `delay_s` later, in both directions, and does not limit the rate otherwise.
 
     Args:
-        port: Of the server, on loopback.
-        delay_s: One way.
+        port: Port of the server on loopback.
+        delay_s: Delay in one direction.
 
     Attributes:
-        num_bytes: What the server has sent so far, headers included.
-        num_connections: How often it was connected to.
-        url: Of the proxy.
+        num_bytes: Bytes that the server has sent so far, headers included.
+        num_connections: Number of connections to the proxy so far.
+        url: Address of the proxy; empty until `run` starts it.
     """
 
     def __init__(self, port: int, delay_s: float) -> None:
@@ -32,7 +32,7 @@ class SlowProxy:
 
     @contextlib.contextmanager
     def run(self) -> Iterator[None]:
-        """Serve while the block runs, in a thread."""
+        """Serve in a thread while the block runs."""
         began, loops = threading.Event(), list[asyncio.AbstractEventLoop]()
         stop = asyncio.Event()
 
@@ -62,7 +62,7 @@ class SlowProxy:
     async def _pass(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, is_counted: bool = False
     ) -> None:
-        """Read as fast as it comes, and write each chunk when its time is there."""
+        """Read chunks as they arrive, and write each chunk `delay_s` later."""
         loop = asyncio.get_running_loop()
         chunks: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(MAX_AHEAD)
 

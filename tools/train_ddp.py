@@ -2,8 +2,8 @@
 
     torchrun --standalone --nproc-per-node 2 tools/train_ddp.py --config configs/demo.yaml --epochs 2
 
-Runs on gloo without GPUs, on nccl when each local rank can have one. With --checkpoint FILE it goes on from there, in
-the midst of an epoch too; with a planned source on any number of ranks.
+Runs on gloo without GPUs, on nccl when each local rank can have one. With --checkpoint FILE it resumes from
+that file, also in the middle of an epoch; with a planned source, on any number of ranks.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def read_options() -> argparse.Namespace:
     parser.add_argument("--set", action="append", metavar="PATH=VALUE", help="override, such as loader.workers=2")
     parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--num-classes", type=int, default=12)
-    parser.add_argument("--checkpoint", type=Path, metavar="FILE", help="go on from it if it is there; save to it")
+    parser.add_argument("--checkpoint", type=Path, metavar="FILE", help="resume from FILE if it exists; save to it")
     parser.add_argument("--save-every", type=int, default=100, metavar="STEPS")
     parser.add_argument("--expect-lower-loss", action="store_true", help="fail unless the loss falls")
     return parser.parse_args()
@@ -55,7 +55,7 @@ def build_model(num_classes: int) -> nn.Module:
 
 
 def save_checkpoint(path: Path, loader: Any, parts: dict[str, Any]) -> None:
-    """Write the state of all from rank 0; of the loader each rank's, which differ in the number of bad samples."""
+    """Write the states of `parts` and of all ranks' loaders, which differ in their counts of bad samples, on rank 0."""
     data: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(data, loader.state_dict())
     if dist.get_rank() == 0:
@@ -65,7 +65,7 @@ def save_checkpoint(path: Path, loader: Any, parts: dict[str, Any]) -> None:
 
 
 def load_checkpoint(path: Path, loader: Any, parts: dict[str, Any], device: torch.device) -> None:
-    """Continue from there, on any number of ranks."""
+    """Load the states that `save_checkpoint` wrote, on any number of ranks."""
     checkpoint = torch.load(path, map_location=device, weights_only=True)
     loader.load_state_dict(checkpoint["data"][dist.get_rank() % len(checkpoint["data"])])
     for name, part in parts.items():
@@ -73,7 +73,7 @@ def load_checkpoint(path: Path, loader: Any, parts: dict[str, Any], device: torc
 
 
 def train(options: argparse.Namespace, device: torch.device) -> list[float]:
-    """Train and return the mean loss over all ranks of each epoch, or of what was left of it."""
+    """Train and return each epoch's mean loss over all ranks; a resumed epoch counts from where it was resumed."""
     torch.manual_seed(0)
     model = DistributedDataParallel(build_model(options.num_classes).to(device))
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
@@ -97,7 +97,7 @@ def train(options: argparse.Namespace, device: torch.device) -> list[float]:
                 save_checkpoint(options.checkpoint, loader, parts)
         dist.all_reduce(total)
         loss_sum, num_samples = total.tolist()
-        if not num_samples:  # of a resumed epoch no batch was left
+        if not num_samples:  # the resumed epoch had no batch left
             continue
         losses.append(loss_sum / num_samples)
         if dist.get_rank() == 0:
@@ -116,12 +116,12 @@ def main() -> None:
         dist.destroy_process_group()
     fell = len(losses) > 1 and losses[-1] < losses[0]
     if int(os.environ["RANK"]) == 0 and not losses:
-        print(f"{options.checkpoint} has all {options.epochs} epochs behind it")
+        print(f"{options.checkpoint}: all {options.epochs} epochs are complete")
     elif int(os.environ["RANK"]) == 0 and (options.epochs > 1 or options.expect_lower_loss):
         print(f"loss {'fell' if fell else 'did not fall'}: {losses[0]:.3f} -> {losses[-1]:.3f}")
     sys.stdout.flush()
-    # Not `sys.exit`: one time in sixty on a busy machine gloo aborts while Python takes itself apart (torch 2.13 alone
-    # does too), and torchrun would call the run a failure. There is nothing left to do.
+    # Not `sys.exit`: in one of sixty runs on a busy machine gloo aborts while Python shuts down (torch 2.13 without
+    # wdskit does too), and torchrun would report a failure.
     os._exit(1 if options.expect_lower_loss and not fell else 0)
 
 

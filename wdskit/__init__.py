@@ -1,7 +1,7 @@
 """Pack image and JSON samples into WebDataset shards and feed them to DDP training.
 
-Importing this package loads the standard library only. Each public name loads its module, and what that needs (numpy,
-torch, webdataset, ...), when it is first asked for.
+Importing this package loads only the standard library. The first use of a public name loads its module and the packages
+that the module needs (numpy, torch, webdataset, ...).
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _PUBLIC: dict[str, tuple[str, ...]] = {
     "tune.plan": ("EpochPlan", "StreamPlan", "plan"),
     "view.report": ("write_report",),
 }
-"""The public names by their module."""
+"""Maps each module to its public names."""
 
 _HOMES = {name: f"wdskit.{module}" for module, names in _PUBLIC.items() for name in names}
 __all__ = sorted([*_HOMES, "__version__"])  # noqa: PLE0605 (type checkers read the block below)
@@ -126,7 +126,7 @@ if TYPE_CHECKING:  # tools/generate.py writes this from _PUBLIC
 
 
 def __getattr__(name: str) -> object:
-    """Load the module that defines `name`, and keep the value (PEP 562)."""
+    """Return a public name from its module, and cache it here (PEP 562)."""
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(importlib.import_module(_HOMES[name]), name)

@@ -1,25 +1,25 @@
-"""Every error that a user can cause.
+"""The errors that a user can cause or correct.
 
 ```
 WdskitError
 ├── StorageError         a URL or file cannot be read, or its scheme is not supported
 ├── ShardError           the bytes of a shard are damaged or invalid
 ├── FolderIndexError     the folder's index is missing, unreadable, or does not match its shards
-├── SelectionError       a column, a split or a filter is missing, damaged, of other shards, or wrong
-├── KeyRuleError         a key or field name that some readers would change
+├── SelectionError       a column or split is missing, damaged or made for other shards, or a filter is invalid
+├── KeyRuleError         a key or field name does not exist, or some readers would change it
 ├── DecodeError          the bytes of a field do not have the format of its name
 │   └── ImageTooLarge    an image's header gives more pixels than allowed
 ├── SampleError          a stage failed on one sample
 ├── PackError            packing cannot start or continue
 │   └── RowError         one row (file, manifest line, Python row) cannot be packed
-├── ConfigError          a configuration has problems; all of them are listed
+├── ConfigError          a configuration has problems; all are listed
 ├── PipelineError        the stages or settings of a pipeline do not fit together
-│   └── StateError       a state cannot be saved, or does not fit
-└── RankError            rank or world size is unknown or contradicted
+│   └── StateError       a loader's state cannot be saved, is damaged, or does not fit the loader
+└── RankError            rank or world size is unknown, or differs from the process group
 ```
 
-Messages read "where: what, with the value. What to do." and the same values are attributes. Each class can be made from
-its message alone, so that errors survive pickling and torch's re-raising in the parent process.
+Messages have the form "where: what, with the value. What to do." The values are also attributes. Each class accepts a
+message as its only argument, so that errors can be pickled, and torch can raise them again in the parent process.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from wdskit.text import hide_secrets
 
 PROCESS_ERRORS = (MemoryError, RecursionError, SystemError)
-"""Errors of this process, not of the data: they never count as damage, and no error budget covers them."""
+"""Errors of the process, not of the data. They never count as bad samples, and `errors.max_bad` does not cover them."""
 
 
 class WdskitError(Exception):
@@ -40,7 +40,12 @@ class WdskitError(Exception):
 
 
 class StorageError(WdskitError):
-    """A URL or file cannot be read. `url` names it; `status` is the status of the HTTP response, or 0."""
+    """A URL or file cannot be read.
+
+    Attributes:
+        url: The URL or path, without user, password and query.
+        status: Status of the HTTP response; 0 without a response.
+    """
 
     def __init__(self, message: str = "", *, url: str = "", status: int = 0) -> None:
         super().__init__(message)
@@ -52,11 +57,11 @@ class ShardError(WdskitError):
     """The bytes of a shard are damaged or invalid.
 
     Attributes:
-        shard: Path or URL of the shard; of a URL without its query, which may be a secret.
-        offset: Byte offset of the header, member or byte at fault, from the start of the shard.
-        samples_read: Number of whole samples before the fault, or -1 if unknown.
-        problem: What is wrong.
-        remedy: What to do.
+        shard: Path or URL of the shard, without user, password and query.
+        offset: Byte offset of the damaged header, member or byte from the start of the shard; -1 if unknown.
+        samples_read: Number of whole samples before the damage; -1 if unknown.
+        problem: Description of the damage.
+        remedy: Advice for the user; may be empty.
     """
 
     def __init__(
@@ -82,7 +87,7 @@ class ShardError(WdskitError):
         self.samples_read = samples_read
 
     def after(self, samples_read: int) -> ShardError:
-        """The same error with the number of whole samples before it."""
+        """Return a copy of this error with this number of whole samples before the damage."""
         return type(self)(
             shard=self.shard,
             offset=self.offset,
@@ -93,11 +98,11 @@ class ShardError(WdskitError):
 
 
 class UnsupportedMember(ShardError):
-    """A member is not a plain file but, for example, a link or a sparse file. Its headers are valid."""
+    """A member with valid headers is not a plain file but, for example, a link or a sparse file."""
 
 
 class FolderIndexError(WdskitError):
-    """The index of `folder` is missing, unreadable, or does not match the shards."""
+    """The index of `folder` is missing, cannot be read, or does not match the shards."""
 
     def __init__(self, message: str = "", *, folder: str = "") -> None:
         super().__init__(message)
@@ -105,9 +110,9 @@ class FolderIndexError(WdskitError):
 
 
 class SelectionError(WdskitError):
-    """A column or split of `folder` is missing, damaged or made for other shards, or a filter or condition is wrong.
+    """A column or split of `folder` is missing, damaged or made for other shards, or a filter or condition is invalid.
 
-    If one sample is the reason, `shard`, `key` and `field` name it.
+    If one sample causes the error, `shard`, `key` and `field` name it; otherwise they are empty.
     """
 
     def __init__(self, message: str = "", *, folder: str = "", shard: str = "", key: str = "", field: str = "") -> None:
@@ -119,7 +124,7 @@ class SelectionError(WdskitError):
 
 
 class KeyRuleError(WdskitError):
-    """`name`, a key or a field name, does not exist, or some readers would change it."""
+    """A key or field name, `name`, does not exist, or some readers would change it."""
 
     def __init__(self, message: str = "", *, name: str = "") -> None:
         super().__init__(message)
@@ -127,7 +132,7 @@ class KeyRuleError(WdskitError):
 
 
 class DecodeError(WdskitError):
-    """The bytes of `field` do not have the format of its name."""
+    """The bytes of `field` do not have the format that the field's name promises."""
 
     def __init__(self, message: str = "", *, field: str = "") -> None:
         super().__init__(message)
@@ -135,12 +140,13 @@ class DecodeError(WdskitError):
 
 
 class ImageTooLarge(DecodeError):
-    """An image's header gives more pixels than allowed."""
+    """An image's header promises more pixels than allowed."""
 
 
 class SampleError(WdskitError):
-    """A stage failed on one sample: `stage` on `key` of `shard`. The cause is chained. `is_function` is true if a
-    function of the user's raised it.
+    """The stage `stage` failed on the sample `key` of `shard`. The cause is chained.
+
+    `is_function` is True if a function of the user raised the error.
     """
 
     is_function = False
@@ -157,7 +163,7 @@ class PackError(WdskitError):
 
 
 class RowError(PackError):
-    """One row cannot be packed. `where` is the file, or the manifest and its line."""
+    """One row cannot be packed. `where` is the file, or the manifest and its line; `problem` is the reason."""
 
     def __init__(self, message: str = "", *, where: str = "", problem: str = "") -> None:
         super().__init__(message)
@@ -167,12 +173,12 @@ class RowError(PackError):
 
 @dataclass(frozen=True)
 class Problem:
-    """One thing wrong in a configuration.
+    """One problem of a configuration.
 
     Attributes:
-        where: `file:line`, or the name of the override or dict.
-        path: Dotted path of the setting, `""` for the whole document.
-        rule: What is wrong and how to correct it.
+        where: `file:line`, the override, or the name of the dict.
+        path: Dotted path of the setting; `""` for the whole document.
+        rule: The message: what is wrong, and how to correct it.
     """
 
     where: str
@@ -188,7 +194,7 @@ class Problem:
 
 
 class ConfigError(WdskitError):
-    """A configuration has problems; `problems` lists all of them in the order of the file."""
+    """A configuration has problems. `problems` lists all of them in the order of the file."""
 
     def __init__(self, message: str = "", *, problems: tuple[Problem, ...] = ()) -> None:
         super().__init__(message or "\n".join(str(problem) for problem in problems))
@@ -208,8 +214,8 @@ class StateError(PipelineError):
 
 
 def error_text(err: BaseException) -> str:
-    """Class and text of any exception, also of one whose `__str__` raises."""
+    """Return class and message of an exception; only the class if its `__str__` raises."""
     try:
         return f"{type(err).__name__}: {err}"
-    except Exception:  # noqa: BLE001 (a user's class)
+    except Exception:  # noqa: BLE001 (the class may be the user's)
         return type(err).__name__

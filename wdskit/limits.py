@@ -1,70 +1,72 @@
-"""Every limit that protects memory, time or other readers, in one place, with its reason."""
+"""All limits that protect memory, time or other readers, each with its reason."""
 
 from __future__ import annotations
 
 BLOCK_BYTES = 512
-"""A tar is made of these; header = one block, data padded to a multiple."""
+"""Size of a block of a tar. A header takes one block; data is padded to whole blocks."""
 
 MAX_NAME_BYTES = 100
-"""Longest member name in bytes: the ustar name field, the only one that all readers understand."""
+"""Limit for a member's name: the size of the ustar name field, the only name field that all readers understand."""
 
 MAX_USTAR_SIZE_BYTES = 8**11 - 1
-"""Largest member that 11 octal digits can state (8 GiB - 1); beyond it readers disagree."""
+"""Largest member size that 11 octal digits can store (8 GiB - 1). Readers disagree about larger sizes."""
 
 MAX_EXTENSION_BYTES = 1 << 20
-"""Largest pax or GNU extension header that the reader accepts; real ones hold a few hundred bytes."""
+"""Limit for a pax or GNU extension header in the reader. Real headers have a few hundred bytes."""
 
 MAX_READ_MEMBER_BYTES = 16 << 30
-"""Largest member the reader accepts. Training holds one in memory whole, so a larger claim is damage or an attack."""
+"""Limit for a member in the reader. Training holds a whole member in memory; a larger size is damage or an attack."""
 
 MAX_READ_BYTES = 1 << 30
-"""Most bytes that one call reads: macOS refuses to read 2 GiB or more at once, and Linux reads less."""
+"""Limit for one read call: macOS refuses to read 2 GiB or more at once, and Linux reads less."""
 
 MAX_CHECKED_BYTES = 32 << 20
-"""Largest field whose content `verify` looks at; a larger one is digested only, so that memory stays under 200 MB."""
+"""Largest field whose content `verify` checks. For larger fields only the sha256 is checked: memory stays < 200 MB."""
 
 MAX_HELD_BYTES = 1 << 20
-"""Largest field that is held in memory by what only lists, copies or compares it; a larger one goes by in pieces."""
+"""Largest field that is read whole to list, copy or compare it. Larger fields are read in pieces."""
 
 MAX_END_ZEROS_BYTES = 64 << 20
-"""Most zeros after the end marker: tar fills up its last record, 10 KiB by default and rarely more than 1 MiB."""
+"""Limit for the zeros after the end marker. tar pads its last record, to 10 KiB by default, rarely to over 1 MiB."""
 
 MAX_HTTP_HEADER_BYTES = 1 << 18
-"""Most bytes of headers of one http response, redirects and trailers alike; real ones hold a few thousand bytes."""
+"""Limit for the headers of one http response, including redirects and trailers. Real headers have a few KB."""
 
 MAX_SHARD_BYTES = 10**12
-"""No shard is asked to be as large: it is a unit too many."""
+"""Sizes of shards in options must be smaller. A size of 1 TB or more is a typing error in the unit."""
 
 MAX_SHARD_NAMES = 2_000_000
-"""Most names a shard pattern may expand to: twice as many shards as were ever measured."""
+"""Limit for the names from a shard pattern: twice the largest number of shards that was measured."""
 
 MAX_INDEX_BYTES = 1 << 30
-"""Largest `index.json` that is read: some five million shards."""
+"""Largest `index.json` that is read: about five million shards."""
 
 MAX_IDX_BYTES = 1 << 30
 """Largest `.idx` that is read: 134 million samples in one shard, whose headers alone take 69 GB."""
 
 MAX_PIXELS = 100_000_000
-MAX_SHOWN_PIXELS = 50_000_000  # of an image that is decoded to be looked at
-"""Default for width x height of one image: 300 MB as RGB. Larger photos exist; larger training photos hardly do."""
+"""Default limit for width x height of one image: 300 MB as RGB. Training images are hardly ever larger."""
+
+MAX_SHOWN_PIXELS = 50_000_000
+"""Limit for width x height of an image that is decoded for display."""
 
 MAX_CONFIG_BYTES = 1 << 20
 """Largest configuration file."""
 
 MAX_CONFIG_DEPTH = 32
-"""Deepest nesting in a configuration file."""
+"""Limit for the nesting in a configuration file."""
 
 MAX_UNPACKED_BYTES = 32 << 20
-"""A member of a zip that claims to be larger must take more than a 200th of that in the zip."""
+"""Data of a zip member or parquet page that unpacks to more than this is checked against `MAX_UNPACK_RATIO`."""
 
 MAX_UNPACK_RATIO = 200
-"""Photographs do not shrink at all, and text by 20 at most; deflate ends at 1032."""
+"""Limit for unpacked / packed size. Text reaches 20, photographs 1; deflate can reach 1032 (a decompression bomb)."""
 
 MAX_COCO_BYTES = 2 << 30
-"""Largest file of COCO annotations: four times that of its 118,000 training images. It is held in memory."""
+"""Limit for a file of COCO annotations, which is held in memory: four times the file of its 118,000 training images."""
 
 MAX_ROW_BYTES = 4 << 20
-"""Longest line of a manifest, and longest JSON of one sample; read by Python it takes up to 25 times as much."""
+"""Limit for a line of a manifest, and for the JSON of one sample. In Python a line takes up to 25 times its size."""
 
 MAX_LISTED = 20
-"""Findings of one kind that are listed for one shard, and keys that are listed in all; the last says how many more."""
+"""Limit for the listed findings of one kind in one shard, and for all listed keys. The last finding counts the rest."""

@@ -1,4 +1,4 @@
-"""The optional package `wdskit-native`: functions in C, with the results of the code that they replace."""
+"""Load the optional package `wdskit-native`: functions in C with the same results as the Python code they replace."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from wdskit.errors import WdskitError
 
 INTERFACE = 1
-"""The interface of the functions that this version calls."""
+"""Version of the interface that this version of wdskit calls."""
 
 _VARIABLE = "WDSKIT_NATIVE"
 _INSTALL = "Install the package that comes with this version: pip install ./native"
@@ -22,8 +22,10 @@ _log = logging.getLogger(__name__)
 def native() -> Any:
     """Return the module `wdskit_native`, or None if it is not installed, does not fit, or `WDSKIT_NATIVE=0` is set.
 
+    A module that does not fit or cannot be loaded causes a warning.
+
     Raises:
-        WdskitError: `WDSKIT_NATIVE=require` is set, but there is no fitting module; or the value is unknown.
+        WdskitError: `WDSKIT_NATIVE=require` is set, but the module cannot be used; or its value is unknown.
     """
     setting = os.environ.get(_VARIABLE, "")
     if setting not in {"", "0", "require"}:
@@ -40,7 +42,7 @@ def native() -> Any:
     except ModuleNotFoundError:
         if setting == "require":
             raise WdskitError(f"{_VARIABLE}=require: wdskit-native is not installed.\n  {_INSTALL}") from None
-    except ImportError as err:  # such as a libjpeg that is missing
+    except ImportError as err:  # for example, libjpeg is missing
         problem = f"wdskit-native cannot be loaded: {err}"
     if problem and setting == "require":
         raise WdskitError(f"{_VARIABLE}=require: {problem}.\n  {_INSTALL}")
@@ -50,7 +52,7 @@ def native() -> Any:
 
 
 def describe_native() -> str:
-    """Say whether the package is used: "with wdskit-native 0.1.0" or "without wdskit-native"."""
-    from importlib.metadata import version  # a worker process does without
+    """Return "with wdskit-native 0.1.0" or "without wdskit-native"."""
+    from importlib.metadata import version  # here, because worker processes do not need it
 
     return f"with wdskit-native {version('wdskit-native')}" if native() is not None else "without wdskit-native"

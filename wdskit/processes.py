@@ -23,9 +23,9 @@ _PROCESSES = Path("/proc")
 
 
 def end_with_parent() -> None:
-    """End this worker process when the main process ends, even if it is killed. Call it once, at the start.
+    """Let this worker process end when the main process ends, even if that is killed. Call it once, at the start.
 
-    PR_SET_PDEATHSIG would not do: under forkserver, the kernel's parent of a worker is the server.
+    PR_SET_PDEATHSIG is not enough: with forkserver, the parent process of a worker is the server.
     """
     threading.Thread(target=_wait_for_parent, daemon=True).start()
 
@@ -38,7 +38,7 @@ def _wait_for_parent() -> None:
 
 
 def when_imported(name: str, call: Callable[[], None]) -> None:
-    """Call a function once: now if a module is imported already, otherwise at the end of its import."""
+    """Call a function once: now if the module `name` is imported already, otherwise at the end of its import."""
     if name in sys.modules:
         call()
     else:
@@ -51,7 +51,7 @@ class _CallAfterImport(MetaPathFinder):
         self._call = call
 
     def find_spec(self, fullname: str, *_: object) -> ModuleSpec | None:
-        """Return the spec of the module as the other finders find it, with the call after its execution."""
+        """Return the spec that the other finders find, with a loader that calls the function after the import."""
         if fullname != self._name or self not in sys.meta_path:
             return None
         sys.meta_path.remove(self)
@@ -71,11 +71,11 @@ class _CallAfterImport(MetaPathFinder):
 def block_sigint() -> Iterator[None]:
     """Delay Ctrl-C until the end of the block.
 
-    Processes that start in the block do not receive Ctrl-C during their imports, where they would print a traceback.
-    Later they ignore it, or call `hear_ctrl_c`.
+    Processes that start in the block do not receive Ctrl-C, so they print no traceback during their imports. After
+    their imports they continue to ignore Ctrl-C, or call `exit_on_ctrl_c`.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [])
-    try:  # a Ctrl-C just before is raised inside of `try`, so that the signal does not stay blocked
+    try:  # block inside of `try`: if an earlier Ctrl-C is raised here, the signal does not stay blocked
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         yield
     finally:
@@ -83,25 +83,25 @@ def block_sigint() -> Iterator[None]:
 
 
 def refuse_fork(owner: int) -> None:
-    """Check that this is the process `owner`, because its workers and threads do not exist in a forked process.
+    """Raise if this process was forked from the process `owner`, whose workers and threads it does not have.
 
     Raises:
-        PipelineError: This is another process.
+        PipelineError: The id of this process is not `owner`.
     """
     if os.getpid() != owner:
         msg = f"this loader has run in process {owner}, from which this one was forked."
         raise PipelineError(f"{msg}\n  Make a loader in each process.")
 
 
-def hear_ctrl_c() -> None:
+def exit_on_ctrl_c() -> None:
     """Let Ctrl-C end this worker process at once, without a traceback."""
-    with contextlib.suppress(ValueError):  # not in a main thread
+    with contextlib.suppress(ValueError):  # only the main thread can set signals
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 
 
 def is_stopped(pid: int) -> bool:
-    """True if a process is stopped by SIGSTOP or a debugger. False on systems other than Linux."""
+    """Return True if SIGSTOP or a debugger has stopped a process. Return False on systems other than Linux."""
     with contextlib.suppress(OSError):
         return (_PROCESSES / str(pid) / "stat").read_text(errors="replace").rpartition(")")[2].split()[0] in {"T", "t"}
     return False
@@ -112,16 +112,16 @@ def cpu_s_of_tree() -> float | None:
     if not _PROCESSES.is_dir():
         return None
     total = time.process_time()
-    for pid in _below(os.getpid()):
-        with contextlib.suppress(OSError):  # it has ended
+    for pid in _descendants(os.getpid()):
+        with contextlib.suppress(OSError):  # the process has ended
             total += time.clock_gettime(
                 (~pid << 3) | 2
             )  # the clock of clock_getcpuclockid(3): all threads, in nanoseconds
     return total
 
 
-def _below(pid: int) -> list[int]:
-    """Return the descendants of process `pid`."""
+def _descendants(pid: int) -> list[int]:
+    """Return the process ids of all living descendants of process `pid`."""
     children: dict[int, list[int]] = {}
     for folder in _PROCESSES.iterdir():
         if folder.name.isdigit():
@@ -135,14 +135,14 @@ def _below(pid: int) -> list[int]:
 
 
 def usable_cores(quota: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
-    """Return the number of CPU cores that this process may use: its affinity, or the quota of its container if less.
+    """Return the number of CPU cores that this process may use: its affinity, or its container's quota if that is less.
 
     Args:
-        quota: Linux's file with the microseconds of processor time in a period, and its length.
+        quota: Linux's file with two numbers: the allowed processor time per period and the period, in microseconds.
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     try:
         used, period = quota.read_text(encoding="ascii").split()
         return max(1, min(cores, int(used) // int(period)))
-    except (OSError, ValueError):  # not in a container, or no limit: `max`
+    except (OSError, ValueError):  # not in a container, or without a limit: the file says `max`
         return cores

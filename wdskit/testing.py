@@ -1,4 +1,4 @@
-"""For users' tests: check that a loader with their pipeline, settings and functions resumes exactly.
+"""For users' tests: check that a loader with their own pipeline, settings and functions resumes exactly.
 
 from wdskit.testing import assert_resumes_exactly
 
@@ -23,10 +23,10 @@ class Resumable(Protocol):
 
     @property
     def epoch(self) -> int:
-        """The running epoch, or the one that the next iteration runs."""
+        """The running epoch, or the epoch of the next iteration."""
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch that the next iteration runs. The epoch of a loaded state keeps its position."""
+        """Set the epoch of the next iteration. If a state of this epoch is loaded, its position is kept."""
 
     def __iter__(self) -> Iterator[Any]:
         """Yield the items of one epoch, or the rest of the epoch of a loaded state."""
@@ -35,11 +35,11 @@ class Resumable(Protocol):
         """Return the position of the consumer as plain JSON."""
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from the state with the next iteration."""
+        """Let the next iteration continue from this state."""
 
 
 class _Step(NamedTuple):
-    """An item of a loader, and its epoch."""
+    """An item of a loader, and the item's epoch."""
 
     epoch: int
     item: Any
@@ -48,23 +48,26 @@ class _Step(NamedTuple):
 def assert_resumes_exactly(
     make_loader: Callable[[], Resumable], *, num_epochs: int = 2, steps: Iterable[int] | None = None
 ) -> None:
-    """Assert that a loader that stops after any step resumes as if it had not stopped.
+    """Assert that a loader that stops after any step and resumes yields the same batches as without the stop.
 
-    One loader runs without a stop. Then, for each step, the state goes through JSON into a new loader, and its batches
-    are compared with those of the first run, value by value, up to the end of the epochs and one batch further. Each
-    step is tested with three states: saved during the first run, saved by a loader that was itself resumed at the step
-    before, and saved by a new loader before its first batch. Equal states are tested once.
+    One loader runs without a stop. Then, for each step, the state goes through JSON into a new loader, whose batches
+    are compared with the batches of the first run, value by value, up to one batch after the last epoch. Each step is
+    tested with three states: saved by a loader that ran from the start, saved by a loader that was itself resumed at
+    the previous step, and saved by a resumed loader before its first batch. Equal states are tested once.
 
-    It takes about `num_steps / 2` times as long as the epochs themselves and holds all their batches in memory: use few
+    The test takes about `num_steps / 2` times as long as the epochs and holds all their batches in memory: use few
     samples, or few `steps`.
 
     Args:
-        make_loader: Makes a loader as a new process would, always the same one.
+        make_loader: Returns a new loader at each call, always with the same settings.
         num_epochs: Number of epochs to compare, from the first epoch of the loader.
-        steps: Numbers of batches, counted over all epochs, after which to stop; 0 is before the first. None: all.
+        steps: Numbers of batches, counted over all epochs, after which to stop; 0 is before the first batch. Default:
+            all.
 
     Raises:
-        AssertionError: A resumed loader yields something else; the message names the step, the place and what differs.
+        AssertionError: A resumed loader yields a different batch, or fewer batches; the message names the step, the
+            place and the difference. Or the loader has no batches, its state is not plain JSON, or a number in `steps`
+            is out of range.
     """
     whole = list(_take(make_loader(), num_epochs=num_epochs))
     if len(whole) < 2:
@@ -96,7 +99,7 @@ def _take(loader: Resumable, *, num_epochs: int) -> Iterator[_Step]:
 
 
 def _epochs(loader: Resumable) -> Iterator[_Step]:
-    """Yield the steps of all epochs, as a training loop runs them. It ends after two empty epochs in a row."""
+    """Yield the steps of all epochs, as a training loop runs them. Stop after two empty epochs in a row."""
     num_empty = 0
     for epoch in itertools.count(loader.epoch):
         loader.set_epoch(epoch)
@@ -109,7 +112,7 @@ def _epochs(loader: Resumable) -> Iterator[_Step]:
 
 
 def _states_in_passing(make_loader: Callable[[], Resumable], whole: list[_Step], stops: set[int]) -> dict[int, str]:
-    """Run a loader once, and return its state after each step of `stops`; by 0 the state before the first step."""
+    """Run a loader once, compare it with `whole`, and return its state after each step in `stops`, and after step 0."""
     loader = make_loader()
     states = {0: _saved(loader)}
     for at, step in enumerate(itertools.islice(_epochs(loader), max(stops, default=0))):
@@ -134,7 +137,7 @@ def _resumed(make_loader: Callable[[], Resumable], state: str) -> Resumable:
 
 
 def _check_rest(loader: Resumable, whole: list[_Step], stop: int, way: str) -> None:
-    """Compare the items of a resumed loader with the items of the first run after step `stop`."""
+    """Raise AssertionError if the items of a resumed loader differ from the first run's items after step `stop`."""
     num_steps = stop
     for at, step in enumerate(itertools.islice(_epochs(loader), len(whole) - stop), stop):
         _compare(step, whole[at], at, way)
@@ -153,7 +156,7 @@ def _compare(found: _Step, expected: _Step, at: int, way: str) -> None:
 
 
 def _difference(found: Any, expected: Any, path: str) -> str:
-    """Describe the first difference and its place; "" if both values are equal. NaN is equal to NaN."""
+    """Return the first difference and its place; "" if both values are equal. NaN is equal to NaN."""
     if type(found) is not type(expected):
         return f"{path} is a {type(found).__name__}, but without a stop a {type(expected).__name__}."
     try:

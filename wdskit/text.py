@@ -7,7 +7,7 @@ import re
 from typing import Any
 
 MAX_TEXT = 300
-"""Most characters of a key or a problem in a message."""
+"""Limit for the characters of a key or a problem in a message."""
 
 CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 """An ASCII control character."""
@@ -24,7 +24,7 @@ _UNITS = ("kB", "MB", "GB", "TB", "PB")
 
 
 def as_int(value: Any) -> Any:
-    """Return an integer of numpy, torch or another library as an int. Return any other value, and bools, unchanged."""
+    """Return an integer of numpy, torch or another library as an int. Return bools and all other values unchanged."""
     if type(value) is int or isinstance(value, bool) or not hasattr(value, "__index__"):
         return value
     if getattr(value, "ndim", 0) or "bool" in str(getattr(value, "dtype", "")):
@@ -48,7 +48,11 @@ def format_bytes(num_bytes: float) -> str:
 
 
 def parse_bytes(text: str) -> int:
-    """Parse a size: `200MB`, `1.5 GiB`, or a number of bytes. ValueError: It is not a size."""
+    """Return a size such as `200MB`, `1.5 GiB` or `1000` in bytes.
+
+    Raises:
+        ValueError: The text is not a size above 0 and below 10^18 bytes.
+    """
     number = text.strip().lower()
     digits = number.rstrip("kmgtpib ")
     unit = number[len(digits) :].strip().removesuffix("b")
@@ -76,24 +80,24 @@ def hide_secrets(text: str) -> str:
 
 
 def public_url(url: str) -> str:
-    """Return a URL without user, password, query, and everything after a control character. It may be invalid."""
+    """Return a URL without user, password, query and everything after a control character. The URL may be invalid."""
     scheme, colon, rest = CONTROL.split(url.partition("?")[0])[0].partition("://")
     host, slash, path = rest.partition("/")
     return printable(f"{scheme}{colon}{host.rpartition('@')[2]}{slash}{path}")
 
 
 def printable(text: str) -> str:
-    r"""Return a text with control characters and invisible characters written as `\x1b`, `\u202e`, ..."""
+    r"""Return a text with its control and invisible characters replaced by escapes: `\x1b`, `\u202e`, ..."""
     if text.isprintable():
         return text
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
 
 
 def install_extra(name: str) -> str:
-    """Return the sentence that says how to install an extra of wdskit: from a clone, or of a released version."""
+    """Return the sentence that explains how to install an extra of wdskit, from a clone or from a released version."""
     return f"Install it: `pip install '.[{name}]'` in a clone of wdskit, or `pip install 'wdskit[{name}]'`."
 
 
 def shorten(text: str) -> str:
-    """Return the first `MAX_TEXT` characters of a text, because an extension header can have a name of a megabyte."""
+    """Return at most `MAX_TEXT` characters of a text: names in extension headers can have a megabyte."""
     return text if len(text) <= MAX_TEXT else f"{text[:MAX_TEXT]}..."

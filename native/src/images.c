@@ -7,11 +7,11 @@
 #include <string.h>
 #include <jpeglib.h>
 
-/* libjpeg-turbo stores pixels past the cache if the row is aligned to 32 bytes, and reading them back then takes five
- * times as long. */
+/* libjpeg-turbo bypasses the cache when it stores to a row aligned to 32 bytes; reading such a row takes five times as
+ * long. */
 #define MISALIGNED 8
 
-#define MARGIN 8 /* pixels on each side of the part */
+#define MARGIN 8 /* additional pixels decoded on each side of the part */
 
 typedef struct {
     struct jpeg_error_mgr base;
@@ -24,14 +24,14 @@ static void on_output(j_common_ptr state) { (void)state; }
 
 #define MOST_SCRATCH ((size_t)256 << 20) /* for one image */
 
-/* One axis of the image as it is decoded: pixels `start` to `stop`. */
+/* The decoded pixels of one axis: `start` to `stop`. */
 typedef struct {
     int start, stop;
     Span span;
 } Part;
 
-/* The part of an axis that is decoded at 1/step of the size, where the axis has `side` pixels. Antialiasing looks at no
- * pixel beyond the wanted part, as cropping and then resizing does. */
+/* Return the part of an axis to decode at 1/step of the size, at which the axis has `side` pixels. Antialiasing uses no
+ * pixel beyond the wanted part, as if the image were cropped before it is resized. */
 static Part part_of(int64_t low, int64_t high, int64_t total, int64_t skip, int size, int step, int side, int flip) {
     int lowest = (int)(low / step), highest = (int)((high + step - 1) / step);
     if (highest > side) highest = side;
@@ -47,7 +47,7 @@ static int is_side(int64_t low, int64_t high, int64_t total, int64_t skip, int s
     return 0 <= low && low < high && high <= side && 0 <= skip && size <= total && skip <= total - size && total <= 1 << 16;
 }
 
-/* Whether a progressive file has all scans. Otherwise versions of libjpeg guess the rest in different ways. */
+/* Return 1 if a progressive file has all scans. Versions of libjpeg guess missing scans in different ways. */
 static int has_all_scans(j_decompress_ptr jpeg) {
     if (!jpeg->progressive_mode || !jpeg->coef_bits) return 1;
     for (int component = 0; component < jpeg->num_components; component++)
@@ -56,8 +56,8 @@ static int has_all_scans(j_decompress_ptr jpeg) {
     return 1;
 }
 
-/* Decode the rows of the part, and filter them into `middle`. What is below the part is read too, so that damage there is
- * found, but not decoded to pixels. */
+/* Decode the rows of the part and filter them into `middle`. The rows below the part are read too, so that damage there
+ * is found, but they are not decoded to pixels. Returns DONE, WARNED or REFUSED. */
 static int decode_rows(j_decompress_ptr jpeg, const Part *rows, const Filter *filter, uint8_t *lines, size_t line, int lead,
                        uint8_t *middle, size_t mid) {
     int num = rows->stop - rows->start, rest = (int)jpeg->output_height - rows->stop;
@@ -69,7 +69,7 @@ static int decode_rows(j_decompress_ptr jpeg, const Part *rows, const Filter *fi
         filter_rows(filter, lines + 3 * lead, line, middle + mid * y, mid, got);
         y += got;
     }
-    /* Skipping to the end would not read it: the last row is decoded. */
+    /* Skipping would not read the end of the file: the last row is decoded. */
     if (rest > 1 && (int)jpeg_skip_scanlines(jpeg, rest - 1) != rest - 1) return REFUSED;
     if (rest > 0 && jpeg_read_scanlines(jpeg, &lines, 1) != 1) return REFUSED;
     jpeg_finish_decompress(jpeg);
@@ -92,7 +92,8 @@ static int decode(j_decompress_ptr jpeg, const Plan *plan, int height, int width
 
     Part rows = part_of(plan->top, plan->bottom, plan->total_rows, plan->skip_rows, height, step, jpeg->output_height, 0);
     Part columns = part_of(plan->left, plan->right, plan->total_columns, plan->skip_columns, width, step, jpeg->output_width, plan->flip != 0);
-    /* Some pixels more on each side, so that smoothed chroma has its neighbours: it is not smoothed in a narrow image. */
+    /* MARGIN more pixels on each side, so that smooth upsampling of chroma has its neighbours and is used in a narrow
+     * part. */
     JDIMENSION from = columns.start > MARGIN ? columns.start - MARGIN : 0, end = columns.stop + MARGIN;
     if (end > jpeg->output_width) end = jpeg->output_width;
     JDIMENSION decoded = end - from;

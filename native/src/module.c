@@ -1,4 +1,4 @@
-/* The Python module. Each function takes arrays through the buffer protocol, and works without Python's lock. */
+/* The Python module. Functions take arrays through the buffer protocol and release Python's lock while they work. */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
@@ -11,7 +11,8 @@
 #include "samples.h"
 #include "scratch.h"
 
-/* decode_jpegs(files, plans, out, height, width, numbers, board, is_float) -> bytes */
+/* decode_jpegs(files, plans, out, height, width, numbers, board) -> bytes, one result of decode_jpeg per file.
+ * `numbers` is None for uint8, empty for float32 divided by 255, or 6 floats: scale and shift of each channel. */
 static PyObject *decode_jpegs(PyObject *self, PyObject *args) {
     PyObject *files, *result = NULL;
     Py_buffer plans, out, numbers = {0}, board, *views = NULL;
@@ -55,31 +56,32 @@ end:
 
 #define MOST_SAMPLE (1 << 20) /* bytes; a larger sample is read in Python */
 
-/* Samples are read in groups of this many bytes, which stay in the cache until they are cut. */
+/* Samples are read in groups of this size, which stay in the CPU cache until they are split into fields. */
 #define GROUP_BYTES (256 << 10)
 
-/* The first large field of a sample that is read apart is read into the memory of its value. */
+/* If a sample is read apart, its first field of this size or more is read straight into its Python value. */
 #define LARGE_BYTES (16 << 10)
-#define APART_BYTES (32 << 10)  /* a larger sample, and one with a larger guard, is read apart */
-#define HEAD_BYTES 4096         /* the headers in it are read before the rest of a sample */
-#define REST_BYTES (16 << 10)   /* most bytes of a sample besides its large field, with the block after it */
+#define APART_BYTES (32 << 10)  /* a sample that is larger, or has a larger guard, is read apart */
+#define HEAD_BYTES 4096         /* read first of a sample, to find the large field */
+#define REST_BYTES (16 << 10)   /* most bytes of a sample without its large field, with the next block */
 
-/* Where a sample is in its shard and in the memory of its group. A guard is the sample before one whose start has not been
- * verified: its members must end there. It lies before `at`, unless the sample is read apart. */
+/* The place of a sample in its shard and in the memory of its group. If the start of a sample is not verified, the
+ * sample before it is read too, as its guard: the guard's members must end at that start. The guard is stored before
+ * `at`, unless the sample is read apart. */
 typedef struct {
     int fd;
     int64_t start;
-    int32_t at, size;      /* of the sample, in memory */
+    int32_t at, size;      /* offset of the sample in memory, and its bytes */
     int32_t guard;         /* bytes of the guard; 0 without one */
-    int joins;             /* it follows the sample before it, in the shard and in memory */
-    unsigned char *edges;  /* of its start and its end */
-    PyObject *value;       /* of a sample that is read apart: bytes for its large field, as many as it has; else NULL */
+    int joins;             /* the sample follows the previous one in the shard and in memory */
+    unsigned char *edges;  /* 1 for a verified start, 1 for a verified end */
+    PyObject *value;       /* bytes of the sample's size for its large field, if read apart; else NULL */
     char *value_data;
-    uint8_t *own;          /* memory of a sample that is read apart and has no one large field; else NULL */
+    uint8_t *own;          /* memory of a sample that is read apart but not around one large field; else NULL */
 } Place;
 
-/* Find where sample `number` of `shard`, a tuple (descriptor, offsets, edges), is. Returns 1, 0 if the reader in Python has
- * to read it, or -1 with an exception. */
+/* Find the place of sample `number` of `shard`, a tuple (descriptor, offsets, edges). Returns 1, or 0 if the reader in
+ * Python has to read the sample, or -1 with an exception. */
 static int find_place(PyObject *shard, int64_t number, Place *place) {
     Py_buffer offsets, edges;
     if (!PyTuple_Check(shard) || PyTuple_Size(shard) != 3) {
@@ -105,8 +107,9 @@ static int find_place(PyObject *shard, int64_t number, Place *place) {
     return fits;
 }
 
-/* Read a sample and the block after it into `memory`, but for its first large field: that is read into `value`, or not at
- * all if `value` is NULL. Returns 0 if there is no large field, or more than REST_BYTES besides it. */
+/* Read a sample and the next block into `memory`, without the data of the first large field. The data is read into
+ * `value`, or is not read if `value` is NULL. Returns 0 if there is no large field, or more than REST_BYTES without its
+ * data. */
 static int read_around(int fd, int64_t start, int32_t sample, char *value, uint8_t *memory, Hole *hole) {
     const ssize_t size = sample + BLOCK, head = size < HEAD_BYTES ? size : HEAD_BYTES;
     if (pread(fd, memory, head, start) != head || !find_large(memory, (int32_t)head, LARGE_BYTES, hole)) return 0;
@@ -117,8 +120,8 @@ static int read_around(int fd, int64_t start, int32_t sample, char *value, uint8
     return preadv(fd, parts, 3, start) == size;
 }
 
-/* Read a sample by itself and find its members. Where `read_around` does not do, it is read into `*own`, which the caller
- * frees. Returns 0 if the reader in Python has to read the sample. */
+/* Read one sample and find its members. If `read_around` fails, the sample is read into `*own`, which the caller frees.
+ * Returns 0 if the reader in Python has to read the sample. */
 static int read_apart(int fd, int64_t start, int32_t size, char *value, uint8_t *memory, uint8_t **own, Members *members) {
     Hole hole = {0, 0};
     if (read_around(fd, start, size, value, memory, &hole)) return find_members(memory, size, hole, members);
@@ -138,7 +141,7 @@ static int read_place_apart(Place *place, uint8_t *memory, Members *members) {
 }
 
 /* Read the samples of a group into `memory` and find their members. Returns 0 if the reader in Python has to read them.
- * It needs no Python lock. */
+ * Needs no Python lock. */
 static int read_group(Place *places, Members *members, Py_ssize_t num, uint8_t *memory) {
     const Hole none = {0, 0};
     for (Py_ssize_t i = 0; i < num;) {
@@ -159,7 +162,8 @@ static int read_group(Place *places, Members *members, Py_ssize_t num, uint8_t *
     return 1;
 }
 
-/* The names of the fields of a sample, lowered; NULL without an exception if they break a rule. */
+/* Return the field names of a sample in lower case. Returns NULL without an exception if a name begins with `__` or
+ * comes twice. */
 static PyObject *field_names(const Members *members) {
     PyObject *names = PyTuple_New(members->num);
     for (int f = 0; names && f < members->num; f++) {
@@ -175,7 +179,7 @@ static PyObject *field_names(const Members *members) {
     return names;
 }
 
-/* The fields of the first sample, with which those of the others are compared. */
+/* The fields of the first sample. All samples must have the same field names. */
 typedef struct {
     Members members;
     uint8_t names[MOST_FIELDS][BLOCK];
@@ -195,7 +199,7 @@ static int is_alike(const First *first, const Members *members) {
     return 1;
 }
 
-/* A tuple of `num` empty lists of `size` places. */
+/* Return a tuple of `num` lists with `size` unset items. */
 static PyObject *empty_columns(int num, Py_ssize_t size) {
     PyObject *columns = PyTuple_New(num);
     for (int f = 0; columns && f < num; f++) {
@@ -205,7 +209,7 @@ static PyObject *empty_columns(int num, Py_ssize_t size) {
     return columns;
 }
 
-/* Store key and fields of sample `i`. Returns 0 with an exception. */
+/* Store key and fields of sample `i`. Returns 1, or 0 with an exception. */
 static int store(PyObject *keys, PyObject *columns, Py_ssize_t i, Place *place, const Members *members) {
     PyObject *key = PyUnicode_FromStringAndSize((const char *)members->key, members->key_size);
     if (!key || PyList_SetItem(keys, i, key)) return 0;
@@ -273,7 +277,7 @@ static PyObject *read_samples(PyObject *self, PyObject *args) {
             Py_BEGIN_ALLOW_THREADS
             plain = read_group(places + done, members + done, stop - done, memory);
             Py_END_ALLOW_THREADS
-            /* Where the keys at a sample's end were not compared before, its neighbour has to be plain too. */
+            /* If the end of a sample is not verified, the header after it has to be plain too. */
             for (Py_ssize_t i = done; i < stop && plain; i++) plain = places[i].edges[1] || members[i].is_followed;
         }
         if (plain && !done) {
@@ -313,7 +317,7 @@ static PyMethodDef functions[] = {
     {NULL, NULL, 0, NULL},
 };
 
-/* wdskit uses a module of its own interface only: it counts up when a function's arguments or results change. */
+/* wdskit uses only a module with its own interface number. Raise it when a function's arguments or results change. */
 #define INTERFACE 1
 
 static int execute(PyObject *module) {

@@ -14,7 +14,7 @@ int filter_taps(const Span *span) {
     return (taps + 3) & ~3;
 }
 
-/* Bytes of the rounded weights, which ints follow. */
+/* Return the bytes of the rounded weights, rounded up so that ints can follow. */
 static size_t weight_bytes(int taps, int size) { return ((size_t)taps * size * sizeof(int16_t) + 7) & ~(size_t)7; }
 
 size_t filter_bytes(const Span *span) {
@@ -22,7 +22,7 @@ size_t filter_bytes(const Span *span) {
     return (size_t)taps * span->total * sizeof(double) + weight_bytes(taps, span->size) + 2 * (size_t)span->size * sizeof(int);
 }
 
-/* Compute the weights of result `i`, and return their number. `first` is the first pixel's number. */
+/* Compute the weights of result `i` and return how many there are. `*first` is set to the number of the first pixel. */
 static int weigh(const Span *span, int i, int most, double *weights, int *first) {
     double scale = (span->high - span->low) / span->total;
     double support = scale >= 1 ? scale : 1.0, inverse = scale >= 1 ? 1 / scale : 1.0;
@@ -57,7 +57,7 @@ void make_filter(Filter *filter, const Span *span, void *scratch) {
         filter->first[at] = first, filter->num[at] = num;
         if (num > filter->most) filter->most = num;
     }
-    /* All results decide the precision, also those that are not kept. */
+    /* The precision depends on all results, also on those that are not kept. */
     for (filter->shift = 1; filter->shift < 22; filter->shift++)
         if ((int)(0.5 + largest * (1 << (filter->shift + 1))) >= 1 << 15) break;
     for (int at = 0; at < span->size; at++) {
@@ -105,7 +105,7 @@ static void numbers_plain(const Numbers *numbers, const uint8_t *from, float *to
 }
 
 #if defined(__x86_64__)
-/* Four pixels of two rows, one in each half of a register, times four weights. */
+/* Add four pixels of two rows, one row in each half of a register, times four weights. */
 #define ADD_FOUR(J)                                                                                                     \
     do {                                                                                                                \
         __m256i pixels = _mm256_castsi128_si256(_mm_loadu_si128((const __m128i *)(pixel + 3 * (J))));                   \
@@ -122,7 +122,7 @@ static void numbers_plain(const Numbers *numbers, const uint8_t *from, float *to
         memcpy(to + 3 * (I), &upper, 4), memcpy(to + to_stride + 3 * (I), &lower, 4);                                   \
     } while (0)
 
-/* Two rows at once. Each result takes the same number of steps, so that no branch is mispredicted. */
+/* Filter two rows at once. Each result takes the same number of steps, so that no branch is mispredicted. */
 __attribute__((target("avx2"))) static void rows_avx2(
     const Filter *filter, const uint8_t *from, size_t below, uint8_t *to, size_t to_stride) {
     const __m256i low = _mm256_broadcastsi128_si256(_mm_setr_epi8(0, -1, 3, -1, 1, -1, 4, -1, 2, -1, 5, -1, -1, -1, -1, -1));
@@ -168,7 +168,7 @@ __attribute__((target("avx2"))) static void columns_avx2(
     if (i < n) columns_plain(rows + i, stride, weights, num, shift, to + i, n - i);
 }
 
-/* 24 values are a whole number of pixels and of registers. */
+/* 24 values fill whole pixels and whole registers. */
 __attribute__((target("avx2"))) static void numbers_avx2(const Numbers *numbers, const uint8_t *from, float *to, int n) {
     __m256 scales[3], shifts[3];
     const __m256 most = _mm256_set1_ps(255.0f);

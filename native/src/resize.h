@@ -16,25 +16,27 @@ typedef struct {
     int shift;        /* 1 to 22 */
 } Filter;
 
-/* One axis of the wanted part of an image, in pixels from the edge of the part: `low` to `high` are resized to `total`
- * results, of which `size` from `skip` on are kept, the last one first if `flip`. `low` is below 1, and a fraction where
- * the image is decoded at a smaller scale. The part has `end` pixels; the filter counts from pixel `origin`. */
+/* One axis of the wanted part of an image, in pixels from the edge of the part. Pixels `low` to `high` are resized to
+ * `total` results; `size` results from `skip` on are kept, in reverse order if `flip`. `low` is below 1; it is a
+ * fraction if the image is decoded at a smaller scale. The part has `end` pixels; the filter counts from pixel
+ * `origin`. */
 typedef struct {
     double low, high;
     int total, skip, size, end, origin, flip;
 } Span;
 
-/* Most pixels of one result, rounded up to a multiple of 4. */
+/* Return the largest number of pixels that one result uses, rounded up to a multiple of 4. */
 int filter_taps(const Span *span);
 
-/* Bytes of memory that make_filter needs for a span: a multiple of 8. */
+/* Return the bytes of memory that make_filter needs for a span: a multiple of 8. */
 size_t filter_bytes(const Span *span);
 
 /* Make the filter of a span in `scratch`, which is aligned to 8 bytes and has filter_bytes(span) bytes. */
 void make_filter(Filter *filter, const Span *span, void *scratch);
 
-/* Filter two rows, or one if `rows` is 1. Rows of `from` are `from_stride` bytes apart, those of `to` `to_stride`. After
- * the pixels of `from`, 3 x taps + 16 bytes must be readable; after those of `to`, a byte must be writable. */
+/* Filter two rows, or one if `rows` is 1. Rows of `from` are `from_stride` bytes apart, rows of `to` are `to_stride`
+ * bytes apart. After the pixels of `from`, 3 x taps + 16 bytes must be readable; after the pixels of `to`, one byte
+ * must be writable. */
 void filter_rows(const Filter *filter, const uint8_t *from, size_t from_stride, uint8_t *to, size_t to_stride, int rows);
 
 /* Write row `i` of the result, `n` bytes, from filtered rows `stride` bytes apart. */
@@ -49,7 +51,8 @@ typedef struct {
 /* Write `n` RGB bytes as float32. */
 void to_numbers(const Numbers *numbers, const uint8_t *from, float *to, int n);
 
-/* Choose the code for this CPU. `allow` 0 chooses the plain code. Returns 1 if vector code was chosen. Not thread-safe. */
+/* Choose vector code if this CPU has AVX2 and `allow` is not 0, else plain code. Returns 1 for vector code. Not
+ * thread-safe. */
 int choose_vectors(int allow);
 
 #endif

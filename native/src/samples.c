@@ -15,7 +15,7 @@ static int is_alnum(uint8_t c) {
     return (c >= '0' && c <= '9') || (letter >= 'a' && letter <= 'z');
 }
 
-/* The octal number in `digits` bytes, or -1. */
+/* Return the octal number in `digits` bytes, or -1. */
 static int64_t octal(const uint8_t *text, int digits) {
     int64_t number = 0;
     for (int i = 0; i < digits; i++) {
@@ -26,7 +26,7 @@ static int64_t octal(const uint8_t *text, int digits) {
     return number;
 }
 
-/* The size that a plain header states, or -1; `name_size` is the length of its name. */
+/* Return the size in a plain header, and set `*name_size` to the length of its name; return -1 if it is not plain. */
 static int64_t plain_size(const uint8_t *header, int *name_size) {
     static const uint8_t magic[8] = {'u', 's', 't', 'a', 'r', 0, '0', '0'};
     if (memcmp(header + MAGIC_AT, magic, sizeof magic) || header[TYPE_AT] != '0' || header[PREFIX_AT]) return -1;
@@ -44,7 +44,8 @@ static int64_t plain_size(const uint8_t *header, int *name_size) {
     return size;
 }
 
-/* Bytes of the key of a name: up to the first dot of its last part. 0 if the name has no key. */
+/* Return the bytes of a name's key, which ends before the first dot of the last path part. Returns 0 if it has no
+ * key. */
 static int key_size(const uint8_t *name, int n) {
     int base = 0;
     if (n >= 2 && name[0] == '_' && name[1] == '_') return 0;
@@ -88,7 +89,8 @@ int find_members(const uint8_t *sample, int32_t stop, Hole hole, Members *member
         at += BLOCK + (int32_t)((size + BLOCK - 1) / BLOCK * BLOCK);
     }
     members->key = sample, members->key_size = key;
-    /* After it is a header that has its whole name at its start, or no header at all; and the name has another key. */
+    /* The next block must be a header with its whole name at the start, or no header; and its name must have another
+     * key. */
     const uint8_t *after = sample + stop - hole.size;
     if (at != stop || !key || (after[TYPE_AT] != '0' && after[TYPE_AT]) || after[PREFIX_AT]) return 0;
     int n;

@@ -1,4 +1,4 @@
-"""What `wdskit bench` prints, whole, of figures that do not vary; and how it ends."""
+"""The whole output of `wdskit bench` for fixed figures, and its exit codes."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def near(value: float, spread: float = 0.0) -> Measured:
 
 @pytest.fixture
 def result() -> BenchResult:
-    """Figures as those of a quiet machine."""
+    """Return fixed figures, as of an idle machine."""
     loaders = tuple(
         LoaderBench(Setting(*setting), near(rate, spread), *map(near, others))
         for setting, rate, spread, *others in (
@@ -75,7 +75,7 @@ def result() -> BenchResult:
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """In the current folder: `data` of 10 samples, and `a.yaml`; one CPU."""
+    """A current folder with `data` of 10 samples and `a.yaml`; one CPU."""
     write_numbers(tmp_path / "data", [6, 4])
     index_folder(tmp_path / "data", workers=1)
     (tmp_path / "a.yaml").write_text(CONFIG)

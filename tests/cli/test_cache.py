@@ -1,4 +1,4 @@
-"""`wdskit cache`: what is kept, and how it is emptied."""
+"""`wdskit cache`: list the cache, and remove files from it."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ def run(*arguments: str) -> tuple[int, str, str]:
 
 
 def test_check_of_a_good_file() -> None:
-    """Its pipelines, and the functions that only a plugin or make_loader can give."""
+    """It prints the pipelines, and the functions that only a plugin or make_loader can provide."""
     out = (
         "good.yaml: ok\n"
         "train: stream -> map -> map_dict -> batched\n"
@@ -56,7 +56,7 @@ def test_check_of_a_good_file() -> None:
 
 
 def test_check_of_a_bad_file() -> None:
-    """Every problem, one a line, on stderr."""
+    """It prints every problem on a line of stderr."""
     err = (
         "bad.yaml:7: pipelines.train[3].batched: 0 is too small; it must be at least 1.\n"
         "bad.yaml:9: pipelines.val[0]: `strem` is not a stage. Did you mean `stream`?\n"
@@ -65,7 +65,7 @@ def test_check_of_a_bad_file() -> None:
 
 
 def test_check_with_overrides() -> None:
-    """As load_config takes them."""
+    """Overrides work as in load_config."""
     code, out, _ = run(
         "check", "bad.yaml", "--set", "pipelines.train.batched=8", "--set", "pipelines.val.0={stream: b.tar}"
     )
@@ -76,7 +76,7 @@ def test_check_with_overrides() -> None:
 
 
 def test_check_with_a_plugin() -> None:
-    """A module of the current folder too, as with python -m."""
+    """A plugin may be a module of the current folder, as with python -m."""
     source = "import wdskit\n\n@wdskit.register('my_f')\ndef my_f(sample):\n    return sample\n"
     Path("plugin_of_the_test.py").write_text(source)
     try:
@@ -89,14 +89,14 @@ def test_check_with_a_plugin() -> None:
 
 @pytest.mark.parametrize("command", ["check", "show"])
 def test_an_unreadable_file_is_exit_code_2(command: str) -> None:
-    """As are other wrong uses of the command."""
+    """Other wrong uses of the command have the same exit code."""
     code, out, err = run(command, "missing.yaml")
     assert (code, out, err) == (2, "", "missing.yaml: the configuration cannot be read: No such file or directory.\n")
     assert run(command)[0] == 2
 
 
 def test_a_broken_plugin_is_exit_code_2() -> None:
-    """With what went wrong in it."""
+    """The message gives the error in the plugin."""
     Path("broken_plugin_of_the_test.py").write_text("1 / 0\n")
     code, _, err = run("check", "good.yaml", "--plugin", "broken_plugin_of_the_test")
     assert (code, err) == (
@@ -107,7 +107,7 @@ def test_a_broken_plugin_is_exit_code_2() -> None:
 
 
 def test_show(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every setting that is used, `workers: 1` too, and the same again when that is shown."""
+    """It prints every used setting, `workers: 1` too; showing that output gives the same text."""
     monkeypatch.setenv("WDSKIT_A", "data")
     Path("long.yaml").write_text(
         "version: 1\npipeline:\n  - stream: {shards: ['${WDSKIT_A}/a.tar'], seed: 0, check: sha256}\n"
@@ -146,7 +146,7 @@ def test_every_command_that_reads_a_configuration_takes_plugins() -> None:
 
 @pytest.mark.parametrize("command", [["config", "show"], ["plan"]])
 def test_a_stage_of_a_plugin_is_known(command: list[str]) -> None:
-    """A registered function that is a stage itself is unknown without its plugin."""
+    """A registered function that is used as a stage is unknown without its plugin."""
     Path("plugin_with_a_stage.py").write_text(
         "import wdskit\n@wdskit.register('brighter')\ndef brighter(sample, by=2):\n    return sample\n"
     )
@@ -163,7 +163,7 @@ def test_a_stage_of_a_plugin_is_known(command: list[str]) -> None:
 
 
 def test_schema() -> None:
-    """One JSON document."""
+    """It prints one JSON document."""
     code, out, _ = run("schema")
     assert code == 0
     assert json.loads(out) == json_schema()

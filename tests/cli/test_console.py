@@ -1,4 +1,4 @@
-"""What commands print while they run, and the results of the Python API as text."""
+"""Progress of running commands, and the results of the Python API as text."""
 
 from __future__ import annotations
 

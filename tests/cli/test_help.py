@@ -1,4 +1,4 @@
-"""`--help` of every command is a golden file, quick, and light. WDSKIT_UPDATE_GOLDEN=1 writes the files anew."""
+"""`--help` of every command is a golden file, quick, and light. WDSKIT_UPDATE_GOLDEN=1 writes the files again."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ HEAVY = ("torch", "webdataset", "numpy", "PIL", "pydantic", "yaml", "rich.table"
 
 
 def all_commands(command: Any, words: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
-    """The words of every command, groups included."""
+    """Return the words of every command, groups included."""
     below = getattr(command, "commands", {})
     return [words, *(found for name, sub in below.items() for found in all_commands(sub, (*words, name)))]
 
@@ -32,7 +32,7 @@ COMMANDS = all_commands(typer.main.get_command(app))
 
 
 def command_of(words: tuple[str, ...]) -> Any:
-    """The command of these words."""
+    """Return the command with these words."""
     command = typer.main.get_command(app)
     for word in words:
         command = command.commands[word]

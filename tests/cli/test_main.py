@@ -1,4 +1,4 @@
-"""What index, info and ls print, and their exit codes, whole."""
+"""The whole output of index, info and ls, and their exit codes."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_info_refuses_an_index_that_does_not_match(train: Path, run) -> None:
     assert (code, out) == (1, "")
     assert "s-0.tar has 9728 bytes, the index says 9216" in err
     assert "`wdskit index train`" in err
-    assert run("info", "train/s-0.tar")[0] == 0  # the shard itself can still be looked at
+    assert run("info", "train/s-0.tar")[0] == 0  # the shard itself can still be read
 
 
 def test_ls_of_a_folder_is_the_same_with_and_without_an_index(train: Path, run) -> None:
@@ -153,7 +153,7 @@ def test_ls_of_members_lists_those_of_no_sample_too(train: Path, run) -> None:
 
 @pytest.mark.parametrize("words", [["ls"], ["info"], ["stats"], ["verify"]])
 def test_several_folders_are_joined_by_two_colons_in_every_command(train: Path, run, words) -> None:
-    """The first of them has no slash, and is no scheme of a URL either."""
+    """The first folder has no slash, and must not be taken for the scheme of a URL."""
     (train.parent / "more").mkdir()
     write_shard(train.parent / "more" / "m-0.tar", {"cow/0.cls": b"2", "cow/0.jpg": bytes(2500)})
     code, out, err = run(*words, "train::more")
@@ -243,7 +243,7 @@ def test_hostile_names_never_reach_the_terminal_raw(tmp_path: Path, run, monkeyp
 
 
 def test_head_ends_ls_silently(tmp_path: Path) -> None:
-    """Whether the pipe breaks while lines are written or at the last flush."""
+    """The pipe breaks while lines are written, or at the last flush."""
     for num_samples in (5, 5000):
         shard = tmp_path / "many.tar"
         write_shard(shard, {f"{i:06d}.cls": b"1" for i in range(num_samples)})
@@ -258,7 +258,7 @@ def test_ctrl_c_ends_a_command_with_130_and_no_traceback(tmp_path: Path) -> None
     pipe = tmp_path / "p.tar"
     os.mkfifo(pipe)
     process = subprocess.Popen([*RUN, "ls", str(pipe)], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    with pipe.open("wb"):  # opens when the command reads, and then it waits for bytes that never come
+    with pipe.open("wb"):  # opens when the command reads; the command then waits for bytes that never come
         process.send_signal(signal.SIGINT)
         out, err = process.communicate()
     assert (process.returncode, out, err) == (130, b"", b"")
@@ -266,8 +266,8 @@ def test_ctrl_c_ends_a_command_with_130_and_no_traceback(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("words", [["info", "train"], ["ls", "train"], ["--help"], ["config", "schema"], ["--version"]])
 def test_a_full_or_closed_stdout_is_told_in_one_line(train: Path, words: list[str], monkeypatch) -> None:
-    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)  # with it, nothing is left for a second attempt to write
-    with open("/dev/full", "wb") as full:  # noqa: PTH123 (no path of ours)
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)  # with it, there are no bytes left for a second write
+    with open("/dev/full", "wb") as full:  # noqa: PTH123 (a device)
         done = subprocess.run([*RUN, *words], stdout=full, stderr=subprocess.PIPE, check=False)
     assert (done.returncode, done.stderr) == (1, b"the output cannot be written: No space left on device.\n")
     done = subprocess.run(["sh", "-c", '"$0" "$@" >&-', *RUN, *words], stderr=subprocess.PIPE, check=False)

@@ -1,4 +1,4 @@
-"""What `wdskit pack` prints, and its exit codes."""
+"""The output of `wdskit pack`, and its exit codes."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def without_speeds(text: str) -> str:
     return re.sub(r"[\d.,]+(?= (s,|samples/s|[kM]?B/s))", "N", text).replace("N kB/s", "N MB/s")
 
 
-# What it says.
+# Output.
 
 
 def test_a_summary_says_what_was_written(run, photos):
@@ -132,7 +132,7 @@ def test_of_many_rejected_rows_the_first_are_shown(run, photos):
 
 
 def test_a_field_that_not_all_samples_have_is_told_with_its_number(run, photos):
-    """As where a row has no label, or where images are of several kinds."""
+    """Examples are a row without a label, and images of several kinds."""
     Path("m.csv").write_text("image,cls\nphotos/cat/0000.jpg,5\nphotos/dog/0000.jpg,\n,7\n")
     code, out, err = run("pack", "m.csv", "out", "--allow-no-image")
     assert (code, err) == (0, "")
@@ -140,7 +140,7 @@ def test_a_field_that_not_all_samples_have_is_told_with_its_number(run, photos):
 
 
 def test_a_table_of_which_no_image_can_be_packed_is_refused(run, photos):
-    """Its column may have another name than those that are looked for."""
+    """The column of images may have a name that pack does not look for."""
     Path("m.csv").write_text("img,x\nphotos/cat/0000.jpg,5\n")
     problem = (
         "m.csv:2: it has no image: among its columns ('img', 'x'), none is called image, file_name, path or filepath."
@@ -152,7 +152,7 @@ def test_a_table_of_which_no_image_can_be_packed_is_refused(run, photos):
 
 
 def test_a_part_without_a_shard_of_its_own_says_so_and_writes_none(run, photos):
-    """It is no dry run."""
+    """Such a part is not a dry run."""
     assert "shards   0\n" in re.sub(r" +\n", "\n", run("pack", "photos", "out", "--part", "1/2")[1])
     told = json.loads(run("pack", "photos", "out", "--part", "1/2", "--json")[1])
     assert (told["dry_run"], told["shards"], told["num_samples"]) == (False, [], 0)
@@ -176,12 +176,12 @@ def test_a_part_says_what_comes_last(run, photos):
     ],
 )  # fmt: skip
 def test_the_facts_beside_the_bar(now, text):
-    """After two seconds; the time left goes by bytes, or else by samples."""
+    """They are shown after two seconds; the time left is computed from bytes, or else from samples."""
     assert _rates(now, 2.0) == text
     assert _rates(now, 0.0) == text.split("  ")[0]
 
 
-# What it refuses.
+# Refusals.
 
 
 @pytest.mark.parametrize(
@@ -224,7 +224,7 @@ def test_what_cannot_be_done_is_one_message_and_a_code(run, photos, words, code,
 
 
 def test_scripts_are_told_as_one_json_document(run, photos):
-    """Of a run, a plan, and parts that are joined, the same; what is left out stands in it too."""
+    """Runs, plans and joined parts have the same keys; skipped samples are in the document too."""
     (photos / "cat" / "bad.jpg").write_bytes(b"x")
     (photos / "cat" / "notes.txt").write_text("x")
     words = ["photos", "out", "--skip-bad", "--split", "a=0.5,b=0.5", "--json"]
@@ -265,7 +265,7 @@ def test_ctrl_c_says_that_the_same_command_goes_on(tmp_path):
         stderr=subprocess.PIPE,
     )
     assert process.stdin is not None
-    process.stdin.write(b"\n" * (1 << 18))  # more than a pipe holds: it is being read
+    process.stdin.write(b"\n" * (1 << 18))  # more bytes than a pipe holds, so the command is reading
     process.stdin.flush()
     process.send_signal(signal.SIGINT)
     out, err = process.communicate()
@@ -289,7 +289,7 @@ def test_packing_twice_has_nothing_to_do_and_another_way_is_refused(run, photos)
     )
 
 
-# What its options do.
+# Effects of options.
 
 
 def test_every_option_reaches_the_packer(run, photos):
@@ -317,13 +317,13 @@ def fields_in(folder: str) -> set[str]:
 
 
 def sizes_in(folder: str, field: str = "jpg") -> set[tuple[int, int]]:
-    """Of all images of one name."""
+    """Return the sizes of all images with one name."""
     images = [data for fields in samples_in(Path(folder)).values() for name, data in fields.items() if name == field]
     return {Image.open(io.BytesIO(data)).size for data in images}
 
 
 def write_special_images() -> None:
-    """A cut one, a turned one, a transparent one, one twice; and tables of them."""
+    """Write a cut, a rotated, a transparent and a repeated image, and tables of them."""
     exif = Image.Exif()
     exif[0x0112] = 6
     Path("cut.jpg").write_bytes(image_bytes()[:-2])
@@ -404,7 +404,7 @@ OPTIONS = {
 
 def test_every_option_is_tried():
     command = typer.main.get_command(app).commands["pack"]
-    elsewhere = {"--staging"}  # of buckets: tests/packing/test_urls.py
+    elsewhere = {"--staging"}  # for buckets: tests/packing/test_urls.py
     known = {option for item in command.params for option in item.opts if option.startswith("--")}
     assert OPTIONS.keys() | elsewhere == known
 
@@ -434,7 +434,7 @@ def test_an_option_does_what_its_help_says(run, photos, option, monkeypatch):
             "",
             "shards   3 (out-000000.tar to out-000002.tar)",
         )
-    if option in {"--image-column", "--key-column", "--append"}:  # and nothing of that without it
+    if option in {"--image-column", "--key-column", "--append"}:  # the text appears only with the option
         assert run("pack", words.split()[0], "without", "--allow-no-image")[0] == 0
         assert (keys_in("without"), fields_in("without")) == (["row-000000000"], {"json"})
 
@@ -467,11 +467,11 @@ def test_any_other_text_is_no_size(text):
         assert "is not a size" in str(err)  # noqa: PT017 (text that is a size is fine)
 
 
-# In a terminal, and elsewhere.
+# With and without a terminal.
 
 
 def in_terminal(command: list[str], folder: Path, *, columns: int) -> tuple[int, str]:
-    """Exit code, and all that a terminal of this width was sent, its escapes taken out."""
+    """Run a command in a terminal of this width; return exit code and output, without escape sequences."""
     parent, child = pty.openpty()
     fcntl.ioctl(child, termios.TIOCSWINSZ, struct.pack("HHHH", 30, columns, 0, 0))
     environment = {**os.environ, "TERM": "xterm"}
@@ -483,7 +483,7 @@ def in_terminal(command: list[str], folder: Path, *, columns: int) -> tuple[int,
     while True:
         try:
             part = os.read(parent, 4096)
-        except OSError:  # the terminal is gone with its last process
+        except OSError:  # the terminal is closed with its last process
             break
         shown += part
     os.close(parent)
@@ -495,7 +495,7 @@ def in_terminal(command: list[str], folder: Path, *, columns: int) -> tuple[int,
     [(80, ["--skip-bad"]), (120, ["--skip-bad"]), (80, ["--workers", "2", "--max-samples", "100"])],
 )
 def test_a_terminal_sees_a_bar_with_speeds_and_the_time_left(tmp_path, columns, words):
-    """Each stage whole on one line, and nothing of the bars in the summary."""
+    """Each stage is on one line, and the bars are not in the summary."""
     make_folder(tmp_path / "photos", {"cat": 300})
     code, text = in_terminal([*RUN, "pack", "photos", "out", *words], tmp_path, columns=columns)
     assert code == 0
@@ -530,5 +530,5 @@ def test_a_pipe_sees_no_bar_and_may_be_closed(tmp_path):
         [*RUN, "pack", "photos", "b"], cwd=tmp_path, stdout=write, stderr=subprocess.PIPE, check=False
     )
     os.close(write)
-    assert (done.returncode, done.stderr) == (0, b"")  # what was asked for is done
+    assert (done.returncode, done.stderr) == (0, b"")  # the command has done its work
     assert bytes_in(tmp_path / "b").keys() >= {"index.json", "b-000000.tar"}

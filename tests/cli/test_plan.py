@@ -1,4 +1,4 @@
-"""What `wdskit plan` prints, whole."""
+"""The whole output of `wdskit plan`."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ FLOW = """\
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """In the current folder: `data` of 40, 25 and 35 samples, and `a.yaml`."""
+    """A current folder with `data` of 40, 25 and 35 samples, and `a.yaml`."""
     write_numbers(tmp_path / "data", [40, 25, 35])
     index_folder(tmp_path / "data", workers=1)
     (tmp_path / "a.yaml").write_text(CONFIG)

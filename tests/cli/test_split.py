@@ -1,4 +1,4 @@
-"""What `wdskit split` prints, and what `wdskit info` says of splits, whole."""
+"""The whole output of `wdskit split`, and of `wdskit info` for splits."""
 
 from __future__ import annotations
 

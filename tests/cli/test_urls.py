@@ -1,4 +1,4 @@
-"""The tools that read shards, over URLs: what they say of a folder in a bucket is what they say of its copy here."""
+"""The commands that read shards, over URLs: their output for a folder in a bucket is that for a local copy."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def environment(s3, tmp_path, monkeypatch):
 
 @pytest.fixture(scope="module")
 def here(tmp_path_factory) -> Path:
-    """A folder with a selection, and classes; one shard's name has to be quoted in a URL."""
+    """A local folder with a selection and classes; one shard's name has to be quoted in a URL."""
     folder = tmp_path_factory.mktemp("here") / "train"
     write_pictures(folder, [9, 0, 12, 7])
     (folder / "p-002.tar").rename(folder / "p-00#2 é.tar")
@@ -57,7 +57,7 @@ def upload(folder: Path, url: str) -> None:
 
 @pytest.fixture
 def run(monkeypatch, capfdbinary):
-    """Runs a command: its exit code and output, times left out."""
+    """A function that runs a command and returns exit code and output, without times."""
 
     def run(*arguments: str) -> tuple[int, str]:
         monkeypatch.setattr("sys.argv", ["wdskit", *arguments])
@@ -103,7 +103,7 @@ def test_a_command_says_what_it_says_of_a_local_copy(run, here, s3, command, sch
             "its files were not checked", "names and sizes of the files agree"
         )
 
-    if scheme == "http":  # nobody lists what is there: a folder ends in a slash, and its columns are not known
+    if scheme == "http":  # http cannot list files: a folder ends in a slash, and its columns are not known
         command = [f"{part}/" if part == AT else part for part in command]
     code, out = result(remote)
     expected_code, expected = result(str(here.parent))
@@ -114,7 +114,7 @@ def test_a_command_says_what_it_says_of_a_local_copy(run, here, s3, command, sch
 
 @pytest.mark.parametrize("place", ["disk", "s3", "http"])
 def test_cat_takes_a_key_and_stops_at_its_sample(run, s3, tmp_path, place):
-    """What follows the sample is no shard any more: reading on would be an error."""
+    """The bytes after the sample are not a shard: reading them would be an error."""
     samples = {key: {"json": f'{{"key": "{key}"}}'.encode()} for key in ("a", "b", "c")}
     whole = write_shard(tmp_path / "stops.tar", samples).read_bytes()
     start_of_c = 4 * 512  # a header and a payload of one block for each of the two samples before it
@@ -205,7 +205,7 @@ def test_what_a_url_cannot_do_is_refused_with_a_way_out(there, call, message):
     ],
 )
 def test_no_command_shows_the_query_of_a_url(run, here, s3, command):
-    """It may be a signature. A whole shard, one that is cut short, and none."""
+    """The query may be a signature. The URL is that of a whole shard, of a cut shard, or of no shard."""
     name, *words = command.split()
     base = f"{s3}/{BUCKET}/query"
     put(f"{base}/whole.tar", (here / "p-000.tar").read_bytes())

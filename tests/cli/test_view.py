@@ -1,4 +1,4 @@
-"""The command `wdskit view`: its address, its end, and what it refuses."""
+"""The command `wdskit view`: its address, its end, and its refusals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fields against what their names promise; headers say what decoding gives."""
+"""Checks of fields against their names; sizes in headers are those of decoded images."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ FILES = {field: encoded(kind) for kind, field in FORMATS.items()}
 
 @pytest.mark.parametrize("check", [check_magic, check_structure, check_pixels])
 def test_a_file_passes_under_the_names_of_its_format_and_no_other(check):
-    """Every format under every field name that there is."""
+    """Every format is tried under every field name."""
     alike = [{"jpg", "jpeg", "jpe", "jfif"}, {"png", "apng"}, {"tif", "tiff"}, {"ppm", "pgm", "pbm", "pnm"}]
     for field, data in FILES.items():
         own = next((names for names in alike if field in names), {field})
@@ -72,7 +72,7 @@ def test_a_limit_of_pixels_holds_before_any_is_decoded(field):
 
 @given(place=st.integers(0, 10_000), byte=st.integers(1, 255), field=st.sampled_from(["png", "jpg"]))
 def test_a_changed_byte_never_makes_another_error(place, byte, field):
-    """A PNG's is always found; a JPEG's in its pixels is not, and needs a digest."""
+    """A changed byte of a PNG is always found. In a JPEG's pixels only a digest finds it."""
     data = bytearray(FILES[field])
     data[place % len(data)] ^= byte
     try:
@@ -116,7 +116,7 @@ def test_16_bits_of_a_png_are_told(tmp_path):
 
 @pytest.mark.parametrize("num_bytes", [0, 2000, 2047, 2048, 64_000, 65_536, 400_000])
 def test_a_header_behind_a_cameras_notes_is_found_in_few_reads(num_bytes):
-    """Also where a segment ends at the edge of a read."""
+    """This includes a segment that ends at the edge of a read."""
     data = IMAGES["jpeg"]
     notes = b"".join(
         b"\xff\xe1" + (len(part) + 2).to_bytes(2, "big") + part

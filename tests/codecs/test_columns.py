@@ -1,4 +1,4 @@
-"""A batch that is made by columns is the batch that is made sample by sample."""
+"""A batch made by columns equals the batch made sample by sample."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def npy(array: Any) -> bytes:
 
 
 def fields_of(number: int) -> dict[str, bytes]:
-    """A sample with a field of each kind."""
+    """Return a sample with a field of each kind."""
     array = np.arange(number, number + 6, dtype=np.float32).reshape(2, 3)
     return {
         "bin": bytes([number % 256]) * (number * 37 % 700),
@@ -60,7 +60,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def equal(a: Any, b: Any) -> bool:
-    """Equal in types, order of keys, dtypes, memory layout and values."""
+    """Return whether types, order of keys, dtypes, memory layouts and values are equal."""
     if type(a) is not type(b):
         return False
     if isinstance(a, torch.Tensor):
@@ -75,7 +75,7 @@ def equal(a: Any, b: Any) -> bool:
 
 
 def both(pipe: Pipeline, **options: Any) -> tuple[list[Any], list[Any], int]:
-    """An epoch by columns and one sample by sample, and how many batches were made by columns."""
+    """Return an epoch by columns, the epoch sample by sample, and the number of batches made by columns."""
     loader, apart = (pipe.loader(workers=0, **options) for _ in range(2))
     made = count_made(loader.program)
     by_columns = list(loader)
@@ -151,10 +151,10 @@ def test_mixtures_and_splits_and_ranges(folder: Path, tmp_path: Path) -> None:
     pipe = Pipeline().exact(mixture=mixed).decode().to_tuple("cls", "__url__").batched(4).with_epoch(20)
     by_columns, apart, num_made = both(pipe)
     assert equal(by_columns, apart)
-    assert num_made < 20  # where the parts meet, fields differ
+    assert num_made < 20  # fields differ in batches with samples of both parts
 
 
-# What is not right.
+# Invalid values.
 
 BAD: dict[str, tuple[str, bytes]] = {
     "json": ("json", b'{"n": 1'),
@@ -190,7 +190,7 @@ def test_a_bad_sample_gives_the_same_error(tmp_path: Path, name: str) -> None:
 
 
 def test_odd_values_are_those_that_decode_gives(tmp_path: Path) -> None:
-    """NaN, large integers, a byte order mark, spaces and signs, empty arrays, arrays without axes, text, structures."""
+    """NaN, large integers, a byte order mark, spaces and signs, empty arrays, arrays without axes, text, records."""
     odd = {
         "json": [b"NaN", b"1" * 18, b'["18446744073709551615"]', b"\xef\xbb\xbf[]", b"null", b"1.5", b"true", b'"a"'],
         "cls": [b"7", b"+7", b" 7\n", b"-7", b"007", b"9223372036854775807"],
@@ -236,7 +236,8 @@ def test_a_column_is_decoded_as_its_values_are(field: str, values: list[bytes]) 
         alone = str(err)
     try:
         found = decode_column(field, spans)
-        found = found.arrays() if isinstance(found, NpyColumn) else found.cut() if isinstance(found, Spans) else found
+        found = found.to_bytes() if isinstance(found, Spans) else found
+        found = found.arrays() if isinstance(found, NpyColumn) else found
     except DecodeError as err:
         found = str(err)
     assert repr(found) == repr(alone)
@@ -248,7 +249,7 @@ def test_a_damaged_shard_gives_the_same_error(tmp_path: Path) -> None:
     data = bytearray(path.read_bytes())
     data[5 * 1024 + 3] ^= 1
     path.write_bytes(data)
-    (tmp_path / ".wdskit.files").unlink()  # its digest would be taken
+    (tmp_path / ".wdskit.files").unlink()  # its stored digest would be used
     batches = iter(Pipeline().sequential(str(tmp_path), tail="drop").batched(4).loader(workers=0))
     assert next(batches)["cls"] == [b"0", b"1", b"2", b"3"]
     with pytest.raises(ShardError, match="byte 5120: bad header: its checksum does not match"):
@@ -271,10 +272,10 @@ def test_bad_samples_are_replaced_as_sample_by_sample(tmp_path: Path) -> None:
 
 
 def test_what_a_batch_holds_decides_whether_it_is_made_by_columns(tmp_path: Path) -> None:
-    """However many others of its job cannot be."""
+    """The other batches of its job do not matter."""
     samples: dict[str, dict[str, bytes]] = {}
     for at in range(30):
-        samples[f"a{at:03d}"] = {"cls": b"1", **({"txt": b""} if at % 2 else {})}  # never the same fields
+        samples[f"a{at:03d}"] = {"cls": b"1", **({"txt": b""} if at % 2 else {})}  # fields alternate
         samples[f"b{at:03d}"] = {"cls": b"1", "txt": b"", "npy": npy(np.zeros(3))}
     write_shard(tmp_path / "s.tar", dict(sorted(samples.items())))
     index_folder(tmp_path, workers=1)
@@ -282,7 +283,7 @@ def test_what_a_batch_holds_decides_whether_it_is_made_by_columns(tmp_path: Path
     built = pipe.build(rank=0, world_size=1)
     made = count_made(built)
     job = Job(0, Steps(60, 3, 1, "drop"), 0, 20)
-    batches = make_batches(built, built.open(job, built.reader, built.places(job))).result()
+    batches = make_batches(built, built.open(job, built.reader, built.locate(job))).result()
     batches = [each.with_tensors() for each in batches]
     assert [key for batch in batches for key in batch.value[1]] == sorted(samples)
     assert sum(made) == 10

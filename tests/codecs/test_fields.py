@@ -100,7 +100,7 @@ def test_json_round_trips(field, value):
 
 @given(JSON, st.sampled_from([None, 1, 2]), st.booleans())
 def test_json_values_are_the_standard_librarys(value, indent, ascii_only):
-    """Types too: orjson makes floats of integers beyond 64 bits, json does not."""
+    """Types are equal too: orjson makes floats of integers beyond 64 bits, json does not."""
     text = json.dumps(value, indent=indent, ensure_ascii=ascii_only)
     assume(text.encode("utf-8", "ignore").decode() == text)
     assert repr(decode_field("json", text.encode())) == repr(json.loads(text))
@@ -178,7 +178,7 @@ def test_circular_and_endless_values_are_an_error():
     for value in (circle, deep):
         with pytest.raises(DecodeError):
             encode_field("json", value)
-    while deep:  # freed step by step: the interpreter would recurse
+    while deep:  # freed level by level, because the interpreter would recurse
         deep = deep[0]
 
 
@@ -254,7 +254,7 @@ def test_npy_headers_of_other_writers_are_read(header, shape):
 
 
 def test_a_header_that_the_parser_of_python_fails_on_for_now_is_read_again(monkeypatch):
-    """In CPython 3.11 that raises SystemError now and then when several threads call it."""
+    """In CPython 3.11 the parser sometimes raises SystemError when several threads call it."""
     errors = [SystemError("AST constructor recursion depth mismatch (before=63, after=70)")] * 3
     literal_eval = ast.literal_eval
 
@@ -270,7 +270,7 @@ def test_a_header_that_the_parser_of_python_fails_on_for_now_is_read_again(monke
 
 
 def test_npy_of_version_3_is_refused():
-    """It is for names of columns that are not Latin-1; numpy has no public function for its header."""
+    """Version 3 is for column names that are not Latin-1; numpy has no public function for its header."""
     with pytest.raises(DecodeError, match=r"npy version 3\.0; supported are 1\.0 and 2\.0"):
         decode_field("npy", npy(np.ones(2, dtype=[("\u03b1", "<i2")]), version=(3, 0)))
 
@@ -384,7 +384,7 @@ def test_a_header_too_large_to_read_back_is_not_written():
         encode_field("npy", array)
 
 
-# --- everything else
+# --- other fields
 
 
 class Canary:
@@ -396,7 +396,7 @@ class Canary:
     "field", ["pkl", "pickle", "pyd", "pth", "npz", "ten", "tb", "mp", "msg", "cbor", "bin", "jpg", "x.pkl"]
 )
 def test_other_fields_stay_the_bytes_they_are(field):
-    """Above all nothing is unpickled."""
+    """In particular nothing is unpickled."""
     for data in (pickle.dumps(Canary()), memoryview(b"x")):
         assert decode_field(field, data) is data
 

@@ -36,7 +36,7 @@ def test_specs_are_webdatasets():
 @pytest.mark.parametrize("spec", sorted(IMAGE_SPECS))
 @pytest.mark.parametrize("name", sorted(FILES))
 def test_values_are_webdatasets(name, spec):
-    """Kind, dtype, shape and every value of all specs and formats."""
+    """The kind, dtype, shape and every value are compared, for all specs and formats."""
     expected = ImageHandler(spec)("x.png", FILES[name])
     result = decode_image(FILES[name], spec, max_pixels=LIMIT)
     if isinstance(expected, Image.Image):
@@ -119,7 +119,7 @@ def test_alpha_of_opaque_images_is_255_and_1():
 
 
 def test_palette_with_a_table_of_transparency_gives_alpha_and_no_warning():
-    """Pillow warns when such an image loses its alpha; a training log shall not fill with that."""
+    """Pillow warns when such an image loses its alpha; a training log must not fill with the warning."""
     data = encoded(palette_image(), "PNG", transparency=bytes([0, 128, 200, 255]))
     rgba = decode_image(data, "rgba8", max_pixels=LIMIT)
     assert rgba[0, :, 3].tolist() == [0, 128, 200, 255]
@@ -169,7 +169,7 @@ def test_pil_images_keep_exif_and_profile():
 
 @pytest.mark.parametrize("name", sorted(EXTRANEOUS))
 def test_jpeg_with_extraneous_bytes_goes_through_pillow(name):
-    """Of these simplejpeg says no, Pillow and every viewer yes."""
+    """Simplejpeg refuses these files; Pillow and every viewer accept them."""
     with pytest.raises(ValueError, match="extraneous bytes"):
         simplejpeg.decode_jpeg(EXTRANEOUS[name])
     result = decode_image(EXTRANEOUS[name], "rgb8", max_pixels=LIMIT)
@@ -184,7 +184,7 @@ def chunk(kind, data):
 
 
 def claims(width, height):
-    """Headers alone that promise width x height pixels."""
+    """Return files that are only a header, which promises width x height pixels."""
     jpeg = FILES["jpeg"]
     frame = jpeg.index(b"\xff\xc0")
     header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
@@ -218,7 +218,7 @@ def test_header_beyond_the_limit_is_refused_without_decoding(name):
 
 @pytest.mark.parametrize("name", sorted(claims(1, 1)))
 def test_the_limit_itself_is_allowed(name):
-    """One pixel less than promised refuses, as many do not: what is left to complain of is the missing data."""
+    """A limit of one pixel less refuses the image. With the limit itself, only the missing data is an error."""
     data = claims(100, 50)[name]
     with pytest.raises(ImageTooLarge):
         decode_image(data, "rgb8", max_pixels=4999)
@@ -238,7 +238,7 @@ def test_every_format_obeys_the_limit_exactly(name):
 
 @pytest.mark.parametrize("name", ["png", "gif", "bmp", "ppm"])
 def test_pillows_warning_never_surfaces_below_our_limit(name):
-    """95 megapixels are above Pillow's default and below ours. A warning would be an error here, the chained cause."""
+    """95 megapixels are above Pillow's default and below wdskit's. A warning would be the cause of the DecodeError."""
     with pytest.raises(DecodeError) as caught:
         decode_image(claims(10000, 9500)[name], "rgb8", max_pixels=10**8)
     assert not isinstance(caught.value, ImageTooLarge)
@@ -246,7 +246,7 @@ def test_pillows_warning_never_surfaces_below_our_limit(name):
 
 
 def test_a_bomb_is_refused_in_little_memory():
-    """24 kB of PNG that would become 483 MB: a process that may only grow by 100 MB refuses it."""
+    """24 kB of PNG would become 483 MB. A process that may grow by only 100 MB refuses the file."""
     code = """
 import io, resource, sys, zlib, struct
 from wdskit.codecs.images import decode_image
@@ -275,7 +275,7 @@ sys.exit("no error")
 @pytest.mark.parametrize("spec", ["rgb8", "l8", "pil"])
 @pytest.mark.parametrize("name", ["jpeg", "jpeg progressive", "jpeg grey", "jpeg cmyk", "png", "png palette"])
 def test_no_prefix_of_a_jpeg_or_png_decodes(name, spec):
-    """Cut at every byte, the last among them."""
+    """The file is cut at every byte, the last included."""
     data = FILES[name]
     for cut in range(len(data)):
         with pytest.raises(DecodeError) as caught:
@@ -290,7 +290,7 @@ def test_a_file_cut_in_half_is_an_error(name):
 
 
 def test_a_scan_that_ends_early_is_an_error_even_with_an_end_mark():
-    """Pillow would paint the rest grey."""
+    """Pillow would fill the rest with grey."""
     data = FILES["jpeg 4:4:4"]
     cut = data[: len(data) - 200] + b"\xff\xd9"
     for spec in ("rgb8", "l8", "rgba8", "torchrgb", "pil"):
@@ -310,7 +310,7 @@ def test_jpegs_are_strict_even_where_pillow_was_told_to_be_lenient(monkeypatch):
 @settings(max_examples=60)
 @given(data=st.data())
 def test_damage_is_a_decode_error_or_an_image(name, data):
-    """Whatever bytes change, nothing but DecodeError comes out, and no image beyond the limit."""
+    """For any changed bytes the result is a DecodeError, or an image within the limit."""
     damaged = bytearray(FILES[name])
     for _ in range(data.draw(st.integers(1, 4))):
         damaged[data.draw(st.integers(0, len(damaged) - 1))] = data.draw(st.integers(0, 255))
@@ -374,7 +374,7 @@ def test_other_fields_are_no_images(field):
 
 
 def test_image_fields_are_webdatasets_too():
-    """Else data would decode with us that stays bytes there."""
+    """Otherwise wdskit would decode fields that stay bytes in webdataset."""
     assert all(ImageHandler("rgb8")(f"x.{field}", FILES["png"]) is not None for field in IMAGE_FIELDS)
 
 

@@ -1,4 +1,4 @@
-"""JPEGs at a smaller scale: the header before any pixel, what each pixel stands for, and None for all that is odd."""
+"""JPEGs at a smaller scale: sizes from the header, the mean in each pixel, and None for unusual files."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SCALED = [name for name in FILES if name.startswith("jpeg") and name != "jpeg cm
 
 
 def slopes(height, width):
-    """Three even slopes, which any scale keeps."""
+    """Return an image of three linear slopes, which every scale keeps."""
     rows, columns = np.mgrid[0:height, 0:width]
     return np.stack([rows, columns, 100 + (rows + columns) / 2], axis=-1).astype(np.uint8)
 
@@ -48,7 +48,7 @@ def test_at_full_size_the_pixels_are_those_of_decode_image(name):
 @pytest.mark.parametrize("step", STEPS)
 @pytest.mark.parametrize("subsampling", [0, 1, 2])
 def test_each_pixel_is_the_mean_of_those_it_stands_for(step, subsampling):
-    """Whatever the size: sides that are no multiple of the step, of a block, or of two blocks move no other pixel."""
+    """This holds for all sizes: a side that is not a multiple of the step or of a block does not shift other pixels."""
     for height, width in product((8, 31, 33, 47, 64, 65), (9, 15, 16, 40, 71)):
         image = slopes(height, width)
         data = encoded(image, "JPEG", quality=100, subsampling=subsampling)
@@ -56,20 +56,20 @@ def test_each_pixel_is_the_mean_of_those_it_stands_for(step, subsampling):
         assert result.shape == (-(-height // step), -(-width // step), 3)
         rows, columns = height // step, width // step
         squares = image[: rows * step, : columns * step].reshape(rows, step, columns, step, 3).mean(axis=(1, 3))
-        # Chroma that has fewer pixels is blurred: by up to five levels at the edge of a slope.
+        # Subsampled chroma is blurred: by up to five levels at the edge of a slope.
         assert np.abs(result[:rows, :columns] - squares).max() <= (2 if subsampling == 0 else 6)
 
 
 @pytest.mark.parametrize("step", STEPS)
 def test_every_small_size_is_decoded_at_the_named_scale_or_not_at_all(step):
-    """Simplejpeg is told a smallest size, which below 8 pixels several scales have in common."""
+    """Simplejpeg gets a minimum size, which below 8 pixels is the same for several scales."""
     for height, width in product(range(1, 20), range(1, 20)):
         result = decode_jpeg(encoded(slopes(height, width), "JPEG", quality=100, subsampling=0), (height, width), step)
         if max(height, width) < 8:
             assert result is None
         else:
             assert result.shape[:2] == (-(-height // step), -(-width // step))
-            # the top left pixel stands for the first `step` rows and columns, no fewer
+            # the top left pixel is the mean of the first `step` rows and columns
             expected = slopes(height, width)[:step, :step].mean(axis=(0, 1))
             assert height < step or width < step or np.abs(result[0, 0] - expected).max() <= 2
 
@@ -77,7 +77,7 @@ def test_every_small_size_is_decoded_at_the_named_scale_or_not_at_all(step):
 @pytest.mark.parametrize("step", [1, *STEPS])
 @pytest.mark.parametrize("name", ["jpeg", "jpeg progressive", "jpeg grey"])
 def test_no_prefix_decodes_at_any_scale(name, step):
-    """A cut in the last rows or the highest frequencies, which this scale has no use for, is found all the same."""
+    """A cut in the last rows, or in high frequencies that this scale does not use, is found too."""
     data = FILES[name]
     for cut in range(len(data)):
         try:
@@ -96,7 +96,7 @@ def test_what_the_decoder_refuses_is_none(step):
 
 
 def test_another_size_than_the_files_is_none():
-    """A caller that mixes up files gets no picture of another shape."""
+    """A caller that confuses two files gets no image of another shape."""
     assert decode_jpeg(FILES["jpeg"], (210, 340), 2) is None
 
 

@@ -1,4 +1,4 @@
-"""Checking that a file is one whole image, without decoding it."""
+"""The check that a file is one whole image, without decoding it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def encoded(fmt, mode="RGB", *, size=(9, 7), **options):
 
 
 def with_preview(jpeg):
-    """A JPEG whose APP1 holds a whole JPEG, as cameras write them."""
+    """Return a JPEG whose APP1 segment has a whole JPEG, as from a camera."""
     inner = b"Exif\0\0" + encoded("JPEG", size=(2, 2))
     return jpeg[:2] + b"\xff\xe1" + struct.pack(">H", len(inner) + 2) + inner + jpeg[2:]
 
@@ -58,7 +58,7 @@ def test_whole_files_pass(name):
 
 @pytest.mark.parametrize("name", sorted(JPEGS | PNGS))
 def test_no_prefix_of_a_jpeg_or_png_passes(name):
-    """Cut at every byte, the first and the last among them."""
+    """The file is cut at every byte, the first and the last included."""
     data = ALL[name]
     for cut in range(len(data)):
         with pytest.raises(DecodeError):
@@ -142,13 +142,13 @@ def test_errors_say_what_and_at_which_byte(data, message):
 
 
 def test_the_next_marker_is_found_wherever_it_stands():
-    """At every place around the edges of the pieces that are searched, and none where there is none."""
+    """The marker is at every offset around the edges of the searched pieces; data without a marker has none."""
     near, far = structure._NEAR_BYTES, structure._FAR_BYTES
     for at in (0, 3):
         for edge in (0, near, near + far, near + 2 * far):
             for place in range(max(0, at + edge - 3), at + edge + 4):
                 data = bytearray(at + near + 2 * far + 9)
-                data[at::7] = b"\xff" * len(data[at::7])  # FF 00, which is no marker
+                data[at::7] = b"\xff" * len(data[at::7])  # FF 00, which is not a marker
                 data[place : place + 2] = b"\xff\xe0"
                 if place + 2 < len(data):
                     data[place + 2] = 0

@@ -1,4 +1,4 @@
-"""Configurations as YAML that reads back as the same, and the JSON schema for editors."""
+"""Configurations as YAML that reads back equal, and the JSON schema for editors."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ KNOWN = {
 
 
 def fits(value: Any, schema: dict[str, Any]) -> bool:
-    """A validator of the part of JSON schema that ours uses; any other word in it is an error."""
+    """Return whether a value fits a JSON schema. A keyword that wdskit's schema does not use is an error."""
     assert schema.keys() <= KNOWN, schema.keys() - KNOWN
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
     if "$ref" in schema and not fits(value, SCHEMA["$defs"][schema["$ref"].removeprefix("#/$defs/")]):
@@ -85,7 +85,7 @@ def config(*stages: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", STAGES)
 def test_both_forms_of_every_stage_fit(name: str) -> None:
-    """And a bare name where it takes no arguments."""
+    """A stage without arguments also fits as a bare name."""
     for form in FORMS[name]:
         assert fits(config({name: form}), SCHEMA)
     assert fits(config(name), SCHEMA) == (not any(field.is_required() for field in STAGES[name].model_fields.values()))
@@ -107,18 +107,18 @@ WRONG = [
 
 @pytest.mark.parametrize("wrong", WRONG, ids=repr)
 def test_misspelt_settings_do_not_fit(wrong: dict[str, Any]) -> None:
-    """What an editor should underline."""
+    """Editors underline them."""
     assert not fits(wrong, SCHEMA)
 
 
 def test_variables_fit_where_numbers_do() -> None:
-    """They are text to an editor and a number when they are read."""
+    """A variable is text for an editor, and a number after reading."""
     assert fits(config({"shuffle": "${N:-5}"}, {"batched": {"size": "${N}", "partial": "${P}"}}), SCHEMA)
     assert fits(config() | {"loader": {"workers": "${N}"}}, SCHEMA)
 
 
 def test_the_repositorys_configurations_fit(repository: Path) -> None:
-    """Each of configs/."""
+    """Each file in configs/ fits."""
     files = sorted((repository / "configs").glob("*.yaml"))
     assert files
     for file in files:
@@ -126,7 +126,7 @@ def test_the_repositorys_configurations_fit(repository: Path) -> None:
 
 
 def test_every_setting_is_described() -> None:
-    """An editor has something to show, and the schema is plain JSON."""
+    """Editors can show a text for each setting, and the schema is plain JSON."""
     for model in (*STAGES.values(), LoaderSpec):
         for name, field in model.model_fields.items():
             assert field.description, (model, name)
@@ -134,7 +134,7 @@ def test_every_setting_is_described() -> None:
 
 
 def test_show_reads_back_equal(tmp_path: Path) -> None:
-    """Every setting that is used, the defaults included."""
+    """It shows every used setting, defaults included."""
     config = load(TEXT, tmp_path, "loader.threads=8", "pipelines.train.stream=$$a yes")
     text = config.to_yaml()
     assert (
@@ -190,7 +190,7 @@ STAGE_VALUES = st.one_of(
 
 
 def refuses(shards: str) -> bool:
-    """Whether this text can never name shards."""
+    """Return whether this text can never name shards."""
     try:
         expand_parts(shards)
     except StorageError:
@@ -201,7 +201,7 @@ def refuses(shards: str) -> bool:
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(ANY_TEXT, st.lists(STAGE_VALUES, max_size=6), st.sampled_from(["pipeline", "train", "null", "no", "x-1"]))
 def test_any_config_reads_back_equal(tmp_path: Path, shards: str, stages: list[Any], name: str) -> None:
-    """Whatever its texts, names and numbers are, `$`, quotes and `1e-3` among them."""
+    """This holds for any texts, names and numbers, including `$`, quotes and `1e-3`."""
     assume(not refuses(shards))
     config = load_config({"pipelines": {name: [{"stream": shards}, *stages]}})
     assert load(config.to_yaml(), tmp_path) == config

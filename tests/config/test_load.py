@@ -30,7 +30,7 @@ def message(source: Any, *overrides: str) -> str:
 
 
 def test_a_file_becomes_a_config(config_file: Path) -> None:
-    """Pipelines in the order of the file, stages in theirs, defaults filled in."""
+    """Pipelines and stages keep their order in the file, and defaults are filled in."""
     config = load_config(config_file)
     assert list(config.pipelines) == ["train", "val"]
     names = [stage.name for stage in config.pipeline("train")]
@@ -42,7 +42,7 @@ def test_a_file_becomes_a_config(config_file: Path) -> None:
 
 
 def test_which_pipeline() -> None:
-    """One needs no name; of several the names are listed."""
+    """A single pipeline needs no name; for several, the error lists the names."""
     one = load_config({"pipeline": [{"stream": "a.tar"}]})
     assert one.pipeline() == one.pipeline("pipeline") == (parse_stage("stream", "a.tar"),)
     two = load_config({"pipelines": {"train": [{"stream": "a.tar"}], "val": [{"stream": "b.tar"}]}})
@@ -53,7 +53,7 @@ def test_which_pipeline() -> None:
 
 
 def test_a_dict_may_hold_functions_stages_and_specs(config_file: Path) -> None:
-    """It is left as it is, and foreign stages are kept."""
+    """The dict is not changed, and foreign stages are kept."""
 
     def stage(source):
         return source
@@ -74,7 +74,7 @@ def test_a_dict_may_hold_functions_stages_and_specs(config_file: Path) -> None:
 
 
 def test_problems_of_a_dict_say_where() -> None:
-    """There is no line, so the path has to do."""
+    """A dict has no lines, so the message gives only the path."""
     assert message({"pipeline": [{"stream": {"shards": "a", "seed": True}}]}) == (
         "config dict: pipeline[0].stream.seed: true is a truth value; a whole number is needed."
     )
@@ -84,7 +84,7 @@ def test_problems_of_a_dict_say_where() -> None:
 
 
 def test_what_cannot_be_read_does_not_hide_what_is_wrong_elsewhere(tmp_path: Path) -> None:
-    """And nothing is reported of a value that could not be read, or of a name that may be missing for that."""
+    """But a value that could not be read, or a name that may be missing because of it, causes no further problem."""
     text = (
         "version: 1\nversion: 1\npipeline:\n  - stream: ${WDSKIT_UNSET}/a.tar\n  - shuffle: 0\n  - resize: &a 0\n"
         "  - batched:\n      ${X}: 4\nloader: {workers: 00012, threads: 0}\nerrors: {max_bad: x, max_bad: 1}\n"
@@ -106,7 +106,7 @@ def test_what_cannot_be_read_does_not_hide_what_is_wrong_elsewhere(tmp_path: Pat
 
 
 def test_a_dict_that_holds_itself_is_refused() -> None:
-    """As are one too deep and one that is too much."""
+    """A dict that is too deep or too large is refused too."""
     loop: dict[str, Any] = {}
     loop["pipeline"] = loop
     assert "deeper than 32" in message(loop)
@@ -122,7 +122,7 @@ def test_a_dict_that_holds_itself_is_refused() -> None:
 
 @pytest.mark.parametrize("path", ["missing.yaml", ".", "a\0b", "x" * 5000])
 def test_an_unreadable_file_is_a_storage_error(path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not a problem of the configuration."""
+    """It is not a ConfigError."""
     monkeypatch.chdir(tmp_path)
     with pytest.raises(StorageError, match="the configuration cannot be read") as caught:
         load_config(path)
@@ -130,12 +130,12 @@ def test_an_unreadable_file_is_a_storage_error(path: str, tmp_path: Path, monkey
 
 
 def test_yaml_text_instead_of_a_path_is_pointed_out() -> None:
-    """A mistake easily made."""
+    """This is a common mistake."""
     assert "this is text, not a path" in message(TEXT)
 
 
 def test_variables_are_filled_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In values, typed afterwards."""
+    """Only values have variables; a value gets its type after that."""
     monkeypatch.setenv("WDSKIT_A", "7")
     text = "version: 1\npipeline:\n  - stream:\n      shards: ${WDSKIT_A}/${WDSKIT_B:-b}.tar\n      seed: ${WDSKIT_A}\n"
     source = load(text, tmp_path).pipeline()[0]
@@ -143,7 +143,7 @@ def test_variables_are_filled_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_no_more_than_a_hundred_problems_are_listed(tmp_path: Path) -> None:
-    """And the rest is counted."""
+    """The other problems are counted."""
     lines = message({"pipeline": [{"stream": "a"}] + [{"shuffle": 0}] * 300}).splitlines()
     assert len(lines) == 101
     assert lines[-1] == "config dict: 200 more problems are not shown."
@@ -176,7 +176,7 @@ OVERRIDE_TEXTS = st.text(max_size=8) | st.builds(
 
 
 def check_problems(err: ConfigError) -> None:
-    """Each problem says where, what, and ends as a sentence does."""
+    """Check that each problem gives place and fault, and ends like a sentence."""
     assert err.problems
     assert all(problem.where and problem.rule[-1] in ".?" for problem in err.problems)
     assert "pydantic" not in str(err)
@@ -184,7 +184,7 @@ def check_problems(err: ConfigError) -> None:
 
 @given(CONFIG_TREES, st.lists(OVERRIDE_TEXTS, max_size=2))
 def test_any_tree_is_a_config_or_a_config_error(tree: dict[str, Any], overrides: list[str]) -> None:
-    """Nothing else."""
+    """No other result is possible."""
     try:
         config = load_config(tree, overrides=overrides)
     except ConfigError as err:
@@ -200,7 +200,7 @@ def test_any_tree_is_a_config_or_a_config_error(tree: dict[str, Any], overrides:
     | st.lists(st.sampled_from(TEXT.splitlines(keepends=True))).map("".join)
 )
 def test_any_file_is_a_config_or_a_config_error(tmp_path: Path, data: bytes | str) -> None:
-    """Bytes, text, and lines of a good file in any order."""
+    """The files have random bytes, random text, and lines of a good file in any order."""
     try:
         assert isinstance(load(data, tmp_path), Config)
     except ConfigError as err:
@@ -210,7 +210,7 @@ def test_any_file_is_a_config_or_a_config_error(tmp_path: Path, data: bytes | st
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.integers(0, len(TEXT) - 1), st.characters())
 def test_a_good_file_with_one_character_changed(tmp_path: Path, at: int, char: str) -> None:
-    """Is a configuration or a list of problems."""
+    """The result is a configuration or a list of problems."""
     try:
         assert isinstance(load(TEXT[:at] + char + TEXT[at + 1 :], tmp_path), Config)
     except ConfigError as err:

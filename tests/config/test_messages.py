@@ -1,4 +1,4 @@
-"""Every message of a bad configuration, word by word: tests/bad_configs/*.yaml and messages.txt beside them."""
+"""Every message for a bad configuration, word by word: tests/bad_configs/*.yaml and messages.txt."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FILES = sorted(path.name for path in FOLDER.glob("*.yaml"))
 
 
 def golden() -> dict[str, str]:
-    """Expected message by file name."""
+    """Return the expected messages by file name."""
     parts = re.split(r"^== (.+)\n", (FOLDER / "messages.txt").read_text(encoding="utf-8"), flags=re.MULTILINE)[1:]
     return {name: message.rstrip("\n") for name, message in zip(parts[::2], parts[1::2], strict=True)}
 
@@ -36,7 +36,7 @@ def test_bad_config_is_refused_in_these_words(name: str) -> None:
 
 @pytest.mark.parametrize("name", FILES)
 def test_messages_are_readable(name: str) -> None:
-    """where: what. What to do. Sentences, no pydantic, no Python types, not too long."""
+    """Messages are "where: what. What to do.", in sentences, not too long, without pydantic's words or Python types."""
     with pytest.raises(ConfigError) as caught:
         load_config(name)
     for problem in caught.value.problems:

@@ -46,7 +46,7 @@ OVERRIDES = [
 
 @pytest.mark.parametrize(("override", "pipeline", "index", "value"), OVERRIDES)
 def test_overrides(config_file: Path, override: str, pipeline: str, index: int, value: Any) -> None:
-    """By position or by name, into shorthands and replacing them; everything else stays."""
+    """An override names a stage by position or name, and changes or replaces a shorthand. Nothing else changes."""
     plain, changed = load_config(config_file), load_config(config_file, overrides=[override])
     name = plain.pipeline(pipeline)[index].name
     wanted = list(plain.pipeline(pipeline))
@@ -57,7 +57,7 @@ def test_overrides(config_file: Path, override: str, pipeline: str, index: int, 
 
 
 def test_overrides_of_the_loader_and_of_whole_parts(config_file: Path) -> None:
-    """The last of two wins; a stage and a pipeline may be replaced."""
+    """Of two overrides the last one wins. A stage or a pipeline may be replaced."""
     config = load_config(
         config_file,
         overrides=["loader.workers=4", "loader.workers=0", "loader.pin_memory=true", "errors.max_bad=3",
@@ -106,7 +106,7 @@ BAD_OVERRIDES = {
 
 @pytest.mark.parametrize("override", BAD_OVERRIDES)
 def test_problems_of_an_override_carry_its_name(config_file: Path, override: str) -> None:
-    """`--set a.b.c=VALUE: what`, and no other problem does."""
+    """The message begins with `--set a.b.c=VALUE:`; no other problem's message does."""
     with pytest.raises(ConfigError) as caught:
         load_config(
             config_file, overrides=["loader.workers=null", override] if ".workers.x" in override else [override]

@@ -1,7 +1,7 @@
 """Settings of a configuration in pairs: each pair runs with the right samples, or is refused by an error that names it.
 
 Every setting of `loader`, `errors`, `cache` and of the sources meets every other one, with valid and invalid values, in
-a YAML file with one setting a line. `WDSKIT_ALL_SOAK` runs all pairs, otherwise every `STRIDE`-th.
+a YAML file with one setting per line. `WDSKIT_ALL_SOAK` runs all pairs; otherwise every `STRIDE`-th pair runs.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ HUGE = 2**62
 
 
 class Value(NamedTuple):
-    """A value of a setting. `refused`: by the configuration ("config"), or before the first batch ("run")."""
+    """A value of a setting. `refused` is empty, or when it is refused: "config", or before the first batch ("run")."""
 
     setting: str
     value: Any
@@ -118,7 +118,7 @@ SOURCES = {
 
 
 def pairs(source: str) -> list[tuple[Value, Value]]:
-    """All pairs of values of different settings; those of two sections with `exact` and `stream` only."""
+    """Return all pairs of values of different settings; pairs of two sections only with `exact` and `stream`."""
     own = [[each._replace(setting=f"{source}.{each.setting}") for each in one] for one in SOURCES[source]]
     tables = [*own, *SECTIONS]
     return [
@@ -136,11 +136,11 @@ def sampled(source: str) -> list[tuple[Value, Value]]:
     return found[::STRIDE]
 
 
-# --- what has to come of a pair, from the rules that the pages state
+# --- expected results of a pair, from the rules in docs/
 
 
 def rules(source: str, given: dict[str, Any]) -> list[tuple[str, str]]:
-    """The settings that the configuration has to refuse for what other settings are: the place, and a name in it."""
+    """Return the settings that must be refused because of other settings: the place, and a name in the message."""
     found: list[tuple[str, str]] = []
     own = own_settings(source, given)
     if not given.get("errors.max_bad"):
@@ -165,17 +165,17 @@ def rules(source: str, given: dict[str, Any]) -> list[tuple[str, str]]:
     if source != "stream" and "mixture" in own:
         found += [(source, name) for name in ("range", "split", "where", "shards") if name in own]
     if source == "resampled" and own.get("window") == HUGE and (source, "schedule: linear") not in found:
-        found.append((source, "lanes"))  # one section's rules are checked in turn
+        found.append((source, "lanes"))  # the rules of one section are checked one after another
     return found
 
 
 def own_settings(source: str, given: dict[str, Any]) -> dict[str, Any]:
-    """The settings of the source."""
+    """Return the settings of the source."""
     return {name.partition(".")[2]: value for name, value in given.items() if name.startswith(f"{source}.")}
 
 
 class Tables(NamedTuple):
-    """Where the data of the tests lies."""
+    """The folders of the data."""
 
     folder: Path
     one: str
@@ -183,7 +183,7 @@ class Tables(NamedTuple):
     other: str
 
     def fill(self, value: Any) -> Any:
-        """A value with the names in braces replaced."""
+        """Return a value with the names in braces replaced."""
         return json.loads(
             re.sub(r"\{(folder|one|two|other)\}", lambda match: str(getattr(self, match[1])), json.dumps(value))
         )
@@ -205,7 +205,7 @@ def tables(tmp_path_factory: pytest.TempPathFactory) -> Tables:
 
 
 def write_yaml(path: Path, source: str, given: dict[str, Any]) -> dict[str, int]:
-    """The configuration, one setting a line. Returns the line of each setting and of each section."""
+    """Write the configuration, one setting per line. Return the line number of each setting and section."""
     text = ["version: 1", "pipeline:", f"  - {source}:"]
     lines = {source: 3}
     own = own_settings(source, given)
@@ -241,7 +241,7 @@ def is_endless(source: str, own: dict[str, Any]) -> bool:
 
 
 def names_of(setting: str, value: Any) -> list[str]:
-    """What of a setting an error may name: itself, its section, its folder, or the file in which folders differ."""
+    """Return the names that an error may use: the setting, its section, its folder, or the file that differs."""
     parts = setting.split(".")
     names = [parts[-1], *(parts[:1] if parts[0] == "errors" else ())]
     return [*names, str(Path(value).parent) if isinstance(value, str) and "/" in value else CLASSES_NAME]
@@ -258,7 +258,7 @@ def outcome(command: Any, path: Path) -> tuple[int, str, str]:
 
 
 class Sweep:
-    """Checks pairs of one source, and counts what became of them."""
+    """Checks the pairs of one source, and counts their results."""
 
     def __init__(self, source: str, tables: Tables, folder: Path) -> None:
         self.source = source
@@ -314,7 +314,7 @@ class Sweep:
             assert str(again.value) == text
 
     def _refused_late(self, pair: tuple[Value, Value], given: dict[str, Any]) -> set[str]:
-        """The settings of which an error before the first batch has to name one; empty for a pair that runs."""
+        """Return settings of which the error before the first batch must name one; empty for a pair that runs."""
         late = {each.setting for each in pair if each.refused == "run"}
         if given.get(f"{self.source}.classes") == "any":
             late -= {name for name in late if self.tables.other in json.dumps(given[name])}
@@ -323,7 +323,7 @@ class Sweep:
         return late
 
     def _check_plan(self, late: set[str]) -> None:
-        """A plan reads no sample and opens no device, so it may accept what a run refuses."""
+        """Check the plan. A plan reads no sample and opens no device, so it may accept a pair that a run refuses."""
         problem = None
         try:
             plan(self.path)
@@ -402,13 +402,13 @@ class Sweep:
 def test_each_pair_of_settings_runs_with_the_right_samples_or_is_refused_by_name(
     source: str, tables: Tables, tmp_path: Path
 ) -> None:
-    """And `config show` writes what reads back as the same."""
+    """The output of `config show` also reads back as the same configuration."""
     sweep = Sweep(source, tables, tmp_path)
     failed: list[str] = []
     for pair in sampled(source):
         try:
             sweep.check(pair)
-        except Exception as err:  # noqa: BLE001 (all of them are listed at the end)
+        except Exception as err:  # noqa: BLE001 (all errors are listed at the end)
             failed.append(f"{pair}: {type(err).__name__}: {str(err)[:600]}")
     print(source, dict(sweep.counts))
     assert not failed, f"{len(failed)} pairs:\n" + "\n".join(failed[:40])

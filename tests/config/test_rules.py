@@ -1,4 +1,4 @@
-"""Which stages may follow which."""
+"""The order in which stages may follow each other."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def foreign(source):
 
 
 def check(text: str) -> list[tuple[int, str]]:
-    """check_order of stages written with spaces between; `?` is a foreign one."""
+    """Call check_order with stages from a text with spaces; `?` is a foreign stage."""
     return check_order([foreign if name == "?" else parse_stage(name, VALUES.get(name)) for name in text.split()])
 
 
@@ -101,13 +101,13 @@ MISFITS = [
 
 @pytest.mark.parametrize("text", FITS)
 def test_pipelines_that_fit(text: str) -> None:
-    """Nothing is refused that can work."""
+    """A pipeline that can work is not refused."""
     assert check(text) == []
 
 
 @pytest.mark.parametrize(("text", "index", "rule"), MISFITS)
 def test_pipelines_that_do_not(text: str, index: int, rule: str) -> None:
-    """One problem, at the stage that is wrong."""
+    """There is one problem, at the wrong stage."""
     found = check(text)
     assert [at for at, _ in found] == [index]
     assert rule in found[0][1]
@@ -118,7 +118,7 @@ def test_pipelines_that_do_not(text: str, index: int, rule: str) -> None:
     ("before", "word"), [("to_tuple", "tuples"), ("batched", "batches"), ("to_tuple batched", "batches")]
 )
 def test_stages_of_samples_stand_before_tuples_and_batches(name: str, before: str, word: str) -> None:
-    """Each of them, and each is fine before."""
+    """Each stage is refused after tuples or batches, and allowed before them."""
     source = "exact" if name == "resize_to_bucket" else "stream"
     found = check(f"{source} {before} {name}")
     assert len(found) == 1
@@ -127,12 +127,12 @@ def test_stages_of_samples_stand_before_tuples_and_batches(name: str, before: st
 
 
 def test_an_empty_pipeline_is_refused() -> None:
-    """With what a pipeline starts with."""
+    """The message lists the stages that a pipeline can start with."""
     assert check_order([])[0][0] == 0
 
 
 def test_split_none_beside_both_splitters_is_refused() -> None:
-    """It would do nothing; beside one it excuses the other."""
+    """`split: none` has no effect next to both splitters; next to one, it allows that the other is missing."""
     source = parse_stage("stream", {"shards": "a.tar", "split": "none"})
     splitters = [parse_stage("split_by_node"), parse_stage("split_by_worker")]
     assert [at for at, _ in check_order([source, *splitters])] == [0]
@@ -140,7 +140,7 @@ def test_split_none_beside_both_splitters_is_refused() -> None:
 
 
 def test_every_triple_of_stages_has_an_answer() -> None:
-    """Any three: no failure; a class answers as its spec; behind a foreign stage all fit but a source."""
+    """No triple raises; a class has the same answer as its spec; after a foreign stage all stages but a source fit."""
     specs = {name: parse_stage(name, VALUES.get(name)) for name in STAGES}
     for source, *names in itertools.product(["stream", "exact"], *[STAGES] * 3):
         stages = [specs[source], *(specs[name] for name in names)]

@@ -1,4 +1,4 @@
-"""Settings of stages: shorthands, long forms, and what is refused."""
+"""Settings of stages: shorthands, long forms and refusals."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def test_the_forms_cover_every_stage() -> None:
 
 @pytest.mark.parametrize("name", STAGES)
 def test_shorthand_and_long_form_are_one_spec(name: str) -> None:
-    """And the spec's own settings read back as the spec."""
+    """The settings of the spec also read back as the spec."""
     short, long = (parse_stage(name, value) for value in FORMS[name])
     assert short == long
     assert short.name == name
@@ -30,20 +30,20 @@ def test_shorthand_and_long_form_are_one_spec(name: str) -> None:
 
 @pytest.mark.parametrize("name", STAGES)
 def test_every_stage_refuses_what_it_does_not_know(name: str) -> None:
-    """Unknown settings and values of the wrong kind, each with a ConfigError."""
+    """Unknown settings and values of the wrong kind raise ConfigError."""
     for value in ({"nonsense": 1}, object(), {"a": object()}, [[[]]], 1.5j, b"x", {"": ""}, float("nan"), 10**5000, ""):
         with pytest.raises(ConfigError):
             parse_stage(name, value)
 
 
 def test_an_unknown_stage_is_refused_with_the_nearest() -> None:
-    """As in YAML, so in Python."""
+    """This holds in YAML and in Python."""
     with pytest.raises(ConfigError, match=r"^pipeline: `shufle` is not a stage\. Did you mean `shuffle`\?$"):
         parse_stage("shufle", 5)
 
 
 def test_functions_may_stand_where_names_do() -> None:
-    """In Python, not in YAML."""
+    """This holds in Python, not in YAML."""
     assert parse_stage("map", len).fn is len
     assert parse_stage("map_dict", {"cls": int}).fields == {"cls": int}
     assert parse_stage("map_tuple", [len, None]).fns == (len, None)

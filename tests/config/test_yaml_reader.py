@@ -1,4 +1,4 @@
-"""YAML as wdskit reads it."""
+"""wdskit's reader of YAML."""
 
 from __future__ import annotations
 
@@ -43,27 +43,27 @@ def test_plain_scalars_follow_yaml_1_2(text: str, value: object) -> None:
 @pytest.mark.parametrize("text", [text for text, _ in SCALARS])
 @pytest.mark.parametrize("quote", ["'", '"'])
 def test_quoted_scalars_stay_text(text: str, quote: str) -> None:
-    """Quotes make text, always."""
+    """A quoted scalar is always text."""
     assert read(f"x: {quote}{text}{quote}").tree == {"x": text}
 
 
 @pytest.mark.parametrize("text", ["12:30:45", "1:30", "-190:20:30.15", "00012", "-07", "01.5", "9" * 26, "1e999"])
 def test_what_readers_disagree_about_is_refused(text: str) -> None:
-    """With the advice to quote it."""
+    """The message says to quote the scalar."""
     document = read(f"x: {text}")
     assert "quotes" in rules(document)
     assert [flaw.path for flaw in document.flaws] == [("x",)]
 
 
 def test_lines_are_those_of_the_file() -> None:
-    """Each path knows its line; a list's items too."""
+    """Each path has its line, items of lists included."""
     document = read("# first\na:\n  - b: 1\n  -\n    c: 2\n\nd: [x,\n  y]\n")
     wanted = {(): 2, ("a",): 2, ("a", 0): 3, ("a", 0, "b"): 3, ("a", 1): 5, ("a", 1, "c"): 5}
     assert document.lines == wanted | {("d",): 7, ("d", 0): 7, ("d", 1): 8}
 
 
 def test_variables() -> None:
-    """Filled in before typing; quoted scalars stay text; what is filled in is not looked at again."""
+    """They are filled in before types are assigned; quoted scalars stay text; values are not searched for variables."""
     text = 'a: ${N}\nb: "${N}"\nc: ${NO:-1.5}\nd: ${EMPTY:-x}${EMPTY}\ne: $$N $$${N} $N\nf: ${NEST}\ng: ${NO:-}\n'
     document = read(text, N="5", EMPTY="", NEST="${N}")
     assert not document.flaws
@@ -72,20 +72,20 @@ def test_variables() -> None:
 
 @pytest.mark.parametrize("text", ["${NO}", "${", "${}", "${A-b}", "${1A}", "${A:-${B}}", "${ A }"])
 def test_a_variable_that_cannot_be_filled_in_is_a_problem(text: str) -> None:
-    """Never an empty text in its place."""
+    """It is never replaced by an empty text."""
     document = read(f'x: "{text}"', B="b")
     assert len(document.flaws) == 1
     assert [flaw.path for flaw in document.flaws] == [("x",)]
 
 
 def test_a_value_with_a_control_character_is_a_problem() -> None:
-    """Also from the environment, and half characters that a broken locale makes."""
+    """This includes values of the environment, and half characters of a broken locale."""
     assert "U+0000" in rules(read("x: ${A}", A="a\0"))
     assert "half of a character" in rules(read("x: ${A}", A="a\udcff"))
 
 
 def test_variables_cannot_fill_the_memory() -> None:
-    """What they fill in is counted over the whole document."""
+    """The total size of their values is limited over the whole document."""
     assert "expand to more than" in rules(read("- ${A}\n" * 200, A="x" * 10_000))
 
 
@@ -127,13 +127,13 @@ def test_hostile_text_is_refused_quickly(name: str) -> None:
     """No crash, no long wait, no long message."""
     start = time.process_time()
     document = read(ATTACKS[name])
-    assert time.process_time() - start < 20  # seconds for the slowest on a busy machine; without the limits minutes
+    assert time.process_time() - start < 20  # the slowest takes seconds on a busy machine; without limits, minutes
     assert 1 <= len(document.flaws) <= MAX_FLAWS
     assert len(rules(document)) < 50_000
 
 
 def test_depth_is_allowed_up_to_its_limit() -> None:
-    """The limit is the limit, not one more or less."""
+    """One level more is refused."""
     assert not read("[" * MAX_CONFIG_DEPTH + "]" * MAX_CONFIG_DEPTH).flaws
     assert "deeper" in rules(read("[" * (MAX_CONFIG_DEPTH + 1) + "]" * (MAX_CONFIG_DEPTH + 1)))
 
@@ -147,7 +147,7 @@ YAML_PIECES = st.sampled_from([
 
 @given(st.one_of(st.text(), st.binary(), st.lists(YAML_PIECES, max_size=40).map("".join)))
 def test_any_text_is_read_or_refused(data: str | bytes) -> None:
-    """Nothing is raised; a tree has only plain values, and every value has a line."""
+    """The reader raises nothing. A tree has only plain values, and every value has a line."""
     document = read_yaml(data, environment={})
     assert document.lines or document.flaws
     stack = [document.tree]
@@ -169,6 +169,6 @@ def test_any_text_is_read_or_refused(data: str | bytes) -> None:
     ],
 )
 def test_a_variable_needs_no_quotes_in_brackets(text: str, tree: object) -> None:
-    """What is in `${...}` is no syntax of YAML, in block style and in flow style."""
+    """The text in `${...}` is not YAML syntax, in block style and in flow style."""
     document = read_yaml(text, environment={"Y": "q,r]"})
     assert (document.tree, document.flaws) == (tree, [])

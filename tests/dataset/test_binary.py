@@ -1,4 +1,4 @@
-"""`index.bin`: damage is found when it is opened, and what it says is what `index.json` says."""
+"""`index.bin`: damage is found when the file is opened, and its content is that of `index.json`."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def entries(num: int) -> list[ShardEntry]:
 
 
 def test_the_layout_is_as_documented(folder: Path) -> None:
-    """Parsed by hand, from the module's docstring."""
+    """The file is parsed by hand, as the module's docstring describes it."""
     data = (folder / BINARY_NAME).read_bytes()
     index = read_index(folder)
     names = b"".join(entry.name.encode() for entry in index.entries)
@@ -55,7 +55,7 @@ def test_the_layout_is_as_documented(folder: Path) -> None:
 
 
 def test_an_index_may_know_the_offsets_of_some_shards_only(tmp_path: Path) -> None:
-    """As after `pack --append` to a folder whose index was made without them."""
+    """An example is a folder after `pack --append`, whose first index was made without offsets."""
     shards = [*entries(2), replace(entries(3)[2], idx_sha256="ab" * 32)]
     write_index(tmp_path, shards)
     assert read_index(tmp_path).entries == tuple(shards)
@@ -82,7 +82,7 @@ def test_its_arrays_cannot_be_written(folder: Path) -> None:
 
 
 def test_it_outlives_its_replacement(folder: Path) -> None:
-    """A mapped file that is replaced, not overwritten, stays as it was."""
+    """A mapped file that is replaced, not overwritten, does not change."""
     index = BinaryIndex(folder)
     write_index(folder, entries(2))
     assert index.counts.tolist() == [2, 2, 0]
@@ -134,7 +134,7 @@ def test_the_twin_of_another_index_is_refused(folder: Path, tmp_path: Path) -> N
 
 
 def test_a_twin_that_was_left_behind_by_a_newer_json_is_refused(folder: Path) -> None:
-    """As a writer that is killed between the two leaves them."""
+    """A writer that is killed between the two files leaves them like this."""
     old = (folder / INDEX_NAME).read_bytes()
     write_index(folder, entries(3))
     (folder / INDEX_NAME).write_bytes(old)
@@ -153,7 +153,7 @@ def test_another_version_is_named(folder: Path, version: str) -> None:
 
 
 def forge(folder: Path, data: bytes) -> None:
-    """Write an `index.bin` whose digests are right."""
+    """Write an `index.bin` with right digests."""
     digest = hashlib.sha256((folder / INDEX_NAME).read_bytes()).digest()
     num_shards, num_name_bytes = struct.unpack_from("<QQ", data, 8)
     stop = 128 + num_shards * 56 + num_name_bytes
@@ -192,7 +192,7 @@ def test_a_forged_name_that_is_no_text_is_refused_when_it_is_asked_for(folder: P
     ("num_shards", "num_name_bytes"), [(1 << 62, 27), (2, 27 + 56), (4, 27 - 56 + (1 << 64)), (0, 195)]
 )
 def test_a_forged_number_of_shards_is_refused(folder: Path, num_shards: int, num_name_bytes: int) -> None:
-    """The last three have the right sum, and would take digests for names or the other way round."""
+    """The last three have the right sum, and would confuse digests and names."""
     data = bytearray((folder / BINARY_NAME).read_bytes())
     struct.pack_into("<QQ", data, 8, num_shards, num_name_bytes)
     forge(folder, bytes(data))
@@ -201,7 +201,7 @@ def test_a_forged_number_of_shards_is_refused(folder: Path, num_shards: int, num
 
 
 def test_without_its_own_digest_damage_would_pass(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The mutant: nothing but the digest finds a count that is off by one."""
+    """The mutant: only the digest finds a count that is wrong by one."""
     data = bytearray((folder / BINARY_NAME).read_bytes())
     data[128] ^= 1
     (folder / BINARY_NAME).write_bytes(data)
@@ -216,7 +216,7 @@ def test_without_its_own_digest_damage_would_pass(folder: Path, monkeypatch: pyt
 
 
 def test_names_come_together_as_they_do_one_by_one(tmp_path, monkeypatch):
-    """In any parts, ASCII or not."""
+    """This holds for any division into parts, and for names with and without ASCII."""
     names = ["a.tar", "b-\u00e4\u00f6.tar", "c.tar", "\u65e5\u672c.tar", "e.tar"]
     write_index(tmp_path, [ShardEntry(name, 1, 2, "0" * 64, ()) for name in names])
     index = BinaryIndex(tmp_path)

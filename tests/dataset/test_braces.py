@@ -1,4 +1,4 @@
-"""What a user wrote, taken apart: upsampling factors, one for each part. Braces are tested with `test_patterns`."""
+"""Parse the user's text: upsampling factors, one for each part. `test_patterns` tests braces."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def test_factors_are_read_one_a_part() -> None:
 
 
 def test_a_stream_takes_factors_as_open_clip_writes_them(tmp_path):
-    """Of each shard: of 3 and of 1, with 1::2, the last is drawn in two of five draws."""
+    """A factor counts for each shard: with 3 shards, 1 shard and factors 1::2, two of five draws are the last shard."""
     many, one = write_numbers(tmp_path / "a", [1, 1, 1]), write_numbers(tmp_path / "b", [1])
     pipe = Pipeline().stream(f"{many}::{one}", resampled=True, upsampling="1::2").to_tuple("__url__")
     urls = Counter(url for (url,) in pipe.with_epoch(4000).loader(workers=0))

@@ -1,4 +1,4 @@
-"""`classes.json`: names by number, or an error where a number would get another one's name."""
+"""`classes.json`: names by number, or an error if a number would get a wrong name."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ def test_a_list_is_taken_as_it_is_and_nothing_as_none(tmp_path):
     assert read_classes(tmp_path) == ("b", "a", "b")
 
 
-# Several folders: a label means the same in all that is read together, or nothing is read.
+# Several folders: a label means the same class in all folders that are read together, or nothing is read.
 
 CAT_DOG, DOG_CAT, COW = ["cat", "dog"], ["dog", "cat"], ["cat", "dog", "cow"]
 
 
 def labelled(folder, names, *, label=b"0", indexed=True, **more):
-    """One shard of one sample, which has a label."""
+    """Write a folder of one shard with one labelled sample."""
     folder.mkdir()
     write_shard(folder / f"{folder.name}.tar", {f"{folder.name}-0": {"cls": label, **more}})
     if names is not None:

@@ -1,4 +1,4 @@
-"""Columns next to an index: what is stored, what is refused, and conditions on them against Python's own."""
+"""Columns next to an index: stored values, refusals, and conditions compared with Python's own."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ EXPECTED: dict[str, list[Any]] = {
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Ninety samples in shards of 20, with columns made while they were packed."""
+    """A folder of ninety samples in shards of 20, with columns made during packing."""
     folder = tmp_path_factory.mktemp("columns") / "data"
     pack(ROWS, folder, max_samples=20, columns=NAMES, disk=HastyDisk())
     return folder
@@ -138,7 +138,7 @@ def test_a_killed_pack_keeps_the_columns_of_its_shards(tmp_path: Path, folder: P
 
 
 REFUSED = {
-    "hight": r"columns: 'hight' is nothing that a sample has. There are width, height, cls",
+    "hight": r"columns: 'hight' cannot be a column. A column is width, height, cls",
     "a b=json.x": r"'a b' is not a valid name for a column",
     "../x": r"'../x' is not a valid name for a column",
     "cls,cls": r"columns: 'cls' is named twice",

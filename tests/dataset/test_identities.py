@@ -1,4 +1,4 @@
-"""A shard that was replaced after it was indexed gives an error, never a half sample or another one's fields."""
+"""A shard that was replaced after indexing gives an error, never a partial sample or fields of another sample."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from wdskit.storage.urls import LocalFile
 
 FORMATS: dict[str, dict[str, Any]] = {
     "plain": {"format": tarfile.USTAR_FORMAT},
-    "pax": {"format": tarfile.PAX_FORMAT},  # with a float mtime a header for each member, as webdataset's writer has it
+    "pax": {"format": tarfile.PAX_FORMAT},  # a float mtime needs a header per member, as webdataset's writer has
     "gnu": {"format": tarfile.GNU_FORMAT},
 }
 KEYS = {"plain": "n{}", "pax": "n{}", "gnu": "n" * 120 + "{}"}
@@ -32,7 +32,7 @@ FIELDS = ["a", "b", "c"]
 
 
 def shard_bytes(kind: str, groups: Iterable[int], size: int) -> bytes:
-    """Members of one size, of which so many each make a sample."""
+    """Return a shard of members of one size; each of `groups` is the number of members of a sample."""
     stream = io.BytesIO()
     with tarfile.open(fileobj=stream, mode="w", **FORMATS[kind]) as tar:
         for sample, count in enumerate(groups):
@@ -44,7 +44,7 @@ def shard_bytes(kind: str, groups: Iterable[int], size: int) -> bytes:
 
 
 def replace_in_place(path: Path, data: bytes) -> None:
-    """Other bytes, and nothing that the file system says of the file is another."""
+    """Write other bytes; all metadata of the file system stay the same."""
     before = path.stat()
     assert len(data) == before.st_size
     with path.open("r+b") as file:
@@ -53,7 +53,7 @@ def replace_in_place(path: Path, data: bytes) -> None:
 
 
 def groupings(num_members: int) -> list[tuple[int, ...]]:
-    """All ways to make samples of 1 to 3 members of so many."""
+    """Return all ways to divide this number of members into samples of 1 to 3 members."""
     sizes = range(1, num_members + 1)
     return [one for length in sizes for one in itertools.product((1, 2, 3), repeat=length) if sum(one) == num_members]
 
@@ -68,7 +68,7 @@ def samples_of(path: Path) -> list[dict[str, bytes]]:
 @pytest.mark.parametrize("size", [10, 40_000], ids=["small", "large"])
 @pytest.mark.parametrize("kind", FORMATS)
 def test_no_sample_of_a_regrouped_shard_is_a_half_one(tmp_path, kind, size):
-    """All groupings of four members against each other; each sample read as the first one of an open shard."""
+    """All pairs of groupings of four members; each sample is read as the first sample of an open shard."""
     shards = {groups: shard_bytes(kind, groups, size) for groups in groupings(4)}
     path = tmp_path / "s.tar"
     num_wrong = 0
@@ -92,7 +92,7 @@ def test_no_sample_of_a_regrouped_shard_is_a_half_one(tmp_path, kind, size):
 
 
 def check_pipeline(folder: Path, first: int, whole: list[dict[str, bytes]]) -> None:
-    """One sample, and all from there on, by columns and one by one."""
+    """Read one sample, and all from that one on, by columns and one by one."""
     base = Pipeline().sequential(str(folder), range=[first, "100%"])
     for pipe in (base.batched(2), base.map(dict).batched(4)):
         try:
@@ -127,7 +127,7 @@ def pipes(folder: Path) -> list[Pipeline]:
 
 
 def by_rename(path: Path, data: bytes) -> None:
-    """Another inode of the same size and time."""
+    """Replace the file by another inode of the same size and time."""
     before = path.stat()
     other = path.with_name("other")
     other.write_bytes(data)
@@ -136,7 +136,7 @@ def by_rename(path: Path, data: bytes) -> None:
 
 
 def by_writing(path: Path, data: bytes) -> None:
-    """The same inode at another time."""
+    """Overwrite the same inode at another time."""
     path.write_bytes(data)
     os.utime(path, ns=(1, path.stat().st_mtime_ns + 1))
 
@@ -202,7 +202,7 @@ def test_a_shard_that_was_replaced_in_a_copy_that_kept_the_times_is_found(tmp_pa
 
 
 def test_a_shard_that_was_replaced_is_never_written_anew(tmp_path):
-    """A new index with digests of wrong bytes would make them right for ever."""
+    """A new index with digests of wrong bytes would declare these bytes right for ever."""
     path = write_folder(tmp_path / "d")
     data = bytearray(path.read_bytes())
     data[512] ^= 1
@@ -214,7 +214,7 @@ def test_a_shard_that_was_replaced_is_never_written_anew(tmp_path):
 
 
 def test_what_was_replaced_before_an_addition_is_still_found_behind_it(tmp_path):
-    """The index of an addition takes over what it says of the shards before, and which files they were."""
+    """The index of an addition keeps the entries and the file identities of the earlier shards."""
     folder = tmp_path / "d"
     pack([{"__key__": f"a{n}", "cls": n} for n in range(4)], folder)
     path = folder / "d-000000.tar"

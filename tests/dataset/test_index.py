@@ -1,4 +1,4 @@
-"""The folder's index: what is written comes back, what others wrote is read as meant, and the rest is refused."""
+"""The folder's index: wdskit's own and those of other writers are read correctly, all else is refused."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def index_files(folder: Path) -> dict[str, bytes]:
 
 
 def test_a_committed_folder_still_has_the_same_index_to_the_byte(golden: Path) -> None:
-    """A format that changes needs a new version number and a new golden folder."""
+    """A change of the format needs a new version number and a new golden folder."""
     expected = index_files(golden)
     assert len(expected) == 5
     for name in expected:
@@ -205,7 +205,7 @@ def test_an_index_that_is_not_right_is_refused_by_name_and_problem(tmp_path: Pat
 
 
 def test_what_is_right_but_for_more_is_read(tmp_path: Path) -> None:
-    """Others may add to the document and to its entries: names, weights, md5 sums."""
+    """Other programs may add to the document and its entries: names, weights, md5 sums."""
     content = document(entry(md5sum="0" * 32, weight=2), name="mine", base="http://elsewhere/")
     (tmp_path / INDEX_NAME).write_text(json.dumps(content))
     assert read_index(tmp_path).entries == (ShardEntry("s.tar", 1, 2, DIGEST, ("cls",)),)
@@ -372,7 +372,7 @@ def test_an_index_is_read_only_from_schemes_that_are_supported() -> None:
 
 
 def test_damage_to_the_json_is_found_by_its_twin(golden: Path) -> None:
-    """The JSON carries no digest of its own; the twin does, and `verify` compares the shards'."""
+    """The JSON has no digest of itself; the twin has one, and `verify` compares the digests of shards."""
     path = golden / INDEX_NAME
     data = bytearray(path.read_bytes())
     for at in range(len(data)):

@@ -1,4 +1,4 @@
-"""Key rules: what they accept comes back from every reader as it was written, what they refuse says why."""
+"""Key rules: accepted keys come back unchanged from every reader, and each refusal gives its reason."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from wdskit.tar.writer import TarWriter
 
 
 def tar_of(names: list[str]) -> bytes:
-    """A shard whose members hold their own numbers."""
+    """Return a shard whose members contain their own numbers."""
     parts: list[bytes] = []
     writer = TarWriter(lambda data: parts.append(bytes(data)))
     for number, name in enumerate(names):
@@ -64,7 +64,7 @@ def by_wdskit(data: bytes) -> list[dict[str, Any]]:
 
 
 def check_round_trip(samples: dict[str, list[str]]) -> None:
-    """Every reader gives back these keys with these fields, in this order."""
+    """Check that every reader returns these keys with these fields, in this order."""
     names = [f"{key}.{field}" for key, fields in samples.items() for field in fields]
     expected: list[dict[str, Any]] = []
     numbers = iter(range(len(names)))
@@ -90,7 +90,7 @@ def is_accepted(check: Any, *names: str) -> bool:
     return False
 
 
-# What is accepted.
+# Accepted keys.
 
 nasty = st.sampled_from(
     [*"abAB01_-+./\\ :*?\"<>|~$%#&'`;,=@!()[]{}^", "__", "..", "./", "//", "\t", "\n", "\0", "\x7f"]
@@ -127,7 +127,7 @@ accepted_fields = st.lists(
 @settings(max_examples=80, suppress_health_check=[HealthCheck.filter_too_much])
 @given(st.dictionaries(accepted_keys, accepted_fields, min_size=1, max_size=6))
 def test_samples_that_are_accepted_stay_apart(samples: dict[str, list[str]]) -> None:
-    """Unless one changed byte of a name that no checksum covers could have torn a sample into two: that is an error."""
+    """Exception: if one changed byte without a checksum could have split a sample into two, that is an error."""
     assume(all(is_accepted(check_member_name, key, field) for key, names in samples.items() for field in names))
     for first, second in itertools.pairwise(samples):
         is_short = 1 in {len(samples[first]), len(samples[second])}
@@ -168,7 +168,7 @@ def test_a_name_of_100_bytes_fits_and_one_of_101_does_not(char: str, width: int)
             check_member_name(f"{key}x", field)
 
 
-# What is refused.
+# Refused keys.
 
 KEYS_REFUSED = {
     "": "it is empty",
@@ -264,7 +264,7 @@ def test_the_round_trip_finds_a_rule_that_is_gone(rule: str, key: str, monkeypat
         check_round_trip({key: ["cls"]})
 
 
-# Splitting, for shards that others wrote.
+# Splitting of names in shards of other writers.
 
 SPLITS = {
     "a.jpg": ("a", "jpg"),
@@ -309,7 +309,7 @@ def test_a_name_splits_at_the_first_dot_of_its_basename(name: str, split: tuple[
 @settings(max_examples=500)
 @given(st.text("aB._/", min_size=1, max_size=12) | st.lists(st.sampled_from(["__", "a", ".", "/", "B"])).map("".join))
 def test_names_split_as_webdataset_splits_them(name: str) -> None:
-    """But for hidden files and names without a field, `x/.jpg` and `a.`, which it makes samples of."""
+    """Exceptions are hidden files and names without a field, `x/.jpg` and `a.`: webdataset makes samples of them."""
     assume(name and not name.endswith("/"))
     key, field = webdataset.tariterators.base_plus_ext(name)
     split = split_name(name)
@@ -320,17 +320,17 @@ def test_names_split_as_webdataset_splits_them(name: str) -> None:
 
 
 def test_a_hashed_key_is_safe_and_the_same_everywhere() -> None:
-    """Committed values: packing with `--keys hashed` again gives the same keys."""
+    """The values are committed: packing with `--keys hashed` again gives the same keys."""
     assert hashed_key("train/a b.jpg") == "e00d717ee2cfb202156d"  # b2sum -l 80
     assert hashed_key("") == "6fa1d8fcfd719046d762"
-    assert hashed_key("\udcff") == "bc05b8d149955d3836b9"  # a path of the byte FF
+    assert hashed_key("\udcff") == "bc05b8d149955d3836b9"  # a path that is the byte FF
     for path in ("a", "a b/ü.jpg", "\udcff", "x" * 5000):
         check_member_name(hashed_key(path), "seg.png")
         assert re.fullmatch("[0-9a-f]{20}", hashed_key(path))
     assert len({hashed_key(f"{number}") for number in range(10_000)}) == 10_000
 
 
-# What a user sees.
+# Messages.
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The lock of a folder, beside processes that are forked while it is held."""
+"""The lock of a folder, and processes that are forked while it is held."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from wdskit.dataset.lock import LOCK_NAME, lock_folder, share_folder
 
 
 def test_a_process_that_was_forked_meanwhile_does_not_keep_the_lock(tmp_path: Path) -> None:
-    """As the workers of a loader do, which live on."""
+    """Workers of a loader are such processes: they live longer than the lock."""
     for take in (lock_folder, share_folder):
         asked, ask = os.pipe()
         with take(tmp_path):
@@ -36,11 +36,11 @@ def test_the_end_of_a_forked_process_does_not_free_the_lock(tmp_path: Path) -> N
             with pytest.raises(FolderIndexError, match="another wdskit process"), lock_folder(tmp_path):
                 pass
     if not child:
-        os._exit(0)  # behind the block, whose end it has run
+        os._exit(0)  # after the end of the block
 
 
 def test_a_lock_does_not_follow_a_link(tmp_path: Path) -> None:
-    """To a file that exists, or to one that would be made."""
+    """The link points to an existing file, or to a file that would be created."""
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder" / LOCK_NAME).symlink_to(tmp_path / "made")
     for take in (lock_folder, share_folder):

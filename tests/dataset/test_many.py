@@ -1,4 +1,4 @@
-"""Samples read together are those that are read one by one, or the same error."""
+"""Samples read together equal samples read one by one, or give the same error."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ from tests.dataset.test_shard import (
 from wdskit import Pipeline, verify
 from wdskit.dataset import many as many_module
 from wdskit.dataset.index import read_index, write_index
-from wdskit.dataset.many import Many, Run, read_samples
+from wdskit.dataset.many import Run, SampleColumns, read_samples
 from wdskit.dataset.shard import LocalShard, digest_offsets, offsets_path
 from wdskit.errors import FolderIndexError, ShardError, WdskitError
 from wdskit.shards.index import index_folder
 
 
 def opened(path: Path, *, known: bool = True) -> LocalShard:
-    """With the digest of its offsets, or without."""
+    """Open a shard with or without the digest of its offsets."""
     if not known:
         return LocalShard(path)
     offsets = np.frombuffer(offsets_path(path).read_bytes(), dtype="<u8")
@@ -43,7 +43,7 @@ def opened(path: Path, *, known: bool = True) -> LocalShard:
 
 
 def runs_of(numbers: Sequence[int]) -> list[tuple[int, int]]:
-    """Neighbours together: (first, count)."""
+    """Return runs of neighbours: (first, count)."""
     runs: list[tuple[int, int]] = []
     for number in numbers:
         if runs and sum(runs[-1]) == number:
@@ -58,10 +58,10 @@ def together(shard: LocalShard, numbers: Sequence[int], *, viewed: bool = False)
     return rows_of(read_samples(runs, viewed=lambda field: viewed))
 
 
-def rows_of(many: Many | None) -> Truth | None:
+def rows_of(many: SampleColumns | None) -> Truth | None:
     if many is None:
         return None
-    columns = {name: spans.cut() for name, spans in many.fields.items()}
+    columns = {name: spans.to_bytes() for name, spans in many.fields.items()}
     return [(key, {name: column[at] for name, column in columns.items()}) for at, key in enumerate(many.keys)]
 
 
@@ -72,7 +72,7 @@ def is_uniform(rows: Truth) -> bool:
 @pytest.mark.parametrize("known", [True, False])
 @pytest.mark.parametrize("make", SHARDS, ids=lambda make: make.__name__)
 def test_every_pair_of_samples_is_read_as_one_by_one(make: Callable[[Path], Path], tmp_path: Path, known: bool) -> None:
-    """Of all kinds of tar; the second time, edges are known without a digest too."""
+    """All kinds of tar are read; the second time, edges are verified also without a digest."""
     path = make(tmp_path / "s.tar")
     write_right_offsets(path)
     truth = read_truth(path)
@@ -140,11 +140,11 @@ def test_large_samples_are_not_kept_whole_unless_they_are_looked_at(tmp_path: Pa
         assert [type(spans.data[0]) for spans in many.fields.values()] == [bytes, memoryview]
 
 
-# What is not right.
+# Damaged shards and wrong offsets.
 
 
 def check_as_one_by_one(path: Path, truth: Truth, *, known: bool, only: int | None = None) -> int:
-    """Every sample, and all of them, are right together or an error, as one by one; number of errors."""
+    """Check that reads of one and of all samples are right or an error, as one by one; return the number of errors."""
     num_errors = 0
     try:
         opened(path, known=known).close()
@@ -189,7 +189,7 @@ def test_damage_to_any_byte_of_a_header_is_an_error(tmp_path: Path, known: bool)
 
 @pytest.mark.parametrize("moves", [each_to_every_block, cut])
 def test_offsets_that_are_moved_are_an_error_or_harmless(tmp_path: Path, moves: Callable) -> None:
-    """Known by no digest: then neighbours are looked at, as one by one."""
+    """No digest is known, so the neighbours of a sample are checked, as in reads one by one."""
     path = small(tmp_path / "s.tar")
     truth = read_truth(path)
     offsets = list(write_right_offsets(path))
@@ -202,13 +202,13 @@ def test_offsets_that_are_moved_are_an_error_or_harmless(tmp_path: Path, moves: 
 
 
 def test_another_shard_of_the_same_size_is_an_error(tmp_path: Path) -> None:
-    """The digest vouches for the offsets only: where another shard has taken the place, the member behind a sample is
-    still looked at.
+    """The digest only proves the offsets: to notice another shard in the same place, the member after a sample is
+    checked too.
     """
     path = write_shard(tmp_path / "s.tar", {key: {"cls": b""} for key in "abcd"})
     write_right_offsets(path)
     with opened(path) as shard:
-        write_shard(path, {"a": {"cls": b"", "txt": b""}, "b": {"cls": b"", "txt": b""}})  # same file, other content
+        write_shard(path, {"a": {"cls": b"", "txt": b""}, "b": {"cls": b"", "txt": b""}})  # same inode, other content
         for number in (0, 2):
             with pytest.raises(ShardError, match=f"samples {number} and {number + 1} have the same key"):
                 together(shard, [number])
@@ -230,7 +230,7 @@ def read_all(folder: Path) -> list[str]:
 
 
 def test_offsets_that_are_not_those_of_the_index_are_an_error_when_the_shard_is_opened(folder: Path) -> None:
-    """Those of another shard, and those of this one that were shifted; both look as good as the right ones."""
+    """The offsets are those of another shard, or this shard's shifted offsets; both are plausible."""
     assert len(read_all(folder)) == 16
     idx = folder / "s-0.tar.idx"
     data = idx.read_bytes()
@@ -256,18 +256,18 @@ def test_what_verify_says_of_an_index_with_another_digest_of_offsets(folder: Pat
 
 
 def test_an_index_without_digests_of_offsets_still_works(tmp_path: Path) -> None:
-    """Neighbours are looked at instead."""
+    """Neighbours of a sample are checked instead."""
     golden = shutil.copytree(GOLDEN / "folder", tmp_path / "old")
     write_index(golden, [replace(entry, idx_sha256=None, identity=None) for entry in read_index(golden).entries])
     pipe = Pipeline().sequential(str(golden / "s-000.tar")).batched(2).loader(workers=0)
     assert [batch["__key__"] for batch in pipe] == [batch["__key__"] for batch in pipe]
 
 
-# Broken readers that the checks above must catch.
+# Broken readers, which the checks above must catch.
 
 
 def _no_look_behind(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(many_module, "start_alike", lambda names, others, sizes: np.arange(len(names)) < 0)
+    monkeypatch.setattr(many_module, "have_equal_starts", lambda names, others, sizes: np.arange(len(names)) < 0)
 
 
 def _every_edge_is_known(monkeypatch: pytest.MonkeyPatch) -> None:

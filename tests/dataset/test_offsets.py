@@ -1,6 +1,6 @@
 """`<shard>.idx`: energon's layout, and numbers that cannot be a shard's offsets are refused.
 
-What cannot be told from the numbers alone is found by `LocalShard`, see test_local.py.
+`LocalShard` finds wrong offsets that look plausible: see test_shard.py.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MADE = GOLDEN / "folder"
 
 
 def write_raw(path: Path, *numbers: int) -> Path:
-    """A `.idx` of these numbers, whatever they are; returns the shard's path."""
+    """Write a `.idx` of any numbers; return the shard's path."""
     offsets_path(path).write_bytes(struct.pack(f"<{len(numbers)}Q", *numbers))
     return path
 
@@ -45,13 +45,13 @@ def test_what_is_written_comes_back(tmp_path_factory: pytest.TempPathFactory, of
 
 
 def test_the_layout_is_energons() -> None:
-    """N+1 little-endian uint64 without anything before: the first header of each sample, the end of the last member."""
+    """N+1 little-endian uint64 without a header: the first header of each sample, the end of the last member."""
     assert struct.unpack("<3Q", (MADE / "s-000.tar.idx").read_bytes()) == (0, 2048, 4096)
     assert struct.unpack("<3Q", (MADE / "s-001.tar.idx").read_bytes()) == (
         1024,
         3584,
         4096,
-    )  # a README comes first
+    )  # a README is the first member
     assert struct.unpack("<1Q", (MADE / "s-002.tar.idx").read_bytes()) == (0,)
     for name, keys in (("s-000.tar", (b"a/1.", b"a/2.")), ("s-001.tar", (b"b/1.", b"c."))):
         data = (MADE / name).read_bytes()
@@ -114,7 +114,7 @@ def test_a_length_that_is_no_multiple_of_eight_is_refused(tmp_path: Path, size: 
 
 
 def test_more_offsets_than_blocks_are_refused_before_they_are_read(tmp_path: Path) -> None:
-    """A file of a terabyte, without a byte on the disk."""
+    """The file has a terabyte, but uses no space on the disk."""
     shard = tmp_path / "s.tar"
     with offsets_path(shard).open("wb") as file:
         file.truncate(1 << 40)

@@ -1,4 +1,4 @@
-"""From what a user writes for shards to the shards that are meant, or an error that says why not."""
+"""From the user's text for shards to the list of shards, or an error with the reason."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from wdskit.dataset import patterns as patterns_module
 from wdskit.dataset.braces import _count_names, expand_braces
 from wdskit.dataset.index import read_index
 from wdskit.dataset.patterns import find_shards, list_shards
-from wdskit.dataset.table import find_mapped
+from wdskit.dataset.table import find_indexed_shards
 from wdskit.errors import FolderIndexError, StorageError
 from wdskit.limits import MAX_SHARD_NAMES
 from wdskit.shards.index import index_folder
@@ -33,7 +33,7 @@ from wdskit.shards.verify import find_targets
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty folder that is the current one."""
+    """An empty current folder."""
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -302,12 +302,12 @@ BOMBS = [
     "{a,{0..99999999}}",
     r"\{{0..99999999}",
     "http://h/{0..99999999}.tar",
-    "{\u0660..\u0669\u0669\u0669\u0669\u0669\u0669\u0669\u0669\u0669}",  # digits are not only ASCII's
+    "{\u0660..\u0669\u0669\u0669\u0669\u0669\u0669\u0669\u0669\u0669}",  # digits that are not ASCII
 ]
 
 
 def expand_in_little_memory(pattern: str) -> None:
-    """To be run in a child: 300 MB more than now are too much."""
+    """Expand a pattern, for a child process that may use 300 MB more than now."""
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (used + 300_000_000, resource.RLIM_INFINITY))
     resource.setrlimit(resource.RLIMIT_CPU, (5, resource.RLIM_INFINITY))
@@ -320,7 +320,7 @@ def test_a_pattern_of_too_many_names_is_an_error_before_they_are_made(pattern: s
 
 
 def test_without_the_count_such_a_pattern_takes_all_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The mutant: the child dies of its limits."""
+    """The mutant: the child exceeds its memory limit."""
     monkeypatch.setattr(braces_module, "_count_names", lambda pattern: 1)
     assert run_child(functools.partial(expand_in_little_memory, "{0..999999999}")) != 0
     assert run_child(functools.partial(expand_in_little_memory, "{a,b}" * 40)) != 0
@@ -346,7 +346,7 @@ braces = st.recursive(
 @settings(max_examples=300)
 @given(braces)
 def test_names_are_counted_before_they_are_made(pattern: str) -> None:
-    """Never too few, and exactly where no range of letters is in it."""
+    """The count is never too low, and exact if the pattern has no range of letters."""
     num = sum(1 for _ in itertools.islice(braceexpand.braceexpand(pattern), MAX_SHARD_NAMES + 1))
     counted = _count_names(pattern)
     assert num <= counted <= MAX_SHARD_NAMES + 1
@@ -357,7 +357,7 @@ def test_names_are_counted_before_they_are_made(pattern: str) -> None:
 @settings(max_examples=300)
 @given(st.lists(st.sampled_from([*"{{}},,a", "{0..9}", "\\"]), max_size=12).map("".join))
 def test_names_are_counted_in_any_text_with_braces(pattern: str) -> None:
-    """What has no count is refused, and never expands to more than was counted."""
+    """A text without a count is refused; no text expands to more names than its count."""
     assume("{" in pattern)
     try:
         counted = _count_names(pattern)
@@ -383,7 +383,7 @@ def test_any_text_is_a_list_of_names_or_a_storage_error(text: str) -> None:
 
 @pytest.fixture
 def indexed(here: Path) -> Path:
-    """`d` with ten shards and an index whose order is not that of the names."""
+    """`d` with ten shards and an index in another order than the names."""
     write_numbers(here / "d", [1, 2, 0, 1])
     index_folder(here / "d")
     return here / "d"
@@ -486,7 +486,7 @@ def test_a_name_in_the_current_folder_that_looks_like_a_url_is_no_url(here: Path
 
 @pytest.fixture
 def server(indexed: Path) -> Iterator[str]:
-    """A web server over the parent of `d`; its address."""
+    """The address of a web server over the parent of `d`."""
 
     class Quiet(http.server.SimpleHTTPRequestHandler):
         def log_message(self, *args):
@@ -562,7 +562,7 @@ def test_names_with_special_characters_come_from_a_remote_index_as_urls(server: 
         stream.close()
 
 
-# What is no shard by its name, and what is not there.
+# Names that are not shards, and missing files.
 
 
 def test_a_glob_without_an_ending_takes_tars_only(tmp_path):
@@ -579,7 +579,7 @@ def test_a_glob_without_an_ending_takes_tars_only(tmp_path):
     assert set(find_targets(f"{tmp_path}/*").shards) == {str(tmp_path / "a.tar"), str(tmp_path / "b.tar")}
 
 
-@pytest.mark.parametrize("find", [list_shards, find_mapped], ids=["stream", "exact"])
+@pytest.mark.parametrize("find", [list_shards, find_indexed_shards], ids=["stream", "exact"])
 def test_what_is_not_there_is_said_with_the_nearest_name(tmp_path, find):
     (tmp_path / "data" / "train").mkdir(parents=True)
     (tmp_path / "data" / "train" / "s-0.tar").touch()
@@ -591,16 +591,16 @@ def test_what_is_not_there_is_said_with_the_nearest_name(tmp_path, find):
         assert str(caught.value).endswith(f": there is no such {what}. Did you mean `{base}/train`?")
     with pytest.raises(StorageError, match=r"there is no such shard or folder\.$"):
         find(f"{base}/zzz")
-    with pytest.raises(StorageError, match=r"s-1.tar: there is no such shard\.$"):  # its neighbours are not meant
+    with pytest.raises(StorageError, match=r"s-1.tar: there is no such shard\.$"):  # a neighbour is no suggestion
         find(f"{base}/train/s-1.tar")
 
 
 def test_names_of_a_pattern_are_one_run_of_their_folder(tmp_path):
-    """A million names are not a million arrays."""
+    """A million names do not become a million arrays."""
     write_numbers(tmp_path, [1] * 6)
     index_folder(tmp_path, workers=1)
     one, others = f"{tmp_path}/s-00{{3,1}}.tar", f"{tmp_path}/s-*.tar"
-    runs = [numbers.tolist() for _, numbers in find_mapped([one, f"{tmp_path}/s-005.tar", others, one])]
+    runs = [numbers.tolist() for _, numbers in find_indexed_shards([one, f"{tmp_path}/s-005.tar", others, one])]
     assert runs == [[3, 1, 5], [*range(6)], [3, 1]]
 
 

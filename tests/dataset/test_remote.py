@@ -1,4 +1,4 @@
-"""Which version of an object is read: one that was replaced is an error in later epochs and runs, or read anew."""
+"""Versions of objects: an object that was replaced is an error in later epochs and runs, or is read again."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def time_of(changes: int) -> str:
 
 
 class Store(http.server.ThreadingHTTPServer):
-    """Serves ranges of what is in `files`, with the headers of one of `VALIDATORS`."""
+    """Serves ranges of `files`, with the headers of one of `VALIDATORS`."""
 
     daemon_threads = True
 
@@ -56,14 +56,14 @@ class Store(http.server.ThreadingHTTPServer):
         self.url = f"http://127.0.0.1:{self.server_port}/"
 
     def upload(self, folder: Path, *, names: str = "*") -> None:
-        """Upload the files of these names."""
+        """Upload the files with these names."""
         self.changes += 1
         files = {path.name: path.read_bytes() for path in folder.glob(names) if path.is_file()}
         self.files |= files
         self.changed |= dict.fromkeys(files, self.changes)
 
     def handle_error(self, *_: Any) -> None:
-        """A process that ended may have left a connection."""
+        """Ignore connections of processes that have ended."""
 
 
 class Answer(http.server.BaseHTTPRequestHandler):
@@ -111,7 +111,7 @@ def store(request, tmp_path, monkeypatch):
 
 
 def other_numbers(folder: Path) -> None:
-    """Write 8 in the place of each 7: shards of the same layout with other numbers."""
+    """Replace each 7 by 8: shards of the same layout with other numbers."""
     for path in folder.glob("*.tar"):
         path.write_bytes(path.read_bytes().replace(b"7" + bytes(511), b"8" + bytes(511)))
 
@@ -129,7 +129,7 @@ def read(loader: Any) -> list[int]:
     found = [
         int(number) for numbers, is_sample in loader for number, one in zip(numbers, is_sample, strict=True) if one
     ]
-    if (kept := getattr(loader.program.reader, "kept", None)) is not None:
+    if (kept := getattr(loader.program.reader, "cache", None)) is not None:
         kept.wait()
     return found
 
@@ -139,7 +139,7 @@ def read(loader: Any) -> list[int]:
 @pytest.mark.parametrize("when", ["epoch", "run", "resumed"])
 @pytest.mark.parametrize("store", GOOD, indirect=True)
 def test_a_shard_that_is_replaced_while_its_index_stays_is_an_error(store, tmp_path, when, cache, names):
-    """In the next epoch and in the next run, though it has the layout of the old one."""
+    """This holds in the next epoch and in the next run, although both shards have the same layout."""
     loader = make(store, tmp_path, cache=cache)
     assert read(loader) == OLD
     state = loader.state_dict()
@@ -148,7 +148,7 @@ def test_a_shard_that_is_replaced_while_its_index_stays_is_an_error(store, tmp_p
     if when != "epoch":
         loader = make(store, tmp_path, cache=cache)
     elif cache:
-        assert read(loader) == OLD  # from the parts of the shard that the index describes
+        assert read(loader) == OLD  # from the stored parts of the indexed shard
         loader = make(store, tmp_path, cache=cache)
     if when == "resumed":
         loader.load_state_dict(state)
@@ -159,7 +159,7 @@ def test_a_shard_that_is_replaced_while_its_index_stays_is_an_error(store, tmp_p
 
 
 WAYS = [(0, 1, False), (0, 3, False), (1, 1, True), (2, 2, False), (2, 2, True)]
-"""Workers, threads, and whether the workers stay for the next epoch."""
+"""Workers, threads, and whether workers persist for the next epoch."""
 ALL_VERSIONS = [*itertools.product(GOOD, WAYS, ["epoch", "middle", "run", "resumed"], [False, True])]
 SOME_VERSIONS = [
     ("strong", WAYS[0], "middle", True),
@@ -170,7 +170,7 @@ SOME_VERSIONS = [
 
 @pytest.mark.parametrize(("store", "way", "when", "cache"), ALL_VERSIONS if ALL else SOME_VERSIONS, indirect=["store"])
 def test_no_epoch_holds_a_sample_of_a_shard_that_was_replaced(store, tmp_path, way, when, cache):
-    """An epoch is that of the indexed shards, or it ends with an error that names a shard."""
+    """An epoch has the samples of the indexed shards, or ends with an error that names a shard."""
     workers, threads, stays = way
     kept = {"cache": {"dir": str(tmp_path / "kept"), "size": "1GB"}} if cache else {}
     pipe = Pipeline().exact(store.url, seed=3, lanes=6, window=10).map(number_of).batched(4)
@@ -188,12 +188,12 @@ def test_no_epoch_holds_a_sample_of_a_shard_that_was_replaced(store, tmp_path, w
     with contextlib.suppress(ShardError, StorageError):
         found += [number for batch in steps for number in batch.tolist()]
         assert sorted(found) == OLD
-    assert len({*found}) == len(found)  # a number of the other shard is one that an old sample has, too
+    assert len({*found}) == len(found)  # numbers of the other shard also belong to old samples
     if when != "middle":
         assert sorted(found) == OLD
         other_numbers(tmp_path / "data")
         store.upload(tmp_path / "data", names="*.tar")
-    if when == "epoch" and cache and (stays or workers == 0):  # from the parts of the indexed shards
+    if when == "epoch" and cache and (stays or workers == 0):  # from the stored parts of the indexed shards
         assert sorted(number for batch in loader for number in batch.tolist()) == OLD
     for _ in range(2):
         if when != "epoch" or cache:
@@ -214,7 +214,7 @@ def test_an_object_that_is_uploaded_again_with_its_bytes_is_read_on(store, tmp_p
 @pytest.mark.parametrize("cache", [False, True])
 @pytest.mark.parametrize("store", [*GOOD, *BAD], indirect=True)
 def test_a_data_set_that_is_replaced_with_its_index_is_read_anew(store, tmp_path, cache):
-    """Where the store says nothing of versions, no part and no old copy of the index is used."""
+    """If the store has no versions, no stored part and no old copy of the index is used."""
     for number in range(3):
         write_numbers(tmp_path / "data", [30, 30])
         if number:
@@ -276,7 +276,7 @@ def test_copies_of_indexes_that_nobody_uses_are_removed(store, tmp_path):
     assert not first.exists()
     assert not versions.exists()
     assert kept.exists()
-    assert len([*copies.iterdir()]) == 3  # the new copy, the notes and the link
+    assert len([*copies.iterdir()]) == 3  # the new copy, the metadata and the link
     assert (copies / "notes").exists()
 
 

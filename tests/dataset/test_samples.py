@@ -1,4 +1,4 @@
-"""Members into samples: which belong together, which belong to none, and which must not come."""
+"""Group members into samples: members of one sample, members of no sample, and members that are errors."""
 
 from __future__ import annotations
 
@@ -25,8 +25,7 @@ from wdskit.stages import shard_reader
 from wdskit.storage.urls import LocalFile
 from wdskit.tar.reader import TarReader
 
-# Names of members, one letter of content each; the samples that come out as {key: fields}, and how many members belong
-# to none.
+# Names of members, each with one letter of content; the samples as {key: fields}; the number of members of no sample.
 GROUPS: dict[str, tuple[list[str], dict[str, str], int]] = {
     "one field": (["a.jpg"], {"a": "jpg"}, 0),
     "two fields": (["a.jpg", "a.json", "b.jpg"], {"a": "jpg json", "b": "jpg"}, 0),
@@ -50,7 +49,7 @@ GROUPS: dict[str, tuple[list[str], dict[str, str], int]] = {
     "folders only": (["d/", "d/e/"], {}, 0),
 }
 
-# Names of members; the number of samples before the fault, which member is at fault, and what is said.
+# Names of members; the number of samples before the fault, the number of the wrong member, and the message.
 FAULTS: dict[str, tuple[list[str], int, int, str]] = {
     "a key in two places": (["a.jpg", "b.jpg", "a.json"], 2, 2, "key 'a' is in two places"),
     "a key at both ends": (["a.jpg", "b.jpg", "c.jpg", "d.jpg", "a.jpg"], 4, 4, "key 'a' is in two places"),
@@ -67,12 +66,12 @@ FAULTS: dict[str, tuple[list[str], int, int, str]] = {
 
 
 def content(number: int) -> bytes:
-    """What the member of this number holds: of many sizes, one empty."""
+    """Return the content of the member with this number: many sizes, one empty."""
     return bytes([number % 256]) * (number * 300)
 
 
 def shard_of(names: list[str]) -> bytes:
-    """Members of these names, directories where they end in a slash."""
+    """Return a shard of members with these names; names that end in a slash are directories."""
     members = [
         member(name, b"", kind=b"5") if name.endswith("/") else member(name, content(number))
         for number, name in enumerate(names)
@@ -81,7 +80,7 @@ def shard_of(names: list[str]) -> bytes:
 
 
 def offset_of(names: list[str], number: int) -> int:
-    """Where the member of this number starts."""
+    """Return the offset of the member with this number."""
     return len(shard_of(names[:number])) - len(END)
 
 
@@ -104,7 +103,7 @@ def test_members_of_one_key_that_stand_side_by_side_are_a_sample(case):
 
 
 def split(name: str) -> tuple[str, str]:
-    """Key and field, by WebDataset's rule in other words."""
+    """Return key and field by WebDataset's rule, written in another way."""
     folder, slash, base = name.rpartition("/")
     stem, _, field = base.partition(".")
     return folder + slash + stem, field.lower()
@@ -134,7 +133,7 @@ def test_the_start_of_a_sample_is_its_extension_header():
 
 
 def model(names: list[str]) -> tuple[list[tuple[str, list[str]]], bool]:
-    """The samples before the first fault, and whether there is one."""
+    """Return the samples before the first fault, and whether there is a fault."""
     groups: list[tuple[str, list[str]]] = []
     for name in names:
         key, field = split(name)
@@ -178,7 +177,7 @@ def test_any_names_group_as_the_rule_says(names):
 
 @pytest.mark.parametrize("num_whole", range(6))
 def test_samples_before_a_damage_are_counted_and_given(num_whole):
-    """The damage stands in the second member of a sample, so all before it are known to be whole."""
+    """The damage is in the second member of a sample, so all samples before that one are whole."""
     data = b"".join(member(f"{key}.{field}", b"x") for key in "abcdef" for field in ("jpg", "cls"))
     at = num_whole * 2048 + 1024
     data = data[:at] + header(b"x.cls", 1, change=1) + data[at + 512 :] + END
@@ -192,7 +191,7 @@ def test_samples_before_a_damage_are_counted_and_given(num_whole):
 
 
 def test_a_sample_comes_before_the_rest_of_the_shard_is_there(monkeypatch):
-    """A slow stream yields each sample once the next one's first member, and the header behind that, are known."""
+    """A slow stream yields each sample once it has the next sample's first member and the header after that."""
     monkeypatch.setattr("wdskit.tar.window.CHUNK_BYTES", 512)
     stream = io.BytesIO(b"".join(member(f"{n}.cls", padded(b"%d" % n)) for n in range(9)) + END)
     for number, sample in enumerate(ShardReader(stream.read, shard="x")):
@@ -219,11 +218,11 @@ def check_shards_stay_apart(folder: Path) -> None:
 
 
 def check_a_cut_shard_is_not_completed_from_the_next(folder: Path) -> None:
-    """Whatever the order in which the two are drawn."""
+    """Check this for both orders of the two shards."""
     first, second = two_shards(folder)
     Path(first).write_bytes(
         Path(first).read_bytes()[:-1024]
-    )  # at a member's edge: nothing of `k` is missing but its end
+    )  # cut at the end of a member: all members of `k` before that are whole
     for seed in range(4):
         samples = []
         with pytest.raises(ShardError, match=r"1\.tar, byte 2048: the shard stops before its end marker"):
@@ -242,7 +241,7 @@ def test_a_cut_sample_is_not_completed_with_the_next_shards_fields(tmp_path):
 
 
 class CarriesOver(ShardReader):
-    """Keeps the last sample of a shard open for the next one."""
+    """A wrong reader that keeps the last sample of a shard open for the next shard."""
 
     kept: ClassVar[dict] = {}
 
@@ -257,7 +256,7 @@ class CarriesOver(ShardReader):
 
 
 class CompletesCutSamples(ShardReader):
-    """Takes a cut for the end, as webdataset does with a handler that ignores errors."""
+    """A wrong reader that takes a cut for the end, as webdataset with a handler that ignores errors."""
 
     def __iter__(self) -> Iterator[dict]:
         try:
@@ -326,7 +325,7 @@ def test_a_sample_that_is_read_by_its_place_is_whole_or_an_error(case, is_truste
 
 DEEP = "d" * 120
 
-# Names of members, and whether a changed byte may have made two samples of one.
+# Names of members, and whether one changed byte may have split a sample into two.
 NEIGHBOURS: dict[str, tuple[list[str], bool]] = {
     "the key of the last member": (["n1.jpg", "n1.json", "n2.cls"], True),
     "the key of the first member": (["n2.jpg", "n1.json", "n1.cls"], True),
@@ -344,7 +343,7 @@ NEIGHBOURS: dict[str, tuple[list[str], bool]] = {
 @pytest.mark.parametrize("folder", [DEEP, "d"])
 @pytest.mark.parametrize("case", NEIGHBOURS)
 def test_two_samples_that_one_byte_of_a_long_name_made_of_one_are_refused(case, folder):
-    """Short names are in the checksum of their header. All samples before the two are yielded."""
+    """The header's checksum covers short names. All samples before the two are yielded."""
     names, is_one = NEIGHBOURS[case]
     data = b"".join(pax_path(f"{folder}/{name}".encode()) + member("cut", b"x") for name in ["first.jpg", *names])
     found = []

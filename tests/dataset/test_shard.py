@@ -1,4 +1,4 @@
-"""`LocalShard`: a sample by its number is the sample of a sequential reading, or an error."""
+"""`LocalShard`: a sample read by number equals the sample read sequentially, or is an error."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Truth = list[tuple[str, dict[str, bytes]]]
 
 
 def write_tar(path: Path, members: list[tuple[str, bytes | None]], **options: Any) -> Path:
-    """A shard by Python's tarfile; None is a directory."""
+    """Write a shard with Python's tarfile; None is a directory."""
     with tarfile.open(path, "w", **options) as tar:
         for name, data in members:
             info = tarfile.TarInfo(name)
@@ -45,7 +45,7 @@ def write_tar(path: Path, members: list[tuple[str, bytes | None]], **options: An
 
 
 def small(path: Path) -> Path:
-    """Empty fields, fields of a whole block, samples of one member and of three."""
+    """Write a shard with empty fields, fields of a whole block, samples of one and of three members."""
     samples: dict[str, dict[str, bytes]] = {
         "a": {"cls": b"", "txt": b"A"},
         "b": {"cls": b"", "jpg": bytes(512), "txt": b""},
@@ -56,7 +56,7 @@ def small(path: Path) -> Path:
 
 
 def strangers(path: Path) -> Path:
-    """Directories and files of no sample before, between, inside and behind the samples."""
+    """Write a shard with directories and foreign files before, between, inside and after the samples."""
     members: list[tuple[str, bytes | None]] = [
         ("./", None),
         ("README", b"read me"),
@@ -74,7 +74,7 @@ def strangers(path: Path) -> Path:
 
 
 def long_names(path: Path) -> Path:
-    """GNU long names: each member has three header blocks."""
+    """Write a shard with GNU long names: each member has three header blocks."""
     members: list[tuple[str, bytes | None]] = [
         (f"{'long' * 30}/{key}.{field}", data)
         for key, field, data in [("a", "cls", b""), ("a", "txt", b"A"), ("b", "cls", b""), ("b", "txt", b"B")]
@@ -83,7 +83,7 @@ def long_names(path: Path) -> Path:
 
 
 def prefixes(path: Path) -> Path:
-    """The prefix field of ustar: the name field alone is another key, and the same one for members of two samples."""
+    """Write a shard with ustar's prefix field. The name field alone is a wrong key, the same for two samples."""
     members: list[tuple[str, bytes | None]] = [
         (f"{'long' * 24}{folder}/k.{field}", b"") for folder in "ab" for field in ("cls", "txt")
     ]
@@ -91,7 +91,7 @@ def prefixes(path: Path) -> Path:
 
 
 def by_webdataset(path: Path) -> Path:
-    """Its writer puts a pax header before each member."""
+    """Write a shard with webdataset's writer, which puts a pax header before each member."""
     with webdataset.TarWriter(str(path)) as writer:
         for number in range(3):
             writer.write({"__key__": f"{number}", "bin": b"", "cls": number})
@@ -116,7 +116,7 @@ def write_raw(shard: Path, offsets: list[int]) -> None:
 
 
 def read_truth(shard: Path) -> Truth:
-    """The samples by sequential reading."""
+    """Return the samples, read sequentially."""
     with shard.open("rb") as file:
         samples = [*ShardReader(file.read, shard=str(shard))]
     return [
@@ -130,7 +130,7 @@ def plain(fields: dict[str, memoryview]) -> dict[str, bytes]:
 
 
 def check_right_or_error(shard: Path, truth: Truth) -> int:
-    """Every sample, each from a freshly opened shard and then all in turn, is right or an error; number of errors."""
+    """Check that every sample, from a new or an open shard, is right or an error; return the number of errors."""
     num_errors = 0
     try:
         with LocalShard(shard) as opened:
@@ -167,7 +167,7 @@ def shard(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     return path
 
 
-# What is read.
+# Reads.
 
 
 def test_every_sample_is_that_of_a_sequential_reading(shard: Path) -> None:
@@ -220,7 +220,7 @@ def test_a_number_is_anything_that_is_an_integer(tmp_path: Path) -> None:
 
 
 def test_views_belong_to_the_caller(shard: Path) -> None:
-    """They share one buffer, cannot be written, and outlive the shard."""
+    """The views share one buffer, are read-only, and outlive the shard."""
     truth = read_truth(shard)
     opened = LocalShard(shard)
     samples = [opened[number] for number in range(len(opened))]
@@ -234,7 +234,7 @@ def test_views_belong_to_the_caller(shard: Path) -> None:
 
 
 def test_a_read_that_gives_little_at_a_time_is_continued(shard: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One pread gives 2 GiB at most, whatever a sample has, and a network disk what it likes."""
+    """One pread returns at most 2 GiB, and a network disk may return less."""
     truth = read_truth(shard)
     pread = os.pread
     for most in (1, 100, 512, 513):
@@ -242,7 +242,7 @@ def test_a_read_that_gives_little_at_a_time_is_continued(shard: Path, monkeypatc
         assert check_right_or_error(shard, truth) == 0
 
 
-# Offsets that are not right.
+# Wrong offsets.
 
 
 def check_every_offset_moved(shard: Path, truth: Truth, moves: Callable[[list[int]], Iterator[list[int]]]) -> None:
@@ -304,7 +304,7 @@ def test_a_moved_offset_gives_the_right_sample_or_an_error(shard: Path, moves) -
 
 @pytest.mark.parametrize("moves", [one_left_out, cut, one_more])
 def test_more_or_fewer_offsets_give_no_wrong_sample(shard: Path, moves) -> None:
-    """Their number is then another, so that some sample has to fail, and none may be another's or a part."""
+    """The number of samples then differs: some sample has to fail, and none may be another or a partial sample."""
     truth = read_truth(shard)
     offsets = list(write_right_offsets(shard))
     for moved in moves(offsets):
@@ -324,7 +324,7 @@ def test_more_or_fewer_offsets_give_no_wrong_sample(shard: Path, moves) -> None:
 
 
 def test_a_single_shift_is_always_noticed(tmp_path: Path) -> None:
-    """In shards as `pack` writes them, where nothing stands between samples: some sample fails, or all at once."""
+    """In shards of `pack`, without bytes between samples, some sample fails, or the shard cannot be opened."""
     shard = small(tmp_path / "s.tar")
     truth = read_truth(shard)
     offsets = list(write_right_offsets(shard))
@@ -336,7 +336,7 @@ def test_a_single_shift_is_always_noticed(tmp_path: Path) -> None:
 
 
 def test_the_offsets_of_another_shard_give_an_error(tmp_path: Path) -> None:
-    """Each shard with each other's offsets."""
+    """Each shard is read with the offsets of each other shard."""
     paths = [make(tmp_path / f"{make.__name__}.tar") for make in SHARDS]
     all_offsets = [list(write_right_offsets(path)) for path in paths]
     for path, truth in ((path, read_truth(path)) for path in paths):
@@ -367,7 +367,7 @@ def test_the_first_error_tells_where_and_what_to_do(tmp_path: Path) -> None:
         LocalShard(shard)
 
 
-# Broken readers that the checks above must catch.
+# Broken readers, which the checks above must catch.
 
 
 def _no_look_at_the_ends(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -375,12 +375,12 @@ def _no_look_at_the_ends(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _no_look_behind(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What stands behind is believed to be another sample, and never looked at."""
+    """Patch the reader so that it does not check the member after a sample."""
     monkeypatch.setattr(local_module, "_plain_key", lambda block: "\0")
 
 
 def _no_look_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only what stands behind is looked at, as far as one block tells."""
+    """Patch the reader so that it checks only one block after a sample, and nothing before it."""
     parse = LocalShard._parse
 
     def parse_and_trust(self, number):
@@ -391,7 +391,7 @@ def _no_look_before(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _name_without_prefix(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The name field alone is taken for the name."""
+    """Patch the reader so that it takes the name field alone for the name."""
 
     def key(block: bytes) -> str | None:
         name = block[:100].partition(b"\0")[0].decode()
@@ -421,7 +421,7 @@ def test_a_reader_that_checks_less_is_caught(mutate, make, tmp_path: Path, monke
             check_every_offset_moved(shard, truth, moves)
 
 
-# Shards that are not right.
+# Damaged shards.
 
 
 def test_a_shard_cut_at_any_byte_before_it_is_opened(shard: Path) -> None:
@@ -429,7 +429,7 @@ def test_a_shard_cut_at_any_byte_before_it_is_opened(shard: Path) -> None:
     for size in range(0, len(data), 64):
         shard.write_bytes(data[:size])
         num_errors = check_right_or_error(shard, truth)
-        assert num_errors or not any(data[size:])  # only zeros behind the end marker may go
+        assert num_errors or not any(data[size:])  # only zeros after the end marker may be missing
 
 
 def test_a_shard_cut_at_any_byte_after_it_was_opened(shard: Path) -> None:
@@ -446,7 +446,7 @@ def test_a_shard_cut_at_any_byte_after_it_was_opened(shard: Path) -> None:
 
 
 def test_damage_to_any_byte_of_a_header_is_an_error_and_to_data_stays_in_its_sample(tmp_path: Path) -> None:
-    """Damage to data is found by its digest only: here it must not reach another sample."""
+    """Only a digest finds damage to data; here the test checks that it changes no other sample."""
     shard = write_shard(tmp_path / "s.tar", {key: {"cls": b"", "txt": key.encode()} for key in "abcd"})
     data, truth = bytearray(shard.read_bytes()), read_truth(shard)
     offsets = write_right_offsets(shard)
@@ -474,7 +474,7 @@ def test_a_file_that_is_replaced_while_it_is_open_stays_as_it_was(shard: Path, t
 
 
 def test_another_shard_of_the_same_size_gives_an_error_or_its_own_whole_samples(tmp_path: Path) -> None:
-    """Whose they are, the index's digests tell (`verify`); that they are whole, the headers do."""
+    """The headers show that samples are whole. Only the index's digests show whose samples they are (`verify`)."""
     shapes = [[2, 2, 2], [1, 1, 4], [3, 3], [6], [1] * 6, [1, 2, 3], [4, 2]]
     for old, new in product(shapes, repeat=2):
         shard = tmp_path / "s.tar"
@@ -534,7 +534,7 @@ def test_a_closed_shard_says_so(tmp_path: Path) -> None:
 
 
 def test_descriptors_are_given_back(tmp_path: Path) -> None:
-    """When it is closed, when the block ends, when opening fails, and when nobody holds the shard any more."""
+    """This holds after `close`, at the end of the block, when opening fails, and when the shard is garbage."""
     shard = small(tmp_path / "s.tar")
     gc.collect()
     before = open_descriptors()
@@ -560,7 +560,7 @@ def test_descriptors_are_given_back(tmp_path: Path) -> None:
 
 
 def test_a_pickled_shard_opens_its_file_again(shard: Path) -> None:
-    """A descriptor that travelled as a number would be some other file's, and closing one shard would close both."""
+    """A descriptor sent as a number could be another file's, and closing one shard would close both."""
     truth = read_truth(shard)
     opened = LocalShard(shard)
     data = pickle.dumps(opened)

@@ -1,4 +1,4 @@
-"""A folder that `pack` has begun and not finished never passes for a whole one, wherever the run was stopped."""
+"""A folder that `pack` has not finished is never taken for a whole one, wherever the run was stopped."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ OPTIONS: dict[str, Any] = {"max_samples": 2, "pattern": "p-%02d.tar"}
 
 
 class StoppingDisk(WatchedDisk, HastyDisk):
-    """Stops the run at operation number `stop_at`, from 0; nothing reaches the disk any more."""
+    """A disk that stops the run at operation number `stop_at`, from 0; no later operation reaches the disk."""
 
     def __init__(self, stop_at: int) -> None:
         super().__init__()
@@ -41,7 +41,7 @@ def rows(start: int, stop: int) -> list[dict[str, Any]]:
 
 
 def stop(folder: Path, given: Any, at: int, **options: Any) -> bool:
-    """Whether the run came to its end before."""
+    """Stop a run at an operation; return whether the run ended before that."""
     try:
         pack(given, folder, **OPTIONS, **options, disk=StoppingDisk(at))
     except Stopped:
@@ -55,7 +55,7 @@ def is_told(folder: Path) -> bool:
 
 @pytest.mark.parametrize("kind", ["planned", "stream", "append"])
 def test_a_run_that_was_stopped_anywhere_is_told_and_cannot_be_indexed(tmp_path, kind):
-    """And so the same run still goes on, and ends in the same bytes."""
+    """The same run can still be resumed, and ends with the same bytes."""
     before = rows(50, 53) if kind == "append" else []
 
     def given() -> Any:
@@ -89,7 +89,7 @@ def test_a_run_that_was_stopped_anywhere_is_told_and_cannot_be_indexed(tmp_path,
         with pytest.raises(FolderIndexError, match=r"\n.*Run the same `wdskit pack` again"):
             index_folder(folder, disk=HastyDisk())
         assert bytes_in(folder) == there
-        if told.is_publishing and list(folder.glob("*.tar")):  # only then its shards stand among the others
+        if told.is_publishing and list(folder.glob("*.tar")):  # only then its shards are in the folder
             assert is_told(folder)
         elif before:
             assert info(str(folder)).unfinished == f"{told.problem}. {told.remedy}"
@@ -103,7 +103,7 @@ def test_a_run_that_was_stopped_anywhere_is_told_and_cannot_be_indexed(tmp_path,
 
 
 def test_nothing_is_told_of_a_run_that_is_over(tmp_path):
-    """Nor where it was stopped between its index and the removal of its staging folder."""
+    """This includes a run that was stopped between its index and the removal of its staging folder."""
     for at in itertools.count():
         folder = tmp_path / f"{at}"
         is_over = stop(folder, rows(0, 3), at)
@@ -121,7 +121,7 @@ NOT_FINISHED = "no shard matches: a run here is unfinished"
 
 
 def stop_publishing(folder: Path) -> None:
-    """Leave two of three shards in their places, and no index."""
+    """Stop a run so that two of three shards have their final names, and no index exists."""
     for at in itertools.count():
         if len(list(folder.glob("*.tar"))) == 2:
             break
@@ -131,7 +131,7 @@ def stop_publishing(folder: Path) -> None:
 
 
 def test_reshard_takes_no_part_for_the_whole(tmp_path):
-    """Neither what `pack` has come to, nor what it has itself; shards that are named one by one are taken."""
+    """Neither the shards of an unfinished pack nor of an unfinished reshard; shards named one by one are accepted."""
     stop(tmp_path / "a", rows(0, 6), 45)
     assert run_folders(tmp_path / "a")
     for source in (str(tmp_path / "a"), str(tmp_path / "a" / "p-*.tar")):
@@ -171,7 +171,7 @@ def test_what_is_being_replaced_is_whole_until_all_is_filled(tmp_path):
     assert is_told(tmp_path)
     assert info(str(tmp_path)).num_samples == 5
     assert len(list(Pipeline().exact(str(tmp_path)).loader(workers=0))) == 5
-    shutil.rmtree(tmp_path / RUN_FOLDER)  # nobody wants that run any more
+    shutil.rmtree(tmp_path / RUN_FOLDER)  # the run is given up
     assert verify(tmp_path).is_clean
 
 
@@ -201,7 +201,7 @@ def test_nobody_is_sent_to_index_what_is_not_finished(tmp_path, run):
 
 @pytest.mark.parametrize("is_once", [False, True], ids=["planned", "stream"])
 def test_a_stream_of_a_part_is_refused_wherever_the_run_was_stopped(tmp_path, is_once):
-    """As a folder and as a glob; shards that are named one by one are read."""
+    """This holds for a folder and for a glob; shards named one by one are read."""
     for at in itertools.count(0, 3):
         folder = tmp_path / str(at)
         is_done = stop(folder, iter(rows(0, 5)) if is_once else rows(0, 5), at)
@@ -228,7 +228,7 @@ READS = [(os, "stat"), (os, "lstat"), (os, "open"), (os, "listdir"), (os, "scand
 
 
 def interrupted(folder: Path, at: int, work: Callable[[], None], patch: pytest.MonkeyPatch) -> None:
-    """Read all samples, and call `work` before file operation number `at` in the folder, if there are as many."""
+    """Read all samples, and call `work` before file operation number `at` in the folder, if there is one."""
     number = itertools.count()
     is_busy = False
 
@@ -250,7 +250,7 @@ def interrupted(folder: Path, at: int, work: Callable[[], None], patch: pytest.M
 
 
 def test_a_folder_whose_replacement_ends_in_the_middle_of_a_read_is_read_or_refused(tmp_path, monkeypatch):
-    """From each step of the replacement, it goes on to its end before each file operation of the reader."""
+    """For each step of the replacement, it is completed before each file operation of the reader."""
     given = rows(10, 16)
 
     ended = []

@@ -1,6 +1,6 @@
-"""The error budget covers whatever one sample can cause: each stage, each fault, in threads, processes and streams.
+"""The error budget covers every error that one sample can cause: each stage and fault, in threads, processes, streams.
 
-WDSKIT_ALL_FAULTS=1 (`make faults`) runs the whole table in worker processes too, of which a part is taken otherwise.
+WDSKIT_ALL_FAULTS=1 (`make faults`) runs the whole table in worker processes too; otherwise a part of it runs there.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def refuses(samples: list[Any]) -> list[Any]:
 
 
 def misshapes(sample: dict[str, Any]) -> Any:
-    """Another type for one sample."""
+    """Return a value of another type for one sample."""
     return sample["npy"] if sample["__key__"] == LABEL else sample
 
 
@@ -134,7 +134,7 @@ ODD_VALUES = {"text": text_for_image, "four axes": four_axes, "two channels": tw
 
 
 def transform(name: str, *settings: Any, **options: Any) -> list[tuple[str, str, Callable[[Pipeline], Pipeline]]]:
-    """An image transform fused with its decode, by itself, of named fields, with masks, and behind a function."""
+    """Return pipelines with an image transform: fused, alone, of named fields, with masks, and after a function."""
 
     def add(pipe: Pipeline, **further: Any) -> Pipeline:
         return getattr(pipe, name)(*settings, **options, **further)
@@ -170,7 +170,7 @@ def transform(name: str, *settings: Any, **options: Any) -> list[tuple[str, str,
     return rows
 
 
-# Stage: (fault, what for, pipeline). None: it looks at no value.
+# Stage: (fault, reason, pipeline). None: the stage reads no value.
 TABLE: dict[str, list[tuple[str, str, Callable[[Pipeline], Pipeline]]] | None] = {
     "exact": None,
     "resampled": None,
@@ -183,7 +183,7 @@ TABLE: dict[str, list[tuple[str, str, Callable[[Pipeline], Pipeline]]] | None] =
     "slice": None,
     "with_epoch": None,
     "with_length": None,
-    "select": None,  # of streams, which have no budget: below
+    "select": None,  # for streams, which have no budget: below
     "unbatched": None,
     "torchvision": None,  # tests/stages/test_torchvision.py
     "multi_hot": None,  # tests/stages/test_json_paths.py
@@ -321,7 +321,7 @@ def test_the_budget_covers_what_one_sample_can_cause(
         with pytest.raises(SampleError, match=r"s[4-7]") as caught:
             list(pipe.loader(workers=0))
         assert caught.value.key == LABEL or caught.value.stage == "batched"
-        if not caught.value.is_function:  # what wdskit's own stages find wrong needs no further setting
+        if not caught.value.is_function:  # errors of wdskit's own stages need no further setting
             assert len(list(pipe.loader(workers=0, errors={"max_bad": 1}))) == len(loader)
 
 

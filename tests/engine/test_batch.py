@@ -1,4 +1,4 @@
-"""What `make_batches` and `PlannedBatches` promise: the same batches in any job and any thread, and each failure as an
+"""`make_batches` and `PlannedBatches` make the same batches in any job and any thread, and each failure is an
 `Outcome` after the batches before it.
 """
 
@@ -89,7 +89,7 @@ def steps_of(program: Program) -> Steps:
 
 
 def run(program: Program, cuts: Sequence[int] = (), memory: Memory = FRESH, start: int = 0) -> list[Outcome[Any]]:
-    """The outcomes of the jobs of an epoch, which is divided before each step of `cuts`."""
+    """Return the outcomes of the jobs of an epoch. A new job starts at each step of `cuts`."""
     steps = steps_of(program)
     factory = PlannedBatches(program)
     bounds = [0, *cuts, len(steps)]
@@ -105,7 +105,7 @@ def batches_of(outcomes: list[Outcome[Any]]) -> list[Batch]:
 
 
 def content(value: Any) -> Any:
-    """Everything that can be seen of a batch, as a value to compare."""
+    """Return all visible properties of a batch, as a value to compare."""
     if isinstance(value, torch.Tensor):
         return (
             str(value.dtype),
@@ -165,7 +165,7 @@ def test_a_resumed_epoch_takes_the_same_samples_in_batches_of_another_start(numb
 
 @pytest.mark.parametrize("form", ["images and a function", "single samples"])
 def test_random_values_depend_on_the_position_and_on_nothing_else(pictures: str, form: str) -> None:
-    """The second epoch has other draws; a program of another batch size has the same draws at each position."""
+    """The second epoch has other draws; a program with another batch size has the same draws at each position."""
     pipe = FORMS[form](Pipeline().exact(pictures, seed=3))
     program = program_of(pipe)
     first, second = (seen(batches_of(run(program, start=start))) for start in (0, NUM))
@@ -265,7 +265,7 @@ def test_images_of_the_stages_of_parts_are_those_of_single_stages(pairs: str, nu
 
 
 class Stop(BaseException):
-    """No Exception, as SystemExit."""
+    """An error that is not an Exception, like SystemExit."""
 
 
 def failing(error: type[BaseException]) -> Callable[[Any], Any]:
@@ -340,7 +340,7 @@ def test_a_failing_reader_is_an_outcome_with_the_batches_before_it(
     read = SampleReader.read
 
     def fails(self: SampleReader, shard: int, sample: int, *more: Any) -> Any:
-        if (shard, sample) == (1, 4):  # sample 10, of the fourth batch
+        if (shard, sample) == (1, 4):  # sample 10, in the fourth batch
             raise ShardError(shard="s.tar", offset=7, problem="planned", remedy="")
         return read(self, shard, sample, *more)
 
@@ -348,7 +348,7 @@ def test_a_failing_reader_is_an_outcome_with_the_batches_before_it(
         raise ShardError(shard="s.tar", offset=7, problem="planned", remedy="")
 
     monkeypatch.setattr(SampleReader, "read", fails)
-    monkeypatch.setattr(SampleReader, "read_many", fails_many)
+    monkeypatch.setattr(SampleReader, "read_columns", fails_many)
     [outcome] = run(program)
     assert isinstance(outcome.error, ShardError)
     assert outcome.error.offset == 7
@@ -361,7 +361,7 @@ def test_a_job_that_cannot_be_opened_is_an_outcome(numbers: str, monkeypatch: py
     def fails(*_: Any) -> Any:
         raise ShardError(shard="s.tar", offset=0, problem="planned", remedy="")
 
-    monkeypatch.setattr(Program, "places", fails)
+    monkeypatch.setattr(Program, "locate", fails)
     [outcome] = run(program)
     assert isinstance(outcome.error, ShardError)
     assert not outcome.value
@@ -392,7 +392,7 @@ def test_a_cancelled_job_ends_after_the_samples_that_run(numbers: str, threads: 
 
 @pytest.fixture(scope="module")
 def damaged(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """24 samples, of which three labels cannot be decoded."""
+    """24 samples, three of which have labels that cannot be decoded."""
     folder = tmp_path_factory.mktemp("damaged")
     for shard in range(2):
         keys = range(12 * shard, 12 * shard + 12)
@@ -432,11 +432,11 @@ def test_a_substitute_depends_on_the_position_only_and_the_check_finds_another_r
 ) -> None:
     check_substitutes(damaged)
     calls = itertools.count(1)
-    rows = batch_module._Rows
+    rows = batch_module._SampleFactory
     substitute = rows._substitute
 
     def by_count(self: Any, bad: Any, place: int, *more: Any) -> Any:
-        """A wrong rule: how many samples were replaced before decides."""
+        """A wrong rule: the number of samples replaced so far decides."""
         return substitute(self, bad, (place + next(calls)) % 24, *more)
 
     monkeypatch.setattr(rows, "_substitute", by_count)
@@ -465,7 +465,7 @@ def test_a_bad_sample_is_masked_where_an_epoch_is_padded(damaged: str) -> None:
 
 
 class Lent(Ring):
-    """A ring that notes each block that it lends."""
+    """A ring that stores each block that it lends."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -496,7 +496,7 @@ def test_memory_is_used_again_only_after_the_last_view_of_its_batch_is_collected
 
 
 def test_a_failed_job_gives_its_memory_back(pictures: str) -> None:
-    """Without the garbage collector: the error and the batches are in no cycle."""
+    """This needs no garbage collector: the error and the batches are not in a cycle."""
     pipe = Pipeline().exact(pictures, seed=3).decode("rgb").random_resized_crop(80)
     bad = pipe.map(lambda sample: sample if sample["__key__"] != "k011" else 1 / 0).to_tuple("jpg;png").batched(SIZE)
     program, memory = program_of(bad), Lent()

@@ -1,4 +1,4 @@
-"""Small batches of a job are made together, and nobody notices but the clock."""
+"""Small batches of a job are made together, with the same results in less time."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ WAYS = [{"workers": 0, "threads": 1}, {"workers": 0, "threads": 3}, {"workers": 
 
 
 def folder_of(path: Path, bad: int | None = None, also: int | None = None) -> Path:
-    """Fifty small samples in three shards; of one the JSON is bad, or one has a field more."""
+    """Write fifty small samples in three shards; one sample has bad JSON, or one more field."""
     samples: dict[str, dict[str, bytes]] = {f"k{at:02d}": {"json": b'{"n": %d}' % at} for at in range(NUM)}
     if bad is not None:
         samples[f"k{bad:02d}"] = {"json": b"{"}
@@ -40,15 +40,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many samples were read at once."""
+    """Store how many samples are read at once."""
     sizes: list[int] = []
-    read_many = SampleReader.read_many
+    read_columns = SampleReader.read_columns
 
     def counted(self: SampleReader, shards: Any, samples: Any, **options: Any) -> Any:
         sizes.append(len(shards))
-        return read_many(self, shards, samples, **options)
+        return read_columns(self, shards, samples, **options)
 
-    monkeypatch.setattr(SampleReader, "read_many", counted)
+    monkeypatch.setattr(SampleReader, "read_columns", counted)
     return sizes
 
 
@@ -98,7 +98,7 @@ def test_large_samples_are_not_made_together(tmp_path, calls):
 @pytest.mark.parametrize("way", WAYS, ids=str)
 @pytest.mark.parametrize("size", [None, 5])
 def test_an_error_comes_with_its_own_batch(tmp_path, way, size):
-    """All before it are delivered: also those that were made together with the bad one."""
+    """All batches before it are delivered, also batches that were made together with the bad one."""
     source = Pipeline().exact(str(folder_of(tmp_path, bad=20)), seed=3)
     right = [batch["__key__"] for batch in (source if size is None else source.batched(size)).loader(workers=0)]
     pipe = source.decode() if size is None else source.decode().batched(size)

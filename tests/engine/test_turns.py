@@ -1,4 +1,4 @@
-"""Functions of the user's run in one thread at a time, whatever `threads` says, unless they are declared safe."""
+"""User functions run in one thread at a time for any `threads`, unless they are declared thread-safe."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from wdskit.stages.base import is_thread_safe
 
 
 class Meeting:
-    """Notes how many threads are inside at the same time; `together` waits until two are."""
+    """Counts the threads that are inside at the same time; `together` waits for two."""
 
     def __init__(self, *, together: bool = False) -> None:
         self._inside = 0
@@ -34,7 +34,7 @@ class Meeting:
         if self._barrier is not None:
             self._barrier.wait()
         else:
-            threading.Event().wait(0.001)  # lets another thread in, if one may come
+            threading.Event().wait(0.001)  # lets another thread in, if that is allowed
         with self._lock:
             self._inside -= 1
         return value
@@ -94,7 +94,7 @@ def test_what_is_declared_safe_stays_so_with_settings_and_as_a_class() -> None:
 
 
 def draw_globally(sample: Any) -> Any:
-    return random.random(), float(np.random.rand()), float(torch.rand(()))  # noqa: NPY002 (what is tested)
+    return random.random(), float(np.random.rand()), float(torch.rand(()))  # noqa: NPY002 (tested here)
 
 
 def test_global_rng_leaves_the_generators_of_the_training_loop_alone(pattern: str) -> None:
@@ -115,7 +115,7 @@ def test_global_rng_leaves_the_generators_of_the_training_loop_alone(pattern: st
 
 @pytest.mark.parametrize("batch", [2, 5, 8, 13])
 def test_small_batches_are_made_in_all_threads(pattern: str, batch: int) -> None:
-    """As many threads as a batch has samples, or as were asked for, work on one batch at the same time."""
+    """As many threads as a batch has samples, or as are set, work on one batch at the same time."""
     threads = 4
     needed = min(threads, batch)
     barrier = threading.Barrier(needed, timeout=20)

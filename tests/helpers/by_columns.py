@@ -1,4 +1,4 @@
-"""Planned pipelines whose batches are made by columns, and the same sample by sample."""
+"""Switch a planned pipeline from batches by columns to batches sample by sample, and count batches by columns."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from wdskit.engine.program import Program
 
 
 def forgo_columns(built: Program) -> None:
-    """Let it make its batches sample by sample."""
+    """Let a program make its batches sample by sample."""
     object.__setattr__(built, "columns", None)
 
 
 def count_made(built: Program) -> list[int]:
-    """Filled with the number of batches of each job that is made by columns."""
+    """Return a list that gets, for each job, the number of batches that are made by columns."""
     columns, made = built.columns, []
     assert columns is not None
     make = columns.make

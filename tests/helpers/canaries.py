@@ -1,7 +1,6 @@
-"""Bytes and texts that do something when anything runs them, a script that hands them to all of wdskit under an audit
-hook, and what that hook may see.
+"""Canaries: bytes and texts that make a file when something runs them, and a script that gives them to all of wdskit.
 
-Run as a program: `python canaries.py FOLDER` works in FOLDER and prints what it saw as JSON.
+`python canaries.py FOLDER` works in FOLDER under an audit hook and prints events, canary files and errors as JSON.
 """
 
 from __future__ import annotations
@@ -19,13 +18,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 MARK = "wdskit_canary"
-"""Stands in every text and file name that must not run."""
+"""Part of every text and file name that must not run."""
 
 STARTS = {"os.system", "os.exec", "os.posix_spawn", "os.spawn", "os.forkpty", "pty.spawn", "subprocess.Popen"}
 
 
 class Canary:
-    """Pickles to a call of `exec` that makes a file."""
+    """An object that pickles to a call of `exec` that makes a file."""
 
     def __init__(self, file: Path) -> None:
         self.file = file
@@ -35,7 +34,7 @@ class Canary:
 
 
 def payloads(folder: Path) -> dict[str, bytes]:
-    """Field name: bytes. Each makes `FOLDER/wdskit_canary.<field>` when it is unpickled or run."""
+    """Return bytes by field name. They make `FOLDER/wdskit_canary.<field>` when they are unpickled or run."""
     import numpy as np
 
     def canary(field: str) -> Canary:
@@ -73,7 +72,7 @@ def payloads(folder: Path) -> dict[str, bytes]:
 
 
 def commands(folder: Path) -> list[str]:
-    """Texts that make `FOLDER/wdskit_canary.text` when a shell or Python runs them."""
+    """Return texts that make `FOLDER/wdskit_canary.text` when a shell or Python runs them."""
     file = folder / f"{MARK}.text"
     python = f"open({str(file)!r}, 'w').close()"
     return [
@@ -106,7 +105,7 @@ def commands(folder: Path) -> list[str]:
 
 
 def configs(folder: Path) -> Iterator[str]:
-    """YAML that names commands, import paths and Python objects wherever something could run them."""
+    """Yield YAML with commands, import paths and Python objects in all places where something could run them."""
     for text in commands(folder):
         quoted = json.dumps(text)
         yield f"version: 1\npipeline: [{{stream: {quoted}}}]"
@@ -129,7 +128,7 @@ def configs(folder: Path) -> Iterator[str]:
 
 
 class Watch:
-    """An audit hook that notes what could run something."""
+    """An audit hook that stores events that could run something."""
 
     def __init__(self) -> None:
         self.events: list[str] = []
@@ -155,11 +154,11 @@ class Watch:
         elif event == "compile" and MARK in str(args[0]):
             frame = sys._getframe(1)
             if not (frame.f_code.co_name == "parse" and frame.f_code.co_filename.endswith("ast.py")):
-                self.events.append(f"{event} {args[0]!r}")  # ast.parse makes a tree and nothing that could run
+                self.events.append(f"{event} {args[0]!r}")  # ast.parse makes only a tree, which cannot run
 
 
 def quietly(function: Callable[..., object], *args: object, **kwargs: object) -> str:
-    """Call something; the name of the error it raised, or how it left, or nothing."""
+    """Call a function without output; return the name of its error, or its exit status, or an empty text."""
     try:
         with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
             function(*args, **kwargs)
@@ -171,7 +170,7 @@ def quietly(function: Callable[..., object], *args: object, **kwargs: object) ->
 
 
 def command(*words: object) -> str:
-    """Run wdskit's command line in this process."""
+    """Run wdskit's command line in this process; return as `quietly` does."""
     from wdskit.cli import main
 
     sys.argv = ["wdskit", *map(str, words)]
@@ -179,7 +178,7 @@ def command(*words: object) -> str:
 
 
 def write_shards(folder: Path) -> list[str]:
-    """A shard of two samples for each payload, so that an error at one hides no other."""
+    """Write a shard of two samples for each payload, so that one error hides no other. Returns the paths."""
     from shards import write_shard
 
     folder.mkdir(exist_ok=True)
@@ -191,37 +190,37 @@ def write_shards(folder: Path) -> list[str]:
 
 
 def decode_everything(folder: Path) -> list[str]:
-    """Every payload through every kind of `decode`, in this process and in workers."""
+    """Decode every payload with every kind of `decode`, in this process and in workers. Returns the errors."""
     from wdskit import Pipeline
     from wdskit.codecs.images import IMAGE_SPECS
 
-    told = []
+    errors = []
     shards = write_shards(folder / "shards")
     for path in shards:
         for spec in (None, *IMAGE_SPECS):
             pipe = Pipeline().stream(path).decode(spec).map(str)
-            told.append(quietly(list, pipe.loader(workers=0)))
-        told.append(quietly(list, Pipeline().stream(path).batched(2).unbatched().build()))
+            errors.append(quietly(list, pipe.loader(workers=0)))
+        errors.append(quietly(list, Pipeline().stream(path).batched(2).unbatched().build()))
     pipe = Pipeline().stream(shards).split_by_worker().decode("rgb8", only="pkl pickle pth npz torch.pth").map(str)
-    told.append(quietly(list, pipe.loader(workers=1, threads=2, start_method="fork")))
-    return told
+    errors.append(quietly(list, pipe.loader(workers=1, threads=2, start_method="fork")))
+    return errors
 
 
 def list_everything(folder: Path) -> list[str]:
-    """Index, list and read the shards of payloads."""
+    """Index, list and read the shards of payloads. Returns the errors."""
     from wdskit import LocalShard
 
-    told = [command("index", folder / "shards")]
-    told += [command(*words, folder / "shards") for words in (["info"], ["ls"], ["ls", "--json"])]
+    errors = [command("index", folder / "shards")]
+    errors += [command(*words, folder / "shards") for words in (["info"], ["ls"], ["ls", "--json"])]
     for path in sorted((folder / "shards").glob("*.tar")):
-        told += [command("ls", "--members", path), command("ls", "--json", path), command("info", path)]
+        errors += [command("ls", "--members", path), command("ls", "--json", path), command("info", path)]
         with LocalShard(path) as shard:
-            told += [quietly(bytes, data) for at in (0, 1) for data in shard[at].values()]
-    return told
+            errors += [quietly(bytes, data) for at in (0, 1) for data in shard[at].values()]
+    return errors
 
 
 def pack_everything(folder: Path) -> list[str]:
-    """Folders, tables and rows with payloads and commands in them."""
+    """Pack folders, tables and rows that contain payloads and commands. Returns the errors."""
     import wdskit
 
     (folder / "photos" / "a").mkdir(parents=True)
@@ -230,60 +229,60 @@ def pack_everything(folder: Path) -> list[str]:
     rows = [{"image": "photos/a/pkl.jpg", "text": text} for text in commands(folder)]
     (folder / "rows.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     (folder / "rows.csv").write_text("key,text\n" + "".join(f'{at},"{row["text"]}"\n' for at, row in enumerate(rows)))
-    told = []
+    errors = []
     for number, source in enumerate(("photos", "rows.jsonl", "rows.csv")):
-        told.append(command("pack", "--skip-bad", folder / source, folder / "packed" / f"p{number}"))
+        errors.append(command("pack", "--skip-bad", folder / source, folder / "packed" / f"p{number}"))
     for field, data in payloads(folder).items():
         values = (data, Canary(folder / f"{MARK}.row"), [Canary(folder / f"{MARK}.row")])
         rows = [[{"__key__": "k", field: value}] for value in values]
-        told += [quietly(wdskit.pack, row, folder / "packed" / f"{field}.rows") for row in rows]
-    return told
+        errors += [quietly(wdskit.pack, row, folder / "packed" / f"{field}.rows") for row in rows]
+    return errors
 
 
 def load_everything(folder: Path) -> list[str]:
-    """Configurations that name commands, import paths and objects; a pipeline that runs behind each that is right."""
+    """Load configurations that name commands, import paths and objects; run each valid one. Returns the errors."""
     from shards import write_shard
 
     from wdskit import make_loader
 
     write_shard(folder / "a.tar", {"k": {"cls": b"1"}})
     (folder / f"{MARK}_module.py").write_text(f"open({str(folder / (MARK + '.module'))!r}, 'w').close()\n")
-    told = []
+    errors = []
     for text in configs(folder):
         (folder / "config.yaml").write_text(text)
-        told.append(quietly(lambda: list(make_loader(folder / "config.yaml", workers=0))))
-    return told
+        errors.append(quietly(lambda: list(make_loader(folder / "config.yaml", workers=0))))
+    return errors
 
 
 def name_everything(folder: Path) -> list[str]:
-    """Texts that a shell or Python would run, in the place of shards, functions, overrides, sources and folders."""
+    """Pass texts for a shell or Python as shards, functions, overrides, sources and folders. Returns the errors."""
     from shards import write_shard
 
     from wdskit import Pipeline, make_loader
 
     write_shard(folder / "a.tar", {"k": {"cls": b"1"}})
     (folder / "config.yaml").write_text("version: 1\npipeline: [{stream: a.tar}]")
-    told = []
+    errors = []
     for text in commands(folder):
         stages = [{"stream": "a.tar"}, {"map": text}]
-        told.append(quietly(make_loader, {"pipeline": stages}, workers=0))
-        told.append(quietly(make_loader, {"pipeline": stages[:1]}, overrides=[f"pipeline.stream={text}"], workers=0))
-        told.append(quietly(lambda text=text: list(Pipeline().stream(text).build())))
-        told.append(command("config", "show", "config.yaml", "--set", f"pipeline.stream={text}"))
-        told += [command(word, text) for word in ("index", "info", "ls")]
-        told.append(command("pack", text, folder / "packed" / "c"))
-    return told
+        errors.append(quietly(make_loader, {"pipeline": stages}, workers=0))
+        errors.append(quietly(make_loader, {"pipeline": stages[:1]}, overrides=[f"pipeline.stream={text}"], workers=0))
+        errors.append(quietly(lambda text=text: list(Pipeline().stream(text).build())))
+        errors.append(command("config", "show", "config.yaml", "--set", f"pipeline.stream={text}"))
+        errors += [command(word, text) for word in ("index", "info", "ls")]
+        errors.append(command("pack", text, folder / "packed" / "c"))
+    return errors
 
 
 def decode_with_pickle() -> None:
-    """Fields called `pkl` are unpickled, as webdataset does."""
+    """Let wdskit unpickle fields called `pkl`, as webdataset does."""
     from wdskit.codecs import fields
 
     fields._DECODERS["pkl"] = pickle.loads
 
 
 def open_with_a_shell() -> None:
-    """`pipe:` runs its command, as in webdataset."""
+    """Let `pipe:` run its command, as in webdataset."""
     import subprocess
 
     from wdskit.dataset import braces
@@ -299,7 +298,7 @@ def open_with_a_shell() -> None:
 
 
 def map_by_import_path() -> None:
-    """A name that is not registered is imported."""
+    """Let wdskit import a name that is not registered."""
     import importlib
 
     from wdskit.stages.base import Context
@@ -319,17 +318,17 @@ RUNS: dict[str, tuple[Callable[[], None], list[Callable[[Path], list[str]]]]] = 
     "open_with_a_shell": (open_with_a_shell, [name_everything]),
     "map_by_import_path": (map_by_import_path, [load_everything]),
 }
-"""What is changed first, and what is run then. Only the first changes nothing; what is changed stays so."""
+"""For each run, a change of wdskit and the parts to run after it. "plain" changes nothing; changes are permanent."""
 
 
 def main_of_script(folder: Path) -> None:
-    """All runs, each in a folder of its own; prints what happened in them."""
-    import torch  # noqa: F401 (its builds for CUDA start ldconfig when they are imported)
+    """Do all runs, each in its own folder, and print the results as JSON."""
+    import torch  # noqa: F401 (builds for CUDA start ldconfig at import)
 
     os.environ["EVIL"] = f"touch {folder / (MARK + '.env')}"
     watch = Watch()
     watch.on = True
-    told = {}
+    results = {}
     for name, (change, parts) in RUNS.items():
         work = folder / name
         work.mkdir()
@@ -339,10 +338,10 @@ def main_of_script(folder: Path) -> None:
         watch.events = []
         errors = [error for part in parts for error in part(work)]
         fired = sorted(path.name for path in folder.rglob(f"{MARK}.*"))
-        told[name] = {"events": sorted(set(watch.events)), "fired": fired, "errors": sorted(set(errors))}
+        results[name] = {"events": sorted(set(watch.events)), "fired": fired, "errors": sorted(set(errors))}
         for path in folder.rglob(f"{MARK}.*"):
             path.unlink()
-    print(json.dumps(told))
+    print(json.dumps(results))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A configuration with everything in it, and both ways to write every stage."""
+"""A configuration with many stages, and both ways to write every stage."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from wdskit.pipeline.settings import Config, load_config
 
-# name: (shorthand, long form); where there is no shorthand the bare name is it
+# name: (shorthand, long form); None if the bare name is the shorthand
 FORMS: dict[str, tuple[Any, Any]] = {
     "exact": ("a.tar", {"shards": "a.tar", "tail": "drop", "homes": 1}),
     "resampled": ("a.tar", {"shards": "a.tar", "chunk": 64}),
@@ -66,7 +66,7 @@ loader:
 
 
 def load(text: str | bytes, folder: Path, *overrides: str) -> Config:
-    """The configuration that a file with this text holds."""
+    """Write `text` to a file in `folder` and load it as a configuration."""
     path = folder / "config.yaml"
     path.write_bytes(text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text)
     return load_config(path, overrides=overrides)

@@ -1,4 +1,4 @@
-"""Disks that fail, kill, write little at a time or lose their power: stand-ins for `wdskit.files.Disk`."""
+"""Disks that fail, kill, write few bytes at a time or lose power: stand-ins for `wdskit.files.Disk`."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ ALL = bool(os.environ.get("WDSKIT_ALL_FAULTS"))  # set by `make faults`
 
 
 OWN = (".wdskit.lock", ".wdskit.files", ".wdskit.last-run")
-"""What wdskit keeps in a folder for itself, which tells inodes and times."""
+"""Internal files of wdskit in a folder. They contain inodes and times."""
 
 
 def final_name(temp: str) -> str:
-    """The name that a temporary file of this name gets in the end."""
+    """Return the final name of a temporary file."""
     return re.fullmatch(r"\.(.+?)(\.[0-9a-f]{8})?\.wdskit-temp", temp)[1]
 
 
 class HastyDisk(Disk):
-    """Flushes nothing, for tests that write thousands of files."""
+    """A disk that flushes nothing, for tests that write thousands of files."""
 
     def fsync(self, fd):
         pass
@@ -35,8 +35,8 @@ class HastyDisk(Disk):
 
 
 class WatchedDisk(Disk):
-    """Names each operation to `before` and `after`, and does it, but for flushes: what these do no test can see, and a
-    thousand of them take a slow device a minute.
+    """A disk that calls `before` and `after` with each operation. Flushes are skipped: no test can see their effect,
+    and a thousand flushes take a minute on a slow device.
     """
 
     def __init__(self) -> None:
@@ -89,7 +89,7 @@ class WatchedDisk(Disk):
 
 
 class FailingDisk(WatchedDisk):
-    """Operation number `fail_at`, from 0, fails with this errno; with `for_good`, all behind it fail too."""
+    """A disk whose operation number `fail_at`, from 0, fails with errno `code`; with `for_good`, all later ones too."""
 
     def __init__(self, fail_at: int, code: int, *, for_good: bool = False) -> None:
         super().__init__()
@@ -102,12 +102,12 @@ class FailingDisk(WatchedDisk):
         super().before(name, *args)
         if number == self.fail_at or (self.for_good and number > self.fail_at):
             if name == "close":
-                os.close(*args)  # Linux gives the descriptor back, whatever else goes wrong
+                os.close(*args)  # Linux frees the descriptor even if close fails
             raise OSError(self.code, os.strerror(self.code))
 
 
 class KillingDisk(WatchedDisk):
-    """Kills its process at operation number `kill_at`, from 0: before it, or with `half` in the middle of a write."""
+    """A disk that kills its process before operation number `kill_at`, from 0; with `half`, in the midst of a write."""
 
     def __init__(self, kill_at: int, *, half: bool = False) -> None:
         super().__init__()
@@ -127,11 +127,11 @@ class KillingDisk(WatchedDisk):
 
 
 class Stopped(BaseException):
-    """A process is at its end: nothing that is done on the way out reaches the disk any more."""
+    """The simulated end of a process, after which no operation reaches the disk."""
 
 
 class StoppingDisk(KillingDisk):
-    """Leaves what a `KillingDisk` leaves, but the process alive: it lets nothing happen any more."""
+    """A `KillingDisk` that keeps the process alive, but does no operation after `kill_at`."""
 
     def end(self, name, *args):
         self.half = False
@@ -141,10 +141,10 @@ class StoppingDisk(KillingDisk):
 
 
 def killed(work: Callable[[Disk], Any], number: int, *, half: bool = False, for_real: bool = ALL) -> bool:
-    """Do something on a disk that kills it at an operation; whether it was killed, or came to its end before.
+    """Run `work` on a disk that kills it at operation `number`; return whether it was killed before its end.
 
-    Where that is not `for_real` it is stopped in this process: with all of torch in it, a fork takes eight times as
-    long as packing ten rows.
+    Without `for_real`, `work` is stopped in this process: with torch loaded, a fork takes eight times as long as
+    packing ten rows.
     """
     if for_real:
         status = run_child(lambda: work(KillingDisk(number, half=half)))
@@ -158,7 +158,7 @@ def killed(work: Callable[[Disk], Any], number: int, *, half: bool = False, for_
 
 
 class SlowDisk(Disk):
-    """Takes at most so many bytes a write."""
+    """A disk that writes at most `most` bytes at a time."""
 
     def __init__(self, most: int) -> None:
         self.most = most
@@ -168,14 +168,14 @@ class SlowDisk(Disk):
 
 
 class _File:
-    """The bytes of a file, and which of them have reached the device for certain."""
+    """The written bytes of a file, and the bytes that have certainly reached the device."""
 
     def __init__(self, data: bytes) -> None:
         self.written = data
         self.flushed = data
 
     def survivors(self) -> set[bytes]:
-        """What may be found after a power loss: all that was flushed, and of the rest anything."""
+        """Return the possible contents after a power loss: all flushed bytes, and any part of the others."""
         if self.written == self.flushed:
             return {self.written}
         kept, size = len(self.flushed), len(self.written)
@@ -184,11 +184,11 @@ class _File:
 
 
 class PowerLossDisk(WatchedDisk):
-    """Works as a disk does and knows what a power loss would leave at each moment.
+    """A working disk that knows what a power loss would leave at each moment.
 
-    A file's bytes are certain once it is flushed, a name once its folder is; of what is not, any part may have
-    happened, in any order. `check` is called behind each operation. With `stop_in`, a run stops as a kill would stop
-    it, and the next run on the same disk finds what was not flushed as uncertain as it was.
+    The bytes of a file are certain after the file is flushed, a name after its folder is flushed. Of all other
+    operations any part may have happened, in any order. `check` is called after each operation. `stop_in` stops a run
+    as a kill would; for the next run on the same disk, everything that was not flushed is still uncertain.
     """
 
     def __init__(self, check: Callable[[PowerLossDisk], None] = lambda disk: None) -> None:
@@ -202,12 +202,12 @@ class PowerLossDisk(WatchedDisk):
         self._stop_at: int | None = None
 
     def stop_in(self, num_operations: int | None) -> None:
-        """Let the run stop before so many more operations plus one; None lets it go on."""
+        """Stop the run after `num_operations` more operations; None lets it run."""
         self._stop_at = None if num_operations is None else len(self.operations) + num_operations
 
     def remains(self, folder: Path, rng: random.Random) -> dict[str, bytes]:
-        """What a power loss may leave in a folder now: of all that is not certain, something that is drawn."""
-        local = (".wdskit.lock", ".wdskit.files")  # the second tells inodes, which are others elsewhere
+        """Return files that a power loss may leave in a folder now; `rng` draws for each file that is not certain."""
+        local = (".wdskit.lock", ".wdskit.files")  # the second contains inodes, which differ in a copy
         there = {path for path in folder.rglob("*") if path.is_file() and path.name not in local}
         known = {path for path in self._live if path.is_relative_to(folder) and path.name not in local}
         remains = {}
@@ -218,7 +218,7 @@ class PowerLossDisk(WatchedDisk):
         return remains
 
     def survivors(self, path: Path) -> set[bytes | None]:
-        """What may stand under a name after a power loss now; None is nothing."""
+        """Return the possible contents of a path after a power loss now; None for no file."""
         self._note(path)
         found: set[bytes | None] = {None} if self._new_folders & {*path.parents} else set()
         for file in (self._certain[path], *self._uncertain.get(path, ())):
@@ -226,7 +226,7 @@ class PowerLossDisk(WatchedDisk):
         return found
 
     def _note(self, path: Path) -> None:
-        """What stood there before this disk came is certain."""
+        """Store a path's content at its first use: files from before this disk are certain."""
         if path not in self._live:
             self._live[path] = self._certain[path] = _File(path.read_bytes()) if path.exists() else None
 
@@ -276,7 +276,7 @@ class PowerLossDisk(WatchedDisk):
 
 
 def run_child(work: Callable[[], Any]) -> int:
-    """Run something in a fork of this process; its exit status, or minus the signal that killed it."""
+    """Run `work` in a fork of this process; return its exit status, or minus the signal that killed it."""
     pid = os.fork()
     if pid == 0:
         code = 1

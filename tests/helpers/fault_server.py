@@ -1,4 +1,4 @@
-"""A server of ranges that does what a file's name says: each name is one thing that can go wrong."""
+"""An HTTP server of ranges. The name of the requested file selects what goes wrong."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ DATE = "Sun, 06 Nov 1994 08:49:37 GMT"
 
 
 class FaultServer(http.server.ThreadingHTTPServer):
-    """Serves `BODY` under every name, as far as the fault that the name has allows.
+    """Serves `BODY` under every name, with the fault of that name: a method of `Answer`.
 
     Attributes:
-        requests: Path and headers of each.
-        rejects: What no Authorization may contain for `expired`; called is `on_reject`.
-        most: Most requests that were served at once.
+        requests: Path and headers of each request.
+        rejects: `expired` refuses an Authorization that contains this text, and calls `on_reject`.
+        most: Largest number of requests that were served at once.
     """
 
     daemon_threads = True
@@ -117,7 +117,7 @@ class Answer(http.server.BaseHTTPRequestHandler):
         self.refuse(503, "SlowDown")
 
     def busy_until(self):
-        """Says when it will not be busy any more, as a date."""
+        """Refuse two requests; Retry-After is the date when the server is free again."""
         if self.num <= 2:
             self.refuse(503, "SlowDown", Retry_After=email.utils.formatdate(time.time() + 1, usegmt=True))
         else:
@@ -136,7 +136,7 @@ class Answer(http.server.BaseHTTPRequestHandler):
         self.refuse(404, "NoSuchKey")
 
     def gone(self):
-        """Is there for the first request only."""
+        """Serve the first request; then the object is missing."""
         self.give() if self.num == 1 else self.missing()
 
     def reset(self):
@@ -146,7 +146,7 @@ class Answer(http.server.BaseHTTPRequestHandler):
         self.reset() if self.num <= 2 else self.give()
 
     def hang_up(self):
-        """Closes each connection behind its reply, though it did not say so."""
+        """Close each connection after its reply, without a header that says so."""
         self.give()
         self.close_connection = True
 
@@ -156,7 +156,7 @@ class Answer(http.server.BaseHTTPRequestHandler):
         self.close_connection = True
 
     def cut(self):
-        """Breaks behind 1.2 MB each time."""
+        """Break each reply after 1.2 MB."""
         self.give(num_sent=1_200_000 if self.stop - self.start > 1_200_000 else None)
 
     def cut_at_once(self):
@@ -180,7 +180,7 @@ class Answer(http.server.BaseHTTPRequestHandler):
             self.wfile.flush()
 
     def short(self):
-        """Says that it is whole, each time."""
+        """Send at most 500,000 bytes, with their number as Content-Length."""
         self.give(body=BODY[self.start : self.stop][:500_000] if self.stop - self.start > 500_000 else None)
 
     def short_for_ever(self):
@@ -225,7 +225,7 @@ class Answer(http.server.BaseHTTPRequestHandler):
         self.give(Content_Encoding="gzip")
 
     def replaced(self):
-        """Ignores If-Match, and is another object from the second request on."""
+        """Ignore If-Match, and serve another object from the second request on."""
         self.give() if self.num == 1 else self.give(source=NEW_BODY, ETag='"two"')
 
     def replaced_without_etag(self):
@@ -233,7 +233,7 @@ class Answer(http.server.BaseHTTPRequestHandler):
         self.give(source=BODY if self.num == 1 else NEW_BODY, ETag=None, Last_Modified=date)
 
     def replaced_once(self):
-        """One of several requests that run at once gets another object."""
+        """Serve another object to the third request, one of several that run at once."""
         self.give(source=NEW_BODY, ETag='"two"') if self.num == 3 else self.give()
 
     def weak(self):
@@ -247,7 +247,7 @@ class Answer(http.server.BaseHTTPRequestHandler):
         self.give(Content_Range=f"bytes {self.start}-{self.stop - 1}/{size}")
 
     def changed(self):
-        """Knows If-Match."""
+        """Refuse the second request with 412, as a server that knows If-Match."""
         self.give() if self.num == 1 else self.refuse(412)
 
     def anonymous(self):
@@ -271,7 +271,7 @@ class Answer(http.server.BaseHTTPRequestHandler):
             self.give()
 
     def pages(self):
-        """A list of three pages, by their tokens."""
+        """Send one of three pages of a list, selected by the token."""
         page = int(parse_qs(urlsplit(self.path).query).get("continuation-token", ["0"])[0])
         self.list([f"pages/{page}.tar"], str(page + 1) if page < 2 else "")
 
@@ -298,4 +298,4 @@ class Answer(http.server.BaseHTTPRequestHandler):
 
 OTHERS = ("do_GET", "give", "refuse", "list", "pages", "pages_for_ever", "pages_cut", "log_message")
 FAULTS = [name for name, each in vars(Answer).items() if inspect.isfunction(each) and name not in OTHERS]
-"""All that can go wrong with an object."""
+"""All names of objects, one for each fault; `ok` has none."""

@@ -1,4 +1,4 @@
-"""Where the tests and what they read stand."""
+"""Folders of the tests and of the files that they read."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Runs scripts, each in a fork of a process that has loaded what they all need: that takes 3 s of CPU, a fork 20 ms.
+"""Run scripts, each in a fork of a process that has loaded wdskit: loading takes 3 s of CPU, a fork 20 ms.
 
-As a program it reads the path of a script from each line of its input, and prints the script's process, and its exit
-status when it has ended. What the script prints is in PATH.out and PATH.err then.
+As a program, this module reads the path of a script from each line of its input. It prints the process of the script,
+and the exit status when the script has ended. The output of the script is then in PATH.out and PATH.err.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ TIMEOUT_S = 240
 
 
 class Script:
-    """One that was started.
+    """A script that was started.
 
     Attributes:
-        pid: Its process, which leads a group of its own.
+        pid: The script's process, which leads a process group of its own.
     """
 
     def __init__(self, path: Path, answers: TextIO) -> None:
@@ -32,13 +32,13 @@ class Script:
         self.pid = self._answer("started")
 
     def _answer(self, to: str) -> int:
-        """A number, which is never that of a script before, on which a test has not waited: 0 names a whole group."""
+        """Return the number of the next answer, of kind `to`: an exit status must not become a pid (0 is a group)."""
         what, number = self._answers.readline().split()
         assert what == to, f"another script is still running: {what} {number}"
         return int(number)
 
     def wait(self) -> subprocess.CompletedProcess[str]:
-        """How it ended, and what it printed; where it had a pipe, what was left in there is lost."""
+        """Wait for the end; return exit status and output. If PATH.out is a pipe, output that was not read is lost."""
         code = self._answer("ended")
         out, err = (Path(f"{self._path}.{name}") for name in ("out", "err"))
         return subprocess.CompletedProcess(
@@ -50,9 +50,9 @@ class Interpreter:
     """Starts scripts, one at a time.
 
     Args:
-        folder: Where it starts; each script runs in its own folder.
-        environment: As what.
-        options: Of Python's.
+        folder: Working folder of the interpreter; each script runs in the folder of its file.
+        environment: Environment of the interpreter and the scripts.
+        options: Command line options of Python.
     """
 
     def __init__(self, folder: Path, environment: dict[str, str], *options: str) -> None:
@@ -61,12 +61,12 @@ class Interpreter:
         self._process = subprocess.Popen(command, cwd=folder, env=environment, stdin=pipe, stdout=pipe, text=True)
 
     def run(self, path: Path, text: str) -> subprocess.CompletedProcess[str]:
-        """Write one, and run it to its end."""
+        """Write a script and run it to its end."""
         path.write_text(text, encoding="utf-8")
         return self.start(path).wait()
 
     def start(self, path: Path) -> Script:
-        """Start one. Where PATH.out is a named pipe, what it prints can be read while it runs."""
+        """Start a script. If PATH.out is a named pipe, the output can be read while the script runs."""
         requests, answers = cast("TextIO", self._process.stdin), cast("TextIO", self._process.stdout)
         print(path, file=requests, flush=True)
         return Script(path, answers)
@@ -75,13 +75,13 @@ class Interpreter:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Let it end by a word: a process that was forked here meanwhile holds the other end of its input too."""
+        """End the interpreter with an empty line: closing its input has no effect, as forked processes hold it open."""
         print(file=self._process.stdin, flush=True)
         self._process.__exit__(None, None, None)
 
 
 def next_script() -> str | None:
-    """The script that this process is to run, in a child; in the parent None, when there are no more."""
+    """Return the path of a script in the child that runs it, and None in the parent after the last script."""
     for path in iter(lambda: sys.stdin.readline().rstrip("\n"), ""):
         files = [os.open(name, os.O_RDWR | os.O_CREAT, 0o666) for name in (os.devnull, f"{path}.out", f"{path}.err")]
         pid = os.fork()
@@ -98,9 +98,9 @@ def next_script() -> str | None:
 
 
 def run(path: str) -> None:
-    """Run it as Python would in its folder: as `__main__`, with its files, and to the interpreter's end."""
+    """Run a script as Python does in the script's folder: as `__main__`, up to the end of the interpreter."""
     os.setsid()
-    signal.alarm(TIMEOUT_S)  # what hangs is killed
+    signal.alarm(TIMEOUT_S)  # kills a script that hangs
     os.chdir(Path(path).parent)
     sys.argv = [path]
     sys.path[0] = str(Path(path).parent)
@@ -116,7 +116,7 @@ if __name__ == "__main__":
 
     _ = wdskit.Pipeline, wdskit.make_loader, wdskit.pack, wdskit.plan, wdskit.bench
     gc.collect()
-    gc.freeze()  # no child looks at what is loaded when it ends
+    gc.freeze()  # at its end, no child walks through the loaded objects
     script = next_script()
     if script is not None:
         run(script)

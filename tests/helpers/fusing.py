@@ -1,4 +1,4 @@
-"""The fused step and the stages apart, for the tests that compare them."""
+"""Pipelines with the fused step and with separate stages, for the tests that compare them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from images import encoded, pixels
 
-from wdskit.engine.sample import Each
+from wdskit.engine.sample import StreamStages
 from wdskit.pipeline.build import build_pipeline
 from wdskit.stages.base import Origin, RankInfo
 from wdskit.stages.fields import Decode
@@ -42,28 +42,28 @@ ENDINGS = {
 
 
 def each_of(*specs, fuse=True, images="rgb8", **options):
-    """The running one-to-one stages."""
+    """Return the running one-to-one stages; check whether they contain the fused step."""
     decode = Decode(images=images, fuse=fuse, **options)
     stages = build_pipeline(
         [Stream(shards=__file__, seed=3), decode, *specs], rank_info=RankInfo(0, 1), functions={}
     ).pipeline
-    [each] = [stage.stages for stage in stages if isinstance(stage, Each)]
+    [each] = [stage.stages for stage in stages if isinstance(stage, StreamStages)]
     assert fuse == any(isinstance(step.function, FusedStep) for step in each.steps)
     return each
 
 
 def at(number=0):
-    """A position."""
+    """Return the origin of sample `number`."""
     return Origin("a.tar", f"k{number}", 5, number, 0)
 
 
 def results(each, sample, count=1):
-    """What becomes of a sample at some positions."""
+    """Return the results for one sample at each of `count` positions."""
     return [each.apply(dict(sample), at(number)) for number in range(count)]
 
 
 def assert_same(one, other, atol=0.0):
-    """Two samples with the same fields, kinds, dtypes, memory layouts and, but for atol, values."""
+    """Check that two samples have equal fields, types, dtypes, memory layouts and, within `atol`, values."""
     assert list(one) == list(other)
     for field in one:
         a, b = one[field], other[field]

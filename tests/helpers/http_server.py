@@ -17,7 +17,7 @@ class _Quiet(http.server.SimpleHTTPRequestHandler):
 
 @contextlib.contextmanager
 def serve_folder(folder: Path) -> Iterator[str]:
-    """Serve a folder while the block runs; its address."""
+    """Serve a folder while the block runs; yield its address."""
     handler = functools.partial(_Quiet, directory=str(folder))
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as running:
         thread = threading.Thread(target=running.serve_forever, args=(0.01,))

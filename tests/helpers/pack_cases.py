@@ -1,4 +1,4 @@
-"""What packing's fault tests pack, and what an interrupted run of each may leave."""
+"""Scenarios for the fault tests of packing, and checks of the files that an interrupted run leaves."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from wdskit.files import TEMP_SUFFIX, Disk
 
 @dataclass(frozen=True)
 class Scenario:
-    """Something to pack, and what is in the folder before.
+    """A source to pack, and the folder's content before that.
 
     Attributes:
-        source: As `pack` takes it.
-        options: As `pack` takes them.
-        before: What is packed there first, None for a folder that is not there.
+        source: The source for `pack`.
+        options: The options for `pack`.
+        before: Rows that are packed into the folder first; None if the folder does not exist.
     """
 
     source: Any
@@ -54,22 +54,22 @@ def remains_of(folder: Path) -> dict[str, bytes]:
 
 
 def staged(folder: Path) -> Path:
-    """The staging folder of the run that was stopped there; the folder itself where there is none."""
+    """Return the staging folder of the run that was stopped in `folder`, or `folder` if no run has one."""
     runs = [path for path in (folder / RUN_FOLDER).glob("*") if path.is_dir()]
     assert len(runs) <= 1
     return runs[0] if runs else folder
 
 
 def without_temp_files(files: dict[str, bytes]) -> dict[str, bytes]:
-    """Nor what a run that goes on keeps for itself."""
+    """Return the files without temporary files and without the files of an unfinished run."""
     return {
         name: data for name, data in files.items() if not name.endswith(TEMP_SUFFIX) and not name.startswith(RUN_FOLDER)
     }
 
 
 def check_remains(remains: dict[str, bytes], before: dict[str, bytes], after: dict[str, bytes]) -> None:
-    """What an interrupted run leaves under final names is whole; what was there is there; and a new index stands only
-    beside all that it tells of.
+    """Check that files with final names are whole, that the old files exist, and that a new index comes with all files
+    that it lists.
     """
     finals = without_temp_files(remains)
     assert before.keys() <= finals.keys()
@@ -82,21 +82,21 @@ def check_remains(remains: dict[str, bytes], before: dict[str, bytes], after: di
 
 
 class Replacing(Scenario):
-    """A packed folder with splits is replaced."""
+    """A run that replaces a packed folder with splits."""
 
     def prepare(self, folder: Path) -> None:
         super().prepare(folder)
         split(folder, "a=0.5,b=0.5", disk=HastyDisk())
 
     def check(self, remains: dict[str, bytes], before: dict[str, bytes], after: dict[str, bytes]) -> None:
-        """No index ever stands beside anything but all that it tells of."""
+        """Check that an index exists only together with all files that it lists and no others."""
         finals = without_temp_files(remains)
         assert all(data in (before.get(name), after.get(name)) for name, data in finals.items())
         assert "index.json" not in finals or finals in (before, after)
 
 
 class InParts(Scenario):
-    """Two parts, the second first, and what joins them."""
+    """A pack in two parts, the second part first, and the `finish_pack` that joins them."""
 
     def pack(self, folder: Path, disk: Disk) -> None:
         for part in ("1/2", "0/2"):
@@ -105,21 +105,18 @@ class InParts(Scenario):
 
 
 class FromStream(Scenario):
-    """Rows that come once."""
+    """A pack of rows from an iterator, which can be read only once."""
 
     def pack(self, folder: Path, disk: Disk) -> None:
         pack(iter(self.source), folder, disk=disk, pattern="p-%02d.tar", **self.options)
 
 
 class Overwriting(Replacing, FromStream):
-    """A packed folder is replaced by rows that come once."""
+    """A run that replaces a packed folder by rows from an iterator."""
 
 
 def make_scenarios(base: Path) -> dict[str, Scenario]:
-    """Rows; a folder of classes with a bad image, shuffled; an addition, with bad rows before and now; a packed folder
-    that is replaced; parts, and parts of an addition;
-    rows that come once, and such that replace a packed folder.
-    """
+    """Return the scenarios by name. The image folder of "folder" has one bad image, and several rows are bad."""
     photos = make_folder(base / "photos", {"cat": 3, "dog": 2})
     (photos / "cat" / "0001.jpg").write_bytes(b"bad")
     return {
@@ -137,6 +134,6 @@ def make_scenarios(base: Path) -> dict[str, Scenario]:
 
 
 def copy(source: Path, target: Path) -> None:
-    """A folder, if it is there."""
+    """Copy a folder if it exists."""
     if source.exists():
         shutil.copytree(source, target)

@@ -1,4 +1,4 @@
-"""A part of a shard that is kept without a store."""
+"""A part of a shard for tests of the cache, without a store."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NAME = PartName(SHA, STARTS[0], STARTS[-1])
 
 
 class Object:
-    """Stands for an `ObjectFile`: its bytes, and how often it was asked for some."""
+    """A stand-in for `ObjectFile` with fixed bytes, which counts its reads; with `error`, each read fails."""
 
     url = "s3://bucket/a.tar"
 
@@ -38,7 +38,7 @@ class Object:
 
 
 def keep(cache: PartCache, name: PartName = NAME, starts: Any = STARTS, file: Any = None) -> Any:
-    """Keep a part, and wait until that has ended."""
+    """Keep a part and wait until it is stored; return the file that it was read from."""
     file = file or Object()
     cache.keep(name, file, starts)
     wait(cache)
@@ -47,6 +47,6 @@ def keep(cache: PartCache, name: PartName = NAME, starts: Any = STARTS, file: An
 
 def wait(cache: PartCache) -> None:
     deadline = time.monotonic() + 10
-    while cache._wanted and time.monotonic() < deadline:
+    while cache._fetches and time.monotonic() < deadline:
         time.sleep(0.001)
-    assert not cache._wanted
+    assert not cache._fetches

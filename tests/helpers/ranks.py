@@ -1,4 +1,4 @@
-"""Real ranks on gloo, forked from this process: they start in milliseconds, and only results must pickle."""
+"""Real ranks on gloo, forked from this process: they start in milliseconds, and only their results are pickled."""
 
 from __future__ import annotations
 
@@ -17,10 +17,12 @@ TIMEOUT_S = 60
 
 
 def run_ranks(num: int, function: Callable[[int], Any], folder: Path) -> list[Any]:
-    """What `function(rank)` returns on each of so many ranks of one process group; an AssertionError where one fails
-    or hangs.
+    """Return the results of `function(rank)` on each of `num` ranks of one process group.
+
+    Raises:
+        AssertionError: A rank fails, or hangs for TIMEOUT_S.
     """
-    import torch._dynamo  # noqa: F401 (optimizers load it, in each rank anew where it is not there yet)
+    import torch._dynamo  # noqa: F401 (optimizers load it: once here, not in each rank)
 
     rendezvous = folder / f"rendezvous-{len(list(folder.iterdir()))}"
     context = multiprocessing.get_context("fork")
@@ -40,7 +42,7 @@ def run_ranks(num: int, function: Callable[[int], Any], folder: Path) -> list[An
         return results
     finally:
         for rank in ranks:
-            os.kill(rank.pid, signal.SIGKILL)  # at the usual end of a process, gloo aborts now and then
+            os.kill(rank.pid, signal.SIGKILL)  # at a normal exit, gloo sometimes aborts
             rank.join()
 
 
@@ -48,7 +50,7 @@ def _run(rank: int, num: int, function: Callable[[int], Any], rendezvous: Path, 
     try:
         dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=num)
         result = (True, function(rank))
-    except BaseException:  # noqa: BLE001 (told by the parent)
+    except BaseException:  # noqa: BLE001 (the parent reports it)
         result = (False, traceback.format_exc())
     sender.send_bytes(pickle.dumps(result))
-    signal.pause()  # a rank that left would break the others' collective calls
+    signal.pause()  # a rank that ended would break the collective calls of others

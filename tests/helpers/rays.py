@@ -35,9 +35,9 @@ class ActorUnschedulableError(RayError):
 
 
 class FakeRay(types.ModuleType):
-    """The calls of Ray that are used. Tasks run when their result is asked for, on copies, as on another machine.
+    """The calls of Ray that packing uses. A task runs when its result is requested, on copies, as on another machine.
 
-    `deaths` tells how often the worker of each shard dies; `die` is what it does before.
+    `deaths` has how many times the worker of each shard dies; `die` is called before each death.
     """
 
     def __init__(self) -> None:
@@ -89,14 +89,14 @@ class FakeRay(types.ModuleType):
 
 
 class FakeCluster(types.ModuleType):
-    """The calls of Ray that a loader uses. Actors are threads of this process; values are copied, as on another
-    machine, and the arrays of an answer are read-only.
+    """The calls of Ray that a loader uses. Actors are threads of this process. Values are copied, as on another
+    machine, and the arrays in a result are read-only.
 
     Attributes:
-        num_cpus: Actors without a CPU wait.
+        num_cpus: CPUs of the cluster. Actors without a CPU wait.
         living: The actors that have not ended.
-        before: Called with an actor and the name of a method before it runs; what it raises ends the actor, except for
-            an `ObjectLostError`.
+        before: Called with an actor and the name of a method before the method runs. A RayError that it raises ends the
+            actor, except for `ObjectLostError` and `RayTaskError`.
     """
 
     def __init__(self, num_cpus: int = 64) -> None:
@@ -177,7 +177,7 @@ class FakeActor:
                 future.set_exception(ActorDiedError("The actor is dead."))
             else:
                 self.pending.add(future)
-                if self.has_cpu and method != "live":  # this one ends with the actor
+                if self.has_cpu and method != "live":  # `live` ends with the actor
                     self.pool.submit(self.run, future, method, given)
         return types.SimpleNamespace(future=lambda: future)
 
@@ -204,7 +204,7 @@ class FakeActor:
 
     def settle(self, future: Future[Any], value: Any = None, error: Exception | None = None) -> None:
         with self.lock:
-            if self.pending is None:  # it was ended meanwhile
+            if self.pending is None:  # the actor has ended meanwhile
                 return
             self.pending.discard(future)
         if error is None:

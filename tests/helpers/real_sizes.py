@@ -1,4 +1,4 @@
-"""Samples of real sizes, and checks of shards by code that shares nothing with what wrote them: tarfile and hashlib."""
+"""Samples of real sizes, and checks of shards with tarfile and hashlib, which share no code with wdskit."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _smallest_jpeg() -> bytes:
 
 
 def make_jpeg(num_bytes: int, chance: random.Random) -> bytes:
-    """A whole JPEG of exactly so many bytes (1,000 or more): random ones stand in its comments."""
+    """Return a whole JPEG of exactly `num_bytes` bytes (1,000 or more), filled up with random comments."""
     base = _smallest_jpeg()
     parts = [base[:2]]
     left = num_bytes - len(base)
@@ -45,7 +45,7 @@ def make_jpeg(num_bytes: int, chance: random.Random) -> bytes:
 
 
 def make_samples(count: int, low: int, high: int, *, seed: int = 0) -> Samples:
-    """So many samples with an image of `low` to `high` bytes, a class and, each third, JSON."""
+    """Return `count` samples with an image of `low` to `high` bytes and a class; every third has JSON."""
     chance = random.Random(seed)
     samples: Samples = {}
     for number in range(count):
@@ -58,7 +58,7 @@ def make_samples(count: int, low: int, high: int, *, seed: int = 0) -> Samples:
 
 @cache
 def large() -> Samples:
-    """600 samples, 64 MB."""
+    """Return 600 samples, 64 MB."""
     samples = make_samples(NUM_LARGE, 78_000, 135_000)
     assert sum(len(fields["jpg"]) for fields in samples.values()) > 60_000_000
     return samples
@@ -66,18 +66,18 @@ def large() -> Samples:
 
 @cache
 def small() -> Samples:
-    """Samples of 1 to 4 KB, 100,000 of them in `make sizes`."""
+    """Return 20,000 samples of 1 to 4 KB; 100,000 in `make sizes`."""
     return make_samples(NUM_SMALL, 1_000, 4_000)
 
 
 def rows(samples: Samples) -> Iterator[dict[str, object]]:
-    """The samples as `pack` takes them."""
+    """Yield the samples as rows for `pack`."""
     for key, fields in samples.items():
         yield {"__key__": key, **fields}
 
 
 def write_files(folder: Path, samples: Samples) -> Path:
-    """One file a field: no class, which `pack` would take from folders."""
+    """Write one file per field, without the class, which `pack` takes from folders. Returns the folder."""
     folder.mkdir()
     for key, fields in samples.items():
         for name in ("jpg", "json"):
@@ -87,7 +87,7 @@ def write_files(folder: Path, samples: Samples) -> Path:
 
 
 def write_tars(folder: Path, samples: Samples, *, each: int) -> Path:
-    """Shards by tarfile, of so many samples each."""
+    """Write shards of `each` samples with tarfile. Returns the folder."""
     folder.mkdir()
     items = [*samples.items()]
     for number, first in enumerate(range(0, len(items), each)):
@@ -101,7 +101,7 @@ def write_tars(folder: Path, samples: Samples, *, each: int) -> Path:
 
 
 def read_shard(path: Path) -> tuple[Samples, list[int]]:
-    """The samples of a shard, and where each starts and the last one ends."""
+    """Return the samples of a shard, the offset where each starts, and the end of the last."""
     samples: dict[str, dict[str, bytes]] = {}
     starts: list[int] = []
     end = 0
@@ -119,12 +119,12 @@ def read_shard(path: Path) -> tuple[Samples, list[int]]:
             assert name not in samples[key]
             samples[key][name] = file.read()
             end = member.offset_data + -(-member.size // 512) * 512
-            tar.members = []  # it keeps all of them otherwise
+            tar.members = []  # tarfile would keep all members in memory
     return samples, [*starts, end]
 
 
 def read_folder(folder: Path) -> Iterator[tuple[str, Fields]]:
-    """Every sample of an indexed folder in order, after what the index says of each shard was compared with it."""
+    """Yield every sample of an indexed folder in order; compare each shard with its entry in the index first."""
     index = json.loads((folder / "index.json").read_bytes())
     assert sorted(entry["url"] for entry in index["shardlist"]) == sorted(path.name for path in folder.glob("*.tar"))
     for entry in index["shardlist"]:
@@ -143,7 +143,7 @@ def read_folder(folder: Path) -> Iterator[tuple[str, Fields]]:
 
 
 def check_folder(folder: Path, expected: Samples, *, in_order: bool = True) -> None:
-    """Compare every payload, key and digest of a packed folder, and the order where it is known."""
+    """Compare every payload, key and digest of a packed folder and, with `in_order`, the order of samples."""
     left = dict(expected)
     keys = iter(expected)
     for key, fields in read_folder(folder):
@@ -158,11 +158,11 @@ def check_folder(folder: Path, expected: Samples, *, in_order: bool = True) -> N
 
 
 def pick(samples: Samples, numbers: Iterable[int]) -> Samples:
-    """Some of them."""
+    """Return the samples with these numbers."""
     items = [*samples.items()]
     return dict(items[number] for number in numbers)
 
 
 def without_json(samples: Samples) -> Samples:
-    """The same fields in each."""
+    """Return the samples without JSON, so that all have the same fields."""
     return {key: {name: data for name, data in fields.items() if name != "json"} for key, fields in samples.items()}

@@ -1,6 +1,4 @@
-"""Small shards for tests, and the stages that tests send to worker processes (by reference, so they stand in a
-module).
-"""
+"""Small shards for tests, and functions that tests send to worker processes by reference, which needs a module."""
 
 from __future__ import annotations
 
@@ -24,7 +22,7 @@ from wdskit.tar.writer import TarWriter
 
 
 def write_shard(path: Path, samples: dict[str, dict[str, bytes]]) -> Path:
-    """A shard of `{key: {field: bytes}}`."""
+    """Write a shard of `{key: {field: bytes}}`; return its path."""
     with path.open("wb") as file:
         writer = TarWriter(file.write)
         for key, fields in samples.items():
@@ -35,7 +33,7 @@ def write_shard(path: Path, samples: dict[str, dict[str, bytes]]) -> Path:
 
 
 def write_numbers(folder: Path, counts: list[int]) -> str:
-    """Shards of so many samples, numbered through: key `n%06d`, field `cls` the number. Returns their pattern."""
+    """Write shards of `counts` samples, numbered over all shards: key `n%06d`, field `cls`. Returns their pattern."""
     folder.mkdir(parents=True, exist_ok=True)
     number = 0
     for shard, count in enumerate(counts):
@@ -46,13 +44,13 @@ def write_numbers(folder: Path, counts: list[int]) -> str:
 
 
 def bytes_in(folder: Path) -> dict[str, bytes]:
-    """Every file of a packed folder by its path in it, but for what wdskit keeps there for itself."""
+    """Return every file of a packed folder by its relative path, without wdskit's internal files."""
     paths = [path for path in sorted(folder.rglob("*")) if path.name not in OWN and path.is_file()]
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in paths}
 
 
 def samples_in(folder: Path) -> dict[str, dict[str, bytes]]:
-    """All samples of a packed folder in order, read as a stream and again by number, which must agree."""
+    """Return all samples of a packed folder in order, after comparing a read as a stream with a read by number."""
     found: dict[str, dict[str, bytes]] = {}
     for entry in read_index(str(folder)).entries:
         path = str(folder / entry.name)
@@ -97,12 +95,12 @@ def fail_on_7(sample):
 
 
 def listed(pattern: str, **options: Any) -> Pipeline:
-    """A pipeline of shards in the order they are listed, with both splitters."""
+    """Return a pipeline of shards in their listed order, with both splitters."""
     return Pipeline().stream(pattern, shuffle_shards=False, **options).split_by_node().split_by_worker()
 
 
 class Picture(NamedTuple):
-    """One sample of `write_pictures`, as it went in."""
+    """One sample that `write_pictures` wrote."""
 
     url: str
     key: str
@@ -112,7 +110,7 @@ class Picture(NamedTuple):
 
 
 def write_pictures(folder: Path, counts: list[int]) -> list[Picture]:
-    """Shards `p-*.tar` of so many samples: an image without loss, `cls` 0..4, `json` {"number": n} and `txt`."""
+    """Write shards `p-*.tar` of `counts` samples: a lossless image, `cls` 0..4, `json` {"number": n} and `txt`."""
     folder.mkdir(parents=True, exist_ok=True)
     pictures: list[Picture] = []
     for shard, count in enumerate(counts):
@@ -133,14 +131,14 @@ def write_pictures(folder: Path, counts: list[int]) -> list[Picture]:
 
 
 def png_of(pixels: NDArray[np.uint8]) -> bytes:
-    """The pixels as a PNG file, which loses nothing."""
+    """Return the pixels as a lossless PNG file."""
     stream = io.BytesIO()
     Image.fromarray(pixels).save(stream, "PNG")
     return stream.getvalue()
 
 
 class WorkerKillingDisk(KillingDisk):
-    """Kills worker processes only, each at operation number `kill_at` of a shard."""
+    """A disk that kills only worker processes, each at operation number `kill_at` of a shard."""
 
     def before(self, name, *args):
         if parent_process() is not None:
@@ -148,7 +146,7 @@ class WorkerKillingDisk(KillingDisk):
 
 
 def selected(folder: str | Path, name: str) -> list[list[int]]:
-    """The numbers of a split's samples in each shard of an indexed folder."""
+    """Return the numbers of a split's samples in each shard of an indexed folder."""
     index = BinaryIndex(Path(folder))
     edges = np.cumsum(index.counts)[:-1].astype(np.int64)
     return [np.flatnonzero(part).tolist() for part in np.split(Columns(index).of_split(name), edges)]

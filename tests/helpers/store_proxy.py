@@ -1,4 +1,4 @@
-"""Stands before a real store and lets some requests fail."""
+"""A proxy for a real store that lets some requests fail."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from urllib.parse import urlsplit
 from typing_extensions import Self
 
 DROP = 0
-"""In place of a status: the connection is closed without an answer."""
+"""Value of `fail` that closes the connection without an answer."""
 
 
 class StoreProxy(http.server.ThreadingHTTPServer):
-    """Hands every request on, but for those that fail.
+    """Forwards every request to the store, unless `fail` lets it fail.
 
     Attributes:
-        fail: Called with method and path of each request; the status to answer, `DROP`, or None to hand it on.
-        requests: Method and path of each.
+        fail: Called with method and path of each request; returns a status, `DROP`, or None to forward the request.
+        requests: Method and path of each request.
     """
 
     daemon_threads = True
@@ -69,7 +69,7 @@ class Forward(http.server.BaseHTTPRequestHandler):
         headers = [(name, value) for name, value in reply.getheaders() if name not in ("Content-Length", "Date")]
         self.answer(reply.status, headers, data, length)
 
-    do_PUT = do_POST = do_HEAD = do_DELETE = do_GET  # noqa: N815 (the names that it looks for)
+    do_PUT = do_POST = do_HEAD = do_DELETE = do_GET  # noqa: N815 (the names that the base class calls)
 
     def answer(self, status: int, headers: list[tuple[str, str]], data: bytes, length: str | None = None) -> None:
         self.send_response_only(status)

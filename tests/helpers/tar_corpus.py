@@ -1,8 +1,8 @@
-"""Small tar archives, good and bad, each with what a strict reader makes of it.
+"""Small tar archives, good and bad, each with the expected result of a strict reader.
 
-Most headers are built here from POSIX's table, not with wdskit's writer, so that the two can disagree. What other
-programs wrote stands in `golden/tar`. Most of it `write_with_gnu_tar` made with GNU tar 1.34; the tests do so again
-with the GNU tar that is there. Four were made by hand: the second volumes of `tar -M -L 25 --format=gnu` and `=posix`,
+Most headers are built here from POSIX's table, not with wdskit's writer, so that the two can disagree. Archives of
+other programs are in `golden/tar`. `write_with_gnu_tar` made most of them with GNU tar 1.34; the tests make them again
+with the installed GNU tar. Four were made by hand: the second volumes of `tar -M -L 25 --format=gnu` and `=posix`,
 `git archive` of a commit without a file, and the first three of `FILES` by Perl's Archive::Tar.
 """
 
@@ -29,7 +29,7 @@ B = ("b.txt", b"second")
 
 @dataclass(frozen=True)
 class Case:
-    """An archive, the members that come out of it, and where and how it fails behind them (None: it does not)."""
+    """An archive, the members that are read from it, and text and offset of the error after them (None: no error)."""
 
     name: str
     data: bytes
@@ -42,7 +42,7 @@ class Case:
 
 
 def checksum_of(block: bytes, *, signed: bool = False) -> int:
-    """The sum of a header's bytes, its own field counted as spaces; as old Suns did it, of signed bytes."""
+    """Return the sum of a header's bytes, the checksum counted as spaces; `signed` bytes are those of old Suns."""
     return sum(byte - 256 if signed and byte > 127 else byte for byte in block[:148] + b" " * 8 + block[156:])
 
 
@@ -59,7 +59,7 @@ def header(
     change: int = 0,
     signed: bool = False,
 ) -> bytes:
-    """One header block. `size` as a number or as the 12 raw bytes; `change` is added to the right checksum."""
+    """Return one header block. `size` is a number or the 12 raw bytes; `change` is added to the right checksum."""
     size_field = b"%011o\x00" % size if isinstance(size, int) else size
     block = name.ljust(100, b"\x00") + b"0000644\x00" + b"0001750\x00" * 2 + size_field + mtime + b" " * 8
     block += kind + link.ljust(100, b"\x00") + magic + b"user".ljust(32, b"\x00") * 2
@@ -71,18 +71,18 @@ def header(
 
 
 def padded(data: bytes) -> bytes:
-    """Data up to the next block."""
+    """Return data, padded to whole blocks."""
     return data + bytes(-len(data) % 512)
 
 
 def member(name: bytes | str, data: bytes, **fields) -> bytes:
-    """Header and data."""
+    """Return the header and the padded data of a member."""
     name = name.encode() if isinstance(name, str) else name
     return header(name, fields.pop("size", len(data)), **fields) + padded(data)
 
 
 def record(keyword: bytes, value: bytes) -> bytes:
-    """One pax record, which counts its own digits."""
+    """Return one pax record. Its length includes the digits of the length."""
     length = len(keyword) + len(value) + 3
     while len(str(length)) + len(keyword) + len(value) + 3 != length:
         length = len(str(length)) + len(keyword) + len(value) + 3
@@ -90,22 +90,22 @@ def record(keyword: bytes, value: bytes) -> bytes:
 
 
 def pax(body: bytes, *, kind: bytes = b"x", **fields) -> bytes:
-    """A pax header of raw records."""
+    """Return a pax header with raw records."""
     return member(b"./PaxHeaders/x", body, kind=kind, **fields)
 
 
 def pax_path(name: bytes) -> bytes:
-    """A pax header that gives a path."""
+    """Return a pax header that gives a path."""
     return pax(record(b"path", name))
 
 
 def long_name(name: bytes, *, kind: bytes = b"L", end: bytes = b"\x00") -> bytes:
-    """A GNU long name."""
+    """Return the member of a GNU long name."""
     return member(b"././@LongLink", name + end, kind=kind, magic=GNU)
 
 
 FIRST, SECOND = member(*A), member(*B)
-AT = len(FIRST)  # where what follows FIRST starts
+AT = len(FIRST)  # offset of the member after FIRST
 
 GLOBAL = pax(record(b"comment", b"abc"), kind=b"g")
 LARGE = bytes(range(256)) * 1300
@@ -116,13 +116,13 @@ _FULL = b"n" * 507 + b".txt"
 
 
 def _several(contents: list[bytes]) -> tuple[bytes | tuple[str, bytes], ...]:
-    """An archive of members with these contents, then the members."""
+    """Return an archive of members with these contents, followed by the members."""
     members = [(f"m{number:03d}.bin", data) for number, data in enumerate(contents)]
     return b"".join(member(*each) for each in members) + END, *members
 
 
 def _good() -> list[Case]:
-    """Archives that are read whole."""
+    """Return archives that are read without an error."""
 
     def good(name: str, data: bytes, *members: tuple[str, bytes]) -> Case:
         return Case(name, data, members)
@@ -237,12 +237,12 @@ def _good() -> list[Case]:
 
 
 def _global(keyword: bytes, value: bytes) -> bytes:
-    """A pax header for all members behind it."""
+    """Return a pax header for all members after it."""
     return pax(record(keyword, value), kind=b"g")
 
 
 def _bad_kinds() -> list[Case]:
-    """Members that are no plain files."""
+    """Return archives with members that are not plain files."""
     kinds = {
         "hard-link": (b"1", "a hard link"),
         "symbolic-link": (b"2", "a symbolic link"),
@@ -331,7 +331,7 @@ def _bad_kinds() -> list[Case]:
 
 
 def _bad_headers() -> list[Case]:
-    """Headers that cannot be believed."""
+    """Return archives with an invalid header."""
 
     def bad(name: str, second: bytes, error: str, offset: int = AT) -> Case:
         return Case(name, FIRST + second + END, (A,), error, offset)
@@ -437,7 +437,7 @@ _LFS_POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:" + b"0"
 
 
 def _bad_ends() -> list[Case]:
-    """Streams that stop too soon or too late."""
+    """Return streams that end too early or too late."""
     whole = FIRST + SECOND + END
     cut_pax = pax_path(_LONG)
 
@@ -506,7 +506,7 @@ _SHORT = _ALL[:3]
 _SPARSE = ["-S", "--hole-detection=raw", "a.json", HOLE]
 _PAX = ["--format=posix", "--pax-option=delete=atime,delete=ctime"]
 
-# What GNU tar is told, the members that come out, and the error behind them (None: there is none).
+# Arguments of GNU tar, the members that are read, and the error after them (None: no error).
 GNU_TAR: dict[str, tuple[list[str], tuple[tuple[str, bytes], ...], str | None]] = {
     "ustar": (["--format=ustar", *FILES], _ALL, None),
     "gnu": (["--format=gnu", *FILES], _ALL, None),
@@ -533,7 +533,7 @@ GNU_TAR: dict[str, tuple[list[str], tuple[tuple[str, bytes], ...], str | None]] 
 
 
 def plant(folder: Path) -> None:
-    """The files that GNU tar packs."""
+    """Write the files that GNU tar packs."""
     for name, data in FILES.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -556,12 +556,12 @@ def write_with_gnu_tar(name: str, folder: Path, path: Path) -> bytes:
 
 
 def _end_of(members: tuple[tuple[str, bytes], ...]) -> int:
-    """Where plain members end."""
+    """Return the offset of the end of plain members."""
     return sum(512 + len(padded(data)) for _, data in members)
 
 
 def _foreign() -> list[Case]:
-    """What other programs wrote."""
+    """Return the archives of other programs."""
     cases = [
         Case(f"gnu-tar-{name}", (TARS / f"{name}.tar").read_bytes(), members, error, error and _end_of(members))
         for name, (_, members, error) in GNU_TAR.items()

@@ -1,6 +1,6 @@
-"""Make `import torchvision` work beside a torch whose build lacks its operators: enough for transforms.v2.
+"""Make `import torchvision` work with a torch whose build lacks torchvision's operators; enough for transforms.v2.
 
-`make setup` unpacks torchvision into `.venv/torchvision`, out of sight of all other tests.
+`make setup` unpacks torchvision into `.venv/torchvision`, where no other test finds it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ FOLDER = Path(__file__).resolve().parents[2] / ".venv" / "torchvision"
 
 
 def make_importable() -> None:
-    """Declare the missing operators, and find the package."""
+    """Declare the missing operators and import the package."""
     if "torchvision" in sys.modules:
         return
     import torch

@@ -10,7 +10,7 @@ from wdskit.shards.index import index_folder
 
 @pytest.fixture(scope="module")
 def numbers(tmp_path_factory) -> str:
-    """Six indexed shards, 39 samples."""
+    """The folder of six indexed shards with 39 samples."""
     folder = tmp_path_factory.mktemp("numbers")
     write_numbers(folder, [4, 5, 6, 7, 8, 9])
     index_folder(folder)

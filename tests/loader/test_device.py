@@ -1,5 +1,5 @@
-"""Batches on their way to a device: in order, ahead, and no thread left. What needs a GPU stands in a few calls of
-torch that these tests replace.
+"""Moving batches to a device: in order, ahead of the consumer, and without a thread left. The tests replace the few
+calls of torch that need a GPU.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from wdskit import Pipeline, PipelineError, Ragged, SampleError
 from wdskit.engine.batch import Batch
 from wdskit.loader import device
 from wdskit.loader import planned as planned_module
-from wdskit.loader.device import finish_numbers, hand_over, make_mover, map_tensors
+from wdskit.loader.device import finish_images, make_mover, map_tensors, move_ahead
 from wdskit.pipeline.settings import LoaderSpec
 from wdskit.shards.index import index_folder
 
@@ -35,7 +35,7 @@ def pictures(tmp_path_factory) -> str:
 
 
 class Times10:
-    """Stands for a device: what it sends is ten times as much, and it says in which thread."""
+    """A stand-in for a device: it returns values times ten, and stores the thread that moved them."""
 
     def __init__(self) -> None:
         self.threads: set[str] = set()
@@ -69,7 +69,7 @@ def test_batches_are_moved_in_order_in_a_thread_of_its_own(numbers, monkeypatch,
 
 
 def test_it_stands_where_the_consumer_stands_and_leaves_nothing(numbers, monkeypatch):
-    """A state counts what was handed out, not what was moved ahead."""
+    """A state counts delivered batches, not batches that were moved ahead."""
     pipe = Pipeline().exact(numbers, seed=3).map(number_of).batched(3)
     whole = [batch.tolist() for batch in pipe.loader(workers=0)]
     loader = loader_with(Times10(), monkeypatch, pipe, workers=0, threads=2)
@@ -94,12 +94,12 @@ def test_no_more_is_taken_than_two_ahead_and_only_what_is_ready():
             taken.append(number)
             yield torch.tensor(number)
 
-    batches = hand_over(source(), Times10(), lambda: True)
+    batches = move_ahead(source(), Times10(), lambda: True)
     assert next(batches) == 0
     assert taken == [0, 1, 2]
     assert [int(batch) for batch in batches] == [*range(10, 100, 10)]
     taken.clear()
-    batches = hand_over(source(), Times10(), lambda: False)
+    batches = move_ahead(source(), Times10(), lambda: False)
     assert next(batches) == 0
     assert taken == [0]
     assert [int(batch) for batch in batches] == [*range(10, 100, 10)]
@@ -130,7 +130,7 @@ def test_every_tensor_of_a_batch_is_found():
 
 
 class Encoding(UserDict):
-    """As transformers' BatchEncoding: what it holds besides its items is kept."""
+    """A mapping like transformers' BatchEncoding, whose other attributes must be kept."""
 
     def __init__(self, data: dict[str, Any], encodings: list[str]) -> None:
         super().__init__(data)
@@ -223,13 +223,13 @@ def test_images_cross_as_uint8_and_become_the_same_numbers_behind(pictures, endi
     pipe = SHAPES[shape](ENDINGS[ending](Pipeline().exact(pictures, seed=1))).batched(8)
     place = 1 if shape == "tuple" else "image"
     built = pipe.build()
-    program, left = built.without_numbers()
+    program, left = built.with_uint8_images()
     assert left is not None
     loader = planned_module.PlannedLoader(program, LoaderSpec(workers=0, threads=2))
-    taken = loader._prefetch.take(loader._jobs(loader._passes.begin()), 4)
+    taken = loader._prefetch.take(loader._jobs(loader._counter.begin()), 4)
     for made, expected in zip(taken, pipe.loader(workers=0), strict=True):
         assert made.value[place].dtype == torch.uint8
-        finished = finish_numbers(made, left).value
+        finished = finish_images(made, left).value
         assert finished[place].is_contiguous(memory_format=torch.channels_last)
         assert torch.equal(finished[place], expected[place])
         assert type(finished) is type(expected)
@@ -244,12 +244,12 @@ def test_images_cross_as_uint8_and_become_the_same_numbers_behind(pictures, endi
     ],
 )
 def test_where_somebody_else_sees_the_numbers_they_are_made_before(pictures, build):
-    assert build(Pipeline().exact(pictures)).batched(4).build().without_numbers()[1] is None
+    assert build(Pipeline().exact(pictures)).batched(4).build().with_uint8_images()[1] is None
 
 
 def test_a_function_behind_the_batch_gets_numbers(pictures):
     pipe = ENDINGS["normalized"](Pipeline().exact(pictures)).to_tuple("jpg;png").batched(4).map(lambda batch: batch)
-    assert pipe.build().without_numbers()[1] is None
+    assert pipe.build().with_uint8_images()[1] is None
 
 
 def test_a_device_that_is_not_there_is_refused(numbers):
@@ -260,11 +260,11 @@ def test_a_device_that_is_not_there_is_refused(numbers):
         Pipeline().stream(f"{numbers}/s-*.tar").loader(device="cuda")
 
 
-# --- torch's calls, as a device would see them
+# --- calls of torch for a device
 
 
 class FakeCuda:
-    """Writes down what happens on which stream."""
+    """A stand-in for torch.cuda that stores all operations and their streams."""
 
     def __init__(self, monkeypatch) -> None:
         self.seen: list[str] = []

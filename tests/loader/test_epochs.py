@@ -1,4 +1,4 @@
-"""Which epoch comes next: whoever says so, and whenever, of planned sources and of streams."""
+"""The number of the next epoch, for planned sources and streams: set by any caller, at any time."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def numbers(tmp_path_factory) -> str:
 
 
 def loader_of(kind: str, numbers: str):
-    """Three batches of four draws an epoch."""
+    """Return a loader with three batches of four draws per epoch."""
     if kind == "planned":
         return Pipeline().exact(numbers, seed=3).map(draw).batched(4).loader(workers=0)
     source = Pipeline().stream(numbers, seed=3, resampled="," in kind).split_by_worker().map(draw).batched(4)
@@ -39,7 +39,7 @@ def plain(batches) -> list:
 
 
 def epochs(kind: str, numbers: str, *wanted: int) -> list:
-    """Those epochs, each set before it is begun."""
+    """Return the items of these epochs; each epoch is set before it starts."""
     loader = loader_of(kind, numbers)
     found = []
     for epoch in wanted:
@@ -51,7 +51,7 @@ def epochs(kind: str, numbers: str, *wanted: int) -> list:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("step", [0, 1, 2])
 def test_an_epoch_that_is_set_inside_another_is_the_next_one(numbers, kind, step):
-    """The running one goes on to its end, and what is told of it stays true; the last word counts."""
+    """The running epoch continues to its end, and its reported number does not change; the last call counts."""
     zero, five, six = epochs(kind, numbers, 0, 5, 6)
     loader = loader_of(kind, numbers)
     seen = []
@@ -60,7 +60,7 @@ def test_an_epoch_that_is_set_inside_another_is_the_next_one(numbers, kind, step
             before = loader.epoch, loader.state_dict()
             loader.set_epoch(4)
             loader.sampler.set_epoch(5)
-            if before[0]:  # its last batch is out
+            if before[0]:  # its last batch has been delivered
                 assert (step, loader.epoch) == (2, 5)
             else:
                 assert (loader.epoch, loader.state_dict()) == (0, before[1])
@@ -80,7 +80,7 @@ def test_an_epoch_that_is_set_inside_another_is_the_next_one_after_a_break_too(n
         break
     assert (loader.epoch, plain(loader)) == (5, five)
     loader.set_epoch(0)
-    batches = iter(loader)  # nothing happens before the first batch is asked for
+    batches = iter(loader)  # nothing happens before the first batch is requested
     loader.set_epoch(5)
     assert plain(batches) == five
     loader.set_epoch(0)
@@ -89,7 +89,7 @@ def test_an_epoch_that_is_set_inside_another_is_the_next_one_after_a_break_too(n
 
 @pytest.mark.parametrize("epoch", [0, 5])
 def test_a_worker_that_is_slow_to_start_reads_what_the_next_iteration_is_told(numbers, monkeypatch, epoch):
-    """It starts the iteration that was left when the next epoch is set already, and finishes that one for nobody."""
+    """It starts the abandoned iteration after the next epoch is set, and completes it without a consumer."""
     [wanted] = epochs(KINDS[-1], numbers, epoch)
     go_on = multiprocessing.get_context("fork").Event()
 
@@ -118,13 +118,13 @@ def test_the_number_of_the_running_epoch_changes_nothing(numbers, kind):
         assert loader.state_dict() == state
         seen += plain([batch])
     assert seen == zero[:2]
-    assert [plain(loader), plain(loader)] == [zero, one]  # after a break the same one again
+    assert [plain(loader), plain(loader)] == [zero, one]  # after a break the same epoch again
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("goes_on", [False, True])
 def test_a_state_that_is_loaded_inside_an_epoch_is_where_the_next_iteration_begins(numbers, kind, goes_on):
-    """As where a loss is not finite any more, and a run goes back; whether the loop is left or goes on to its end."""
+    """An example is a run that goes back because its loss is not finite. The loop is left, or runs to its end."""
     zero, one = epochs(kind, numbers, 0, 1)
     loader = loader_of(kind, numbers)
     batches = iter(loader)

@@ -1,4 +1,4 @@
-"""What goes wrong in workers, and what is left when a loader is gone: errors with their facts, no hang, no leak."""
+"""Faults in workers, and the end of a loader: errors with their attributes, no hang, no leak."""
 
 from __future__ import annotations
 
@@ -63,14 +63,14 @@ def endless(six: str) -> str:
 
 
 def kill(pid: int) -> None:
-    """Kill a child and see it dead, which leaves its status for others; signals are heard in here."""
+    """Kill a child and wait until it is dead, without taking its exit status; signals are handled during the wait."""
     os.kill(pid, signal.SIGKILL)
     os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
 
 
 @pytest.mark.parametrize("is_waited_for", [False, True])
 def test_a_worker_that_is_killed_between_epochs_is_named_by_the_next_one(six, is_waited_for):
-    """And nowhere before."""
+    """No earlier call raises."""
     loader = split(six).map(number_of).loader(workers=2, start_method="fork")
     others = set(multiprocessing.active_children())
     assert sorted(loader) == list(range(39))
@@ -105,7 +105,7 @@ def kill_me() -> None:
     ("start_method", "persistent"), [("fork", True), ("fork", False), ("forkserver", True)], ids=str
 )
 def test_a_killed_worker_is_an_error_and_then_replaced(six, tmp_path, start_method, persistent):
-    """As the kernel kills for memory: an error that says so, no hang; the same epoch then runs in new processes."""
+    """A kill like that of the kernel for memory is an error, not a hang; the same epoch then runs in new processes."""
     function = functools.partial(die_once, str(tmp_path / "died"), kill_me)
     loader = split(six).map(function).loader(workers=2, start_method=start_method, persistent_workers=persistent)
     others = set(multiprocessing.active_children())
@@ -135,7 +135,7 @@ if __name__ == "__main__":
 
 @pytest.mark.parametrize("start_method", ["forkserver", "spawn"])
 def test_a_script_without_a_guard_is_refused_at_its_line(python, six, tmp_path, start_method):
-    """Each worker would run it again: start workers itself, or wait for itself in init_process_group."""
+    """Each worker would run the script again: it would start workers, or wait in init_process_group."""
     pipe = f"wdskit.Pipeline().stream({six!r}).split_by_worker().to_tuple('cls').map(same)"
     loader = f"{pipe}.loader(workers=1, start_method={start_method!r})"
     top = "import wdskit\ndef same(value):\n    return value\n"
@@ -153,7 +153,7 @@ def test_a_script_without_a_guard_is_refused_at_its_line(python, six, tmp_path, 
 @pytest.mark.parametrize("start_method", ["forkserver", "spawn"])
 @pytest.mark.parametrize("source", ["exact", "stream"])
 def test_workers_without_a_function_of_the_user_do_not_run_the_script(python, six, tmp_path, start_method, source):
-    """The script imports torch, which takes a worker longer than all else, and no guard is needed."""
+    """Scripts import torch, which would take a worker most of its time; without running it, no guard is needed."""
     index_folder(Path(six).parent, workers=1)
     pipe = f"wdskit.Pipeline().{source}({six!r})" + (".split_by_worker()" if source == "stream" else "")
     loader = f"{pipe}.decode().to_tuple('cls').batched(4).loader(workers=2, start_method={start_method!r})"
@@ -165,7 +165,7 @@ def test_workers_without_a_function_of_the_user_do_not_run_the_script(python, si
 @pytest.mark.parametrize("start_method", ["forkserver", "spawn"])
 @pytest.mark.parametrize("in_worker", ["time.sleep(3)", "raise SystemExit(7)"])
 def test_a_worker_that_does_not_start_names_the_guard(python, six, tmp_path, start_method, in_worker):
-    """What a script does at its module level runs in each worker first, and may wait there for ever."""
+    """Each worker first runs the script's module level, which may wait for ever."""
     pipe = f"wdskit.Pipeline().stream({six!r}).split_by_worker().to_tuple('cls').map(same)"
     loader = f"{pipe}.loader(workers=1, start_method={start_method!r})"
     done = python.run(tmp_path / "train.py", LATE.format(loader=loader, in_worker=in_worker))
@@ -180,7 +180,7 @@ def test_a_worker_that_does_not_start_names_the_guard(python, six, tmp_path, sta
 
 @pytest.mark.parametrize(("settings", "signals_group"), list(zip(WAYS, [True, True, False], strict=True)), ids=str)
 def test_ctrl_c_ends_everything_with_one_traceback(python, six, tmp_path, settings, signals_group):
-    """A terminal sends SIGINT to all processes of the group, `kill -INT` to one."""
+    """A terminal sends SIGINT to all processes of the group; `kill -INT` sends it to one."""
     running, workers = start_endless(python, endless(six), tmp_path, settings)
     send = os.killpg if signals_group else os.kill
     send(running.pid, signal.SIGINT)
@@ -212,7 +212,7 @@ if __name__ == "__main__":
 
 @pytest.mark.parametrize("start_method", ["fork", "forkserver", "spawn"])
 def test_sigterm_to_all_processes_of_a_job_leaves_it_to_the_main_process(six, tmp_path, start_method):
-    """A cluster sends it before it takes the machine back: the rank still gets its batches, and can save its state."""
+    """A cluster sends SIGTERM before it takes a machine: the rank still gets its batches, and can save its state."""
     folder = str(Path(six).parent)
     index_folder(folder, workers=1)
     script = tmp_path / "train.py"
@@ -233,11 +233,11 @@ def test_workers_do_not_outlive_a_killed_main_process(python, six, tmp_path, sta
         os.close(descriptor)
 
 
-# --- errors on their way
+# --- errors of workers
 
 
 class NeedsTwo(Exception):
-    """Pickle makes it again from `args`, which is one too few."""
+    """An error that pickle cannot rebuild, because `args` has one argument too few."""
 
     def __init__(self, one, two):
         super().__init__(f"{one} and {two}")
@@ -255,7 +255,7 @@ class Liar(Exception):
 
 
 class Thrower:
-    """A stage of the user's own that raises one of these at the sixth sample."""
+    """A user's stage that raises one of these errors at the sixth sample."""
 
     def __init__(self, err):
         self.err = err
@@ -283,7 +283,7 @@ ERRORS = [
 
 @pytest.mark.parametrize(("err", "kind", "text"), ERRORS, ids=lambda value: type(value).__name__)
 def test_an_error_arrives_as_it_was_or_as_one_that_says_the_same(six, err, kind, text):
-    """With its facts, and the worker's traceback as its cause."""
+    """The error has its attributes, and the worker's traceback as its cause."""
     loader = split(six).stage(Thrower(err)).loader(workers=1, start_method="fork")
     seen = []
     with pytest.raises(kind) as caught:
@@ -308,7 +308,7 @@ def fail_as(kind: type[Exception], sample: Any) -> int:
 
 
 def test_the_cause_of_a_sample_error_is_the_functions_exception(six):
-    """And its own cause; where it cannot be pickled, its traceback says so."""
+    """The function's exception keeps its own cause. If it cannot be pickled, the traceback is in the message."""
     for settings in ({"workers": 0}, {"workers": 1, "start_method": "fork"}):
         with pytest.raises(SampleError) as caught:
             list(split(six).map(functools.partial(fail_as, KeyError)).loader(**settings))
@@ -319,11 +319,11 @@ def test_the_cause_of_a_sample_error_is_the_functions_exception(six):
     with pytest.raises(SampleError, match="NeedsTwo: one and two") as caught:
         list(split(six).map(functools.partial(fail_as, NeedsTwo)).loader(workers=1, start_method="fork"))
     assert type(caught.value.__cause__) is WorkerTraceback
-    assert str(caught.value.__cause__).endswith("\nNeedsTwo cannot be pickled, so this text is all that is left of it.")
+    assert str(caught.value.__cause__).endswith("\nNeedsTwo cannot be pickled, so it is not in the chain of causes.")
 
 
 class Unpicklable(BaseException):
-    """Neither pickle nor its own text can be had of it."""
+    """An error that raises when it is pickled and when it is printed."""
 
     def __init__(self):
         super().__init__(threading.Lock())
@@ -333,7 +333,7 @@ class Unpicklable(BaseException):
 
 
 class Elsewhere(BaseException):
-    """What comes out of its pickle depends on the process."""
+    """An error whose pickle gives another type in another process."""
 
     def __reduce__(self):
         return make_elsewhere, (os.getpid(),)
@@ -355,11 +355,11 @@ UNUSUAL = {
     "unpicklable": Unpicklable,
     "elsewhere": Elsewhere,
 }
-"""What a function of the user's may raise that is no Exception, or does not pickle."""
+"""Errors of user functions that are not an Exception, or cannot be pickled."""
 
 
 def raise_unusual(flag: str, value: Any) -> Any:
-    """Raise what the file names, of a sample 5 or a batch that has it."""
+    """Raise the error that the file names, for sample 5 or a batch with that sample."""
     numbers = np.atleast_1d(int(value["cls"]) if isinstance(value, dict) else value[0])
     if 5 in numbers and Path(flag).exists():
         make = UNUSUAL[Path(flag).read_text()]
@@ -393,7 +393,7 @@ CREWS = [(0, 1, None), (0, 2, None), (1, 1, "fork"), (1, 2, "forkserver"), (2, 2
     ],
 )
 def test_whatever_a_function_raises_arrives_and_the_next_epoch_works(tmp_path, kind, workers, threads, method):
-    """As itself: asyncio.CancelledError, SystemExit and others that are no Exception. Nothing hangs or is left."""
+    """Errors that are not an Exception, such as asyncio.CancelledError, keep their type. Nothing hangs or is left."""
     flag = tmp_path / "flag"
     pipe = unusual_pipe(kind, tmp_path, flag)
     gc.collect()
@@ -402,7 +402,7 @@ def test_whatever_a_function_raises_arrives_and_the_next_epoch_works(tmp_path, k
     for name, make in UNUSUAL.items():
         flag.write_text(name)
         wanted = type(make())
-        if workers and name in {"unpicklable", "elsewhere", "pytest"}:  # pytest's say another module than they are in
+        if workers and name in {"unpicklable", "elsewhere", "pytest"}:  # errors of pytest have a wrong `__module__`
             wanted = PipelineError
         with pytest.raises(wanted) as caught:
             list(loader)
@@ -426,13 +426,13 @@ def test_what_came_before_the_error_is_delivered_first(six):
     seen = []
     with pytest.raises(KeyError):
         for item in split(six).stage(Thrower(KeyError("x"))).loader(workers=1, prefetch=8):
-            seen.append(item)  # noqa: PERF402 (what is seen before the error counts)
+            seen.append(item)  # noqa: PERF402 (items before the error count)
     assert seen == [0, 1, 2, 3, 4]
 
 
 @pytest.mark.parametrize("settings", [{"workers": 0}, {"workers": 1}, *WAYS[::2]], ids=str)
 def test_an_epoch_that_failed_starts_again(six, tmp_path, settings):
-    """And goes well once the reason is gone; the epoch counts on only then."""
+    """It succeeds when the cause is removed; only then the number of the epoch advances."""
     flag = tmp_path / "flag"
     flag.touch()
     loader = split(six).map(functools.partial(fail_while, str(flag))).with_epoch(20).loader(**settings)
@@ -488,7 +488,7 @@ def test_what_cannot_reach_workers_is_refused_when_the_loader_is_made(six, start
 def test_what_cannot_reach_workers_is_named_where_cuda_is_initialised_after_the_loader_was_made(
     tmp_path, monkeypatch, kind
 ):
-    """Workers are not forked then, and the lambda that was fine when the loader was made cannot reach them."""
+    """Workers are not forked then, and a lambda that was allowed when the loader was made cannot be sent to them."""
     monkeypatch.setattr(multiprocessing, "get_start_method", lambda **_: "fork")
     pattern = write_numbers(tmp_path / "shards", [9])
     index_folder(tmp_path / "shards")
@@ -503,7 +503,7 @@ def test_what_cannot_reach_workers_is_named_where_cuda_is_initialised_after_the_
 
 
 class Picky:
-    """Refuses to be pickled, in its own words."""
+    """An object that raises its own error when it is pickled."""
 
     def __getstate__(self):
         raise RuntimeError("not me")
@@ -518,10 +518,10 @@ def test_a_function_that_raises_anything_when_it_is_pickled_is_named(six):
 
 
 def test_a_batch_that_is_finished_while_it_is_forgotten_does_not_end_its_worker(tmp_path, monkeypatch):
-    """A loop takes its ticket out between the look for it and the taking out."""
+    """The thread that made the batch removes its ticket between the lookup and the removal by the receiving thread."""
 
     class Ticket(int):
-        """A number that lets the batch be finished while it is looked up."""
+        """A number that lets the batch finish while the number is looked up."""
 
         looks = 0
 
@@ -546,7 +546,7 @@ def test_a_batch_that_is_finished_while_it_is_forgotten_does_not_end_its_worker(
     ours, theirs = multiprocessing.Pipe()
 
     class Connection:
-        """The worker's side of a pipe on which the main process has said all it will."""
+        """The worker's end of a pipe on which the main process sends nothing more."""
 
         def poll(self):
             return True
@@ -581,18 +581,18 @@ def test_a_batch_that_is_finished_while_it_is_forgotten_does_not_end_its_worker(
 
 
 def test_no_queue_is_asked_for_its_size():
-    """There is no such number on macOS."""
+    """The size of a queue does not exist on macOS."""
     package = Path(wdskit.__file__).parent
     assert [path for path in package.rglob("*.py") if "qsize" in path.read_text()] == []
 
 
-# --- Ctrl-C in the midst of a slow function
+# --- Ctrl-C during a slow function
 
 
 @pytest.mark.parametrize("kind", ["planned", "stream"])
 @pytest.mark.parametrize("threads", [1, 4])
 def test_ctrl_c_is_heard_within_the_present_sample(python, tmp_path, kind, threads):
-    """No other sample of the batch is begun: one takes as long as it takes to press the keys here."""
+    """No other sample of the batch is started. A sample here takes as long as pressing the keys."""
     pattern = write_numbers(tmp_path / "shards", [64])
     index_folder(tmp_path / "shards")
     source = f".stream({pattern!r})" if kind == "stream" else f".sequential({pattern!r})"
@@ -628,7 +628,7 @@ if __name__ == "__main__":
     assert begun.stat().st_size == threads
 
 
-# --- what is left
+# --- leaks
 
 
 ENDS = {
@@ -642,12 +642,12 @@ ENDS = {
 @pytest.mark.parametrize("end", ENDS)
 def test_a_dropped_loader_leaves_nothing(six, end, settings):
     make = functools.partial(ENDS[end](split(six)).loader, **settings)
-    if leftovers(make):  # the first one of a process also starts what torch and multiprocessing keep
+    if leftovers(make):  # the first loader of a process also starts permanent parts of torch and multiprocessing
         assert leftovers(make) == {}
 
 
 def test_the_check_of_leftovers_catches_an_error_that_holds_its_loader(six, monkeypatch):
-    """An error refers to its frames, and they to the error: a cycle."""
+    """An error refers to its frames, and the frames to the error: a cycle."""
 
     def result(self):
         error = self.error
@@ -661,7 +661,7 @@ def test_the_check_of_leftovers_catches_an_error_that_holds_its_loader(six, monk
 
 
 def hold_error(pipe: Pipeline) -> SampleError:
-    """The error of a loader, in a cycle with the frame that holds both, as in `except Error as e: saved = e`."""
+    """Return a loader's error in a cycle with the frame that holds both, as in `except Error as e: saved = e`."""
     loader = pipe.loader(workers=1)
     try:
         list(loader)
@@ -671,7 +671,7 @@ def hold_error(pipe: Pipeline) -> SampleError:
 
 
 def killed_workers(six: str, monkeypatch) -> list[int]:
-    """The workers that are killed when a loader is garbage, because they did not end when they were asked to."""
+    """The workers that are killed when a loader is freed, because they did not end on request."""
     killed = []
     monkeypatch.setattr(multiprocessing.process.BaseProcess, "kill", lambda worker: killed.append(worker.pid))
     gc.collect()
@@ -695,7 +695,7 @@ def test_workers_of_a_loader_that_is_garbage_are_asked_to_end(six, monkeypatch):
 
 @pytest.mark.parametrize("settings", WAYS, ids=str)
 def test_many_epochs_leak_nothing(six, settings):
-    """Neither here nor in workers that persist: fifty, or as many as start twenty workers."""
+    """No leak here or in persistent workers, after fifty epochs, or after epochs that start twenty workers."""
     num = 50 if settings.get("persistent_workers", True) else 20
     loader = ENDS["with_epoch"](split(six)).loader(**settings)
     for _ in range(5):
@@ -734,16 +734,16 @@ def test_a_loader_used_in_another_thread_works_and_leaves_nothing(six):
     assert wdskit.Pipeline is Pipeline
 
 
-# --- what is kept, cancelled, forked, or hangs
+# --- kept batches, cancelled jobs, forks, hangs
 
 
 def wide(sample: dict[str, Any]) -> torch.Tensor:
-    return torch.full((1024,), int(sample["cls"]))  # 8 KiB, which would not travel in a pipe
+    return torch.full((1024,), int(sample["cls"]))  # 8 KiB, too large to be sent through a pipe
 
 
 @pytest.mark.parametrize("threads", [1, 2])
 def test_batches_that_are_kept_hold_no_descriptor(tmp_path, threads):
-    """A consumer that collects 1,000 of them would run out."""
+    """A consumer that keeps 1,000 batches would exhaust its descriptors."""
     write_numbers(tmp_path, [300])
     index_folder(tmp_path, workers=1)
     loader = Pipeline().exact(str(tmp_path)).map(wide).batched(4).loader(workers=1, threads=threads)
@@ -787,7 +787,7 @@ def slow_number(sample: dict[str, Any]) -> int:
 
 
 def test_a_job_that_nobody_wants_any_more_is_not_collated(tmp_path):
-    """Some of its samples were never made."""
+    """Some samples of such a job are never made."""
     write_numbers(tmp_path, [200])
     index_folder(tmp_path, workers=1)
     pipe = Pipeline().exact(str(tmp_path)).map(slow_number).batched(32, collate=noting_none)
@@ -805,7 +805,7 @@ def hang(sample: dict[str, Any]) -> int:
 
 
 def test_a_loader_ends_while_its_worker_hangs_however_many_jobs_wait(tmp_path):
-    """More than its pipe holds: nothing may wait for it to read them."""
+    """There are more jobs than its pipe holds: nothing may wait until the worker reads them."""
     write_numbers(tmp_path, [3000])
     index_folder(tmp_path, workers=1)
     loader = Pipeline().exact(str(tmp_path)).map(hang).batched(1).loader(workers=1, threads=1, prefetch=2000)
@@ -824,7 +824,7 @@ def test_a_loader_ends_while_its_worker_hangs_however_many_jobs_wait(tmp_path):
 
 @pytest.mark.parametrize(("threads", "workers"), [(1, 2), (2, 1)])
 def test_a_stream_that_ran_here_runs_in_workers_of_torch(six, threads, workers):
-    """They are forked from this process, and must not go on with its stream."""
+    """Workers are forked from this process, and must not continue its stream."""
 
     def build() -> Any:
         pipe = Pipeline().stream(six, shuffle_shards=False).split_by_worker().map(number_of).with_epoch(10)
@@ -836,7 +836,7 @@ def test_a_stream_that_ran_here_runs_in_workers_of_torch(six, threads, workers):
 
     used = build()
     assert len(list(used)) == 10
-    if workers > 1:  # of one, the position is that of one reader here too, and it goes on
+    if workers > 1:  # a single worker has the position of one reader, and continues it
         assert epoch_1(used) == epoch_1(build())
     else:
         assert len(epoch_1(used)) == 10
@@ -885,7 +885,7 @@ def fails_of_three(sample: dict[str, Any]) -> int:
 
 
 def test_a_batch_that_the_budget_refuses_is_not_counted(tmp_path):
-    """The state is that of what was received; with a larger budget it goes on."""
+    """The state is that of the received batches; with a larger budget it can be resumed."""
     write_numbers(tmp_path / "data", [20])
     index_folder(tmp_path / "data", workers=1)
     pipe = Pipeline().sequential(str(tmp_path / "data")).map(fails_of_three).batched(4)
@@ -905,7 +905,7 @@ def test_a_batch_that_the_budget_refuses_is_not_counted(tmp_path):
 
 
 def test_a_loader_that_is_dropped_in_the_midst_of_a_sample_leaves_nothing(six):
-    """The error of the job that is given up refers to what it was made with: no cycle keeps the shards open."""
+    """The abandoned job's error refers to the job's objects, but no cycle keeps the shards open."""
     index_folder(Path(six).parent, workers=1)
     begun, go_on = threading.Event(), threading.Event()
 

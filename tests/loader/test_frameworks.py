@@ -1,4 +1,4 @@
-"""accelerate and torch.distributed.checkpoint with wdskit's loaders as they are, on real ranks."""
+"""accelerate and torch.distributed.checkpoint with unchanged wdskit loaders, on real ranks."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled.*a
 
 @pytest.fixture(scope="module", autouse=True)
 def _loaded():
-    """Here, not in each rank, and in no process that only collects tests."""
+    """Import accelerate here: not in each rank, and not in processes that only collect tests."""
     import accelerate  # noqa: F401
 
 
 @pytest.fixture(scope="module")
 def shards(tmp_path_factory):
-    """19 samples: 3 global batches of 6."""
+    """Shards with 19 samples: 3 global batches of 6."""
     folder = tmp_path_factory.mktemp("numbers")
     pattern = write_numbers(folder, [4, 0, 5, 2, 8])
     index_folder(folder)
@@ -43,7 +43,7 @@ def streamed(shards):
 
 
 def endless(loader):
-    """Batches of epoch after epoch, as a training loop takes them."""
+    """Yield the batches of endless epochs, as a training loop reads them."""
     for epoch in itertools.count(loader.epoch):
         loader.set_epoch(epoch)
         for batch in loader:
@@ -55,7 +55,7 @@ def taken(loader, num):
 
 
 def joined(ranks):
-    """The global batches of a run, from the batches of its ranks."""
+    """Return the global batches of a run, joined from the batches of its ranks."""
     return [sorted(itertools.chain(*step)) for step in zip(*ranks, strict=True)]
 
 
@@ -63,7 +63,7 @@ def joined(ranks):
 
 
 def accelerated(shards, rank, num_ranks, *, load=None, save=None, num_steps=3, kind=exact):
-    """What an ordinary loop of accelerate trains on, to its end; `save` is (folder, step)."""
+    """Return the batches of an ordinary training loop with accelerate; `save` is (folder, step)."""
     from accelerate import Accelerator
 
     there = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": num_ranks, "LOCAL_WORLD_SIZE": num_ranks}
@@ -119,7 +119,7 @@ def make_model():
 
 
 def save_with_dcp(make, folder, num_steps, *, key="data"):
-    """Train so many steps, save, and return all steps."""
+    """Train this number of steps, save, and return all steps of the epochs."""
     loader, model = make(), make_model()
     batches = endless(loader)
     found = list(itertools.islice(batches, num_steps))
@@ -160,7 +160,7 @@ def test_dcp_holds_the_epoch_of_a_stream_for_all_ranks(shards, tmp_path):
 
 
 def test_dcp_refuses_another_sequence_by_name(shards, tmp_path):
-    """It loads the names that the loader has, so that each loader must have them all."""
+    """DCP loads the names in the loader's state, so every loader's state must have all names."""
     folder = str(tmp_path / "checkpoint")
     save_with_dcp(lambda: exact(shards).with_epoch(3).loader(workers=0), folder, 2)
     for other, told in (

@@ -24,7 +24,7 @@ def number_and_text(sample):
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
-    """Indexed data sets of `SIZES[1:]` samples, by their size; empty shards in each."""
+    """Indexed data sets of `SIZES[1:]` samples by size, all with empty shards."""
     folder = tmp_path_factory.mktemp("sizes")
     found = {}
     for size in SIZES[1:]:
@@ -38,7 +38,7 @@ def folders(tmp_path_factory):
 
 
 def evaluate(pattern, batch, **place):
-    """What an evaluation on this rank gathers, in every way."""
+    """Return the results of an evaluation on this rank, gathered in every way."""
     loader = Pipeline().sequential(pattern).map(number_and_text).batched(batch).loader(workers=0, **place)
     rows, lists, images = [], [], []
     total, squares, num_steps = 0, torch.zeros(2, dtype=torch.float64), 0
@@ -56,7 +56,7 @@ def evaluate(pattern, batch, **place):
 
 
 def check_evaluations(folders, tmp_path, *, world_size, sizes, batches):
-    """Whatever is gathered is the same on every rank, and that of each sample once."""
+    """Check that the results are the same on every rank, and count each sample once."""
     cases = [(size, batch) for size in sizes for batch in batches]
     ranks = run_ranks(world_size, lambda _: [evaluate(folders[size], batch) for size, batch in cases], tmp_path)
     assert all(rank == ranks[0] for rank in ranks)
@@ -66,12 +66,12 @@ def check_evaluations(folders, tmp_path, *, world_size, sizes, batches):
         assert total == sum(range(size))
         assert squares == [sum(number**2 for number in range(size)), total]
         assert num_steps == -(-size // (batch * world_size))
-        assert evaluate(folders[size], batch)[:5] == (rows, lists, images, total, squares)  # without a group
+        assert evaluate(folders[size], batch)[:5] == (rows, lists, images, total, squares)  # without a process group
 
 
 @pytest.mark.parametrize("world_size", [2, 3])
 def test_an_evaluation_counts_each_sample_once_with_fewer_samples_than_ranks_too(folders, tmp_path, world_size):
-    """Uneven last batches; rows and their reductions; tensors and lists; the same on every rank as on one."""
+    """Last batches are uneven. Rows and reductions, as tensors and lists, are on every rank the same as on one rank."""
     check_evaluations(folders, tmp_path, world_size=world_size, sizes=SIZES[1:], batches=(1, 2, 4))
 
 
@@ -91,14 +91,14 @@ def test_the_check_of_evaluations_catches(folders, tmp_path, name, monkeypatch):
 
 
 def states_of(pipe):
-    """States of an epoch on 1 to 4 ranks, before it and behind every one of its steps but the last."""
+    """Return states of an epoch on 1 to 4 ranks, before it and after every step but the last."""
     for world_size in range(1, 5):
         loader = pipe.loader(workers=0, rank=0, world_size=world_size)
         yield from [loader.state_dict(), *(loader.state_dict() for _ in loader)][:-1]
 
 
 def gather_rest(pipe, state, size):
-    """What is gathered behind a state, as a tensor and as a list, with nodes of `size` ranks."""
+    """Return the samples gathered after a state, as a tensor and as a list, with nodes of `size` ranks."""
     loader = make_loader(pipe, workers=0, ranks_per_node=size)
     loader.load_state_dict(state)
     rows, texts = [], []
@@ -113,7 +113,7 @@ def gather_rest(pipe, state, size):
 @pytest.mark.parametrize("tail", ["pad", "drop"])
 @pytest.mark.parametrize("source", ["sequential", "exact"])
 def test_rows_are_gathered_in_the_order_of_their_samples_after_every_resume(folders, tmp_path, source, tail):
-    """From 1 to 4 ranks to 1 to 4, behind every step: positions that no number of ranks divides."""
+    """From 1 to 4 ranks to 1 to 4 ranks, after every step; the positions are not divisible by the number of ranks."""
     pipe = getattr(Pipeline(), source)(folders[13], tail=tail).map(number_and_text).batched(2)
     one = getattr(Pipeline(), source)(folders[13]).map(number_and_text).batched(1)
     order = [int(numbers[0]) for numbers, *_ in one.loader(workers=0)]
@@ -155,7 +155,7 @@ def test_what_cannot_be_gathered_is_refused():
 
 
 def refusals(rank):
-    """What one rank's wrong batch makes of a call, on this rank."""
+    """Return the errors on this rank when one rank has a wrong batch."""
     bad, pair, both = rank == 1, torch.ones(2), torch.ones(2, dtype=torch.bool)
     calls = [
         lambda: gather_valid(pair, torch.ones(3, dtype=torch.bool) if bad else both),
@@ -190,7 +190,7 @@ def test_a_rank_that_refuses_its_batch_is_an_error_on_every_rank(tmp_path):
 
 
 def loaders_of(pattern, mesh):
-    """A planned loader and a stream that are split over the mesh's first dimension."""
+    """Return a planned loader and a stream that are split over the mesh's first dimension."""
     planned = Pipeline().exact(pattern, seed=3).map(draw).batched(2)
     stream = Pipeline().stream(pattern, seed=3, resampled=True).split_by_node().map(draw).batched(2).with_epoch(4)
     return [pipe.loader(workers=0, process_group=mesh["dp"]) for pipe in (planned, stream)]
@@ -226,7 +226,7 @@ def test_a_mesh_of_two_dimensions_is_refused(folders, tmp_path):
         )
         return told
 
-    way = 'Pass the one that the data is split over: process_group=mesh["dp"].'
+    way = 'Pass the dimension that the data is split over: process_group=mesh["dp"].'
     assert run_ranks(2, refuse, tmp_path)[1] == [
         f"process_group: this mesh has 2 dimensions (dp, tp).\n  {way}",
         "process_group: this mesh has 2 dimensions (without names).\n  Name its dimensions, mesh_dim_names=(...). "

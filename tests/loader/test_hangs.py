@@ -32,13 +32,13 @@ WAYS = {
     "processes that end": {"workers": 2, "threads": 2, "start_method": "fork", "persistent_workers": False},
 }
 LIMIT_S = 1.0
-"""From the end of the loop to the end of its threads and processes. A sample hangs for ever."""
+"""Largest time from the end of the loop to the end of its threads and processes. A sample hangs for ever."""
 
 TRIES = 3
-"""A wait for a sample takes longer than `LIMIT_S` each time, and busy processors do not."""
+"""Number of tries: a wait for a sample exceeds `LIMIT_S` in each try, busy processors do not."""
 
 PATIENCE_S = {"pools._PATIENCE_S": 0.5, "pools.JOIN_S": 0.5, "worker.JOIN_S": 0.5}
-"""How long threads and processes may finish their sample: at most half of the limit, and shorter in most cases here."""
+"""Time for threads and processes to finish their sample: at most half of the limit, in most cases here shorter."""
 
 
 class PassOn:
@@ -52,7 +52,7 @@ class PassOn:
 
 
 SHARED = mmap.mmap(-1, 82)
-"""Of this process and those that it forks: a byte for each of the 80 samples that is made, and two more."""
+"""Memory shared with forked processes: a byte for each of the 80 samples that is made, and two more."""
 
 MAY_HANG, HANGS = 80, 81
 
@@ -82,7 +82,7 @@ def pipe_of(source: str, pattern: str) -> Pipeline:
 
 
 def interrupt(batches: Iterator[Any]) -> float:
-    """Wait for the batch that hangs until Ctrl-C. Returns when that came."""
+    """Wait for the hanging batch until Ctrl-C. Return the time of Ctrl-C."""
     came: list[float] = []
 
     def hear(*_: object) -> None:
@@ -90,7 +90,7 @@ def interrupt(batches: Iterator[Any]) -> float:
         raise KeyboardInterrupt
 
     before = signal.signal(signal.SIGALRM, hear)
-    limit = signal.setitimer(signal.ITIMER_REAL, 0.1, 10)  # again if Python drops it: in a finalizer, say
+    limit = signal.setitimer(signal.ITIMER_REAL, 0.1, 10)  # again: Python may drop it, for example in a finalizer
     try:
         with pytest.raises(KeyboardInterrupt):
             list(batches)
@@ -102,7 +102,7 @@ def interrupt(batches: Iterator[Any]) -> float:
 
 
 def leave(loader: Any, end: str) -> float:
-    """Leave an epoch in the middle, where a sample hangs. Returns the seconds until nothing of it is left."""
+    """Leave an epoch in the middle, at a sample that hangs. Return the seconds until its threads and processes end."""
     SHARED[:] = bytes(len(SHARED))
     batches = iter(loader)
     assert next(batches).tolist() == [0, 1, 2, 3]
@@ -113,7 +113,7 @@ def leave(loader: Any, end: str) -> float:
             time.sleep(0.001)
         if SHARED[HANGS]:
             break
-        SHARED[MAY_HANG] = 1  # not before: samples that hang take the threads of those that are asked for next
+        SHARED[MAY_HANG] = 1  # not earlier: hanging samples would occupy the threads of the next samples
         next(batches)
     started_s = time.monotonic()
     if end == "ctrl-c":
@@ -144,7 +144,7 @@ def test_patience_is_half_of_the_limit() -> None:
 def test_no_way_out_waits_for_a_sample(
     monkeypatch: Any, pattern: str, source: str, way: str, end: str, moves: bool
 ) -> None:
-    """With the real patience where it ends by Ctrl-C and a mover, which takes longest."""
+    """The real patience is used for Ctrl-C with a mover, which takes longest."""
     if moves:
         monkeypatch.setattr(planned_module, "make_mover", lambda program, _: (PassOn(), program))
         monkeypatch.setattr(stream_module, "pin_mover", lambda _: PassOn())

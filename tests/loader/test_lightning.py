@@ -1,4 +1,4 @@
-"""Lightning's `Trainer.fit` with wdskit's loaders: nothing but the loader is handed over, and a checkpoint holds its
+"""Lightning's `Trainer.fit` with wdskit's loaders: the user passes only the loader, and a checkpoint holds its
 state.
 """
 
@@ -13,14 +13,14 @@ from shards import write_numbers
 
 from wdskit.shards.index import index_folder
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")  # Lightning's use of torch
+pytestmark = pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")  # from Lightning
 
 COUNTS = [4, 0, 5, 2, 8]  # 19 samples: 6 batches of 3
 
 
 @pytest.fixture(scope="module")
 def runs():
-    """Lightning takes 3 s to load: not in each process that collects tests, but in the one that runs these."""
+    """Load Lightning here, which takes 3 s: not in each process that collects tests."""
     import lightning_runs
 
     return lightning_runs
@@ -54,7 +54,7 @@ def test_fit_trains_on_each_epoch_and_validates_on_each_sample_once(runs, shards
     ids=str,
 )
 def test_it_goes_on_exactly_from_a_checkpoint_at_any_hook(runs, shards, tmp_path, settings, expected):
-    """In mid-epoch, with the last batch of an epoch, before and behind the validation, where an epoch is cut short."""
+    """Hooks are in the middle and at the end of an epoch, before and after validation, and in a shortened epoch."""
     found = runs.check_every_checkpoint(runs.Data(shards), tmp_path, default_root_dir=tmp_path, **settings)
     assert [found[hook] for hook in runs.HOOKS] == expected
 
@@ -68,7 +68,7 @@ def test_so_it_does_with_workers_that_are_ahead(runs, shards, tmp_path):
 
 @pytest.mark.parametrize("limit", [5, 1.0])
 def test_a_stream_starts_the_epoch_of_its_checkpoint_again(runs, shards, tmp_path, limit):
-    """Lightning trains as many steps as without a stop, and the epochs after this one from their first batch on."""
+    """Lightning trains as many steps as without a stop; later epochs start with their first batch."""
     data = runs.Data(shards, kind="stream", workers=1)
     settings = {"max_epochs": 3, "limit_train_batches": limit, "default_root_dir": tmp_path, "limit_val_batches": 0}
     saver = runs.SaveAt(tmp_path, ["on_train_batch_end"])
@@ -80,13 +80,13 @@ def test_a_stream_starts_the_epoch_of_its_checkpoint_again(runs, shards, tmp_pat
 
 @pytest.mark.filterwarnings("ignore:You're resuming from a checkpoint that ended before the epoch ended")
 def test_the_check_of_checkpoints_catches_a_loader_without_its_state(runs, shards, tmp_path):
-    with pytest.raises(AssertionError, match="on_train_batch_end behind batch 1"):
+    with pytest.raises(AssertionError, match="on_train_batch_end after batch 1"):
         runs.check_every_checkpoint(runs.Forgetful(shards), tmp_path, max_epochs=1, default_root_dir=tmp_path)
 
 
 @pytest.mark.filterwarnings("ignore:The dirpath has changed")
 def test_two_ranks_are_stopped_and_three_go_on(runs, shards, tmp_path):
-    """With ModelCheckpoint and nothing else: the global batches of three ranks, and of one, are those of two."""
+    """The user only adds ModelCheckpoint: the global batches of three ranks, and of one, are those of two."""
 
     def run(name, devices, ckpt_path=None):
         (tmp_path / name).mkdir()
@@ -118,7 +118,7 @@ def test_two_ranks_are_stopped_and_three_go_on(runs, shards, tmp_path):
 
 
 def test_a_loader_made_before_the_ranks_are_is_refused(runs, shards, tmp_path):
-    """It would read everything on each: `train_dataloader` is the place to make it."""
+    """It would read all samples on each rank; it has to be made in `train_dataloader`."""
     data = runs.Data(shards)
     settings = {"accelerator": "cpu", "devices": 2, "strategy": "ddp_fork", "max_epochs": 1, "num_sanity_val_steps": 0}
     trainer = runs.pl.Trainer(**settings, logger=False, enable_progress_bar=False, enable_checkpointing=False)

@@ -1,4 +1,4 @@
-"""`make_loader`: what it takes, in which order settings count, what it refuses, and real ranks under torchrun."""
+"""`make_loader`: its arguments, the order in which settings count, refusals, and real ranks under torchrun."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def message_of(*args, **settings) -> str:
     return str(caught.value)
 
 
-# --- what it takes
+# --- arguments
 
 
 def test_a_path_a_dict_and_a_pipeline_give_the_same(config, six):
@@ -153,7 +153,7 @@ BAD_SETTINGS = [
 
 @pytest.mark.parametrize("settings", BAD_SETTINGS, ids=str)
 def test_a_wrong_argument_is_refused_in_the_words_of_the_configuration(config, six, settings):
-    """All at once; the configuration that holds the same says the same."""
+    """All wrong arguments are listed; a configuration with these values has the same message."""
     with pytest.raises(ConfigError) as by_file:
         load_config({"pipeline": [{"stream": six}], "loader": settings})
     expected = [problem.rule for problem in by_file.value.problems]
@@ -256,7 +256,7 @@ def test_a_plugin_that_is_none_is_refused(config, plugins, message):
     assert message_of(config, pipeline="val", plugins=plugins).startswith(f"make_loader: {message}")
 
 
-# --- how it is run
+# --- workers
 
 
 def batches_of(folder, **settings):
@@ -278,7 +278,7 @@ def batches_of(folder, **settings):
 
 
 def test_batches_do_not_depend_on_how_workers_are_run(tmp_path):
-    """Threads, prefetch, persistence and start method; bit for bit, in order, over two epochs."""
+    """Threads, prefetch, persistence and start method change no bit and no order, over two epochs."""
     write_pictures(tmp_path, [5, 6, 7])
     for workers in (0, 2):
         base = batches_of(tmp_path, workers=workers)
@@ -292,7 +292,7 @@ def test_batches_do_not_depend_on_how_workers_are_run(tmp_path):
 
 
 def test_a_sample_looks_the_same_whoever_works_on_it(tmp_path):
-    """Its random numbers are those of its position, with any number of workers."""
+    """Its random numbers depend on its position, for any number of workers."""
     write_pictures(tmp_path, [5, 6, 7])
     pipe = Pipeline().stream(f"{tmp_path}/p-*.tar", seed=5).split_by_worker().decode("rgb8").random_resized_crop(8)
     pipe = pipe.random_flip().to_tuple("__key__", "jpg;png")
@@ -351,7 +351,7 @@ def test_epochs_are_whole_numbers(six):
 
 @pytest.fixture
 def cuda(monkeypatch):
-    """As if CUDA had been used in this process."""
+    """Let torch report that CUDA was used in this process."""
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
 
 
@@ -365,7 +365,7 @@ def test_fork_is_refused_once_cuda_is_initialised(six):
 
 
 def test_fork_is_refused_too_where_cuda_is_initialised_after_the_loader_was_made(six, monkeypatch):
-    """Workers start with the first item; those that run already stay."""
+    """Workers start with the first item; running workers stay."""
     pipe = Pipeline().stream(six).map(number_of)
     fresh, running = (pipe.loader(workers=1, start_method="fork") for _ in range(2))
     assert len(list(running)) == 39
@@ -376,8 +376,8 @@ def test_fork_is_refused_too_where_cuda_is_initialised_after_the_loader_was_made
 
 
 def test_the_default_is_not_to_fork_once_cuda_is_initialised(six, monkeypatch, caplog):
-    """The usual script moves its model to the GPU first and should not have to know."""
-    monkeypatch.setattr(multiprocessing, "get_start_method", lambda allow_none: "fork")  # as it is before Python 3.14
+    """A usual script moves its model to the GPU first, and its author need not know about forks."""
+    monkeypatch.setattr(multiprocessing, "get_start_method", lambda allow_none: "fork")  # as before Python 3.14
     loader = Pipeline().stream(six).map(number_of).loader(workers=1)
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     with caplog.at_level(logging.INFO, logger="wdskit"):
@@ -386,7 +386,7 @@ def test_the_default_is_not_to_fork_once_cuda_is_initialised(six, monkeypatch, c
 
 
 def test_the_default_start_method_stays_the_users_to_set(python, tmp_path, six):
-    """Asking Python for the default settles it for good, so nobody asks."""
+    """Asking Python for the default would fix it, so wdskit does not ask."""
     script = f"""
 import multiprocessing, wdskit
 loader = wdskit.Pipeline().stream({six!r}).with_epoch(3).loader(workers=1)
@@ -398,7 +398,7 @@ multiprocessing.set_start_method("spawn")
 
 
 def test_pin_memory_without_a_gpu_is_no_error(six):
-    """`pin_memory: true` stands in recipes that are tried out on a laptop first."""
+    """Recipes contain `pin_memory: true`, and users first try them on a laptop."""
     pipe = Pipeline().stream(six).map(number_of).batched(4).with_epoch(3)
     for workers in (0, 1):
         batches = list(pipe.loader(workers=workers, pin_memory=True))
@@ -443,7 +443,7 @@ def test_the_rank_is_that_of_the_moment_the_loader_is_made(config, monkeypatch, 
     ],
 )
 def test_slurms_rank_counts_where_the_step_has_all_tasks(config, monkeypatch, environment, place):
-    """A batch script and an interactive shell have Slurm's variables too; torchrun's count before them."""
+    """Batch scripts and interactive shells also have Slurm's variables; torchrun's variables come first."""
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     loader = make_loader(config, pipeline="train", transforms=NOTE)
@@ -516,7 +516,7 @@ SAMPLES = [list(range(sum(COUNTS[:at]), sum(COUNTS[: at + 1]))) for at in range(
 
 
 def faults_of(ranks, *, seed: int, num_workers: int = 2) -> set[str]:
-    """What is wrong with the epochs of all ranks: `ranks[rank][epoch]` is a list of (sample, worker, ...)."""
+    """Return the faults in the epochs of all ranks: `ranks[rank][epoch]` is a list of (sample, worker, ...)."""
     faults = set()
     if any(len(epoch) != 24 for epochs in ranks for epoch in epochs):
         faults.add("an epoch has another length")
@@ -535,7 +535,7 @@ def faults_of(ranks, *, seed: int, num_workers: int = 2) -> set[str]:
 
 
 def samples_of_draws(seed: int, first: int, step: int) -> Iterator[int]:
-    """The samples of draws first, first + step, ..., each shard from its first to its last."""
+    """Return the samples of draws first, first + step, ..., each shard from its first to its last sample."""
     draws = Draws(6, seed=seed, resampled=True)
     draw_number = first
     while True:
@@ -544,7 +544,7 @@ def samples_of_draws(seed: int, first: int, step: int) -> Iterator[int]:
 
 
 def test_two_ranks_of_two_workers_under_torchrun(tmp_path, six, script_environment):
-    """A resampled stream in YAML, gloo, and every start method; the workers find no RANK in their environment."""
+    """A resampled stream in YAML, gloo, and every start method; workers have no RANK in their environment."""
     (tmp_path / "config.yaml").write_text(RESAMPLED)
     (tmp_path / "script.py").write_text(SCRIPT)
     command = ["torchrun", "--standalone", "--nproc-per-node", "2", "script.py", "config.yaml", "."]
@@ -573,7 +573,7 @@ def note(sample):
 
 
 def ranks_here(six, num_epochs=8):
-    """What the two ranks would be given, in this process."""
+    """Return the items of two ranks, made in this process."""
     pipe = Pipeline().stream(six, seed=1, resampled=True).split_by_node().split_by_worker().map(note).with_epoch(24)
     loaders = [pipe.loader(rank=rank, world_size=2, workers=2, start_method="fork") for rank in range(2)]
     return [[list(loader) for _ in range(num_epochs)] for loader in loaders]
@@ -584,7 +584,7 @@ def test_the_check_of_ranks_finds_nothing_where_nothing_is_wrong(six):
 
 
 def keep_everything(splitter):
-    """What stands in for a splitter, under the name by which it is known."""
+    """Replace a splitter by a stage that keeps all shards, under the splitter's name."""
 
     @functools.wraps(splitter)
     def keep(run, source):
@@ -594,7 +594,7 @@ def keep_everything(splitter):
 
 
 def start_again(self, *_):
-    """Webdataset's with_epoch: the first samples of the stream, each time."""
+    """Do as webdataset's with_epoch: each epoch starts with the first samples of the stream."""
     self._begin(0)
     for value in self._chain(self.layout.cut, len(self.pipeline), self._chain(0, self.layout.cut, None)):
         yield self._batch(value)
@@ -621,7 +621,7 @@ MUTANTS = {
 
 @pytest.mark.parametrize("name", MUTANTS)
 def test_the_check_of_ranks_catches_what_it_is_there_for(six, name, monkeypatch):
-    """Splitters that keep everything, an epoch that starts the stream again, draws that do not follow the seed."""
+    """The mutants are splitters that keep all shards, epochs that restart the stream, draws that ignore the seed."""
     owner, method, mutant, fault = MUTANTS[name]
     with monkeypatch.context() as patch:
         patch.setattr(owner, method, mutant)
@@ -630,7 +630,7 @@ def test_the_check_of_ranks_catches_what_it_is_there_for(six, name, monkeypatch)
 
 
 def test_a_registered_function_with_rng_needs_no_more_than_its_name(six):
-    """The shortest whole: a dict, a name, a batch."""
+    """This is the shortest complete example: a dict, a name, a batch."""
     stages = [{"stream": {"shards": six, "seed": 3}}, {"map": "draw"}, {"batched": 39}]
     (batch,) = make_loader({"pipeline": stages}, transforms={"draw": draw}, workers=0)
     assert Counter(batch[0].tolist()) == Counter(range(39))

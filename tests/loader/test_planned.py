@@ -1,4 +1,4 @@
-"""Planned sources end to end: exact epochs, equal steps, the same batches from any place in any way."""
+"""Planned sources end to end: exact epochs, equal steps, the same batches from any position and with any workers."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ NUM = sum(COUNTS)
 
 @pytest.fixture(scope="module", params=["disk", "bucket"])
 def place(request, tmp_path_factory):
-    """Gives where a folder is read: all promises hold of shards of a store too."""
+    """A function that returns the place of a folder, on the disk or in a store: all promises hold for both."""
     if request.param == "disk":
         yield str
         return
@@ -57,7 +57,7 @@ def place(request, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def numbers(place, tmp_path_factory) -> str:
-    """Shards of uneven size with samples `cls`, numbered through, indexed."""
+    """Indexed shards of uneven size with samples `cls`, numbered over all shards."""
     folder = tmp_path_factory.mktemp("numbers")
     write_numbers(folder, COUNTS)
     index_folder(folder)
@@ -66,7 +66,7 @@ def numbers(place, tmp_path_factory) -> str:
 
 @pytest.fixture(scope="module")
 def pictures(place, tmp_path_factory) -> str:
-    """Shards of small pictures, indexed."""
+    """Indexed shards of small pictures."""
     folder = tmp_path_factory.mktemp("pictures")
     write_pictures(folder, [7, 0, 12, 5])
     index_folder(folder)
@@ -99,17 +99,17 @@ def labels(pipe):
 
 
 def crops(pipe):
-    """Pixels that depend on the position's random numbers."""
+    """Return a pipeline whose pixels depend on the position's random numbers."""
     return pipe.decode("rgb8").random_resized_crop(8).random_flip().normalize("imagenet").to_tuple("jpg;png", "cls")
 
 
 def sized(name: str, pipe, batch: int):
-    """With batches, and an end where the source has none."""
+    """Return the pipeline with batches and, if its source is endless, with an end."""
     return pipe.batched(batch).with_epoch(4) if name == "mixture" else pipe.batched(batch)
 
 
 def plain(item):
-    """A batch as what can be compared: bytes of its pixels, its numbers."""
+    """Return a batch in comparable form: the bytes of its pixels, and its numbers."""
     parts = item if isinstance(item, (tuple, list)) else [item]
     return [part.numpy().tobytes() if isinstance(part, torch.Tensor) else part for part in parts]
 
@@ -117,7 +117,7 @@ def plain(item):
 def items_of(loader, num_epochs: int) -> list:
     found = []
     for _ in range(num_epochs):
-        epoch = loader.epoch  # it is the next one's when the last item is out
+        epoch = loader.epoch  # after the last item it is the number of the next epoch
         found += [(epoch, plain(item)) for item in loader]
     return found
 
@@ -160,7 +160,7 @@ def test_another_part_is_dropped_in_each_epoch(numbers):
 
 
 def test_dropped_samples_are_reported_once_when_the_loader_is_made(numbers, caplog):
-    """More than 1 % of an epoch, by rank 0 only; not where samples are padded, or drawn with replacement."""
+    """Rank 0 reports more than 1 % of an epoch; padded samples, or draws with replacement, are not reported."""
     for loader in ranks_of(labels(Pipeline().exact(numbers)).batched(10), 2):
         list(loader)
     (reported,) = (record.message for record in caplog.records if "dropped" in record.message)
@@ -214,14 +214,14 @@ def test_with_epoch_cuts_the_sequence_of_passes(numbers):
     assert set(Counter(itertools.chain(*seen)).values()) <= {
         4,
         5,
-    }  # 120 samples of 29
+    }  # 120 draws of 29 samples
     before = ranks_of(pipe.with_epoch(12).batched(3), 2)
     assert [[n for loader in before for cls, _ in loader for n in cls.tolist()] for _ in range(5)] == seen
     with pytest.raises(PipelineError, match="with_epoch: 10 samples per rank are not a whole number of batches of 3"):
         pipe.with_epoch(10).batched(3).loader(workers=0)
 
 
-# The same from any number of processes and threads.
+# Equal batches with any number of processes and threads.
 
 
 @pytest.mark.parametrize("name", SOURCES)
@@ -251,7 +251,7 @@ def test_samples_without_batches_come_in_the_same_order(numbers):
 
 
 def test_a_built_pipeline_is_not_iterated_without_a_loader(numbers):
-    """Neither here nor in workers of torch's DataLoader, each of which would read everything."""
+    """This holds here and in workers of torch's DataLoader, each of which would read all samples."""
     built = labels(SOURCES["exact"](numbers)).batched(4).build()
     for items in (built, torch.utils.data.DataLoader(built, batch_size=None, num_workers=1)):
         with pytest.raises(PipelineError, match=r"Use pipe.loader\(workers=...\)"):
@@ -262,7 +262,7 @@ def test_a_built_pipeline_is_not_iterated_without_a_loader(numbers):
 
 
 def check_resumes(make, stops, num_epochs: int = 2) -> None:
-    """What comes behind a state is what would have come."""
+    """Check that the items after a resume are those of a run without a stop."""
     whole = items_of(make(), num_epochs + 1)
     num_two = sum(epoch < num_epochs for epoch, _ in whole)
     for stop in sorted(set(stops(num_two))):
@@ -296,7 +296,7 @@ def test_it_resumes_with_worker_processes(numbers, name, workers, persistent):
     pipe = sized(name, labels(SOURCES[name](numbers)), 3)
     check_resumes(
         lambda: pipe.loader(workers=workers, persistent_workers=persistent, prefetch=2),
-        lambda num: {1, num // 2, num - 1},  # all others above, without workers
+        lambda num: {1, num // 2, num - 1},  # all other steps are tested above, without workers
     )
 
 
@@ -308,7 +308,7 @@ def test_a_sample_by_sample_loader_resumes_inside_a_job(numbers):
 @pytest.mark.parametrize("after", [1, 3, 8, 12])
 @pytest.mark.parametrize("keep", [True, False])
 def test_it_resumes_on_another_number_of_ranks(pictures, after, keep):
-    """With the global batch kept the batches are identical, else the sequence."""
+    """With the same global batch the batches are identical, otherwise the sequence."""
     pipe = crops(Pipeline().exact(pictures, seed=5, lanes=4, window=5)).with_epoch(48)
     batch = pipe.batched(global_size=24) if keep else pipe.batched(2)
     before = ranks_of(pipe.batched(global_size=24) if keep else pipe.batched(2), 4)
@@ -331,7 +331,7 @@ def test_it_resumes_on_another_number_of_ranks(pictures, after, keep):
 
 
 def steps_of(loaders, num_epochs: int, limit: int | None = None) -> list:
-    """The rows of each step of all ranks together, in the order of their positions, each as bytes and label."""
+    """Return each step's rows of all ranks in the order of their positions, each as bytes and label."""
     steps = []
     for _ in range(num_epochs):
         for batches in itertools.islice(zip(*loaders, strict=True), limit):
@@ -433,7 +433,7 @@ def test_shares_meet_without_gap_or_overlap(numbers):
     for cut in ("0.001%", "33%", "50%", "66.6%", "99.999%"):
         parts = []
         for bounds in (["0%", cut], [cut, "100%"]):
-            with contextlib.suppress(FolderIndexError):  # there is no sample in it
+            with contextlib.suppress(FolderIndexError):  # the folder has no sample
                 loader = labels(Pipeline().sequential(numbers, range=bounds)).loader(workers=0)
                 parts += [cls for cls, _, valid in loader if valid]
         assert parts == list(range(29)), cut
@@ -469,7 +469,7 @@ def test_a_shard_that_changed_behind_its_index_is_an_error(tmp_path):
 
 @pytest.fixture
 def damaged(tmp_path) -> str:
-    """30 pictures; 4, 11 and 12 do not decode, 20 has no label."""
+    """A folder of 30 pictures; 4, 11 and 12 cannot be decoded, 20 has no label."""
     pictures = write_pictures(tmp_path / "good", [30])
     samples = {}
     for picture in pictures:
@@ -509,7 +509,7 @@ def test_a_bad_sample_is_replaced_and_no_other_moves(damaged, tmp_path, settings
     moved = [at for at, ((_, key), expected) in enumerate(zip(found, keys, strict=True)) if key != expected]
     bad = [at for at, key in enumerate(keys) if int(key[1:]) in BAD]
     assert moved == bad
-    for at in bad:  # another sample of the same window stands in, a good one
+    for at in bad:  # a good sample of the same window replaces it
         others = {keys[p] for p in range(at % 3, 30, 3) if p // 3 // 5 == at // 3 // 5}  # two windows of five
         assert found[at][1] in others - {keys[p] for p in bad}
     lines = [json.loads(line) for line in (tmp_path / "listed" / "bad-rank00000.jsonl").read_text().splitlines()]
@@ -551,7 +551,7 @@ def test_more_bad_samples_than_allowed_are_an_error(damaged, max_bad, allowed):
     loader = decoded(Pipeline().exact(damaged)).loader(workers=0, errors={"max_bad": max_bad})
     if allowed >= 4:
         assert len(list(loader)) == 30
-        assert len(list(loader)) == 30  # it counts by the epoch
+        assert len(list(loader)) == 30  # the budget counts per epoch
         return
     with pytest.raises(
         SampleError, match=f"has {allowed + 1} bad samples on rank 0 so far, and errors.max_bad allows {max_bad}"
@@ -561,7 +561,7 @@ def test_more_bad_samples_than_allowed_are_an_error(damaged, max_bad, allowed):
 
 @pytest.mark.parametrize("none", ["0%", "0.0%", "0.000%", 0])
 def test_a_share_of_nothing_allows_none(damaged, none):
-    """Smaller ones allow one at least."""
+    """A share above 0 allows at least one bad sample."""
     with pytest.raises(SampleError, match=r"decode failed.*\n  Pack it again .*`errors: \{max_bad: 10\}`\.$"):
         list(decoded(Pipeline().exact(damaged)).loader(workers=0, errors={"max_bad": none}))
     with pytest.raises(ConfigError, match="`dir` does nothing without a budget"):
@@ -599,8 +599,16 @@ def fail_on_sevens(sample):
 
 def test_a_window_of_bad_samples_only_is_an_error(numbers):
     pipe = Pipeline().exact(numbers, lanes=3, window=5).decode().to_tuple("jpg")
-    with pytest.raises(SampleError, match="No sample near it can replace it"):
+    with pytest.raises(SampleError, match="No sample near it can replace it: all 32 are bad"):
         list(pipe.loader(workers=0, errors={"max_bad": 100}))
+
+
+def test_a_bad_sample_without_another_one_is_an_error_that_says_so(tmp_path):
+    write_numbers(tmp_path, [1])
+    index_folder(tmp_path)
+    pipe = Pipeline().exact(str(tmp_path)).decode().to_tuple("jpg")
+    with pytest.raises(SampleError, match="No sample near it can replace it: there is no other"):
+        list(pipe.loader(workers=0, errors={"max_bad": 1}))
 
 
 def test_a_shard_error_is_never_forgiven(damaged):

@@ -1,5 +1,5 @@
-"""Planned batches from any number of processes and threads: the same to the bit, ahead of the consumer, and gone with
-the loader; what goes wrong has a name.
+"""Planned batches from any number of processes and threads: equal to the bit, made ahead of the consumer, freed with
+the loader; errors name their sample.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from wdskit.engine.outcome import WorkerTraceback
 from wdskit.engine.program import Job
 from wdskit.loader import pools as pool_module
 from wdskit.loader import prefetch as prefetch_module
-from wdskit.loader.device import finish_numbers
+from wdskit.loader.device import finish_images
 from wdskit.order.steps import Steps
 from wdskit.shards.index import index_folder
 from wdskit.stages.batching import Batcher
@@ -85,7 +85,7 @@ def add_one(label: int) -> int:
     return label + 1
 
 
-# --- the same from all
+# --- equal batches
 
 
 @pytest.mark.parametrize("name", SHAPES)
@@ -101,7 +101,7 @@ def test_every_way_gives_the_same_batches_to_the_bit(pictures, name):
 
 
 def test_batches_that_are_kept_stay_as_they_were(pictures):
-    """Memory is used again only when nobody can see it any more."""
+    """Memory is used again only after all references to it are gone."""
     for way in WAYS:
         loader = SHAPES["uint8 tuples"](exact(pictures)).batched(16).loader(**way)
         kept = [(batch, plain(batch)) for _ in range(3) for batch in loader]
@@ -109,7 +109,7 @@ def test_batches_that_are_kept_stay_as_they_were(pictures):
 
 
 def test_images_are_written_where_their_batch_stands(pictures):
-    """Nobody touches them between; with a function between, they are copied."""
+    """Decoded images go directly into the batch; with a function between, they are copied."""
     for name, is_written in (("uint8 tuples", True), ("dicts", True), ("a function behind", False)):
         built = SHAPES[name](exact(pictures)).batched(16).build()
         assert (built.writer is not None) == is_written, name
@@ -129,8 +129,8 @@ def test_a_batch_without_its_image_or_with_two_of_it_is_as_without_shortcuts(pic
 @pytest.mark.parametrize("is_float", [False, True])
 @pytest.mark.parametrize("kind", ["rgb8", "torchrgb8"])
 def test_odd_samples_cost_a_batch_its_shortcut_and_nothing_else(pictures, monkeypatch, kind, is_float):
-    """Images that are decoded already, in some batches of a mixture: the same to the bit, no sample made twice, and the
-    other batches are written in place as before. With numbers that are left to a device too.
+    """Some batches of a mixture have decoded images: results are equal to the bit, no sample is made twice, and the
+    other batches are written in place. This also holds if a device makes the floats.
     """
     parts = [{"shards": pictures, "weight": 9}, {"shards": pictures, "weight": 1, "stages": [{"decode": kind}]}]
 
@@ -145,15 +145,15 @@ def test_odd_samples_cost_a_batch_its_shortcut_and_nothing_else(pictures, monkey
     note = lambda *given: in_place.append(next(iter(given[4]), None)) or collated(*given)  # noqa: E731
     monkeypatch.setattr(Batcher, "collated", note)
     for leaves_numbers in (False, True):
-        program, ending = pipe.build(), None
+        program, output_format = pipe.build(), None
         if leaves_numbers:
-            program, ending = program.without_numbers()
+            program, output_format = program.with_uint8_images()
         steps = Steps(120, 4, 1, "drop")
         jobs = [Job(0, steps, step, step + 1) for step in range(30)]
         found = [
-            finish_numbers(each.with_tensors(), ending).value
+            finish_images(each.with_tensors(), output_format).value
             for job in jobs
-            for each in make_batches(program, program.open(job, program.reader, program.places(job))).result()
+            for each in make_batches(program, program.open(job, program.reader, program.locate(job))).result()
         ]
         assert [plain(batch) for batch in found] == wanted
     assert 30 < in_place.count(0) < len(in_place) == 60
@@ -164,7 +164,7 @@ def test_odd_samples_cost_a_batch_its_shortcut_and_nothing_else(pictures, monkey
 def test_every_start_method_gives_the_same(pictures, method):
     make = SHAPES["float tuples"](exact(pictures)).batched(16).loader
     expected = [plain(batch) for batch in make(workers=0)]
-    workers = 1 if method == "spawn" else 2  # one takes 2 s to load torch
+    workers = 1 if method == "spawn" else 2  # a worker takes 2 s to load torch
     assert [plain(batch) for batch in make(workers=workers, threads=2, start_method=method)] == expected
 
 
@@ -174,7 +174,7 @@ def environment_of(sample):
 
 @pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
 def test_workers_have_the_environment_of_the_moment(numbers, monkeypatch, method):
-    """As a fork server runs for long, it has none of the keys that a program or a notebook sets later."""
+    """A fork server runs for long: it lacks the variables that a program or a notebook sets later."""
     pipe = Pipeline().exact(numbers).map(environment_of)
     for profile in ("one", "two", ""):
         monkeypatch.delenv("AWS_PROFILE", raising=False)
@@ -244,7 +244,7 @@ if __name__ == "__main__":
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
 def test_workers_do_without_torch_and_make_the_same_batches(jpegs, method, tmp_path):
-    """Also where the script has imported it; and in little memory of their own."""
+    """This holds even if the script has imported torch; the workers have little memory of their own."""
     script = tmp_path / "train.py"
     script.write_text(WITHOUT_TORCH)
     done = subprocess.run([sys.executable, script, jpegs, method], check=False, capture_output=True, text=True)
@@ -270,7 +270,7 @@ if __name__ == "__main__":
 
 
 def test_torch_that_a_function_imports_late_has_one_thread_and_the_seed_of_its_worker(numbers, tmp_path):
-    """The same as in a forked process, which has torch from the start: another seed in each worker."""
+    """A forked process, which has torch from the start, has this too; each worker has another seed."""
     script = tmp_path / "train.py"
     script.write_text(LATE_TORCH.format(shards=numbers))
     done = subprocess.run([sys.executable, str(script)], check=True, capture_output=True, text=True, timeout=120)
@@ -294,7 +294,7 @@ def test_the_fork_server_loads_torch_for_all_workers_unless_told_what_to_load(nu
 
 
 class Counted:
-    """Counts the samples that were made, in this process."""
+    """Counts the samples that are made in this process."""
 
     def __init__(self) -> None:
         self.made: list[int] = []
@@ -324,7 +324,7 @@ def test_batches_are_made_ahead_and_no_more_than_told(numbers):
 
 
 def test_the_next_epoch_is_begun_before_it_is_asked_for(numbers):
-    """And each sample of it is made once."""
+    """Each sample of the next epoch is made once."""
     counted = Counted()
     loader = exact(numbers).map(counted).batched(3).loader(workers=0, threads=2, prefetch=2)
     for epoch in range(4):
@@ -336,7 +336,7 @@ def test_the_next_epoch_is_begun_before_it_is_asked_for(numbers):
 
 @pytest.mark.parametrize("workers", [0, 1, 2])
 def test_prefetch_bounds_small_batches_too(numbers, workers):
-    """Workers make small batches together, but no more than `prefetch`, and two per worker."""
+    """Workers make small batches together, but at most `prefetch`, and two per worker."""
     pipe = exact(numbers).to_tuple("__key__").batched(2)
     order = [*pipe.loader(workers=0)]
     for prefetch in (1, 2, 5, 9, 40):
@@ -353,7 +353,7 @@ FORK = [None, "fork", "fork"]
 
 
 def test_after_an_epoch_few_bytes_of_the_next_are_made(numbers, monkeypatch):
-    """And nothing after `break`."""
+    """After `break` no batch is made."""
     for num_bytes, num_ahead in ((0, 0), (100, 4), (10**9, 6)):
         monkeypatch.setattr(prefetch_module, "MOST_FOLLOWING_BYTES", num_bytes)
         counted = Counted()
@@ -368,14 +368,14 @@ def test_after_an_epoch_few_bytes_of_the_next_are_made(numbers, monkeypatch):
 
 
 class Node:
-    """A value of a user's that refers to itself, to a class and to a module."""
+    """A user's value that refers to itself, to a class and to a module."""
 
     def __init__(self, number: int) -> None:
         self.number, self.me, self.kind, self.module = number, self, Node, sys
 
 
 def test_a_batch_may_refer_to_itself(numbers):
-    """Also where its size is estimated at the end of an epoch."""
+    """This includes the estimate of its size at the end of an epoch."""
     loader = exact(numbers).map(lambda sample: Node(number_of(sample))).batched(3).loader(workers=0, threads=2)
     for _ in range(2):
         assert sorted(node.number for batch in loader for node in batch) == list(range(39))
@@ -395,13 +395,13 @@ def test_workers_free_memory_after_an_epoch_and_after_a_break(numbers, way, monk
         del _
         [worker] = multiprocessing.active_children()
         until = time.monotonic() + 30
-        while (left := shared_kb(worker.pid)) > 40_000:  # of up to 80 MB; one on its way here stays
+        while (left := shared_kb(worker.pid)) > 40_000:  # of up to 80 MB; a batch in transit stays
             assert time.monotonic() < until, left
             select.select([], [], [], 0.01)
 
 
 def large(sample: Any) -> torch.Tensor:
-    return torch.full((1 << 20,), float(number_of(sample)))  # 12 MB a batch
+    return torch.full((1 << 20,), float(number_of(sample)))  # 12 MB per batch
 
 
 def shared_kb(pid: int) -> int:
@@ -432,7 +432,7 @@ def test_a_state_in_the_midst_of_what_is_ahead_goes_on_there(numbers):
         assert seen + [batch.tolist() for batch in loader] == whole
 
 
-# --- what goes wrong
+# --- errors
 
 
 def die_once(marker: str, how: Callable[[], object], sample: Any) -> int:
@@ -458,7 +458,7 @@ def test_a_dead_worker_is_named_at_once_and_then_replaced(numbers, tmp_path, way
     begun = time.monotonic()
     with pytest.raises(PipelineError, match=r"^a worker process died: worker \d \(pid \d+\) was killed by SIGKILL\.\n"):
         list(loader)
-    assert time.monotonic() - begun < 30  # a tenth of a second where nothing else runs
+    assert time.monotonic() - begun < 30  # 0.1 s on an idle machine
     assert not set(multiprocessing.active_children()) - others
     assert sorted(torch.cat([*loader]).tolist()) == list(range(39))
 
@@ -486,7 +486,7 @@ def test_a_function_that_leaves_is_an_error_and_the_epoch_starts_again(numbers, 
 
 @pytest.mark.parametrize("way", WAYS, ids=str)
 def test_an_error_of_a_function_names_stage_shard_and_key(numbers, way):
-    """From a worker process with its traceback there; what comes before is delivered first."""
+    """An error of a worker process has its traceback there; earlier batches are delivered first."""
     loader = Pipeline().sequential(numbers).map(fail_on_7).batched(3).loader(**way)
     seen = []
     with pytest.raises(SampleError) as caught:
@@ -534,7 +534,7 @@ def test_a_damaged_shard_keeps_its_facts(tmp_path):
         assert caught.value.shard == str(path)
 
 
-# --- what is left
+# --- leaks
 
 ENDS = {
     "batches": lambda shards: exact(shards).map(number_of).batched(3),
@@ -547,9 +547,9 @@ ENDS = {
 @pytest.mark.parametrize("way", [*WAYS, {"workers": 1, "threads": 2, "persistent_workers": False}], ids=str)
 @pytest.mark.parametrize("end", ENDS)
 def test_a_dropped_loader_leaves_nothing(numbers, end, way):
-    """No thread, process, descriptor or shared memory, after a whole epoch, a broken one and an error."""
+    """No thread, process, descriptor or shared memory is left after a whole epoch, a broken epoch and an error."""
     make = functools.partial(ENDS[end](numbers).loader, **way)
-    if leftovers(make):  # the first one of a process also starts what torch and multiprocessing keep
+    if leftovers(make):  # the first loader of a process also starts permanent parts of torch and multiprocessing
         assert leftovers(make) == {}
 
 
@@ -564,14 +564,14 @@ def test_fifty_epochs_leak_nothing(pictures, way):
     for _ in range(50):
         assert sum(1 for _ in loader) == 4
     gc.collect()
-    before["files"] += 8  # Python keeps one open for each block
+    before["files"] += 8  # Python keeps a descriptor open for each block
     assert not opened_since(before)
     for pid, size in sizes.items():
         assert memory_of(pid) - size < 12 << 20, (pid, size, memory_of(pid))
 
 
 def test_threads_and_processes_that_do_not_persist_end_with_the_epoch(numbers):
-    for way in (*WAYS[1:], *WAYS[1:]):  # the first of a process also starts what multiprocessing keeps
+    for way in (*WAYS[1:], *WAYS[1:]):  # the first loader of a process also starts permanent parts of multiprocessing
         loader = ENDS["batches"](numbers).loader(**way, persistent_workers=False)
         before = open_things()
         list(loader)
@@ -583,7 +583,7 @@ def test_threads_and_processes_that_do_not_persist_end_with_the_epoch(numbers):
 def test_ctrl_c_ends_everything_within_five_seconds_and_with_one_traceback(
     python, numbers, tmp_path, way, signals_group
 ):
-    for attempt in range(5):  # the machine may be busy with something else, but not each time
+    for attempt in range(5):  # the machine may be busy, but not in every attempt
         (tmp_path / f"{attempt}").mkdir()
         running, workers = start_endless(python, f".exact({numbers!r})", tmp_path / f"{attempt}", way)
         (os.killpg if signals_group else os.kill)(running.pid, signal.SIGINT)
@@ -614,7 +614,7 @@ def test_workers_do_not_outlive_a_killed_main_process(python, numbers, tmp_path,
 def test_a_worker_that_does_not_end_is_killed(numbers, tmp_path, monkeypatch):
     monkeypatch.setattr(pool_module, "_PATIENCE_S", 0.1)
     loader = exact(numbers).map(functools.partial(hang, str(tmp_path / "hangs"))).batched(3).loader(workers=1)
-    loader._prefetch._pool.submit(next(loader._jobs(loader._passes.begin())))
+    loader._prefetch._pool.submit(next(loader._jobs(loader._counter.begin())))
     while not (tmp_path / "hangs").exists():
         pass
     [worker] = [child.pid for child in multiprocessing.active_children()]
@@ -629,7 +629,7 @@ def hang(marker: str, sample: Any) -> None:
 
 
 def test_workers_know_that_they_are_some(numbers):
-    """As in torch's loader: `get_worker_info` and generators that differ."""
+    """`get_worker_info` works as in torch's loader, and generators differ between workers."""
     loader = exact(numbers).map(who).loader(workers=3)
     found = {tuple(each) for each in loader}
     assert {(number, workers) for number, workers, _ in found} == {(0, 3), (1, 3), (2, 3)} or len(found) == 1

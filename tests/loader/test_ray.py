@@ -30,7 +30,7 @@ from wdskit.shards.index import index_folder
 
 @pytest.fixture
 def ray(monkeypatch):
-    """Actors are threads here, so what they set for their process is restored."""
+    """A stand-in for Ray. Its actors are threads of this process, so the process-wide settings are restored."""
     fake = FakeCluster()
     monkeypatch.setitem(sys.modules, "ray", fake)
     monkeypatch.setenv("RAY_ADDRESS", "head:6379")
@@ -78,7 +78,7 @@ def test_the_batches_of_a_cluster_are_those_of_this_machine_to_the_bit(pictures,
 
 
 def test_changes_in_place_reach_no_other_batch(pictures, ray):
-    """The store's memory is read-only; batches that are kept have memory of their own."""
+    """The store's memory is read-only; batches that are kept have their own memory."""
     wanted = [plain(batch) for batch in crops(pictures).loader(workers=0)]
     with crops(pictures).loader(workers=2, on="ray") as loader:
         kept, found = [], []
@@ -106,7 +106,7 @@ def test_a_state_resumes_on_another_number_of_workers_and_on_this_machine(pictur
 
 
 class Chaos:
-    """Ends actors, or loses their answers, before random calls."""
+    """A hook that ends actors, or loses their results, before random calls."""
 
     def __init__(self, seed: int, errors: list[type[RayError]], methods: set[str]) -> None:
         self.random, self.errors, self.methods, self.num = random.Random(seed), errors, methods, 0
@@ -187,7 +187,7 @@ def test_workers_that_never_start_are_an_error(numbers, ray, monkeypatch):
 def test_too_small_a_cluster_ends_with_the_numbers_after_the_timeout(numbers, ray):
     ray.num_cpus = 0
     message = (
-        r"^no batch came within 0.2 s \(timeout\): one of 4 workers on ray \(2 CPUs each\) has not started within 0 s. "
+        r"^no batch came within 0.2 s \(timeout\): one of 4 workers on ray \(2 CPUs each\) has not started within [01] s. "
         r"The cluster has 0 CPUs, 0 of them free.\n  Correct what hangs, or raise `timeout`; 0 is no limit.$"
     )
     with pytest.raises(PipelineError, match=message):
@@ -233,7 +233,7 @@ def test_errors_of_samples_come_after_the_batches_before_them_with_their_cause(n
     assert "in fail_on_7" in str(cause.__cause__)
 
 
-# --- what nodes need
+# --- requirements of nodes
 
 
 @pytest.mark.parametrize("name", ["wdskit", "Python", "torch"])
@@ -294,7 +294,7 @@ def test_functions_of_the_script_are_refused(numbers, ray, monkeypatch):
 
 
 def test_streams_are_refused_with_the_reason(numbers, ray):
-    with pytest.raises(PipelineError, match=r"a stream continues in the worker that began it"):
+    with pytest.raises(PipelineError, match=r"a stream continues only in the worker that started it"):
         Pipeline().stream(numbers + "/s-*.tar").loader(workers=2, on="ray")
 
 
@@ -356,12 +356,12 @@ def test_a_connection_of_the_program_stays(numbers, ray):
     assert ray.connected
 
 
-# --- bounds, and what is left
+# --- bounds and leaks
 
 
 @pytest.mark.parametrize("store_bytes", [1 << 30, 3 << 20, 1])
 def test_what_is_in_flight_is_bounded_in_batches_and_bytes(pictures, ray, store_bytes):
-    """A batch has 480 kB. Half of the store may be in flight, or one job."""
+    """A batch has 480 kB. Half of the store may be in flight, but always one job."""
     ray.store_bytes = store_bytes
     with crops(pictures).loader(workers=2, on="ray", prefetch=8) as loader:
         batches = iter(loader)

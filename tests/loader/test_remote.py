@@ -52,7 +52,7 @@ def environment(s3, tmp_path, monkeypatch):
 
 @pytest.fixture(scope="module")
 def here(tmp_path_factory) -> Path:
-    """Two folders, `pictures` and `numbers`, with splits; one shard's name has to be quoted in a URL."""
+    """Two local folders, `pictures` and `numbers`, with splits; one shard's name has to be quoted in a URL."""
     folder = tmp_path_factory.mktemp("here")
     write_pictures(folder / "pictures", [20, 0, 32, 25])
     write_numbers(folder / "numbers", [40, 50, 60])
@@ -65,7 +65,7 @@ def here(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def there(here, s3) -> str:
-    """The same in a bucket, by its path in it."""
+    """The URL of the two folders in a bucket."""
     upload(here, f"{s3}/{BUCKET}/{here.name}")
     return f"{BUCKET}/{here.name}"
 
@@ -77,7 +77,7 @@ def upload(folder: Path, url: str) -> None:
 
 
 def digest(items: Any) -> str:
-    """Of all values, to the bit; where shards lie is left out."""
+    """Return a digest of all values to the bit, without the places of shards."""
     whole = hashlib.sha256()
 
     def add(value: Any) -> None:
@@ -170,7 +170,7 @@ def test_yaml_and_plan_and_check_take_urls(here, there, tmp_path, capsys):
 
 
 def test_samples_are_on_their_way_before_they_are_asked_for(there, monkeypatch):
-    """Each batch needs shards, offsets and samples; none waits for those of another."""
+    """Each batch needs shards, offsets and samples; no batch waits for the reads of another batch."""
     loader = SOURCES["exact"](f"s3://{there}").loader(workers=0, threads=1)
     list(loader)
     starts: list[float] = []
@@ -187,8 +187,8 @@ def test_samples_are_on_their_way_before_they_are_asked_for(there, monkeypatch):
     next(items)
     num = len(starts)
     next(items)
-    assert 0 < num < 40  # at most one request a shard for each of the batches that are ahead
-    assert len(starts) - num <= 3  # one batch more is begun
+    assert 0 < num < 40  # at most one request per shard for each batch that is made ahead
+    assert len(starts) - num <= 3  # one more batch is started
 
 
 def test_the_index_is_fetched_once_and_again_when_it_changes(s3, tmp_path):
@@ -206,7 +206,7 @@ def test_the_index_is_fetched_once_and_again_when_it_changes(s3, tmp_path):
     assert read_all(f"{url}/") == [*range(18)]
     assert len([*copies.glob("*/index.json")]) == 2
     [found] = [path for path in copies.glob("*/index.bin") if path.stat().st_size > 400]
-    found.write_bytes(b"x" + found.read_bytes()[1:])  # damaged on this disk: fetched again
+    found.write_bytes(b"x" + found.read_bytes()[1:])  # damaged on this disk: it is fetched again
     assert read_all(f"{url}/") == [*range(18)]
 
 
@@ -245,7 +245,7 @@ def test_a_damaged_copy_of_remote_columns_is_fetched_again(numbers, tmp_path):
 
 @pytest.fixture
 def numbers(s3, tmp_path) -> tuple[Path, str]:
-    """A folder of this test's own, here and there."""
+    """A folder of this test, on the disk and in the bucket."""
     folder = tmp_path / "own"
     write_numbers(folder, [30, 31])
     index_folder(folder, workers=1)
@@ -308,7 +308,7 @@ def test_a_damaged_header_is_an_error_at_its_byte(numbers):
 
 
 def test_an_object_that_is_replaced_while_it_is_read_is_an_error(numbers, tmp_path):
-    """At the first byte of the new one, though it has the size of the old one."""
+    """The error comes at the first byte of the new object, although it has the old size."""
     folder, url = numbers
     items = iter(Pipeline().sequential(f"{url}/").map(number_of).batched(2).loader(workers=0, prefetch=1))
     assert [next(items)[0].tolist() for _ in range(3)] == [[0, 1], [2, 3], [4, 5]]
@@ -381,7 +381,7 @@ def test_a_shard_with_one_large_sample_is_read_in_parts(s3, tmp_path):
 
 
 def test_a_bucket_that_others_wrote_is_indexed_where_it_is(here, s3, tmp_path):
-    """`wdskit index s3://...` writes what it writes on the disk, the index last."""
+    """`wdskit index s3://...` writes the same files as on the disk, the index last."""
     folder = tmp_path / "data"
     write_numbers(folder, [30, 20, 10])
     upload(folder, f"{s3}/{BUCKET}/others")
@@ -407,7 +407,7 @@ def test_a_bucket_that_others_wrote_is_indexed_where_it_is(here, s3, tmp_path):
         wdskit.index_folder(f"s3://{BUCKET}/nothing/", workers=1)
 
 
-# --- parts that are kept on this machine's disk
+# --- parts in the cache on this machine's disk
 
 
 def kept(folder: Path) -> dict[str, Any]:
@@ -415,7 +415,7 @@ def kept(folder: Path) -> dict[str, Any]:
 
 
 def kept_by(loader: Any) -> PartCache:
-    cache = loader.program.reader.kept
+    cache = loader.program.reader.cache
     assert isinstance(cache, PartCache)
     return cache
 
@@ -429,13 +429,13 @@ def wait_for_parts(folder: Path, num: int) -> None:
 
 @pytest.fixture
 def small_parts(monkeypatch):
-    """Several parts a shard."""
+    """Set a part size that gives several parts per shard."""
     monkeypatch.setattr(remote, "PART_BYTES", 4096)
 
 
 @pytest.fixture
 def asked(monkeypatch) -> list[str]:
-    """The URLs of what is read from the store."""
+    """The URLs that are read from the store."""
     found: list[str] = []
     start_reading = ObjectFile.start_reading
 
@@ -457,26 +457,26 @@ def test_a_cache_changes_nothing_but_what_is_downloaded(here, there, tmp_path, a
     kept_by(loader).wait()
     asked.clear()
     assert digest(loader) == expected[2]
-    assert len([url for url in asked if url.endswith(".tar")]) <= 4  # `tail: drop`: a sample that never came before
+    assert len([url for url in asked if url.endswith(".tar")]) <= 4  # `tail: drop`: samples that were not read before
     other = SOURCES[source](f"s3://{there}").loader(workers=0, **kept(tmp_path / "kept"))
     asked.clear()
     other.set_epoch(3)
     assert digest(other) == expected[3]
-    assert len([url for url in asked if url.endswith(".tar")]) <= 8  # and the version of each shard
+    assert len([url for url in asked if url.endswith(".tar")]) <= 8  # plus the version of each shard
 
 
 def parts_of_steps(loader: Any, steps: Steps, numbers: range) -> set[PartName]:
-    """Where the samples of some steps of epoch 0 are kept."""
+    """Return the parts in the cache with the samples of some steps of epoch 0."""
     program, found = loader.program, set()
     for step in numbers:
-        for shard, samples in program.reader._wanted(*program.places(Job(0, steps, step, step + 1))[3:]).values():
+        for shard, samples in program.reader._wanted(*program.locate(Job(0, steps, step, step + 1))[3:]).values():
             found |= {shard.file._kept._name(shard.file._kept._part_of(sample)) for sample in samples}
     return found
 
 
 @pytest.mark.usefixtures("small_parts")
 def test_the_windows_that_follow_are_fetched_ahead_where_there_is_room(here, there, tmp_path):
-    """Half a window of all lanes ahead, where the cache holds two of them; of each epoch, and no further."""
+    """If the cache holds two windows of all lanes, half a window is fetched ahead, within each epoch."""
     pipe = Pipeline().exact(f"s3://{there}/numbers/", seed=5, lanes=5, window=10).map(number_of).batched(5)
     local = Pipeline().exact(f"{here}/numbers/", seed=5, lanes=5, window=10).map(number_of).batched(5)
     steps = Steps(150, 5, 1, "drop")
@@ -496,7 +496,7 @@ def test_the_windows_that_follow_are_fetched_ahead_where_there_is_room(here, the
 
 
 def test_only_the_first_samples_are_fetched_twice(s3, here, there, tmp_path):
-    """Those that follow wait for their parts: no byte comes twice but those of the first job."""
+    """Later samples wait for their parts: only bytes of the first job are downloaded twice."""
     pipe = Pipeline().exact(f"{s3}/{there}/numbers/", seed=3, lanes=2).map(number_of).batched(5)
     loader = pipe.loader(workers=1, **kept(tmp_path / "kept"))  # in this process others may fetch
     assert sorted(number for batch in loader for number in batch) == [*range(150)]
@@ -511,7 +511,7 @@ def test_only_the_first_samples_are_fetched_twice(s3, here, there, tmp_path):
 @pytest.mark.parametrize("workers", [0, 1])
 def test_statistics_say_what_was_fetched(s3, there, tmp_path, workers):
     pipe = Pipeline().exact(f"{s3}/{there}/pictures/*.tar").to_tuple("png;jpg").batched(7)
-    loader = pipe.loader(workers=workers, persistent_workers=False)  # else some of the next epoch's are fetched too
+    loader = pipe.loader(workers=workers, persistent_workers=False)  # otherwise parts of the next epoch are fetched too
     list(loader)
     found = loader.stats()
     assert 0.9 < found.traffic.fetched / found.bytes_read < 1.5
@@ -566,7 +566,7 @@ def test_a_cache_that_is_too_small_holds_no_more_than_it_may(here, there, tmp_pa
 
 @pytest.mark.usefixtures("small_parts")
 def test_parts_of_an_object_that_was_wrong_are_not_those_of_the_right_one(numbers, tmp_path):
-    """A shard is replaced by one of its size, read, and put right: what was kept of the wrong one is not used."""
+    """A shard is replaced by another of its size, read, and restored: stored parts of the wrong shard are not used."""
     folder, url = numbers
     right = (folder / "s-000.tar").read_bytes()
     at = right.index(b"7" + bytes(511))
@@ -591,7 +591,7 @@ def test_a_shard_that_others_have_under_another_name_is_fetched_once(s3, tmp_pat
         )
         assert [number for number, _ in loader] == [*range(30)]
         wait_for_parts(tmp_path / "kept", 1)
-    assert len([url for url in asked if url.endswith("two/s-000.tar")]) == 1  # its version
+    assert len([url for url in asked if url.endswith("two/s-000.tar")]) == 1  # for its version
 
 
 KILLED = """
@@ -651,12 +651,12 @@ for epoch in range(2):
 
 
 def test_a_run_that_was_killed_goes_on_with_its_cache_on_other_ranks(here, there, tmp_path):
-    """Both ranks are killed in the second epoch, and three go on: each step is that of one rank on the disk."""
+    """Both ranks are killed in the second epoch; three resume, and each step equals that of one rank on the disk."""
     environment = {**os.environ, "PYTHONPATH": str(HELPERS)}
     (tmp_path / "kept").mkdir(0o700)
 
     def run(world_size: int, killed_at: int) -> list[list[int]]:
-        """The samples of each step, of all ranks."""
+        """Return the samples of each step of all ranks."""
         words = [sys.executable, "-c", RANK, f"s3://{there}/numbers/", str(tmp_path / "kept")]
         ranks = [
             subprocess.Popen(
@@ -680,7 +680,7 @@ def test_a_run_that_was_killed_goes_on_with_its_cache_on_other_ranks(here, there
 
 @pytest.mark.usefixtures("small_parts")
 def test_a_process_that_is_killed_while_it_fetches_holds_nobody_up(here, there, tmp_path):
-    """It has begun with four parts, one of which comes at once; the others take minutes."""
+    """It fetches four parts; one comes at once, the others would take minutes."""
     command = [sys.executable, "-c", FETCHING, f"s3://{there}/numbers/", str(tmp_path / "kept")]
     local, pipe = (
         Pipeline().exact(at).map(number_of).batched(5) for at in (f"{here}/numbers/", f"s3://{there}/numbers/")
@@ -759,7 +759,7 @@ loader = Pipeline().sequential(sys.argv[1]).map(number_of).loader(
 found = []
 for _ in range(3):
     found.append([number for number, is_sample in loader if is_sample])
-    loader.program.reader.kept.wait()
+    loader.program.reader.cache.wait()
 print(json.dumps([found, len([*cache.parts_of(cache.Path(sys.argv[2]))])]))
 """
 
@@ -778,8 +778,8 @@ def test_a_disk_that_is_full_costs_no_sample(numbers, tmp_path):
 
 @pytest.mark.usefixtures("small_parts")
 def test_nodes_download_what_the_plan_says_to_the_byte(here, there, tmp_path):
-    """Four nodes of two ranks, a cache folder each: parts of both epochs, with homes and without. Loaders that persist
-    would fetch some of the next epoch's.
+    """Four nodes of two ranks have a cache folder each and read two epochs, with homes and without. Persistent workers
+    would also fetch parts of the next epoch.
     """
     for homes in (1, 8):
         pipe = Pipeline().exact(f"s3://{there}/numbers/", seed=5, lanes=8, homes=homes).map(number_of).batched(2)

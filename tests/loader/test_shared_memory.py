@@ -1,4 +1,4 @@
-"""The ring: a block is used again once nobody can see it any more, and never before."""
+"""The ring: a block is used again after all references to it are gone, and never before."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def address(tensor: torch.Tensor) -> int:
 
 
 def lent(ring: Ring, shape: Any, dtype: Any = np.uint8) -> torch.Tensor:
-    """A batch of the ring, as its consumer has it."""
+    """Return a batch of the ring as its consumer gets it."""
     return torch.from_numpy(ring.empty(shape, dtype))
 
 
@@ -90,7 +90,7 @@ def test_when_none_is_free_a_new_one_is_made():
 
 
 def test_sizes_that_vary_find_each_others_blocks_and_those_not_wanted_go():
-    """Ragged batches reuse memory; what is not used for long is given back to the system."""
+    """Ragged batches reuse memory; blocks that are not used for long are freed."""
     ring, rng = Ring(SharedBlock), random.Random(1)
     seen = {address(lent(ring, [rng.randrange(500_000, 600_000)])) for _ in range(300)}
     assert len(seen) < 6
@@ -158,7 +158,7 @@ def test_the_check_of_sharing_catches_a_ring_that_takes_back_too_early(monkeypat
 
 
 def values() -> dict[str, Any]:
-    """Everything that a batch may hold."""
+    """Return all kinds of values that a batch may hold."""
     rng = np.random.default_rng(1)
     images = torch.from_numpy(rng.integers(0, 255, (8, 64, 64, 3), dtype=np.uint8)).permute(0, 3, 1, 2)
     return {
@@ -198,7 +198,7 @@ def same(one: Any, other: Any) -> bool:
 
 
 def unpacked(message: Message, ring: Ring) -> Any:
-    """In the same process: blocks by number."""
+    """Unpack a message in this process, with the blocks by number."""
     return unpack(message, lambda number: borrow(ring._borrowed[number].memory, ring._back, number))
 
 
@@ -275,15 +275,15 @@ def test_a_block_that_is_sent_takes_no_byte_of_a_request_that_comes_meanwhile():
 
 
 def test_a_block_that_cannot_be_received_is_an_error():
-    """Where too many files are open the kernel leaves the descriptor out; and the other side may be gone."""
+    """With too many open files the kernel drops the descriptor; or the other process may have ended."""
     here, there = Pipe()
     SharedBlock(0, MIN_BYTES).send(there)
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     free = os.dup(here.fileno())
     os.close(free)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (free + 1, limits[1]))  # for the copy of the connection, and no more
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free + 1, limits[1]))  # only enough for the copy of the connection
     try:
-        with pytest.raises(OSError, match="no file descriptor came with it"):
+        with pytest.raises(OSError, match="no file descriptor came with the block"):
             receive_block(here, MIN_BYTES)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)

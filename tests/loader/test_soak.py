@@ -1,4 +1,4 @@
-"""Loaders for long: random pipelines that are resumed again and again, and thousands of breaks and Ctrl-C.
+"""Long runs of loaders: random pipelines that are resumed many times, and thousands of breaks and Ctrl-C.
 
 `make soak` runs all of it, CI a part.
 """
@@ -31,7 +31,7 @@ ALL = bool(os.environ.get("WDSKIT_ALL_SOAK"))
 NUM_PIPELINES = 200 if ALL else 16
 NUM_BREAKS = 9_000 if ALL else 250
 NUM_INTERRUPTS = 1_000 if ALL else 40
-GLOBAL = 12  # samples of a step, on 1, 2, 3 or 4 ranks
+GLOBAL = 12  # samples per step, on 1, 2, 3 or 4 ranks
 EPOCHS = 3
 
 
@@ -63,7 +63,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
 
 
 def drawn(sample: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
-    """A number that depends on the sample's position, and one that does not."""
+    """Return a random number that depends on the sample's position, and one that does not."""
     return {**sample, "drawn": int(rng.integers(1 << 40)), "tokens": torch.arange(len(sample["txt"]) + 1)}
 
 
@@ -72,7 +72,7 @@ def is_kept(sample: dict[str, Any]) -> bool:
 
 
 def random_planned(rng: np.random.Generator, folders: tuple[str, str]) -> tuple[Pipeline, dict[str, Any]]:
-    """A pipeline whose items are dicts, and the settings that belong to it."""
+    """Return a random pipeline whose items are dicts, and its settings."""
     kind = rng.choice(["exact", "resampled", "sequential"])
     settings: dict[str, Any] = {"seed": int(rng.integers(100))} if kind != "sequential" else {}
     if kind == "exact" and rng.random() < 0.3:
@@ -108,7 +108,7 @@ def random_planned(rng: np.random.Generator, folders: tuple[str, str]) -> tuple[
 
 
 def random_stream(rng: np.random.Generator, folders: tuple[str, str]) -> tuple[Pipeline, dict[str, Any]]:
-    """As `random_planned`; ranks and workers belong to it."""
+    """Return a random stream whose items are dicts, and its settings with ranks and workers."""
     is_resampled = bool(rng.random() < 0.5)
     world = 1 if not is_resampled else int(rng.integers(1, 3))
     pipe: Any = Pipeline().stream(folders[1], seed=int(rng.integers(100)), resampled=is_resampled)
@@ -134,7 +134,7 @@ def random_stream(rng: np.random.Generator, folders: tuple[str, str]) -> tuple[P
 
 
 def rows(item: dict[str, Any]) -> list[bytes | None]:
-    """A digest of each sample of an item; None of padding, and where a sample stands for a bad one."""
+    """Return a digest of each sample of an item; None for padding, and for a sample that replaces a bad one."""
     valid = item.pop("__valid__", None)
     if isinstance(item["__key__"], str):
         return [digest(item) if valid is None or valid else None]
@@ -152,7 +152,7 @@ def digest(sample: dict[str, Any]) -> bytes:
 
 
 def run(loaders: list[Any], num_steps: int) -> list[list[bytes | None]]:
-    """So many steps of all ranks, across epochs: for each its samples, as they stand in the sequence."""
+    """Return the samples of this number of steps of all ranks, across epochs, in the order of the sequence."""
     parts = []
     for loader in loaders:
         items = itertools.chain.from_iterable(itertools.repeat(loader))
@@ -164,7 +164,7 @@ def run(loaders: list[Any], num_steps: int) -> list[list[bytes | None]]:
 
 
 def placed_rows(loader: Any, item: Any) -> list[tuple[int, bytes | None]]:
-    """Rows with their positions; those of a stream, whose ranks have samples of their own, as they come."""
+    """Return rows with their positions; rows of a stream, whose ranks have different samples, in their order."""
     found = rows(item)
     places = loader.positions.tolist() if isinstance(loader, PlannedLoader) else range(len(found))
     return list(zip(places, found, strict=True))
@@ -179,7 +179,7 @@ def make_ranks(make: Callable[..., Any], world: int, state: dict[str, Any] | Non
 
 @pytest.mark.parametrize("number", range(NUM_PIPELINES))
 def test_a_random_pipeline_goes_on_anywhere(folders: tuple[str, str], number: int) -> None:
-    """From any step, on other ranks, workers, threads: the samples are those of one process that never stopped."""
+    """It resumes from any step on other ranks, workers, threads; samples are those of one process that never stops."""
     rng = np.random.default_rng([7, number])
     is_stream = number % 4 == 3
     pipe, fixed = (random_stream if is_stream else random_planned)(rng, folders)
@@ -193,7 +193,7 @@ def test_a_random_pipeline_goes_on_anywhere(folders: tuple[str, str], number: in
     whole = run([whole_loader], EPOCHS * len(whole_loader))
     at, state = 0, None
     while at < len(whole):
-        world = int(rng.choice([1, 2, 3, 4])) if is_batched else 1  # of samples, one each would be another step
+        world = int(rng.choice([1, 2, 3, 4])) if is_batched else 1  # without batches, more ranks would change the step
         setting = {"workers": int(rng.integers(3)), "threads": int(rng.integers(1, 4))}
         if setting["workers"] or setting["threads"] > 1:
             setting["prefetch"] = int(rng.integers(1, 7))
@@ -207,7 +207,7 @@ def test_a_random_pipeline_goes_on_anywhere(folders: tuple[str, str], number: in
 
 
 def check_stream(rng: np.random.Generator, make: Callable[..., Any], fixed: dict[str, int]) -> None:
-    """Wherever a run stops, each rank starts its epoch again, with draws that depend on its number only."""
+    """Check that after a stop each rank starts its epoch again, with draws that depend only on the epoch's number."""
     world = fixed["world"]
     for rank in range(world):
         ahead = {"prefetch": int(rng.integers(1, 7))} if fixed["workers"] else {}
@@ -245,7 +245,7 @@ KINDS: dict[str, Callable[[str], Any]] = {
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_breaks_leave_nothing(numbers: str, kind: str) -> None:
-    """A loader that is used on after each, now and then behind a pause in which its workers run ahead."""
+    """The loader is used again after each break, sometimes after a pause in which its workers run ahead."""
     rng = np.random.default_rng(5)
     list(KINDS[kind](numbers))
     gc.collect()
@@ -267,8 +267,8 @@ def test_breaks_leave_nothing(numbers: str, kind: str) -> None:
 
 
 def interrupt(call: Callable[[], None], after_s: float) -> None:
-    """Ctrl-C in the midst of a call, unless that ends before. Nothing runs between the call and what catches Ctrl-C,
-    as the end of a context manager would.
+    """Send Ctrl-C during a call, unless the call ends earlier. No code, such as the end of a context manager, runs
+    between the call and the handler of Ctrl-C.
     """
     before = signal.signal(signal.SIGALRM, lambda *_: signal.raise_signal(signal.SIGINT))
     limit = signal.setitimer(signal.ITIMER_REAL, 0)
@@ -291,10 +291,10 @@ def iterate(make: Callable[[], Any]) -> None:
             pass
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # it is heard while things are freed too
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # Ctrl-C also interrupts finalizers
 @pytest.mark.parametrize("kind", KINDS)
 def test_ctrl_c_leaves_nothing(numbers: str, kind: str) -> None:
-    """Wherever it comes: while a loader is made, starts its workers, waits for them, or is dropped."""
+    """It comes while a loader is made, starts its workers, waits for them, or is dropped."""
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     make = functools.partial(KINDS[kind], numbers)
     list(make())
@@ -307,7 +307,7 @@ def test_ctrl_c_leaves_nothing(numbers: str, kind: str) -> None:
         if opened_since({**before, "files": 10**6}, 20):
             num_left += 1
             before = {**open_things(), "files": before["files"]}
-    # Python may hear it in the first instructions of a finalizer, before that can hold it off; and between the return
-    # of `os.open` and the assignment, where nobody can close the file any more.
+    # Python may raise it in the first instructions of a finalizer, before that can block it, or between the return
+    # of `os.open` and the assignment, after which no code can close the file.
     assert num_left <= 1
     assert open_things()["files"] <= before["files"] + NUM_INTERRUPTS // 50

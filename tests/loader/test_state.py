@@ -1,4 +1,4 @@
-"""Passes and states of planned pipelines, without a pipeline."""
+"""EpochCounter and states of planned pipelines, without a pipeline."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ import logging
 import pytest
 
 from wdskit.errors import StateError
-from wdskit.loader.state import Passes
+from wdskit.loader.state import EpochCounter
 from wdskit.stages.epoch import EpochLayout
 
 
 def passes(*, epoch_samples=20, batch=2, world_size=2, tail="drop", **fingerprint):
-    return Passes(EpochLayout(tail, batch, epoch_samples, fingerprint or {"seed": 1}), world_size=world_size)
+    return EpochCounter(EpochLayout(tail, batch, epoch_samples, fingerprint or {"seed": 1}), world_size=world_size)
 
 
 def consume(counter, num_steps=None):
-    """What all ranks consume in a pass, as places of the endless sequence, step by step."""
+    """Return the places of the endless sequence that all ranks read in a pass, step by step."""
     running = counter.begin()
     for step in itertools.islice(range(len(running.steps)), num_steps):
         counter.received(running, step)
@@ -46,7 +46,7 @@ def test_after_a_break_the_same_epoch_starts_again():
 @pytest.mark.parametrize("tail", ["drop", "pad"])
 @pytest.mark.parametrize("epoch_samples", [7, 8, 20])
 def test_a_state_taken_at_any_step_goes_on_exactly(tail, epoch_samples):
-    """Before the first batch, after each, at the end of the epoch; and a second resume at each step behind it."""
+    """States are taken before the first batch, after each batch and at the epoch's end; a second resume follows."""
     settings = {"tail": tail, "epoch_samples": epoch_samples}
     whole = passes(**settings)
     sequence = [*consume(whole), *consume(whole)]
@@ -71,7 +71,7 @@ def test_a_state_taken_at_any_step_goes_on_exactly(tail, epoch_samples):
 
 
 def test_a_state_moves_to_another_number_of_ranks():
-    """4 ranks -> 1, 2, 3, 6, 8, 12: with the global batch kept the batches are kept, else the sequence is."""
+    """4 ranks -> 1, 2, 3, 6, 8, 12: with the same global batch the batches are equal, otherwise the sequence is."""
     for world_size in (1, 2, 3, 6, 8, 12):
         before = passes(epoch_samples=96, batch=3, world_size=4)
         whole = list(consume(passes(epoch_samples=96, batch=3, world_size=4)))
@@ -115,7 +115,7 @@ def test_set_epoch_keeps_the_loaded_position_and_refuses_another_epoch():
 
 
 def resumed_behind(num_steps):
-    """A counter that has loaded a state behind so many steps of epochs of 5."""
+    """Return a counter that has loaded a state after this number of steps of epochs of 5."""
     before = passes()
     for first in range(0, num_steps + 1, 5):
         list(consume(before, min(5, num_steps - first)))
@@ -125,7 +125,7 @@ def resumed_behind(num_steps):
 
 
 def test_an_epoch_that_is_counted_elsewhere_may_be_one_behind_or_one_ahead(caplog):
-    """Lightning counts an epoch behind its validation, or before its end; elsewhere it stands where the state does."""
+    """Lightning counts an epoch after its validation, or before its end; other frameworks count like the state."""
     behind = resumed_behind(5)
     behind.set_epoch(0, is_counted_elsewhere=True)
     assert behind.state_dict() == resumed_behind(5).state_dict()
@@ -137,7 +137,7 @@ def test_an_epoch_that_is_counted_elsewhere_may_be_one_behind_or_one_ahead(caplo
     assert not caplog.records
     ahead = resumed_behind(3)
     ahead.set_epoch(1, is_counted_elsewhere=True)
-    assert "epoch 0 continues with the next one: the rest of it is not read" in caplog.text
+    assert "the rest of epoch 0 is not read: the framework continues with the next epoch" in caplog.text
     assert next(consume(ahead)) == {20, 21, 22, 23}
 
 
@@ -206,7 +206,7 @@ def test_what_is_no_state_is_refused_and_nothing_changes(change, problem):
 
 @pytest.mark.parametrize("consumed", [4, 12])
 def test_the_epoch_after_one_that_a_framework_ends_early_starts_where_that_one_would_have_ended(consumed):
-    """The loaded epoch has its own number of samples, as `with_epoch` on other ranks gives it."""
+    """The loaded epoch has its own number of samples, as with `with_epoch` on other ranks."""
     saved = passes(epoch_samples=16)
     list(consume(saved, consumed // 4))
     resumed = passes(epoch_samples=32, world_size=4)

@@ -1,4 +1,4 @@
-"""A state is taken for the data that it was saved with, and for no other of the same names and counts."""
+"""A state is accepted for the data that it was saved with, not for other data of the same names and counts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Statistics: what a consumer receives and waits as numbers, with a clock that a test moves, and as text."""
+"""Statistics: items and waits of a consumer as numbers, with a clock that the test moves, and as text."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_the_report_for_people():
 
 
 def test_the_line_for_the_log():
-    """Without what there is none of: a first wait in a later part of an epoch, bytes where nothing was read."""
+    """It leaves out missing values: the first wait in a later part of an epoch, bytes if nothing was read."""
     line = "train, epoch 7: 101 steps, 1010 samples, 10.0 samples/s, 10.0 kB/s; waited 1.0% of 100 s, first wait 5 s."
     assert STATS.line() == line
     assert replace(STATS, bytes_read=0, first_wait_s=0.0).line() == (
@@ -60,7 +60,7 @@ def test_the_line_for_the_log():
 
 
 def test_a_consumer_that_waits_gets_one_sentence():
-    """The largest stage, and the command that finds better settings."""
+    """The sentence names the largest stage, and the command that finds better settings."""
     sentence = (
         "The consumer waits for the loader: `decode-crop` takes 99% of the stages' time, and "
         "`wdskit bench` finds the workers and threads."
@@ -112,7 +112,7 @@ class Run:
         self.meter = Meter(name="train", rank=3, clock=lambda: self.now)
 
     def epoch(self, epoch: int, steps: int, *, first: float = 5.0, wait: float = 0.5, work: float = 1.5, **counted):
-        """Steps of ten samples each."""
+        """Run an epoch with steps of ten samples each."""
         self.meter.begin(epoch)
         for step in range(steps):
             self.now += wait if step else first
@@ -122,7 +122,7 @@ class Run:
 
 
 def timings_of(**stages: float) -> Timings:
-    """Of one value in each stage."""
+    """Return timings with one value in each stage."""
     return Timings(bytes_read=1000, stages={stage: (1, seconds) for stage, seconds in stages.items()})
 
 
@@ -134,7 +134,7 @@ def test_before_the_first_item_all_is_nothing():
 
 
 def test_speed_and_waits_are_those_between_the_first_item_and_the_last():
-    """However long the start took, and the work behind the last."""
+    """The time of the start, and of the work after the last item, does not count."""
     run = Run()
     run.epoch(0, 11, timings=timings_of(read=0.2, decode=0.6), replaced=1)
     found = run.meter.stats()
@@ -167,7 +167,7 @@ def test_an_epoch_that_is_left_ends_with_its_last_item():
 
 
 def test_another_thread_reads_whole_numbers_while_the_loader_runs():
-    """Each step brings ten samples and one stage; another thread sees both or neither."""
+    """Each step adds ten samples and one stage; another thread sees both or neither."""
     run = Run()
     torn, done = [], threading.Event()
 
@@ -190,7 +190,7 @@ def test_another_thread_reads_whole_numbers_while_the_loader_runs():
 
 @pytest.mark.parametrize("kind", ["exact", "stream"])
 def test_each_epoch_ends_with_one_line_of_the_log(kind, tmp_path, caplog):
-    """Also of a planned source; not if the epoch was left."""
+    """This includes planned sources, but not an epoch that was left."""
     pattern = write_numbers(tmp_path, [20, 20])
     index_folder(tmp_path)
     pipe = getattr(Pipeline(), kind)(pattern, seed=1).map(number_of).batched(4)

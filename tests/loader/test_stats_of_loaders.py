@@ -1,4 +1,4 @@
-"""`loader.stats()` of loaders that run: what was delivered is what is counted, however it is made."""
+"""`loader.stats()` of running loaders: all delivered samples are counted, for every way to make them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from shards import write_pictures, write_shard
 
 from wdskit import Pipeline
 from wdskit.shards.index import index_folder
-from wdskit.stages.timing import Pace, Timings
+from wdskit.stages.timing import Timings, TimingSampler
 
 WAYS = [(0, 1), (0, 4), (1, 1), (2, 2)]
 NUM = 70
@@ -17,8 +17,8 @@ NUM = 70
 
 @pytest.fixture(autouse=True)
 def _always_timed(monkeypatch):
-    """Each piece of work is timed; forked workers inherit it."""
-    monkeypatch.setattr(Pace, "begin", lambda _: Timings())
+    """Measure the time of every call, also in forked workers, which inherit this setting."""
+    monkeypatch.setattr(TimingSampler, "begin", lambda _: Timings())
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +68,7 @@ def test_what_is_counted_is_what_was_delivered(folder, workers, threads):
 
 
 def consistent(found):
-    """Waits and shares are what they say."""
+    """Check that waits and shares are consistent."""
     assert 0 < found.wait_s <= found.elapsed_s
     assert found.wait_ratio == pytest.approx(found.wait_s / found.elapsed_s)
     assert found.samples_per_s > 0
@@ -98,7 +98,7 @@ def test_streams_count_too(folder, workers, threads):
 
 
 def test_bytes_are_those_of_the_files(folder):
-    """Of planned samples the mean of their shards; of a stream what was read, which ends with the end marks."""
+    """For planned samples they are the mean of their shards; for a stream the bytes read, up to the end markers."""
     total = sum(path.stat().st_size for path in folder.glob("*.tar"))
     planned = Pipeline().exact(str(folder), seed=3).batched(1).loader(workers=0)
     stream = Pipeline().stream(str(folder / "p-*.tar")).batched(1).loader(workers=0)
@@ -140,7 +140,7 @@ def test_ranks_count_what_is_theirs(folder):
 
 
 class Slow:
-    """Blocks for ten milliseconds."""
+    """A stage that blocks for ten milliseconds."""
 
     def __call__(self, sample):
         threading.Event().wait(0.01)
@@ -149,7 +149,7 @@ class Slow:
 
 @pytest.mark.parametrize(("workers", "threads"), WAYS)
 def test_a_slow_stage_is_the_one_that_the_report_names(folder, workers, threads):
-    """Wherever it runs, its time travels to the consumer, who waits for it."""
+    """Its time is sent to the consumer, which waits for it, wherever it runs."""
     pipe = Pipeline().exact(str(folder), seed=3).map(Slow()).to_tuple("cls").batched(8)
     loader = pipe.loader(
         workers=workers,

@@ -71,7 +71,7 @@ def saved(loader) -> dict:
 @pytest.mark.parametrize("name", PIPES)
 @pytest.mark.parametrize("settings", [{"workers": 0}, {"workers": 2, "threads": 3}], ids=str)
 def test_a_state_is_the_start_of_its_epoch(shards, name, settings):
-    """In the middle of an epoch, after a break, and behind its last item it is the next epoch's."""
+    """This holds in the middle of an epoch and after a break; after the last item it is the state of the next epoch."""
     make = functools.partial(PIPES[name](shards).loader, **settings)
     loader = make()
     assert saved(loader)["epoch"] == 0
@@ -123,7 +123,7 @@ def test_a_state_is_taken_on_any_ranks_workers_and_threads(shards):
 
 
 def test_a_loader_in_use_takes_a_state(shards):
-    """Workers are somewhere else in the stream; the iteration that runs moves no epoch."""
+    """Workers are at another place of the stream; the running iteration changes no epoch number."""
     make = functools.partial(PIPES["with_epoch"](shards).loader, workers=2)
     fresh = make()
     expected = epochs(fresh, 3)
@@ -170,7 +170,7 @@ def test_a_damaged_state_is_refused(shards):
 
 
 def test_ranks_that_leave_an_epoch_at_one_step_stay_disjoint(tmp_path):
-    """Whatever their workers have ready: a draw of shards belongs to one rank."""
+    """This holds for any batches that workers have ready: a draw of a shard belongs to one rank."""
     shards = write_numbers(tmp_path, [40] * 8)
     pipe = stream(shards).decode().to_tuple("cls").batched(2).with_epoch(10)
     seen = [set() for _ in range(2)]
@@ -179,7 +179,7 @@ def test_ranks_that_leave_an_epoch_at_one_step_stay_disjoint(tmp_path):
         for epoch in range(2):
             loader.set_epoch(epoch)
             items = list(itertools.islice(loader, 3))
-            time.sleep(0.3 * rank)  # the second rank's worker comes to the end of the epoch
+            time.sleep(0.3 * rank)  # the second rank's worker reaches the end of the epoch
             seen[rank] |= {(epoch, int(cls)) for (column,) in items for cls in column}
         seen[rank] |= {(1, int(cls)) for (column,) in loader for cls in column}
     assert not seen[0] & seen[1]
@@ -187,7 +187,7 @@ def test_ranks_that_leave_an_epoch_at_one_step_stay_disjoint(tmp_path):
 
 @pytest.mark.parametrize("name", ["with_epoch", "with_epoch inside", "each shard once"])
 def test_an_epoch_that_is_counted_elsewhere_may_be_one_behind_or_one_ahead(shards, name):
-    """As a framework counts that validates before it counts, or that ends epochs early."""
+    """A framework may count an epoch after validation, or end an epoch early."""
     make = functools.partial(PIPES[name](shards).loader, workers=2)
     fresh = make()
     fresh.set_epoch(1)
@@ -211,7 +211,7 @@ def test_an_epoch_that_is_counted_elsewhere_may_be_one_behind_or_one_ahead(shard
 
 @pytest.mark.parametrize(("num_batches", "workers"), [(3, 2), (2, 3)])
 def test_a_worker_that_is_late_at_the_end_of_an_epoch_is_waited_for(shards, monkeypatch, num_batches, workers):
-    """One that has nothing left to give, or no share, is at the end too before the next epoch begins."""
+    """A worker without items left, or without shards, also reaches the end before the next epoch begins."""
     pipe = labels(stream(shards, resampled=True).shuffle(4)).batched(2).with_epoch(num_batches)
     expected = epochs(pipe.loader(workers=workers), 4)
     true_finish = EpochCut.finish

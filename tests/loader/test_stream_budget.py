@@ -1,4 +1,4 @@
-"""The error budget of streams: bad samples are skipped, counted and listed; damage of a shard is not."""
+"""The error budget of streams: bad samples are skipped, counted and listed; a damaged shard is an error."""
 
 from __future__ import annotations
 

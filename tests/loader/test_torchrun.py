@@ -1,4 +1,4 @@
-"""Four ranks under torchrun: no hang with uneven shards, and after a SIGKILL of all, three ranks go on exactly."""
+"""Four ranks under torchrun: no hang with uneven shards, and after a SIGKILL of all, three ranks resume exactly."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from wdskit.shards.index import index_folder
 COUNTS = [7, 0, 1, 12, 5, 20, 3, 0, 13]  # 61 samples
 EPOCHS = 3
 BATCH = 3
-LAST_STEP = 7  # that is saved of the run that is killed, counted over epochs: the second of the second
+LAST_STEP = 7  # last saved step of the killed run, counted over epochs: the second step of the second epoch
 SCRIPT = '''
 """Trains on the numbers of a folder: notes those of a step, all-reduces, and rank 0 saves. Behind its step `last`, rank
 0 waits to be killed, and the others for it, in the next all-reduce.
@@ -82,7 +82,7 @@ def shards(tmp_path_factory):
 
 @pytest.fixture
 def start(tmp_path, shards, script_environment):
-    """Starts ranks under torchrun; each run is (folder, tail, workers, last step)."""
+    """Start ranks under torchrun; each run is (folder, tail, workers, last step)."""
     (tmp_path / "script.py").write_text(SCRIPT)
 
     def start(num_ranks, *runs):
@@ -101,7 +101,7 @@ def start(tmp_path, shards, script_environment):
 
 
 def read_notes(folder: Path, world_size: int, last: int | None = None) -> list[list[dict]]:
-    """What each rank has noted, whole lines only, as far as the checkpoint goes."""
+    """Return each rank's log, only whole lines, up to the step of the checkpoint."""
     ranks = []
     for rank in range(world_size):
         lines = (folder / f"{world_size}-{rank}.jsonl").read_text().splitlines(keepends=True)
@@ -111,14 +111,14 @@ def read_notes(folder: Path, world_size: int, last: int | None = None) -> list[l
 
 
 def true_epochs(shards) -> list[list[int]]:
-    """The numbers of each epoch in order, read by one rank, one by one."""
+    """Return the numbers of each epoch in order, read by one rank, one by one."""
     loader = Pipeline().exact(shards, seed=5, window=16).map(number_of).loader(workers=0, rank=0, world_size=1)
     return [list(loader) for _ in range(EPOCHS)]
 
 
 def faults_of(runs, epochs, *, dropped) -> set[str]:
-    """What is wrong with runs that follow each other: each has the steps of each of its ranks; the last `dropped` of
-    an epoch are not to come.
+    """Return the faults of runs that follow each other. A run has the steps of each of its ranks; the last `dropped`
+    samples of an epoch must not come.
     """
     faults = set()
     consumed = [Counter() for _ in epochs]
@@ -137,7 +137,7 @@ def faults_of(runs, epochs, *, dropped) -> set[str]:
 
 
 def three_here(shards, state, consumed) -> list[list[dict]]:
-    """What three ranks would note from a checkpoint with so many samples consumed, in this process."""
+    """Return, from this process, the logs of three ranks that resume after this number of consumed samples."""
     pipe = Pipeline().exact(shards, seed=5, window=16).map(number_of).batched(BATCH)
     ranks = []
     for rank in range(3):
@@ -155,14 +155,14 @@ def finish(process) -> None:
 
 @pytest.fixture
 def killed(tmp_path, start):
-    """The notes of whole runs and of one whose ranks are killed in the midst of a step, by folder."""
+    """The logs, by folder, of whole runs and of a run whose ranks are killed during a step."""
     runs = [("drop", "drop", 0, None), ("pad", "pad", 0, None), ("killed", "drop", 1, LAST_STEP)]
     for folder, *_ in runs:
         (tmp_path / folder).mkdir()
     process = start(4, *runs)
     lines = [line.split() for line in itertools.islice(process.stdout, 5)]
     for pid in [int(number) for what, number in lines if what == "pid"]:
-        with contextlib.suppress(ProcessLookupError):  # torchrun ends the others once one is gone
+        with contextlib.suppress(ProcessLookupError):  # torchrun ends the other ranks when one has ended
             os.kill(pid, signal.SIGKILL)
     process.kill()
     process.stdout.close()
@@ -172,7 +172,7 @@ def killed(tmp_path, start):
 
 
 def test_ranks_neither_hang_nor_lose_a_sample_and_three_go_on_where_four_were_killed(killed, start, shards):
-    """61 samples: four ranks of 3 take 60 of them, or all with padding. Then 12 a step, and 9 behind the kill."""
+    """Of 61 samples, four ranks with batches of 3 take 60, or all with padding: 12 per step, and 9 after the kill."""
     epochs = true_epochs(shards)
     for tail, num_steps, dropped in (("drop", 15, 1), ("pad", 18, 0)):
         ranks = read_notes(killed / tail, 4)
@@ -187,11 +187,11 @@ def test_ranks_neither_hang_nor_lose_a_sample_and_three_go_on_where_four_were_ki
     dropped = [1, (61 - consumed) % 9, 61 % 9]
     assert faults_of([four, three], epochs, dropped=dropped) == set()
 
-    # What the check would say of other checkpoints, and of notes that are wrong.
+    # The result of the check for other checkpoints, and for wrong logs.
     go_on = functools.partial(three_here, shards, checkpoint["data"])
     assert [[{**step, "step": at} for at, step in enumerate(steps, 8)] for steps in go_on(consumed)] == three
     lost, twice = {"a number is lost"}, {"a number comes twice, or is not due"}
-    assert faults_of([four, go_on(consumed + 12)], epochs, dropped=dropped) == lost  # what workers had ready
+    assert faults_of([four, go_on(consumed + 12)], epochs, dropped=dropped) == lost  # batches that workers had ready
     assert twice <= faults_of([four, go_on(consumed - 12)], epochs, dropped=dropped)
     assert twice <= faults_of([four, go_on(0)], epochs, dropped=dropped)
     shorter = [three[0][:-1], *three[1:]]

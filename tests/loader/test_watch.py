@@ -1,4 +1,4 @@
-"""A wait for a batch that lasts is logged with the worker and its sample, and ends with the `timeout`."""
+"""A long wait for a batch is logged with the worker and its sample, and ends after `timeout`."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ FORK = {"start_method": "fork"}
 def test_what_hangs_is_logged_and_ends_with_the_timeout(
     caplog: Any, pattern: str, source: str, function: Any, settings: dict[str, Any]
 ) -> None:
-    """Among threads that take turns, the sample is that of the one that hangs, not of one that waits for it."""
+    """If threads take turns, the log names the sample of the hanging thread, not of a waiting thread."""
     pipe = pipe_of(source, pattern)
     pipe = pipe.map(number_of).batched(4).map(function) if function is hang_with_16 else pipe.map(function).batched(4)
     who = r"worker \d \(pid \d+\)" if settings["workers"] else "this process"

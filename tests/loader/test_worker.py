@@ -1,4 +1,4 @@
-"""What the loop of a worker promises: one answer for each job, in the order of the jobs, whatever the job raises."""
+"""The loop of a worker sends one answer for each job, in the order of the jobs, for any error of a job."""
 
 from __future__ import annotations
 

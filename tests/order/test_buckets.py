@@ -1,4 +1,4 @@
-"""Buckets: exactly once an epoch, one bucket a step on all ranks, and every resume point, against a plain count."""
+"""Buckets: each sample once an epoch, one bucket per step on all ranks, every resume point, compared with a count."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from wdskit.errors import ConfigError
 from wdskit.order.buckets import BucketOrder, BucketPlan, BucketSteps
 from wdskit.order.exact import ExactOrder
 from wdskit.order.picked import PickedOrder
-from wdskit.order.steps import dealt
+from wdskit.order.steps import rank_positions
 from wdskit.stages.buckets import Bucketed
 
 
 def make_order(counts: list[int], of_samples: np.ndarray, sizes: list[int], tail: Any, seed: int) -> BucketOrder:
-    """The order of samples whose buckets are `of_samples`."""
+    """Return the order of samples whose buckets are `of_samples`."""
     subsets = [Subset(np.array(counts), of_samples == bucket) for bucket in range(len(sizes))]
     plan = BucketPlan(tuple(int(subset.counts.sum()) for subset in subsets), tuple(sizes), tail, seed)
     return BucketOrder(plan, [PickedOrder(ExactOrder(one.counts, seed=seed), [one]) for one in subsets])
@@ -53,7 +53,7 @@ def test_each_sample_once_and_one_bucket_a_step_on_all_ranks(tail: str, world_si
         seen = Counter[int]()
         for step in range(len(steps)):
             buckets = set()
-            own = [dealt(order, start, steps, step, rank=rank) for rank in range(world_size)]
+            own = [rank_positions(order, start, steps, step, rank=rank) for rank in range(world_size)]
             assert {len(each) for each in own} == {sizes[steps.bucket_at(step)] // world_size}
             for positions in own:
                 real = positions[positions < plan.num_samples]
@@ -118,7 +118,7 @@ def picture(width: int, height: int, number: int) -> bytes:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """110 pictures of three aspect ratios, with a number of tokens each."""
+    """A folder of 110 pictures of three aspect ratios, each with a number of tokens."""
     chance = random.Random(2)
     rows = []
     for number in range(110):
@@ -141,7 +141,7 @@ def make(folder: Path, *, tail: str = "pad", by: str = "aspect", **source: Any) 
 
 
 def run(pipe: Pipeline, world_size: int, *, state: Any = None, stop: int | None = None, **options: Any) -> Any:
-    """Keys of each step over all ranks, digests of what each step has, and the state after `stop` steps."""
+    """Return the keys of each step over all ranks, a digest of each step, and the state after `stop` steps."""
     steps: list[dict[str, Any]] = []
     states = []
     for rank in range(world_size):
@@ -204,7 +204,7 @@ def test_every_step_is_a_resume_point_on_other_ranks(folder: Path, tail: str):
         assert begun == steps[:stop]
         rest, _ = run(pipe, others, state=state)
         assert rest == steps[stop:]
-    _, state = run(pipe, 2)  # at the end of the epoch
+    _, state = run(pipe, 2)  # the state at the end of the epoch
     loader = pipe.loader(workers=0)
     loader.load_state_dict(state)
     again = [(batch["__bucket__"], sorted(batch["json"], key=str)) for batch in loader]
@@ -238,7 +238,7 @@ def test_a_sequential_source_and_mixtures_have_buckets(folder: Path):
 
 
 def test_two_buckets_are_grouping_by_aspect_ratio(folder: Path):
-    """As detection code does it: wide and tall images, never together."""
+    """Detection code does the same: wide and tall images are never in one batch."""
     pipe = Pipeline().exact(str(folder), tail="pad").decode("rgb8").to_dict("png", "__key__")
     pipe = pipe.bucketed(by="aspect", shapes=[[100, 101], [101, 100]], global_size=4, collate=list)
     for batch in pipe.loader(workers=0):

@@ -1,4 +1,4 @@
-"""Keyed randomness: committed numbers, keys that never meet, positions that remember nothing."""
+"""Keyed randomness: committed numbers, keys that never collide, positions that do not depend on earlier draws."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from wdskit.order.keys import PositionRng, _entropy, permutation, philox
 
 WORDS_64 = st.integers(0, 2**64 - 1)
 
-# Committed: numpy promises these streams, and a run must resume under the next numpy as it began under this one.
+# Committed numbers: numpy guarantees these streams, and a run must resume exactly under the next numpy.
 
 GOLDEN_WORDS = {
     ("draw",): [0x998E066AEB337900, 0x0A19A6AB5F2648DB, 0x09E37DD8DFEBFA9F],
@@ -56,7 +56,7 @@ def test_a_permutation_is_a_stable_argsort_of_raw_words(n: int) -> None:
 
 @pytest.mark.parametrize("spread", [0, 1, 3, 8, 9, 10, 20])
 def test_words_that_are_nearly_equal_keep_their_order_too(spread: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Words of which only `spread` bits differ: packing cannot tell them apart, and must notice."""
+    """Only `spread` bits of the words differ: the packed sort cannot distinguish them, and must notice that."""
     words = philox("test", spread).random_raw(600) >> np.uint64(64 - spread) if spread else np.zeros(600, np.uint64)
 
     class Same:
@@ -113,7 +113,7 @@ def test_a_key_is_a_tag_and_five_words_of_two_halves() -> None:
 @settings(max_examples=300)
 @given(st.lists(st.tuples(st.text(max_size=4), st.lists(WORDS_64 | st.integers(0, 3), max_size=5)), min_size=2))
 def test_different_keys_have_different_entropy(keys: list[tuple[str, list[int]]]) -> None:
-    """All of one length, so that none is the beginning of another; words left out are zeros."""
+    """All keys have one length, so that no key is the beginning of another; missing words are zeros."""
     whole = {(purpose, *words, *[0] * (5 - len(words))) for purpose, words in keys}
     found = {tuple(_entropy(purpose, tuple(words))) for purpose, words in keys}
     assert len(found) == len(whole)
@@ -122,7 +122,7 @@ def test_different_keys_have_different_entropy(keys: list[tuple[str, list[int]]]
 
 
 def test_words_are_never_added_up() -> None:
-    """Worker 0 in epoch 31 and worker 1 in epoch 0 have one seed elsewhere."""
+    """In code that adds words, worker 0 in epoch 31 and worker 1 in epoch 0 have the same seed."""
     firsts = {int(philox(purpose, *words).random_raw()) for purpose in "ab" for words in product(range(13), repeat=3)}
     assert len(firsts) == 2 * 13**3
 
@@ -175,7 +175,7 @@ def test_all_permutations_are_as_likely() -> None:
 
 
 def test_equal_words_keep_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that the sort, whose way with equals numpy is free to change, decides nothing."""
+    """The result does not depend on how numpy sorts equal words, which numpy may change."""
 
     class Equal:
         def random_raw(self, n):
@@ -190,7 +190,7 @@ def test_equal_words_keep_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
 
 USES = {
     "random": lambda rng: rng.random(),
-    "32 bits": lambda rng: rng.integers(1 << 32, dtype=np.uint32),  # leaves half a word behind
+    "32 bits": lambda rng: rng.integers(1 << 32, dtype=np.uint32),  # leaves half a word unused
     "8 bits": lambda rng: rng.integers(256, size=3, dtype=np.uint8),
     "bool": lambda rng: rng.integers(2, size=5, dtype=bool),
     "float32": lambda rng: rng.random(3, dtype=np.float32),
@@ -227,7 +227,7 @@ def test_a_position_remembers_nothing_of_others(
 
 
 def test_without_the_reset_a_position_would_remember() -> None:
-    """The mutant: only the counter is set, not what is left of the last word."""
+    """The mutant sets only the counter, and keeps the rest of the last word."""
 
     class Forgetful(PositionRng):
         def at(self, major, minor=0, part=0):
@@ -257,7 +257,7 @@ def test_positions_seeds_and_stages_have_numbers_of_their_own() -> None:
 
 
 def test_the_words_of_one_position_do_not_run_into_the_next() -> None:
-    """Each has 2**64 blocks of its own."""
+    """Each position has 2**64 blocks of its own."""
     rng = PositionRng(0, "stage")
     words = [
         set(rng.at(*position).bit_generator.random_raw(4000).tolist()) for position in [(0,), (1,), (0, 1), (0, 0, 1)]
@@ -285,11 +285,11 @@ def test_threads_with_generators_of_their_own_do_not_disturb_each_other() -> Non
     assert found[1::2] == [numbers(1)] * 4
 
 
-# Draws, with what test_draws.py leaves: edges of weights.
+# Draws, in addition to test_draws.py: extreme weights.
 
 
 def test_a_last_shard_without_weight_is_never_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not even by the largest word, whose product with the sum of weights may be rounded up to that sum."""
+    """This includes the largest word, whose product with the sum of weights may be rounded up to the sum."""
 
     class Largest:
         def random_raw(self):

@@ -1,4 +1,4 @@
-"""Orders: which sample stands at which position."""
+"""Orders: the sample at each position."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from wdskit.order.base import Stack
+from wdskit.order.base import ShardOffsets
 from wdskit.order.exact import ExactOrder
 from wdskit.order.mixture import MixtureOrder
 from wdskit.order.resampled import ResampledOrder
@@ -42,7 +42,7 @@ def test_sequential_is_the_order_of_the_index(counts, start):
 @given(data=st.data(), counts=COUNTS)
 @settings(max_examples=40)
 def test_a_sample_depends_on_its_position_only(make, data, counts):
-    """Asked for alone, in any order or in any company, in a new object or one that has been elsewhere."""
+    """This holds for one position, for any positions in any order, and for a new or a used object."""
     order = make(counts, seed=5, lanes=7, window=4)
     positions = np.array(data.draw(st.lists(st.integers(0, 5 * order.num_samples), min_size=1, max_size=30)))
     together = pairs(order.take(positions))
@@ -67,7 +67,7 @@ def test_passes_and_seeds_have_orders_of_their_own():
 
 
 def test_a_rank_reads_its_lanes_only():
-    """Rank r of R touches L / gcd(R, L) lanes, so a quarter of the ranks touches a quarter of the sequence."""
+    """Rank r of R reads L / gcd(R, L) lanes, so a quarter of the ranks reads a quarter of the sequence."""
     order = ExactOrder([10] * 240, seed=2, lanes=24, window=16)
     for world_size, share in ((2, 1 / 2), (8, 1 / 8), (24, 1 / 24)):
         shards, _ = order.take(np.arange(0, 2400, world_size))
@@ -75,7 +75,7 @@ def test_a_rank_reads_its_lanes_only():
 
 
 def test_lanes_differ_by_at_most_one_sample():
-    """Shards of one sample each, unshuffled by a window of 1: a lane is a run of the pass, of its exact length."""
+    """With shards of one sample and a window of 1 (no shuffle), a lane is a run of the pass with its exact length."""
     for num_samples in range(1, 60):
         for lanes in range(1, 12):
             order = ExactOrder([1] * num_samples, seed=0, lanes=lanes, window=1)
@@ -87,7 +87,7 @@ def test_lanes_differ_by_at_most_one_sample():
 
 
 def test_windows_are_of_one_size():
-    """As few as fit `window`, and none a remnant: the end of a pass is shuffled as well as the rest."""
+    """There are as few windows as `window` allows, of equal size: the end of a pass is shuffled as well as the rest."""
     for longest in range(1, 60):
         for window in range(1, 60):
             order = ExactOrder([longest * 3], seed=0, lanes=3, window=window)
@@ -98,20 +98,20 @@ def test_windows_are_of_one_size():
 
 
 def test_windows_shuffle_across_shards():
-    """Neighbours of an epoch come from many shards, not from one after the other."""
+    """Neighbouring samples of an epoch come from many shards, not from one shard after another."""
     order = ExactOrder([100] * 60, seed=0, lanes=4, window=1500)
     shards, _ = order.take(np.arange(400))
     assert len(set(shards.tolist())) >= 35
 
 
 def test_resampled_reaches_every_sample_alike():
-    """Chi-square over all samples, heads and tails alike; a start is uniform, and a chunk wraps inside its shard."""
+    """Chi-square over all samples, at both ends of shards: starts are uniform, and chunks wrap inside their shard."""
     counts = [3, 0, 50, 7, 40]
     order = ResampledOrder(counts, seed=3, chunk=8, lanes=4, window=64)
     num = 200_000
     shards, samples = order.take(np.arange(num))
     found = np.zeros(100)
-    np.add.at(found, Stack(counts).starts(shards) + samples, 1)
+    np.add.at(found, ShardOffsets(counts).starts(shards) + samples, 1)
     expected = num / 100
     # A chunk of 8 draws is one independent draw; chi-square of 99 degrees has mean 99 and deviation 14.
     assert ((found - expected) ** 2 / expected).sum() / 8 < 99 + 5 * 14
@@ -120,7 +120,7 @@ def test_resampled_reaches_every_sample_alike():
 
 
 def test_resampled_chunks_are_neighbours():
-    """Read in the order of a lane without its shuffle, samples follow each other inside a shard."""
+    """In the order of a lane without shuffle, samples follow each other inside a shard."""
     order = ResampledOrder([1000], seed=3, chunk=10, lanes=1, window=10)
     for chunk in range(20):
         _, samples = order.take(np.arange(10 * chunk, 10 * chunk + 10))
@@ -132,11 +132,11 @@ def test_resampled_chunks_are_neighbours():
 def test_a_mixture_keeps_its_shares_within_two_samples_in_any_window(weights):
     parts = [ExactOrder([5, 7], seed=0), SequentialOrder([3]), ResampledOrder([9, 4], seed=1)]
     mixture = MixtureOrder(parts, [2, 1, 2], weights)
-    found, indices = mixture.shares.take(np.arange(5000))
+    found, indices = mixture.interleaver.take(np.arange(5000))
     for part, weight in enumerate(weights):
         share = weight / sum(weights)
         off = np.concatenate([[0], np.cumsum(found == part)]) - np.arange(5001) * share
-        assert off.max() - off.min() < 2 + 5000 / (1 << 16)  # the last term is what a block of 2**16 rounds away
+        assert off.max() - off.min() < 2 + 5000 / (1 << 16)  # the last term is the rounding in a block of 2**16
         assert indices[found == part].tolist() == list(range((found == part).sum()))
 
 
@@ -152,9 +152,9 @@ def test_each_part_of_a_mixture_repeats_at_its_own_pace():
 
 @pytest.mark.parametrize("change", ["step", "linear"])
 def test_a_schedule_counts_samples(change):
-    """Shares follow the schedule, and every sample of a part is there once, wherever one begins to look."""
+    """Shares follow the schedule, and every sample of a part comes once, from any first position on."""
     weights = [{0: 1.0, 100_000: 0.2}, {0: 0.5}]
-    shares = MixtureOrder([SequentialOrder([10])] * 2, [1, 1], weights, change=change).shares
+    shares = MixtureOrder([SequentialOrder([10])] * 2, [1, 1], weights, change=change).interleaver
     positions = np.arange(200_000)
     parts, indices = shares.take(positions)
     for part in (0, 1):
@@ -179,5 +179,5 @@ def test_weights_that_mean_nothing_are_refused(weights):
 
 @pytest.mark.parametrize("counts", [[], [0, 0], [-1, 5]])
 def test_counts_that_mean_nothing_are_refused(counts):
-    with pytest.raises(ValueError, match=r"count|sample"):
+    with pytest.raises(ValueError, match=r"count|sample|empty"):
         ExactOrder(counts, seed=0)

@@ -1,4 +1,4 @@
-"""What is random in an order is as random as it says: uniform starts, heads like tails, even shares, no key twice."""
+"""The randomness of orders: uniform starts, even use of each shard's start and end, even shares, no key used twice."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from shards import write_numbers
 
 from wdskit.order import keys
-from wdskit.order.base import Stack, looked_up
+from wdskit.order.base import ShardOffsets, look_up
 from wdskit.order.draws import Draws
 from wdskit.order.exact import ExactOrder
 from wdskit.order.keys import PositionRng
@@ -22,30 +22,30 @@ from wdskit.stages.sources import Exact, MixturePart
 
 
 def chi_square(found, expected):
-    """Deviations from the mean of the chi-square law, for one degree of freedom less than there are cells."""
+    """Return the chi-square value of the cells, in standard deviations from the mean; degrees of freedom: cells - 1."""
     degrees = len(found) - 1
     return (((found - expected) ** 2 / expected).sum() - degrees) / np.sqrt(2 * degrees)
 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_chunks_start_at_every_sample_alike(seed):
-    """Chi-square over 200 cells of 120,000 starts: a uniform draw leaves five deviations once in a million."""
+    """Chi-square of 120,000 starts in 200 cells: a uniform draw exceeds five deviations once in a million."""
     order = ResampledOrder([700, 0, 1, 299, 1000], seed=seed, chunk=1, lanes=4, window=300)
     shards, samples = order.take(np.arange(120_000))
-    starts = Stack(order.counts).starts(shards) + samples
+    starts = ShardOffsets(order.counts).starts(shards) + samples
     cells = np.bincount(starts // 10, minlength=200)
     assert abs(chi_square(cells, 600)) < 5
 
 
 def test_a_skewed_start_is_seen():
-    """A mutant that never starts in the last hundredth."""
+    """The mutant never starts in the last hundredth of a shard."""
     starts = np.random.default_rng(0).integers(0, 1980, 120_000)
     assert chi_square(np.bincount(starts // 10, minlength=200), 600) > 5
 
 
 @pytest.mark.parametrize("chunk", [1, 4, 6])
 def test_tails_of_shards_come_as_often_as_heads(chunk):
-    """Within a percent, over 400,000 chunks: three deviations of chance."""
+    """The numbers differ by at most one percent over 400,000 chunks: three standard deviations."""
     order = ResampledOrder([64, 40, 100], seed=1, chunk=chunk, lanes=8, window=4096)
     shards, samples = order.take(np.arange(400_000 * chunk))
     halves = samples < order.counts[shards] // 2
@@ -56,7 +56,7 @@ def test_tails_of_shards_come_as_often_as_heads(chunk):
 
 @pytest.mark.parametrize("seed", range(3))
 def test_exact_places_samples_alike(seed):
-    """Where one sample stands in a pass is uniform over passes: chi-square over 20 parts of the pass."""
+    """The place of one sample in a pass is uniform over passes: chi-square over 20 parts of the pass."""
     order = ExactOrder([30, 50, 40], seed=seed, lanes=6, window=10)
     num = 1000
     shards, samples = order.take(np.arange(120 * num))
@@ -66,10 +66,10 @@ def test_exact_places_samples_alike(seed):
 
 
 def test_shares_of_a_mixture_hold_in_every_window_of_every_length():
-    """Within two samples, from anywhere, whatever the number of parts."""
+    """The error is at most two samples, from any position on, for any number of parts."""
     for weights in ([1, 1], [5, 3, 2], [1, 10, 100], [7, 1, 1, 1, 1]):
         order = MixtureOrder([SequentialOrder([9])] * len(weights), [1] * len(weights), weights)
-        found, _ = order.shares.take(np.arange(4000))
+        found, _ = order.interleaver.take(np.arange(4000))
         for part, weight in enumerate(weights):
             off = np.concatenate([[0], np.cumsum(found == part)]) - np.arange(4001) * weight / sum(weights)
             assert off.max() - off.min() <= 2
@@ -77,7 +77,7 @@ def test_shares_of_a_mixture_hold_in_every_window_of_every_length():
 
 @pytest.fixture
 def used_keys(monkeypatch):
-    """Every key of random numbers that is made while the test runs."""
+    """All keys of random numbers that are made while the test runs."""
     used = []
     entropy = keys._entropy
 
@@ -90,9 +90,9 @@ def used_keys(monkeypatch):
 
 
 def test_no_two_seeds_epochs_lanes_and_purposes_share_a_key(used_keys):
-    """All keys of runs of every kind, two seeds, two epochs each: as many as there are, and no two alike."""
+    """The keys of all kinds of runs, with two seeds and two epochs: the expected number, all different."""
     counts, lanes, window = [500, 300, 200, 1000], 16, 25
-    num_windows = 2 * 2000 // window  # of two passes
+    num_windows = 2 * 2000 // window  # for two passes
     for seed in (3, 4):
         ExactOrder(counts, seed=seed, lanes=lanes, window=window).take(np.arange(4000))
         ResampledOrder(counts, seed=seed, lanes=lanes, window=window).take(np.arange(4000))
@@ -101,7 +101,7 @@ def test_no_two_seeds_epochs_lanes_and_purposes_share_a_key(used_keys):
                 draws.shard(draw)
         for stage in ("0:map", "1:map", "0:random_flip"):
             PositionRng(seed, stage)
-    exact = 1 + 2 * 2 + num_windows  # homes, then shards and an offset of each pass
+    exact = 1 + 2 * 2 + num_windows  # homes, then the shards and an offset for each pass
     resampled = 2 * num_windows
     stream = 2 + 80
     assert len(used_keys) == 2 * (exact + resampled + stream + 3)
@@ -111,7 +111,7 @@ def test_no_two_seeds_epochs_lanes_and_purposes_share_a_key(used_keys):
 
 
 def test_added_keys_would_meet(used_keys, monkeypatch):
-    """A mutant that adds seed and epoch up, as others do, is found by the same collection."""
+    """The same collection finds a mutant that adds seed and epoch, as other code does."""
     entropy = keys._entropy
     monkeypatch.setattr(keys, "_entropy", lambda purpose, words: entropy(purpose, (sum(words),)))
     for seed in (3, 4):
@@ -120,7 +120,7 @@ def test_added_keys_would_meet(used_keys, monkeypatch):
 
 
 def test_parts_of_a_mixture_over_the_same_shards_differ(tmp_path):
-    """Else a batch would have the same sample several times."""
+    """Otherwise a batch would have the same sample several times."""
     write_numbers(tmp_path, [40, 25])
     index_folder(tmp_path, workers=1)
     parts = tuple(MixturePart(shards=str(tmp_path)) for _ in range(4))
@@ -137,7 +137,7 @@ def test_a_memory_is_left_behind_when_an_order_goes_to_another_process():
 
 
 def test_threads_that_share_an_order_get_what_one_gets():
-    """Windows are made, and put out of memory, by several at once."""
+    """Several threads make windows, and remove them from memory, at once."""
     counts = [200, 50, 300]
     for make in (ExactOrder, ResampledOrder):
         alone, shared = (make(counts, seed=2, lanes=3, window=4) for _ in range(2))
@@ -156,5 +156,5 @@ def test_looking_up_one_by_one_and_by_table_is_the_same(num_keys):
         asked, places = rng.integers(0, num_keys, num) * 7, rng.integers(0, 50, num)
         wanted = {key: tables[key] for key in set(asked.tolist())}
         expected = [int(tables[key][place]) for key, place in zip(asked.tolist(), places.tolist(), strict=True)]
-        found = looked_up(asked, places, wanted)
+        found = look_up(asked, places, wanted)
         assert (found.tolist(), found.dtype) == (expected, np.int64)

@@ -1,4 +1,4 @@
-"""The steps of an epoch, and which rank takes which position: each one once, whatever the ranks and nodes."""
+"""The steps of an epoch, and the positions of each rank: each position once, for any ranks and nodes."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from wdskit.order.exact import ExactOrder
 from wdskit.order.mixture import MixtureOrder
 from wdskit.order.resampled import ResampledOrder
 from wdskit.order.sequential import SequentialOrder
-from wdskit.order.steps import Steps, dealt, nodes_of
+from wdskit.order.steps import Steps, find_nodes, rank_positions
 
 UNEVEN = [[n] for n in (1, 2, 3, 7)] + [[0, 5], [3, 0, 4], [1, 2, 3, 4], [9, 1, 0, 0, 6], [2] * 12, list(range(12))]
 NODES = [(ranks, size) for ranks in range(1, 13) for size in range(1, ranks + 1) if ranks % size == 0]
 
 
 def all_ranks(order, start, steps, step, size):
-    """The positions of all ranks at a step, (R, B)."""
+    """Return the positions of all ranks at a step, (R, B)."""
     ranks = range(steps.world_size)
-    return np.stack([dealt(order, start, steps, step, rank=rank, ranks_per_node=size) for rank in ranks])
+    return np.stack([rank_positions(order, start, steps, step, rank=rank, ranks_per_node=size) for rank in ranks])
 
 
 @pytest.mark.parametrize("counts", UNEVEN, ids=str)
 def test_every_position_of_a_step_is_dealt_once(counts):
-    """With pad each sample once, with drop all but the tail; from any point of the epoch on, on any nodes."""
+    """With pad each sample comes once, with drop all but the tail; from any step of the epoch on, on any nodes."""
     order = ExactOrder(counts, seed=4, lanes=5, window=3, homes=2)
     num = order.num_samples
     for (world_size, size), batch, tail in itertools.product(NODES, range(1, 5), ("drop", "pad")):
@@ -73,7 +73,7 @@ def test_mixtures_and_draws_are_dealt_once_too(counts, weights, nodes, batch, ki
 
 
 def shares(weights, world_size, size, batch, num_steps=60):
-    """Of each rank, the share of each part in what it takes; of whole epochs' positions."""
+    """Return, for each rank, the share of each part in its samples, over whole epochs."""
     parts = [ExactOrder([1000] * 20, seed=seed) for seed in range(len(weights))]
     order = MixtureOrder(parts, [20] * len(weights), weights)
     steps = Steps(num_steps * batch * world_size, batch, world_size, "drop")
@@ -85,7 +85,7 @@ def shares(weights, world_size, size, batch, num_steps=60):
 @pytest.mark.parametrize("weights", [(1, 1), (3, 1), (7, 1), (1, 1, 1, 1), (50, 30, 20)], ids=str)
 @pytest.mark.parametrize("batch", [4, 8, 32])
 def test_each_rank_has_its_share_of_every_part(weights, world_size, size, batch):
-    """The parts never take turns in step with the ranks."""
+    """The parts do not alternate in the same rhythm as the ranks."""
     found = shares(weights, world_size, size, batch, num_steps=-(-960 // batch))
     ideal = np.array(weights) / sum(weights)
     assert np.abs(found - ideal).max() < (0.1 if batch == 4 else 0.06)
@@ -97,8 +97,8 @@ def test_ranks_of_one_node_have_their_share_in_batches_of_one_sample_too():
 
 
 def downloads(order, world_size, size, batch, epochs, part=80):
-    """Bytes that all nodes fetch over those of the data, in each epoch, where a node keeps what it had in the one
-    before and fetches `part` neighbouring samples at once.
+    """Return, for each epoch, the bytes that all nodes download divided by the bytes of the data. A node keeps what it
+    had in the previous epoch, and downloads `part` neighbouring samples at once.
     """
     num, counts = order.num_samples, order.counts
     steps = Steps(num, batch, world_size, "drop")
@@ -109,9 +109,8 @@ def downloads(order, world_size, size, batch, epochs, part=80):
         for step in range(len(steps)):
             positions = steps.first(step) + np.arange(steps.global_batch) + epoch * num
             shards, samples = order.take(positions)
-            wanted[nodes_of(order, epoch * num, steps, step, ranks_per_node=size), firsts[shards] + samples // part] = (
-                True
-            )
+            nodes = find_nodes(order, epoch * num, steps, step, ranks_per_node=size)
+            wanted[nodes, firsts[shards] + samples // part] = True
         found.append((wanted & ~kept).sum() / firsts[-1])
         kept = wanted
     return found
@@ -123,7 +122,7 @@ def test_what_a_node_takes_is_what_its_ranks_take(tail, size):
     order = ExactOrder([100] * 10, seed=3)
     steps = Steps(1000, 8, 12, tail)
     for step in range(len(steps)):
-        nodes = nodes_of(order, 0, steps, step, ranks_per_node=size)
+        nodes = find_nodes(order, 0, steps, step, ranks_per_node=size)
         taken = all_ranks(order, 0, steps, step, size)
         for node in range(12 // size):
             own = taken[size * node : size * (node + 1)].ravel()
@@ -147,20 +146,20 @@ def test_nodes_together_download_the_data_about_once(num_shards, world_size, bat
 
 
 def test_without_homes_the_second_epoch_downloads_again():
-    """What the figures above would be without them."""
+    """These are the figures of the test above, without homes."""
     order = partial(ExactOrder, [1000] * 200, seed=7)
     assert downloads(order(), 16, 4, 64, 2)[1] > 0.6
     assert downloads(order(homes=8), 16, 4, 64, 2)[1] < 0.1
 
 
 def test_a_rank_reads_from_all_shards_of_its_node():
-    """Its batch is mixed from more shards than its own lanes would hold."""
+    """Its batch has samples of more shards than its own lanes hold."""
     order = ExactOrder([100] * 1000, seed=1)
     steps = Steps(100_000, 64, 64, "drop")
     alone, beside = (
         np.mean(
             [
-                len(np.unique(order.take(dealt(order, 0, steps, step, rank=5, ranks_per_node=size))[0]))
+                len(np.unique(order.take(rank_positions(order, 0, steps, step, rank=5, ranks_per_node=size))[0]))
                 for step in range(9)
             ]
         )

@@ -1,4 +1,4 @@
-"""Orders that follow from columns: weights, balance and repeated samples, against counts and plain Python."""
+"""Orders from columns: weights, balance and repeated samples, compared with counts and plain Python."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from wdskit.stages.sources import Exact, Resampled
 
 
 class Weights:
-    """The weights of an array."""
+    """Weights from an array."""
 
     def __init__(self, values: Any) -> None:
         self.values = np.asarray(values, dtype=float)
@@ -68,7 +68,7 @@ PINNED = [(1, 51), (1, 39), (1, 54), (1, 29), (1, 58), (2, 1), (1, 63)]
 
 @pytest.mark.parametrize("seed", range(20))
 def test_no_sample_of_weight_0_is_ever_drawn(seed: int):
-    """One weight of any size among zeros, beside tiny ones: rounding never leads to a neighbour."""
+    """One weight of any size is among zeros and tiny weights: rounding never selects a neighbour."""
     chance = random.Random(seed)
     counts = [chance.randrange(1, 400) for _ in range(4)]
     weights = np.zeros(sum(counts))
@@ -124,7 +124,7 @@ def numbers_of(pipe: Pipeline, **options: Any) -> list[int]:
 
 
 def drawn(folder: Path, count: int = 40_000, **settings: Any) -> Counter[int]:
-    """Samples at the first positions, without reading them."""
+    """Return the samples at the first positions, without reading them."""
     data = Resampled(shards=str(folder), **settings).plan()
     shards, samples = data.order.take(np.arange(count))
     [table] = data.tables

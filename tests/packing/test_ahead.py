@@ -1,4 +1,4 @@
-"""Rows whose bytes are in a store are read some megabytes at a time, ahead, and stay in their order."""
+"""Rows whose bytes are in a store are read ahead, some megabytes at a time, and keep their order."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SIZE = len(STORE["s3://bucket/a.tar"])
 
 @pytest.fixture
 def reads(monkeypatch) -> list[tuple[str, list[tuple[int, int]]]]:
-    """What was asked for so far: URL and ranges; answered from memory."""
+    """The requests so far (URL and ranges), which are answered from memory."""
     found = []
 
     class Ahead:
@@ -55,7 +55,7 @@ def rows(num: int, of: str = "a") -> list[Row]:
 
 
 def expected(row: Row) -> Row:
-    """The row with its bytes."""
+    """Return the row with its bytes."""
     fields = []
     for name, data in row.fields:
         if isinstance(data, ObjectBytes):

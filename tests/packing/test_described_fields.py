@@ -18,7 +18,7 @@ from PIL import Image
 from shards import samples_in
 
 from wdskit import DecodeError, PackError, RowError, WdskitError, pack, reshard
-from wdskit.codecs.edit.geometry import turned
+from wdskit.codecs.edit.geometry import turn_move
 from wdskit.codecs.edit.resize import Size, turn
 from wdskit.codecs.fields import encode_field
 from wdskit.codecs.images import decode_index
@@ -114,7 +114,7 @@ KINDS = {
     "second image": {"right.jpg": photo()},
 }
 NEUTRAL = {"class", "caption"}
-"""Kinds that describe nothing in the image, and stay byte for byte."""
+"""Kinds of fields that describe nothing in the image, and stay unchanged."""
 
 CHANGES = {
     "resize": [{"resize": 32}, {"resize": 23}],
@@ -137,7 +137,7 @@ CHANGES = {
     "filter": [{"filter": "'jpg' in fields", "resize": 32}],
 }
 ELSEWHERE = {"omit", "sidecars", "files", "images", "image_column", "key_column", "from_", "allow_no_image", "require"}
-"""Options that choose the files and columns of a sample. What they become is the same as for rows."""
+"""Options that choose the files and columns of a sample. The results are the same as for rows."""
 
 UNCHANGED = {
     "max_samples", "max_bytes", "num_shards", "shuffle", "split", "pattern", "workers", "threads", "on",
@@ -158,7 +158,7 @@ OTHER_FORMS = {"boxes of another form", "places in a sidecar", "places by name",
 
 
 def is_refused(kind, options):
-    """Whether the combination is refused: the one place that says so."""
+    """Return whether the combination is refused. Only this function decides it."""
     moves = "resize" in options or options.get("orient")
     has_mask, names_mask = kind.startswith("mask"), "mask_fields" in options
     if "mask_fill" in options and kind == "mask, colours":
@@ -185,13 +185,13 @@ def sample_of(kind, orientation=1):
 
 
 def found_box(image):
-    """The rectangle in a picture: where it is bright."""
+    """Return the rectangle in a picture: its bright area."""
     rows, columns = np.nonzero(np.array(image.convert("L")) > 127)
     return columns.min(), rows.min(), columns.max() + 1, rows.max() + 1
 
 
 def check(kind, sample, before):
-    """Compare what a sample says of its image with the image."""
+    """Compare the description in a sample with its image."""
     name = next((field for field in ("jpg", "left.jpg", "webp", "png") if field in sample), None)
     if name is None:
         return
@@ -238,7 +238,7 @@ def check(kind, sample, before):
         assert (mask.mode, mask.getpalette(), mask.info.get("transparency")) == (
             old.mode, old.getpalette(), old.info.get("transparency"),
         )  # fmt: skip
-        assert sample["seg.png"][24:26] == before["seg.png"][24:26]  # bits and colour type
+        assert sample["seg.png"][24:26] == before["seg.png"][24:26]  # bit depth and colour type
         numbers = np.array(mask) if kind == "mask, colours" else decode_index(sample["seg.png"], max_pixels=10**6)
         was = np.array(old) if kind == "mask, colours" else decode_index(before["seg.png"], max_pixels=10**6)
         assert {*np.unique(numbers)} == {*np.unique(was)}
@@ -250,7 +250,7 @@ def check(kind, sample, before):
 
 
 def attempt(run, kind, options):
-    """What a command wrote; None after the error that is expected, and only then."""
+    """Return the samples that a command wrote; None only after the expected error."""
     if not is_refused(kind, options):
         return run()
     with pytest.raises(WdskitError):
@@ -271,7 +271,7 @@ def cases(of):
 
 
 def sample_for(kind, options):
-    """With `orient` the photo is turned by EXIF."""
+    """Return a sample; with `orient` the photo has an EXIF orientation."""
     return sample_of(kind, orientation=6 if options.get("orient") else 1)
 
 
@@ -304,7 +304,7 @@ def through(command, sample, folder, options):
 
 @pytest.mark.parametrize(("command", "of"), [(pack, PackOptions), (reshard, ReshardOptions)], ids=["pack", "reshard"])
 def test_commands_update_or_refuse_as_their_transforms_do(command, of, tmp_path):
-    """All pairs with WDSKIT_ALL_FAULTS; else options that are no transforms, and each kind with one that is."""
+    """All pairs run with WDSKIT_ALL_FAULTS; otherwise options without transforms, and each kind with one transform."""
     number = 0
     for param in cases(of):
         [options] = param.values
@@ -324,11 +324,11 @@ def test_commands_update_or_refuse_as_their_transforms_do(command, of, tmp_path)
     assert number > 15
 
 
-# What a description may be.
+# Forms of descriptions.
 
 
 def moved(orientation=1, *, fields=(), **options):
-    """The fields of a sample with a photo of 96 x 64 pixels, after a change."""
+    """Return the fields of a sample with a photo of 96 x 64 pixels, after a change."""
     return dict(Transforms(**options).apply([("jpg", photo(orientation=orientation)), *fields]))
 
 
@@ -339,7 +339,7 @@ def json_of(value, **options):
 @pytest.mark.parametrize("orientation", range(1, 9))
 @pytest.mark.parametrize("options", [{"orient": True}, {"orient": True, "resize": 32}, {"resize": 32}])
 def test_turned_images_take_their_annotations_along_or_are_refused(orientation, options):
-    """Annotations are of the pixels as they are stored, if the size says so; the size of a half turn does not."""
+    """Annotations belong to the stored pixels if the image size in them says so; after a half turn it cannot."""
     fields = [("json", json.dumps(coco()).encode())]
     is_unclear = orientation in {2, 3, 4} and "orient" in options
     if is_unclear:
@@ -372,10 +372,10 @@ def test_annotations_of_the_upright_image_stay_when_the_image_becomes_upright(or
 
 
 def test_points_move_as_pixels_do():
-    """Each pixel of a small picture, through every turn."""
+    """Each pixel of a small picture is moved by every orientation."""
     numbers = np.arange(12).reshape(3, 4)
     for orientation in range(1, 9):
-        move = turned(Size(4, 3), orientation)
+        move = turn_move(Size(4, 3), orientation)
         new = turn(numbers, orientation)
         assert np.array_equal(move.nearest(numbers, -1), new)
         assert np.array_equal(move.then(move.back()).nearest(numbers, -1), numbers)
@@ -400,7 +400,7 @@ def moved_mask(mask, size, **options):
 
 
 def grey_png(bits, rows):
-    """A PNG of 1, 2 or 4 bits of grey, which Pillow cannot write."""
+    """Return a PNG with 1, 2 or 4 bits of grey, which Pillow cannot write."""
     from wdskit.codecs.edit.masks import _encode
 
     return _encode(np.array(rows, np.uint8), bits, 0, [])
@@ -501,7 +501,7 @@ def test_json_keeps_the_values_that_do_not_describe_the_image():
 
 
 def test_run_lengths_are_those_of_pycocotools():
-    """10 x 10 pixels that are all set are `0T3` there."""
+    """In pycocotools, 10 x 10 set pixels are `0T3`."""
     assert _decode_counts("0T3", "") == [0, 100]
     assert _encode_counts([0, 100]) == "0T3"
     random = np.random.default_rng(0)

@@ -1,4 +1,4 @@
-"""How rows are spread over shards, what shards are called, and the options that say so."""
+"""The division of rows into shards, the names of shards, and the options for both."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from shards import bytes_in, samples_in
 
 from wdskit import PackError, RowError, pack
 from wdskit.packing import division, plan
-from wdskit.packing.division import Limits, Names, RowTooLarge, divide, fill_in_turn, make_limits, row_bytes
+from wdskit.packing.division import Limits, RowTooLarge, ShardNames, divide, divide_stream, make_limits, row_bytes
 from wdskit.packing.row import Row
 
 ROWS = st.lists(st.lists(st.integers(0, 3000), min_size=1, max_size=3), min_size=1, max_size=30)
@@ -26,7 +26,7 @@ LIMITS = {"max_samples": st.integers(1, 8), "max_bytes": st.integers(16_000, 40_
 
 
 def rows_of(sizes: list[list[int]]) -> list[Row]:
-    """Rows with fields of so many bytes."""
+    """Return rows with fields of these sizes."""
     return [
         Row(f"k{number}", tuple((f"f{at}", bytes(size)) for at, size in enumerate(fields)), "here")
         for number, fields in enumerate(sizes)
@@ -39,12 +39,12 @@ class Shard(NamedTuple):
 
 
 def shards_of(rows: list[Row], limits: Limits) -> list[Shard]:
-    """Those of a stream."""
-    return [Shard(list(shard), shard.num_bytes) for shard in fill_in_turn(rows, limits)]
+    """Return the shards of a stream of rows."""
+    return [Shard(list(shard), shard.num_bytes) for shard in divide_stream(rows, limits)]
 
 
 def check_plan(rows: list[Row], max_samples: int, max_bytes: int, planner=shards_of) -> None:
-    """No file is over a limit, and none could have held the next row: told by tars that are made of it."""
+    """Check, with real tars, that no file exceeds a limit and that no file had room for the next row."""
     shards = planner(rows, Limits(max_samples, max_bytes))
     assert [row for shard in shards for row in shard.rows] == rows
     for number, shard in enumerate(shards):
@@ -56,9 +56,9 @@ def check_plan(rows: list[Row], max_samples: int, max_bytes: int, planner=shards
 
 
 def tar_bytes(rows) -> int:
-    """Size of a tar of these rows by the format's rule: a block of 512 a header, data in whole blocks, two at the end.
+    """Return the size of a tar of these rows: a header block of 512 bytes each, data in whole blocks, two at the end.
 
-    By hand, so that it is not what it is compared with.
+    The rule is written again here, so that wdskit's code is not compared with itself.
     """
     blocks = sum(1 + (len(data) + 511) // 512 for row in rows for _, data in row.fields)
     return 512 * (blocks + 2)
@@ -91,14 +91,14 @@ def test_the_files_on_disk_are_those_of_the_plan(sizes, max_samples, max_bytes):
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("member_bytes", lambda size: size),  # the payload only, as webdataset counts
+        ("member_bytes", lambda size: size),  # only the payload, as webdataset counts
         ("member_bytes", lambda size: 512 + size),  # no padding
         ("member_bytes", lambda size: 512 + size + 512),  # too much
         ("END_BYTES", 0),  # no end marker
     ],
 )
 def test_a_planner_that_miscounts_is_caught(monkeypatch, name, value):
-    """Mutants."""
+    """The mutants are planners with wrong rules."""
     monkeypatch.setattr(division, name, value)
     with pytest.raises(AssertionError):
         for size in range(0, 2048, 100):
@@ -106,7 +106,7 @@ def test_a_planner_that_miscounts_is_caught(monkeypatch, name, value):
 
 
 def spans_of(rows: list[Row], limits: Limits) -> list[tuple[int, int]]:
-    """The number of rows and the bytes of each shard, as they are planned for all rows at once."""
+    """Return rows and bytes of each shard, planned for all rows at once."""
     blocks = np.array([row_bytes(row) // 512 for row in rows], dtype=np.uint32)
     spans = divide(blocks, limits)
     assert [span.start for span in spans] == [0, *(span.stop for span in spans[:-1])]
@@ -128,7 +128,7 @@ def test_of_rows_that_are_too_large_the_first_is_told():
 
 
 def test_rows_are_divided_in_little_memory():
-    """Of ten million 80 MB."""
+    """Ten million rows need 80 MB."""
     blocks = np.full(500_000, 3, np.uint32)
     tracemalloc.start()
     divide(blocks, Limits(10_000, 10**9))
@@ -141,7 +141,7 @@ def test_rows_are_divided_in_little_memory():
 
 
 def test_a_number_of_shards_is_met_and_they_are_equal_within_one_sample():
-    """Every number of rows up to 40 in every number of shards."""
+    """Every number of rows up to 40 is divided into every number of shards."""
     for num_rows in range(1, 41):
         blocks = np.arange(1, num_rows + 1, dtype=np.uint32)
         for number in range(1, num_rows + 1):
@@ -149,7 +149,7 @@ def test_a_number_of_shards_is_met_and_they_are_equal_within_one_sample():
             counts = [span.stop - span.start for span in spans]
             assert len(spans) == number
             assert max(counts) - min(counts) <= 1
-            assert counts == sorted(counts, reverse=True)  # the rest is in the first ones: no stub at the end
+            assert counts == sorted(counts, reverse=True)  # larger shards come first: no small shard at the end
             assert [span.start for span in spans] == [0, *np.cumsum(counts)[:-1].tolist()]
             assert spans[-1].stop == num_rows
             assert all(512 * (int(blocks[a:b].sum()) + 2) == size for a, b, size in spans)
@@ -244,7 +244,7 @@ def test_a_dry_run_refuses_what_a_run_would(tmp_path):
 
 @pytest.mark.parametrize(("samples", "num_bytes"), [(-1, 0), (1, 0), (0, -512), (0, 512)])
 def test_a_planner_that_is_off_by_one_is_caught(samples, num_bytes):
-    """Mutants: a sample or a block too early or too late, told by limits that files meet exactly."""
+    """Mutants divide a sample or a block too early or too late; limits that files meet exactly show it."""
 
     def wrong(rows, limits):
         return shards_of(rows, Limits(limits.max_samples + samples, limits.max_bytes + num_bytes))
@@ -262,7 +262,7 @@ def test_a_row_over_the_limit_alone_is_an_error(tmp_path):
         RowError, match=r"row 1 \('b'\): even alone in its shard it takes 12288 bytes, more than max_bytes 12287"
     ):
         pack([{"__key__": "a", "bin": b""}, {"__key__": "b", "bin": bytes(10752)}], tmp_path / "out", max_bytes=12287)
-    assert list(bytes_in(tmp_path / "out")) == []  # the plan is made before anything is written
+    assert list(bytes_in(tmp_path / "out")) == []  # the plan is made before a file is written
     pack([{"__key__": "b", "bin": bytes(10752)}], tmp_path / "out", max_bytes=12288)
     assert (tmp_path / "out" / "out-000000.tar").stat().st_size == 12288
 
@@ -290,7 +290,7 @@ def test_a_shuffle_is_a_permutation_by_its_seed(tmp_path):
 
 
 def test_a_shuffle_mixes_over_all_shards(tmp_path):
-    """Rows of each tenth of the source stand in more than half of the shards."""
+    """Rows of each tenth of the source are in more than half of the shards."""
     pack([{"__key__": f"{n}", "cls": n} for n in range(1000)], tmp_path / "out", shuffle=3, max_samples=100)
     places: dict[int, set[int]] = {}
     for at, key in enumerate(samples_in(tmp_path / "out")):
@@ -299,7 +299,7 @@ def test_a_shuffle_mixes_over_all_shards(tmp_path):
 
 
 def test_the_order_of_a_shuffle_is_that_of_every_version(tmp_path):
-    """Written down once: whoever packs again with a later wdskit or numpy gets the same shards."""
+    """The order is committed: packing again with a later wdskit or numpy gives the same shards."""
     pack([{"__key__": f"{n}", "cls": n} for n in range(12)], tmp_path / "out", shuffle=7)
     assert [int(key) for key in samples_in(tmp_path / "out")] == [8, 2, 5, 9, 0, 10, 6, 11, 4, 7, 1, 3]
 
@@ -318,7 +318,7 @@ def test_the_order_of_a_shuffle_is_that_of_every_version(tmp_path):
 )  # fmt: skip
 def test_patterns_that_name_no_shards_are_refused(pattern, tmp_path):
     with pytest.raises(PackError, match="must be a file name with one %0Nd"):
-        Names(pattern)
+        ShardNames(pattern)
     with pytest.raises(PackError, match="must be a file name with one %0Nd"):
         pack([{"__key__": "a", "cls": 1}], tmp_path / "out", pattern=pattern)
     assert not (tmp_path / "out").exists()
@@ -328,13 +328,13 @@ def test_patterns_that_name_no_shards_are_refused(pattern, tmp_path):
     ("pattern", "name"), [("a-%06d.tar", "a-000012.tar"), ("%d.tar", "12.tar"), ("ä b%00d.x.tar", "ä b12.x.tar")]
 )
 def test_a_pattern_names_shards_by_number(pattern, name):
-    assert Names(pattern)[12] == name
+    assert ShardNames(pattern)[12] == name
 
 
 def test_names_that_would_not_sort_are_refused():
-    assert Names("a-%03d.tar")[999] == "a-999.tar"
+    assert ShardNames("a-%03d.tar")[999] == "a-999.tar"
     with pytest.raises(PackError, match="no name for shard 1000"):
-        Names("a-%03d.tar")[1000]
+        ShardNames("a-%03d.tar")[1000]
 
 
 def test_too_many_shards_for_a_pattern_are_refused_before_anything_is_written(tmp_path):
@@ -346,7 +346,7 @@ def test_too_many_shards_for_a_pattern_are_refused_before_anything_is_written(tm
 
 @given(st.sampled_from(["a-%06d.tar", "%d.tar", "1%d1.tar", "a.+%03d.tar"]), st.integers(0, 10**5), st.text(max_size=9))
 def test_a_name_gives_its_number_back_and_no_other_name_does(pattern, number, other):
-    names = Names(pattern)
+    names = ShardNames(pattern)
     try:
         name = names[number]
     except PackError:

@@ -1,7 +1,7 @@
-"""Packing under failing disks and kills: no final name holds unfinished bytes, and the same command then goes on.
+"""Packing under failing disks and kills: no final name holds unfinished bytes, and the same command then completes.
 
-Each sweep is a function of a way to pack, and for each there are broken ways that it must catch. WDSKIT_ALL_FAULTS=1
-(`make faults`) tries every combination, where a part of them is taken otherwise.
+Each sweep is a function of a way to pack. Each sweep must also catch broken ways to pack. WDSKIT_ALL_FAULTS=1
+(`make faults`) tries every combination; otherwise a part of them is tried.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from shards import WorkerKillingDisk, bytes_in, samples_in
 from wdskit import PackError, WdskitError, pack
 from wdskit.dataset import lock
 from wdskit.dataset.index import read_index
-from wdskit.dataset.lock import hold
+from wdskit.dataset.lock import share_lock_until_exit
 from wdskit.files import TEMP_SUFFIX, Disk, TempFile
 from wdskit.packing import fill, publish, run_journal
 from wdskit.packing.publish import Destination
@@ -71,7 +71,7 @@ def sweep(
     *,
     step: int = 1,
 ) -> None:
-    """Interrupt a run at each of its operations, or each `step`-th, look at what remains, and run it again."""
+    """Interrupt a run at each of its operations, or each `step`-th, check the remaining files, and run it again."""
     packer = packer or type(scenario).pack
     scenario.prepare(tmp_path / "before")
     copy(tmp_path / "before", tmp_path / "whole")
@@ -86,14 +86,14 @@ def sweep(
         interrupt(lambda disk: packer(scenario, folder, disk), number)  # noqa: B023
         remains = remains_of(folder)
         scenario.check(remains, before, after)
-        if remains != after:  # where only a record is left of it, too
+        if remains != after:  # also if only a run journal is left
             scenario.pack(folder, HastyDisk())
             assert bytes_in(folder) == after
 
 
 def fail(code: int, *, for_good: bool) -> Callable[[Callable[[Disk], None], int], None]:
-    """Let operation n fail, and with `for_good` all behind it; the error says so, and no temporary file stays if it
-    can be helped.
+    """Let operation n fail, and with `for_good` all later ones. Check the error, and that no temporary file stays if
+    the disk allows it.
     """
 
     def interrupt(run: Callable[[Disk], None], number: int) -> None:
@@ -109,7 +109,7 @@ def fail(code: int, *, for_good: bool) -> Callable[[Callable[[Disk], None], int]
 
 
 def kill(*, half: bool, for_real: bool = ALL) -> Callable[[Callable[[Disk], None], int], None]:
-    """Kill the process at operation n, or in the middle of it where that is a write."""
+    """Kill the process at operation n; with a write also in the middle of it."""
 
     def interrupt(run: Callable[[Disk], None], number: int) -> None:
         assert killed(run, number, half=half, for_real=for_real)
@@ -138,18 +138,18 @@ def test_each_disk_operation_may_fail(tmp_path, scenarios, name, code, step, for
 @pytest.mark.parametrize("name", SCENARIOS)
 @pytest.mark.parametrize("half", [False, True] if ALL else [True])
 def test_it_may_be_killed_at_each_disk_operation(tmp_path, scenarios, name, half):
-    """In the middle of it, where it is a write, or before."""
+    """The kill comes before the operation, or in the middle of a write."""
     sweep(scenarios[name], tmp_path, kill(half=half), step=1 if ALL or name == "rows" else 5)
 
 
 @pytest.mark.parametrize(("name", "step"), [("rows", 7), ("addition", 11)])
 def test_what_a_stopped_run_leaves_a_killed_process_leaves(tmp_path, scenarios, name, step):
-    """Where they are not killed for real above."""
+    """The tests above stop some runs in this process instead of a real kill; both leave the same files."""
     sweep(scenarios[name], tmp_path, kill(half=True, for_real=True), step=step)
 
 
 def test_these_are_more_than_200_points(tmp_path, scenarios):
-    """Of one kind of kill, and as many of each error."""
+    """One kind of kill alone has more than 200 points, and so has each error."""
     num_points = 0
     for name, scenario in scenarios.items():
         scenario.prepare(tmp_path / name)
@@ -170,9 +170,7 @@ def test_a_disk_without_hard_links_is_as_safe(tmp_path, scenarios, name, monkeyp
 
 
 def kill_again_and_again(scenario: Scenario, tmp_path: Path) -> int:
-    """Kill a run, and the next one, at one operation after the other in the same folder, until one is through. Returns
-    how many were killed.
-    """
+    """Kill runs in the same folder, each at a later operation, until one completes. Return how many were killed."""
     scenario.prepare(tmp_path / "whole")
     before = remains_of(tmp_path / "whole")
     scenario.pack(tmp_path / "whole", HastyDisk())
@@ -189,7 +187,7 @@ def kill_again_and_again(scenario: Scenario, tmp_path: Path) -> int:
 
 @pytest.mark.parametrize("name", SCENARIOS if ALL else ["addition"])
 def test_a_second_run_may_be_killed_too(tmp_path, scenarios, name):
-    """And a third. What is filled is not filled again."""
+    """A third run too. Filled shards are not filled again."""
     assert kill_again_and_again(scenarios[name], tmp_path) > 15
 
 
@@ -198,7 +196,7 @@ def test_a_second_run_may_be_killed_too(tmp_path, scenarios, name):
 
 @contextlib.contextmanager
 def in_place(path: Path, *, disk: Disk):
-    """No temp, no rename."""
+    """Publish without a temporary file and rename."""
     path.unlink(missing_ok=True)
     fd = disk.open(path)
     yield TempFile(fd, disk)
@@ -221,7 +219,7 @@ def test_a_journal_that_is_not_published_whole_is_caught(tmp_path, scenarios, mo
 
 
 def test_shards_that_are_noted_before_they_are_filled_are_caught(tmp_path, scenarios, monkeypatch):
-    """And whose sizes nobody compares."""
+    """In this mutant nothing compares the sizes of shards."""
     scenarios["rows"].prepare(tmp_path / "known")
     scenarios["rows"].pack(tmp_path / "known", HastyDisk())
     known = read_index(tmp_path / "known").by_name
@@ -286,8 +284,8 @@ def test_offsets_that_come_first_are_caught(tmp_path, scenarios, monkeypatch):
 
 
 def check_power(scenario: Scenario, tmp_path: Path, make_disk: type[PowerLossDisk] = PowerLossDisk) -> None:
-    """Of all that may be found after a power loss at any moment, no final name has anything but the whole file, and an
-    index is there only with all else.
+    """Check all possible states after a power loss at any moment: a final name has only the whole file, and an index
+    exists only with all other files.
     """
     scenario.prepare(tmp_path / "whole")
     before = remains_of(tmp_path / "whole")
@@ -333,7 +331,7 @@ def test_packing_without_a_flush_is_caught(tmp_path, scenarios, make_disk):
 
 
 def test_a_full_disk_is_an_error_with_its_name(tmp_path):
-    """A limit on the size of files stands in for a disk that is full, with a kernel's own errors."""
+    """A limit on the size of files replaces a full disk, and gives real errors of the kernel."""
     program = """
 import resource, signal, sys, wdskit
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
@@ -375,7 +373,7 @@ def test_a_worker_that_is_killed_is_an_error_and_no_hang(tmp_path, photos, numbe
         pack(photos, tmp_path / "out", **options, disk=WorkerKillingDisk(number, half=True))
     remains = bytes_in(tmp_path / "out")
     check_remains(remains, {}, bytes_in(tmp_path / "reference"))
-    assert not [name for name in remains if name.endswith("temp")]  # what the worker had begun is gone
+    assert not [name for name in remains if name.endswith("temp")]  # the worker's temporary file is removed
     pack(photos, tmp_path / "out", **options)
     assert bytes_in(tmp_path / "out") == bytes_in(tmp_path / "reference")
 
@@ -387,7 +385,7 @@ def test_a_disk_that_fails_in_a_worker_is_an_error(tmp_path, photos):
 
 
 class WorkerFailingDisk(HastyDisk):
-    """A disk that is full when workers write."""
+    """A disk that is full for workers only."""
 
     def write(self, fd, data):
         if parent_process() is not None:
@@ -397,7 +395,7 @@ class WorkerFailingDisk(HastyDisk):
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
 def test_when_the_packer_is_stopped_no_worker_lives_on(tmp_path, number):
-    """Seen by the pipe that workers inherit: it ends when all processes have. After Ctrl-C no temporary file stays."""
+    """Workers inherit a pipe, which ends when all processes have ended. After Ctrl-C no temporary file stays."""
     source = make_folder(tmp_path / "photos", {"cat": 400})
     command = [sys.executable, "-c", "from wdskit.cli import main; main()", "pack", str(source), str(tmp_path / "out")]
     packer = subprocess.Popen(
@@ -414,7 +412,7 @@ def test_when_the_packer_is_stopped_no_worker_lives_on(tmp_path, number):
 
 
 def wait_for_files(packer: subprocess.Popen, folder: Path, number: int) -> None:
-    """Return when so many files, temporary files too, stand in the folder."""
+    """Wait until the folder has this number of files, temporary files included."""
     deadline = time.monotonic() + 60
     while len([path for path in folder.rglob("*") if ".tar" in path.name]) < number:
         assert packer.poll() is None
@@ -434,8 +432,8 @@ if __name__ == "__main__":
 
 @pytest.mark.parametrize("number", range(1, 25) if ALL else [1, 9])
 def test_a_run_that_starts_when_another_is_killed_does_not_meet_its_workers(tmp_path, number):
-    """They live for some milliseconds longer than the main process, which is enough to publish a temporary file of the
-    next run's: without the folder's second lock, one time in seven something was wrong here.
+    """Workers live some milliseconds longer than the main process, long enough to publish a temporary file of the next
+    run. Without the folder's second lock, one of seven runs failed here.
     """
     (tmp_path / "large.bin").write_bytes(bytes(range(256)) * 8000)
     (tmp_path / "program.py").write_text(PROGRAM)
@@ -451,7 +449,7 @@ def test_a_run_that_starts_when_another_is_killed_does_not_meet_its_workers(tmp_
 
 
 def starts_too_early(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> bool:
-    """Whether a run goes on while a worker of another, which ends when the run asks for the lock, is there."""
+    """Return whether a run starts while another run's worker lives, which ends when the run requests the lock."""
     options = {"max_samples": 1, "pattern": "p-%02d.tar"}
     with pytest.raises(Stopped):
         pack(rows(0, 3), tmp_path / "out", **options, disk=StoppingDisk(60))
@@ -460,10 +458,10 @@ def starts_too_early(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> bool:
     held, holds = os.pipe()
     child = os.fork()
     if child == 0:
-        hold(log)
+        share_lock_until_exit(log)
         os.write(holds, b".")
         os.close(asked)
-        os.read(ask, 1)  # ends when the parent writes, or is gone
+        os.read(ask, 1)  # ends when the parent writes or has ended
         (tmp_path / "ended").touch()
         os._exit(0)
     os.read(held, 1)
@@ -489,20 +487,20 @@ def test_a_run_waits_for_the_workers_of_one_before_it(tmp_path, monkeypatch):
 
 
 def test_a_run_that_does_not_wait_is_caught(tmp_path, monkeypatch):
-    """Mutant."""
+    """The mutant does not wait for workers of another run."""
     monkeypatch.setattr(publish, "wait_for_workers", lambda folder: None)
-    monkeypatch.setattr(lock, "_try", lambda *_, **__: True)
+    monkeypatch.setattr(lock, "_take_lock", lambda *_, **__: True)
     assert starts_too_early(tmp_path, monkeypatch)
 
 
 def test_one_process_may_pack_into_a_folder_again_and_again(tmp_path):
-    """Nobody waits for himself: not with workers, nor with more of them than shards."""
+    """A process does not wait for its own locks, with or without workers, nor with more workers than shards."""
     for n, workers in enumerate([2, 4, 1, 2]):
         pack(rows(2 * n, 2 * n + 2), tmp_path / "out", max_samples=1 + n % 2, workers=workers, append=n > 0)
     assert len(samples_in(tmp_path / "out")) == 8
 
 
 def test_errors_of_packing_are_wdskits(tmp_path):
-    """Whoever catches `WdskitError` catches them all."""
+    """`except WdskitError` catches all of them."""
     with pytest.raises(WdskitError):
         pack(rows(0, 1), tmp_path / "out", disk=FailingDisk(0, errno.EROFS))

@@ -1,7 +1,7 @@
-"""A folder that somebody else prepared: no command that writes in it touches a file outside, also where it fails.
+"""A folder that an attacker prepared: no command that writes in it touches a file outside, even if the command fails.
 
-Each file that wdskit reads back is planted with names, links and numbers, and each command that writes runs on the
-folder. WDSKIT_ALL_FAULTS=1 (`make faults`) runs each command on each plant, where a part is taken otherwise.
+Hostile names, links and numbers are planted into each file that wdskit reads back, and each command that writes runs on
+the folder. WDSKIT_ALL_FAULTS=1 (`make faults`) runs each command on each plant; otherwise a part of them runs.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ Plant = Callable[[Path, Path], None]
 
 
 class JournalDisk(WatchedDisk):
-    """Counts the operations until the journal has its name."""
+    """A disk that counts the operations until the journal has its name."""
 
     journal_at = 0
 
@@ -67,7 +67,7 @@ class JournalDisk(WatchedDisk):
 
 @pytest.fixture(scope="module")
 def states(tmp_path_factory) -> dict[str, Path]:
-    """A finished folder; one whose run was stopped while it filled; one, while it published; one packed in parts."""
+    """A finished folder; folders whose run was stopped while it filled, or published, shards; one packed in parts."""
     base = tmp_path_factory.mktemp("states")
     run = {**PACK, "append": True}
     pack(rows(0, 4), base / "finished", **PACK)
@@ -103,7 +103,7 @@ def edit_json(path: Path, change: Callable[[Any], None]) -> None:
 
 
 def set_in(name: str, keys: list[Any], value: Any) -> Plant:
-    """Plant a value into a JSON file of the folder, or of its run; "" is the whole file."""
+    """Return a plant that sets a value in a JSON file of the folder, or of its run; "" is the whole file."""
 
     def plant(folder: Path, outside: Path) -> None:
         path = (run_of(folder) if name in ("journal.json", "run.json") else folder) / name
@@ -140,7 +140,7 @@ def shard_line(name: object) -> Callable[[Path], Any]:
 
 
 def link(name: str, target: str) -> Plant:
-    """Put a link in the place of a file or folder, which leads to one outside, existing or not."""
+    """Return a plant that replaces a file or folder by a link to one outside, existing or not."""
 
     def plant(folder: Path, outside: Path) -> None:
         path = folder / name.replace("RUN", os.fspath(run_of(folder).relative_to(folder)) if "RUN" in name else "")
@@ -163,7 +163,7 @@ def pipe(name: str) -> Plant:
 
 
 def hard_link(name: str) -> Plant:
-    """A second name of a file outside."""
+    """Return a plant that makes a file a second name of a file outside."""
 
     def plant(folder: Path, outside: Path) -> None:
         (folder / name).unlink(missing_ok=True)
@@ -173,7 +173,7 @@ def hard_link(name: str) -> Plant:
 
 
 def numbers(name: str, offset: int) -> Plant:
-    """Plant a huge number into a binary file."""
+    """Return a plant that writes a huge number into a binary file."""
 
     def plant(folder: Path, outside: Path) -> None:
         path = next(folder.glob(name))
@@ -193,7 +193,7 @@ def deep(name: str) -> Plant:
 
 
 def foreign_run(folder: Path, outside: Path) -> None:
-    """A run folder under a name that is no digest, with a journal that removes and writes files outside."""
+    """Plant a run folder whose name is not a digest, with a journal that removes and writes files outside."""
     run = folder / RUN_FOLDER / "x"
     run.mkdir(parents=True, exist_ok=True)
     shutil.copy(folder / "index.json", run / "index.json")
@@ -203,7 +203,7 @@ def foreign_run(folder: Path, outside: Path) -> None:
 
 
 def plants() -> dict[str, tuple[str, Plant]]:
-    """By name: the state of the folder, and what is planted."""
+    """Return plants by name: the state of the folder, and the function that plants."""
     found: dict[str, tuple[str, Plant]] = {"a run named x": ("finished", foreign_run)}
     for name in [*OUTSIDE_NAMES, *WRONG_TYPES]:
         for key in ("go", "come"):
@@ -346,7 +346,7 @@ COMMANDS: dict[str, Callable[[Path, Path], Any]] = {
 
 
 def snapshot(outside: Path) -> dict[str, Any]:
-    """All files and folders below the parent of the folder, apart from the folder itself and what commands name."""
+    """Return all files and folders below the folder's parent, without the folder and the outputs of commands."""
     found = {}
     for path in sorted(outside.rglob("*")):
         status = path.lstat()
@@ -379,7 +379,7 @@ PLANTS = plants()
 
 
 def try_command(states: dict[str, Path], base: Path, plant_name: str, command: str) -> list[str]:
-    """Run a command on a planted folder; what it did outside. Only errors of wdskit are allowed."""
+    """Run a command on a planted folder; return its changes outside. Only errors of wdskit are allowed."""
     state, plant = PLANTS[plant_name]
     for name in ("folder", "resharded", "outside"):
         if (base / name).exists():
@@ -403,7 +403,7 @@ def try_command(states: dict[str, Path], base: Path, plant_name: str, command: s
         COMMANDS[command](base / "folder", base)
     except WdskitError:
         pass  # refused
-    except Exception as err:  # noqa: BLE001 (whatever it is, a user sees a traceback)
+    except Exception as err:  # noqa: BLE001 (a user would see a traceback)
         raised = [f"{type(err).__name__}: {err}"]
     return raised + violations(base, before)
 
@@ -418,7 +418,7 @@ PAIRS = [
 
 @pytest.mark.parametrize("part", range(8))
 def test_no_command_touches_a_file_outside_a_planted_folder(states, tmp_path, part):
-    """Nothing outside is created, changed, removed, or read into a shard."""
+    """No file outside is created, changed, removed, or read into a shard."""
     chosen = PAIRS[part::8]
     assert len(chosen) > 50
     found = {pair: wrong for pair in chosen if (wrong := try_command(states, tmp_path, *pair))}
@@ -426,14 +426,14 @@ def test_no_command_touches_a_file_outside_a_planted_folder(states, tmp_path, pa
 
 
 def test_names_that_nobody_compares_are_caught(states, tmp_path, monkeypatch):
-    """Mutant: the journal's names are taken as they are."""
+    """Mutant: the journal's names are not checked."""
     assert not try_command(states, tmp_path, "journal go '../outside/victim'", "pack-finish")
     monkeypatch.setattr(run_journal, "is_own_name", lambda name: True)
     assert try_command(states, tmp_path, "journal go '../outside/victim'", "pack-finish")
 
 
 def test_links_that_nobody_looks_for_are_caught(states, tmp_path, monkeypatch):
-    """Mutant: a link counts as a run's folder."""
+    """Mutant: a link is accepted as a run's folder."""
     name = "stopped RUN -> tree"
     assert not try_command(states, tmp_path, name, "pack --append --restart")
     monkeypatch.setattr(run_journal, "_check_own", lambda *_, **__: None)
@@ -443,7 +443,7 @@ def test_links_that_nobody_looks_for_are_caught(states, tmp_path, monkeypatch):
 
 
 def test_a_run_of_another_user_is_refused(states, tmp_path):
-    """Whoever may write there could have planted it."""
+    """Any user who may write in the folder could have planted it."""
     copy(states["stopped"], tmp_path / "folder")
     if os.geteuid() != 0:
         pytest.skip("only root can give files away")

@@ -1,7 +1,7 @@
-"""Packing on disks that are full, by the kernel's word: a small tmpfs, a limit on the size of files, /dev/full.
+"""Packing on disks that the kernel reports as full: a small tmpfs, a limit on the size of files, /dev/full.
 
-What is asked is the same of all: an error that says so, no unfinished file under a final name at any moment, and the
-bytes of a run that nothing stopped once there is room.
+The promises are the same for all: an error that says so, no unfinished file under a final name at any moment, and the
+bytes of an uninterrupted run as soon as there is room.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from wdskit.packing import publish
 ALL = bool(os.environ.get("WDSKIT_ALL_FAULTS"))
 OPTIONS = {"max_samples": 3, "pattern": "p-%02d.tar"}
 
-# Packs with a little more room each time, and tells after each time what was said and what stands there.
+# Packs with a little more room each time, and prints the error and the files after each time.
 PROGRAM = """
 import json, subprocess, sys
 from pathlib import Path
@@ -80,7 +80,7 @@ KINDS = {"limit": "File too large", **({"tmpfs": "No space left on device"} if M
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_full_disk_costs_nothing_that_is_published(tmp_path, kind):
-    """Whatever it is that does not fit any more, when there is room for some bytes more each time."""
+    """Each try has room for some more bytes, so that each file is once the one that does not fit."""
     pack(rows(0, 20), tmp_path / "whole", **OPTIONS, disk=HastyDisk())
     (tmp_path / "small").mkdir()
     step = {"limit": 128 if ALL else 1024, "tmpfs": 4096}[kind]
@@ -98,11 +98,11 @@ def test_a_full_disk_costs_nothing_that_is_published(tmp_path, kind):
 
 
 LOG = 1
-"""Behind `run.json`."""
+"""Number of the log among the opened files, after `run.json`."""
 
 
 class DevFull(Disk):
-    """Opens the kernel's full device in the place of its n-th file."""
+    """A disk that opens the kernel's full device in place of its n-th file."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -123,7 +123,7 @@ class DevFull(Disk):
 
 
 def fill_up(tmp_path: Path) -> None:
-    """Let each file in turn be one that takes no byte."""
+    """Let each file in turn accept no byte."""
     disk = WatchedDisk()
     pack(rows(0, 7), tmp_path / "whole", **OPTIONS, disk=disk)
     whole = bytes_in(tmp_path / "whole")
@@ -131,7 +131,7 @@ def fill_up(tmp_path: Path) -> None:
     assert num_files > 15
     for number in range(num_files):
         folder = tmp_path / f"{number}"
-        if number == LOG:  # it is made first, and nothing is written
+        if number == LOG:  # it is created first, and nothing is written to it
             continue
         with pytest.raises(PackError, match=rf"{number}(/[^ ]*)?: cannot be written: {os.strerror(errno.ENOSPC)}"):
             pack(rows(0, 7), folder, **OPTIONS, disk=DevFull(number))
@@ -147,7 +147,7 @@ def test_each_file_may_be_one_that_takes_no_byte(tmp_path):
 
 
 def test_a_journal_without_a_draft_is_caught(tmp_path, monkeypatch):
-    """Mutant."""
+    """The mutant writes the journal without a temporary file."""
     monkeypatch.setattr(publish, "publish_bytes", bytes_in_place)
     with pytest.raises((AssertionError, PackError)):
         fill_up(tmp_path)

@@ -1,4 +1,4 @@
-"""Names that would write elsewhere, or act on a terminal: of files, members, paths in tables and lists, keys."""
+"""Hostile names, which would write elsewhere or control a terminal: files, members, paths in tables and lists, keys."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NAMES = [
     "~root", "$HOME", "`id`", "$(id)", "-rf", "--help", "%s%n", "{0..9}", "*", "|id",
 ]  # fmt: skip
 SAFE = ("~root", "$HOME", "`id`", "$(id)", "-rf", "--help", "%s%n", "*", "|id", "a\u200bb", "\u202egpj")
-"""A shell or a person could take these for more than they are, but no reader and no terminal: they are packed."""
+"""Names that only a shell or a person could misread, not a reader or a terminal: they are packed."""
 
 
 def in_folder(folder: Path) -> str:
@@ -36,7 +36,7 @@ def in_folder(folder: Path) -> str:
 def in_tar(folder: Path) -> str:
     with tarfile.open(folder / "a.tar", "w", format=tarfile.PAX_FORMAT) as file:
         for name in NAMES:
-            if "\udcff" not in name and "\0" not in name:  # what this reader takes for damage of the tar
+            if "\udcff" not in name and "\0" not in name:  # this reader takes them for a damaged tar
                 info = tarfile.TarInfo(f"{name}.txt")
                 info.size = 1
                 file.addfile(info, io.BytesIO(b"x"))

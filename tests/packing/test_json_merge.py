@@ -1,4 +1,4 @@
-"""The text of a sample's own JSON stays as it was written, wherever something is added to it."""
+"""The text of a sample's own JSON does not change when wdskit adds members to it."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def in_shards(path: Path, text: bytes, out: Path) -> None:
 
 
 def in_a_table(path: Path, text: bytes, out: Path) -> None:
-    """A line of JSONL is the sample's JSON as it stands."""
+    """A line of JSONL is the sample's JSON, unchanged."""
     path.mkdir()
     (path / "a.jpg").write_bytes(image_bytes())
     (path / "rows.jsonl").write_bytes(b'{"image":"a.jpg",' + text.removeprefix(b"{") + b"\n")
@@ -80,7 +80,7 @@ def test_a_line_of_a_table_is_the_json_of_its_sample_as_it_stands(tmp_path, text
 
 
 def same_start(one: bytes, other: bytes) -> int:
-    """How many bytes both begin with."""
+    """Return the number of equal bytes at the start of both."""
     return next((at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
 
 

@@ -1,4 +1,4 @@
-"""One rule for labels: the same values become the same labels, whatever kind of source has them."""
+"""One rule for labels: the same values become the same labels in every kind of source."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from wdskit.packing.labels import ClassNames, classes_of, find_class_names, labe
 
 Outcome = tuple[list[bytes | None], tuple[str, ...] | None]
 
-# Each kind writes values somewhere, and packs them as `cls`.
+# Each kind of source stores values, which are packed as `cls`.
 
 
 def _pack(source: Any, out: Path, **options: Any) -> None:
@@ -80,7 +80,7 @@ def _table(name: str) -> Callable[..., None]:
 
 
 def _implied(name: str) -> Callable[..., None]:
-    """The column is called `cls`, and no option names it."""
+    """Pack a column called `cls`, which no option names."""
 
     def pack(folder: Path, values: list[Any], classes: Any) -> None:
         path = TABLES[name](folder / name, values, "cls")
@@ -146,7 +146,7 @@ NUMBERED = [b"0", b"2", b"10"]
 LISTED = ["1", "2", "3"]
 ANIMALS = ["cat", "dog", "eel"]
 TABLE: list[tuple[list[Any], Any, Any]] = [
-    # Values, `classes`, and the labels or what the error says. Names that are not listed become `classes.json`.
+    # Values, `classes`, and the labels or the error. Names that `classes` does not list are written to `classes.json`.
     ([0, 2, 10], None, NUMBERED),
     ([0.0, 2.0, 10.0], None, NUMBERED),
     (["0", "2", "10"], None, NUMBERED),
@@ -194,7 +194,7 @@ def test_the_same_values_are_the_same_labels_in_every_kind_of_source(tmp_path, k
         if kind in TEXT and any(
             isinstance(value, list | bool | float) and value in ([1], True, 1e300) for value in values
         ):
-            continue  # their text is a name
+            continue  # the text of these values is a name
         names = classes or sorted({value for value in values if isinstance(value, str) and value.strip().isalpha()})
         if kind in READ_ONCE and names and not classes and isinstance(expected, list):
             expected = "Name the classes: --classes FILE"
@@ -298,7 +298,7 @@ def test_class_labels_of_a_saved_data_set_are_numbers_whatever_their_names(tmp_p
     assert read_classes(tmp_path / "out") == ("5", "7", "0")
 
 
-# COCO and folders have names.
+# COCO and folders, which have names.
 
 
 def test_folders_of_numbers_are_names_as_torchvision_has_them_and_a_message_says_so(tmp_path, caplog):
@@ -327,7 +327,7 @@ def test_a_category_without_a_name_is_not_a_class(tmp_path, name):
         wdskit.pack(tmp_path / "a.json", tmp_path / "out", fields=["cls=category"])
 
 
-# Labels of shards that exist already.
+# Labels of existing shards.
 
 
 def test_labels_made_of_json_do_not_inherit_the_names_of_other_labels(tmp_path):

@@ -1,4 +1,4 @@
-"""The classes that `--classes` fixes, and those that stand in a table's column."""
+"""Classes that `--classes` fixes, and classes in a table's column."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from wdskit import PackError, Pipeline, pack
 from wdskit.dataset.classes import read_classes
 from wdskit.dataset.index import read_index
 
-# The numbers that an image folder gets.
+# The class numbers of an image folder.
 
 
 def ways_to_write(tmp_path):
-    """The classes bird, cat, dog, as `classes` takes them."""
+    """Return the ways to pass the classes bird, cat, dog as `classes`."""
     pack(make_folder(tmp_path / "train", {"bird": 1, "cat": 1, "dog": 1}), tmp_path / "packed")
     (tmp_path / "names.txt").write_text("bird\r\ncat\ndog\n\n")
     (tmp_path / "names.json").write_text('{"cat": 1, "dog": 2, "bird": 0}')
@@ -103,7 +103,7 @@ def test_folders_of_splits_are_not_taken_for_classes(tmp_path, names):
         make_folder(tmp_path / "data" / name, {"cat": 1, "dog": 1})
     with pytest.raises(PackError, match=r"it holds only .*rain.*\n  Pack each separately: `wdskit pack "):
         pack(tmp_path / "data", tmp_path / "out")
-    pack(tmp_path / "data", tmp_path / "out", classes=sorted(names))  # they are classes: somebody says so
+    pack(tmp_path / "data", tmp_path / "out", classes=sorted(names))  # the option says that they are classes
     assert read_classes(tmp_path / "out") == tuple(sorted(names))
 
 

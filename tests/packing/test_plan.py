@@ -1,4 +1,4 @@
-"""A plan gives back the rows that went in, in memory and on disk, and finds keys and images that repeat."""
+"""A plan returns the rows that were added, in memory and on disk, and finds repeated keys and images."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_any_rows_are_given_back_in_any_order_to_any_process(most, is_held, rows
 
 
 def test_every_kind_of_reference_may_stand_in_a_plan():
-    """A tuple of texts, whole numbers and truth values that begins with its path: what a record can hold."""
+    """A reference is a tuple of texts, integers and booleans, the types that a row can store; the path comes first."""
     for kind in KINDS.values():
         hints = {str(hint) for hint in kind.__annotations__.values()}
         assert hints <= {"str", "int", "bool"} | {f"ForwardRef('{name}')" for name in ("str", "int", "bool")}
@@ -99,7 +99,7 @@ def test_the_digest_depends_on_rows_and_their_order_but_not_on_where_they_are(tm
     assert len({*digests}) == len(digests)
 
 
-# Keys that repeat.
+# Repeated keys.
 
 
 @pytest.mark.parametrize("most", [0, 100])
@@ -176,12 +176,12 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 
 
 def test_large_plans_take_little_memory(tmp_path):
-    """Beside a cache of 64 MB some numbers per row: 300,000 rows of 200 bytes would take more."""
+    """They take a cache of 64 MB and some numbers per row: 300,000 whole rows of 200 bytes would take more."""
     done = subprocess.run([sys.executable, "-c", MEASURE, tmp_path, "300000"], check=True, capture_output=True)
     assert int(done.stdout) * 1024 < (64 << 20) + 300_000 * 60 + (20 << 20)
 
 
-# Images that repeat.
+# Repeated images.
 
 
 def rows_of(images: list[bytes]) -> list[Row]:
@@ -228,7 +228,7 @@ def test_of_several_images_all_count_or_those_that_are_named():
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_repeated_images_are_found_while_other_processes_read_the_plan(tmp_path, workers, monkeypatch):
-    """Bad rows, repeated images, splits and a plan on disk, at a size at which pages of the file change."""
+    """The plan is on disk, with bad rows, repeated images and splits, and so large that pages of the file change."""
     (tmp_path / "photos" / "a").mkdir(parents=True)
     for number in range(3000):
         image = b"\xff\xd8" + b"%d" % (number % 2000) * 20

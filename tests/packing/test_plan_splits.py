@@ -1,4 +1,4 @@
-"""`pack --split`: each key's split is that of `wdskit split`, and each split is packed as if it were alone."""
+"""`pack --split`: each key gets the split that `wdskit split` gives, and each split is packed independently."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def shards_in(folder: Path, pattern: str = "*.tar*") -> dict[str, bytes]:
 
 
 def check_splits_are_those_of_wdskit_split(tmp_path: Path) -> None:
-    """Told by `wdskit split` of the same rows, packed in one piece."""
+    """Compare with `wdskit split` of the same rows, packed without splits."""
     pack(rows(0, 60), tmp_path / "whole", disk=HastyDisk())
     split(tmp_path / "whole", SHARES)
     shard = wdskit_keys(tmp_path / "whole" / "whole-000000.tar")
@@ -74,7 +74,7 @@ def test_a_key_keeps_its_split_whatever_else_is_packed(tmp_path):
     "how", [{}, {"shuffle": 3}, {"num_shards": 2, "max_samples": None}, {"num_shards": 3, "max_samples": None}]
 )
 def test_a_split_is_packed_as_if_it_were_alone(tmp_path, how):
-    """Its shards do not change when rows of another split come or go."""
+    """Its shards do not change when rows of another split are added or removed."""
     pack(rows(0, 50), tmp_path / "out", **{**OPTIONS, **how})
     for name in ("train", "val"):
         mine = {*keys_in(tmp_path / "out", f"{name}-*.tar")}

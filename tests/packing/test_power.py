@@ -1,7 +1,7 @@
-"""Packing when the power goes: whatever a disk kept of what was not flushed, the same command goes on.
+"""Packing after a power loss: for any part of the unflushed bytes that a disk has kept, the same command completes.
 
-A state is drawn: where a run stops, and before it others that were killed; and which of the bytes and names that were
-not yet flushed are there when the power is back. WDSKIT_ALL_FAULTS=1 (`make faults`) draws more of them.
+States are drawn at random: where a run stops, after earlier runs that were killed, and which of the unflushed bytes and
+names exist after the power loss. WDSKIT_ALL_FAULTS=1 (`make faults`) draws more states.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def lose_power(
     *,
     seed: int = 0,
 ) -> int:
-    """Look at so many states and run again in each. Returns how many were another one than all that came before."""
+    """Draw this number of states and run again in each. Return the number of different states."""
     rng = random.Random(seed)
     scenario.prepare(tmp_path / "before")
     before = remains_of(tmp_path / "before")
@@ -70,7 +70,7 @@ def _stop(
     num_operations: int,
     rng: random.Random,
 ) -> dict[str, bytes]:
-    """What may remain when the power goes in a run, before which others were killed."""
+    """Return the files that may remain after a power loss in a run, after earlier runs that were killed."""
     for _ in range(rng.choice([1, 1, 2, 3])):
         if remains_of(folder) == after:
             break
@@ -83,7 +83,7 @@ def _stop(
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_whatever_a_power_loss_leaves_the_same_run_goes_on(tmp_path, scenarios, name):
     num_others = lose_power(scenarios[name], tmp_path, NUM_STATES)
-    assert num_others >= NUM_STATES // 10  # of few operations many are alike
+    assert num_others >= NUM_STATES // 10  # with few operations, many states are equal
 
 
 def test_in_full_these_are_more_than_500_states():
@@ -97,11 +97,11 @@ def test_packing_without_a_flush_is_caught(tmp_path, scenarios, name, make_disk)
         lose_power(scenarios[name], tmp_path, 60, make_disk)
 
 
-# Replacing: its index must be gone for good before anything else is.
+# Replacing: the old index must be removed, and flushed, before any other file.
 
 
 def check_replacing(scenario: Scenario, tmp_path: Path, *, step: int) -> None:
-    """Kill a run at each operation, and look at all that a power loss may leave at any moment of the next one."""
+    """Kill a run at each operation, and check all states that a power loss may leave at any moment of the next run."""
     scenario.prepare(tmp_path / "before")
     before = remains_of(tmp_path / "before")
     copy(tmp_path / "before", tmp_path / "whole")

@@ -1,4 +1,4 @@
-"""Where `pack` writes to: what it refuses there, what it adds to, and what it never replaces."""
+"""The destination of `pack`: refusals, additions, and files that are never replaced."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ def numbered(start: int, stop: int) -> list[dict[str, object]]:
 
 
 def lose_index(folder: Path) -> None:
-    """As a run that was killed just before its index leaves it."""
+    """Remove the index, as after a run that was killed just before it."""
     for name in ("index.json", "index.bin"):
         (folder / name).unlink()
 
 
-# What is made, and what cannot be.
+# Folders that are made, and folders that cannot be.
 
 
 def test_missing_folders_are_made(tmp_path):
@@ -94,7 +94,7 @@ def test_a_folder_whose_lock_may_not_be_taken_is_an_error(tmp_path):
 
 @pytest.mark.parametrize("dest", ["photos", "photos/shards", "photos/cat/shards", "link/shards", "photos/../photos/x"])
 def test_a_folder_inside_the_source_is_refused(tmp_path, monkeypatch, dest):
-    """It would be a class when the same command is run again."""
+    """The folder would be a class when the same command runs again."""
     make_folder(tmp_path / "photos", {"cat": 1, "dog": 1})
     monkeypatch.chdir(tmp_path)
     Path("link").symlink_to("photos")
@@ -127,7 +127,7 @@ def test_a_manifest_that_is_called_as_the_list_of_rejected_rows_is_not_touched(t
     assert list(bytes_in(tmp_path)) == ["rejected.jsonl"]
 
 
-# What stands there already.
+# Existing files.
 
 
 def test_an_indexed_folder_is_refused_before_the_source_is_read(tmp_path):
@@ -161,7 +161,7 @@ def test_foreign_files_are_left_alone(tmp_path):
 
 @pytest.mark.parametrize("make", [list, iter])
 def test_a_shard_that_no_index_would_know_is_an_error(tmp_path, make):
-    """Told before anything is written."""
+    """The error comes before a file is written."""
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "other.tar").write_bytes(b"mine")
     with pytest.raises(PackError, match=r"other.tar: this shard is in no index, and is not one of those being packed"):
@@ -197,7 +197,7 @@ def test_a_list_of_rejected_rows_of_another_run_is_not_left_for_this_ones(tmp_pa
 @pytest.mark.parametrize("make", [list, iter])
 @pytest.mark.parametrize("rows", [numbered(0, 6), numbered(5, 11)], ids=["same", "other"])
 def test_shards_whose_index_is_lost_are_never_overwritten(tmp_path, rows, make):
-    """Nor taken for those that are being packed: `wdskit index` makes them a data set again."""
+    """They are not taken for the shards of this run either: `wdskit index` makes them a data set again."""
     pack(numbered(0, 6), tmp_path / "out", max_samples=2)
     lose_index(tmp_path / "out")
     left = bytes_in(tmp_path / "out")
@@ -218,7 +218,7 @@ def test_drafts_of_a_killed_run_are_removed(tmp_path):
     assert ".out-000007.tar.wdskit-temp" not in bytes_in(tmp_path / "out")
 
 
-# Adding.
+# Additions.
 
 
 def test_a_packed_folder_is_added_to_only_when_that_is_said(tmp_path):
@@ -244,7 +244,7 @@ def test_many_additions_are_one_data_set(tmp_path):
 
 
 def test_new_shards_are_numbered_behind_all_that_are_there(tmp_path):
-    """A number in between is free when somebody has removed a shard."""
+    """A number between the others is free if a shard was removed."""
     pack(numbered(0, 3), tmp_path / "out", max_samples=1)
     for path in (tmp_path / "out").glob("out-000001.tar*"):
         path.unlink()
@@ -317,7 +317,7 @@ def test_rejected_rows_of_an_addition_are_added_too(tmp_path):
     ]
 
 
-# Two at once.
+# Two runs at once.
 
 
 def test_two_packers_do_not_meet(tmp_path):

@@ -1,4 +1,4 @@
-"""Runs that are stopped, changed, begun anew, replaced, divided into parts or done again for one shard."""
+"""Runs that are stopped, changed, restarted, replaced, divided into parts or repeated for one shard."""
 
 from __future__ import annotations
 
@@ -35,17 +35,17 @@ def rows(start: int, stop: int) -> list[dict[str, Any]]:
 
 
 def packed(folder: Path, given: Any, **options: Any) -> dict[str, bytes]:
-    """What a run that nothing stops makes of it."""
+    """Return the files of an uninterrupted run."""
     pack(given, folder, **{**OPTIONS, **options}, disk=HastyDisk())
     return bytes_in(folder)
 
 
 def stop(folder: Path, given: Any, num_shards: int, **options: Any) -> dict[str, bytes]:
-    """What a run leaves that is killed when it has published so many shards, and what is noted of them."""
+    """Kill a run when it has published this number of shards and logged them; return the remaining files."""
 
     class Killer(StoppingDisk):
         def after(self, name, *args):
-            if name == "close" and self.operations.count("open_log") == num_shards + 1:  # the log is made first
+            if name == "close" and self.operations.count("open_log") == num_shards + 1:  # the log is created first
                 self.kill_at = len(self.operations)
 
     with pytest.raises(Stopped):
@@ -58,7 +58,7 @@ def visible(folder: Path) -> list[str]:
     return [name for name in bytes_in(folder) if not name.startswith(".")]
 
 
-# Going on.
+# Resuming.
 
 
 def test_what_is_published_is_not_read_again(tmp_path):
@@ -85,7 +85,7 @@ def test_a_stopped_run_may_go_on_with_other_workers_and_from_disk(tmp_path, monk
 
 @pytest.mark.parametrize("damage", ["cut", "gone", "offsets", "log", "noise"])
 def test_what_is_no_longer_there_is_packed_again(tmp_path, damage):
-    """A shard that was cut, shards and offsets that are gone, and a log that was lost or is damaged."""
+    """Examples are a cut shard, missing shards and offsets, and a missing or damaged log."""
     whole = packed(tmp_path / "whole", rows(0, 9))
     stop(tmp_path / "out", rows(0, 9), 3)
     shard, log = staged(tmp_path / "out") / "p-01.tar", staged(tmp_path / "out") / "shards.log"
@@ -116,7 +116,7 @@ def test_a_stream_goes_on_and_writes_nothing_twice(tmp_path):
     assert not there & {*map(final_name, opened)}
 
 
-# What has changed since.
+# Changed sources and options.
 
 CHANGES = {
     "max_samples": ({"max_samples": 3}, "max_samples was 2 and is 3."),
@@ -146,7 +146,7 @@ OTHER_ROWS = "the rows of the source are different: a file was changed"
 
 
 def test_another_row_is_refused(tmp_path):
-    """Added, removed, of another content, another key, or another order."""
+    """The row was added or removed, or has another content, key or position."""
     nine = rows(0, 9)
     cases = [
         (rows(0, 10), "the source had 9 rows and has 10."),
@@ -185,7 +185,7 @@ def test_another_version_is_refused(tmp_path, monkeypatch):
 
 
 def test_a_run_that_has_published_nothing_is_forgotten(tmp_path):
-    """Its staging folder is removed without a question."""
+    """Its staging folder is removed."""
     assert run_child(lambda: pack(rows(0, 9), tmp_path / "out", **OPTIONS, disk=KillingDisk(22))) == -9
     assert (staged(tmp_path / "out") / DESCRIPTION_NAME).exists()
     pack(rows(0, 5), tmp_path / "out", **OPTIONS)
@@ -216,13 +216,13 @@ def test_a_description_is_small_deterministic_and_read_back(tmp_path):
     assert [shard.name for shard in found.shards] == [f"p-{n:02d}.tar" for n in range(5)]
 
 
-# Beginning anew.
+# Restarts.
 
 
 def test_beginning_anew_removes_what_the_run_wrote_and_nothing_else(tmp_path):
     packed(tmp_path / "same", rows(0, 9))
     stop(tmp_path / "out", rows(0, 9), 3)
-    (tmp_path / "out" / "p-00.tar").write_bytes((tmp_path / "same" / "p-00.tar").read_bytes())  # somebody's copy
+    (tmp_path / "out" / "p-00.tar").write_bytes((tmp_path / "same" / "p-00.tar").read_bytes())  # a copy by the user
     (tmp_path / "out" / "notes.txt").write_text("mine")
     with pytest.raises(PackError, match=r"p-00.tar: this file exists already and is in the way"):
         pack(rows(0, 4), tmp_path / "out", max_samples=1, pattern="p-%02d.tar", restart=True)
@@ -234,20 +234,20 @@ def test_beginning_anew_removes_what_the_run_wrote_and_nothing_else(tmp_path):
 
 
 def with_duplicates(folder: Path) -> Path:
-    """Five images, of which two are equal."""
+    """Five images, two of which are equal."""
     source = make_folder(folder, {"cat": 4})
     (source / "cat" / "0009.jpg").write_bytes((source / "cat" / "0002.jpg").read_bytes())
     return source
 
 
 def test_wherever_a_run_was_stopped_another_one_may_begin_anew(tmp_path):
-    """Nothing of the first one is left then: no list of all shards either, which it wrote just before the index."""
+    """No file of the first run is left, not even a list of all shards, which it wrote just before the index."""
     source = with_duplicates(tmp_path / "photos")
     disk = WatchedDisk()
     pack(source, tmp_path / "whole", duplicates="report", disk=disk, **OPTIONS)
     assert "duplicates.jsonl" in bytes_in(tmp_path / "whole")
     wanted = packed(tmp_path / "wanted", source, shuffle=1)
-    first = disk.operations.index("open_log")  # of the first shard that is noted
+    first = disk.operations.index("open_log")  # the first logged shard
     for number in range(first, len(disk.operations), 1 if ALL else 5):
         folder = tmp_path / f"{number}"
         run = KillingDisk(number)
@@ -297,7 +297,7 @@ def test_a_packed_folder_is_replaced_only_when_that_is_said(tmp_path):
     with pytest.raises(wdskit.RowError):
         pack([*rows(0, 4), 5], tmp_path / "out", overwrite=True, **OPTIONS)
     pack(rows(0, 5), tmp_path / "out", overwrite=True, dry_run=True, **OPTIONS)
-    assert bytes_in(tmp_path / "out") == before  # a plan that fails, or is only looked at, replaces nothing
+    assert bytes_in(tmp_path / "out") == before  # a plan that fails, or a dry run, replaces nothing
     pack(rows(0, 5), tmp_path / "out", overwrite=True, **OPTIONS)
     assert bytes_in(tmp_path / "out") == {**whole, "notes.txt": b"mine"}
     pack(iter(rows(0, 5)), tmp_path / "out", overwrite=True, **OPTIONS)
@@ -322,7 +322,7 @@ def test_strange_shards_are_not_replaced(tmp_path):
 
 @pytest.mark.parametrize("given", [rows(0, 5), None], ids=["planned", "stream"])
 def test_replacing_may_be_killed_at_each_operation(tmp_path, given):
-    """No index ever stands beside shards that are not its own, and the same call goes on."""
+    """An index never exists next to shards that it does not list, and the same call then completes."""
     make = (lambda: given) if given else (lambda: iter(rows(0, 5)))
     whole = packed(tmp_path / "whole", make())
     with_split(tmp_path / "old")
@@ -343,7 +343,7 @@ def test_replacing_may_be_killed_at_each_operation(tmp_path, given):
 
 
 def test_what_is_replaced_stays_whole_until_all_is_filled(tmp_path):
-    """Then the replacement is decided: whatever is packed next ends it first."""
+    """After that the replacement is final: the next pack into the folder completes it first."""
     with_split(tmp_path / "old")
     old = bytes_in(tmp_path / "old")
     num_kept = num_decided = number = 0
@@ -371,7 +371,7 @@ def test_what_is_replaced_stays_whole_until_all_is_filled(tmp_path):
 
 
 def test_a_folder_that_was_not_replaced_after_all_can_be_added_to(tmp_path):
-    """Killed before the old index is gone. Shards that were filled for the replacement go only when that is said."""
+    """The run is killed before it removes the old index. Shards filled for the replacement are removed on request."""
     packed(tmp_path / "old", rows(20, 24))
     for number in itertools.count(0, 1 if ALL else 4):
         folder = shutil.copytree(tmp_path / "old", tmp_path / f"{number}")
@@ -424,7 +424,7 @@ def test_missing_parts_are_named(tmp_path):
 def test_a_run_without_parts_does_what_is_left(tmp_path):
     whole = packed(tmp_path / "whole", rows(0, 12))
     pack(rows(0, 12), tmp_path / "out", part="1/4", **OPTIONS)
-    pack(rows(0, 12), tmp_path / "out", part="0/3", **OPTIONS)  # other parts, when the first ones are through
+    pack(rows(0, 12), tmp_path / "out", part="0/3", **OPTIONS)  # other parts, after the first ones are complete
     pack(rows(0, 12), tmp_path / "out", workers=2, **OPTIONS)
     assert bytes_in(tmp_path / "out") == whole
 
@@ -443,7 +443,7 @@ def test_a_part_of_something_else_is_refused_and_the_first_may_begin_anew(tmp_pa
     pack(rows(0, 12), tmp_path / "out", part="0/2", **OPTIONS)
     with pytest.raises(PackError, match="the source had 12 rows and has 9"):
         pack(rows(0, 9), tmp_path / "out", part="1/2", **OPTIONS)
-    for part in range(2):  # with the same words, as in an array of jobs: the second removes nothing
+    for part in range(2):  # with the same arguments, as in an array of jobs: the second removes nothing
         pack(rows(0, 9), tmp_path / "out", part=f"{part}/2", restart=True, **OPTIONS)
     finish_pack(tmp_path / "out")
     assert bytes_in(tmp_path / "out") == packed(tmp_path / "whole", rows(0, 9))
@@ -564,7 +564,7 @@ def test_finishing_what_was_not_begun_is_an_error(tmp_path):
 
 
 def test_a_run_that_is_not_divided_is_not_finished_without_its_lists(tmp_path):
-    """All its shards are there, and noted; `classes.json` is not."""
+    """All its shards exist and are logged, but `classes.json` is missing."""
     source = make_folder(tmp_path / "photos", {"cat": 3})
     left = stop(tmp_path / "out", source, 2)
     with pytest.raises(

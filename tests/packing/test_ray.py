@@ -1,4 +1,4 @@
-"""`pack --on ray` with a stand-in for Ray; `peers/check_ray.py` has the same with a real cluster."""
+"""`pack --on ray` with a stand-in for Ray; `peers/check_ray.py` tests it with a real cluster."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from wdskit import PackError, finish_pack, pack
 from wdskit.files import Disk
 from wdskit.packing import plan
 from wdskit.packing import ray as on_ray
-from wdskit.packing.ray import Site, check_address, fill_on_node
+from wdskit.packing.ray import RunContext, check_address, fill_on_node
 
 OPTIONS: dict[str, Any] = {"max_samples": 2, "disk": HastyDisk()}
 
@@ -29,7 +29,7 @@ OPTIONS: dict[str, Any] = {"max_samples": 2, "disk": HastyDisk()}
 def ray(monkeypatch):
     fake = FakeRay()
     monkeypatch.setitem(sys.modules, "ray", fake)
-    monkeypatch.chdir(Path.cwd())  # which a task changes
+    monkeypatch.chdir(Path.cwd())  # a task changes the current folder
     return fake
 
 
@@ -57,13 +57,13 @@ def test_a_cluster_writes_the_same_bytes(tmp_path, ray, options):
 
 
 def test_more_shards_than_wait_at_a_time_and_a_plan_on_disk(tmp_path, ray, monkeypatch):
-    monkeypatch.setattr(on_ray, "_LEAST_AHEAD", 2)
+    monkeypatch.setattr(on_ray, "_MIN_SUBMITTED", 2)
     monkeypatch.setattr(plan, "ROWS_IN_MEMORY", 3)
     check_same(tmp_path)
 
 
 def test_a_task_runs_in_another_process_with_relative_paths(tmp_path, ray, monkeypatch):
-    """What goes to a node and comes back can be pickled, and is found where the node is somewhere else."""
+    """Arguments and results can be pickled, and relative paths are found from another current folder."""
     script = (
         "import pickle, sys; f, j, s = pickle.load(sys.stdin.buffer); sys.stdout.buffer.write(pickle.dumps(f(j, s)))"
     )
@@ -85,13 +85,13 @@ def test_a_task_runs_in_another_process_with_relative_paths(tmp_path, ray, monke
 
 
 def leave_a_draft(job, site):
-    """As a worker that is killed while it writes."""
+    """Leave a temporary file, as a worker that is killed while it writes."""
     temp = job.path.with_name(f".{job.path.name}.0badcafe.wdskit-temp")
     temp.write_bytes(b"half")
 
 
 def publish(job, site):
-    """As a worker that is killed when the shard is there, and its offsets and the answer are not."""
+    """Publish only the shard, as a worker that is killed before it writes offsets and returns."""
     assert not isinstance(fill_on_node(job, site), Exception)
     job.path.with_name(f"{job.path.name}.idx").unlink()
 
@@ -105,7 +105,7 @@ def test_a_shard_whose_worker_died_is_filled_again(tmp_path, ray, die):
 
 
 def test_no_second_try_is_caught(tmp_path, ray, monkeypatch):
-    monkeypatch.setattr(on_ray, "_MOST_TRIES", 1)
+    monkeypatch.setattr(on_ray, "_MAX_TRIES", 1)
     with pytest.raises(PackError, match="died 1 times"):
         test_a_shard_whose_worker_died_is_filled_again(tmp_path, ray, leave_a_draft)
 
@@ -157,7 +157,7 @@ def test_parts_and_additions_may_be_on_a_cluster(tmp_path, ray):
     assert ray.calls == []
 
 
-# What it refuses.
+# Refusals.
 
 
 def test_a_node_that_sees_another_disk_is_named(tmp_path, ray, monkeypatch):
@@ -206,7 +206,7 @@ def test_without_ray_it_says_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(PackError, match=r"pip install '\.\[ray\]'` in a clone"):
         pack(rows(3), tmp_path / "out", on="ray")
-    assert not (tmp_path / "out").exists()  # nor a lock
+    assert not (tmp_path / "out").exists()  # not even a lock
 
 
 def test_a_cluster_that_cannot_be_reached_is_named(tmp_path, ray):
@@ -235,5 +235,5 @@ def test_rows_that_come_once_are_refused(tmp_path):
 
 
 def test_a_site_says_nothing_of_this_process(tmp_path):
-    site = Site(tmp_path, tmp_path, "/", "host", Disk())
+    site = RunContext(tmp_path, tmp_path, "/", "host", Disk())
     assert pickle.loads(pickle.dumps(site)).description == tmp_path

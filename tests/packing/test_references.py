@@ -1,4 +1,4 @@
-"""Sources that are written again at equal size: while they are packed, and between two runs of one process."""
+"""Sources that are rewritten with equal size, during packing or between two runs of one process."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def _closed_groups():
 
 
 def photo(number: int, version: str) -> bytes:
-    """What begins as a JPEG file does; of one size, whatever the number and the version."""
+    """Return bytes that begin like a JPEG file, with the same size for every number and version."""
     return b"\xff\xd8\xff\xe0" + f"{number:04d} {version}".encode() * 400
 
 
@@ -59,7 +59,7 @@ def write_parquet(path: Path, version: str, **options) -> list[Path]:
 
 
 def write_deltas(path: Path, version: str) -> list[Path]:
-    """Pages that pyarrow alone reads."""
+    """Write pages that only pyarrow reads."""
     return write_parquet(path, version, use_dictionary=False, column_encoding={"image": "DELTA_BYTE_ARRAY"})
 
 
@@ -102,7 +102,7 @@ NEXT_NS = 1_000_000_000
 
 
 class Source:
-    """A source of one kind, and its files as they become."""
+    """A source of one kind, and its files after a rewrite."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -111,7 +111,7 @@ class Source:
         write(path, "old")
 
     def write_again(self, by: str) -> None:
-        """Of equal size: by another file with the same time, which takes the name, or in place."""
+        """Rewrite with equal size: by another file of the same time that takes the name, or in place."""
         for file, data in self.new.items():
             now = file.stat().st_mtime_ns
             assert file.stat().st_size == len(data), "the test needs versions of equal size"
@@ -139,7 +139,7 @@ def test_a_source_that_is_written_again_at_equal_size_is_never_packed_under_the_
 
     options = {"validate": "none", "threads": threads, "max_samples": 1 if threads == 2 else NUM}
     is_kept = by == "rename" and threads == 1 and name in {"s-0.tar", "saved"}
-    if is_kept:  # a file that is open keeps the bytes that were planned
+    if is_kept:  # an open file keeps the planned bytes
         pack(source.path, tmp_path / "out", progress=change, **options)
         found = sorted(sample["jpg"] for sample in samples_in(tmp_path / "out").values())
         assert found == [photo(number, "old") for number in range(NUM)]
@@ -155,7 +155,7 @@ def test_a_source_that_is_written_again_at_equal_size_is_never_packed_under_the_
 @pytest.mark.parametrize("by", ["rename", "writing"])
 @pytest.mark.parametrize("name", KINDS)
 def test_a_source_that_is_written_again_between_two_runs_is_read_anew(tmp_path, name, by, shuffle):
-    """Nothing that was held of the first version, as pages of a table, comes up again."""
+    """Cached parts of the first version, such as pages of a table, are not used again."""
     source = Source(tmp_path / name)
     for version in ("old", "new"):
         pack(source.path, tmp_path / version, validate="none", shuffle=shuffle)
@@ -188,7 +188,7 @@ def test_a_shard_that_is_written_again_at_equal_size_is_never_resharded(tmp_path
 
 
 def test_a_table_that_changes_while_it_is_planned_is_an_error(tmp_path, monkeypatch):
-    """Its rows could be of two versions, also where no image refers to it."""
+    """Its rows could be of two versions, even if no image refers to the table."""
     path = tmp_path / "t.parquet"
     for version in (1, 2):
         pq.write_table(pa.table({"n": [version] * NUM}), path, row_group_size=2)
@@ -209,7 +209,7 @@ def test_a_table_that_changes_while_it_is_planned_is_an_error(tmp_path, monkeypa
 
 
 def test_no_call_reads_more_than_macos_allows(tmp_path, monkeypatch):
-    """There a call that asks for 2 GiB fails; here one that asks for more than 1,000 bytes."""
+    """On macOS a call for 2 GiB fails; in this test, a call for more than 1,000 bytes fails."""
     (tmp_path / "file").write_bytes(data := bytes(range(256)) * 10)
 
     def limited(real, fd, asked, *offset):

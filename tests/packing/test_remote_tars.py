@@ -1,4 +1,4 @@
-"""Tars of a store are packed to the bytes that their copies on a local disk give, or not at all."""
+"""Tars of a store are packed to the same bytes as their local copies, or not at all."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def samples(start: int, stop: int) -> dict[str, dict[str, bytes]]:
 
 
 def write_others(path: Path) -> None:
-    """As other programs write them: pax, keys with a leading dot, `jpeg`, a member of no sample, a large one."""
+    """Write tars like those of other programs: pax, keys with a leading dot, `jpeg`, a foreign and a large member."""
     with tarfile.open(path, "w", format=tarfile.PAX_FORMAT) as tar:
         for name, data in (
             ("./README", b"no sample"),
@@ -77,7 +77,7 @@ def write_others(path: Path) -> None:
 
 
 def upload(s3: str, folder: Path, to: str) -> str:
-    """Put the files of a folder into the bucket, and return its URL there."""
+    """Upload the files of a folder to the bucket, and return the folder's URL."""
     for path in folder.iterdir():
         if not path.name.startswith("."):
             put(f"{s3}/{BUCKET}/{to}/{quote(path.name)}", path.read_bytes())
@@ -96,7 +96,7 @@ def source(tmp_path_factory, s3) -> tuple[Path, str]:
 
 
 def packed(source: object, folder: Path, **options) -> dict[str, bytes]:
-    """What `pack` writes, without the lists that name the source."""
+    """Return the files that `pack` writes, without the lists that name the source."""
     pack(source, folder / "out", **options)
     return {name: data for name, data in bytes_in(folder / "out").items() if not name.endswith(".jsonl")}
 
@@ -157,7 +157,7 @@ def test_the_index_of_their_folder_counts_and_so_do_its_classes(tmp_path, s3):
     assert there == packed(folder, tmp_path / "here", max_samples=7)
     assert "classes.json" in there
     data = bytearray((folder / "indexed-000001.tar").read_bytes())
-    data[600] ^= 1  # of a payload, which no header shows
+    data[600] ^= 1  # a byte of a payload, which no header covers
     put(f"{s3}/{BUCKET}/indexed/indexed-000001.tar", bytes(data))
     with pytest.raises(FolderIndexError, match=rf"{url}/indexed-000001.tar: its sha256 is not the one"):
         pack(url, tmp_path / "out")
@@ -175,7 +175,7 @@ def test_from_a_bucket_to_a_bucket(tmp_path, source):
     assert {name: read_bytes(f"{dest}/{name}", limit=1 << 30) for name in here} == here
 
 
-# What may go wrong.
+# Faults.
 
 
 CHILD = """
@@ -209,7 +209,7 @@ def test_a_killed_run_is_continued_by_the_same_call(tmp_path, source, point, opt
 
 
 def test_an_object_that_is_replaced_in_the_meantime_is_an_error(tmp_path, s3, monkeypatch):
-    """Also by one of the same size; what was filled of the old one is not taken for a part of the new."""
+    """This includes an object of the same size. Shards filled from the old object are not used for the new one."""
     monkeypatch.setattr(ahead, "BATCH_ROWS", 4)
     old, new = (write_shard(tmp_path / name, samples(*span)) for name, span in (("a", (0, 30)), ("b", (30, 60))))
     assert old.stat().st_size == new.stat().st_size
@@ -272,7 +272,7 @@ def test_a_bad_sample_is_named_by_the_url_of_its_tar(tmp_path, s3):
 
 @pytest.mark.parametrize("fault", [503, DROP])
 def test_a_store_that_fails_for_now_is_asked_again(tmp_path, source, proxy, fault):
-    """Each request fails once. Near samples share one: they are far fewer than the fields."""
+    """Each request fails once. Neighbouring samples share a request: there are far fewer requests than fields."""
     folder, url = source
     failed: set[str] = set()
 
@@ -318,7 +318,7 @@ SECRET = "X-Amz-Signature=0123"
     ],
 )
 def test_what_cannot_be_packed_says_what_can(tmp_path, s3, source, given, options, message):
-    """A query, which may be a signature, stands in no message."""
+    """No message shows a URL's query, which may be a signature."""
     with pytest.raises((PackError, StorageError, FolderIndexError), match=message) as caught:
         pack(given.replace("{s3}", s3), tmp_path / "out", **options)
     assert "0123" not in str(caught.value)

@@ -1,4 +1,4 @@
-"""Resharding: the same samples in other shards, as `pack` would have written them, none lost and none changed."""
+"""Resharding: the same samples in other shards, as `pack` would write them; no sample is lost or changed."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ PATTERN = "p-%03d.tar"
 
 
 def reshard(source: Any, dest: Path, **options: Any) -> ReshardResult:
-    """Without flushes, and with the same names in all folders."""
+    """Call `wdskit.reshard` without flushes, and with the same names in all folders."""
     return wdskit.reshard(str(source), dest, **{"pattern": PATTERN, "disk": HastyDisk(), **options})
 
 
@@ -49,7 +49,7 @@ def pack_samples(samples: Samples, dest: Path, **options: Any) -> Path:
 
 
 def make_samples(count: int, seed: int = 0) -> Samples:
-    """Samples of one to four fields, small and large, in folders and not."""
+    """Return samples of one to four fields, small and large, with and without folders."""
     chance = random.Random(seed)
     samples = {}
     for number in range(count):
@@ -90,7 +90,7 @@ def samples() -> Samples:
 
 @pytest.fixture(scope="module")
 def source(samples, tmp_path_factory) -> Path:
-    """Shards of pack, of uneven sizes. Not to be changed."""
+    """Shards of pack, of uneven sizes. Tests must not change them."""
     return pack_samples(samples, tmp_path_factory.mktemp("reshard") / "source", max_bytes=200_000)
 
 
@@ -133,7 +133,7 @@ WHAT_PACK_HAS: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("options", WHAT_PACK_HAS, ids=str)
 def test_what_pack_can_do_with_rows_it_does_with_shards(photos, tmp_path, options):
-    """And writes the same bytes."""
+    """It also writes the same bytes."""
     source = pack_samples(photos, tmp_path / "photos", max_samples=7)
     options = {"max_samples": 5, **options} if "num_shards" not in options else options
     result = reshard(source, tmp_path / "out", **options)
@@ -155,7 +155,7 @@ def test_parts_of_a_reshard_are_those_of_a_whole_one(photos, tmp_path):
 
 def test_a_cluster_reshards_as_this_machine_does(photos, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", FakeRay())
-    monkeypatch.chdir(Path.cwd())  # which a task changes
+    monkeypatch.chdir(Path.cwd())  # a task changes the current folder
     source = pack_samples(photos, tmp_path / "photos", max_samples=7)
     reshard(source, tmp_path / "whole", max_samples=5, drop="cls")
     reshard(source, tmp_path / "out", max_samples=5, drop="cls", on="ray")
@@ -166,7 +166,7 @@ def test_an_image_that_cannot_be_changed_is_named(photos, tmp_path):
     source = pack_samples(
         {**photos, "k99": {"jpg": photos["k00"]["jpg"][:-30], "cls": b"1"}}, tmp_path / "a", validate="none"
     )
-    reshard(source, tmp_path / "copied")  # nobody looked
+    reshard(source, tmp_path / "copied")  # payloads are not checked
     with pytest.raises(RowError, match=r"a/p-000\.tar: k99: "):
         reshard(source, tmp_path / "out", resize=8)
     assert bytes_in(tmp_path / "out") == {}
@@ -188,7 +188,7 @@ def test_shards_are_equal_where_their_number_is_said(source, tmp_path):
 
 
 def foreign_tar(path: Path, samples: Samples, kind: int, *, extras: bool = True) -> None:
-    """As others write: long names, owners, times, folders, fields in another order, names in capitals, padding."""
+    """Return a tar like those of other programs: long names, owners, times, folders, other order, capitals, padding."""
     with tarfile.open(path, "w", format=kind) as tar:
         if extras:
             folder = tarfile.TarInfo("d")
@@ -300,7 +300,7 @@ def test_keys_that_do_not_fit_are_refused_or_hashed(tmp_path):
         reshard(tmp_path / "out", tmp_path / "again", keys="hashed")
 
 
-# Which samples.
+# Selections of samples.
 
 
 def test_a_filter_keeps_the_samples_for_which_it_holds(samples, source, tmp_path):
@@ -363,7 +363,7 @@ def test_a_share_is_the_same_keys_wherever_they_stand(samples, source, tmp_path)
 
 
 def test_the_draw_of_a_key_never_changes():
-    """A share that was taken years ago must be the same today."""
+    """A share drawn years ago must be the same today."""
     choice = SelectOptions(sample="10%", seed=3).choice
     assert choice == Choice(threshold=1844674407370955161, seed=3)
     assert [f"{draw_of_key(key, choice.seed):016x}" for key in ("a", "d/k0001", "ä")] == DRAWS
@@ -401,7 +401,7 @@ def test_the_bytes_of_changed_images_are_those_of_their_shards(tmp_path, run):
     assert again.num_bytes == sum(path.stat().st_size for path in (tmp_path / "again").glob("*.tar"))
 
 
-# What is not right.
+# Damaged sources.
 
 
 def test_every_option_that_is_wrong_is_refused(source, tmp_path):
@@ -445,7 +445,7 @@ def test_a_dry_run_says_what_a_run_does_and_writes_nothing(source, tmp_path):
 
 
 def damage(source: Path, dest: Path, at: int, data: bytes) -> Path:
-    """A copy of a packed folder with other bytes in its second shard."""
+    """Return a copy of a packed folder with other bytes in its second shard."""
     dest.mkdir()
     for name, content in bytes_in(source).items():
         (dest / name).write_bytes(content)
@@ -503,7 +503,7 @@ def test_a_source_that_changes_between_plan_and_copy_is_noticed(source, tmp_path
         data[100] ^= 1
     elif change == "cut":
         del data[5000:]
-    elif change == "renamed":  # another key, with a checksum that holds
+    elif change == "renamed":  # another key, with a right checksum
         data[1] += 1
         data[152:154] = b"%02o" % ((int(bytes(data[152:154]), 8) + 1) % 64)
     else:
@@ -520,7 +520,7 @@ def test_a_source_that_changes_between_plan_and_copy_is_noticed(source, tmp_path
 
 
 def test_a_sample_that_is_lost_on_the_way_is_a_loud_failure(source, tmp_path, monkeypatch):
-    """Mutant: rows that skip one."""
+    """Mutant: one row is skipped."""
     true_rows = ShardSamples.rows
     monkeypatch.setattr(
         ShardSamples, "rows", lambda self, *, keys: itertools.islice(true_rows(self, keys=keys), 1, None)
@@ -547,7 +547,7 @@ def test_classes_go_along_where_all_agree_on_them(samples, source, tmp_path):
     assert not (tmp_path / "ac" / "classes.json").exists()
 
 
-# Whatever the samples and options: what went in is what came out and what is told to be left out.
+# For any samples and options, the input is the output plus the samples that are reported as left out.
 
 KEYS = st.text(alphabet="abc/-_ä1", min_size=1, max_size=8).filter(
     lambda key: not any(part.startswith("__") or not part for part in key.split("/"))

@@ -1,6 +1,6 @@
-"""Resharding under failing disks, kills and power losses: what `test_faults` promises of packing.
+"""Resharding under failing disks, kills and power losses, with the promises of `test_faults`.
 
-The sweeps are those of packing; only what is run differs, and so do the mutants that they must catch.
+The sweeps are those of packing, with other runs and other mutants to catch.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ ALL = bool(os.environ.get("WDSKIT_ALL_FAULTS"))
 
 @dataclass(frozen=True)
 class Scenario:
-    """Shards to write anew, as the sweeps of packing take them."""
+    """Shards to write again, for the sweeps of packing."""
 
     source: str
     options: dict[str, Any]
     before: bool = False
 
     def prepare(self, folder: Path) -> None:
-        """Nothing is there before, or a packed folder with splits."""
+        """Leave the folder empty, or pack a folder with splits."""
         if self.before:
             rows = [{"__key__": f"x{n}", "cls": n} for n in range(5)]
             pack(rows, folder, max_samples=2, pattern="p-%02d.tar", disk=HastyDisk())
@@ -67,7 +67,7 @@ class Scenario:
 
 @pytest.fixture(scope="module")
 def scenarios(tmp_path_factory) -> dict[str, Scenario]:
-    """Samples copied in another order; of others' shards some, written anew, with classes; a packed folder replaced."""
+    """Copies in another order; some samples of foreign shards, written again, with classes; a replaced folder."""
     base = tmp_path_factory.mktemp("reshard-faults")
     rows = [{"__key__": f"{n:02d}", "cls": n, "bin": bytes([n]) * 700} for n in range(7)]
     pack(rows, base / "ours", max_samples=4, disk=HastyDisk())
@@ -105,15 +105,15 @@ def test_a_second_run_may_be_killed_too(tmp_path, scenarios, name):
 
 
 def mix(scenario: Scenario, others: list[Scenario], tmp_path: Path, *, step: int, has_record: bool = True) -> int:
-    """Kill a run at each operation and go on with other options: all is theirs then, or nothing is touched. Returns
-    how often that was refused.
+    """Kill a run at each operation and run with other options: all files are then of that run, or none is changed.
+    Return how often the second run was refused.
 
     Args:
-        scenario: What is killed.
-        others: What is run then.
-        tmp_path: Where.
-        step: Kill at each such operation.
-        has_record: Otherwise its staging folder is lost.
+        scenario: The run that is killed.
+        others: The runs after it.
+        tmp_path: Folder of all runs.
+        step: Kill at each `step`-th operation.
+        has_record: If False, the staging folder is removed after the kill.
     """
     wholes = []
     for number, other in enumerate(others):
@@ -134,7 +134,7 @@ def mix(scenario: Scenario, others: list[Scenario], tmp_path: Path, *, step: int
             except PackError:
                 num_refused += 1
                 assert left.items() <= without_temp_files(bytes_in(folder)).items()
-                assert not (folder / "index.json").exists() or bytes_in(folder) == own  # it was decided before
+                assert not (folder / "index.json").exists() or bytes_in(folder) == own  # the first run was final before
             else:
                 assert "restart" in other.options or left.items() <= whole.items()  # nothing was overwritten
                 assert bytes_in(folder) == whole
@@ -157,7 +157,7 @@ def test_what_a_killed_run_left_is_never_mixed_with_what_other_options_make(tmp_
 
 
 def test_wherever_a_run_was_stopped_another_one_may_begin_anew(tmp_path, scenarios):
-    """Nothing of the first one is left then, unless it came as far as its index."""
+    """No file of the first run is left then, unless that run had reached its index."""
     options: list[dict[str, Any]] = [{"max_samples": 2}, {"max_samples": 3, "shuffle": 2}]
     runs = [Scenario(scenarios["same"].source, {**each, "restart": True}) for each in options]
     num_refused = mix(scenarios["same"], runs, tmp_path, step=1 if ALL else 9)
@@ -165,7 +165,7 @@ def test_wherever_a_run_was_stopped_another_one_may_begin_anew(tmp_path, scenari
 
 
 def test_a_run_that_takes_over_whatever_has_a_shards_name_is_caught(tmp_path, scenarios, monkeypatch):
-    """Mutant."""
+    """The mutant takes over any file with the name of a shard."""
     monkeypatch.setattr(Destination, "check_folder", lambda *_: None)
     others = [Scenario(scenarios["copied"].source, {"max_samples": 3, "shuffle": 2})]
     with pytest.raises(AssertionError):

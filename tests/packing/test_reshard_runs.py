@@ -1,4 +1,4 @@
-"""Runs of `reshard` that are stopped, changed, begun anew or replace others, and what it keeps for other readers."""
+"""Runs of `reshard` that are stopped, changed, restarted or replace others, and files that it keeps for readers."""
 
 from __future__ import annotations
 
@@ -40,24 +40,24 @@ def packed(folder: Path, given: list[dict[str, Any]], **options: Any) -> Path:
 
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
-    """Nine samples in two shards, with a list of classes. To be changed."""
+    """Nine samples in two shards, with a list of classes. Tests may change them."""
     packed(tmp_path / "source", rows(0, 9), max_samples=5)
     (tmp_path / "source" / "classes.json").write_text('["a", "b", "c"]')
     return tmp_path / "source"
 
 
 def resharded(source: Path, folder: Path, **options: Any) -> dict[str, bytes]:
-    """What a run makes of it."""
+    """Return the files of an uninterrupted run."""
     wdskit.reshard(str(source), folder, **{"disk": HastyDisk(), **OPTIONS, **options})
     return bytes_in(folder)
 
 
 def stop(source: Path, folder: Path, num_shards: int, **options: Any) -> dict[str, bytes]:
-    """What a run leaves that is killed when it has published so many shards, and what is noted of them."""
+    """Kill a run when it has published this number of shards and logged them; return the remaining files."""
 
     class Killer(WatchedDisk):
         def after(self, name, *args):
-            if name == "close" and self.operations.count("open_log") == num_shards + 1:  # the log is made first
+            if name == "close" and self.operations.count("open_log") == num_shards + 1:  # the log is created first
                 os.kill(os.getpid(), signal.SIGKILL)
 
     assert run_child(lambda: resharded(source, folder, disk=Killer(), **options)) == -signal.SIGKILL
@@ -66,7 +66,7 @@ def stop(source: Path, folder: Path, num_shards: int, **options: Any) -> dict[st
 
 
 def stop_behind_index(source: Path, folder: Path, **options: Any) -> dict[str, bytes]:
-    """What a run leaves that is killed as soon as its index has its name."""
+    """Kill a run as soon as its index has its name; return the remaining files."""
 
     class Killer(WatchedDisk):
         def after(self, name, *args):
@@ -78,13 +78,13 @@ def stop_behind_index(source: Path, folder: Path, **options: Any) -> dict[str, b
 
 
 def temp_names(disk: WatchedDisk) -> list[str]:
-    """Names of all temporary files that are opened from now on."""
+    """Return a list that gets the names of all temporary files opened from now on."""
     names: list[str] = []
     disk.before = lambda name, *args: names.append(args[0].name) if name == "open" else None
     return names
 
 
-# Going on.
+# Resuming.
 
 
 def test_what_is_published_is_not_copied_again(source, tmp_path):
@@ -115,7 +115,7 @@ def test_a_description_is_deterministic_read_back_and_gone_in_the_end(source, tm
     assert not [name for name in left if name.startswith(".")]
 
 
-# What has changed since.
+# Changed sources and options.
 
 CHANGES = {
     "max_samples": ({"max_samples": 3}, "max_samples was 2 and is 3."),
@@ -160,7 +160,7 @@ def test_every_option_that_a_shard_depends_on_is_tried():
     import inspect
 
     known = {*inspect.signature(wdskit.reshard).parameters} - NO_OPTIONS_OF_SHARDS - AS_IN_PACK
-    assert known == {*CHANGES} | {"max_bytes"}  # as max_samples
+    assert known == {*CHANGES} | {"max_bytes"}  # like max_samples
 
 
 @pytest.mark.parametrize("change", CHANGES)
@@ -177,7 +177,7 @@ def test_another_option_is_refused_by_its_name_and_may_begin_anew(source, tmp_pa
 
 
 def other_bytes(source: Path) -> None:
-    """Of the same size."""
+    """Replace a source by other bytes of the same size."""
     given = rows(0, 9)
     given[7]["bin"] = bytes(700)
     packed(source, given, max_samples=5, overwrite=True)
@@ -314,7 +314,7 @@ def test_another_one_may_replace_it(source, tmp_path):
 
 
 def test_a_packed_folder_is_replaced_only_when_that_is_said(source, tmp_path):
-    """With its lists, selections and exported files; and nothing else is touched."""
+    """Its lists, selections and exported files are replaced too; no other file is changed."""
     folder = packed(
         tmp_path / "out", [*rows(20, 27), {"__key__": "bad"}], skip_bad=True, export=["open_clip", "timm", "dali"]
     )

@@ -1,4 +1,4 @@
-"""What `pack` makes of rows from Python, lists and generators, and what it refuses."""
+"""Packing rows from Python, lists and generators, and refusals."""
 
 from __future__ import annotations
 
@@ -167,7 +167,7 @@ def test_a_key_that_is_hashed_stands_in_json(tmp_path, fields, expected):
 
 @pytest.mark.parametrize("value", [{"key": "mine"}, [1], b"[]", b"{", None, 5])
 def test_json_that_has_no_room_for_the_key_is_an_error(tmp_path, value):
-    """Nothing of the user's is replaced, and no key is lost."""
+    """No member of the user's JSON is replaced, and no key is lost."""
     with pytest.raises(RowError, match=r"row 0 \('a'\): its json: "):
         pack([{"__key__": "a", "json": value}], tmp_path / "out", keys="hashed")
 
@@ -191,7 +191,7 @@ def test_a_generator_is_packed_in_one_pass(tmp_path):
 
 @pytest.mark.parametrize("append", [False, True])
 def test_rows_of_a_generator_are_not_collected(tmp_path, append):
-    """A shard is on the disk before the row behind the next one is asked for."""
+    """A shard is on the disk before the second row after it is requested."""
     if append:
         pack([{"__key__": "first", "cls": 1}], tmp_path / "out", pattern="old-%d.tar")
     seen = []
@@ -215,7 +215,7 @@ def test_a_list_and_a_generator_give_the_same_bytes(tmp_path):
 
 @pytest.mark.parametrize("error", [RuntimeError("broken"), OSError(5, "broken"), KeyboardInterrupt("broken")])
 def test_a_generator_that_fails_leaves_whole_shards_and_no_index(tmp_path, error):
-    """Its error comes through as it is: it is none of the folder that is written."""
+    """Its error is raised unchanged, because it is not an error of the destination."""
 
     def rows():
         yield {"__key__": "a", "cls": 1}
@@ -261,7 +261,7 @@ def test_any_rows_are_packed_whole_or_refused(rows, keys, skip_bad):
     try:
         result = pack(rows, folder / "out", keys=keys, skip_bad=skip_bad)
     except WdskitError as err:
-        assert str(err)  # noqa: PT017 (what is asserted is that nothing else is raised)
+        assert str(err)  # noqa: PT017 (any other error fails the test)
     else:
         samples = samples_in(folder / "out")
         assert len(samples) == result.num_samples == len(rows) - len(result.rejected)

@@ -1,6 +1,6 @@
-"""Runs that are killed while they publish: the next command ends them. The same command on a finished folder.
+"""Runs that are killed while they publish: the next command completes them. The same command on a finished folder.
 
-WDSKIT_ALL_FAULTS=1 (`make faults`) kills each kind of run at each operation, where a part is taken otherwise.
+WDSKIT_ALL_FAULTS=1 (`make faults`) kills each kind of run at each operation; otherwise at a part of them.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def scenarios(tmp_path_factory) -> dict[str, Scenario]:
 
 
 class EndDisk(WatchedDisk):
-    """Notes behind which operation the journal, and the folder's index, have their names."""
+    """A disk that stores after which operation the journal, and the folder's index, have their names."""
 
     journal_at = index_at = 0
 
@@ -49,8 +49,8 @@ class EndDisk(WatchedDisk):
 def ends_of(
     run: Callable[[Path, Disk], None], before: Path, base: Path, *, step: int = 1
 ) -> Iterator[tuple[Path, dict[str, bytes]]]:
-    """Kill a run at each operation behind its journal, or each `step`-th, to its last one. Each folder, and what should
-    be in it.
+    """Kill a run at each operation after its journal, or each `step`-th, to its last one. Yield each folder, and the
+    files that it should have.
     """
     copy(before, base / "whole")
     disk = EndDisk()
@@ -76,7 +76,7 @@ def test_the_same_command_ends_it_and_leaves_nothing(tmp_path, scenarios, name):
 
 
 def packs(given: Any, **options: Any) -> Callable[[Path, Disk], None]:
-    """Packs a list, or an iterator over it where it is a tuple."""
+    """A function that packs a list, or an iterator over a tuple."""
 
     def run(folder: Path, disk: Disk) -> None:
         pack(list(given) if isinstance(given, list) else iter(given), folder, disk=disk, **{**OPTIONS, **options})
@@ -104,7 +104,7 @@ def test_splits_and_streams_too(tmp_path, given, options):
 
 @pytest.mark.parametrize("make", [list, tuple], ids=["planned", "stream"])
 def test_an_addition_that_was_over_is_ended_or_added_to(tmp_path, make):
-    """The same addition is over. Another one begins."""
+    """The same addition is complete; another addition begins."""
     packs(rows(0, 3))(tmp_path / "before", HastyDisk())
     run = packs(make(rows(3, 6)), append=True)
     for folder, after in ends_of(run, tmp_path / "before", tmp_path, step=1 if ALL else 3):
@@ -118,7 +118,7 @@ def test_an_addition_that_was_over_is_ended_or_added_to(tmp_path, make):
 
 @pytest.fixture
 def over(tmp_path) -> Callable[..., Path]:
-    """Makes a folder that was killed while it was published, and then finished."""
+    """A function that makes a folder whose run was killed while it published, and then completed."""
 
     def make(given: Any, **options: Any) -> Path:
         (tmp_path / "over").mkdir()
@@ -194,7 +194,7 @@ def test_a_shard_that_is_lost_since_is_told(over):
 
 @pytest.mark.parametrize("make", [list, tuple], ids=["planned", "stream"])
 def test_a_shard_that_was_damaged_since_does_not_pass_for_what_was_packed(over, make):
-    """Of the same size. One that was only touched does."""
+    """The damage keeps the size. A shard whose time alone changed is accepted."""
     folder = over(make(rows(0, 5)))
     shard = folder / "p-01.tar"
     data = shard.read_bytes()
@@ -220,7 +220,7 @@ def test_parts_of_it_are_done_and_leave_the_end_to_finish(over):
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_parts_of_another_addition_may_begin_behind_it(tmp_path, workers):
-    """They remove no lock that another part holds, and never what the index has."""
+    """They remove no lock that another part holds, and no file that the index lists."""
     packs(rows(0, 3))(tmp_path / "before", HastyDisk())
     folder, _ = next(ends_of(packs(rows(3, 6), append=True), tmp_path / "before", tmp_path))
     for part in ("0/2", "1/2"):
@@ -243,7 +243,7 @@ def test_a_look_changes_nothing(over):
 
 
 def test_the_command_says_so_and_ends_with_0(tmp_path, run):
-    """Killed in its last moment, or run again."""
+    """The run was killed at its end, or the command runs again."""
     source = str(make_folder(tmp_path / "photos", {"cat": 3}))
     disk = EndDisk()
     pack(source, tmp_path / "whole", disk=disk, **OPTIONS)
@@ -272,8 +272,8 @@ def test_a_disk_that_fails_at_the_end_is_an_error_and_the_next_run_ends_it(tmp_p
 
 
 def check_power(tmp_path: Path) -> None:
-    """Once the journal may be gone, no power loss brings back the index that it would publish: a later run may have
-    published another one by then.
+    """Check that no power loss brings back the journal's index after the journal may be removed: a later run may have
+    published another index by then.
     """
     folder = tmp_path / "out"
     seen = []

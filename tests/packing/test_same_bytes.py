@@ -1,4 +1,4 @@
-"""The same input gives the same bytes, whatever the machine is set to."""
+"""The same input gives the same bytes, for all settings of the machine."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from wdskit.packing.sources import folder
 
 TINY = (GOLDEN / "tiny.jpg").read_bytes()
 
-# Written down once. A change of any of these is a change of format: it needs a line in the change log.
+# Committed digests. A change of a digest is a change of the format, and needs a line in CHANGELOG.md.
 GOLDEN_ROWS = {
     "index.bin": "c964e6104b42fb2a2b4f3295d0fff93703faeac44e08f0a4b34c3b045158fb51",
     "index.json": "4f9e4fcb866334ae0886c93d2f011e75bc5d59367a43af5d36a8b1460703ba28",
@@ -68,7 +68,7 @@ def digests_in(packed: Path) -> dict[str, str]:
 
 
 def test_golden_files_of_rows(tmp_path):
-    """Rows of plain bytes, so that nothing but the format is in it."""
+    """The rows are plain bytes, so that the result depends only on the format."""
     rows = [
         {"__key__": "cat/0", "jpg": TINY, "cls": 0},
         {"__key__": "cat/1", "json": {"caption": "ä", "n": 1}, "txt": "no image"},
@@ -79,7 +79,7 @@ def test_golden_files_of_rows(tmp_path):
 
 
 def test_golden_files_of_a_folder(tmp_path, monkeypatch):
-    """With classes, a shuffle, hashed keys and a rejected file."""
+    """The folder has classes, a shuffle, hashed keys and a rejected file."""
     for name in ("b/0.jpg", "b/1 x.JPEG", "ä/deep/2.jpg", "ä/3.jpg"):
         (tmp_path / "photos" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "photos" / name).write_bytes(TINY)
@@ -90,7 +90,7 @@ def test_golden_files_of_a_folder(tmp_path, monkeypatch):
 
 
 def test_golden_files_of_a_manifest(tmp_path):
-    """The same from CSV, where what is in `json` is text, and from JSONL that is written as we write it."""
+    """CSV, with values in `json` as text, and JSONL written as wdskit writes JSON, give the same bytes."""
     (tmp_path / "0.jpg").write_bytes(TINY)
     (tmp_path / "m.csv").write_text("image,caption,cls\n0.jpg,“a”,3\n,b,4\n", encoding="utf-8")
     (tmp_path / "m.jsonl").write_text(
@@ -102,7 +102,7 @@ def test_golden_files_of_a_manifest(tmp_path):
         assert digests_in(tmp_path / name[2:]) == GOLDEN_MANIFEST
 
 
-# One folder, packed under all sorts of conditions.
+# One folder, packed under different conditions.
 
 
 @pytest.fixture(scope="module")
@@ -120,7 +120,7 @@ def reference(source, tmp_path_factory):
 
 
 def run(tmp_path, source, *, umask="022", workers=1, cwd=None, options=OPTIONS, **environment):
-    """Pack in a process of its own, with these settings."""
+    """Pack in a new process with these settings."""
     script = tmp_path / "program.py"
     script.write_text(PROGRAM)
     command = [sys.executable, script, umask, source, tmp_path / "out", str(workers), json.dumps(options)]
@@ -142,12 +142,12 @@ def test_workers_hash_seed_zone_umask_and_locale_change_nothing(
 ):
     assert run(tmp_path, source, umask=umask, workers=workers, **environment) == reference
     modes = {stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "out").glob("[!.]*")}
-    assert modes == {0o666 & ~int(umask, 8)}  # as any new file has it
+    assert modes == {0o666 & ~int(umask, 8)}  # as for any new file
 
 
 @pytest.mark.parametrize("kind", ["folder", "manifest"])
 def test_a_system_that_knows_ascii_only_gives_the_same(tmp_path, source, reference, kind):
-    """There the name of a file is text in which each byte over 127 is a surrogate."""
+    """On such a system a file's name is text with a surrogate for each byte over 127."""
     ascii_only = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
     if kind == "manifest":
         lines = [{"image": f"photos/{path.relative_to(source)}", "ü": 1} for path in sorted(source.rglob("*.jpg"))]
@@ -160,7 +160,7 @@ def test_a_system_that_knows_ascii_only_gives_the_same(tmp_path, source, referen
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_plan_on_disk_changes_nothing(tmp_path, source, reference, workers, monkeypatch):
-    """As one has that is too large for memory; and nothing of it is left."""
+    """A plan that is too large for memory is on disk; its file is removed."""
     monkeypatch.setattr(packing_plan, "ROWS_IN_MEMORY", 3)
     pack(source, tmp_path / "out", workers=workers, **OPTIONS)
     assert bytes_in(tmp_path / "out") == reference
@@ -173,7 +173,7 @@ def test_a_relative_source_gives_the_same_as_an_absolute_one(tmp_path, source, r
 
 
 def test_times_modes_and_the_order_of_files_on_disk_change_nothing(tmp_path, source, reference):
-    """The same files made in another order, at another time."""
+    """The same files are made in another order, at another time."""
     again = tmp_path / "photos"
     files = [path for path in source.rglob("*") if path.is_file()]
     for path in sorted(files, key=lambda path: hashlib.sha256(path.name.encode()).digest()):
@@ -213,7 +213,7 @@ def test_where_it_is_packed_to_changes_names_only(tmp_path, source):
 
 
 def test_options_that_change_no_row_change_no_byte(tmp_path, source, reference):
-    """Nothing of `skip_bad` or a large limit is written down."""
+    """`skip_bad` or a large limit are not stored in the shards."""
     pack(source, tmp_path / "out", **{**OPTIONS, "skip_bad": False, "max_bytes": 10**12})
     assert bytes_in(tmp_path / "out") == reference
 
@@ -229,12 +229,12 @@ def test_the_index_lists_what_was_written(reference):
     assert sum(line["nsamples"] for line in shards.values()) == 21
 
 
-# Mutants: what would let the machine in, in ways that the tests above must tell.
+# Mutants: writers that depend on the machine, which the tests above must catch.
 
 
 @pytest.mark.parametrize("mutant", ["time", "owner", "hash"])
 def test_a_writer_that_lets_the_machine_in_is_caught(tmp_path, source, reference, mutant, monkeypatch):
-    """The time of packing, the user, the order of a set in the bytes."""
+    """The bytes depend on the time of packing, the user, or the order of a set."""
     from wdskit.tar import header, writer
 
     def build(name, size):

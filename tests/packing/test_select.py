@@ -1,4 +1,4 @@
-"""Selections by a filter or a share, and what `wdskit reshard` prints."""
+"""Selections by a filter or a share, and the output of `wdskit reshard`."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def test_the_summary_of_a_selection(data, run):
 
 
 def test_two_spellings_of_a_folder_are_one(tmp_path, monkeypatch):
-    """One lock, one selection, and a shard that is named twice is found out."""
+    """They share one lock and one selection, and a shard that is named twice is an error."""
     folder = tmp_path / "sel"
     folder.mkdir()
     for name in "ab":

@@ -1,4 +1,4 @@
-"""Rows that come once: no key is packed twice, however many there are, and little of them is held."""
+"""Rows that are read once: no key is packed twice, for any number of keys, with little memory."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ OPTIONS: dict[str, Any] = {"pattern": "p-%02d.tar", "disk": HastyDisk()}
 
 @pytest.fixture
 def _few(monkeypatch):
-    """Three keys are many."""
+    """Lower the limit of keys in memory to three."""
     monkeypatch.setattr(plans, "ROWS_IN_MEMORY", 3)
 
 
@@ -38,11 +38,11 @@ def drafts_in(folder: Path) -> list[str]:
     return [path.name for path in folder.glob(f".*{TEMP_SUFFIX}")]
 
 
-# Keys that come twice.
+# Repeated keys.
 
 
 def check_twice(tmp_path: Path, first: int, second: int, num_rows: int, max_samples: int) -> None:
-    """A key comes twice: the error has both places, and only shards that end before it are there."""
+    """Check the error for a repeated key: it has both places, and only shards that end before it exist."""
     keys = [f"k{number}" for number in range(num_rows)]
     whole = tmp_path / f"whole-{max_samples}"
     if not whole.exists():
@@ -68,7 +68,7 @@ def test_a_key_that_comes_twice_is_found_wherever_before_its_shard_is_there(tmp_
 
 @pytest.mark.usefixtures("_few")
 def test_of_several_keys_that_come_twice_the_first_is_told(tmp_path):
-    """One that is told by memory alone, behind one that disk must tell."""
+    """A key that memory finds comes after a key that only the disk finds."""
     for keys, second, first in (("abcdab", 4, 0), ("abcdaed", 4, 0), ("abcdefggb", 7, 6), ("abcdefcgg", 6, 2)):
         for max_samples in (1, 5, 100):
             with pytest.raises(RowError, match=rf"^row {second} .* is also the key of row {first} "):
@@ -123,7 +123,7 @@ def test_after_a_fault_at_each_operation_with_keys_on_disk_the_same_call_goes_on
 
 
 def test_an_error_of_the_source_stays_what_it_is(tmp_path):
-    """Also where it is of the kind that disks raise."""
+    """This includes an error of the type that disks raise."""
 
     def rows():
         yield from rows_of("ab")
@@ -140,7 +140,7 @@ def test_an_error_of_the_source_stays_what_it_is(tmp_path):
 
 
 class Peak:
-    """The most memory that Python had allocated in a block, less what it had before."""
+    """The largest memory that Python allocated in a block, without the memory before it."""
 
     def __enter__(self):
         tracemalloc.start()
@@ -152,7 +152,7 @@ class Peak:
 
 
 def test_of_a_shard_only_some_rows_are_held(tmp_path):
-    """One shard of 80 MB."""
+    """The shard has 80 MB."""
     rows = ({"__key__": f"{number}", "bin": bytes([number]) * (2 << 20)} for number in range(40))
     with Peak() as peak:
         pack(rows, tmp_path / "out", **OPTIONS)
@@ -165,7 +165,7 @@ def test_of_a_shard_only_some_rows_are_held(tmp_path):
 
 def test_keys_that_are_forgotten_on_the_way_to_the_disk_are_caught(tmp_path, monkeypatch):
     def forget(database):
-        with contextlib.suppress(PackError):  # a plan has no such table
+        with contextlib.suppress(PackError):  # the database of a plan has no such table
             database.insert("DELETE FROM keys WHERE key >= ?", [("",)])
 
     monkeypatch.setattr(plans, "ROWS_IN_MEMORY", 3)

@@ -1,4 +1,4 @@
-"""What happens to a sample while it is packed: options, validation, names of fields, facts in its JSON."""
+"""Changes of a sample during packing: options, validation, names of fields, derived members of its JSON."""
 
 from __future__ import annotations
 
@@ -210,7 +210,7 @@ def test_a_field_in_the_way_is_an_error():
 
 
 def test_of_several_images_those_to_change_are_named():
-    """A mask beside a photo must not be blended, so nothing is guessed."""
+    """A mask next to a photo must not be blended, so wdskit does not guess."""
     fields = [("jpg", JPEG), ("json", b"{}"), ("seg.png", PNG)]
     with pytest.raises(DecodeError, match=r"it has 2 images \(jpg, seg.png\). Choose with --image-fields jpg"):
         Transforms(resize=2).apply(fields)
@@ -241,7 +241,7 @@ def test_what_lacks_is_named_as_it_was_asked_for():
     assert UNTOUCHED.lacks(()) is None
 
 
-# Derived facts.
+# Derived members.
 
 
 def test_facts_are_those_of_the_packed_image():

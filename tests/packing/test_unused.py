@@ -1,4 +1,4 @@
-"""Parts of images that decoding ignores, the EXIF orientation and further frames, are counted and said."""
+"""Parts of images that decoding ignores, the EXIF orientation and further frames, are counted and reported."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_a_file_may_have_both():
 
 @pytest.mark.parametrize("fmt", ["GIF", "TIFF"])
 def test_a_file_that_is_cut_short_is_no_error_here(fmt):
-    """Their check does not reach to the end of the file."""
+    """The check of these parts does not read to the end of the file."""
     data = encoded(FRAMES[0], fmt, **MANY)
     for stop in range(13, len(data), 7):
         assert find_unused(data[:stop]) in {(), ("frames",)}

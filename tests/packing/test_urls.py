@@ -1,4 +1,4 @@
-"""Packing into a bucket: what is there is what a local run writes, and never an index that names what is not there."""
+"""Packing into a bucket: the objects equal the files of a local run, and an index never names missing objects."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def proxy(s3, monkeypatch):
 
 @pytest.fixture
 def url(tmp_path) -> str:
-    """A folder of this test's own, which is called as its copy here."""
+    """The URL of a folder of this test, with the name of its local copy."""
     return f"s3://{BUCKET}/{tmp_path.name}/out"
 
 
@@ -60,7 +60,7 @@ def rows(num: int = 12) -> list[dict[str, object]]:
 
 
 def bytes_at(url: str) -> dict[str, bytes]:
-    """As `bytes_in`, of a folder of a bucket."""
+    """Return the objects of a folder in a bucket, as `bytes_in` does for files."""
     found = list_objects(url)
     names = {unquote(one.url.removeprefix(f"{url}/")): one.url for one in found}
     return {name: read_bytes(at, limit=1 << 30) for name, at in names.items() if name != ".wdskit.last-run"}
@@ -89,7 +89,7 @@ def test_a_bucket_gets_the_bytes_of_a_local_run(tmp_path, url, way):
 
 
 def test_rows_that_come_once_are_uploaded_while_they_come(tmp_path, url, monkeypatch):
-    """At most a few shards stand here at a time."""
+    """At most a few shards are on the local disk at a time."""
     most = 0
 
     def counted():
@@ -104,7 +104,7 @@ def test_rows_that_come_once_are_uploaded_while_they_come(tmp_path, url, monkeyp
 
 
 def test_an_image_folder_is_packed_and_trained_from(tmp_path, url):
-    """The classes go along; batches and state are those of the local folder."""
+    """The classes are uploaded too; batches and state are those of the local folder."""
     write_pictures(tmp_path / "pictures", [9, 0, 12])
     index_folder(tmp_path / "pictures", workers=1)
     reshard(str(tmp_path / "pictures"), url, max_samples=5, shuffle=7, staging=tmp_path / "room")
@@ -200,7 +200,7 @@ def test_a_killed_run_goes_on_and_uploads_nothing_twice(tmp_path, url, monkeypat
 
 
 def test_another_run_where_one_was_stopped(tmp_path, url, monkeypatch):
-    """It is refused; with `restart`, what the stopped one has uploaded goes."""
+    """Another run is refused; with `restart`, the objects of the stopped run are removed."""
     upload, num = buckets._upload, 0
 
     async def failing(location, path, num_bytes):
@@ -225,7 +225,7 @@ def test_another_run_where_one_was_stopped(tmp_path, url, monkeypatch):
     ("name", "has_own_size"), [("out-000000.tar", True), ("out-000001.tar.idx", False), ("out-000002.tar", True)]
 )
 def test_a_stopped_run_takes_no_object_of_another_writer_for_its_own(s3, url, monkeypatch, name, has_own_size):
-    """Shard 2 was uploaded, but the run was stopped before it noted the ETag. Without foreign objects all go."""
+    """Shard 2 was uploaded, but the run stopped before it stored the ETag. Without foreign objects all are deleted."""
     note = Uploading.finished
 
     def stopped(upload, most, disk):
@@ -256,16 +256,16 @@ def test_a_stopped_run_takes_no_object_of_another_writer_for_its_own(s3, url, mo
 
 
 def test_a_shard_that_is_gone_in_the_meantime_is_uploaded_again(tmp_path, url, monkeypatch):
-    """Nobody ever reads an index that names it."""
+    """An index that names the missing shard is never visible."""
     upload = buckets._upload
 
     async def losing(location, path, num_bytes):
         if path.name == "out-000002.tar":
             first = location.key.replace("2.tar", "0.tar")
             while True:
-                with contextlib.suppress(StorageError):  # it is on its way
-                    await requests.try_whole(location, lambda store: store.head_async(first), 60)
-                    await requests.try_whole(location, lambda store: store.delete_async(first), 60)
+                with contextlib.suppress(StorageError):  # it is being uploaded
+                    await requests.call_with_retries(location, lambda store: store.head_async(first), 60)
+                    await requests.call_with_retries(location, lambda store: store.delete_async(first), 60)
                     break
                 await asyncio.sleep(0.01)
         return await upload(location, path, num_bytes)
@@ -281,7 +281,7 @@ def test_a_shard_that_is_gone_in_the_meantime_is_uploaded_again(tmp_path, url, m
 
 @pytest.mark.parametrize("fault", [503, DROP])
 def test_a_store_that_fails_for_now_is_tried_again(tmp_path, url, proxy, fault):
-    """Small objects and parts of large ones; a part that was lost is no part of the shard."""
+    """This holds for small objects and for parts of large ones; a lost part is not in the shard."""
     source = [{"__key__": str(number), "bin": os.urandom(9 << 20)} for number in range(5)]
     failed: set[str] = set()
 
@@ -338,7 +338,7 @@ def test_what_cannot_be_is_refused_before_anything_is_written(tmp_path, monkeypa
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory, s3) -> tuple[Path, str]:
-    """Pictures with an index, here and there; one shard's name has to be quoted in a URL, one has a foreign layout."""
+    """Indexed pictures, local and in the bucket; one shard's name must be quoted in URLs, one has a foreign layout."""
     folder = tmp_path_factory.mktemp("source") / "train"
     write_pictures(folder, [30, 0, 12, 25])
     (folder / "p-002.tar").rename(folder / "p-00#2 é.tar")
@@ -394,7 +394,7 @@ def test_shards_without_an_index_named_one_by_one_or_listed(tmp_path, s3, source
 
 
 def test_a_stopped_run_goes_on_from_a_copy_of_its_source(tmp_path, source):
-    """What is packed is known by the bytes of the source, wherever it stands."""
+    """The bytes of the source identify the finished shards, for any place of the source."""
     folder, url = source
     reshard(f"s3://{url}", tmp_path / "out")
     assert reshard(str(folder), tmp_path / "out").was_done
@@ -414,7 +414,7 @@ def test_an_object_that_is_damaged_or_replaced_gives_no_shard(tmp_path, s3, sour
         if not path.name.startswith("."):
             put(f"{base}/{quote(path.name)}", path.read_bytes())
     data = bytearray((folder / "p-000.tar").read_bytes())
-    data[600] ^= 1  # of a payload, which no header shows
+    data[600] ^= 1  # a byte of a payload, which no header covers
     put(f"{base}/p-000.tar", bytes(data))
     with pytest.raises(FolderIndexError, match=r"p-000.tar: its sha256 is not the one in the index"):
         reshard(f"s3://{BUCKET}/{tmp_path.name}", tmp_path / "out")

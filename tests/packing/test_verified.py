@@ -1,6 +1,6 @@
-"""What `pack` writes, `verify` passes: random sources of each kind, with random options.
+"""`verify` accepts everything that `pack` writes: random sources of each kind, with random options.
 
-A run may be refused; then nothing is left under a final name. `WDSKIT_ALL_FAULTS` runs 1,000 of them.
+A run may be refused; then no file has a final name. `WDSKIT_ALL_FAULTS` makes 1,000 runs.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ VALUES: dict[str, list[Any]] = {
 
 
 def draw_key(rng: random.Random, number: int) -> str:
-    """Mostly plain, often unique."""
+    """Return a key that is usually plain and often unique."""
     if rng.random() < 0.7:
         return f"{rng.choice(['', 'a/', 'ä/b-'])}{number:03d}"
     return "".join(rng.choices(LETTERS, k=rng.choice([1, 5, 30, 130])))
@@ -61,7 +61,7 @@ def draw_row(rng: random.Random, number: int, oddness: float) -> dict[str, Any]:
 
 
 def draw_source(rng: random.Random, folder: Path) -> tuple[Any, dict[str, Any]]:
-    """A source, and options that it needs."""
+    """Return a random source, and the options that it needs."""
     oddness = rng.choice([0, 0, 0.05, 0.2])
     rows = [draw_row(rng, number, oddness) for number in range(rng.choice([1, 3, 8, 20]))]
     kind = rng.choice(["rows", "once", "folder", "csv", "jsonl", "tars"])

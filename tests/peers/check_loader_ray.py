@@ -1,4 +1,4 @@
-"""Batches from a Ray cluster of three nodes on this machine. `make peers` installs Ray and runs this; `make test` does
+"""Batches from a Ray cluster of three nodes on this machine. `make peers` installs Ray and runs this, `make test` does
 not.
 
 `WDSKIT_ALL_KILLS=1` kills actors and nodes at 200 random moments; the default is a few.
@@ -28,7 +28,7 @@ from wdskit.shards.index import index_folder
 PYTHON = Path(os.environ.get("WDSKIT_RAY_PYTHON", Path(sys.prefix, "peers", "ray", "bin", "python")))
 NUM_KILLS = 200 if os.environ.get("WDSKIT_ALL_KILLS") else 6
 PREFETCH = 8
-STEPS = 250  # of each rank
+STEPS = 250  # steps of each rank
 BATCH = 4
 
 CLUSTER = """
@@ -121,7 +121,7 @@ def slowly(sample):
 
 
 class Cluster:
-    """A cluster in another process, and the scripts that run on it."""
+    """Runs a cluster in another process, and scripts on it."""
 
     def __init__(self, folder: Path) -> None:
         assert PYTHON.exists(), f"{PYTHON} is not there. Run `make peers`."
@@ -148,7 +148,7 @@ class Cluster:
         return self.start("rank.py", json.dumps(given), stderr=subprocess.PIPE, stdin=subprocess.PIPE)
 
     def do(self, what: str) -> int:
-        """Kill an actor or a node, or nothing. Return the number of actors before, or of "objects".
+        """Kill an actor or a node, or do nothing. Return the number of actors before that; for "objects", of objects.
 
         "client" starts a server of Ray Client on port 20123.
         """
@@ -181,7 +181,7 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def expected(shards: Path) -> list[list[str]]:
-    """The digests of each rank's batches, made without workers."""
+    """Return the digests of each rank's batches, made without workers."""
     space: dict[str, Any] = {}
     exec(FUNCTIONS, space)
     pipe = Pipeline().exact(str(shards), seed=5, lanes=4, window=50).decode("rgb8").random_resized_crop(96)
@@ -191,7 +191,7 @@ def expected(shards: Path) -> list[list[str]]:
 
 
 def run_ranks(cluster: Cluster, shards: Path, kills: list[int], *, workers: int, steps: int, states: list[Any]) -> Any:
-    """Run two ranks at once. At each step of rank 0 in `kills`, kill an actor or, one time of eight, a node."""
+    """Run two ranks at once. At each step of rank 0 in `kills`, kill an actor or, in one of eight cases, a node."""
     given = {"workers": workers, "steps": steps, "how": "paced"}
     ranks = [cluster.rank(shards, rank=rank, state=states[rank], **given) for rank in range(2)]
     lines: list[list[dict[str, Any]]] = [[], []]
@@ -204,7 +204,7 @@ def run_ranks(cluster: Cluster, shards: Path, kills: list[int], *, workers: int,
                 for _ in range(kills.count(len(lines[rank])) if rank == 0 else 0):
                     time.sleep(random.random() * 0.05)
                     cluster.do(random.choice(["actor"] * 7 + ["node"]))
-                if "digest" in line:  # the rank waits for this, so that no kill comes after its epoch
+                if "digest" in line:  # the rank waits for this line, so that no kill comes after its epoch
                     ranks[rank].stdin.write("\n")
                     ranks[rank].stdin.flush()
 
@@ -225,7 +225,7 @@ def run_ranks(cluster: Cluster, shards: Path, kills: list[int], *, workers: int,
 
 
 def test_killed_actors_and_nodes_change_no_batch_even_of_two_ranks_that_resume(cluster, shards, expected):
-    """Each position exactly once, in order; after half of the epoch with another number of workers."""
+    """Each position comes exactly once, in order; after half of the epoch with another number of workers."""
     kills = sorted(random.Random(1).choices(range(1, STEPS), k=NUM_KILLS))
     half = STEPS // 2
     early = [each for each in kills if each <= half]
@@ -258,7 +258,7 @@ def finished(cluster: Cluster, shards: Path, **given: Any) -> tuple[str, str]:
 
 def test_a_module_that_nodes_do_not_have_is_named(cluster, shards):
     _, err = finished(cluster, shards, how="missing module", steps=1)
-    assert "has no module 'only_here'.\n  Install it on all nodes, or send it with them: `ray.init(runtime_env" in err
+    assert "has no module 'only_here'.\n  Install it on all nodes, or send it to them: `ray.init(runtime_env" in err
 
 
 def test_a_function_of_the_script_is_refused_before_ray_is_reached(cluster, shards):

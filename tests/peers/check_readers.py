@@ -1,6 +1,6 @@
-"""The programs for which `wdskit export` writes files read the shards by them, and docs/readers.md says what they do.
+"""Other readers use the files that `wdskit export` writes for them, and behave as docs/readers.md says.
 
-`make peers` installs them, each in an environment of its own, and runs this. It is not a part of `make test`.
+`make peers` installs the readers, each in an environment of its own, and runs these tests; `make test` does not.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Sample = tuple[str, dict[str, bytes]]
 
 
 def ask(reader: str, *words: str, **environment: str) -> Any:
-    """What `read_with_<reader>.py` prints at the end; None where it does not come so far."""
+    """Return the last output of `read_with_<reader>.py`; None if the script fails before that."""
     python = ENVIRONMENTS / reader / "bin" / "python"
     assert reader == "datasets" or python.exists(), f"{python} is not there. Run `make peers`."
     command = [str(python) if reader != "datasets" else sys.executable, "-W", "ignore"]
@@ -57,12 +57,12 @@ def hashed(samples: Sequence[Sample]) -> list[list[Any]]:
     return [[key, {name: sha256(data) for name, data in fields.items()}] for key, fields in samples]
 
 
-# What `wdskit export` writes.
+# Files of `wdskit export`.
 
 
 @pytest.fixture(scope="module")
 def packed(tmp_path_factory) -> Path:
-    """Shards for training and validation, with every kind of file beside them."""
+    """Shards for training and validation, with every kind of exported file."""
     folder = tmp_path_factory.mktemp("export") / "data"
     for name, start, stop in [("train", 0, 5), ("val", 5, 8)]:
         rows = [
@@ -105,11 +105,11 @@ def test_wids_reads_by_the_index(packed, tmp_path):
     assert found == hashed(all_of(packed, "*.tar"))
 
 
-# What docs/readers.md says.
+# Statements of docs/readers.md.
 
 
 class Shard(NamedTuple):
-    """A shard of `peers.unsafe` with every file that readers want but DALI's index, and what is in it."""
+    """A shard of `peers.unsafe` with every exported file but DALI's index, and its samples."""
 
     folder: Path
     samples: list[Sample]
@@ -135,7 +135,7 @@ def shards(tmp_path_factory) -> dict[str, Shard]:
 
 @pytest.mark.parametrize("reader", READERS)
 def test_a_reader_fails_where_it_was_said_to_and_nowhere_else(shards, reader):
-    """DALI without an index, or with that of its own tool."""
+    """DALI runs without an index, or with the index of its own tool."""
     right = CHECKS[reader](list(shards.values()))
     assert len(right) == len(UNSAFE)
     failed = {name for name, is_right in zip(shards, right, strict=True) if not is_right}
@@ -216,7 +216,7 @@ def hf(shards: Sequence[Shard]) -> list[bool]:
 
 
 def as_rows(one: Shard) -> list[dict[str, Any]] | None:
-    """The samples as `datasets` has them, None where a value is not what its name promises."""
+    """Return the samples as `datasets` reads them; None for a value that does not fit its name."""
     decoders = {"json": json.loads, "cls": int, "txt": bytes.decode}
     columns = {name for _, fields in one.samples for name in fields}
     try:

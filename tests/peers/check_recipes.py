@@ -1,4 +1,4 @@
-"""Recipes of the pages with a package that the tests do not have. `make peers` installs it and runs this."""
+"""Recipes of the pages that need a package which `make test` does not have. `make peers` installs it and runs this."""
 
 from __future__ import annotations
 

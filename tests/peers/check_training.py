@@ -1,4 +1,4 @@
-"""timm and open_clip train an epoch on wdskit's loaders, of shards that `pack` made. `make peers` installs them."""
+"""timm and open_clip train an epoch on wdskit's loaders, with shards of `pack`. `make peers` installs them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ HERE = Path(__file__).parent
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """36 photographs of three classes with captions."""
+    """A folder of 36 photographs of three classes, with captions."""
     base = tmp_path_factory.mktemp("train")
     sys.path.insert(0, str(REPOSITORY / "tools"))
     from make_photos import make_photos
@@ -32,7 +32,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def train(package: str, *words: str) -> Any:
-    [site] = Path(sys.prefix, "peers", package, "lib").glob("python*/site-packages")  # `make peers` makes it
+    [site] = Path(sys.prefix, "peers", package, "lib").glob("python*/site-packages")  # `make peers` creates it
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (REPOSITORY, HELPERS, site)))}
     command = [sys.executable, "-W", "ignore", str(HERE / f"train_with_{package}.py"), *words]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)

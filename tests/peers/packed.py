@@ -1,4 +1,4 @@
-"""Folders as `pack` makes them from each kind of source, with what went into them."""
+"""Folders that `pack` makes from each kind of source, with the samples that were packed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ KINDS = ["images", "mixed", "table", "rows", "names"]
 
 
 class Packed(NamedTuple):
-    """A folder of several shards. The bytes of `samples` are those that went in."""
+    """A folder of several shards. `samples` has the bytes that were packed."""
 
     folder: Path
     shards: list[str]
@@ -28,7 +28,7 @@ class Packed(NamedTuple):
 
 
 def pack_all(root: Path) -> dict[str, Packed]:
-    """A folder of each kind: photos; JPEG beside PNG; a manifest; Python rows; names at the edge of what pack takes."""
+    """Make a folder of each kind: photos; JPEG with PNG; a manifest; Python rows; extreme names that pack accepts."""
     make_folder(root / "photos", {"cat": 4, "dog": 3})
     make_folder(root / "both", {"cat": 3, "dog": 3})
     make_folder(root / "both", {"dog/old": 2}, kind="PNG", suffix=".png")
@@ -48,7 +48,7 @@ def pack_all(root: Path) -> dict[str, Packed]:
 
 
 def as_json(value: Any) -> bytes:
-    """JSON as pack writes it."""
+    """Return JSON as pack writes it."""
     return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
 
 
@@ -65,7 +65,7 @@ def _photos(folder: Path) -> Samples:
 
 
 def _lines() -> list[dict[str, Any]]:
-    """Rows of a manifest; two of them have no image, behind the five from which `datasets` takes the columns."""
+    """Return the rows of a manifest; two have no image, after the five from which `datasets` takes the columns."""
     return [
         {
             "key": f"row{n}",
@@ -85,7 +85,7 @@ def _manifest(root: Path) -> Path:
 
 
 def _line(number: int) -> str:
-    """The JSON of a row, which is that of its sample."""
+    """Return the JSON of a row, which is also the JSON of its sample."""
     return json.dumps(_lines()[number], ensure_ascii=number % 2 == 0)
 
 
@@ -100,7 +100,7 @@ def _table(root: Path) -> Samples:
 
 
 def _rows() -> dict[str, dict[str, Any]]:
-    """Python values of every kind that pack takes."""
+    """Return rows with Python values of every kind that pack accepts."""
     return {
         f"part-{n % 2}/{n:03d}": {
             "png": image_bytes("PNG", number=n),
@@ -114,7 +114,7 @@ def _rows() -> dict[str, dict[str, Any]]:
 
 
 def _names() -> dict[str, dict[str, Any]]:
-    """Keys and fields at the edge of what pack takes: 100 bytes, not ASCII, dots in fields, no bytes, unknown types."""
+    """Return extreme keys and fields that pack accepts: 100 bytes, not ASCII, dots in fields, empty, unknown types."""
     return {
         "雪/bild-ä": {"txt": "snow"},
         "n" * 96: {"txt": "100 bytes"},
@@ -126,7 +126,7 @@ def _names() -> dict[str, dict[str, Any]]:
 
 
 def _encoded(fields: dict[str, Any]) -> dict[str, bytes]:
-    """The bytes that stand for the values, by the field's name."""
+    """Return the values as bytes, encoded by the field's name."""
 
     def encode(field: str, value: Any) -> bytes:
         if field == "json":

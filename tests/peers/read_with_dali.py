@@ -1,7 +1,7 @@
-"""Prints what NVIDIA DALI reads on the CPU, as JSON: for each job, a folder and the fields to ask for, a list of
-samples, the sha256 of each field that is not empty; or why it fails.
+"""Print, as JSON, the samples that NVIDIA DALI reads on the CPU. A job is a folder and its fields. The result of a job
+is a list of samples, with the sha256 of each field that is not empty, or the error.
 
-With `index` the shards are read by the `<shard>.idx` beside them, else without any, as DALI finds its own way.
+With `index` DALI uses the `<shard>.idx` next to the shards, otherwise it makes its own index.
 """
 
 import hashlib

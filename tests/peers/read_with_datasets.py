@@ -1,5 +1,5 @@
-"""Prints what Hugging Face datasets reads of each list of shards, streamed and loaded, as JSON: keys and fields, for
-images the sha256 of their bytes; or why it fails.
+"""Print, as JSON, what Hugging Face datasets reads from each list of shards, streamed and loaded: keys and fields, the
+sha256 for images; or the error.
 """
 
 import hashlib

@@ -1,5 +1,5 @@
-"""Prints what Megatron-Energon reads of each folder by its `.nv-meta`, as JSON: of each part that has shards a list of
-samples with key and the sha256 of each field; or why it fails.
+"""Print, as JSON, what Megatron-Energon reads from each folder by its `.nv-meta`: for each split with shards a list of
+samples with key and the sha256 of each field; or the error.
 """
 
 import hashlib

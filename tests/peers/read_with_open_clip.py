@@ -1,5 +1,5 @@
-"""Prints what open_clip's training reads of each pattern of shards, as JSON: the number of samples by `sizes.json`, and
-the texts that come; or why it fails.
+"""Print, as JSON, what open_clip's training reads from each pattern of shards: the number of samples in `sizes.json`,
+and the texts that it reads; or the error.
 """
 
 import json

@@ -1,5 +1,5 @@
-"""Prints what timm's reader of WebDataset shards makes of each folder by its `_info.json`, as JSON: for each split its
-number of samples as promised, and the targets of those that come; or why it fails.
+"""Print, as JSON, what timm's reader of WebDataset shards reads from each folder by its `_info.json`: for each split
+the promised number of samples, and the targets that it reads; or the error.
 """
 
 import json

@@ -1,5 +1,5 @@
-"""Prints what wids reads by each index: for each sample, by number, its key and the sha256 of each field, as JSON;
-or why it fails.
+"""Print, as JSON, what wids reads by each index: the key and the sha256 of each field of each sample, by number; or
+the error.
 """
 
 import hashlib

@@ -14,7 +14,7 @@ from wdskit.shards.inspect import info, list_samples
 
 
 def check_read(folder: Path, samples: Samples) -> None:
-    """Read a folder of shards that has no index, then index it and read it again: in it is `samples`, in this order."""
+    """Read a folder of shards without an index, then with an index; check that it has `samples` in this order."""
     wanted = list(samples.items())
     paths = sorted(folder.glob("*.tar"))
     assert paths
@@ -36,12 +36,12 @@ def check_read(folder: Path, samples: Samples) -> None:
 
 
 def fields_of(sample: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    """Key and fields of a sample of a stream."""
+    """Return key and fields of a sample of a stream."""
     return sample["__key__"], {name: data for name, data in sample.items() if not name.startswith("__")}
 
 
 def _streamed(folder: Path) -> list[tuple[str, dict[str, bytes]]]:
-    """Through the loader, from a builder and from a configuration, which must agree."""
+    """Read through loaders from a builder and from a configuration, which must agree."""
     built = list(Pipeline().stream(str(folder), shuffle_shards=False).loader(workers=0))
     stream = {"stream": {"shards": f"{folder}/*.tar", "shuffle_shards": False, "check": "none"}}
     config = {"version": 1, "pipeline": [stream, {"tarfile_to_samples": {}}], "loader": {"workers": 0}}
@@ -50,13 +50,13 @@ def _streamed(folder: Path) -> list[tuple[str, dict[str, bytes]]]:
 
 
 def _by_small_reads(path: Path) -> list[tuple[str, dict[str, bytes]]]:
-    """As from a pipe that gives little at a time."""
+    """Read as from a pipe that returns few bytes at a time."""
     with path.open("rb") as file:
         return [fields_of(sample) for sample in ShardReader(lambda size: file.read(min(size, 700)), shard=str(path))]
 
 
 def _by_number(path: Path) -> list[tuple[str, dict[str, bytes]]]:
-    """By random access, backwards."""
+    """Read by random access, backwards."""
     with LocalShard(path) as shard:
         found = [
             (shard.key(number), {name: bytes(data) for name, data in shard[number].items()})

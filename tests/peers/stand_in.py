@@ -1,4 +1,4 @@
-"""Lets timm and open_clip be imported without torchvision, which they need for what no test here uses."""
+"""Make timm and open_clip importable without torchvision, whose functions no test here uses."""
 
 import importlib.machinery
 import sys
@@ -6,7 +6,7 @@ import types
 
 
 class Anything(type):
-    """A class that has whatever it is asked for."""
+    """A class that has every attribute."""
 
     def __getattr__(cls, name):
         if name.startswith("__"):
@@ -15,7 +15,7 @@ class Anything(type):
 
 
 class StandIn(types.ModuleType):
-    """A module that has whatever it is asked for."""
+    """A module that has every attribute."""
 
     __path__ = ()
 
@@ -26,7 +26,7 @@ class StandIn(types.ModuleType):
 
 
 class Finder:
-    """Finds a stand-in for torchvision and all below it."""
+    """A finder that returns a stand-in for torchvision and all its modules."""
 
     def find_spec(self, name, path=None, target=None):
         return importlib.machinery.ModuleSpec(name, self) if name.partition(".")[0] == "torchvision" else None

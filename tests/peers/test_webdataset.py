@@ -1,4 +1,4 @@
-"""webdataset reads what wdskit writes, writes what wdskit reads, and runs inside its streams, as these run in its own.
+"""webdataset reads wdskit's shards, writes shards that wdskit reads, and each runs inside the other's pipelines.
 
 `test_peers.py` runs this file a second time, with the oldest webdataset that is supported.
 """
@@ -25,7 +25,7 @@ from tests.peers.packed import KINDS, Packed, pack_all
 from tests.peers.reading import check_read, fields_of
 from wdskit import Pipeline, ShardError, make_loader
 
-# webdataset leaves the files that it opens to the garbage collector.
+# webdataset does not close its files; the garbage collector does.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 
 ALL_PEERS = "WDSKIT_ALL_PEERS" in os.environ  # set by `make peers`
@@ -34,7 +34,7 @@ SPECS = ["l8", "l", "rgb8", "rgb", "rgba8", "pil", "pilrgb", "torchrgb8", "torch
 
 @pytest.fixture(scope="module", autouse=True)
 def _nothing_left_open():
-    """Have the last of those files closed where that is no error."""
+    """Close the last of these files while their warning is not an error."""
     yield
     gc.collect()
 
@@ -59,7 +59,7 @@ def pictures(tmp_path_factory) -> str:
 
 
 def listed(pattern: str) -> Pipeline:
-    """The samples in the order of the list."""
+    """Return the samples in the order of the list."""
     return Pipeline().stream(pattern, shuffle_shards=False).split_by_node().split_by_worker()
 
 
@@ -68,7 +68,7 @@ def urls_of(pattern: str) -> list[str]:
 
 
 def plain(value):
-    """Arrays, tensors and images as lists with their types, so that `==` compares all of them."""
+    """Return arrays, tensors and images as lists with their types, so that `==` compares all values."""
     match value:
         case dict():
             return {name: plain(part) for name, part in value.items()}
@@ -81,7 +81,7 @@ def plain(value):
     return value
 
 
-# What wdskit wrote.
+# Shards of wdskit.
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -115,7 +115,7 @@ def test_a_sample_is_the_same_whoever_opens_the_shard(packed, kind):
         assert list(one.items()) == list(other.items())
 
 
-# What webdataset wrote.
+# Shards of webdataset.
 
 SAMPLES = {
     key: {"jpg": image_bytes(number=number), "json": b'{"n": %d}' % number, "txt": b"" if number % 2 else b"text"}
@@ -157,7 +157,7 @@ def test_what_shard_writer_wrote_is_read(tmp_path, options):
 
 
 def test_values_that_tar_writer_encoded_are_decoded(tmp_path):
-    """What it pickles stays bytes."""
+    """Fields that TarWriter pickles stay bytes."""
     values = {
         "cls": 7,
         "json": {"text": "grüße", "list": [1, 2.5, None]},
@@ -185,7 +185,7 @@ def test_shards_that_it_compressed_are_refused_by_name(tmp_path):
 
 
 def test_the_folders_of_img2dataset_are_read(tmp_path):
-    """Numbered shards, nine digits a key, indented JSON, and tables of other kinds beside them."""
+    """Such folders have numbered shards, keys of nine digits, indented JSON, and foreign tables next to the shards."""
     samples = {}
     for shard in range(2):
         with (tmp_path / f"{shard:05d}.tar").open("wb") as file, webdataset.TarWriter(file) as writer:
@@ -202,7 +202,7 @@ def test_the_folders_of_img2dataset_are_read(tmp_path):
     check_read(tmp_path, samples)
 
 
-# Its stages in our streams.
+# webdataset's stages in wdskit's streams.
 
 
 def plus_100(number):
@@ -256,7 +256,7 @@ def test_its_stage_does_in_a_stream_what_ours_of_that_name_does(six, stage, work
 
 
 def as_lists(value):
-    """Batches of numbers as lists; it stacks them with numpy, we with torch."""
+    """Return batches of numbers as lists: webdataset stacks them with numpy, wdskit with torch."""
     if isinstance(value, (tuple, list)):
         return [part.tolist() if hasattr(part, "tolist") else part for part in value]
     return value
@@ -318,7 +318,7 @@ def test_its_lists_of_shards_are_sources(six):
 
 
 def test_samples_cut_short_in_its_opener_are_not_ours_to_see(tmp_path):
-    """Its opener takes a cut for the end of the shard; ours, in the same place, does not."""
+    """The opener of webdataset takes a cut for the end of the shard; wdskit's opener, in the same place, does not."""
     pattern = write_numbers(tmp_path, [3])
     (path,) = urls_of(pattern)
     Path(path).write_bytes(Path(path).read_bytes()[: 2 * 1024])
@@ -327,7 +327,7 @@ def test_samples_cut_short_in_its_opener_are_not_ours_to_see(tmp_path):
         list(Pipeline().stream(path).tarfile_to_samples().build())
 
 
-# Our pipelines in its own.
+# wdskit's pipelines in webdataset's.
 
 
 def test_a_built_pipeline_is_one_of_its_own(six):
@@ -375,7 +375,7 @@ def test_random_mix_draws_from_built_pipelines(six):
 
 
 def test_newest_version_nests_pipelines(six):
-    """0.2.86 to 0.2.100 cannot nest their own either."""
+    """Versions 0.2.86 to 0.2.100 cannot nest their own pipelines either."""
     built = listed(six).build()
     nested = webdataset.DataPipeline(built, webdataset.map(number_of), webdataset.map(as_column), webdataset.batched(5))
     assert [batch[0].tolist() for batch in nested] == [list(range(at, min(at + 5, 39))) for at in range(0, 39, 5)]
@@ -389,7 +389,7 @@ def test_newest_version_nests_pipelines(six):
 
 
 def test_a_configuration_runs_the_same(pictures, tmp_path):
-    """Nothing of webdataset is named in it; it is what runs underneath."""
+    """The configuration does not name webdataset, whose stages run."""
     config = tmp_path / "c.yaml"
     config.write_text(f"""
 version: 1

@@ -1,4 +1,4 @@
-"""Trains an epoch on wdskit's loader with open_clip's `train_one_epoch`; prints JSON."""
+"""Train an epoch on wdskit's loader with open_clip's `train_one_epoch`; print JSON."""
 
 # ruff: noqa: E402 (torchvision must be importable first)
 

@@ -1,4 +1,4 @@
-"""Trains an epoch on wdskit's loader with timm's model, mixup, loss, optimizer, schedule and meters; prints JSON."""
+"""Train an epoch on wdskit's loader with timm's model, mixup, loss, optimizer, schedule and meters; print JSON."""
 
 # ruff: noqa: E402 (torchvision must be importable first)
 

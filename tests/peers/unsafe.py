@@ -1,4 +1,4 @@
-"""Hand-written shards that break a rule of some reader, with the readers that cannot take them.
+"""Hand-written shards that break a rule of a reader, with the readers that cannot read them.
 
 docs/readers.md lists these rules; `check_readers.py` shows that each reader fails on these shards and on no other.
 """
@@ -16,12 +16,12 @@ FIELDS = {"jpg": image_bytes("JPEG"), "cls": b"1", "json": b'{"n": 1}', "txt": b
 
 
 def sample(key: str, *, without: str = "", **options) -> bytes:
-    """One sample with all fields; `options` of its headers."""
+    """Return one sample with all fields; `options` are those of its headers."""
     return b"".join(member(f"{key}.{name}", data, **options) for name, data in FIELDS.items() if name != without)
 
 
 def each(make: Callable[[bytes, bytes], bytes], key: str = "b") -> bytes:
-    """One sample, each member made by a function of its name and data."""
+    """Return one sample, each member made by a function of its name and data."""
     return b"".join(make(f"{key}.{name}".encode(), data) for name, data in FIELDS.items())
 
 
@@ -36,7 +36,7 @@ def jsons(*documents: bytes) -> bytes:
 
 
 class Case(NamedTuple):
-    """The members of a shard, and the readers that cannot take it."""
+    """The members of a shard, and the readers that cannot read it."""
 
     data: bytes
     readers: set[str]
@@ -81,5 +81,5 @@ UNSAFE: dict[str, Case] = {
 
 
 def shard(name: str) -> bytes:
-    """A whole shard."""
+    """Return a whole shard."""
     return UNSAFE[name].data + END

@@ -1,4 +1,4 @@
-"""From stages to what runs: the length of an epoch, what can be resumed, where shards are opened, and
+"""From stages to a program: the length of an epoch, which pipelines can be resumed, where shards are opened, and
 which settings have no effect.
 """
 
@@ -38,7 +38,7 @@ TAILS = {
 
 @pytest.mark.parametrize("names", [*itertools.permutations(TAILS, 2)], ids="+".join)
 def test_the_length_of_an_epoch_is_the_number_of_its_items(six, names):
-    """Whatever stands behind with_epoch, for every number of workers that share it."""
+    """This holds for all stages after with_epoch, and for every number of workers that share it."""
     first, second = names
     if {*names} == {"batched", "full batches"}:
         return
@@ -106,7 +106,7 @@ SITUATIONS: dict[str, tuple[str, dict[str, Any], set[str]]] = {
         {"cache", "ranks_per_node", "persistent_workers", "prefetch", "start_method"},
     ),
 }
-"""The source, its settings, and the settings that have no effect then."""
+"""The source, its settings, and the settings that have no effect with these."""
 
 
 def test_the_table_names_every_setting() -> None:
@@ -115,7 +115,7 @@ def test_the_table_names_every_setting() -> None:
 
 @pytest.mark.parametrize("situation", SITUATIONS)
 def test_a_setting_without_effect_is_logged_and_the_loader_runs(indexed: str, situation: str, caplog) -> None:
-    """One line for each, and none for settings that have an effect."""
+    """Each such setting has one log line; settings with an effect have no line."""
     source, base, unused = SITUATIONS[situation]
     stages = [{source: indexed if source == "exact" else f"{indexed}/*.tar"}, {"to_tuple": "__key__"}, {"batched": 2}]
     for name, value in SETTINGS.items():

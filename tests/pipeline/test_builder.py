@@ -1,4 +1,4 @@
-"""The builder: what it accepts is what YAML accepts, and what it refuses is refused in the same words."""
+"""The builder: it accepts the same values as YAML, and refuses values with the same messages."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def six(tmp_path):
 
 
 def test_every_stage_is_a_method_with_the_names_and_defaults_of_its_spec():
-    """A new setting comes to the builder too."""
+    """A new setting is also an argument of the builder."""
     for name, spec in STAGES.items():
         method = inspect.signature(getattr(Pipeline, name))
         keywords = {p.name: p.default for p in method.parameters.values() if p.kind is p.KEYWORD_ONLY}
@@ -46,14 +46,14 @@ def test_every_stage_is_a_method_with_the_names_and_defaults_of_its_spec():
 
 
 def test_what_is_made_of_the_stages_is_current(repository):
-    """In a process of its own: what other tests have registered is not part of it."""
+    """The test runs in its own process, without the stages that other tests register."""
     command = [sys.executable, "tools/generate.py", "--check"]
     done = subprocess.run(command, cwd=repository, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (0, ""), done.stderr
 
 
 def test_each_line_of_the_stage_table_is_a_stage(load_tool):
-    """As a configuration has it."""
+    """The lines are valid in a configuration."""
     tool = load_tool("generate")
     for name, stage in STAGES.items():
         item = yaml.safe_load(tool.example(stage))
@@ -119,7 +119,7 @@ BAD = [
 
 @pytest.mark.parametrize(("name", "value", "python"), BAD, ids=[f"{name}-{at}" for at, (name, *_) in enumerate(BAD)])
 def test_a_wrong_setting_is_refused_in_the_words_of_the_configuration(name, value, python):
-    """When the method is called; only the place differs."""
+    """The error comes when the method is called; only the place in the message differs."""
     with pytest.raises(ConfigError) as by_builder:
         python(BASE)
     before = {"stream": [], "map_tuple": [*TUPLES.stages]}.get(name, [*BASE.stages])
@@ -131,7 +131,7 @@ def test_a_wrong_setting_is_refused_in_the_words_of_the_configuration(name, valu
 
 
 def test_field_names_may_be_one_text_wherever_they_may_be_a_list():
-    """Not its letters."""
+    """The letters of the text are not taken for names."""
     assert BASE.to_tensor(fields="jpg right.png").stages[-1].fields == ("jpg", "right.png")
     assert BASE.decode("rgb8", only="jpg").stages[-1].only == ("jpg",)
     assert BASE.resize(5, fields="jpg", masks="png").stages[-1].masks == ("png",)
@@ -139,7 +139,7 @@ def test_field_names_may_be_one_text_wherever_they_may_be_a_list():
 
 
 def test_any_word_is_a_field_name():
-    """Those of the builder's own parameters too."""
+    """Names of the builder's own parameters are allowed too."""
     words = ["name", "self", "value", "settings", "where", "fields", "cls"]
     assert BASE.rename(**dict.fromkeys(words, "jpg")).stages[-1].names == dict.fromkeys(words, "jpg")
     assert BASE.map_dict(**dict.fromkeys(words, len)).stages[-1].fields == dict.fromkeys(words, len)
@@ -156,7 +156,7 @@ def test_shards_may_be_paths(tmp_path, six):
 
 @pytest.mark.parametrize("value", [np.array([0.5]), torch.tensor([0.5, 0.5, 0.5]), {"a": 1}, 0.5])
 def test_arrays_are_refused_in_plain_words(value):
-    """Their truth value is no question to ask."""
+    """The code must not ask for the truth value of an array."""
     with pytest.raises(ConfigError, match=r"^Pipeline\.normalize: normalize\.mean: .*; a list is needed, as in \["):
         BASE.normalize(mean=value, std=value)
 
@@ -235,7 +235,7 @@ def test_a_built_pipeline_refuses_what_webdataset_would_do_wrong(six):
 
 
 def test_a_pipeline_built_for_fewer_workers_says_so(six, monkeypatch):
-    """In each worker, before it reads."""
+    """The error comes in each worker before it reads."""
     built = Pipeline().stream(six).split_by_worker().map(number_of).build(max_workers=1)
     monkeypatch.setattr(stream, "get_worker_info", lambda: SimpleNamespace(id=0, num_workers=2))
     with pytest.raises(PipelineError, match=r"2 workers: this pipeline was built for 1\. Build .*max_workers=2"):
@@ -243,7 +243,7 @@ def test_a_pipeline_built_for_fewer_workers_says_so(six, monkeypatch):
 
 
 def test_a_pipeline_never_changes(six):
-    """Longer ones are new ones; several loaders of one run side by side."""
+    """A stage is added to a new pipeline; several loaders of one pipeline run at the same time."""
     base = listed(six)
     before = base.stages
     short, batched = base.map(number_of), base.batched(3, collate=len)

@@ -1,4 +1,4 @@
-"""Pipelines of one configuration mean the same classes by the same labels."""
+"""In all pipelines of a configuration, a label means the same class."""
 
 from __future__ import annotations
 

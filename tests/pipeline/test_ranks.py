@@ -1,4 +1,4 @@
-"""Where rank and world size come from."""
+"""The sources of rank and world size."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_launchers_say_how_many_ranks_a_machine_has(name, expected):
     environ = LAUNCHED[name]
     assert find_rank(environ=environ).ranks_per_node == expected
     assert find_rank(environ=environ, ranks_per_node=1).ranks_per_node == 1
-    assert find_rank(1, 4, environ=environ).ranks_per_node == 1  # ranks of data are not those of processes
+    assert find_rank(1, 4, environ=environ).ranks_per_node == 1  # explicit ranks differ from the process ranks
     assert find_rank(1, 4, environ=environ, ranks_per_node=2).ranks_per_node == 2
 
 
@@ -74,7 +74,7 @@ def test_a_group_that_a_launcher_made_has_its_machines(group):
 
 @pytest.mark.parametrize("sizes", [[8, 4], [4, 8], [2, 1, 3], [3, 2, 1], [8, 4, 6], [1, 1, 2]], ids=str)
 def test_uneven_machines_are_refused_on_one_rank_at_least(sizes):
-    """Ranks that went on with different numbers would read some samples twice and others never."""
+    """Ranks with different world sizes would read some samples twice and others never."""
     refused, rank = [], 0
     for size in sizes:
         for local in range(size):
@@ -86,11 +86,11 @@ def test_uneven_machines_are_refused_on_one_rank_at_least(sizes):
                 refused.append(str(err))
             rank += 1
     assert refused
-    assert "machines do not have equal blocks of ranks.\n  Where machines have different numbers" in refused[0]
+    assert "machines do not have equal blocks of ranks.\n  If machines have different numbers" in refused[0]
 
 
 def test_ranks_that_are_dealt_to_machines_in_turn_are_refused_on_one_rank_at_least():
-    places = [(rank, rank // 2) for rank in range(8)]  # of 2 machines, srun --distribution=cyclic
+    places = [(rank, rank // 2) for rank in range(8)]  # 2 machines, srun --distribution=cyclic
     slurm = {"SLURM_NTASKS": "8", "SLURM_STEP_NUM_TASKS": "8", "SLURM_STEP_TASKS_PER_NODE": "4(x2)"}
     refused = 0
     for rank, local in places:
@@ -119,7 +119,7 @@ def test_half_a_rank_is_refused(arguments, environ, message):
 
 
 def test_a_rank_beside_a_process_group_is_refused_unless_they_agree(tmp_path, group):
-    """Neither of the two is passed over in silence."""
+    """Neither of the two is silently ignored."""
     pattern = write_numbers(tmp_path / "shards", [8])
     pipe = Pipeline().stream(pattern).split_by_node().split_by_worker()
     for place in ({"rank": 0, "world_size": 2}, {"rank": 1, "world_size": 2}):
@@ -133,7 +133,7 @@ def test_a_rank_beside_a_process_group_is_refused_unless_they_agree(tmp_path, gr
 
 @pytest.mark.parametrize("source", ["stream", "sequential"])
 def test_a_process_group_that_says_otherwise_is_an_error_at_every_first_batch(tmp_path, monkeypatch, source):
-    """Whether it was there before the first epoch, or came between two; and again, however often one asks."""
+    """The group was made before the first epoch, or between two epochs; every later iteration raises again."""
     pattern = write_numbers(tmp_path / "shards", [8, 8])
     index_folder(tmp_path / "shards")
     if source == "stream":
@@ -159,7 +159,7 @@ def test_a_process_group_that_says_otherwise_is_an_error_at_every_first_batch(tm
 
 
 def test_workers_that_are_not_forked_know_the_rank_of_the_main_process(tmp_path):
-    """They inherit no process group, and without the captured rank each would read everything."""
+    """They inherit no process group; without the captured rank each worker would read all samples."""
     pattern = write_numbers(tmp_path, [4, 4, 4, 4])
     pipe = (
         Pipeline().stream(pattern, shuffle_shards=False).split_by_node().split_by_worker().map(number_of).with_epoch(8)

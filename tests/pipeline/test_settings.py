@@ -1,4 +1,4 @@
-"""How a pipeline is run: workers and threads where none are set."""
+"""The settings of a loader: default numbers of workers and threads."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def twelve_cores(monkeypatch):
     ],
 )
 def test_workers_and_threads_share_the_machine(pipe, said, environ, counts):
-    """And where functions of the user's are called, one thread a process: several would call them at the same time."""
+    """With user functions there is one thread per process, because several threads would call them at the same time."""
     assert choose_workers(LoaderSpec(**said), pipe.stages, environ)[:2] == counts
 
 

@@ -26,7 +26,7 @@ def folder(path: Path, *parts: Samples) -> str:
 
 
 def expected(a: Samples, b: Samples) -> tuple[set[str], set[str], dict[str, set[str]]]:
-    """What a comparison of two dictionaries says."""
+    """Return the differences of two dictionaries, for the comparison."""
     fields = {
         key: {
             name if name in a[key] and name in b[key] else f"-{name}" if name in a[key] else f"+{name}"

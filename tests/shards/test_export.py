@@ -1,5 +1,5 @@
-"""Files for other readers next to the shards: their exact text, who may replace them, and that `verify` reports those
-that do not match.
+"""Files for other readers next to the shards: their exact text, when they may be replaced, and that `verify` reports
+files that do not match.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from tar_corpus import END, long_name, member, pax, record
 
 from wdskit import ConfigError, FolderIndexError, PackError, StorageError, export, finish_pack, pack, reshard, verify
 from wdskit.shards import export as exporting
-from wdskit.shards.export import KINDS, RECORD_NAME, _collapse, outdated, split_of
+from wdskit.shards.export import KINDS, RECORD_NAME, _collapse, describe_outdated, split_of
 from wdskit.shards.index import index_folder
 from wdskit.tar.names import split_name
 
 GOLDEN_TARS = sorted((GOLDEN / "tar").glob("[!g]*.tar"))
-GOLDEN_TARS += sorted((GOLDEN / "tar").glob("gnu*.tar"))  # tarfile opens no empty one
+GOLDEN_TARS += sorted((GOLDEN / "tar").glob("gnu*.tar"))  # tarfile opens no empty archive
 
 ALL = bool(os.environ.get("WDSKIT_ALL_FAULTS"))
 
@@ -56,7 +56,7 @@ def index_of(folder: Path) -> None:
     index_folder(folder, disk=HastyDisk())
 
 
-# What they hold.
+# Content.
 
 TEXTS = {
     "t-000000.idx": "v1.2 2\n"
@@ -103,7 +103,7 @@ def test_each_kind_is_written_alone(tmp_path, kind):
 
 
 def test_pack_and_reshard_export_as_the_command_does(tmp_path):
-    """Rows of a list, of a generator, and in processes; and again where the shards are packed already."""
+    """Rows are in a list or a generator, or packed by processes; also if the shards exist already."""
     folder = packed(tmp_path / "a" / "t")
     pack(iter(rows(0, 3)), tmp_path / "b" / "t", export=KINDS, max_samples=2, disk=HastyDisk())
     packed(tmp_path / "c" / "t", workers=2)
@@ -122,7 +122,7 @@ def test_pack_and_reshard_export_as_the_command_does(tmp_path):
 
 @pytest.mark.parametrize("path", GOLDEN_TARS, ids=lambda path: path.stem)
 def test_offsets_are_those_of_the_data_whatever_the_headers(tmp_path, path):
-    """Of all archives that can be indexed, with pax and GNU headers, folders and global headers between."""
+    """This holds for all archives that can be indexed: with pax and GNU headers, folders and global headers."""
     (tmp_path / "a.tar").write_bytes(path.read_bytes())
     try:
         index_of(tmp_path)
@@ -141,7 +141,7 @@ def test_offsets_are_those_of_the_data_whatever_the_headers(tmp_path, path):
 
 
 def test_long_names_and_large_members_have_right_offsets(tmp_path):
-    """Where DALI's own tool counts wrong."""
+    """DALI's own tool computes wrong offsets for these."""
     name = b"d" * 60 + b"/" + b"n" * 90
     parts = [long_name(name + b".a") + member("cut", b"1"), pax(record(b"path", name + b".b")) + member("x", b"22")]
     data = b"".join([*parts, member("z.bin", bytes(33 << 20)), member("z.txt", b"333"), END])
@@ -238,11 +238,11 @@ def test_energon_would_read_a_brace_in_a_name_as_a_pattern(tmp_path):
         export(tmp_path, "energon", disk=HastyDisk())
 
 
-# What is renewed, what is left, what is refused.
+# Files that are written again, kept, or refused.
 
 
 def packed_again(folder: Path) -> Path:
-    """What `overwrite` writes below, in a new folder."""
+    """Return the files that `overwrite` writes, made in a new folder."""
     pack(rows(3, 4), folder, export=KINDS, disk=HastyDisk())
     return folder
 
@@ -254,7 +254,7 @@ def test_exports_of_a_folder_that_changed_are_reported_and_written_again_by_the_
     if change == "index":
         write_shard(folder / "t-000002.tar", {"x": {"cls": b"1", "json": b"{}", "txt": b""}})
         index_of(folder)
-        told = outdated(folder)
+        told = describe_outdated(folder)
     else:
         result = pack(rows(3, 4), folder, **{change: True}, disk=HastyDisk())
         told = " ".join(result.notes)
@@ -293,7 +293,7 @@ def test_files_of_shards_that_are_gone_are_removed(tmp_path):
 
 @pytest.mark.parametrize("name", [*TEXTS, "_info.json"])
 def test_what_something_else_wrote_is_never_overwritten(tmp_path, name):
-    """But the same bytes are taken for ours, of DALI's files excepted, which other tools write too."""
+    """But files with equal bytes count as wdskit's, except DALI's files, which other tools write too."""
     whole = packed(tmp_path / "whole", pattern="t-%06d.tar")
     folder = packed(tmp_path / "t", export=())
     (folder / name).parent.mkdir(exist_ok=True)
@@ -336,8 +336,8 @@ def test_splits_that_a_user_made_stay(tmp_path):
 def test_parts_that_are_added_make_exports_outdated(tmp_path):
     folder = packed(tmp_path / "t", export=["timm"])
     pack(rows(3, 5), folder, append=True, part="0/1", disk=HastyDisk())
-    assert finish_pack(folder).notes == (outdated(folder),)
-    assert "--for timm" in outdated(folder)
+    assert finish_pack(folder).notes == (describe_outdated(folder),)
+    assert "--for timm" in describe_outdated(folder)
 
 
 def test_shards_whose_files_would_have_one_name_are_refused(tmp_path):
@@ -374,7 +374,7 @@ def test_wrong_kinds_are_refused_before_anything_is_read(tmp_path):
     ],
 )  # fmt: skip
 def test_a_record_that_something_else_wrote_is_not_followed(tmp_path, record):
-    """Nothing outside of the folder is replaced or removed, and no file of another program."""
+    """No file outside of the folder, and no file of another program, is replaced or removed."""
     folder = packed(tmp_path / "a" / "t", export=())
     (tmp_path / "victim").write_bytes(b"mine")
     (folder / "victim").write_bytes(b"mine")
@@ -411,7 +411,7 @@ def test_a_folder_of_energon_that_is_a_link_is_refused(tmp_path):
 
 
 def interrupted(folder: Path, interrupt: Callable[[Callable[[Any], None], int], None]) -> None:
-    """Export all kinds, interrupted at each disk operation: `verify` reports it, and the next call writes all."""
+    """Interrupt an export of all kinds at each disk operation: `verify` reports it, and the next call writes all."""
     packed(folder / "whole" / "t", export=())
 
     def fresh(name: str) -> Path:
@@ -451,7 +451,7 @@ def test_an_export_that_was_interrupted_is_reported_and_done_by_the_next_call(tm
 
 
 def test_a_record_that_is_written_only_at_the_end_is_caught(tmp_path, monkeypatch):
-    """A mutant: what it left is taken for the file of another program."""
+    """Mutant: files that it left are taken for files of another program."""
     true_publish = exporting.publish_bytes
 
     def late(path, data, *, disk):
@@ -463,11 +463,11 @@ def test_a_record_that_is_written_only_at_the_end_is_caught(tmp_path, monkeypatc
         interrupted(tmp_path, kill)
 
 
-# What `verify` sees.
+# Findings of `verify`.
 
 
 def test_every_file_that_does_not_match_is_a_finding(tmp_path):
-    """A missing, an empty, another or a damaged one; of the two files that a user changes, a missing one."""
+    """A missing, empty, different or damaged file is a finding; of the two files that users edit, a missing one."""
     folder = packed(tmp_path / "t")
     rng = random.Random(0)
     for name, data in exported(folder).items():

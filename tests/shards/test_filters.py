@@ -1,4 +1,4 @@
-"""Filter expressions: what they say of a sample, and that nothing else comes of them, whoever wrote them."""
+"""Filter expressions: their value for a sample, and that hostile expressions have no other effect."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def test_the_refusal_shows_the_place_and_what_there_is():
     assert Expression("json['class'] == 'cat'").fields == {"json"}
 
 
-# Questions that are allowed, with values that are made to hurt.
+# Allowed expressions with hostile values.
 HEAVY = [
     " * ".join(["json.big"] * 30) + " > 0",
     "json.big * json.big * json.big > 0",
@@ -176,7 +176,7 @@ def test_hostile_values_end_soon_and_in_little_memory():
     ],
 )  # fmt: skip
 def test_a_long_text_is_not_searched_for(text):
-    """Otherwise one filter takes a minute for 4 MB."""
+    """Otherwise one filter would take a minute for 4 MB."""
     assert holds(text, fields={"txt": "a" * 2000}) in {True, False}
     start = time.process_time()
     with pytest.raises(ExpressionError, match="more than the 2000 to search for"):
@@ -207,7 +207,7 @@ TEXTS = st.recursive(
 
 @given(TEXTS)
 def test_what_is_answered_is_what_python_answers(text):
-    """Python itself, with names bound as an expression has them, is the oracle for what is allowed."""
+    """Allowed expressions are evaluated by Python too, with the same names, and the values are compared."""
     try:
         expression = Expression(text)
         answer = expression.holds("key", FIELDS, FIELDS.__getitem__)
@@ -241,7 +241,7 @@ def test_the_library_is_loaded_when_an_expression_is_asked():
     )
 
 
-# Mutants: lists with one thing too many, which the escapes above must catch.
+# Mutants: lists that allow one name too many, which the attacks above must catch.
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""`index_folder` makes the index of shards that others wrote: complete, the same each time, or not at all."""
+"""`index_folder` makes the index of foreign shards: complete, the same each time, or not at all."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ def test_a_lock_that_cannot_be_taken_is_told(folder: Path) -> None:
 
 
 class _FailingDisk(Disk):
-    """Fails at the n-th operation; counts all."""
+    """A disk that fails at the n-th operation, and counts all."""
 
     def __init__(self, fail_at: int) -> None:
         self.fail_at = fail_at
@@ -200,7 +200,7 @@ def test_a_disk_that_fails_at_any_operation_leaves_no_wrong_index(folder: Path) 
             index_folder(folder, disk=_FailingDisk(fail_at))
         left = index_bytes(folder)
         assert left.items() <= right.items()  # whole files only
-        assert "index.json" not in left or left == right  # and it is the last one
+        assert "index.json" not in left or left == right  # and the index is the last file
         for name in left:
             (folder / name).unlink()
     index_folder(folder)
@@ -224,7 +224,7 @@ def test_processes_are_used_only_where_they_pay() -> None:
 
 @pytest.mark.parametrize("make", [os.mkfifo, os.mkdir], ids=["pipe", "folder"])
 def test_what_only_looks_like_a_shard_is_named(folder: Path, make) -> None:
-    """A named pipe would be waited for, a folder cannot be read."""
+    """A named pipe would hang, a folder cannot be read."""
     make(folder / "s-9.tar")
     with pytest.raises(StorageError, match=r"s-9.tar: this is not a file"):
         index_folder(folder)

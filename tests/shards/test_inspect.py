@@ -1,4 +1,4 @@
-"""Fields printed by their key: the bytes that are in the shard."""
+"""`cat`: fields printed by key are the bytes in the shard."""
 
 from __future__ import annotations
 

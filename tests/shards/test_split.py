@@ -1,4 +1,4 @@
-"""Splits: each sample in one, shares as asked for, groups whole, and all of it the same whatever becomes of shards."""
+"""Splits: each sample in one split, exact shares, whole groups, and the same result after any change of shards."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Samples = dict[str, dict[str, bytes]]
 
 
 def numbered(num: int, *, groups: int = 7) -> Samples:
-    """Samples with a key, a class and, in their JSON, the patient they belong to."""
+    """Return samples with a key, a class and, in their JSON, the patient."""
     return {
         f"k{at:05d}": {"cls": b"1", "json": json.dumps({"patient": {"id": f"q{at % groups}"}}).encode()}
         for at in range(num)
@@ -42,7 +42,7 @@ def numbered(num: int, *, groups: int = 7) -> Samples:
 
 
 def make_folder(folder: Path, shards: list[Samples]) -> Path:
-    """Shards of these samples, indexed."""
+    """Write indexed shards of these samples."""
     folder.mkdir(parents=True, exist_ok=True)
     for at, samples in enumerate(shards):
         write_shard(folder / f"s-{at:03d}.tar", samples)
@@ -51,7 +51,7 @@ def make_folder(folder: Path, shards: list[Samples]) -> Path:
 
 
 def cut(samples: Samples, sizes: list[int]) -> list[Samples]:
-    """The samples in shards of these sizes, the rest in a last one."""
+    """Return the samples in shards of these sizes, the rest in a last shard."""
     items = list(samples.items())
     shards = []
     for size in sizes:
@@ -61,7 +61,7 @@ def cut(samples: Samples, sizes: list[int]) -> list[Samples]:
 
 
 def splits_of(folder: Path) -> dict[str, str]:
-    """The split of each key of a folder."""
+    """Return the split of each key of a folder."""
     keys = []
     for entry in read_index(folder).entries:
         with LocalShard(folder / entry.name) as opened:
@@ -83,12 +83,12 @@ def folder(tmp_path: Path) -> Path:
 
 
 def bytes_of(folder: Path) -> dict[str, bytes]:
-    """The list of the columns, and the files that it names."""
+    """Return the list of columns, and the files that it names."""
     names = [path.name for path in folder.glob("*.npy")] + [COLUMNS_NAME]
     return {name: (folder / name).read_bytes() for name in sorted(names) if (folder / name).exists()}
 
 
-# --- each sample in one split, and the shares as asked for
+# --- each sample in one split, and exact shares
 
 
 def test_each_sample_is_in_one_split_and_the_report_counts_them(folder: Path) -> None:
@@ -105,7 +105,7 @@ def test_each_sample_is_in_one_split_and_the_report_counts_them(folder: Path) ->
 
 
 def test_a_split_is_this_hash_of_the_key_for_ever(folder: Path) -> None:
-    """Computed by hand: blake2b of the key, 8 bytes little-endian, the seed as salt, against sums of shares."""
+    """Computed here: blake2b of the key, 8 bytes little-endian, the seed as salt, compared with sums of shares."""
     for seed in (0, 7, (1 << 64) - 1):
         split(folder, seed=seed, overwrite=True)
         for key, name in splits_of(folder).items():
@@ -115,7 +115,7 @@ def test_a_split_is_this_hash_of_the_key_for_ever(folder: Path) -> None:
             assert name == ("train" if draw < 0.6 else "val" if draw < 0.8 else "test")
 
 
-CHI_SQUARE_999 = {1: 10.83, 2: 13.82, 9: 27.88}  # one set of shares in a thousand is further off by chance
+CHI_SQUARE_999 = {1: 10.83, 2: 13.82, 9: 27.88}  # one of a thousand sets of shares exceeds this by chance
 
 
 @pytest.mark.parametrize(
@@ -123,22 +123,22 @@ CHI_SQUARE_999 = {1: 10.83, 2: 13.82, 9: 27.88}  # one set of shares in a thousa
 )
 @pytest.mark.parametrize("seed", [0, 1])
 def test_shares_are_as_asked_for(tmp_path_factory, shares: str, seed: int) -> None:
-    """Chi-square over 4000 keys that differ in few characters."""
+    """Chi-square over 4000 keys that differ only in few characters."""
     folder = many(tmp_path_factory)
     report = split(folder, shares, seed=seed, overwrite=True)
     off = sum((part.num_samples - 4000 * part.wanted_ratio) ** 2 / (4000 * part.wanted_ratio) for part in report.parts)
     assert off < CHI_SQUARE_999[len(report.parts) - 1]
 
 
-def many(tmp_path_factory, *, known: list[Path] = []) -> Path:  # noqa: B006 (made once for all tests of this file)
-    """4000 samples in two shards."""
+def many(tmp_path_factory, *, known: list[Path] = []) -> Path:  # noqa: B006 (made once for this file)
+    """A folder of 4000 samples in two shards."""
     if not known:
         known.append(make_folder(tmp_path_factory.mktemp("many"), cut(numbered(4000, groups=800), [1500])))
     return known[0]
 
 
 def test_two_seeds_split_independently(tmp_path_factory) -> None:
-    """Of the samples that are in `a` under one seed, half are under the other: chi-square of the 2 x 2 table."""
+    """Half of the samples in `a` with one seed are in `a` with the other: chi-square of the 2 x 2 table."""
     folder = many(tmp_path_factory)
     found = []
     for seed in (0, 1):
@@ -149,7 +149,7 @@ def test_two_seeds_split_independently(tmp_path_factory) -> None:
     assert (both - expected) ** 2 / (4000 / 16) < CHI_SQUARE_999[1]
 
 
-# --- the same whatever becomes of the shards
+# --- the same after any change of shards
 
 
 def test_old_samples_keep_their_split_when_shards_are_added_reordered_or_packed_anew(tmp_path: Path) -> None:
@@ -219,7 +219,7 @@ def test_the_same_patients_are_in_the_same_split_in_every_folder(tmp_path: Path)
 
 @given(st.lists(st.integers(0, 9), max_size=40), st.integers(1, 5), st.integers(0, 3))
 def test_all_samples_of_a_group_stay_together(tmp_path_factory, groups: list[int], size: int, seed: int) -> None:
-    groups = [*groups, *range(100, 120)]  # of which each split has some
+    groups = [*groups, *range(100, 120)]  # each split has some of them
     samples = {f"k{at}": {"json": json.dumps({"a": {"b": group}}).encode()} for at, group in enumerate(groups)}
     shards = [dict(list(samples.items())[at : at + size]) for at in range(0, len(samples), size)]
     folder = make_folder(tmp_path_factory.mktemp("groups"), shards)
@@ -235,14 +235,14 @@ def test_all_samples_of_a_group_stay_together(tmp_path_factory, groups: list[int
 
 
 def test_without_grouping_patients_would_be_torn(folder: Path) -> None:
-    """The mutant: by key, the same samples do tear groups."""
+    """The mutant splits by key, which divides groups of the same samples."""
     split(folder, by="key")
     torn = {(int(key[1:]) % 7, name) for key, name in splits_of(folder).items()}
     assert len(torn) > 7
 
 
 def test_types_that_differ_do_not_tear_a_group(tmp_path: Path) -> None:
-    """As a table that was written twice: 17, "17" and 17.0."""
+    """A table that was written twice may have 17, "17" and 17.0."""
     values = [17, "17", 17.0, 18, "18", True, "true"]
     samples = {f"k{at}": {"json": json.dumps({"id": value}).encode()} for at, value in enumerate(values)}
     folder = make_folder(tmp_path / "data", [samples])
@@ -310,7 +310,7 @@ def test_a_missing_value_is_an_error_or_goes_where_it_is_sent(folder: Path, fiel
         report = split(folder, by="json:patient.id", missing=name, overwrite=True)
         assert splits_of(folder)["bad"] == name
         assert report.num_missing == 1
-        assert sum(part.num_groups or 0 for part in report.parts) == 7  # what is missing is no group
+        assert sum(part.num_groups or 0 for part in report.parts) == 7  # a missing value is not a group
         expected = {"split": SHARES, "by": "json:patient.id", "missing": name}
         assert list_columns(folder)["split"].source == expected
 
@@ -347,11 +347,11 @@ def test_faults_of_several_shards_are_listed_and_nothing_is_written(tmp_path: Pa
     assert not has_split(folder)
 
 
-# --- what is read, and what is refused
+# --- reads and refusals
 
 
 def test_keys_come_from_headers_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of images of 300 kB nothing is read but a few kB behind each header, nor for the JSON beside them."""
+    """Of images of 300 kB only a few kB after each header are read, also to reach the JSON next to them."""
     samples = {key: {"jpg": bytes(300_000), **fields} for key, fields in numbered(10).items()}
     folder = make_folder(tmp_path / "data", [samples])
     num_bytes = 0
@@ -412,7 +412,7 @@ def test_a_folder_that_cannot_be_split_is_an_error(folder: Path, tmp_path: Path)
 
 
 def test_shards_that_do_not_match_their_index_are_an_error(folder: Path) -> None:
-    """Another file, a damaged header, and other samples in as many bytes."""
+    """The shard is another file, has a damaged header, or other samples with the same size."""
     path = folder / "s-000.tar"
     right = path.read_bytes()
     path.write_bytes(right + bytes(512))
@@ -443,7 +443,7 @@ def test_progress_ends_at_all_bytes(folder: Path) -> None:
     assert seen[-1] == (total, total)
 
 
-# --- another split in the way
+# --- an existing split
 
 
 def test_another_split_is_refused_and_replaced_on_request(folder: Path) -> None:
@@ -458,7 +458,7 @@ def test_another_split_is_refused_and_replaced_on_request(folder: Path) -> None:
     split(folder, "train=0.5,rest=0.5", overwrite=True)
     assert set(splits_of(folder).values()) == {"train", "rest"}
     assert splits_of(folder).keys() == numbered(60).keys()
-    assert len(bytes_of(folder)) == 2  # the files of the old one are gone
+    assert len(bytes_of(folder)) == 2  # the files of the old split are removed
 
 
 def test_a_split_keeps_the_other_columns(folder: Path) -> None:
@@ -471,11 +471,11 @@ def test_a_split_keeps_the_other_columns(folder: Path) -> None:
     assert list(after) == ["cls", "json.patient.id", "split"]
 
 
-# --- disks that fail
+# --- failing disks
 
 
 def test_no_fault_no_kill_and_no_power_loss_mixes_two_splits(folder: Path) -> None:
-    """After each fault the old or the new split is read, whole; run again, the new one is there."""
+    """After each fault the old or the new split is read completely; a second run gives the new split."""
     split(folder)
     old, old_files = splits_of(folder), bytes_of(folder)
     watched = WatchedDisk()

@@ -1,4 +1,4 @@
-"""Shares of a split: read exactly, refused when they are not a whole, and cut from the range of draws exactly."""
+"""Shares of a split: read exactly, refused if the sum is not 1, and mapped exactly to the range of draws."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from wdskit.shards.split import bounds_of, format_share, format_shares, parse_sh
     ids=str,
 )
 def test_every_way_to_write_shares_is_one_split(shares) -> None:
-    """0.8 + 0.1 + 0.1 as floats is not 1; here a tenth is a tenth."""
+    """As floats, 0.8 + 0.1 + 0.1 is not 1; shares are exact decimals."""
     parsed = parse_shares(shares)
     assert list(parsed.items()) == [("train", Fraction(4, 5)), ("val", Fraction(1, 10)), ("test", Fraction(1, 10))]
     assert format_shares(parsed) == "train=0.8,val=0.1,test=0.1"
@@ -100,7 +100,7 @@ def test_a_decimal_stays_a_decimal(share) -> None:
 
 @given(fractions, st.lists(st.integers(0, (1 << 64) - 1), max_size=50))
 def test_a_draw_belongs_to_the_split_whose_part_of_the_range_it_is_in(shares, draws) -> None:
-    """Compared with fractions; and so do the draws beside each bound."""
+    """Draws, and the neighbours of each bound, are compared with fractions."""
     bounds = bounds_of(shares)
     assert bounds.dtype == np.uint64
     draws += [int(bound) + step for bound in bounds for step in (-1, 0, 1) if 0 <= int(bound) + step < 1 << 64]

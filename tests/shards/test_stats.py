@@ -1,4 +1,4 @@
-"""`wdskit stats`: exact numbers on known shards, whatever the workers; damage is an error, a bad field is counted."""
+"""`wdskit stats`: exact numbers for known shards and any workers; damage is an error, a bad field is counted."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SIZES = [(40, 30), (30, 40), (40, 30), (8, 8), (100, 10)]
 
 
 def write_known(folder: Path) -> Path:
-    """Three shards of 5, 3 and 2 samples."""
+    """Write three shards of 5, 3 and 2 samples."""
     folder.mkdir()
     for shard, (start, stop) in enumerate([(0, 5), (5, 8), (8, 10)]):
         samples = {}

@@ -1,4 +1,4 @@
-"""Counting: any way to cut the values into parts gives what one pass gives, in bounded memory."""
+"""Counts of values in parts equal the counts of one pass, in bounded memory."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from wdskit.shards import tally as counts
-from wdskit.shards.tally import MAX_ITEMS, MAX_KEYS, FieldTally, Numbers, count_values, round_number
+from wdskit.shards.tally import MAX_ITEMS, MAX_KEYS, FieldTally, NumberTally, count_values, round_number
 
 SHARES = (Fraction(0), Fraction(1, 100), Fraction(1, 2), Fraction(99, 100), Fraction(1))
 
 
 def numbers_of(values):
-    numbers = Numbers()
+    numbers = NumberTally()
     for value in values:
         numbers.add(value)
     return numbers
@@ -32,12 +32,12 @@ def told(numbers):
 
 @given(st.lists(st.integers(0, 10**12), max_size=60), st.integers(0, 60), st.integers(1, 30), st.integers(1, 50))
 def test_parts_in_any_order_give_what_one_pass_gives(values, at, step, limit):
-    """Whether there are few different numbers or too many."""
+    """This holds for few different numbers, and for more than the limit."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(counts, "MAX_DIFFERENT", limit)
         parts = [numbers_of(values[start : start + step]) for start in range(0, len(values), step)]
         parts = parts[at:] + parts[:at]
-        merged = Numbers()
+        merged = NumberTally()
         for part in parts:
             merged.merge(part)
         assert told(merged) == told(numbers_of(values))

@@ -1,4 +1,4 @@
-"""What `verify` says of shards that are whole and wrong all the same, of hostile ones, and through the command line."""
+"""Findings of `verify` for whole shards with faults, for hostile shards, and on the command line."""
 
 from __future__ import annotations
 
@@ -54,12 +54,12 @@ JPG, PNG = image_bytes("JPEG"), image_bytes("PNG")
 
 
 def told(result) -> list[tuple[str, str]]:
-    """Kind of each finding and the name of its file."""
+    """Return the kind of each finding and the name of its file."""
     return [(finding.kind, Path(finding.file).name) for finding in result.findings]
 
 
 def shards(folder: Path, *parts: dict[str, dict[str, bytes]], index: bool = True) -> Path:
-    """Shards `s-0.tar`, `s-1.tar`, ... with an index."""
+    """A function that writes shards `s-0.tar`, `s-1.tar`, ... with an index."""
     folder.mkdir(exist_ok=True)
     for number, samples in enumerate(parts):
         write_shard(folder / f"s-{number}.tar", samples)
@@ -117,7 +117,7 @@ def numbered(*counts: int) -> list[dict[str, dict[str, bytes]]]:
     ],
 )
 def test_keys_that_are_traps_are_found_without_being_asked_for(tmp_path, key, problems):
-    """Whatever reader they are for. What is only unusual is left to `--for`."""
+    """This holds for keys that are traps for any reader. Keys that are only unusual are left to `--for`."""
     folder = shards(tmp_path / "d", {"k": {"txt": b"1"}, key: {"txt": b"1"}}, index=False)
     found = verify(folder).findings
     assert [(one.kind, one.key, one.problem, one.offset) for one in found] == [
@@ -198,7 +198,7 @@ def test_many_repeated_keys_are_counted_and_the_first_are_listed(tmp_path):
 
 
 def test_keys_whose_hashes_collide_are_told_apart(tmp_path, monkeypatch):
-    """Equal hashes alone are no finding; without the second look they would be."""
+    """Equal hashes alone are not a finding; without the comparison of keys they would be."""
     monkeypatch.setattr(checking, "hash_key", lambda key: bytes(8))
     folder = shards(tmp_path / "d", *numbered(2, 1))
     assert verify(folder, workers=1).is_clean
@@ -207,7 +207,7 @@ def test_keys_whose_hashes_collide_are_told_apart(tmp_path, monkeypatch):
 
 
 def test_ten_million_keys_take_240_megabytes(tmp_path):
-    """A hundredth of them: 16 bytes a sample held, 8 while they are compared."""
+    """A hundredth of them is tested: 16 bytes per sample are kept, 8 more during the comparison."""
     import tracemalloc
 
     num = 100_000
@@ -239,7 +239,7 @@ def test_samples_with_other_fields_are_listed_by_their_fields(tmp_path):
 
 
 def test_samples_with_other_fields_are_notes_and_no_fault(tmp_path, run):
-    """What `pack` wrote may have samples without a caption; `verify` says so, and passes."""
+    """Shards of `pack` may have samples without a caption; `verify` reports this and passes."""
     rows = [{"__key__": f"k{n}", "jpg": JPG, **({"txt": "a"} if n % 3 else {})} for n in range(9)]
     pack(rows, tmp_path / "d")
     assert verify(tmp_path / "d").is_clean
@@ -251,7 +251,7 @@ def test_samples_with_other_fields_are_notes_and_no_fault(tmp_path, run):
 
 
 def test_one_image_is_as_good_as_another(tmp_path):
-    """A folder of jpg and png is a folder of images; a sample without one is odd."""
+    """A folder of jpg and png is a folder of images; only a sample without an image is reported."""
     most = {f"k{n}": {"jpg": JPG, "json": b"{}"} for n in range(3)} | {"p": {"png": PNG, "json": b"{}"}}
     assert verify(shards(tmp_path / "a", most)).is_clean
     left = {"l": {"left.jpg": JPG, "mask.png": PNG}}, {"m": {"left.png": PNG, "mask.png": PNG}}
@@ -299,7 +299,7 @@ def test_images_are_checked_as_asked(tmp_path, name, data, found):
 
 
 def test_pixels_that_do_not_decode_are_found_by_decoding_alone(tmp_path):
-    """A PNG with right checksums and no pixels in its data."""
+    """A PNG may have right checksums and no pixels in its data."""
     data = b"\x89PNG\r\n\x1a\n"
     for kind, content in [(b"IHDR", struct.pack(">IIBBBBB", 9, 9, 8, 2, 0, 0, 0)), (b"IDAT", b"none"), (b"IEND", b"")]:
         data += struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
@@ -308,7 +308,7 @@ def test_pixels_that_do_not_decode_are_found_by_decoding_alone(tmp_path):
     assert told(verify(folder, images="decode")) == [("image", "s-0.tar")]
 
 
-# A share of the samples.
+# Checks of a part of the samples.
 
 
 def test_a_share_is_within_one_of_each_shard_and_exact_of_shards_of_one_size():
@@ -376,7 +376,7 @@ def test_a_shard_that_changes_while_it_is_verified_is_found(tmp_path, monkeypatc
     assert result.num_images == 1
 
 
-# Shards that do not feed all alike.
+# Shards that do not feed all ranks equally.
 
 
 @pytest.mark.parametrize(
@@ -400,7 +400,7 @@ def test_uneven_shards_are_found_where_a_world_size_is_given(tmp_path, counts, r
 
 
 def png_bomb() -> bytes:
-    """A PNG of some kilobytes that would take 480 MB."""
+    """Return a PNG of some kilobytes that would take 480 MB."""
     data = b"\x89PNG\r\n\x1a\n"
     rows = zlib.compress(bytes(1 << 20), 9)
     for kind, content in [
@@ -413,7 +413,7 @@ def png_bomb() -> bytes:
 
 
 def bombs(folder: Path) -> list[str]:
-    """Twelve files that promise, or unpack to, gigabytes. The names of the kinds of findings that they must give."""
+    """Write twelve files that promise, or unpack to, gigabytes; return the kinds of findings that they must give."""
     huge = 6 << 30
     base256 = b"\x80" + (8 << 40).to_bytes(11, "big")
     sized = {
@@ -431,7 +431,7 @@ def bombs(folder: Path) -> list[str]:
     }
     for name, (data, _) in sized.items():
         (folder / f"{name}.tar").write_bytes(data)
-    with (folder / "hole.tar").open("wb") as file:  # a member of zeros that take no room on the disk
+    with (folder / "hole.tar").open("wb") as file:  # a member of zeros that use no space on the disk
         file.write(header(b"c.jpg", 1 << 30))
         file.truncate(512 + (1 << 30) + 1024)
     return [kind for _, kind in sized.values()]
@@ -456,13 +456,13 @@ def test_twelve_bombs_are_named_errors_in_under_200_megabytes(tmp_path, script_e
     found, num_large, peak_kb = json.loads(done.stdout)
     assert len(found) == len({name for name, _ in found}) == len(kinds) == 11, found
     assert Counter(kind for _, kind in found) == Counter(kinds)
-    assert num_large == 1  # the hole is a whole member, only too large to be looked into
+    assert num_large == 1  # the hole is a whole member that is too large to decode
     assert peak_kb < 200_000
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_every_archive_of_the_corpus_is_judged_as_it_is_read(tmp_path, case):
-    """Its fault is the finding, at that byte; and none of them stops a verification."""
+    """The archive's fault is the finding, at that byte; no archive stops a verification."""
     (tmp_path / "a.tar").write_bytes(case.data)
     result = verify(tmp_path / "a.tar")
     found = [finding for finding in result.findings if finding.kind == "structure"]
@@ -477,7 +477,7 @@ def test_every_archive_of_the_corpus_is_judged_as_it_is_read(tmp_path, case):
     )
 )
 def test_noise_never_stops_a_verification_or_what_saves_the_samples_before_the_damage(data, tmp_path_factory):
-    """And what was saved reads."""
+    """The saved samples can be read."""
     folder = tmp_path_factory.mktemp("noise")
     (folder / "a.tar").write_bytes(b"".join(data))
     kinds = {finding.kind for finding in verify(folder, workers=1).findings}
@@ -504,7 +504,7 @@ def test_a_pipe_a_folder_and_a_dead_link_in_place_of_files_are_found(tmp_path):
 
 
 def test_a_disk_that_fails_in_one_shard_is_a_finding_and_the_others_are_read(tmp_path, monkeypatch):
-    """At each read in turn."""
+    """Each read fails in turn."""
     folder = shards(tmp_path / "d", *numbered(2, 2, 2))
     reads: list[str] = []
     read = LocalFile.read
@@ -592,7 +592,7 @@ def test_the_json_document_says_it_all(tmp_path, run):
 
 
 def test_findings_say_what_to_do_next(tmp_path, monkeypatch, run):
-    """The index of what is right, or what saves the rest; for one shard the folder that it stands in."""
+    """They name the command to index intact shards, or to save whole samples; for one shard they name its folder."""
     folder = shards(tmp_path / "d", *numbered(3, 2))
     monkeypatch.chdir(tmp_path)
     anew = "If the shards are right, `wdskit index d` writes their index and offsets again."

@@ -1,7 +1,7 @@
-"""No damage escapes `verify`: flipped bits, swapped and zeroed blocks, in shards and index files.
+"""`verify` finds all damage: flipped bits, swapped and zeroed blocks, in shards and index files.
 
-A sweep is a function of the damages that gives back those that were not found, and for each check there is a mutant
-without it that the sweep must catch. WDSKIT_ALL_FAULTS=1 (`make faults`) tries all, where a part is taken otherwise.
+A sweep tries damages and returns the damages that were not found. For each check there is a mutant without it, which
+the sweep must catch. WDSKIT_ALL_FAULTS=1 (`make faults`) tries all damages; otherwise a part of them is tried.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ BLOCK = 512
 
 
 class Damage(NamedTuple):
-    """What a file holds after it was damaged, and what was done."""
+    """The content of a file after a damage, and a description of the damage."""
 
     path: Path
     data: bytes
@@ -37,7 +37,7 @@ class Damage(NamedTuple):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
-    """Four shards of five samples with an image, JSON, a class and a binary field each, as `pack` wrote them."""
+    """Four shards of `pack` with five samples, each with an image, JSON, a class and a binary field."""
     rows = [
         {
             "__key__": f"k{n:02d}",
@@ -58,8 +58,8 @@ def damaged_files(folder: Path) -> list[Path]:
 
 
 def flips(folder: Path, num: int, *, seed: int = 0, suffix: str = "") -> Iterable[Damage]:
-    """One random bit of all files, as likely in each byte; but half of them in the small files, which the shards would
-    drown.
+    """Yield flips of one random bit, uniform over bytes; half of the flips are in small files, which would otherwise be
+    rare.
     """
     rng = random.Random(seed)
     files = [path for path in damaged_files(folder) if path.name.endswith(suffix)]
@@ -77,7 +77,7 @@ def _weighted(files: list[Path]) -> tuple[list[Path], list[int]]:
 
 
 def swapped_blocks(folder: Path, num: int, *, seed: int = 1) -> Iterable[Damage]:
-    """Two blocks of a file that differ, each in the other's place; of an index file two pieces of 8 bytes."""
+    """Yield swaps of two different blocks of a file; in an index file, of two pieces of 8 bytes."""
     rng = random.Random(seed)
     files = damaged_files(folder)
     while num:
@@ -93,7 +93,7 @@ def swapped_blocks(folder: Path, num: int, *, seed: int = 1) -> Iterable[Damage]
 
 
 def zeroed_blocks(folder: Path, num: int, *, seed: int = 2) -> Iterable[Damage]:
-    """A block that is not zero, zeroed."""
+    """Yield blocks that are not zero, set to zero."""
     rng = random.Random(seed)
     files = damaged_files(folder)
     while num:
@@ -108,12 +108,12 @@ def zeroed_blocks(folder: Path, num: int, *, seed: int = 2) -> Iterable[Damage]:
 
 
 def tells(finding: Finding, path: Path) -> bool:
-    """Whether a finding is about a file; the two forms of the index are told apart by neither alone."""
+    """Return whether a finding names a file; a finding about one form of the index may mean the other form."""
     return Path(finding.file).name in ({"index.json", "index.bin"} if "index" in path.name else {path.name})
 
 
 def undetected(damages: Iterable[Damage]) -> Iterator[str]:
-    """The damages that a verification does not name the file of. The files are put right again."""
+    """Yield the damages whose file no finding names. The files are restored."""
     for path, data, what in damages:
         before = path.read_bytes()
         assert data != before
@@ -146,7 +146,7 @@ def test_every_zeroed_block_is_found(folder):
 
 
 def test_all_damaged_shards_are_listed(folder):
-    """Not only the first: each shard damaged in another way, and an index too."""
+    """Each shard is damaged in another way, and an index too."""
     before = {path: path.read_bytes() for path in damaged_files(folder)}
     shards = [path for path in before if path.suffix == ".tar"]
     try:
@@ -164,7 +164,7 @@ def test_all_damaged_shards_are_listed(folder):
             path.write_bytes(data)
 
 
-# Mutants: verifications that leave a check out.
+# Mutants: verifications without one of the checks.
 
 
 def no_digest(monkeypatch):

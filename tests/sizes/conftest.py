@@ -1,4 +1,4 @@
-"""What the tests at real sizes share."""
+"""Fixtures of the tests at real sizes."""
 
 from __future__ import annotations
 
@@ -13,9 +13,7 @@ from real_sizes import large, small
 
 @pytest.fixture(autouse=True, scope="module")
 def _busy_cores() -> Iterator[None]:
-    """Two processes take time from every thread, as on a cluster: what is wrong by a race shows. In `make test` other
-    tests do that.
-    """
+    """Keep the cores busy with two processes, as on a cluster: races show. In `make test` other tests do that."""
     num = 0 if "PYTEST_XDIST_WORKER" in os.environ else 2
     others = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(num)]
     yield
@@ -26,7 +24,7 @@ def _busy_cores() -> Iterator[None]:
 
 @pytest.fixture(autouse=True, scope="module")
 def _forgotten_samples() -> Iterator[None]:
-    """What this process holds, each process that is forked from it later costs."""
+    """Free the samples after the tests, because every later fork of this process would copy their memory."""
     yield
     large.cache_clear()
     small.cache_clear()

@@ -1,4 +1,4 @@
-"""Every reader at the sizes at which it is used: what it gives is what went into the shards."""
+"""Every reader at real sizes: it returns the samples that were written."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from wdskit import LocalShard, Pipeline, pack
 
 BATCH = 40
 Way = tuple[int, int, str | None]
-"""Worker processes, threads, and how the processes start."""
+"""Worker processes, threads, and the start method."""
 
 SHORT: list[Way] = [(0, 1, None), (1, 4, "fork"), (2, 2, "fork")]
 LONG: list[Way] = [*SHORT, (0, 4, None), (1, 4, "spawn"), (2, 2, "spawn"), (2, 2, "forkserver")]
@@ -64,7 +64,7 @@ def stream(shards: str) -> Pipeline:
 
 
 def read(pipeline: Pipeline, way: Way) -> Iterator[tuple[str, str]]:
-    """Keys and digests, in order."""
+    """Return keys and digests, in order."""
     workers, threads, start_method = way
     settings = {"start_method": start_method} if start_method else {}
     loader = (
@@ -124,7 +124,7 @@ def test_samples_by_number(large_shards: Path, small_shards: Path, size: str) ->
 
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, np.ndarray]]:
-    """Real JPEGs of 60 to 135 KB, and the middle of each as it is decoded on its own."""
+    """Real JPEGs of 60 to 135 KB, and the middle of each one, decoded separately."""
     chance = np.random.default_rng(5)
     images, crops = [], {}
     for number in range(NUM_LARGE):
@@ -141,7 +141,7 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, np
 
 
 def held_batches(photos: Path, way: Way):
-    """Every batch of an epoch, all kept: none of their memory may serve for another."""
+    """Return every batch of an epoch. All are kept, so that no batch may reuse the memory of another."""
     workers, threads, start_method = way
     pipeline = Pipeline().exact(str(photos / "*.tar"), seed=1).decode("rgb8").center_crop(224)
     pipeline = pipeline.to_tuple("__key__", "jpg", "cls").batched(BATCH)

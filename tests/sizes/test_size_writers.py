@@ -1,4 +1,4 @@
-"""Every writer at the sizes at which it is used: each payload, key, digest and offset is what went in."""
+"""Every writer at real sizes: each payload, key, digest and offset is right."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ from wdskit import finish_pack, pack, reshard
 from wdskit.files import THREAD_BYTES, Disk, TempFile
 
 SIZES: dict[str, Callable[[], Samples]] = {"large": large, "small": small} if ALL else {"large": large}
-DAMAGE = (AssertionError, tarfile.TarError)  # what `check_folder` meets in shards that are wrong
+DAMAGE = (AssertionError, tarfile.TarError)  # errors of `check_folder` for wrong shards
 
 
 @pytest.fixture(scope="module")
 def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The large samples in one shard. Not to be changed."""
+    """The large samples in one shard. Tests must not change it."""
     folder = tmp_path_factory.mktemp("packed") / "large"
     pack(rows(large()), folder)
     check_folder(folder, large())
@@ -47,7 +47,7 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def packed_small(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The small samples in shards of 64 MB. Not to be changed."""
+    """The small samples in shards of 64 MB. Tests must not change them."""
     folder = tmp_path_factory.mktemp("packed") / "small"
     pack(rows(small()), folder, max_bytes=SHARD_BYTES)
     check_folder(folder, small())
@@ -78,7 +78,7 @@ def test_a_folder_of_images(samples: Samples, tmp_path: Path, options: dict[str,
 
 
 def _with_path(data: bytes, path: str) -> bytes:
-    """What `pack` adds to the JSON of an image."""
+    """Return the JSON of an image with the path that `pack` adds."""
     return json.dumps({"path": path, **json.loads(data)}, separators=(",", ":")).encode()
 
 
@@ -123,7 +123,7 @@ def test_tars(samples: Samples, tmp_path: Path) -> None:
 
 
 def test_rows_with_large_members_and_buffers_that_change_behind_them(tmp_path: Path) -> None:
-    """A generator may fill the same buffer again for its next row."""
+    """A generator may reuse a buffer for its next row."""
     samples = make_samples(40, 1_500_000, 1_600_000)
     buffer = bytearray()
 
@@ -208,7 +208,7 @@ def test_reshard_into_splits(packed: Path, tmp_path: Path) -> None:
 
 
 def test_reshard_of_samples_that_are_checked(packed: Path, tmp_path: Path) -> None:
-    """They come one by one then, as rows, and not in ranges of bytes."""
+    """With checks, samples are processed one by one, as rows, not as ranges of bytes."""
     reshard(str(packed), tmp_path / "new", validate="structure", threads=2, num_shards=2)
     check_folder(tmp_path / "new", large())
 
@@ -229,7 +229,7 @@ def test_reshard_of_tars_that_others_wrote(tmp_path: Path) -> None:
     check_folder(tmp_path / "new", large())
 
 
-# Each of these ways to be wrong is caught by the checks above.
+# The checks above catch each of these faults.
 
 
 def test_a_buffer_that_is_filled_again_while_a_thread_writes_it_is_caught(
@@ -248,7 +248,7 @@ def test_a_buffer_that_is_filled_again_while_a_thread_writes_it_is_caught(
 
 
 class ShortDisk(HastyDisk):
-    """Writes half of what it is given, as a disk may."""
+    """A disk that writes half of the bytes, as real disks may."""
 
     def write(self, fd, data):
         return Disk.write(self, fd, data[: -(-len(data) // 2)])

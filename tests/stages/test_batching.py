@@ -1,4 +1,4 @@
-"""Batches and their samples again."""
+"""Making batches, and dividing them into samples again."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from wdskit import Pipeline, PipelineError, SampleError
 
 @pytest.fixture(scope="module")
 def pattern(tmp_path_factory):
-    """Ten pictures in shards of 4, 3 and 3."""
+    """The pattern of ten pictures in shards of 4, 3 and 3."""
     folder = tmp_path_factory.mktemp("pictures")
     write_pictures(folder, [4, 3, 3])
     return f"{folder}/p-*.tar"
@@ -27,7 +27,7 @@ def six(tmp_path):
 
 
 def test_unbatched_undoes_batched(pattern):
-    """Tuples, dicts and bare values; and the samples have their own positions and names again."""
+    """This holds for tuples, dicts and bare values. The samples get back their own positions and names."""
     base = Pipeline().stream(pattern, seed=2).decode("rgb8").rename(image="jpg;png").to_tensor()
     for pipe in (base, base.to_tuple("image", "cls", "txt", "json"), base.map(take_number_of_tensor)):
         for size in (1, 3, 10, 11):
@@ -42,7 +42,7 @@ def take_number_of_tensor(sample):
 
 
 def equal_but_for_numbers(sample: Any, unbatched: Any) -> bool:
-    """Numbers come back as tensors without axes."""
+    """Return whether samples are equal; numbers may be tensors without axes."""
     if isinstance(sample, dict):
         return list(sample) == list(unbatched) and all(equal_but_for_numbers(sample[k], unbatched[k]) for k in sample)
     if isinstance(sample, tuple):
@@ -53,7 +53,7 @@ def equal_but_for_numbers(sample: Any, unbatched: Any) -> bool:
 
 
 def test_positions_survive_batching(six):
-    """The same random numbers as without it, and no two samples with the same, however often they are batched."""
+    """Random numbers are those without batching, and differ between samples, after any number of batchings."""
     base = list(listed(six, seed=8).map(draw).loader(workers=0))
     for sizes in ([4], [8, 4], [5, 3, 1, 7]):
         pipe = listed(six, seed=8)

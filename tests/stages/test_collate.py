@@ -1,4 +1,4 @@
-"""Batches: what each kind of value becomes, memory and copies, ragged fields, and messages that name the slot."""
+"""Batches: the result for each kind of value, memory and copies, ragged fields, and messages that name the slot."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LAST = torch.channels_last
 
 
 def collate(samples, marks=None, ragged=frozenset(), places=None):
-    """A batch of samples whose values are marked in some slots."""
+    """Return a batch of samples whose values are marked as images in some slots."""
     for sample in samples:
         for slot, mark in (marks or {}).items():
             has_slot = slot in sample if isinstance(sample, dict) else isinstance(sample, tuple) and slot < len(sample)
@@ -170,7 +170,7 @@ def test_chw_tensors_become_channels_last_images(channels, layout):
 
 
 def test_other_slots_keep_their_axes():
-    """An array is an image only where the pipeline says so; (3, 4, 5) in an image slot is no HWC image."""
+    """An array is an image only if the pipeline says so; (3, 4, 5) in an image slot is not an HWC image."""
     array = pixels(4, 5, 3)
     assert collate([(array, array.copy())], {0: IMAGE, 1: ARRAY})[1].shape == (1, 4, 5, 3)
     assert collate([(pixels(3, 4, 5),)], images_at(0))[0].shape == (1, 3, 4, 5)
@@ -182,7 +182,7 @@ def test_other_slots_keep_their_axes():
 @pytest.mark.parametrize("slots", [{0: ARRAY}, images_at(0)])
 @pytest.mark.parametrize("kind", ["array", "tensor"])
 def test_batches_are_fresh_memory(kind, slots):
-    """Even of one sample: the batch may be written to, and pinned."""
+    """This includes a batch of one sample: the batch may be changed, and pinned."""
     array = pixels(4, 5, 3)
     array.flags.writeable = kind == "tensor"
     value = array if kind == "array" else torch.from_numpy(array).permute(2, 0, 1)
@@ -193,7 +193,7 @@ def test_batches_are_fresh_memory(kind, slots):
 
 
 def test_images_are_copied_once():
-    """The batch is the only large allocation: no list of transposed copies beside it."""
+    """The batch is the only large allocation: there is no list of transposed copies."""
     import tracemalloc
 
     arrays = [pixels(64, 64, 3, seed=n) for n in range(32)]
@@ -272,7 +272,7 @@ def test_byte_orders_of_one_dtype_mix():
     assert batch.tolist() == [[1, 2], [3, 4]]
 
 
-# --- ragged: arrays of different lengths end to end, whichever way the batch is made
+# --- ragged: arrays of different lengths end to end, in batches made in any way
 
 
 LENGTHS = [3, 0, 1, 7, 2, 2, 5, 0]
@@ -297,7 +297,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def both(pipe: Pipeline) -> list[Any]:
-    """The batches by columns, which are those that are made sample by sample."""
+    """Return the batches by columns, after comparing them with batches made sample by sample."""
     loader, apart = (pipe.loader(workers=0) for _ in range(2))
     forgo_columns(apart.program)
     made = count_made(loader.program)

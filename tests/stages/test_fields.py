@@ -1,4 +1,4 @@
-"""Functions that stages call: of every kind, with random numbers by position, and global ones."""
+"""Functions that stages call: all kinds of functions, random numbers by position, and global random numbers."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def keyword_rng(sample, *, rng=None):
 
 
 class Adder:
-    """Functions as methods, static methods, class methods, and as an object."""
+    """A class with functions as methods, static methods, class methods, and as an object."""
 
     def __init__(self, extra):
         self.extra = extra
@@ -51,7 +51,7 @@ class Adder:
 
 
 class Number:
-    """A class is a function that makes its objects."""
+    """A class used as a function, which makes its objects."""
 
     def __init__(self, sample):
         self.value = int(sample["cls"]) + 10
@@ -77,7 +77,7 @@ class Number:
     ids=["partial", "object", "method", "static", "classmethod", "class", "lambda"],
 )
 def test_a_function_may_be_of_any_kind(six, function):
-    for settings in ({"workers": 0}, {"workers": 1, "start_method": "fork"}):  # as a lambda asks for
+    for settings in ({"workers": 0}, {"workers": 1, "start_method": "fork"}):  # a lambda needs fork
         loader = listed(six).map(function).loader(**settings)
         assert list(loader) == list(range(10, 49))
 
@@ -93,7 +93,7 @@ class Drawer:
 
 
 def test_whoever_has_a_parameter_rng_gets_the_numbers_of_the_position(six):
-    """Whatever the kind of function; and a name gives what the function gives."""
+    """This holds for all kinds of functions; a registered name gives the same as the function."""
     kinds = [draw, keyword_rng, Drawer(), functools.partial(draw), lambda sample, rng: draw(sample, rng)]  # noqa: PLW0108
     drawn = [list(listed(six, seed=3).map(function).loader(workers=0)) for function in kinds]
     assert all(other == drawn[0] for other in drawn)
@@ -140,7 +140,7 @@ def test_global_rng_repeats_by_position_whatever_the_workers(six):
 
 
 def test_without_global_rng_the_generators_are_nobodys(six):
-    """The check above can fail: this is what it would see."""
+    """The check above can fail: these are the numbers that it would get."""
     pipe = listed(six, seed=3).map(global_draws)
     assert sorted(pipe.loader(workers=0)) != sorted(pipe.loader(workers=0))
 

@@ -1,4 +1,4 @@
-"""Stages that are not wdskit's: webdataset's own, callables from iterator to iterator, and torch's data sets."""
+"""Foreign stages: webdataset's own, callables from iterator to iterator, and torch's data sets."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def plus_100(source):
 
 
 class Rerun(torch.utils.data.IterableDataset):
-    """A source of torch's."""
+    """A source that is a data set of torch."""
 
     def __iter__(self):
         return iter([{"__key__": str(number), "cls": number} for number in range(5)])
@@ -40,7 +40,7 @@ def test_callables_and_datasets_are_stages(six):
 
 
 def test_webdatasets_splitters_are_read_as_ours(six, monkeypatch):
-    """Theirs count from where the stream goes on, and ask the environment for the rank; neither holds in workers."""
+    """Left alone, they would count from a resumed position and read the environment's rank, both wrong in workers."""
     theirs = Pipeline().stream(six, seed=2).stage(webdataset.split_by_node).stage(webdataset.split_by_worker)
     ours = Pipeline().stream(six, seed=2).split_by_node().split_by_worker()
     for rank in range(2):
@@ -53,7 +53,7 @@ def test_webdatasets_splitters_are_read_as_ours(six, monkeypatch):
 
 
 def test_a_partial_of_webdatasets_splitter_is_one_too(six):
-    """It takes shards, so they are not opened before it; its own group is left to it."""
+    """It takes shards, so they are not opened before it; its argument `group` is kept."""
     splitter = functools.partial(webdataset.split_by_node, group=None)
     built = Pipeline().stream(six).stage(splitter).split_by_worker().map(number_of).build()
     assert built.pipeline[1] is splitter

@@ -1,4 +1,4 @@
-"""Paths in JSON, where fields are named; lists of JSON in batches; and `multi_hot`."""
+"""Paths in JSON in place of field names; lists of JSON in batches; and `multi_hot`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An image batches as (batch, channels, height, width) under any name; what may be one or not is refused."""
+"""An image under any name is batched as (batch, channels, height, width); ambiguous values are refused."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def test_arrays_of_npy_files_are_stacked_as_they_are_stored(source):
         base.map(lambda sample: {"points": sample["npy"][:, 1:]}),
         base.to_tuple("npy"),
         base.map(lambda sample: (sample["npy"],)),
-        source.decode(only=["npy"]).to_dict("npy"),  # by columns, where that can be
+        source.decode(only=["npy"]).to_dict("npy"),  # by columns, if possible
         source.decode(only=["npy"]).rename(points="npy").to_tuple("points"),
     ):
         batch = batch_of(pipe)
@@ -171,15 +171,15 @@ def test_named_tuples_of_functions_stay_what_they_are(folder, tmp_path: Path):
     assert labels.tolist() == [3, 3]
 
 
-# --- what is known about a value follows the value
+# --- the mark follows the value
 
 CLASSES = (np.indices((21, 34)).sum(axis=0) % 5 == 0) * np.uint8(200)
-"""A mask of 0 and 200: blended, it has other numbers."""
+"""A mask of 0 and 200: blending would give other numbers."""
 
 
 @pytest.fixture(scope="module")
 def masked(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Samples with a photograph, a mask, an image as an npy array and a JSON."""
+    """Shards with a photograph, a mask, an image as an npy array and JSON in each sample."""
     path = tmp_path_factory.mktemp("masked")
     fields = {
         "jpg": encoded(photo(), "JPEG"),
@@ -337,7 +337,7 @@ PARTS: dict[str, list[Any]] = {
 
 
 def samples_of_part(masked: str, stages: list[Any], at: int, other: list[Any], size: list[int]) -> list[Any]:
-    """What a mixture makes of the samples of the part at a place, which has these stages, or the errors."""
+    """Return the samples, or errors, of one part of a mixture, which has these stages and this place."""
     mixture = [{"shards": masked, "weight": 1, "stages": each} for each in (stages, other)]
     pipe = Pipeline().exact(mixture=mixture[::-1] if at else mixture, seed=3).resize(size, fields="seg.png")
     built = pipe.random_flip(fields="seg.png").with_epoch(12).build(rank=0, world_size=1)

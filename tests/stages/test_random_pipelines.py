@@ -1,4 +1,4 @@
-"""Random pipelines give what PIL, numpy and tarfile give, value by value; the reference knows where each value is from.
+"""Random pipelines are compared with PIL, numpy and tarfile, value by value; the reference knows each value's origin.
 
 A pipeline decodes, moves, copies, drops, changes and batches values in any order. `WDSKIT_ALL_SOAK` runs 3,000 of them.
 """
@@ -40,9 +40,9 @@ class Value:
     """One value of the reference.
 
     Attributes:
-        kind: "image", "mask", "array" or "number"; "bytes" of one of these before it is decoded.
+        kind: "image", "mask", "array" or "number"; before decoding "bytes".
         data: Array (height, width[, channels]), or a number, or the bytes.
-        of: Of bytes: the kind that they decode to.
+        of: For bytes, the kind after decoding.
         near: Levels by which PIL and torch may differ, from resizing.
     """
 
@@ -54,7 +54,7 @@ class Value:
 
 @dataclass
 class Drawn:
-    """A random pipeline, and its reference: what each stage does to the values of a sample."""
+    """A random pipeline, and its reference: the effect of each stage on the values of a sample."""
 
     stages: list[Callable[[Pipeline], Pipeline]] = field(default_factory=list)
     steps: list[Callable[[dict[str, Value]], dict[str, Value]]] = field(default_factory=list)
@@ -68,7 +68,7 @@ class Drawn:
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """Two folders of three samples; a mask, a photograph, an array that looks like an image, a number."""
+    """Two folders of three samples: a mask, a photograph, an array that looks like an image, a number."""
     made = []
     for part in range(2):
         path = tmp_path_factory.mktemp("random")
@@ -77,7 +77,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
         for number in range(3):
             ids = rng.integers(0, 2, SIZE, dtype=np.uint8) * np.uint8(200)
             samples[f"p{part}k{number}"] = {
-                "jpg": encoded(photo(*SIZE) + np.uint8(7 * number + part), "PNG"),  # lossless, and read by its bytes
+                "jpg": encoded(photo(*SIZE) + np.uint8(7 * number + part), "PNG"),  # a PNG, which is lossless
                 "seg.png": encoded(ids, "PNG"),
                 "npy": encode_field("npy", rng.integers(0, 256, (*SIZE, 3), dtype=np.uint8)),
                 "cls": b"%d" % (10 * part + number),
@@ -89,7 +89,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 
 def read(folder: str) -> dict[str, dict[str, Value]]:
-    """The samples of a folder, by tarfile."""
+    """Return the samples of a folder, read by tarfile."""
     kinds = {"jpg": "image", "seg.png": "mask", "npy": "array", "cls": "number"}
     found: dict[str, dict[str, Value]] = {}
     with tarfile.open(Path(folder) / "s.tar") as tar:
@@ -134,7 +134,7 @@ def mirrored(value: Value) -> Value:
 
 
 class Moved:
-    """A user's function that gives values new names or places: the same objects, copies or views."""
+    """A user's function that moves values to new names or places, as the same objects, copies or views."""
 
     def __init__(self, items: list[tuple[Any, Any, str]], *, is_tuple: bool) -> None:
         self.items = items
@@ -157,7 +157,7 @@ class Moved:
 
 
 def draw(rng: random.Random, first: dict[str, Value]) -> Drawn:
-    """A random pipeline for samples such as `first`, whose values the draw looks at for names, kinds and sizes."""
+    """Return a random pipeline for samples like `first`, whose names, kinds and sizes the draw uses."""
     drawn, now = Drawn(), dict(first)
     spec = rng.choice(["rgb8", "l8", "torchrgb8"])
     names = {"image": ["left.png", "b.jpg", "photo"], "mask": ["seg.png", "m.png", "ids"], "array": ["x.npy", "y"]}
@@ -257,7 +257,7 @@ def _moved(items: list[tuple[Any, Any, str]], *, is_tuple: bool) -> tuple[Any, A
 
 
 def row(value: Value) -> Any:
-    """What a batch holds of a value."""
+    """Return a value as it is in a batch."""
     if value.kind not in {"image", "mask"}:
         return value.data
     return value.data[None] if value.data.ndim == 2 else value.data.transpose(2, 0, 1)
@@ -272,7 +272,7 @@ PARTS: dict[str, list[dict[str, Any]]] = {
 
 
 def of_part(name: str, values: dict[str, Value]) -> dict[str, Value]:
-    """A sample after the stages of its part."""
+    """Return a sample after the stages of its part."""
     if name == "nothing":
         return values
     mask = decoded(values["seg.png"], "")
@@ -280,7 +280,7 @@ def of_part(name: str, values: dict[str, Value]) -> dict[str, Value]:
 
 
 def compare(seed: int, folders: list[str]) -> int:
-    """Run one pipeline beside its reference; returns the number of values compared.
+    """Run one pipeline and its reference; return the number of compared values.
 
     Raises:
         AssertionError: A value differs, or the pipeline fails.
@@ -338,9 +338,9 @@ def _blended(patch: pytest.MonkeyPatch) -> None:
 
 
 def _by_place(patch: pytest.MonkeyPatch) -> None:
-    right = base.hand_on
+    right = base.transfer_marks
 
-    def hand_on(known: Any, result: Any) -> Any:
+    def transfer_marks(known: Any, result: Any) -> Any:
         result = right(known, result)
         if isinstance(result, tuple):
             marks = {slot: mark for slot, _, mark in known}
@@ -350,7 +350,7 @@ def _by_place(patch: pytest.MonkeyPatch) -> None:
             )
         return result
 
-    patch.setattr(base, "hand_on", hand_on)
+    patch.setattr(base, "transfer_marks", transfer_marks)
 
 
 def _shared(patch: pytest.MonkeyPatch) -> None:
@@ -379,7 +379,7 @@ def _flipped(patch: pytest.MonkeyPatch) -> None:
 
 
 def _crossed(patch: pytest.MonkeyPatch) -> None:
-    """What is known of one value is known of every value of its shape."""
+    """Mutant: marks are known by the shape of a value, so that all values of that shape have the mark."""
     known: dict[Any, Any] = {}
 
     def of(slot: object, value: Any) -> Any:
@@ -398,7 +398,7 @@ FAULTS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     ),
     "parts share what is known of the first": _shared,
     "a rename forgets": _renamed,
-    "a function forgets": lambda patch: patch.setattr(base, "hand_on", lambda _, result: result),
+    "a function forgets": lambda patch: patch.setattr(base, "transfer_marks", lambda _, result: result),
     "a mask is decoded as an image": lambda patch: patch.setattr(fields, "MASK", fields.IMAGE),
     "an array is decoded as an image": lambda patch: patch.setattr(fields, "ARRAY", fields.IMAGE),
     "masks are not flipped": _flipped,

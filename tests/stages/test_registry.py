@@ -29,33 +29,33 @@ def other(sample):
 
 
 def test_a_registered_function_is_found_and_stays_what_it_was() -> None:
-    """The decorator gives the function back."""
+    """The decorator returns the function."""
     assert registry.register("my_augment")(augment) is augment
     assert registry.resolve("my_augment", {}) is augment
     assert registry.registered_names() == ("my_augment",)
 
 
 def test_a_function_handed_over_comes_first() -> None:
-    """make_loader(transforms=...) is nearer than the registry."""
+    """make_loader(transforms=...) comes before the registry."""
     registry.register("my_augment")(augment)
     assert registry.resolve("my_augment", {"my_augment": other}) is other
 
 
 @pytest.mark.parametrize("name", ["", "my-augment", "torch.load", "2x", "class", "a b", None, 5])
 def test_a_name_is_an_identifier(name) -> None:
-    """Nothing that reads like an import path or an expression."""
+    """Import paths and expressions are refused."""
     with pytest.raises(PipelineError, match="a name is letters"):
         registry.register(name)
 
 
 def test_what_is_no_function_is_refused() -> None:
-    """Where it is registered, not where it is called."""
+    """The error comes at the registration, not at the call."""
     with pytest.raises(PipelineError, match="decorates a function, not int"):
         registry.register("a")(5)
 
 
 def test_a_name_belongs_to_one_function() -> None:
-    """Another function under the same name is refused with both."""
+    """Another function under the same name is refused; the message names both."""
     registry.register("my_augment")(augment)
     with pytest.raises(PipelineError, match=r"test_registry\.augment already has this name; .*test_registry\.other"):
         registry.register("my_augment")(other)
@@ -63,14 +63,14 @@ def test_a_name_belongs_to_one_function() -> None:
 
 
 def test_two_lambdas_are_two_functions() -> None:
-    """Their names say nothing."""
+    """Their equal names do not make them equal."""
     registry.register("a")(lambda sample: sample)
     with pytest.raises(PipelineError, match="already has this name"):
         registry.register("a")(lambda sample: None)
 
 
 def test_the_same_definition_may_run_again() -> None:
-    """A notebook's cell, a reloaded module, a decorated function registered twice."""
+    """Examples are a notebook's cell, a reloaded module, and a decorated function registered twice."""
     source = "def f(sample):\n    return sample\n"
     first, second = {"__name__": "cell"}, {"__name__": "cell"}
     exec(source, first)
@@ -82,7 +82,7 @@ def test_the_same_definition_may_run_again() -> None:
 
 
 def test_an_unknown_name_gets_the_nearest_and_the_way_out() -> None:
-    """From the registry and from what was handed over."""
+    """Names of the registry and of `transforms` are suggested."""
     registry.register("my_augment")(augment)
     with pytest.raises(
         PipelineError, match=r"my_augmnt: no function .* Did you mean `my_augment`\?\n  Register it with"
@@ -94,11 +94,11 @@ def test_an_unknown_name_gets_the_nearest_and_the_way_out() -> None:
         registry.resolve("zzz", {})
 
 
-# Stages of the user's own.
+# Stages of users.
 
 
 class Shift:
-    """Adds to the number of a sample, and a draw by its position."""
+    """A stage that adds to the number of a sample, and adds a draw by its position."""
 
     def __init__(self, by=1, *, draws=False):
         if by < 0:

@@ -1,4 +1,4 @@
-"""Shards into samples: compared with the index beside them as they are read, and no silence where nothing comes out."""
+"""Shards into samples: they are compared with their index during reading, and a pipeline without output is logged."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def stream(path: Path | str, **settings: Any) -> Pipeline:
 
 
 def read(pipe: Pipeline) -> tuple[list[dict[str, bytes]], Exception | None]:
-    """The samples that come, and the error behind them."""
+    """Return the samples, and the error after them or None."""
     samples: list[dict[str, bytes]] = []
     try:
         samples.extend(
@@ -41,7 +41,7 @@ def read(pipe: Pipeline) -> tuple[list[dict[str, bytes]], Exception | None]:
 
 
 def write_over(path: Path, data: bytes) -> None:
-    """Other bytes in a file that is the same by inode and time, so that only what it holds differs."""
+    """Write other bytes into a file and keep inode and time, so that only the content differs."""
     before = path.stat()
     path.write_bytes(data)
     os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
@@ -58,7 +58,7 @@ def tar_of(members: list[tuple[str, bytes]]) -> bytes:
 
 
 def random_members(seed: int) -> list[tuple[str, bytes]]:
-    """Samples of one or two fields, in some order of few sizes."""
+    """Return samples of one or two fields with few different sizes, in random order."""
     draws = random.Random(seed)
     members = []
     for number in range(6):
@@ -69,7 +69,7 @@ def random_members(seed: int) -> list[tuple[str, bytes]]:
 
 
 def test_a_shard_spliced_of_two_others_gives_samples_at_their_places_only(tmp_path):
-    """The first part of one, the rest of another, of the size of the indexed one."""
+    """The shard is the first part of one and the rest of another, with the size of the indexed shard."""
     num_wrong = 0
     for seed in range(5):
         folder = tmp_path / str(seed)
@@ -123,7 +123,7 @@ def test_what_the_index_says_of_samples_is_compared_as_they_are_read(tmp_path, c
     write_over(path, data.ljust(num_bytes, b"\0"))
     samples, error = read(stream(tmp_path))
     if change == "a field less" and not has_offsets:
-        assert error is None  # nobody can know
+        assert error is None  # the data give no sign of it
         return
     assert isinstance(error, ShardError)
     assert error.samples_read == len(samples)
@@ -164,7 +164,7 @@ def test_members_of_a_key_that_are_apart_are_an_error_before_the_first_sample(tm
     path.write_bytes(tar_of(sorted(members)))
     index_folder(tmp_path, workers=1)
     write_over(path, tar_of(members))
-    samples, error = read(stream(path))  # by the index, which was made when all was right
+    samples, error = read(stream(path))  # with the index of the intact shard
     assert samples == []
     assert isinstance(error, ShardError)
 
@@ -186,7 +186,7 @@ def test_keys_that_continue_after_a_member_that_is_no_file_give_no_part_of_a_sam
     assert samples == []
     assert isinstance(error, ShardError)
     assert (error.samples_read, error.offset) == (0, len(first + second))
-    one_after_the_other = io.BytesIO(first + UNREADABLE[kind] + third + second + END)  # as from a store
+    one_after_the_other = io.BytesIO(first + UNREADABLE[kind] + third + second + END)  # as read from a store
     with pytest.raises(ShardError) as caught:
         samples += ShardReader(one_after_the_other.read, shard="s.tar")
     assert samples == []
@@ -194,7 +194,7 @@ def test_keys_that_continue_after_a_member_that_is_no_file_give_no_part_of_a_sam
 
 
 def test_damage_behind_whole_samples_is_told_behind_them(tmp_path):
-    """Looking ahead takes nothing from what a stream gives before a shard's damage."""
+    """Reading ahead does not lose samples before the damage."""
     path = write_shard(tmp_path / "s.tar", SAMPLES)
     path.write_bytes(path.read_bytes()[:5000])
     samples, error = read(stream(path))
@@ -221,7 +221,7 @@ def six(tmp_path):
 
 
 def test_stages_that_hold_or_skip_many_samples_are_no_silence(six):
-    """More than all shards have: 5 passes."""
+    """They skip more samples than all shards have: 5 passes."""
     base = listed(six).map(number_of)
     for pipe in (
         base.batched(4).shuffle(100, initial=50),
@@ -237,10 +237,10 @@ def test_stages_that_hold_or_skip_many_samples_are_no_silence(six):
 @pytest.mark.parametrize("options", [{}, {"resampled": True}, {"shuffle_shards": False}], ids=str)
 @pytest.mark.parametrize("world_size", [1, 2, 3])
 def test_a_filter_that_keeps_one_shard_of_many_is_no_silence(tmp_path, options, world_size):
-    """Whatever the luck of the draws: silence is what every shard has kept, not a row of unlucky ones."""
+    """This holds for any draws: a warning needs that every shard kept nothing, not only a row of shards."""
     pattern = write_numbers(tmp_path, [2] * 12)
     pipe = Pipeline().stream(pattern, **options).split_by_node().map(number_of).select(lambda number: number >= 22)
-    rank = 11 % world_size  # who reads the last shard where they are not shuffled
+    rank = 11 % world_size  # the rank that reads the last shard without a shuffle
     items = list(pipe.with_epoch(40).loader(workers=0, rank=rank, world_size=world_size))
     assert set(items) == {22, 23}
 
@@ -254,7 +254,7 @@ def test_threads_that_hold_more_batches_than_the_shards_have_are_no_silence(tmp_
 
 @pytest.mark.parametrize("settings", [{"workers": 0}, {"workers": 1, "start_method": "fork"}, None], ids=str)
 def test_a_filter_that_keeps_nothing_is_logged_and_goes_on(tmp_path, monkeypatch, caplog, settings):
-    """By the loader, or by a stream that runs without one."""
+    """The loader logs it, or a stream that runs without a loader."""
     monkeypatch.setattr(progress, "REPORT_S", 0.2)
     flag = tmp_path / "logged"
     caplog.handler.addFilter(lambda record: flag.touch() or True)
@@ -273,7 +273,7 @@ def test_a_filter_that_keeps_nothing_ends_with_the_timeout(tmp_path, workers):
 
 
 def test_a_row_of_empty_shards_is_no_end(tmp_path):
-    """One shard in twenty holds anything; draws are random, so it may stay away for long."""
+    """One shard in twenty has samples; with random draws it may not come for long."""
     pattern = write_numbers(tmp_path, [0] * 19 + [1])
     assert list(Pipeline().stream(pattern, resampled=True).map(number_of).with_epoch(20).loader(workers=0)) == [0] * 20
 
@@ -311,7 +311,7 @@ def test_check_sha256_finds_a_flipped_payload_bit_before_training(tmp_path):
     data, before = bytearray(path.read_bytes()), path.stat()
     data[600] ^= 1
     path.write_bytes(data)
-    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))  # else it would be found without
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))  # otherwise the time would show it
     assert len(list(Pipeline().stream(str(path)).loader(workers=0))) == 3
     with pytest.raises(ShardError, match="sha256"):
         list(Pipeline().stream(str(path), check="sha256").loader(workers=0))

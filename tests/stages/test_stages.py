@@ -1,4 +1,4 @@
-"""Every stage, from Python, from YAML and from a dict: the same specs, the same values, and those that it promises."""
+"""Every stage, from Python, from YAML and from a dict: equal specs, and the promised values."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ FUNCTIONS = {f.__name__: f for f in (double, take_number, is_even, keys_only)}
 
 
 def same(one: Any, other: Any) -> bool:
-    """Equal in types, dtypes, shapes and values."""
+    """Return whether types, dtypes, shapes and values are equal."""
     if type(one) is not type(other):
         return False
     if isinstance(one, (list, tuple)):
@@ -63,7 +63,7 @@ def pictures(tmp_path_factory):
 
 @pytest.fixture
 def pattern(pictures, monkeypatch):
-    """What names them; also the variable PICTURES."""
+    """The pattern of the pictures, also in the variable PICTURES."""
     folder = pictures[0].url.rpartition("/")[0]
     monkeypatch.setenv("PICTURES", f"{folder}/p-*.tar")
     return f"{folder}/p-*.tar"
@@ -76,7 +76,7 @@ def six(tmp_path):
 
 
 def decoded(picture) -> dict[str, Any]:
-    """The sample that `decode: rgb8` makes of a picture."""
+    """Return the sample that `decode: rgb8` makes of a picture."""
     number = picture.number
     hidden = {"__key__": picture.key, "__url__": picture.url}
     fields = {"cls": number % 5, "json": {"number": number}, "txt": f"text {number}"}
@@ -84,12 +84,12 @@ def decoded(picture) -> dict[str, Any]:
 
 
 def changed(function: Callable[[Any], Any], pictures) -> list[Any]:
-    """The decoded samples with their images changed."""
+    """Return the decoded samples with changed images."""
     return [{**decoded(p), p.field: function(p.pixels)} for p in pictures]
 
 
 def images_of(pictures) -> torch.Tensor:
-    """The batch of their images, channels_last."""
+    """Return the batch of the pictures' images, channels_last."""
     return torch.from_numpy(np.stack([p.pixels for p in pictures])).permute(0, 3, 1, 2)
 
 
@@ -104,10 +104,10 @@ def batches(pictures, size: int) -> list[Any]:
 
 @dataclass(frozen=True)
 class Case:
-    """One stage in its three spellings, what stands before it, and what comes out of the ten pictures.
+    """One stage in its three spellings, the stages before it, and its results for the ten pictures.
 
-    `python` goes on from `Pipeline().stream(...)`; `yaml` and `plain` are the items behind it. `expected` gets the
-    pictures. With `workers` or `ranks` the order is left out of the comparison: others test it.
+    `python` adds to `Pipeline().stream(...)`; `yaml` and `plain` are the items after the source. `expected` gets the
+    pictures. With `workers` or `ranks` the order is not compared: other tests do that.
     """
 
     name: str
@@ -330,7 +330,7 @@ CASES = [
         lambda p: p.decode("rgb8").resize([12, 16]).resize(12, fields="jpg;png"),
         DECODE + '- resize: [12, 16]\n- resize: {size: 12, fields: "jpg;png"}\n',
         [DECODE_PLAIN, {"resize": {"size": (12, 16)}}, {"resize": {"size": 12, "fields": ["jpg;png"]}}],
-        lambda ps: [decoded(p) for p in ps],  # the size it has already
+        lambda ps: [decoded(p) for p in ps],  # the size of the pictures
     ),
     Case(
         "center_crop",
@@ -344,7 +344,7 @@ CASES = [
         lambda p: p.decode("rgb8").random_resized_crop([12, 16], scale=[1, 1], ratio=(4 / 3, 4 / 3)),
         DECODE + f"- random_resized_crop: {{size: [12, 16], scale: [1, 1], ratio: [{4 / 3}, {4 / 3}]}}\n",
         [DECODE_PLAIN, {"random_resized_crop": {"size": [12, 16], "scale": (1.0, 1.0), "ratio": [4 / 3, 4 / 3]}}],
-        lambda ps: [decoded(p) for p in ps],  # the one crop that fits
+        lambda ps: [decoded(p) for p in ps],  # the only crop that fits
     ),
     Case(
         "random_flip",
@@ -372,7 +372,7 @@ IDS = [f"{case.name}-{at}" for at, case in enumerate(CASES)]
 
 
 def run_case(pipe: Pipeline, case: Case) -> list[Any]:
-    """What all ranks yield in one epoch; raw samples as their numbers."""
+    """Return the items of all ranks in one epoch; undecoded samples as their numbers."""
     items = []
     for rank in range(case.ranks):
         loader = pipe.loader(rank=rank, world_size=case.ranks, workers=case.workers, transforms=FUNCTIONS)
@@ -383,7 +383,7 @@ def run_case(pipe: Pipeline, case: Case) -> list[Any]:
 
 
 def bare(item: Any) -> Any:
-    """An undecoded sample as its number, undecoded fields as their type."""
+    """Return an undecoded sample as its number, undecoded fields as their type."""
     if not isinstance(item, dict):
         return item
     if isinstance(item.get("json"), bytes):
@@ -391,7 +391,7 @@ def bare(item: Any) -> Any:
     return {name: bytes if isinstance(value, bytes) else value for name, value in item.items()}
 
 
-ELSEWHERE = {"bucketed", "resize_to_bucket", "torchvision"}  # have files of their own
+ELSEWHERE = {"bucketed", "resize_to_bucket", "torchvision"}  # tested in other files
 
 
 def test_the_table_covers_every_stage_of_a_stream():
@@ -404,7 +404,7 @@ def test_the_table_covers_every_stage_of_a_stream():
 
 @pytest.mark.parametrize("case", CASES, ids=IDS)
 def test_a_stage_is_the_same_from_python_yaml_and_a_dict(case, pattern, pictures, tmp_path):
-    """Equal specs, and each yields what the table says."""
+    """The specs are equal, and each pipeline yields the values of the table."""
     built = case.python(Pipeline().stream(pattern, shuffle_shards=False))
     text = f'version: 1\npipeline:\n- stream: {{shards: "${{PICTURES}}", shuffle_shards: false}}\n{case.yaml}'
     (tmp_path / "config.yaml").write_text(text)
@@ -420,7 +420,7 @@ def test_a_stage_is_the_same_from_python_yaml_and_a_dict(case, pattern, pictures
 
 @pytest.mark.parametrize("case", [case for case in CASES if not case.workers], ids=lambda case: case.name)
 def test_a_stage_can_be_sent_to_workers_that_are_not_forked(case, pattern, pictures):
-    """All of it goes through pickle, and works there as here."""
+    """The whole stage can be pickled, and works the same after that."""
     pipe, items = case.python(Pipeline().stream(pattern, shuffle_shards=False)), []
     for rank in range(case.ranks):
         built = pipe.build(rank=rank, world_size=case.ranks, transforms=FUNCTIONS)
@@ -429,7 +429,7 @@ def test_a_stage_can_be_sent_to_workers_that_are_not_forked(case, pattern, pictu
 
 
 def close(values: Any, expected: Any) -> bool:
-    """`same`, but floating point may be off by its last digits, and memory may be laid out in another way."""
+    """Return as `same`, but floats may differ in the last digits, and the memory layout may differ."""
     if isinstance(values, (list, tuple)) and type(values) is type(expected):
         return len(values) == len(expected) and all(map(close, values, expected))
     if isinstance(values, dict) and isinstance(expected, dict):
@@ -466,7 +466,7 @@ pipeline:
 
 
 def test_a_renamed_image_is_still_an_image(pattern, pictures):
-    """To transforms, to batches of dicts, to batches of tuples; renamed twice, and by an alternative."""
+    """This holds for transforms, batches of dicts and of tuples, after two renamings, and with an alternative."""
     base = Pipeline().stream(pattern, shuffle_shards=False).decode("rgb8")
     pipe = base.rename(photo="jpg;png").rename(image="photo").center_crop(8)
     expected = images_of(pictures)[:, :, 2:10, 4:12]
@@ -502,7 +502,7 @@ def two_images(sample):
 
 
 def test_fields_and_masks_take_alternatives_and_share_one_draw(pattern):
-    """What the spec accepts is what the transform does."""
+    """The transform accepts the same alternatives as the spec."""
     pipe = Pipeline().stream(pattern, shuffle_shards=False).decode("rgb8").map(two_images)
     settings = {"fields": ["jpg;left.png", "right.png;none"], "masks": "nothing;mask.png"}
     done = pipe.random_resized_crop([12, 16], **settings).random_flip(**settings)
@@ -510,7 +510,7 @@ def test_fields_and_masks_take_alternatives_and_share_one_draw(pattern):
     sources = list(pipe.loader(workers=0))
     for sample in samples:
         off = sample["left.png"].astype(int) + sample["right.png"] - 255
-        assert np.abs(off).max() <= 2  # one level of rounding each
+        assert np.abs(off).max() <= 2  # each has one level of rounding
         assert sample["mask.png"].shape == (12, 16)
         assert set(np.unique(sample["mask.png"])) <= {0, 1}
     assert any(not np.array_equal(a["mask.png"], b["mask.png"]) for a, b in zip(samples, sources, strict=True))
@@ -522,7 +522,7 @@ def test_fields_and_masks_take_alternatives_and_share_one_draw(pattern):
 
 
 def test_alternatives_of_fields_and_masks_that_meet_in_a_sample_are_an_error(pattern):
-    """Else the mask would be blended as an image and then resized once more."""
+    """Otherwise the mask would be blended as an image, and then resized again."""
     pipe = Pipeline().stream(pattern, shuffle_shards=False).decode("rgb8").resize(6, fields=["jpg;png"], masks=["png"])
     loader = iter(pipe.loader(workers=0))
     with pytest.raises(SampleError, match=r"k000: resize: no field `png`"):

@@ -1,4 +1,4 @@
-"""`stream` and its splitters: shards drawn by their weights, each by one rank and worker."""
+"""`stream` and its splitters: shards are drawn by weight, each draw for one rank and worker."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ def test_with_epoch_of_all_samples_holds_each_once_whatever_the_buffer(six, size
 @pytest.mark.parametrize("workers", [2, 3])
 @pytest.mark.parametrize("size", [4, 1000])
 def test_passes_do_not_mix_in_any_worker(tmp_path, workers, size):
-    """Each worker reads as many samples of each pass, so that the epochs are passes."""
+    """Each worker reads the same number of samples of each pass, so that epochs are passes."""
     pattern = write_numbers(tmp_path / "even", [5] * 6)
     for epoch in epochs_of(numbers(pattern, seed=1).shuffle(size).with_epoch(30), 3, workers=workers):
         assert sorted(epoch) == list(range(30))
@@ -78,7 +78,7 @@ def test_set_epoch_after_the_fact_gives_that_epoch(six):
 @pytest.mark.parametrize("start_method", START_METHODS)
 def test_epochs_are_the_same_under_every_start_method(six, start_method):
     pipe = numbers(six, seed=2).shuffle(6).with_epoch(15)
-    workers = 1 if start_method == "spawn" else 2  # one takes 2 s to load torch
+    workers = 1 if start_method == "spawn" else 2  # a worker takes 2 s to load torch
     assert epochs_of(pipe, 4, workers=workers, start_method=start_method) == epochs_of(pipe, 4, workers=workers)
 
 
@@ -110,7 +110,7 @@ def test_the_stream_goes_on_where_the_last_epoch_ended(six):
 
 
 def test_no_sample_is_lost_or_repeated_at_an_epoch_boundary(six):
-    """What a buffer holds at the end of an epoch comes in the next."""
+    """Samples in a buffer at the end of an epoch come in the next epoch."""
     for threads in (1, 3):
         pipe = numbers(six, seed=3).shuffle(7, initial=7).with_epoch(5)
         loader = pipe.loader(workers=1, threads=threads)
@@ -136,7 +136,7 @@ def test_two_ranks_of_two_workers_reach_every_sample_and_repeat_by_seed(six):
 
 
 def test_after_a_break_the_same_epoch_starts_again_with_draws_of_its_number(six):
-    """Whatever workers have ready, and where the stream was."""
+    """This holds for any batches that workers have ready, and any place of the stream."""
     pipe = numbers(six, seed=3).shuffle(7).with_epoch(12)
     for workers in (0, 2):
         fresh = pipe.loader(workers=workers)
@@ -151,7 +151,7 @@ def test_after_a_break_the_same_epoch_starts_again_with_draws_of_its_number(six)
 
 
 def test_a_jump_begins_a_stream(six):
-    """The same from any place, and whatever workers have ready."""
+    """The samples are the same from any place, and for any batches that workers have ready."""
     pipe = numbers(six, seed=3).shuffle(7).with_epoch(12)
     fresh = pipe.loader(workers=1)
     fresh.set_epoch(9)
@@ -206,7 +206,7 @@ def test_errors_keep_their_type_and_facts_on_the_way_from_a_worker(six, workers)
 
 @pytest.mark.parametrize("persistent", [True, False])
 def test_built_pipelines_work_in_torchs_own_loader(six, persistent):
-    """An epoch is counted per iteration, or set, in workers that stay and in workers that end."""
+    """Epochs are counted per iteration, or set, with persistent workers and with workers that end."""
     from torch.utils.data import DataLoader
 
     built = numbers(six, seed=1).shuffle(6).with_epoch(10).build()
@@ -219,7 +219,7 @@ def test_built_pipelines_work_in_torchs_own_loader(six, persistent):
         found = [[int(item) for item in plain] for _ in range(2)]
         assert epoch or found == epochs[:2]
         assert len({*map(tuple, found)}) == 2
-    if not persistent:  # each epoch starts with draws of its number
+    if not persistent:  # each epoch starts with the draws of its number
         built.set_epoch(2)
         assert [int(item) for item in plain] == epochs[2]
 
@@ -235,7 +235,7 @@ def test_a_second_live_iterator_is_refused(six):
     loader = numbers(six).loader(workers=0)
     first = iter(loader)
     next(first)
-    second = iter(loader)  # nothing happens before the first item is asked for
+    second = iter(loader)  # nothing happens before the first item is requested
     with pytest.raises(PipelineError, match="already has an iterator in use"):
         next(second)
     third = iter(loader)
@@ -253,7 +253,7 @@ def test_len_is_refused_where_it_is_unknown_and_must_be_true(six):
 
 @pytest.mark.parametrize("threads", [1, 2])
 def test_a_stream_that_is_open_when_python_exits_says_nothing(python, tmp_path, six, threads):
-    """A script's own function keeps the loader alive until its module is taken apart."""
+    """A function of the script keeps the loader alive until the module is destroyed."""
     script = f"""
 import wdskit
 def keep(sample):
@@ -276,7 +276,7 @@ def test_the_module_of_test_stages_is_what_workers_import():
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_slice_behind_with_epoch_leaves_the_next_epoch_where_it_is(six, workers):
-    """The stream goes on by n each epoch, whatever threads have read ahead."""
+    """The stream advances by n in each epoch, for any samples that threads have read ahead."""
     pipe = listed(six).with_epoch(10).map(number_of).slice(4)
     for threads in (1, 3):
         loader = pipe.loader(workers=workers, threads=threads)
@@ -300,7 +300,7 @@ def reversed_list(source):
 
 @pytest.mark.parametrize("name", BEHIND)
 def test_what_stands_behind_with_epoch_begins_anew_each_epoch(six, name):
-    """Other picks and other random numbers each epoch."""
+    """Each epoch has other samples and other random numbers."""
     pipe = BEHIND[name](Pipeline().stream(six, seed=3).split_by_worker().map(number_of))
     loader = pipe.loader(workers=1)
     epochs = [list(loader) for _ in range(4)]
@@ -311,7 +311,7 @@ def test_what_stands_behind_with_epoch_begins_anew_each_epoch(six, name):
 
 
 def test_a_shuffle_behind_with_epoch_picks_in_another_order_each_epoch(six):
-    """Seen against the order that it was given."""
+    """The output is compared with the order of the input."""
     pipe = listed(six).map(number_of).with_epoch(13).shuffle(13, initial=13)
     loader = pipe.loader(workers=0)
     picks = [tuple(number - 13 * epoch for number in loader) for epoch in range(3)]
@@ -320,7 +320,7 @@ def test_a_shuffle_behind_with_epoch_picks_in_another_order_each_epoch(six):
 
 
 def test_two_iterators_of_one_built_pipeline_cannot_mix(six):
-    """They would share one place in the stream, and each would skip what the other has read."""
+    """They would share one place in the stream, and each would skip samples that the other has read."""
     for pipe in (listed(six).map(number_of), listed(six).map(number_of).with_epoch(20)):
         built = pipe.build()
         slow = iter(built)

@@ -1,4 +1,4 @@
-"""What a process measures: laps of stages, and how seldom small work is timed."""
+"""Timing in a process: times of stages, and the intervals at which small jobs are timed."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from time import perf_counter
 
 import pytest
 
-from wdskit.stages.timing import INTERVAL_S, Pace, Timings, clocked
+from wdskit.stages.timing import INTERVAL_S, Timings, TimingSampler, time_iteration
 
 SPIN_S = 2e-3
 
 
 def spin(seconds: float = SPIN_S) -> None:
-    """Work for so long."""
+    """Work for this time."""
     end = perf_counter() + seconds
     while perf_counter() < end:
         pass
@@ -21,7 +21,7 @@ def spin(seconds: float = SPIN_S) -> None:
 
 def test_laps_say_what_stands_between_them():
     timings = Timings()
-    spin()  # before it starts
+    spin()  # before the timing starts
     before = perf_counter()
     timings.start()
     spin()
@@ -47,7 +47,7 @@ def test_merging_is_counting_together_and_leaves_the_other_alone():
 
 
 def test_what_travels_with_a_batch_is_small():
-    """Six stages; and of small samples, hardly ever timed, next to nothing."""
+    """Timings of six stages are small; with small samples, which are rarely timed, almost nothing is sent."""
     timings = Timings(bytes_read=10**9, stages={f"stage_{stage}": (64, 1e-3) for stage in "abcdef"})
     sent = pickle.dumps(timings, protocol=5)
     assert len(sent) < 500
@@ -56,10 +56,10 @@ def test_what_travels_with_a_batch_is_small():
 
 
 def test_one_task_is_timed_at_once_and_then_one_in_each_interval(monkeypatch):
-    """Of short tasks, one in `every` looks at the clock."""
+    """Of short tasks, one of `every` reads the clock."""
     now = 1000.0
     monkeypatch.setattr("wdskit.stages.timing.perf_counter", lambda: now)
-    pace, seldom = Pace(), Pace(every=4)
+    pace, seldom = TimingSampler(), TimingSampler(every=4)
     timed, of_seldom = [], []
     for number in range(100):
         timed += [number] * (pace.begin() is not None)
@@ -72,7 +72,7 @@ def test_one_task_is_timed_at_once_and_then_one_in_each_interval(monkeypatch):
 @pytest.mark.parametrize("num", [0, 1, 2, 3, 1000, 5000])
 def test_clocked_values_are_the_values(num):
     counted = Timings()
-    assert list(clocked(iter(range(num)), "read", counted.merge)) == list(range(num))
+    assert list(time_iteration(iter(range(num)), "read", counted.merge)) == list(range(num))
     assert bool(num) == bool(counted.stages)
 
 
@@ -83,7 +83,7 @@ def test_only_the_work_on_clocked_values_is_timed():
             yield number
 
     counted, before = Timings(), perf_counter()
-    for _ in clocked(values(), "read", counted.merge):
+    for _ in time_iteration(values(), "read", counted.merge):
         spin(10e-3)  # the work of the consumer does not count
     num, total_s = counted.stages["read"]
     assert num == 2
@@ -98,7 +98,7 @@ def test_clocked_values_are_made_only_when_they_are_asked_for():
             asked.append(number)
             yield number
 
-    found = clocked(values(), "read", lambda _: None)
+    found = time_iteration(values(), "read", lambda _: None)
     assert asked == []
     next(found)
     assert asked == [0]

@@ -1,4 +1,4 @@
-"""torchvision's transforms as a stage: boxes, masks and keypoints agree with a drawn reference, by position."""
+"""torchvision's transforms as a stage: boxes, masks and keypoints agree with a drawn reference."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def png(image: Image.Image) -> bytes:
 
 
 def draw(number: int) -> dict[str, Any]:
-    """A box drawn into an image and into a mask, its corners as keypoints, and nothing in every seventh sample."""
+    """Return a sample with a box in image and mask, and its corners as keypoints; every seventh sample has no box."""
     rng = np.random.default_rng(number)
     width, height = (int(side) for side in rng.integers(60, 120, 2))
     image, mask = Image.new("RGB", (width, height)), Image.new("L", (width, height))
@@ -82,7 +82,7 @@ def test_crops_flips_and_resizes_move_boxes_masks_and_keypoints_as_the_image(fol
             assert len(boxes) == len(labels)
             assert boxes.shape[1:] == (4,)
             pixels, marks = images[at, 0].numpy() / 255, masks[at].reshape(SIZE, SIZE).numpy()
-            assert np.abs((pixels > 0.5).astype(int) - marks).sum() <= 5 * SIZE  # blurred edges only
+            assert np.abs((pixels > 0.5).astype(int) - marks).sum() <= 5 * SIZE  # only blurred edges
             seen += 1
             dropped += not len(boxes) and int(key[1:]) % 7 > 0
             if not len(boxes):
@@ -166,14 +166,14 @@ def test_mixup_and_cutmix_take_batches(folder: str, name: str, as_dict: bool):
 REFUSED = [
     (["Lambda"], "`Lambda` runs code"),
     ([{"Lambda": {"lambd": "x"}}], "`Lambda` runs code"),
-    (["RandomFlop"], "`RandomFlop` is no transform of torchvision.transforms.v2"),
-    (["functional"], "`functional` is no transform"),
-    (["Transform"], "`Transform` is no transform"),
-    (["_RandomApplyTransform"], "is no transform"),
+    (["RandomFlop"], "`RandomFlop` is not a transform of torchvision.transforms.v2"),
+    (["functional"], "`functional` is not a transform"),
+    (["Transform"], "`Transform` is not a transform"),
+    (["_RandomApplyTransform"], "is not a transform"),
     ([{"Resize": {"sise": 3}}], "Resize: no such setting. Did you mean `size`"),
     (["Resize"], "Resize: the setting `size` is missing"),
     ([{"Resize": {"size": 3, "interpolation": "best"}}], "interpolation: `best` is not one of nearest"),
-    ([{"ToDtype": {"dtype": "load"}}], "dtype: `load` is no dtype of torch"),
+    ([{"ToDtype": {"dtype": "load"}}], "dtype: `load` is not a dtype of torch"),
     ([{"RandomResizedCrop": {"size": [1, 2, 3]}}], "RandomResizedCrop: "),
     ([], "a list of transforms is needed"),
     ("x", "a list of transforms is needed"),
@@ -212,8 +212,8 @@ def test_names_of_nested_transforms_dtypes_and_modes_are_values(folder: str):
 @pytest.mark.parametrize(
     ("fields", "told"),
     [
-        ({"png": "picture"}, "`picture` is no kind of field; there are image, mask, labels, keypoints"),
-        ({"png": {"boxes": "wh"}}, "is no kind of field"),
+        ({"png": "picture"}, "`picture` is not a kind of field; the kinds are image, mask, labels, keypoints"),
+        ({"png": {"boxes": "wh"}}, "is not a kind of field"),
         ({}, "a mapping is needed"),
         (["png"], "a mapping is needed"),
     ],
@@ -255,7 +255,7 @@ def test_fill_is_the_number_around_a_smaller_image(folder: str, kind: str):
         found.append(np.stack([each.transpose(1, 2, 0) if each.shape[0] == 3 else each for each in arrays]))
     plain, filled = found
     around = np.ones((64, 64), dtype=bool)
-    around[22:42, :] = False  # the sides of these images differ; their rows and columns in the middle do not
+    around[22:42, :] = False  # the sides of these images differ; the rows and columns in the middle are equal
     around[:, 18:46] = False
     assert (filled[:, around] == 7).all()
     assert not plain[:, around].any()
@@ -264,7 +264,7 @@ def test_fill_is_the_number_around_a_smaller_image(folder: str, kind: str):
 
 
 def test_the_detection_recipe_from_cocos_file_to_batches(tmp_path: Path):
-    """As the page has it, with smaller crops: images without boxes stay, and labels go with their boxes."""
+    """The recipe is that of the page, with smaller crops: images without boxes stay, and labels follow their boxes."""
     (tmp_path / "images").mkdir()
     coco: dict[str, list[Any]] = {
         "images": [],

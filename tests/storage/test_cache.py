@@ -1,4 +1,4 @@
-"""Parts of remote shards on a local disk: right bytes or none, whoever dies, damages or fills it."""
+"""Parts of remote shards on a local disk: right bytes or none, after kills, damage and full disks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from parts import DATA, NAME, SHA, STARTS, Object, keep
 
 from wdskit.errors import StorageError
-from wdskit.files import DRAFT_PREFIX
+from wdskit.files import TEMP_PREFIX
 from wdskit.limits import BLOCK_BYTES
 from wdskit.storage import cache as cache_module
 from wdskit.storage.cache import PartCache
@@ -45,12 +45,12 @@ def test_a_part_gives_its_samples_in_every_process(tmp_path):
     file = keep(cache)
     assert read_all(cache) == expected()
     keep(cache, file=file)
-    assert file.num_reads == 1  # it is there
+    assert file.num_reads == 1  # it is in the cache
     again = pickle.loads(pickle.dumps(cache))
     assert read_all(again) == expected()
     [found] = parts_of(tmp_path / "cache")
     assert found.name == NAME
-    assert [*found.path.parent.iterdir()] == [found.path]  # no lock, no draft
+    assert [*found.path.parent.iterdir()] == [found.path]  # no lock, no temporary file
 
 
 @given(st.lists(st.integers(1, 6), min_size=1, max_size=9), st.integers(0, 3))
@@ -71,7 +71,7 @@ def test_any_samples_come_back(sizes, first):
 
 
 def test_every_byte_that_changes_is_seen(tmp_path):
-    """In the samples, the sums, the number of samples and the magic: none of it gives another sample."""
+    """Changes in samples, checksums, the number of samples and the magic are found; none gives another sample."""
     cache = PartCache(tmp_path, 10**6)
     keep(cache)
     path = NAME.path(tmp_path)
@@ -92,7 +92,7 @@ def test_every_byte_that_changes_is_seen(tmp_path):
         assert PartCache(tmp_path, 10**6).find(NAME) is None
         assert not path.exists()
         write(path, whole)
-    for lost in (slice(0, 4096), slice(4096, None), slice(None)):  # pages that a power cut took
+    for lost in (slice(0, 4096), slice(4096, None), slice(None)):  # pages lost in a power cut
         left = bytearray(whole)
         left[lost] = bytes(len(left[lost]))
         write(path, left)
@@ -103,14 +103,14 @@ def test_every_byte_that_changes_is_seen(tmp_path):
 
 
 def write(path: Path, data: bytes | bytearray, mode: int = 0o600) -> None:
-    """A file that only this user may write, as the cache makes them; one that was there is replaced."""
+    """Write a file that only this user may write, as the cache does; an existing file is replaced."""
     path.unlink(missing_ok=True)
     path.write_bytes(data)
     path.chmod(mode)
 
 
 def test_a_checker_that_compares_no_sum_is_caught(tmp_path, monkeypatch):
-    """The test above sees a cache that believes its disk."""
+    """The test above catches a cache that trusts its disk."""
     monkeypatch.setattr(zlib, "crc32", lambda data, before=0: 7)
     with pytest.raises(AssertionError):
         test_every_byte_that_changes_is_seen(tmp_path)
@@ -119,14 +119,14 @@ def test_a_checker_that_compares_no_sum_is_caught(tmp_path, monkeypatch):
 def test_a_store_that_fails_keeps_nothing_and_is_asked_again(tmp_path):
     cache = PartCache(tmp_path, 10**6)
     keep(cache, file=Object(error=StorageError("s3://bucket/a.tar: there is no such object.", url="s3://bucket/a.tar")))
-    keep(cache, file=Object(DATA[:3000]))  # an object that is shorter than its index says
+    keep(cache, file=Object(DATA[:3000]))  # an object that is shorter than in its index
     assert not [*parts_of(tmp_path)]
     keep(cache)
     assert read_all(cache) == expected()
 
 
 def hold(name: PartName, folder: Path) -> int:
-    """Claim a part, as a process does that fetches it. Closing what this gives is as when that process is killed."""
+    """Claim a part, as a process that fetches it. Closing the returned file is like a kill of that process."""
     lock = name.path(folder).with_suffix(".lock")
     lock.parent.mkdir(exist_ok=True)
     fd = os.open(lock, os.O_CREAT | os.O_RDWR)
@@ -164,8 +164,8 @@ def test_a_process_that_is_killed_while_it_fetches_is_not_waited_for(tmp_path):
     assert waiting.is_alive()
     os.close(fd)
     waiting.join(10)
-    assert cache.find(NAME) is None  # it is read by ranges, and
-    keep(cache, file=file)  # fetched when the next sample of it is wanted
+    assert cache.find(NAME) is None  # the part is read by ranges, and
+    keep(cache, file=file)  # fetched when its next sample is read
     assert read_all(cache) == expected()
     assert file.num_reads == 1
 
@@ -233,15 +233,15 @@ def test_what_was_not_used_for_long_makes_room_and_what_is_in_use_does_not(tmp_p
     cache = PartCache(tmp_path, 4 * size)
     names = [PartName(f"{at:064x}", *NAME[1:]) for at in range(10)]
     files = [keep(cache, name) for name in names]
-    assert {part.name for part in parts_of(tmp_path)} == {*names[:4]}  # all are in use: nothing more is kept,
-    assert [file.num_reads for file in files] == [1] * 4 + [0] * 6  # nor fetched
+    assert {part.name for part in parts_of(tmp_path)} == {*names[:4]}  # all are in use: no further part is kept
+    assert [file.num_reads for file in files] == [1] * 4 + [0] * 6  # or fetched
     old = time.time() - 1000
     for name in names[:2]:
         os.utime(name.path(tmp_path), (old, old))
-    other = PartCache(tmp_path, 4 * size)  # another process, which sees what this one has kept
+    other = PartCache(tmp_path, 4 * size)  # another process, which sees the parts of this one
     state = random.getstate()
     keep(other, names[5])
-    assert random.getstate() == state  # the draws of a program that seeds `random` stay as they are
+    assert random.getstate() == state  # the draws of a program that seeds `random` do not change
     there = {part.name for part in parts_of(tmp_path)}
     assert len(there) == 4
     assert {*names[2:4], names[5]} < there
@@ -249,7 +249,7 @@ def test_what_was_not_used_for_long_makes_room_and_what_is_in_use_does_not(tmp_p
     assert part is not None
     for each in parts_of(tmp_path):
         each.path.unlink()
-    assert part.read(0, *STARTS[:2]) == expected()[0]  # who has it open reads on
+    assert part.read(0, *STARTS[:2]) == expected()[0]  # an open part can still be read
 
 
 def test_files_of_others_are_left_alone(tmp_path):
@@ -288,7 +288,7 @@ def test_pruning_takes_what_was_not_used_for_longest_and_what_the_killed_have_le
         keep(cache, name)
         os.utime(name.path(tmp_path), (at, at))
     size = names[0].path(tmp_path).stat().st_size
-    for name in (f"{DRAFT_PREFIX}0-512.part.0123abcd", "0-512.lock"):
+    for name in (f"{TEMP_PREFIX}0-512.part.0123abcd", "0-512.lock"):
         (tmp_path / names[4].shard / name).touch()
         os.utime(tmp_path / names[4].shard / name, (0, 0))
     (tmp_path / "notes.txt").touch()
@@ -304,7 +304,7 @@ FORGED = bytes(len(DATA))
 
 
 def forge(folder: Path, name: PartName = NAME) -> Path:
-    """A part whose checksums are right and whose bytes are not those of the store, as anybody can make one."""
+    """Write a part with right checksums and wrong bytes, as any attacker can make."""
     keep(PartCache(folder, 10**6), name, file=Object(FORGED))
     return name.path(folder)
 
@@ -356,7 +356,7 @@ FOREIGN = {
 
 @pytest.mark.parametrize("case", FOREIGN)
 def test_a_part_that_somebody_else_could_have_written_is_no_part(tmp_path, case):
-    """None of its bytes is read, and what a link leads to stays."""
+    """None of its bytes is read, and the target of a link is not changed."""
     folder, other = tmp_path / "kept", tmp_path / "other"
     cache = PartCache(folder, 10**6)
     NAME.path(folder).parent.mkdir(0o700)
@@ -373,14 +373,14 @@ def test_a_part_that_somebody_else_could_have_written_is_no_part(tmp_path, case)
 def test_a_part_of_another_user_is_no_part(tmp_path):
     forge(tmp_path)
     cache = PartCache(tmp_path, 10**6)
-    cache._owner += 1  # as if this process were somebody else's
+    cache._owner += 1  # as if this process had another user
     assert cache.find(NAME) is None
     assert keep(cache).num_reads == 0
-    assert NAME.path(tmp_path).exists()  # it is in a folder of another user
+    assert NAME.path(tmp_path).exists()  # the part stays: it is in a folder of another user
 
 
 def test_a_cache_of_another_user_is_refused(tmp_path, monkeypatch):
-    """At the start, with one message, instead of two lines a sample."""
+    """The error comes at the start, with one message, not as two lines per sample."""
     for mode in (0o770, 0o757):
         (tmp_path / oct(mode)).mkdir()
         (tmp_path / oct(mode)).chmod(mode)
@@ -416,7 +416,7 @@ def test_a_cache_is_private_whatever_the_umask(tmp_path):
 
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.EACCES, errno.EIO, errno.ESTALE])
 def test_what_a_process_cannot_read_now_is_kept(tmp_path, monkeypatch, caplog, number):
-    """Without a free descriptor, say. Only damage that was seen removes a part."""
+    """An example is a process without a free descriptor. Only found damage removes a part."""
     keep(PartCache(tmp_path, 10**6))
 
     def refuse(*_: object) -> Any:
@@ -451,7 +451,7 @@ def test_a_link_to_a_folder_is_neither_listed_nor_emptied(tmp_path):
 
 
 def test_a_full_cache_is_counted_seldom(tmp_path, monkeypatch):
-    """It is freed to 95 %. Its parts are counted for one in many that come, however many there are."""
+    """It is reduced to 95 %. Its parts are counted only for one of many new parts, for any size of the cache."""
     size, num = part_bytes(NAME, 3), 2000
     cache, old = PartCache(tmp_path, num * size), time.time() - 1000
     scans = []

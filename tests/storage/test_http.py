@@ -1,4 +1,4 @@
-"""http(s) bodies over a network that fails now and then, from a real server on loopback."""
+"""http(s) bodies over a network that sometimes fails, from a real server on loopback."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PEM = GOLDEN / "loopback.pem"
 
 @dataclass
 class Endless:
-    """A response that starts with `head` and goes on with `part` until the client leaves."""
+    """A response that starts with `head` and repeats `part` until the client closes."""
 
     head: bytes
     part: bytes
@@ -34,7 +34,7 @@ class Endless:
 
 
 class Shaky(http.server.ThreadingHTTPServer):
-    """Answers by a script: one entry for each request, the last for all that follow.
+    """A handler that answers by a script: one entry per request, the last entry for all later ones.
 
     Attributes:
         script: A status with headers, an `Endless`, or a number of bytes after which the body is cut; None gives the
@@ -42,9 +42,9 @@ class Shaky(http.server.ThreadingHTTPServer):
         etag: Validator of the file; empty for none.
         body: The file.
         asked: The Range header of each request.
-        paths: What each asked for.
-        headers: All headers of each.
-        gives_parts: Whether Range is heard.
+        paths: The path of each request.
+        headers: All headers of each request.
+        gives_parts: Whether Range is supported.
     """
 
     daemon_threads = True
@@ -68,7 +68,7 @@ class Shaky(http.server.ThreadingHTTPServer):
         self.server_close()
 
     def handle_error(self, *_):
-        pass  # a client that gave up
+        pass  # the client has closed the connection
 
     @property
     def url(self):
@@ -129,7 +129,7 @@ class Answer(http.server.BaseHTTPRequestHandler):
 
 @pytest.fixture(autouse=True)
 def waits(monkeypatch):
-    """How long was waited, without the wait."""
+    """The times of waits, which are not really waited."""
     waited = []
     monkeypatch.setattr(http_module.time, "sleep", waited.append)
     for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY", "all_proxy", "ALL_PROXY"):
@@ -164,7 +164,7 @@ def test_what_does_not_pass_is_asked_for_once(status, waits):
 
 
 def test_a_query_is_sent_and_stands_in_no_message():
-    """It may be a signature."""
+    """The query may be a signature."""
     moved = (302, {"Location": "ftp://127.0.0.1/a.tar?sig=hush"})
     for script in [(403, {})], [(503, {})], ["nothing"], [1], [moved], [(200, {"Content-Encoding": "gzip"})]:
         with Shaky(*script, gives_parts=False) as server:
@@ -270,7 +270,7 @@ def test_the_body_of_a_redirect_is_not_read():
 
 
 def test_a_least_rate_leaves_time_to_whoever_reads(monkeypatch):
-    """Only the time of reading counts: training may need a minute for one batch."""
+    """Only the time of reading counts: the training may take a minute for a batch."""
     monkeypatch.setattr(http_module, "RATE_S", 0.2)
     with Shaky(Endless(OK + b"\r\n", b"x", 0.01)) as server:
         body = http_module.HttpBody(server.url)
@@ -351,7 +351,7 @@ def test_a_folder_of_a_web_server_ends_with_a_slash():
 
 
 def test_a_redirect_tells_the_other_host_nothing_of_the_first(monkeypatch):
-    """No query, and no password of a proxy that is not used for it."""
+    """It gets no query, and no password of a proxy that is not used for it."""
     with Shaky(None) as last, Shaky((302, {"Location": f"{last.url}?part=1", "Set-Cookie": "hush=1"})) as proxy:
         monkeypatch.setenv("http_proxy", f"http://user:hush@127.0.0.1:{proxy.server_port}")
         monkeypatch.setenv("no_proxy", "127.0.0.1")
@@ -393,7 +393,7 @@ def test_other_redirects_are_followed(trusting):
         plain.script = [(302, {"Location": safe_one.url})]
         assert read_all(safe_one.url) == read_all(plain.url) == BODY
         safe_one.script = [(302, {"Location": plain.url})]
-        with pytest.raises(StorageError, match="a redirect to http:"):  # up, and down again
+        with pytest.raises(StorageError, match="a redirect to http:"):  # first to https, then back to http
             read_all(plain.url)
 
 

@@ -1,4 +1,4 @@
-"""Objects of a store: the right bytes, or a named error within a set time. Never wrong bytes, and never a hang."""
+"""Objects of a store: the right bytes, or a named error within a time limit. Never wrong bytes, never a hang."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ from wdskit.storage.objects import ObjectFile, ObjectStream, plan_parts
 from wdskit.storage.urls import open_stream, read_bytes
 
 LIMIT_S = 20
-"""No read of these tests takes as long."""
+"""No read in these tests takes longer."""
 TWO_MB = 2_000_000
 SECRET = "hush" * 3
-"""A secret: tracebacks show the lines of this file, where it does not stand as it is."""
+"""A secret, not written as one text, because tracebacks show the lines of this file."""
 
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    """Timeouts and waits for tests, and an environment that names no store."""
+    """Set short timeouts and waits, and an environment that names no store."""
     for name in list(os.environ):
         if name.startswith(("AWS_", "AZURE_", "GOOGLE_", "HF_")) or name.lower().endswith("_proxy"):
             monkeypatch.delenv(name)
@@ -122,7 +122,7 @@ def test_what_passes_gives_the_right_bytes(faults, name):
 )
 def test_what_does_not_pass_is_a_named_error(faults, name, what, monkeypatch):
     monkeypatch.setattr(requests, "RETRY_S", 0.5 if name == "busy" else requests.RETRY_S)
-    monkeypatch.setattr(http, "follow", lambda url: url)
+    monkeypatch.setattr(http, "resolve_redirects", lambda url: url)
     with pytest.raises(StorageError, match=what) as caught:
         ObjectFile(f"{faults.url}/{name}.tar?sig={SECRET}").read_at(100, 2000)
     assert str(caught.value).startswith(f"{faults.url}/{name}.tar: ")
@@ -132,7 +132,7 @@ def test_what_does_not_pass_is_a_named_error(faults, name, what, monkeypatch):
 
 @pytest.mark.parametrize("name", ["busy", "broken", "reset"])
 def test_a_server_that_fails_before_its_redirects_are_known_is_a_named_error(faults, name, monkeypatch):
-    """Reading on could send the query to another host."""
+    """Further reads could send the query to another host."""
     monkeypatch.setattr(http, "WAIT_S", 0.001)
     found = problem(ObjectFile(f"{faults.url}/{name}.tar?sig={SECRET}").read_at, 0, 9)
     assert found.startswith(f"{faults.url}/{name}.tar: ")
@@ -148,7 +148,7 @@ def test_a_server_that_says_nothing_more_is_an_error(faults, name, monkeypatch):
 
 @pytest.mark.parametrize("which", ["request", "part"])
 def test_a_body_that_drips_is_an_error_in_the_end(faults, which, monkeypatch):
-    """Each byte comes in time, and the whole never does."""
+    """Each byte comes in time, but the whole body never does."""
     monkeypatch.setattr(stores, "REQUEST_S", 0.2 if which == "request" else 60)
     monkeypatch.setattr(objects, "PART_S", 0.5 if which == "part" else 60)
     what = "no reply came in time" if which == "request" else "did not arrive within 0 s"
@@ -156,7 +156,7 @@ def test_a_body_that_drips_is_an_error_in_the_end(faults, which, monkeypatch):
 
 
 def test_a_server_that_is_busy_for_long_is_waited_for(faults, monkeypatch):
-    """It may say for how long, which obstore does not show."""
+    """The server may send the time to wait, which obstore does not show."""
     monkeypatch.setattr(requests, "MAX_WAIT_S", 0.02)
     assert ObjectFile(f"{faults.url}/busy_12.tar").read_at(0, 10) == BODY[:10]
 
@@ -181,14 +181,14 @@ def test_bytes_of_two_objects_are_never_mixed(faults, name):
 
 
 def test_one_part_of_another_object_is_an_error(faults, monkeypatch):
-    """Among many that are read at once."""
+    """The part is one of many that are read at once."""
     monkeypatch.setattr(objects, "PART_BYTES", 100_000)
     file = ObjectFile(f"{faults.url}/replaced_once.tar")
     assert "the object was replaced while it was read" in problem(file.read_at, 0, len(BODY))
 
 
 def test_a_weak_etag_is_compared_and_not_sent(faults):
-    """If-Match takes strong ones only."""
+    """If-Match accepts only strong ETags."""
     file = ObjectFile(f"{faults.url}/weak_replaced.tar")
     assert file.read_at(0, 100) == BODY[:100]
     assert "the object was replaced while it was read" in problem(file.read_at, 100, 100)
@@ -226,7 +226,7 @@ WAYS = {
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", FAULTS)
 def test_whatever_a_server_does_the_bytes_are_right_or_there_is_an_error(faults, name, way, monkeypatch):
-    """In time, and never those of two objects."""
+    """The result comes in time, and never mixes the bytes of two objects."""
     if (name, way) == ("drip", "http body"):
         pytest.skip("each byte comes in time, and is handed on")
     monkeypatch.setattr(stores, "READ_S", 0.1)
@@ -246,7 +246,7 @@ def test_whatever_a_server_does_the_bytes_are_right_or_there_is_an_error(faults,
 def test_what_is_known_from_an_index_is_compared(faults, known):
     file = ObjectFile(f"{faults.url}/ok.tar", **known)
     assert "the object was replaced" in problem(file.read_at, 0, 3)
-    right = ObjectFile(f"{faults.url}/ok.tar", num_bytes=len(BODY), etag="one")  # as some lists have it
+    right = ObjectFile(f"{faults.url}/ok.tar", num_bytes=len(BODY), etag="one")  # as in some listings
     assert right.read_at(0, 3) == BODY[:3]
 
 
@@ -254,13 +254,13 @@ def test_the_end_of_an_object(faults):
     file = ObjectFile(f"{faults.url}/ok.tar")
     assert file.read_at(len(BODY) - 3, 10) == BODY[-3:]
     assert file.read_at(len(BODY), 10) == b""
-    for name in ("empty", "nothing"):  # a server refuses a range of nothing, or sends nothing as all that there is
+    for name in ("empty", "nothing"):  # a server refuses an empty range, or sends an empty body
         empty = ObjectFile(f"{faults.url}/{name}.tar")
         assert (empty.read_at(0, 10), empty.num_bytes) == (b"", 0)
 
 
 def test_a_size_is_not_asked_for_by_one_byte(faults):
-    """Some servers take `bytes=0-0` for a range without an end."""
+    """Some servers read `bytes=0-0` as a range without an end."""
     assert ObjectFile(f"{faults.url}/ok.tar").num_bytes == len(BODY)
     [(_, headers)] = faults.requests
     assert {name.lower(): value for name, value in headers.items()}["range"] == "bytes=0-1"
@@ -464,7 +464,7 @@ def test_a_stream_is_never_of_two_objects(faults, name, monkeypatch):
     assert drain(empty) == b""
 
 
-# A real server.
+# Real servers.
 
 
 def test_ranges_of_a_real_s3(bucket):

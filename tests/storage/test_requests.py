@@ -1,4 +1,4 @@
-"""Requests to stores: how many at once, and what is tried again."""
+"""Requests to stores: the number at once, and retries."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fault_server import BODY, FaultServer
 from wdskit.errors import StorageError
 from wdskit.storage import objects, requests
 from wdskit.storage.objects import ObjectFile
-from wdskit.storage.requests import LARGE_UNITS, MAX_IN_FLIGHT, explain, loop_of_this_process
+from wdskit.storage.requests import LARGE_UNITS, MAX_IN_FLIGHT, classify_error, loop_of_this_process
 
 
 @pytest.fixture(autouse=True)
@@ -63,7 +63,7 @@ def test_a_busy_server_gets_half_as_many_and_each_success_adds_one(loop, monkeyp
 
 
 def test_retries_draw_nothing_from_the_global_generator(loop):
-    """They run in a thread of their own: a program that seeds `random` would draw other numbers."""
+    """Retries run in their own thread: otherwise a program that seeds `random` would draw other numbers."""
     loop.take_count()
     before = random.getstate()
     with FaultServer() as server:
@@ -119,7 +119,7 @@ def test_stores_of_signed_urls_do_not_pile_up(loop):
 
 
 @pytest.mark.parametrize(
-    ("text", "reason", "is_passing"),
+    ("text", "reason", "is_transient"),
     [
         ("status code: 503 Service Unavailable: hush", "the server answered 503 Service Unavailable", True),
         ("status code: 400 Bad Request: <Code>RequestTimeout</Code>", "400 Bad Request (RequestTimeout)", True),
@@ -130,10 +130,10 @@ def test_stores_of_signed_urls_do_not_pile_up(loop):
         ("hush", "it cannot be read: ValueError", False),
     ],
 )
-def test_reasons_hold_nothing_of_a_reply(text, reason, is_passing):
-    failure = explain(ValueError(text))
+def test_reasons_hold_nothing_of_a_reply(text, reason, is_transient):
+    failure = classify_error(ValueError(text))
     assert reason in failure.reason
-    assert failure.is_passing == is_passing
+    assert failure.is_transient == is_transient
     assert "hush" not in failure.reason
 
 

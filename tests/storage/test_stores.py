@@ -1,4 +1,4 @@
-"""How stores are opened: what URLs mean, what the environment says, and that secrets go nowhere else."""
+"""Opening stores: the meaning of URLs, the environment, and secrets, which are sent to no other host."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from wdskit.storage.urls import open_stream
 PEM = GOLDEN / "loopback_leaf.pem"
 """A certificate for 127.0.0.1 with its key, signed by `CA`."""
 CA = GOLDEN / "loopback_ca.pem"
-"""An authority that nothing else trusts; its key is nowhere."""
+"""A certificate authority that nothing else trusts; its key is not stored."""
 SECRET = "hush" * 3
 
 
 @pytest.fixture(autouse=True)
 def home(monkeypatch, tmp_path):
-    """A home without credentials, and an environment that names no store."""
+    """Set a home folder without credentials, and an environment that names no store."""
     for name in list(os.environ):
         if name.startswith(("AWS_", "AZURE_", "GOOGLE_", "HF_", "XDG_", "SSL_")) or name.lower().endswith("_proxy"):
             monkeypatch.delenv(name)
@@ -222,7 +222,7 @@ def test_s3_is_anonymous_where_it_is_asked_for_or_nothing_is_known(faults, home,
 
 
 def test_a_machine_without_credentials_reads_public_buckets(faults, monkeypatch):
-    """Where the machine's own address for credentials refuses, too."""
+    """This includes a machine whose metadata address refuses credentials."""
     monkeypatch.delenv("AWS_EC2_METADATA_DISABLED")
     monkeypatch.setenv("AWS_METADATA_ENDPOINT", f"{faults.url}/denied.x")
     monkeypatch.setenv("AWS_ENDPOINT_URL", faults.url)
@@ -253,7 +253,7 @@ def test_an_endpoint_that_is_none(monkeypatch, value):
     assert "its store cannot be opened" in problem("ais://bucket/ok.tar")
 
 
-# The others.
+# Other stores.
 
 
 def test_gs_speaks_to_an_emulator(faults, monkeypatch):
@@ -261,7 +261,7 @@ def test_gs_speaks_to_an_emulator(faults, monkeypatch):
     assert ObjectFile("gs://bucket/d/ok.tar").read_at(0, 9) == BODY[:9]
     assert authorization(faults) == ""
     assert "AccessDenied" in problem("gs://bucket/denied")
-    with pytest.raises(StorageError, match="the server answered 501"):  # the emulator's own answer, and no cloud's
+    with pytest.raises(StorageError, match="the server answered 501"):  # the answer of the emulator, not of a cloud
         put_object("gs://bucket/d/new.tar", b"x")
     assert authorization(faults) == ""
 

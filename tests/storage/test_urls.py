@@ -31,7 +31,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
     def do_GET(self):
-        if self.path.startswith("http:"):  # asked as a proxy
+        if self.path.startswith("http:"):  # a request to a proxy
             self.give(body=b"proxied " + self.path.encode())
             return
         name, _, query = self.path[1:].partition("?")
@@ -225,12 +225,12 @@ def test_every_kind_of_redirect_is_followed(server, status):
 
 @pytest.mark.parametrize("number", range(6))
 def test_a_length_that_is_none_is_passed_over(server, number):
-    """The body ends with the connection then."""
+    """The body then ends with the connection."""
     assert read_all(f"{server}/odd_length?{number}") == BODY
 
 
 def test_characters_beyond_ascii_are_sent_as_utf_8(server):
-    """What is written as %XX, and the query's signs, stay as they are."""
+    """Escapes %XX, and the delimiters of the query, do not change."""
     for sent, received in [
         ("ä/雪.tar", "%C3%A4/%E9%9B%AA.tar"),
         ("%C3%A4%2F.tar?a=b&c=%20+d:e@f", "%C3%A4%2F.tar?a=b&c=%20+d:e@f"),
@@ -240,7 +240,7 @@ def test_characters_beyond_ascii_are_sent_as_utf_8(server):
 
 
 def test_a_password_in_a_url_is_refused_before_anybody_hears_of_it(server):
-    """Python's client would look all of it up as a host's name."""
+    """Python's client would send the whole text to DNS as a host name."""
     for user in ("user:secret@", "user@", ":secret@"):
         with pytest.raises(StorageError, match="a user or password in a URL is not supported") as caught:
             open_stream(server.replace("//", f"//{user}") + "/whole")
@@ -262,7 +262,7 @@ def test_a_server_that_speaks_no_tls(server):
 
 
 def test_certificates_are_checked_and_read_once(server, monkeypatch):
-    """Reading those of the system takes 30 ms, more than many a shard."""
+    """Reading the system's certificates takes 30 ms, longer than many shards."""
     contexts = []
 
     def create():
@@ -287,7 +287,7 @@ def test_a_small_body_has_a_limit(server):
 
 
 def test_connections_are_given_back(server):
-    """Also those that failed, and those that are closed before their end."""
+    """This includes failed connections, and connections closed before the end of a body."""
     before = open_descriptors()
     for name in ("whole", "cut", "missing", "compressed", "partly", "moved_to_ftp", "round", "garbage"):
         with contextlib.suppress(StorageError):
@@ -302,21 +302,21 @@ def test_connections_are_given_back(server):
 
 
 def peer_port(fd: str) -> int:
-    """The port that a descriptor is connected to; 0 for one that is none, or is gone."""
+    """Return the port that a descriptor is connected to; 0 if it is not a socket, or is closed."""
     with contextlib.suppress(OSError), socket.socket(fileno=os.dup(int(fd))) as copy:
         return copy.getpeername()[1]
     return 0
 
 
 def test_a_client_that_takes_short_bodies_is_caught(server, monkeypatch):
-    """As `http.client` itself does, where it reads a part at a time."""
+    """`http.client` itself does this when a body is read in parts."""
     monkeypatch.setattr(http_module.HttpBody, "read", lambda self, size: self._response.read1(size))
     with pytest.raises(pytest.fail.Exception, match="DID NOT RAISE"):
         test_a_body_that_is_not_whole_is_an_error_that_names_the_url(server, "cut", "closed after")
 
 
 def test_bytes_are_asked_for_as_they_are(server):
-    """No gzip on the way, which would make offsets those of another file."""
+    """With gzip in transit, offsets would be wrong."""
     assert read_all(f"{server}/encoding") == b"identity"
 
 
@@ -386,7 +386,7 @@ def test_paths_and_file_urls(tmp_path):
     "name", ["a#1.tar", "a?b.tar", "a%41.tar", "a;b.tar", "ä\n.tar", "\udcff.tar", "s3:.tar", "{0}.tar"]
 )
 def test_any_file_name_has_a_url(name, tmp_path):
-    """Another file, whose name is the part before the sign, is never taken for it."""
+    """A file whose name is only the part before such a character is never read instead."""
     path = tmp_path / name
     path.write_bytes(b"data")
     for decoy in ("a", "aA.tar", "a%"):
@@ -452,7 +452,7 @@ def test_local_files_that_cannot_be_read(tmp_path):
 
 @pytest.mark.parametrize("number", [errno.EACCES, errno.EPERM, errno.EMFILE, errno.ENOMEM, errno.EIO, errno.ESTALE])
 def test_a_system_that_refuses_is_told_in_its_words(number, tmp_path, monkeypatch):
-    """At opening and at reading; as the tests may run as root, the system is played."""
+    """Errors come at opening and at reading. They are simulated, because tests may run as root."""
     path = tmp_path / "a.tar"
     path.write_bytes(b"data")
     stream = LocalFile(str(path))

@@ -1,4 +1,4 @@
-"""Headers parsed together are those that are parsed one by one, or not plain."""
+"""Headers parsed together give the results of headers parsed one by one, or are not plain."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from wdskit.tar import columns as plain_module
-from wdskit.tar.columns import Headers, key_sizes, parse_headers, start_alike
+from wdskit.tar.columns import Headers, have_equal_starts, key_sizes, parse_headers
 from wdskit.tar.header import build_header
 from wdskit.tar.names import split_name
 from wdskit.tar.reader import plain_member
@@ -24,14 +24,14 @@ def together(blocks: list[bytes]) -> Headers:
 
 
 def signed(block: bytearray) -> bytes:
-    """The block with the checksum that belongs to it."""
+    """Return the block with its right checksum."""
     block[148:156] = b"        "
     block[148:156] = b"%06o\0 " % sum(block)
     return bytes(block)
 
 
 def check(blocks: list[bytes]) -> int:
-    """Each header is as it is alone, or not plain; how many are plain."""
+    """Check that each header is parsed as it is alone, or is not plain; return the number of plain headers."""
     headers = together(blocks)
     keys = key_sizes(headers)
     for at, block in enumerate(blocks):
@@ -52,7 +52,7 @@ def test_what_a_writer_writes_is_plain() -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_name_that_splits_is_split_alike_alone_and_among_others(name: bytes) -> None:
-    """A name in company is as wide as the widest."""
+    """In a column of names, each name is as wide as the longest one."""
     for company in ([], [b"a"], [b"b" * 100], [b"c/" * 49 + b".x"]):
         blocks = [build_header(each, 7) for each in (name, *company)]
         headers = together(blocks)
@@ -64,7 +64,7 @@ def test_a_name_that_splits_is_split_alike_alone_and_among_others(name: bytes) -
 
 
 def test_any_byte_changed_is_not_plain_or_read_alike() -> None:
-    """With the checksum as it was, and with one that is right again."""
+    """The checksum is unchanged, or is made right again."""
     block = build_header(b"a/b.cls", 1234)
     changed = [bytearray(block) for _ in range(512 * 9)]
     for at in range(512):
@@ -106,10 +106,10 @@ def test_names_start_alike_where_their_bytes_are_the_same(pairs: list[tuple[str,
     sizes = np.array([min(map(len, pair)) for pair in pairs])
     names, others = zip(*pairs, strict=True)
     expected = [a[:size] == b[:size] for (a, b), size in zip(pairs, sizes, strict=True)]
-    assert start_alike(table(list(names)), table(list(others)), sizes).tolist() == expected
+    assert have_equal_starts(table(list(names)), table(list(others)), sizes).tolist() == expected
 
 
-# Broken parsers that the sweep above must catch.
+# Broken parsers, which the sweep above must catch.
 
 
 @pytest.mark.parametrize("places", [range(11), range(11, 17), range(17, 21), range(21, 29), range(29, 30)])

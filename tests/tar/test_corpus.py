@@ -1,4 +1,4 @@
-"""The strict reader against a corpus of archives, through every way that bytes arrive."""
+"""The strict reader on a corpus of archives, for every way in which bytes arrive."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from wdskit.tar.reader import TarReader, locate_members
 
 
 def read(read, shard="x.tar"):
-    """The members that came out, and the error or None."""
+    """Return the members, and the error or None."""
     members = []
     try:
         for name, _, data in TarReader(read, shard=shard):
@@ -51,7 +51,7 @@ def check(case: Case, members, error) -> None:
 
 
 def in_steps(data: bytes, *sizes: int):
-    """A read function that gives at most so many bytes at a time, the sizes over and over."""
+    """Return a read function that returns at most `sizes` bytes in turn, repeated for ever."""
     stream = io.BytesIO(data)
     turn = 0
 
@@ -82,7 +82,7 @@ def test_short_reads_change_nothing(sizes):
 
 
 def test_members_that_are_read_for_themselves_are_the_same(monkeypatch):
-    """The path of large members, taken by all: `LARGE_BYTES` decides about speed only."""
+    """All members take the path of large members: `LARGE_BYTES` only changes the speed."""
     for large in (0, 1, 6, 512, 513):
         monkeypatch.setattr(window_module, "LARGE_BYTES", large)
         for chunk in (512, 1024, 1536, 10_000):
@@ -106,7 +106,7 @@ def test_files_give_the_same(tmp_path):
 
 @pytest.mark.parametrize("kind", ["pipe", "fifo"])
 def test_pipes_and_fifos_give_the_same(kind, tmp_path):
-    """A pipe by its descriptor, as a shell names the output of a command: `<(curl ...)`, `/dev/stdin`."""
+    """A pipe is named by its descriptor, as a shell names the output of a command: `<(curl ...)`, `/dev/stdin`."""
     for number, case in enumerate(CASES):
         if kind == "pipe":
             out, into = os.pipe()
@@ -119,7 +119,7 @@ def test_pipes_and_fifos_give_the_same(kind, tmp_path):
         writer.start()
         stream = open_stream(name)
         check(case, *read(stream.read, name))
-        stream.close()  # before the writer is done where the reader stopped early
+        stream.close()  # before the writer has ended, if the reader stopped early
         for fd in opened:
             os.close(fd)
         writer.join()
@@ -138,8 +138,8 @@ def _pour(target: str | int, data: bytes) -> None:
 
 @pytest.fixture(scope="module")
 def server():
-    """Serves case n under /n with a length, under /chunked/n and /crumbs/n in pieces, and under /open/n to the
-    connection's end.
+    """A server of case n: under /n with a length, under /chunked/n and /crumbs/n in pieces, under /open/n up to the
+    end of the connection.
     """
 
     class Handler(http.server.BaseHTTPRequestHandler):
@@ -207,7 +207,7 @@ def test_random_access_finds_the_same_members(case):
 
 
 def stream_samples(data: bytes):
-    """The samples of a stream, its error, and its reader."""
+    """Return the samples of a stream, its error, and its reader."""
     reader = ShardReader(io.BytesIO(data).read, shard="a.tar")
     samples = []
     try:
@@ -220,7 +220,7 @@ def stream_samples(data: bytes):
 
 
 def test_a_scan_and_random_access_give_the_same_samples_as_the_stream(tmp_path, monkeypatch):
-    """Or the same error, with the same place and the same number of samples."""
+    """An error is the same too, with the same place and the same number of samples."""
     monkeypatch.chdir(tmp_path)
     num_samples = num_errors = 0
     for case in CASES:
@@ -250,7 +250,7 @@ def test_a_scan_and_random_access_give_the_same_samples_as_the_stream(tmp_path, 
 
 @pytest.mark.parametrize("name", GNU_TAR)
 def test_what_the_gnu_tar_of_this_machine_writes_is_read_as_the_corpus_says(name, tmp_path):
-    """Its bytes may differ from version to version; what they say does not."""
+    """Versions of GNU tar may write different bytes, but with the same meaning."""
     (tmp_path / "tree").mkdir()
     plant(tmp_path / "tree")
     data = write_with_gnu_tar(name, tmp_path / "tree", tmp_path / "a.tar")
@@ -260,8 +260,8 @@ def test_what_the_gnu_tar_of_this_machine_writes_is_read_as_the_corpus_says(name
     assert (error is None) == (GNU_TAR[name][2] is None)
 
 
-# Python's tarfile takes bytes behind a v7 or GNU header for a prefix, fails where a global header is the last, and sees
-# an empty file where a pax path ends in a slash. GNU tar and POSIX do not.
+# Python's tarfile takes bytes after a v7 or GNU header for a prefix, fails if a global header is the last, and finds
+# an empty file if a pax path ends in a slash. GNU tar and POSIX do not.
 TARFILE_DIFFERS = {
     "v7-ignores-a-prefix",
     "gnu-ignores-a-prefix",
@@ -273,7 +273,7 @@ TARFILE_DIFFERS = {
 
 
 def test_python_and_gnu_tar_agree_with_the_corpus():
-    """What the corpus calls good says the same to others, so that it is not wrong in our favour."""
+    """Other programs read the good archives in the same way, so the corpus is not wrong in favour of wdskit."""
     assert {case.name for case in CASES} >= TARFILE_DIFFERS
     for case in CASES:
         if case.error is not None:
@@ -288,7 +288,7 @@ def test_python_and_gnu_tar_agree_with_the_corpus():
 
 
 class _Anything:
-    """Equal to every checksum."""
+    """An object that is equal to every checksum."""
 
     def __eq__(self, other):
         return True
@@ -302,7 +302,7 @@ TRUE_SKIP = window_module.Window.skip
 
 
 def _takes_cuts_for_the_end(self):
-    """As Python's tarfile does behind the first member."""
+    """Mutant: a bad header is taken for the end, as in Python's tarfile after the first member."""
     try:
         yield from TRUE_ITER(self)
     except ShardError as err:
@@ -311,7 +311,7 @@ def _takes_cuts_for_the_end(self):
 
 
 def _takes_what_there_is(self, size):
-    """A member is as long as its bytes: the short read."""
+    """Mutant: a member ends where the bytes end, so that short reads are accepted."""
     try:
         TRUE_SKIP(self, size)
     except ShardError:
@@ -339,10 +339,10 @@ MUTANTS = {
     "that believes any size": {"header.check_size": lambda size: None},
     "that needs no end marker": {"reader.TarReader.__iter__": _takes_cuts_for_the_end},
     "that takes short reads": {"window.Window.skip": _takes_what_there_is},
-    "that lets the last extension win": {"header.Overrides.joined": lambda self, other: other},
+    "that lets the last extension win": {"header.Overrides.combined": lambda self, other: other},
     "that reads extensions of any size": {"reader.MAX_EXTENSION_BYTES": 1 << 40},
     "that passes sparse keywords over": {"header._SPARSE": ()},
-    "that passes volume keywords over": {"header._PART": ()},
+    "that passes volume keywords over": {"header._MULTI_VOLUME": ()},
     "that joins any prefix": {"header.USTAR": _Anything()},
     "that passes NULs before a number over": {"header.parse_octal": _strips},
 }
@@ -350,8 +350,8 @@ MUTANTS = {
 
 @pytest.mark.parametrize("mutant", MUTANTS)
 def test_the_corpus_catches_a_reader_that_is_not_strict(mutant, monkeypatch):
-    """Each check of the reader, taken out, makes some case fail: the corpus can tell."""
-    monkeypatch.setattr("wdskit.tar.reader._ADLERS", {})  # what a mutant keeps in it would outlive the mutant
+    """Without any one check of the reader, a case of the corpus fails."""
+    monkeypatch.setattr("wdskit.tar.reader._ADLERS", {})  # values that a mutant stores in it would outlive the mutant
     for target, replacement in MUTANTS[mutant].items():
         monkeypatch.setattr(f"wdskit.tar.{target}", replacement)
     failed = 0
@@ -361,4 +361,4 @@ def test_the_corpus_catches_a_reader_that_is_not_strict(mutant, monkeypatch):
         except AssertionError:
             failed += 1
     assert failed
-    assert failed < len(CASES)  # it is a mutant, not a wreck
+    assert failed < len(CASES)  # a mutant still reads some cases

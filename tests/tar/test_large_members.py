@@ -1,4 +1,4 @@
-"""Members of any size are listed, copied and compared in little memory, and passed over where only headers count."""
+"""Members of any size are listed, copied and compared in little memory, and skipped if only headers count."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ main()
 
 
 def write_sparse(path: Path, members: dict[str, int], *, at_end: bytes = b"\1") -> Path:
-    """A shard of members of so many bytes, all zero but the last, which takes little of the disk."""
+    """Write a sparse shard of members of these sizes, all zero except the last byte, which uses little disk space."""
     with path.open("wb") as file:
         for name, size in members.items():
             file.write(build_header(name.encode(), size))
@@ -49,7 +49,7 @@ def write_sparse(path: Path, members: dict[str, int], *, at_end: bytes = b"\1") 
 
 
 def run_measured(*words: object, code: int = 0, out: Path | None = None) -> tuple[str, int, int]:
-    """What a command printed, its most bytes of memory, and the bytes that it read from files and pipes."""
+    """Run a command; return its output, its largest memory, and the bytes that it read from files and pipes."""
     command = [sys.executable, "-c", _MEASURED, *map(str, words)]
     if out is None:
         done = subprocess.run(command, capture_output=True, check=False)
@@ -99,7 +99,7 @@ def test_a_shard_with_a_large_member_is_listed_by_its_headers(folder):
     for words in (["ls", folder / "a.tar"], ["info", folder]):
         _, peak, num_read = run_measured(*words)
         assert peak < MOST_BYTES
-        assert num_read < LARGE // 4  # Python reads itself
+        assert num_read < LARGE // 4  # Python's own files are read too
     out, peak, _ = run_measured("ls", folder / "a.tar", "--members", "--json")
     assert peak < MOST_BYTES
     assert str(LARGE) in out
@@ -140,11 +140,11 @@ def test_a_large_member_of_a_remote_shard_goes_by_in_pieces(url, tmp_path):
     assert sha256_of(tmp_path / "out") == sha256_of_large()
 
 
-# Where only headers count.
+# Only headers count.
 
 
 def test_rows_are_added_without_a_look_at_the_payloads_that_are_there(tmp_path):
-    """Their keys stand in the headers."""
+    """Their keys are in the headers."""
     folder = tmp_path / "train"
     folder.mkdir()
     for number in range(4):

@@ -1,7 +1,7 @@
-"""The strict reader on damaged, hostile and random bytes: what it takes is what everybody takes, the rest is a
-`ShardError`, and neither costs more memory than the bytes that came.
+"""The strict reader on damaged, hostile and random bytes: it accepts only archives that all programs read in the same
+way, the rest is a `ShardError`, and neither costs more memory than the received bytes.
 
-What single archives mean stands in `test_tar_corpus.py`.
+Single archives are tested in `test_corpus.py`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from wdskit.tar import window as window_module
 from wdskit.tar.header import HeaderError, parse_header, parse_octal
 from wdskit.tar.reader import TarReader, locate_members
 from wdskit.tar.walk import TarWalk
-from wdskit.tar.window import Passed
+from wdskit.tar.window import LargeData
 
 ALL = bool(os.environ.get("WDSKIT_ALL_FAULTS"))  # set by `make faults`
 
@@ -48,7 +48,7 @@ SHARD = b"".join(member(f"{key}.{name}", data) for key, fields in SAMPLES for na
 
 
 def samples_of(read) -> tuple[Samples, ShardError | None]:
-    """The samples that come out, and the error behind them."""
+    """Return the samples, and the error after them or None."""
     found = []
     reader = ShardReader(read, shard="a.tar")
     try:
@@ -60,11 +60,11 @@ def samples_of(read) -> tuple[Samples, ShardError | None]:
     return found, None
 
 
-# Bits that changed.
+# Changed bits.
 
 
 def parts_of(shard: bytes) -> list[tuple[str, int, int, int]]:
-    """The parts of a shard by Python's tarfile: (kind, start, stop, samples that are known to be whole before).
+    """Return the parts of a shard by Python's tarfile: (kind, start, stop, samples before that are known to be whole).
 
     A sample is known to be whole when a header of the next key, or the end marker, has been read.
     """
@@ -89,13 +89,13 @@ PARTS = parts_of(SHARD)
 
 
 def checksum_number(data: bytearray, start: int) -> int | None:
-    """What the checksum field of the header at `start` says, by POSIX's words."""
+    """Return the number in the checksum field of the header at `start`, by POSIX's rule."""
     match = re.fullmatch(rb" *([0-7]+)[ \x00]*", data[start + 148 : start + 156])
     return int(match[1], 8) if match else None
 
 
 def check_flips(bits: range | None = None) -> Counter[str]:
-    """Change each bit in turn, or one of each byte, and look at what comes out; returns how many of each kind."""
+    """Change each bit in turn, or one bit of each byte, and check the result; return the number of each kind."""
     data = bytearray(SHARD)
     counts: Counter[str] = Counter()
     for kind, start, stop, whole in PARTS:
@@ -106,16 +106,16 @@ def check_flips(bits: range | None = None) -> Counter[str]:
                 found, err = samples_of(io.BytesIO(data).read)
                 same_number = kind == "header" and 148 <= at - start < 156 and checksum_number(data, start) == number
                 data[at] ^= 1 << bit
-                if kind == "padding" or same_number:  # no reader looks at it; a space for a zero before a number
+                if kind == "padding" or same_number:  # no reader uses it; a space in place of a zero before a number
                     assert (found, err) == (SAMPLES, None)
                     counts["harmless"] += 1
-                elif kind == "data":  # that byte of that field, and nothing else: only a digest can see it
+                elif kind == "data":  # only that byte of that field differs: only a digest can show it
                     assert err is None
                     assert [(key, list(fields)) for key, fields in found] == [(k, list(f)) for k, f in SAMPLES]
                     before, after = (b"".join(d for _, f in s for d in f.values()) for s in (SAMPLES, found))
                     assert [a ^ b for a, b in zip(before, after, strict=True) if a != b] == [1 << bit]
                     counts["data"] += 1
-                else:  # an error where the damage is, behind what is whole before it
+                else:  # an error at the damage, after the whole samples before it
                     assert err is not None, (kind, at, bit)
                     assert (err.offset, err.samples_read, found) == (start, whole, SAMPLES[:whole])
                     counts["error"] += 1
@@ -123,9 +123,9 @@ def check_flips(bits: range | None = None) -> Counter[str]:
 
 
 def test_every_bit_of_a_header_and_the_end_marker_is_watched():
-    """A bit that changes there is an error at that place, with the samples before it, unless a checksum's number stays
-    what it was: its first zero as a space, its end as a space or NUL. In a payload it changes that byte of that field
-    only, which a digest sees. In the padding it changes nothing.
+    """A changed bit there is an error at that place, after the samples before it, unless the checksum's number is the
+    same: its first zero as a space, its end as a space or NUL. In a payload the bit changes only that byte of that
+    field, which a digest shows. In the padding it changes nothing.
     """
     contents = [data for _, fields in SAMPLES for data in fields.values()]
     harmless = 3 * len(contents)
@@ -137,7 +137,7 @@ def test_every_bit_of_a_header_and_the_end_marker_is_watched():
 
 
 def test_the_scan_for_the_index_sees_the_same(tmp_path):
-    """And the digest that it takes sees what the reader cannot: data and padding."""
+    """The digest of the scan also shows changes in data and padding, which the reader cannot find."""
     path = tmp_path / "a.tar"
     path.write_bytes(SHARD)
     whole = scan_shard(str(path), name="a.tar")
@@ -157,12 +157,12 @@ def test_the_scan_for_the_index_sees_the_same(tmp_path):
                 assert scanned.entry.sha256 != whole.entry.sha256
 
 
-# Bytes that are missing.
+# Missing bytes.
 
 
 def whole_before(size: int) -> int:
-    """How many samples are known to be whole in the first `size` bytes: the next key's header is there, with its data,
-    and what tells that the data are all.
+    """Return the number of samples known to be whole in the first `size` bytes: the next key's header, its data, and
+    the bytes that show the end of the data are there.
     """
     ends = [stop for kind, _, stop, _ in PARTS if kind == "padding"]
     keys = [key for key, fields in SAMPLES for _ in fields]
@@ -171,7 +171,7 @@ def whole_before(size: int) -> int:
 
 
 def check_cuts(read_of=lambda data: io.BytesIO(data).read) -> None:
-    """Cut the shard at every byte: an error at the cut, whole samples before it, never another."""
+    """Cut the shard at every byte, and check: an error at the cut, only whole samples before it."""
     for size in range(len(SHARD)):
         found, err = samples_of(read_of(SHARD[:size]))
         assert err is not None, size
@@ -181,7 +181,7 @@ def check_cuts(read_of=lambda data: io.BytesIO(data).read) -> None:
 
 
 def in_steps(data: bytes, sizes: list[int]):
-    """A read function that gives at most so many bytes at a time, the sizes over and over."""
+    """Return a read function that returns at most `sizes` bytes in turn, repeated for ever."""
     stream, turns = io.BytesIO(data), itertools.cycle(sizes)
     return lambda size: stream.read(min(size, next(turns)))
 
@@ -202,14 +202,14 @@ def test_a_cut_at_any_byte_is_told_at_that_byte_whatever_the_reads(sizes):
 
 @pytest.mark.parametrize("large", [0, 1, 512])
 def test_a_cut_at_any_byte_is_told_for_large_members_too(large, monkeypatch):
-    """Members of this size and more are read for themselves, header by header behind."""
+    """Members of this size and more are read separately, and the headers after them one by one."""
     monkeypatch.setattr(window_module, "LARGE_BYTES", large)
     monkeypatch.setattr(window_module, "CHUNK_BYTES", 512)
     check_cuts()
 
 
 class CutServer(http.server.ThreadingHTTPServer):
-    """Gives the first n bytes under /MODE/n: with the shard's length, with none, or in a chunk that ends too soon."""
+    """A server of the first n bytes under /MODE/n: with the shard's length, without a length, or in a short chunk."""
 
     class Handler(http.server.BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -242,7 +242,7 @@ def cut_server():
 
 @pytest.mark.parametrize("mode", ["length", "chunk", "none"])
 def test_a_body_that_is_cut_gives_its_whole_samples_then_an_error(mode, cut_server, monkeypatch):
-    """A `StorageError` where HTTP tells that more was to come, a `ShardError` where only the tar does."""
+    """It is a `StorageError` if HTTP shows that bytes are missing, a `ShardError` if only the tar does."""
     monkeypatch.setattr("wdskit.storage.http.WAIT_S", 0)
     for size in [*range(0, len(SHARD), 101), len(SHARD) - 1]:
         stream = open_stream(f"{cut_server}/{mode}/{size}")
@@ -254,14 +254,14 @@ def test_a_body_that_is_cut_gives_its_whole_samples_then_an_error(mode, cut_serv
         finally:
             stream.close()
         assert found == SAMPLES[: len(found)]
-        assert whole_before(size) - 1 <= len(found) <= whole_before(size)  # the header behind may not have come
+        assert whole_before(size) - 1 <= len(found) <= whole_before(size)  # the header after it may not have arrived
         if mode == "none":
             assert (caught.value.offset, caught.value.samples_read) == (size, len(found))
         else:
             assert f"after {size} " in str(caught.value)
 
 
-# Checks that can fail.
+# Mutants: the checks can fail.
 
 
 class _Anything:
@@ -274,7 +274,7 @@ class _Anything:
 
 
 def _no_checksums(patch) -> None:
-    patch.setattr(reader_module, "_ADLERS", {})  # it would outlive the mutant
+    patch.setattr(reader_module, "_ADLERS", {})  # stored values would outlive the mutant
     patch.setattr("wdskit.tar.header.expected_adler", lambda field: _Anything())
     patch.setattr(reader_module, "expected_adler", lambda field: _Anything())
 
@@ -309,7 +309,7 @@ def _short_members(patch) -> None:
 
 
 def _eager(patch) -> None:
-    """What has been read when a stream stops is taken for a sample."""
+    """Mutant: the bytes read when a stream stops are taken for a sample."""
 
     def group(self):
         sample: dict[str, Any] = {}
@@ -363,7 +363,7 @@ def test_a_reader_that_is_not_strict_is_caught(mutant, monkeypatch):
     assert caught == MUTANTS[mutant]
 
 
-# Bytes that were never there.
+# Bytes that never existed.
 
 PROMISES = {
     "of 8 GiB": header(b"a.bin", 8**11 - 1),
@@ -384,7 +384,7 @@ PROMISES = {
 @pytest.mark.parametrize("promise", PROMISES)
 @pytest.mark.parametrize("way", ["memory", "file"])
 def test_a_promise_of_bytes_that_do_not_come_takes_no_memory(promise, way, tmp_path):
-    """16 MiB are asked for at once, at most."""
+    """At most 16 MiB are requested at once."""
     data = PROMISES[promise] + bytes(5000)
     path = tmp_path / "a.tar"
     path.write_bytes(data)
@@ -405,21 +405,21 @@ def test_the_memory_check_catches_a_reader_that_believes(monkeypatch):
     monkeypatch.setattr(window_module, "MAX_READ_BYTES", 64 << 20)
     stream = io.BytesIO(PROMISES["of 8 GiB"] + bytes(5000))
     tracemalloc.start()
-    samples_of(lambda size: (bytearray(size), stream.read(size))[1])  # as os.read does
+    samples_of(lambda size: (bytearray(size), stream.read(size))[1])  # like os.read
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak > 20 << 20
 
 
 def test_a_pax_header_full_of_records_is_read_in_one_pass():
-    """150,000 records, the most that fit: each byte of them is looked at a few times, whatever their number."""
+    """150,000 records are the most that fit: each byte is read only a few times, for any number of records."""
     body = record(b"a", b"") * 150_000
     data = pax(body) + member("a.txt", b"x") + END
     assert list(TarReader(io.BytesIO(data).read, shard="x")) == [("a.txt", 0, b"x")]
 
 
 def test_nothing_is_asked_of_a_stream_behind_its_end():
-    """A pipe or a socket would wait."""
+    """A read from a pipe or a socket would hang."""
     for case in CASES:
         stream, ends = io.BytesIO(case.data), 0
 
@@ -431,7 +431,7 @@ def test_nothing_is_asked_of_a_stream_behind_its_end():
 
         with contextlib.suppress(ShardError):
             list(TarReader(read, shard="x"))
-        assert ends <= 2, case  # a fault may be known only when nothing more comes
+        assert ends <= 2, case  # some faults show only at the end of the stream
 
 
 def test_a_reader_gives_nothing_twice():
@@ -460,7 +460,7 @@ def _read_at(data: bytes) -> Any:
 
 
 def test_an_error_of_the_stream_itself_comes_through():
-    """Behind the samples that were whole before."""
+    """It comes after the samples that were whole before."""
     pieces = iter([SHARD[:2048], SHARD[2048:4000]])
 
     def read(size: int) -> bytes:
@@ -494,7 +494,7 @@ def test_one_difference_of_a_checksum_is_left_to_verify():
 
 @pytest.mark.parametrize("behind", [0, 512, 1024])
 def test_a_part_of_a_shard_that_does_not_end_between_members_is_an_error(behind):
-    """`locate_members` on every block-aligned part, with some bytes behind it: whole members, or an error."""
+    """`locate_members` runs on every block-aligned part, with some bytes after it: whole members, or an error."""
     edges = {start for kind, start, *_ in PARTS if kind in {"header", "end"}}
     for first in range(0, len(SHARD) - 1024, 512):
         for stop in range(first + 512, len(SHARD), 512):
@@ -524,7 +524,7 @@ def test_a_part_that_begins_at_the_end_marker_says_so():
 
 
 def outcome(read) -> tuple[list[tuple[str, int, bytes]], str]:
-    """The members and the error's text."""
+    """Return the members and the error's text."""
     members: list[tuple[str, int, bytes]] = []
     try:
         for each in TarReader(read, shard="x"):
@@ -543,7 +543,7 @@ SIZES = st.sampled_from(
 
 @st.composite
 def extension(draw, size: int) -> bytes:
-    """A pax header, global ones too, or a GNU long name."""
+    """Draw a pax header, also a global one, or a GNU long name."""
     if draw(st.integers(0, 3)) == 0:
         return long_name(draw(NAMES), end=draw(st.sampled_from([b"\x00", b"", b"\x00\x00"])))
     harmless = [(b"mtime", b"1.5"), (b"comment", b"x=y\nz"), (b"uname", b"\xc3\xa4"), (b"SCHILY.dev", b"3")]
@@ -555,7 +555,7 @@ def extension(draw, size: int) -> bytes:
 
 @st.composite
 def archive_member(draw) -> bytes:
-    """A member in any of the formats, as tar writers, old ones and bad ones make them."""
+    """Draw a member in any format, as from current, old and faulty tar writers."""
     data = draw(st.sampled_from([b"", b"x", b"first", b"y" * 511, b"z" * 512, member("in.txt", b"inner") + END]))
     kind = draw(st.sampled_from([b"0"] * 9 + [b"\x00", b"7", b"5", b"2", b"S", b"V", b"Z"]))
     magic = draw(st.sampled_from([USTAR] * 4 + [GNU, V7]))
@@ -575,7 +575,7 @@ ARCHIVES = st.lists(archive_member(), min_size=1, max_size=3).map(lambda members
 
 
 def is_folder(info: tarfile.TarInfo) -> bool:
-    """Whether it is an empty file whose name ends in a slash: some readers take it for a folder, as ours does."""
+    """Return whether a member is an empty file whose name ends in a slash: a folder for wdskit and other readers."""
     return not info.size and (info.name.endswith("/") or info.pax_headers.get("path", "").endswith("/"))
 
 
@@ -593,7 +593,7 @@ def compare_with_tarfile(data: bytes) -> None:
 @given(ARCHIVES)
 @settings(max_examples=300)
 def test_what_is_read_tarfile_reads_the_same(data):
-    """Left out are prefixes of formats that have none: there others disagree."""
+    """Prefixes in formats without a prefix are left out, because other programs disagree on them."""
     compare_with_tarfile(data)
 
 
@@ -610,7 +610,7 @@ KINDS += [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE]
 
 @st.composite
 def written_by_tarfile(draw) -> bytes:
-    """An archive of Python's tarfile in one of its formats: names of any length and script, folders, links."""
+    """Draw an archive of Python's tarfile in one of its formats: names of any length and script, folders, links."""
     names = draw(st.lists(LONG_NAMES, min_size=1, max_size=4))
     out = io.BytesIO()
     kind = draw(st.sampled_from([tarfile.GNU_FORMAT, tarfile.PAX_FORMAT, tarfile.USTAR_FORMAT]))
@@ -623,25 +623,25 @@ def written_by_tarfile(draw) -> bytes:
             info.pax_headers = draw(st.sampled_from([{}, {}, {"comment": "\u00e4\nb=c"}, {"path": "p.txt"}]))
             data = draw(st.binary(max_size=3)) * draw(st.sampled_from([1, 400]))
             info.size = len(data) if info.type in (tarfile.REGTYPE, tarfile.AREGTYPE, tarfile.CONTTYPE) else 0
-            with contextlib.suppress(ValueError):  # the format cannot say it
+            with contextlib.suppress(ValueError):  # the format cannot store it
                 archive.addfile(info, io.BytesIO(data))
         end = archive.offset
     return out.getvalue()[:end] + END
 
 
 USED_BYTES = [*range(100), *range(124, 136), *range(148, 329), *range(345, 512)]
-"""Places in a header apart from mode, owner, time and device: our reader leaves those numbers to tarfile."""
+"""Offsets in a header without mode, owner, time and device: wdskit's reader ignores these numbers."""
 
 
 @st.composite
 def changed_in_place(draw) -> bytes:
-    """Such an archive with changes; of some the checksum of the header is made right again."""
+    """Draw an archive of tarfile with changes; some changed headers get a right checksum."""
     data = bytearray(draw(written_by_tarfile()))
     for _ in range(draw(st.integers(0, 3))):
         block = 512 * draw(st.integers(0, len(data) // 512 - 1))
         how = draw(st.sampled_from(["header", "header", "header", "byte", "remove", "repeat", "exchange", "cut"]))
         if how == "header":
-            is_gnu = data[block + 257 : block + 265] == GNU  # whose prefix, which it does not have, others read
+            is_gnu = data[block + 257 : block + 265] == GNU  # others read a prefix, which the format lacks
             places = [(0, 100), (124, 12), (124, 12), (156, 1), (156, 1), (257, 8)] + [(345, 155)] * (not is_gnu)
             first, size = draw(st.sampled_from(places))
             at = block + first + draw(st.integers(0, size - 1))
@@ -697,7 +697,7 @@ LENIENT = {
         "header.parse_octal",
         lambda field, what: TRUE_PARSE_OCTAL(field.lstrip(b"\x00") or field, what),
     ),
-    "believes the last of two names": ("header.Overrides.joined", lambda self, other: other),
+    "believes the last of two names": ("header.Overrides.combined", lambda self, other: other),
 }
 
 
@@ -712,7 +712,7 @@ def test_the_comparison_catches_a_reader_that(mutant, monkeypatch):
 
 @st.composite
 def damaged(draw) -> bytes:
-    """A case of the corpus, or a random archive, with bytes changed, cut out, put in, doubled or cut off."""
+    """Draw a case of the corpus, or a random archive, with bytes changed, removed, inserted, doubled or cut off."""
     small = [case.data for case in CASES if len(case.data) < 12_000]
     data = bytearray(draw(st.one_of(st.sampled_from(small), ARCHIVES)))
     for _ in range(draw(st.integers(0, 3))):
@@ -751,7 +751,7 @@ def test_how_bytes_arrive_changes_neither_members_nor_message(data, sizes, large
 @given(damaged())
 @settings(max_examples=300)
 def test_members_are_stretches_of_the_shard_in_order_and_errors_lie_inside(data):
-    """Nothing is invented, taken twice or taken from elsewhere; and no other exception than `ShardError` comes."""
+    """No bytes are invented, used twice or taken from another place; `ShardError` is the only exception."""
     at, fault = 0, None
     reader = TarReader(io.BytesIO(data).read, shard="x")
     try:
@@ -768,19 +768,19 @@ def test_members_are_stretches_of_the_shard_in_order_and_errors_lie_inside(data)
         assert max(at, reader.stop) <= fault <= len(data)
 
 
-# Members that are not kept.
+# Skipped members.
 
 
 @pytest.mark.parametrize("hold_bytes", [1 << 19, 1 << 20, 3 << 20])
 @pytest.mark.parametrize("change", [-1, 0, 1])
 def test_a_member_over_the_limit_is_read_and_not_kept(hold_bytes, change):
-    """What stands around it comes as without a limit, and a cut or damage in it is found as well."""
+    """Other members are the same as without a limit, and a cut or damage in the large member is found too."""
     data = member("a.cls", b"1") + member("b.bin", bytes(hold_bytes + change)) + member("c.cls", b"3") + END
     found = list(TarReader(io.BytesIO(data).read, shard="x.tar", hold_bytes=hold_bytes))
     whole = list(TarReader(io.BytesIO(data).read, shard="x.tar"))
     assert [found[0], found[2]] == [whole[0], whole[2]]
     if change > 0:
-        assert isinstance(found[1][2], Passed)
+        assert isinstance(found[1][2], LargeData)
         assert (len(found[1][2]), found[1][2].num_bytes, found[1][:2]) == (0, hold_bytes + 1, whole[1][:2])
     else:
         assert found == whole
@@ -798,4 +798,4 @@ def test_a_member_over_the_limit_takes_no_memory():
     [(_, _, data)] = TarReader(lambda _: next(parts, b""), shard="x.tar", hold_bytes=1 << 20)
     assert tracemalloc.get_traced_memory()[1] < 2 << 20
     tracemalloc.stop()
-    assert isinstance(data, Passed)
+    assert isinstance(data, LargeData)

@@ -1,4 +1,4 @@
-"""Walking a tar's headers finds what reading it finds, and refuses what that refuses, without reading the payloads."""
+"""A walk over a tar's headers finds the members and errors that a read finds, without reading the payloads."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from wdskit.tar.walk import Span, TarWalk
 
 
 def by_reading(data: bytes):
-    """Members, end, and the error or None, from the reader."""
+    """Return members, end, and the error or None, from the reader."""
     reader = TarReader(io.BytesIO(data).read, shard="x.tar")
     found = []
     try:
@@ -31,7 +31,7 @@ def by_reading(data: bytes):
 
 
 def by_walking(data: bytes, *, most: int = 1 << 30):
-    """The same from the walk, whose reads give at most so many bytes."""
+    """Return members, end, and the error or None, from the walk, whose reads return a limited number of bytes."""
 
     def read_at(offset: int, size: int) -> bytes:
         return data[offset : offset + min(size, most)]
@@ -61,7 +61,7 @@ def _jumps(request, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("_jumps")
 @pytest.mark.parametrize("most", [1 << 30, 700])
 def test_the_whole_corpus_is_told_as_the_reader_tells_it(most: int) -> None:
-    """Members, their places, the end, and the errors word by word."""
+    """Members, their places, the end and the text of errors are compared."""
     for case in CASES:
         if len(case.data) < 1 << 20 or most > 1 << 20:
             assert by_walking(case.data, most=most) == by_reading(case.data), case.name
@@ -78,7 +78,7 @@ def test_every_cut_is_told_as_the_reader_tells_it(tmp_path: Path) -> None:
 
 
 def test_large_payloads_are_not_read(tmp_path: Path) -> None:
-    """Of 20 images of 200 kB, a few kB each; of small ones, each byte once at most, in large reads."""
+    """Of 20 images of 200 kB, a few kB each are read; of small images, each byte at most once, in large reads."""
     for size, share, num_reads in ((200_000, 0.1, 100), (2000, 1.0, 3)):
         samples = {f"k{at}": {"jpg": bytes(size), "cls": b"1", "json": b"{}"} for at in range(20)}
         data = write_shard(tmp_path / "s.tar", samples).read_bytes()
@@ -132,7 +132,7 @@ def test_a_field_of_a_file_that_became_shorter_is_an_error(tmp_path: Path) -> No
 
 
 def test_without_its_look_at_the_file_size_a_cut_payload_would_pass(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The mutant: a jump behind the end of the file finds no end marker, and says so at the wrong byte."""
+    """The mutant jumps beyond the end of the file, finds no end marker, and reports this at the wrong byte."""
     monkeypatch.setattr(walk, "JUMP_BYTES", 0)
     case = next(case for case in CASES if case.error and "inside a member" in case.error)
     right = by_walking(case.data)[2]

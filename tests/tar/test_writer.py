@@ -20,14 +20,14 @@ from wdskit.tar.header import HeaderError, build_header
 from wdskit.tar.reader import TarReader
 from wdskit.tar.writer import END_BYTES, TarWriter, member_bytes
 
-# A header as POSIX's table says, byte by byte, written down once.
+# A header by POSIX's table, byte by byte.
 GOLDEN_HEADER = (
     b"photos/cat/000003.jpg" + bytes(79)
     + b"0000644\x00" + b"0000000\x00" + b"0000000\x00" + b"00000003000\x00" + b"00000000000\x00"
     + b"012505\x00 " + b"0" + bytes(100) + b"ustar\x0000" + bytes(64) + b"0000000\x00" + b"0000000\x00" + bytes(167)
 )  # fmt: skip
 
-# What stands in `golden/tar/written.tar`, written once and looked at with GNU tar and xxd.
+# The content of `golden/tar/written.tar`, written once and checked with GNU tar and xxd.
 GOLDEN_SHARD = GOLDEN / "tar" / "written.tar"
 GOLDEN_MEMBERS = [
     ("a.jpg", bytes(range(256)) * 5),
@@ -81,7 +81,7 @@ def test_bytes_do_not_depend_on_how_they_are_joined(join, monkeypatch):
 
 @given(st.lists(st.integers(0, 5000), max_size=30), st.integers(512, 6000))
 def test_a_buffer_that_was_handed_over_is_left_alone_until_it_comes_back(sizes, join):
-    """A thread writes it meanwhile. Each is read only when the next one comes: the same bytes."""
+    """A thread writes the buffer. Each buffer is read only when the next one is returned: the bytes are the same."""
     members = [(f"m{number}.bin", bytes([number + 1]) * size) for number, size in enumerate(sizes)]
     pieces: list[bytes] = []
     held: list[tuple[bytearray, int]] = []
@@ -120,7 +120,7 @@ def test_any_buffer_gives_the_same_bytes(kind):
 
 @given(st.lists(st.tuples(st.integers(0, 5000), st.booleans()), max_size=30), st.integers(512, 6000))
 def test_data_that_are_written_into_the_room_for_them_give_the_same_bytes(members, join):
-    """Also of members that begin, end or do not fit at the end of the memory; what was there before is gone."""
+    """This includes members that begin, end or do not fit at the end of the memory; old content is overwritten."""
     pieces: list[bytes] = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(writer_module, "_JOIN_BYTES", join)
@@ -128,7 +128,7 @@ def test_data_that_are_written_into_the_room_for_them_give_the_same_bytes(member
         writer._buffer[:] = b"\xff" * join
         for number, (size, wants_room) in enumerate(members):
             name, data, offset = f"m{number}.bin", bytes([number + 1]) * size, writer.offset
-            room = writer.room(name, size) if wants_room else None
+            room = writer.reserve(name, size) if wants_room else None
             assert (room is None) == (not wants_room or member_bytes(size) > join)
             if room is None:
                 assert writer.offset == offset
@@ -144,7 +144,7 @@ def test_data_that_are_written_into_the_room_for_them_give_the_same_bytes(member
 
 @pytest.mark.parametrize("code", "bBhHiIqQfd")
 def test_a_view_of_larger_items_is_written_by_its_bytes(code):
-    """`len` of such a view counts items, and the next header would stand where no reader looks."""
+    """`len` of such a view counts items, so that the next header would be at a wrong place."""
     view = memoryview(array.array(code, [1, 2, 3] * 100))
     assert shard_of([("a.bin", view), ("b", b"x")]) == shard_of([("a.bin", view.tobytes()), ("b", b"x")])
     table = view.cast("B").cast("B", (10, view.nbytes // 10))
@@ -209,7 +209,7 @@ def test_headers_have_right_checksums_and_eleven_digits(name, size):
 
 
 def test_headers_say_the_same_to_tarfile():
-    """Up to the largest size that 11 digits can say, without a byte of data written."""
+    """Sizes go up to the largest number of 11 digits, without writing data."""
     sizes = [0, 1, 7, 8, 511, 512, 513, 8**10, MAX_USTAR_SIZE_BYTES]
     for name, size in itertools.product(["a", "a.jpg", "d/e.json", "ä.txt", "n" * 100], sizes):
         info = tarfile.TarInfo.frombuf(build_header(name.encode(), size), "utf-8", "strict")
@@ -238,7 +238,7 @@ def test_what_not_every_reader_understands_is_refused(name, size, problem):
 
 
 class Large(bytes):
-    """Says that it is long, and holds nothing."""
+    """An object with a large length and no data."""
 
     size = 0
 
@@ -278,7 +278,7 @@ MEMBERS = st.lists(
 @given(MEMBERS)
 @settings(max_examples=200)
 def test_any_names_and_data_come_back(members):
-    """From our reader and from Python's tarfile; a name is any text of 1 to 100 bytes that no directory has."""
+    """They are read by wdskit and by tarfile; a name is any text of 1 to 100 bytes that is not a directory's."""
     members = [(name.encode("utf-8", "replace").decode(), data) for name, data in members]
     shard = shard_of(members)
     assert len(shard) == sum(member_bytes(len(data)) for _, data in members) + END_BYTES

@@ -1,4 +1,4 @@
-"""`wdskit.bench`: what is measured is what it says, and nothing is left behind. Times are not compared."""
+"""`wdskit.bench`: it measures what it reports, and leaves nothing open. Times are not compared."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ QUICK: dict[str, Any] = {"seconds": 0.01, "repeats": 1, "workers": [0, 1], "thre
 
 @pytest.fixture(autouse=True)
 def _two_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a machine with two CPUs, of which a loader chooses one worker with two threads by itself."""
+    """Simulate a machine with two CPUs, for which a loader's default is one worker with two threads."""
     for module in (bench_module, settings_module):
         monkeypatch.setattr(module, "usable_cores", lambda: 2)
 
@@ -117,12 +117,12 @@ def test_nothing_is_left_behind_and_nothing_is_written(tmp_path: Path) -> None:
         "pipeline": [{"exact": str(tmp_path / "data")}, {"map": "fail_on_7"}, {"batched": 4}],
         "errors": {"max_bad": 1, "transforms": True, "dir": str(tmp_path / "bad")},
     }
-    torch.ones(300, 300) @ torch.ones(300, 300)  # torch keeps its own threads
+    torch.ones(300, 300) @ torch.ones(300, 300)  # torch starts its own threads, which stay
     gc.collect()
     before = open_things()
     files = sorted(tmp_path.rglob("*"))
     wdskit.bench(config, transforms={"fail_on_7": fail_on_7}, **QUICK)
-    gc.collect()  # errors that were forgiven
+    gc.collect()  # ignored errors
     assert not opened_since(before)
     assert sorted(tmp_path.rglob("*")) == files
 
@@ -140,7 +140,7 @@ def test_what_could_not_be_trained_on_is_not_measured_either(numbers: str) -> No
 
 
 def test_one_rank_of_several_is_measured_only_when_asked_for(numbers: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All ranks would measure at the same time."""
+    """Otherwise all ranks would measure at the same time."""
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
     pipe = Pipeline().exact(numbers).batched(global_size=6)
@@ -194,7 +194,7 @@ def test_errors_of_reading_and_of_loaders_arrive(numbers: str, tmp_path: Path) -
     index_folder(tmp_path / "cut", workers=1)
     path = tmp_path / "cut" / "s-000.tar"
     data = bytearray(path.read_bytes())
-    data[148:156] = b"0000000\0"  # a checksum
+    data[148:156] = b"0000000\0"  # a wrong checksum
     path.write_bytes(data)
     with pytest.raises(ShardError, match=r"s-000\.tar, byte"):
         wdskit.bench(Pipeline().exact(pattern).batched(4), **QUICK)

@@ -1,4 +1,4 @@
-"""`wdskit.plan`: the numbers are those that a loader of the same configuration comes to."""
+"""`wdskit.plan`: its numbers are those of a loader with the same configuration."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from wdskit.dataset.index import write_index
 from wdskit.errors import ConfigError, FolderIndexError, PipelineError
 from wdskit.order.base import DEPTHS
 from wdskit.order.resampled import ResampledOrder
-from wdskit.order.steps import Steps, dealt
+from wdskit.order.steps import Steps, rank_positions
 from wdskit.shards.index import index_folder
 from wdskit.tune.plan import LanesPlan, fitting_lanes, lanes_of_nodes
 
@@ -44,7 +44,7 @@ def plan(folder, *, kind="exact", batch=4, stages=(), options=None, **where):
 
 
 def numbers_of(folder, options, rank, world_size, epoch=0, kind="exact", batch=4):
-    """What a real loader yields: numbers of the samples, which of these are no padding, and the steps."""
+    """Return the output of a real loader: numbers of the samples, which of them are not padding, and the steps."""
     source = {"shards": str(folder), "lanes": 12, "window": 5, **options}
     if kind == "sequential":
         del source["lanes"], source["window"]
@@ -74,7 +74,7 @@ def test_steps_and_tail_are_the_loaders(folder, kind, tail, world_size):
 def test_the_shards_are_those_that_are_read(folder):
     found = plan(folder)
     sizes = [(folder / f"s-{at:03d}.tar").stat().st_size for at in (0, 2, 3, 4, 5)]
-    assert found.num_shards == 5  # one is empty
+    assert found.num_shards == 5  # one shard is empty
     assert found.num_bytes == pytest.approx(sum(sizes), abs=1)
     assert found.downloads is None  # no shard is in a store
     twice = {"exact": {"mixture": [{"shards": str(folder), "repeat": 2}]}}
@@ -83,13 +83,13 @@ def test_the_shards_are_those_that_are_read(folder):
 
 @given(num_lanes=st.integers(1, 40), num_nodes=st.integers(2, 8), node_batch=st.integers(1, 9), is_dealt=st.booleans())
 def test_nodes_take_from_the_lanes_that_the_plan_names(num_lanes, num_nodes, node_batch, is_dealt):
-    """Exactly, if an epoch is long enough."""
+    """This is exact if an epoch is long enough."""
     order = ResampledOrder([num_lanes * num_nodes * node_batch], seed=1, lanes=num_lanes, window=3)
     steps = Steps(order.num_samples, node_batch, num_nodes, "drop" if is_dealt else "pad")
     there = np.zeros((num_nodes, num_lanes), dtype=bool)
     for step in range(len(steps)):
         for node in range(num_nodes):
-            positions = dealt(order, 0, steps, step, rank=node)
+            positions = rank_positions(order, 0, steps, step, rank=node)
             _, depths = order.locate(positions)
             there[node, -(-depths * num_lanes // DEPTHS)] = True
     found = lanes_of_nodes(num_lanes, num_nodes, steps.global_batch, is_dealt=is_dealt)
@@ -156,7 +156,7 @@ def test_global_sizes_that_do_not_divide_are_refused(folder):
 
 
 def test_a_plan_reads_no_shard(tmp_path, folder):
-    """Nothing but the index has to be there; functions of the user's need not be known."""
+    """Only the index has to exist; user functions need not be registered."""
     for name in ("index.json", "index.bin"):
         (tmp_path / name).write_bytes((folder / name).read_bytes())
     for at in range(6):
@@ -166,12 +166,12 @@ def test_a_plan_reads_no_shard(tmp_path, folder):
 
 
 def test_a_plan_of_many_shards_is_quick(tmp_path):
-    """A hundred thousand, of a hundred million samples: a million take a second at most, and are too long to write."""
+    """100,000 shards with a hundred million samples are tested: a million take at most a second, but long to write."""
     entries = [ShardEntry(f"{at:06d}.tar", 900 + at % 200, 10**8, "0" * 64, ()) for at in range(100_001)]
     write_index(tmp_path, entries)
     wdskit.plan(config({"batched": 64}, exact=str(tmp_path)), world_size=64)  # loads what it needs
     seconds = []
-    for _ in range(5):  # the machine may be busy with something else, but not each time
+    for _ in range(5):  # the machine may be busy, but not in every attempt
         start = time.process_time()
         found = wdskit.plan(config({"batched": 64}, exact=str(tmp_path)), world_size=64)
         seconds.append(time.process_time() - start)

@@ -1,4 +1,4 @@
-"""A folder with an image, a mask, boxes and hostile texts in its samples, and its page."""
+"""A folder whose samples have an image, a mask, boxes and hostile texts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NUM_SAMPLES = 60
 
 
 def write_samples(folder: Path) -> Path:
-    """Two shards; the texts of the first sample are markup."""
+    """Write two shards, an index and classes.json; the texts of the first sample are markup."""
     mask = np.zeros((8, 12), dtype=np.uint8)
     mask[2:5, 3:6] = 7
     for shard in range(2):
@@ -47,5 +47,5 @@ def write_samples(folder: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Not to be changed."""
+    """An indexed folder of `NUM_SAMPLES` samples. Tests must not change it."""
     return write_samples(tmp_path_factory.mktemp("view") / "train")

@@ -1,4 +1,4 @@
-"""The page in a real browser, with keyboard and pointer; skipped where there is none."""
+"""The page in a real browser, with keyboard and pointer; skipped without a browser."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ playwright = pytest.importorskip("playwright.sync_api", reason="playwright is no
 
 @pytest.fixture(scope="module")
 def address(folder: Path) -> Iterator[str]:
-    """Of a running server."""
+    """The address of a running server."""
     started: list[Any] = []
     ready = threading.Event()
 
@@ -44,7 +44,7 @@ def address(folder: Path) -> Iterator[str]:
 
 @pytest.fixture
 def page(browser: Any, address: str) -> Iterator[Any]:
-    """The page, with its first samples; whatever it complains of is an error of the test."""
+    """The page, with its first samples; an error in its console fails the test."""
     opened = browser.new_page(viewport={"width": 1100, "height": 800})
     problems: list[str] = []
     opened.on("pageerror", lambda err: problems.append(str(err)))

@@ -1,8 +1,8 @@
-"""Charts as plain values: what the page of `view` and the report of `stats --html` both draw."""
+"""Charts as plain values, which the page of `view` and the report of `stats --html` draw."""
 
 from __future__ import annotations
 
-from wdskit.shards.tally import Numbers
+from wdskit.shards.tally import NumberTally
 from wdskit.text import format_bytes
 from wdskit.view.charts import bar_levels, make_histogram
 
@@ -14,7 +14,7 @@ def test_the_longest_bar_has_100_percent_and_a_count_over_0_is_seen():
 
 
 def test_a_histogram_says_in_text_what_its_bars_show():
-    numbers = Numbers()
+    numbers = NumberTally()
     for value in (1000, 1000, 3000):
         numbers.add(value)
     chart = make_histogram("Bytes", numbers.result(), format_bytes)
@@ -25,4 +25,4 @@ def test_a_histogram_says_in_text_what_its_bars_show():
 
 
 def test_no_numbers_give_a_histogram_without_bars():
-    assert make_histogram("Bytes", Numbers().result()).bars == ()
+    assert make_histogram("Bytes", NumberTally().result()).bars == ()

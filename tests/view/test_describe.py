@@ -1,4 +1,4 @@
-"""Boxes, masks and classes that the page shows of a sample."""
+"""Boxes, masks and classes that the page shows for a sample."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_long_and_bad_texts_are_shown_in_part() -> None:
     texts = {field["name"]: field["text"] for field in shown["fields"]}
     assert texts["txt"].endswith("x\n... and more")
     assert texts["json"].startswith("json: ")
-    wide = b"[" * 300 + b"[1]," * 300_000 + b"1" + b"]" * 300  # 600 spaces before each of them
+    wide = b"[" * 300 + b"[1]," * 300_000 + b"1" + b"]" * 300  # 600 spaces before each item
     (field,) = describe(sample_of(json=wide))["fields"]
     assert len(field["text"]) <= MAX_CHARS + 20
     assert "not an integer" in texts["cls"]

@@ -1,4 +1,4 @@
-"""The HTML report: a page that parses, loads nothing, runs nothing, and says no more than text."""
+"""The HTML report: a page that parses, loads nothing, runs nothing, and shows hostile values as text."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ TAGS = {
 
 
 class Page(HTMLParser):
-    """Collects tags, attributes and texts, and sees to it that tags close in their order."""
+    """A parser that collects tags, attributes and texts, and checks that tags close in order."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -62,7 +62,7 @@ class Page(HTMLParser):
 
 
 def check_page(text: str) -> Page:
-    """Everything that the report promises of its safety."""
+    """Check all safety promises of the report."""
     page = Page(text)
     assert {tag for tag, _ in page.tags} <= TAGS
     for tag, attributes in page.tags:
@@ -82,7 +82,7 @@ def check_page(text: str) -> Page:
 
 
 def write_hostile(folder: Path) -> Path:
-    """Attacks in keys, class names, JSON keys and what images hold."""
+    """Write shards with attacks in keys, class names, JSON keys and image data."""
     folder.mkdir()
     (folder / "classes.json").write_text(json.dumps([*ATTACKS, "plain"]))
     samples = {}
@@ -108,7 +108,7 @@ def test_a_page_of_hostile_names_is_only_text(tmp_path):
     text = report_of(write_hostile(tmp_path / "data"), tmp_path)
     page = check_page(text)
     shown = "".join(page.texts)
-    assert HOSTILE in shown  # the name of a class, readable
+    assert HOSTILE in shown  # the class name is readable
     assert "{{ 7 * 7 }}" in shown
     assert "\u202e" not in text
     assert "\x1b" not in text
@@ -138,7 +138,7 @@ def test_the_same_shards_give_the_same_page(tmp_path):
 def test_the_contact_sheet_shows_whole_images_with_key_and_class(tmp_path):
     page = check_page(report_of(write_hostile(tmp_path / "data"), tmp_path))
     images = [attributes for tag, attributes in page.tags if tag == "img"]
-    assert len(images) == 8  # all but the broken one
+    assert len(images) == 8  # all but the broken image
     for attributes in images:
         with Image.open(io.BytesIO(base64.b64decode(attributes["src"].partition(",")[2]))) as image:
             assert image.size == (int(attributes["width"]), int(attributes["height"]))
@@ -207,7 +207,7 @@ def test_without_jinja2_nothing_is_read(tmp_path, monkeypatch):
 
 def test_a_report_that_cannot_be_written_is_an_error(tmp_path):
     write_shard(tmp_path / "s.tar", {"a": {"txt": b"x"}})
-    (tmp_path / "s.tar").write_bytes(b"no shard")  # which is not seen: it is told before anything is read
+    (tmp_path / "s.tar").write_bytes(b"no shard")  # not noticed: the error comes before shards are read
     for place in (tmp_path / "none" / "r.html", tmp_path, tmp_path / "s.tar" / "r.html"):
         with pytest.raises(StorageError, match="report cannot be written"):
             write_report(tmp_path, place)

@@ -1,4 +1,4 @@
-"""Rows are samples in the order that was asked for, and nothing but the index is read for them."""
+"""Rows are samples in the requested order, and only the index is read for them."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def config(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("pipeline", ["train", "val"])
 @pytest.mark.parametrize(("world_size", "size"), [(1, 1), (2, 1), (2, 2), (3, 3)])
 def test_rows_are_what_a_rank_gets(config: Path, pipeline: str, world_size: int, size: int) -> None:
-    """In every epoch, on nodes of any size, padding left out."""
+    """This holds in every epoch, on nodes of any size, without padding."""
     overrides = ["loader.workers=0", f"loader.ranks_per_node={size}"]
     for rank in range(world_size):
         loader = wdskit.make_loader(config, pipeline=pipeline, rank=rank, world_size=world_size, overrides=overrides)
@@ -75,7 +75,7 @@ def test_rows_of_a_folder_are_in_the_order_of_its_index_or_of_a_split(config: Pa
 @pytest.mark.parametrize("most_bytes", [0, 1 << 30])
 @pytest.mark.parametrize("is_odd", [False, True])
 def test_many_samples_are_what_each_of_them_is(tmp_path: Path, monkeypatch, most_bytes: int, is_odd: bool) -> None:
-    """Whether they are read together or apart, have the same fields or not."""
+    """This holds for samples read together or separately, with equal or different fields."""
     monkeypatch.setattr("wdskit.view.samples._BYTES_AT_ONCE", most_bytes)
     samples = {f"k{at}": {"cls": b"%d" % at, **({"txt": b"x"} if is_odd and at % 2 else {})} for at in range(600)}
     write_shard(tmp_path / "s.tar", samples)
@@ -102,7 +102,7 @@ def test_a_search_ends_when_its_time_is_over(folder: Path) -> None:
 
 
 def test_a_million_samples_open_at_once(tmp_path: Path) -> None:
-    """Their shards are not even there to be opened."""
+    """Their shards do not exist, so they cannot be opened."""
     entries = [ShardEntry(f"s-{number:06d}.tar", 1000, 10**9, "00" * 32, ("jpg",)) for number in range(1000)]
     for entry in entries:
         (tmp_path / entry.name).touch()

@@ -1,4 +1,4 @@
-"""What the page of `wdskit view` gets, who gets it, and that markup in shards stays text."""
+"""The server of `wdskit view`: its answers, the clients that it accepts, and markup in shards, which stays text."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def ask(client: TestClient, path: str, **parameters: object):
     return answer.json()
 
 
-# Who is answered.
+# Accepted clients.
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ def test_the_script_makes_no_markup_of_text() -> None:
     )
 
 
-# What it is answered.
+# Answers.
 
 
 def test_a_page_of_samples(client: TestClient) -> None:
@@ -204,7 +204,7 @@ def test_a_damaged_sample_is_one_card_with_the_reason(folder: Path, tmp_path: Pa
 def test_one_image_is_decoded_at_a_time_and_none_that_is_too_large(
     client: TestClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Forty requests for a large image took all memory of a machine."""
+    """Forty requests for a large image could take all memory of a machine."""
     num_now = most = 0
     decode = server.make_thumbnail
 

@@ -1,5 +1,6 @@
-"""The peers of bench_peers.py, one file each, and what they share: common.py, which needs numpy, orjson and torch only.
+"""The peers of bench_peers.py, one module each, and their common.py, which needs only numpy, orjson and torch.
 
-A peer has `open_epochs(job)`, which gives an epoch's batches at each call, and `prepare(job, folder)` where it reads a
-format of its own. `python -m peers.harness MODE JOB` runs it, often in an environment of its own.
+A peer has `open_epochs(job)`, which returns a function that returns an epoch's batches at each call, and
+`prepare(job, folder)` if it reads a format of its own. `python -m peers.harness MODE JOB` runs a peer, often in an
+environment of its own.
 """

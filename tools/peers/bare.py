@@ -1,4 +1,4 @@
-"""The bare loop: pread at known offsets in a random order, and of images the bare chain with known boxes."""
+"""The bare loop: pread at known offsets in a random order; for images, the bare chain with known boxes."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ photographs = cache(load_photos)
 
 
 def write_photo(folder: Path, number: int) -> None:
-    """Nearly the whole of a photograph, lighter or darker, mirrored or not."""
+    """Write a photograph, slightly cropped, lighter or darker, mirrored or not."""
     photo = list(photographs().values())[number % len(photographs())]
     view = random_view(photo, np.random.default_rng([9, number]), size=PHOTO_SIZE, least=0.85)
     view.save(folder / f"{number:06d}.jpg", quality=PHOTO_QUALITY)
 
 
 def prepare(job: Job, folder: Path) -> None:
-    """Photographs, shards, and where each field of each sample is (shard, offset, bytes). All start from here."""
+    """Write photographs, shards and the place of each field (shard, offset, bytes). All peers start from these."""
     from wdskit import pack
 
     if job.kind in LABELLED:
@@ -54,7 +54,7 @@ def prepare(job: Job, folder: Path) -> None:
 
 
 def open_epochs(job: Job) -> Epochs:
-    """The loop for the kind."""
+    """Return the loop for the kind of samples."""
     files = [os.open(path, os.O_RDONLY) for path in job.shards()]
     with np.load(job.home / "pieces.npz") as arrays:
         pieces = {name: [(files[row[0]], *row[1:]) for row in arrays[name].tolist()] for name in arrays}
@@ -74,7 +74,7 @@ def open_epochs(job: Job) -> Epochs:
         return map(partial(fill, free[0]), orders(job))
 
     def in_threads() -> Iterator[Batch]:
-        """In order, as many ahead as there are batches to fill; one is free once the consumer comes back."""
+        """Yield batches in order, and fill free ones ahead. A batch is free when the consumer asks for the next."""
         waiting: deque[Future[Batch]] = deque()
         for numbers in [*orders(job), *[None] * len(free)]:
             if waiting and not (free and numbers):
@@ -88,13 +88,13 @@ def open_epochs(job: Job) -> Epochs:
 
 
 def orders(job: Job) -> list[list[int]]:
-    """An epoch's batches of sample numbers."""
+    """Return an epoch's batches as lists of sample numbers, in random order."""
     order: list[list[int]] = np.random.default_rng().permutation(job.num).reshape(-1, job.batch).tolist()
     return order
 
 
 def read(job: Job, values: list[Piece], documents: list[Piece] | None) -> Iterator[Any]:
-    """Bytes, and JSON where there is any: one read a sample, from the first field's data to the last one's."""
+    """Yield batches of bytes, and of JSON if `documents` is not None, with one read for all fields of a sample."""
     for numbers in orders(job):
         if documents is None:
             yield ([os.pread(fd, size, offset) for fd, offset, size in map(values.__getitem__, numbers)],)

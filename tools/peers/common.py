@@ -1,4 +1,4 @@
-"""What the driver asks of a peer, the samples that all of them read, and what those that follow torch share."""
+"""The job of a peer, the samples that all peers read, and the code that peers with torch's DataLoader share."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ import orjson
 import torch
 
 Batch = tuple[Any, Any]
-"""Images and labels, or a list of bytes and a list of JSON documents (left out where there are none)."""
+"""Images and labels, or a list of bytes and, for samples with JSON, a list of documents."""
 
 Epochs = Callable[[], Iterable[Any]]
-"""What `open_epochs` of a peer returns: each call gives the batches of one more epoch."""
+"""The result of a peer's `open_epochs`: each call returns the batches of the next epoch."""
 
 FIELDS = {"images": ["jpg", "cls"], "photos": ["jpg", "cls"], "small": ["bin", "json"], "bytes": ["bin"]}
 LABELLED = ("images", "photos")
 PHOTO_SIZE, PHOTO_QUALITY = (455, 385), 95
 SHUFFLE = 1000
-"""Samples of a shuffle buffer, where a peer has one."""
+"""Samples in the shuffle buffer of a peer that has one."""
 
 
 @dataclass(frozen=True)
@@ -31,24 +31,24 @@ class Job:
     """One run of one peer.
 
     Args:
-        kind: What the samples are: "bytes" (one field), "small" (bytes and JSON), "images" (JPEG and label, decoded and
-            cropped), "photos" (the same, as they are).
-        folder: Where the samples of this kind are, each format in a folder of its own.
-        num: Samples of an epoch.
-        size: Bytes of the samples' `bin`; 0 for images.
-        batch: Samples of a batch, which divides `num` and `num / workers`.
-        dtype: Of image batches, "uint8" or "float32" (normalized).
-        seconds: Whole epochs are measured until it took so long.
-        peer: Its module in this folder.
+        kind: Kind of the samples: "bytes" (one field), "small" (bytes and JSON), "images" (JPEG and label, decoded and
+            cropped), "photos" (JPEG and label, not decoded).
+        folder: Folder of the samples of this kind, with a folder for each format.
+        num: Samples in an epoch.
+        size: Bytes of each sample's `bin`; 0 for images.
+        batch: Samples in a batch. It divides `num` and `num / workers`.
+        dtype: Type of image batches, "uint8" or "float32" (normalized).
+        seconds: Whole epochs are measured until at least this time has passed.
+        peer: Name of the peer's module in this folder.
         workers: Worker processes.
-        threads: Threads in each, or in the one process; 0 for none beside the consumer's.
-        chain: "fast" for the bare chain where a peer leaves decoding to the user; "torch" for torch's DataLoader where
-            that is not its own.
+        threads: Threads in each worker, or in the only process; 0 for no thread besides the consumer's.
+        chain: "fast" for the bare chain if a peer leaves decoding to the user; "torch" for torch's DataLoader in place
+            of the peer's own.
         launched: time.monotonic() when the process was started.
-        shard_bytes: About so many in a file of each format.
-        url: The folder of the peer's format in a store; empty for the disk.
-        cache: The folder of this node where parts of it are kept.
-        homes: Of wdskit's `exact`, where it is not 0.
+        shard_bytes: Approximate bytes of a file of each format.
+        url: URL of the peer's format in a store; empty for the disk.
+        cache: Folder of this node for downloaded parts.
+        homes: Setting of wdskit's `exact`; 0 leaves it out.
     """
 
     kind: str
@@ -75,19 +75,19 @@ class Job:
 
     @property
     def steps(self) -> int:
-        """Batches of an epoch."""
+        """Batches in an epoch."""
         return self.num // self.batch
 
     def photo(self, number: int) -> Path:
-        """The file of a photograph."""
+        """Return the path of a photograph."""
         return Path(self.folder, "bare", "photos", f"{number:06d}.jpg")
 
     def shards(self) -> list[Path]:
-        """The tar shards, which several peers read."""
+        """Return the paths of the tar shards, which several peers read."""
         return sorted(Path(self.folder, "bare", "tar").glob("*.tar"))
 
     def sample(self, number: int) -> dict[str, bytes]:
-        """The fields of a sample: `bin` begins with its number, `json` holds it as `id`, and `cls` is it."""
+        """Return a sample's fields. `bin` begins with its number, `json` has it as `id`, `cls` is the number."""
         if self.kind in LABELLED:
             return {"jpg": self.photo(number).read_bytes(), "cls": b"%d" % number}
         noise = np.random.default_rng([self.size, number]).bytes(self.size - 4)
@@ -98,22 +98,22 @@ class Job:
         return fields
 
     def values(self, number: int) -> dict[str, Any]:
-        """The same with the label as a number, for formats that store one."""
+        """Return the fields of a sample with the label as an int, for formats that store integers."""
         return self.sample(number) | ({"cls": number} if self.kind in LABELLED else {})
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of all samples, without those that a format adds."""
+        """Bytes of all samples, without the bytes that a format adds."""
         if self.kind in LABELLED:
             return sum(self.photo(number).stat().st_size for number in range(self.num))
         return self.num * self.size
 
     def samples(self) -> Iterator[dict[str, bytes]]:
-        """All of them, in the order of their numbers."""
+        """Yield the fields of all samples, in the order of their numbers."""
         return map(self.sample, range(self.num))
 
     def decode(self, fields: dict[str, Any]) -> tuple[Any, ...]:
-        """The fields of a sample as user code gives them to a DataLoader: decoded, cropped, the label as a number."""
+        """Return the fields as user code gives them to a DataLoader: decoded, cropped, the label as an int."""
         if self.kind == "images":
             crop = crops.by_simplejpeg if self.chain == "fast" else crops.by_pillow
             return crop(fields["jpg"], self.dtype), int(fields["cls"])
@@ -122,10 +122,10 @@ class Job:
         return (fields["bin"], orjson.loads(fields["json"])) if self.kind == "small" else (fields["bin"],)
 
     def collate(self, rows: Any) -> Any:
-        """A batch of what `decode` gave: tensors of images, lists of all else."""
+        """Return a batch of results of `decode`: tensors of images, lists of other fields."""
         return torch.utils.data.default_collate(rows) if self.kind == "images" else columns(rows)
 
 
 def columns(rows: Any) -> tuple[list[Any], ...]:
-    """Rows of fields as lists of one field each."""
+    """Return rows of fields as one list for each field."""
     return tuple(map(list, zip(*rows, strict=True)))

@@ -16,7 +16,7 @@ from peers.common import FIELDS, SHUFFLE, Batch, Epochs, Job
 
 
 def prepare(job: Job, folder: Path) -> None:
-    """Its index of each shard, by what its wds2idx does."""
+    """Write DALI's index of each shard, as its wds2idx does."""
     from wds2idx import IndexCreator
 
     for path in job.shards():
@@ -26,7 +26,7 @@ def prepare(job: Job, folder: Path) -> None:
 
 @pipeline_def  # type: ignore[untyped-decorator]
 def pipeline(job: Job) -> Any:
-    """The graph."""
+    """Return the outputs of DALI's graph."""
     found = fn.readers.webdataset(
         paths=[str(path) for path in job.shards()],
         index_paths=[str(job.home / f"{path.stem}.idx") for path in job.shards()],
@@ -52,7 +52,7 @@ def pipeline(job: Job) -> Any:
 
 
 def open_epochs(job: Job) -> Epochs:
-    """Its own threads, and no GPU."""
+    """Return DALI's iterator, with DALI's own threads and without a GPU."""
     graph = pipeline(job, batch_size=job.batch, num_threads=max(job.threads, 1), device_id=None, seed=7)
     loader = DALIGenericIterator(
         [graph], FIELDS[job.kind], reader_name="reader", last_batch_policy=LastBatchPolicy.DROP, auto_reset=True

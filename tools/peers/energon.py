@@ -24,7 +24,7 @@ from peers.common import SHUFFLE, Epochs, Job
 
 
 def prepare(job: Job, folder: Path) -> None:
-    """The shards once more, as links, with energon's index and metadata."""
+    """Link the shards into `folder`, with energon's index and metadata."""
     for path in job.shards():
         os.link(path, folder / path.name)
     words = ["prepare", "--non-interactive", "--split-ratio", "1,0,0", "--sample-type", "CrudeWebdataset"]
@@ -40,7 +40,7 @@ class Row(Sample):  # type: ignore[misc]  # untyped
 
 @stateless  # type: ignore[untyped-decorator]
 def cook(sample: dict[str, Any]) -> Row:
-    """What the crude data set gives, as a sample."""
+    """Return a sample of the crude data set as a `Row`."""
     return Row(**basic_sample_keys(sample), fields=sample)
 
 
@@ -48,7 +48,7 @@ class Encoder(DefaultTaskEncoder):  # type: ignore[misc]  # untyped
     """Decodes, crops and collates in the workers."""
 
     decoder = None
-    cookers = [Cooker(cook)]  # noqa: RUF012  # as its documentation has it
+    cookers = [Cooker(cook)]  # noqa: RUF012  # as in energon's documentation
 
     def __init__(self, job: Job) -> None:
         super().__init__()
@@ -56,16 +56,16 @@ class Encoder(DefaultTaskEncoder):  # type: ignore[misc]  # untyped
 
     @stateless  # type: ignore[untyped-decorator]
     def encode_sample(self, sample: Row) -> Any:
-        """One sample."""
+        """Return the decoded fields of a sample."""
         return self.job.decode(sample.fields)
 
     def batch(self, samples: list[Any]) -> Any:
-        """A batch."""
+        """Return a batch of decoded samples."""
         return self.job.collate(samples)
 
 
 def open_epochs(job: Job) -> Epochs:
-    """An epoch that ends; its loader keeps the workers."""
+    """Return a loader whose epochs end, and which keeps its workers."""
     dataset = get_train_dataset(
         job.home,
         worker_config=WorkerConfig(rank=0, world_size=1, num_workers=job.workers),

@@ -25,7 +25,7 @@ FILE = "all.beton"
 
 
 class Rows:
-    """What its writer asks for, by number."""
+    """The samples by number, for FFCV's writer."""
 
     def __init__(self, job: Job) -> None:
         self.job = job
@@ -42,7 +42,7 @@ class Rows:
 
 
 def prepare(job: Job, folder: Path) -> None:
-    """Photographs are encoded once more, at the same quality: it takes pixels."""
+    """Write a .beton file. FFCV takes pixels, so photographs are encoded again, at the same quality."""
     makers: dict[str, Any] = {
         "jpg": lambda: RGBImageField(write_mode="jpg", jpeg_quality=PHOTO_QUALITY),
         "cls": IntField,
@@ -54,7 +54,7 @@ def prepare(job: Job, folder: Path) -> None:
 
 
 def open_epochs(job: Job) -> Epochs:
-    """Its threads; with one, they are one."""
+    """Return FFCV's loader with `job.threads` threads, at least one."""
     pipelines: dict[str, list[Any]] = {name: [BytesDecoder()] for name in FIELDS[job.kind]}
     if job.kind == "images":
         mean, std = (255 * np.asarray(values) for values in (MEAN, STD))
@@ -65,7 +65,7 @@ def open_epochs(job: Job) -> Epochs:
     loader = Loader(
         str(job.home / FILE),
         batch_size=job.batch,
-        num_workers=min(max(job.threads, 1), os.cpu_count() or 1),  # it takes no more
+        num_workers=min(max(job.threads, 1), os.cpu_count() or 1),  # FFCV allows no more
         order=OrderOption.RANDOM,
         os_cache=True,
         drop_last=True,

@@ -1,5 +1,5 @@
-"""array_record files: through Google's grain (MapDataset, shuffle, map, batch, worker processes by mp_prefetch), or
-through torch's DataLoader, which can ask for a batch's records at once.
+"""array_record files, read by Google's grain (MapDataset, shuffle, map, batch, worker processes by mp_prefetch) or by
+torch's DataLoader, which can read all records of a batch in one call.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from torch.utils.data import DataLoader, Dataset
 from peers.common import FIELDS, Epochs, Job, columns
 
 FILE = "all.array_record"
-HEAD = 4  # bytes in front of a record's first field that hold its size
+HEAD = 4  # bytes at the start of a record: the size of its first field
 
 
 def prepare(job: Job, folder: Path) -> None:
-    """One record a group, as random access wants it. A record is its first field, between its size and its second."""
+    """Write one record per group, best for random access. A record is the first field's size, both fields' bytes."""
     out = ArrayRecordWriter(str(folder / FILE), "group_size:1,uncompressed")
     for fields in job.samples():
         first, second = [*fields.values(), b""][:2]
@@ -30,20 +30,20 @@ def prepare(job: Job, folder: Path) -> None:
 
 
 def row(job: Job, record: bytes) -> tuple[Any, ...]:
-    """A record to what a batch is made of."""
+    """Return the decoded fields of a record."""
     end = HEAD + int.from_bytes(record[:HEAD], "little")
     values = job.decode(dict(zip(FIELDS[job.kind], (record[HEAD:end], record[end:]), strict=False)))
     return (values[0].numpy(), values[1]) if job.kind == "images" else values
 
 
 def stacked(rows: Any) -> tuple[Any, ...]:
-    """Images into one array."""
+    """Return one array of images and one of labels."""
     images, labels = columns(rows)
     return np.stack(images), np.asarray(labels)
 
 
 class Rows(Dataset[Any]):
-    """For torch's DataLoader: a batch's records in one read."""
+    """A dataset for torch's DataLoader, which reads a batch's records in one call."""
 
     def __init__(self, job: Job) -> None:
         self.job = job
@@ -58,7 +58,7 @@ class Rows(Dataset[Any]):
 
 
 def open_epochs(job: Job) -> Epochs:
-    """Torch's DataLoader, or grain's endless sequence of epochs, whose workers stay."""
+    """Return torch's DataLoader, or epochs of grain's endless sequence, which keeps its workers."""
     if job.chain == "torch":
         loader: DataLoader[Any] = DataLoader(Rows(job), job.batch, shuffle=True, collate_fn=columns)
         return lambda: loader

@@ -1,8 +1,8 @@
-"""Runs a peer: an epoch to warm up, in which memory is sampled, then whole epochs that are measured.
+"""Run a peer: an epoch to warm up, in which memory is measured, then whole epochs whose time is measured.
 
     python -m peers.harness prepare|run JOB
 
-JOB and the result are JSON. What the peer itself prints goes to stderr.
+JOB and the result are JSON. Everything that the peer prints goes to stderr.
 """
 
 from __future__ import annotations
@@ -28,28 +28,28 @@ from peers.common import Epochs, Job
 
 PAGE = 4096
 PSS_SAMPLES = 8
-EDGE = 6  # the part of an epoch's batches at either end that the rate of image batches leaves out, as 1/EDGE
+EDGE = 6  # the rate of image batches leaves out 1/EDGE of an epoch's batches at each end
 
 
-def below() -> Iterator[psutil.Process]:
-    """All living processes below this one."""
+def descendants() -> Iterator[psutil.Process]:
+    """Yield all living child processes of this process, and their children."""
     yield from psutil.Process().children(recursive=True)
 
 
 def cpu_s() -> float:
-    """CPU seconds of the tree since it began: this process, the living ones below it, and those that have ended."""
+    """Return the CPU seconds of the process tree since its start, ended children included."""
     ended = resource.getrusage(resource.RUSAGE_CHILDREN)
     total = time.process_time() + ended.ru_utime + ended.ru_stime
-    for process in below():
+    for process in descendants():
         with suppress(psutil.NoSuchProcess):
             total += sum(process.cpu_times()[:4])  # user, system, and both of its own ended children
     return total
 
 
 def pss_mb() -> float:
-    """Proportional set size of the tree in megabytes: shared pages count once."""
+    """Return the proportional set size of the process tree in megabytes; shared pages count once."""
     total = 0
-    for process in [psutil.Process(), *below()]:
+    for process in [psutil.Process(), *descendants()]:
         with suppress(OSError, psutil.NoSuchProcess):
             for line in Path(f"/proc/{process.pid}/smaps_rollup").read_text().splitlines():
                 if line.startswith("Pss:"):
@@ -58,16 +58,16 @@ def pss_mb() -> float:
 
 
 def mark(number: int, value: bytes) -> int:
-    """What a photo adds to the digest of an epoch: another number for other bytes, and for another label."""
+    """Return a photo's part of an epoch's digest; it depends on the bytes and on the label `number`."""
     return (number + 1) * zlib.crc32(value)
 
 
 class Epoch:
-    """One epoch: the consumer touches each page of each batch and notes what it was, the same way for all peers.
+    """One epoch. The consumer touches each page of each batch and counts what it got, in the same way for all peers.
 
-    A sample is known by its number: the label of an image or photo, the first four bytes and the JSON's `id` otherwise.
-    In the epoch that warms up (`first`), which is not measured, the crc32 of every value and memory are taken too; in
-    each epoch the `mark` of every photo.
+    A sample is identified by its number: the label of an image or photo, otherwise the first four bytes and the JSON's
+    `id`. The warm-up epoch (`first`), whose time does not count, also takes the crc32 of every value, and the memory;
+    each epoch takes the `mark` of every photo.
     """
 
     def __init__(self, job: Job, *, first: bool = False) -> None:
@@ -80,7 +80,7 @@ class Epoch:
         self.memory: list[float] = []
 
     def run(self, epochs: Epochs) -> None:
-        """Take all batches."""
+        """Read all batches of the next epoch."""
         edge, every, middle = max(self.job.steps // EDGE, 1), max(self.job.steps // PSS_SAMPLES, 1), 0.0
         for step, (values, *rest) in enumerate(epochs()):
             now = time.monotonic()
@@ -98,7 +98,7 @@ class Epoch:
         self.end_s = time.monotonic()
 
     def images(self, values: Any, labels: Any) -> NDArray[np.int64]:
-        """The numbers of a batch of images."""
+        """Count a batch of images; return the numbers of its samples."""
         pixels = np.asarray(values)
         self.shapes.add(f"{pixels.dtype} {pixels.shape}")
         part = pixels.ravel(order="K")[:: PAGE // pixels.itemsize].astype(np.float64)
@@ -108,7 +108,7 @@ class Epoch:
         return np.asarray(labels, dtype=np.int64).ravel()
 
     def fields(self, values: Any, documents: Any) -> NDArray[np.int64]:
-        """The numbers of a batch of bytes and their JSON."""
+        """Count a batch of bytes and their JSON or labels; return the numbers of its samples."""
         has_labels = self.job.kind == "photos"
         numbers = [*map(int, documents)] if has_labels else [int.from_bytes(value[:4], "little") for value in values]
         for number, value in zip(numbers, values, strict=True):
@@ -124,7 +124,7 @@ class Epoch:
         return np.asarray(numbers)
 
     def tally(self) -> dict[str, Any]:
-        """What came, as JSON: what the driver compares."""
+        """Return what the epoch delivered as a JSON object, which the driver checks."""
         samples, pixels = int(self.seen.sum()), max(self.pixels, 1)
         return {
             "samples": samples,
@@ -140,11 +140,11 @@ class Epoch:
 
 
 def measure(job: Job, epochs: Epochs, imported_s: float) -> dict[str, Any]:
-    """The peer's numbers and what it delivered.
+    """Return the peer's numbers and what it delivered.
 
-    The rate is that of all epochs, but for images without each epoch's ends: decoders stand still while an epoch
-    drains. Over an epoch of a million images that is nothing, over these few it is not. Memory that only reads can be
-    read in advance, so there nothing is left out.
+    The rate is that of all measured epochs. For images the ends of each epoch are left out, because decoders are idle
+    while an epoch drains: in an epoch of a million images that does not matter, in these small ones it does. Samples
+    that are only read can be read in advance, so their rate leaves nothing out.
     """
     warm, measured = Epoch(job, first=True), list[Epoch]()
     warm.run(epochs)
@@ -173,7 +173,7 @@ def measure(job: Job, epochs: Epochs, imported_s: float) -> dict[str, Any]:
 
 
 def main(mode: str, text: str) -> None:
-    """Write the peer's data, unless that was done before, or measure it."""
+    """Write the peer's data unless it exists, or measure the peer; print the result as JSON."""
     stdout = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     job = Job(**json.loads(text))
@@ -190,11 +190,11 @@ def main(mode: str, text: str) -> None:
     stdout.write(json.dumps(result) + "\n")
     stdout.close()
     sys.stderr.flush()
-    for process in below():  # all but Python's own tracker, which removes what they leave in shared memory
+    for process in descendants():  # except Python's resource tracker, which removes their shared memory
         with suppress(psutil.Error):
             if not any("resource_tracker" in word for word in process.cmdline()):
                 process.kill()
-    os._exit(0)  # what a peer does at its end is no part of this, and some hang there
+    os._exit(0)  # a peer's own shutdown is not measured, and some peers hang in it
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""A node of several ranks, as torchrun starts them, each of which reads epochs when it is asked for the next.
+"""Run a node of several ranks, as torchrun starts them. Each rank reads an epoch when it is asked for the next.
 
     python -m peers.node JOB NODE NODES RANKS PORT
 
-A rank connects to PORT on loopback and sends a line when it has loaded its peer; each line that comes back asks for an
-epoch, and what came of it is answered as JSON.
+A rank connects to PORT on loopback and sends a line when it has loaded its peer. Each line that it receives asks for an
+epoch; the rank reads the epoch and answers with the result as JSON.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def start_ranks(text: str, node: int, num_nodes: int, num_ranks: int, port: int)
     for local in range(num_ranks):
         world = {"RANK": node * num_ranks + local, "WORLD_SIZE": num_nodes * num_ranks}
         world |= {"LOCAL_RANK": local, "LOCAL_WORLD_SIZE": num_ranks, "GROUP_RANK": node}
-        world |= {"GLOBAL_RANK": world["RANK"], "NNODES": num_nodes, "NODE_RANK": node}  # as litdata reads them
+        world |= {"GLOBAL_RANK": world["RANK"], "NNODES": num_nodes, "NODE_RANK": node}  # litdata reads these
         environment = {**os.environ, **{name: str(value) for name, value in world.items()}}
         command = [sys.executable, "-m", "peers.node", text, str(port)]
         ranks.append(subprocess.Popen(command, env=environment))
@@ -34,7 +34,7 @@ def start_ranks(text: str, node: int, num_nodes: int, num_ranks: int, port: int)
 
 
 def run_rank(text: str, port: int) -> None:
-    """Read epochs until no more are asked for."""
+    """Read epochs on request until the connection is closed."""
     os.dup2(2, 1)
     job = Job(**json.loads(text))
     peer = importlib.import_module(f"peers.{job.peer}")
@@ -49,7 +49,7 @@ def run_rank(text: str, port: int) -> None:
             result = {"start_s": start_s, "begin_s": epoch.begin_s, "end_s": epoch.end_s, "cpu_s": cpu_s() - cpu}
             result |= {"seen": epoch.seen.tolist(), "digest": epoch.digest, "num_bytes": epoch.num_bytes}
             print(json.dumps(result), file=lines, flush=True)
-    os._exit(0)  # what a peer does at its end is no part of this, and some hang there
+    os._exit(0)  # a peer's own shutdown is not measured, and some peers hang in it
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Checks that all peers did the same work, the medians of what they needed for it, and the tables of a README."""
+"""Check that all peers did the same work, compute medians, and write the tables of a README."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ import psutil
 
 from peers.common import Job
 
-Found = dict[str, Any]
+JsonObject = dict[str, Any]
 
-LEVELS = {"uint8": 1.0, "float32": 1 / 255 / 0.225}  # one of 255 levels
-ENOUGH = 2_048  # images; of fewer the crops differ more
+LEVELS = {"uint8": 1.0, "float32": 1 / 255 / 0.225}  # size of one of 255 levels
+ENOUGH = 2_048  # images; the pixels of fewer random crops differ more
 MEAN_LEVELS = 3.0
 DEVIATION_RATIO = 0.06
 MAX_IN_ORDER = 0.5
@@ -33,10 +33,11 @@ COLUMNS = {
 DIGITS = {"samples_per_s": 0, "next_epoch_s": 3, "pss_mb": 0}
 
 
-def problems(job: Job, result: Found, bare: Found | None) -> list[str]:
-    """What a run did not do as it should: other samples, shapes, bytes or pixels than the bare loop (None without).
+def problems(job: Job, result: JsonObject, bare: JsonObject | None) -> list[str]:
+    """Return what is wrong with a run: samples, shapes, bytes or pixels that differ from the bare loop's.
 
-    The pixels are compared by mean and deviation, since the bare loop's crops are others of the same photographs.
+    `bare` is None if the bare loop was not run. Pixels are compared by mean and deviation, because the bare loop takes
+    other crops of the same photographs.
     """
     found: list[str] = []
     shape = f"{job.dtype} ({job.batch}, 3, 224, 224)" if job.kind == "images" else str(job.batch)
@@ -67,22 +68,22 @@ def problems(job: Job, result: Found, bare: Found | None) -> list[str]:
     return found
 
 
-def ratio(metric: str, mine: Sequence[Found], other: Sequence[Found]) -> float:
-    """The median of the ratios of the same rounds."""
+def ratio(metric: str, mine: Sequence[JsonObject], other: Sequence[JsonObject]) -> float:
+    """Return the median of the ratios `mine` / `other` of a metric, each within one round."""
     ratios: list[float] = [one[metric] / two[metric] for one, two in zip(mine, other, strict=True)]
     return statistics.median(ratios)
 
 
-def medians(rounds: Sequence[Found], bare: Sequence[Found]) -> Found:
-    """A line of a table: medians, and those of the ratios to the bare loop where it has as many rounds."""
+def medians(rounds: Sequence[JsonObject], bare: Sequence[JsonObject]) -> JsonObject:
+    """Return a line of a table: medians, and median ratios to the bare loop if that has the same number of rounds."""
     found = {metric: statistics.median(one[metric] for one in rounds) for metric in COLUMNS if metric in rounds[0]}
     if len(rounds) == len(bare):
         found |= {f"{metric}_ratio": ratio(metric, rounds, bare) for metric in ("samples_per_s", "cpu_ms")}
     return found
 
 
-def headline(part: Found) -> str:
-    """Wdskit at its best beside webdataset's common recipe and the best of all others, or nothing without them."""
+def headline(part: JsonObject) -> str:
+    """Compare wdskit's best line with webdataset's common recipe and the best other line; empty without such lines."""
     lines = [line for line in part["lines"] if not line["problem"] and line["peer"] != "bare"]
     ours = [line for line in lines if line["peer"] == "wdskit"]
     others = [line for line in lines if line["peer"] != "wdskit"]
@@ -99,8 +100,8 @@ def headline(part: Found) -> str:
     return "; ".join(texts) + "."
 
 
-def machine() -> Found:
-    """What decides about speed, and nothing that says where it is."""
+def machine() -> JsonObject:
+    """Return the properties of this machine that decide about speed, and none that identifies it."""
     lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
     models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return {
@@ -114,13 +115,13 @@ def machine() -> Found:
 
 
 def cell(metric: str, line: Mapping[str, Any]) -> str:
-    """A number of a line, or nothing."""
+    """Return a number of a line as text; empty if the line lacks it."""
     digits = 4 if metric == "cpu_ms" and line[metric] <= 0.5 else DIGITS.get(metric, 2)
     return f"{line[metric]:,.{digits}f}" if metric in line else ""
 
 
-def markdown(found: Found) -> str:
-    """All tables, after each what is to be said about it, and at the end machine, versions and rounds."""
+def markdown(found: JsonObject) -> str:
+    """Return all tables, each with its remarks, and at the end machine, versions and rounds."""
     texts = []
     for part in found["parts"]:
         rows = [["", *COLUMNS.values()], ["---", *("---:" for _ in COLUMNS)]]

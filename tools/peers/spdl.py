@@ -1,5 +1,5 @@
-"""SPDL: a Pipeline of threads, as in its ImageNet example: files, FFmpeg's decode, crop and scale. Bytes come from the
-tar shards.
+"""SPDL: a Pipeline of threads, as in its ImageNet example: image files, FFmpeg's decode, crop and scale. Bytes are read
+from the tar shards.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from peers.common import Batch, Epochs, Job
 
 
 def endless(items: list[Any]) -> Iterator[Any]:
-    """Epoch after epoch, each in another order."""
+    """Yield the items of endless epochs, each in a new random order."""
     while True:
         random.shuffle(items)
         yield from items
 
 
 def decode(job: Job, numbers: list[int]) -> Batch:
-    """A batch of photographs."""
+    """Return a batch of photographs, decoded and cropped."""
     frames = []
     for number in numbers:
         packets = spdl.io.demux_image(str(job.photo(number)))
@@ -39,7 +39,7 @@ def decode(job: Job, numbers: list[int]) -> Batch:
 
 
 def read(job: Job, path: Path) -> list[Any]:
-    """The batches of a shard."""
+    """Return the batches of a shard."""
     samples: dict[str, dict[str, Any]] = {}
     for name, data in spdl.io.iter_tarfile(path.read_bytes()):
         key, _, field = name.partition(".")
@@ -50,11 +50,11 @@ def read(job: Job, path: Path) -> list[Any]:
 
 
 def open_epochs(job: Job) -> Epochs:
-    """One pipeline without an end."""
+    """Return epochs of one endless pipeline."""
     threads = max(job.threads, 1)
     builder = PipelineBuilder()
     if job.kind == "images":
-        spdl.io.demux_image(str(job.photo(0)))  # where FFmpeg is missing, say so: in a thread it would only wait
+        spdl.io.demux_image(str(job.photo(0)))  # raises if FFmpeg is missing; in a thread it would hang
         builder = builder.add_source(endless(list(range(job.num)))).aggregate(job.batch)
         builder = builder.pipe(partial(decode, job), concurrency=threads)
     else:

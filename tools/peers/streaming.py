@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 
 from peers.common import FIELDS, Epochs, Job
 
-# Its package imports torchvision, which is left out of the environments, for one class that is not used here.
+# streaming imports torchvision, which the environments lack, for a class that is not used here.
 for name, attributes in {
     "torchvision": (),
     "torchvision.datasets": ("VisionDataset",),
@@ -32,7 +32,7 @@ TYPES = {"jpg": "bytes", "cls": "int", "bin": "bytes", "json": "json"}
 
 
 def prepare(job: Job, folder: Path) -> None:
-    """In shards of 64 MB, the default, where nothing else is asked for, without hashes."""
+    """Write shards of `shard_bytes` (by default 64 MB, as streaming does), without hashes."""
     columns = {field: TYPES[field] for field in FIELDS[job.kind]}
     with MDSWriter(out=str(folder / "mds"), columns=columns, size_limit=job.shard_bytes) as out:
         for number in range(job.num):
@@ -41,7 +41,7 @@ def prepare(job: Job, folder: Path) -> None:
 
 
 class Decoded(StreamingDataset):  # type: ignore[misc]  # untyped
-    """With the crop, as its examples do it."""
+    """A StreamingDataset that decodes and crops, as in its examples."""
 
     def __init__(self, job: Job) -> None:
         local = job.cache or str(job.home / "mds")
@@ -54,7 +54,7 @@ class Decoded(StreamingDataset):  # type: ignore[misc]  # untyped
 
 
 def open_epochs(job: Job) -> Epochs:
-    """Workers that stay."""
+    """Return a DataLoader that keeps its workers between epochs."""
     clean_stale_shared_memory()
     loader: DataLoader[Any] = DataLoader(
         Decoded(job), job.batch, num_workers=job.workers, persistent_workers=job.workers > 0, collate_fn=job.collate

@@ -16,7 +16,7 @@ from peers.common import Batch, Epochs, Job
 
 
 def prepare(job: Job, folder: Path) -> None:
-    """One tar, because it takes one, with the JPEGs in the order of their numbers."""
+    """Write the JPEGs in the order of their numbers into one tar: turboloader reads only one."""
     with tarfile.open(folder / "photos.tar", "w") as tar:
         for number in range(job.num):
             data = job.photo(number).read_bytes()
@@ -26,7 +26,7 @@ def prepare(job: Job, folder: Path) -> None:
 
 
 def open_epochs(job: Job) -> Epochs:
-    """As its documentation trains: `train_aug`, which decodes the crop only."""
+    """Use `train_aug`, as in its documentation: it decodes only the crop. Raises ValueError for uint8."""
     if job.dtype != "float32":
         raise ValueError("it makes float32 of JPEGs, and nothing else")
     epochs = count()

@@ -1,10 +1,10 @@
-"""wdskit through its public face."""
+"""wdskit through its public API."""
 
 from __future__ import annotations
 
 from typing import Any
 
-import torch  # noqa: F401  # its import is no part of the first batch, here as with the others
+import torch  # noqa: F401  # the time of its import does not count, as for the other peers
 
 import wdskit.loader.planned  # noqa: F401  # 0.3 s with pydantic: wdskit imports it when a loader is built
 from peers.common import FIELDS, Epochs, Job
@@ -12,7 +12,7 @@ from wdskit import Pipeline
 
 
 def open_epochs(job: Job) -> Epochs:
-    """`exact`, the default for training; the loader goes on to the next epoch by itself."""
+    """Return a loader of `exact`, the default for training; each iteration over it is the next epoch."""
     settings: dict[str, Any] = {"homes": job.homes} if job.homes else {}
     pipe = Pipeline().exact(f"{job.url or job.shards()[0].parent}/s-*.tar", seed=7, **settings)
     if job.kind == "images":

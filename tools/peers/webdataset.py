@@ -1,4 +1,4 @@
-"""webdataset as its own examples use it: WebDataset, shuffle, decode, batched in the workers, WebLoader."""
+"""webdataset as in its own examples: WebDataset, shuffle, decode, batched in the workers, WebLoader."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from peers.common import FIELDS, LABELLED, SHUFFLE, Epochs, Job
 
 
 def same(value: Any) -> Any:
-    """For fields that stay."""
+    """Return the value unchanged."""
     return value
 
 
 def open_epochs(job: Job) -> Epochs:
-    """Without workers the pipeline itself."""
+    """Return a WebLoader; without workers, the pipeline itself."""
     urls = [f"{job.url}/{path.name}" if job.url else str(path) for path in job.shards()]
     kept = {"cache_dir": job.cache} if job.cache else {}
     for folder in kept.values():

@@ -1,7 +1,7 @@
-"""The command line: one command a file.
+"""The command line: one command per file.
 
-A command's module is loaded for `--help` too, so it imports what is heavy inside its function. Exit codes: 0, 1 for an
-error with its message, 2 for a wrong command line, 130 for Ctrl-C.
+`--help` loads the modules of all commands, so a command imports slow modules inside its function. Exit codes: 0 for
+success, 1 for an error with a message, 2 for a wrong command line, 130 for Ctrl-C.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from wdskit.cli.view import view_command
 from wdskit.errors import WdskitError
 from wdskit.native import describe_native
 
-# Help as plain text: it stays readable in logs and pipes, and brackets in it are brackets.
+# Help is plain text: it is readable in logs and pipes, and brackets are not read as markup.
 app = typer.Typer(
     name="wdskit",
     cls=Group,
@@ -95,7 +95,7 @@ def main() -> None:
     """Run the command line of this process and exit."""
     # Names that the terminal's encoding lacks are shown as escapes instead of ending the command.
     for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(AttributeError):  # another object in its place, as in tests, decides itself
+        with contextlib.suppress(AttributeError):  # not a text file, as in tests
             stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
     if sys.stdout is None:  # the caller closed it (`>&-`)
         sys.stdout = os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
@@ -105,16 +105,17 @@ def main() -> None:
     except BrokenPipeError:  # the reader has ended (`| head`)
         _discard_output()
     except OSError as err:
-        code = _cannot_print(err)
+        code = _report_write_error(err)
     sys.exit(code)
 
 
 def _discard_output() -> None:
-    """Discard what is in the buffer of stdout."""
+    """Send the buffered output to the null device, so that the exit of Python does not write it."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _cannot_print(err: OSError) -> int:
+def _report_write_error(err: OSError) -> int:
+    """Print on stderr that stdout cannot be written, and return the exit code."""
     _discard_output()
     print(f"the output cannot be written: {err.strerror or err}.", file=sys.stderr)
     return 1
@@ -122,7 +123,10 @@ def _cannot_print(err: OSError) -> int:
 
 @functools.cache
 def _commands(word: str) -> Callable[..., object]:
-    """Return the command of this name, or all commands if there is none: typer takes 4 ms to make each of them."""
+    """Return the command with the name `word`, or all commands if no command has this name.
+
+    One command is faster to make than all, because typer takes 4 ms for each.
+    """
     wanted = copy.copy(app)
     commands = [info for info in app.registered_commands if info.name == word]
     groups = [info for info in app.registered_groups if info.name == word]
@@ -146,5 +150,5 @@ def _run() -> int:
     except OSError as err:
         if err.errno != errno.ENOSPC:
             raise
-        return _cannot_print(err)
+        return _report_write_error(err)
     return 0

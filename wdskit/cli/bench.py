@@ -1,4 +1,4 @@
-"""`wdskit bench`: how fast loaders with several workers and threads are on this machine, next to a bare loop."""
+"""`wdskit bench`: the speed of loaders with different numbers of workers and threads, compared with a bare loop."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def bench_command(
         str | None,
         typer.Option(
             metavar="N,N",
-            help="Worker processes to try. Default: what suits the CPUs.",
+            help="Worker processes to try. Default: depends on the CPUs.",
             rich_help_panel="Measurement",
             show_default=False,
         ),
@@ -101,7 +101,11 @@ def bench_command(
 
 
 def _parse_numbers(option: str, text: str | None, least: int) -> list[int] | None:
-    """`0,1,4` as numbers."""
+    """Return the numbers in a text such as `0,1,4`; None for None.
+
+    Raises:
+        typer.BadParameter: The text is not a list of numbers of at least `least`.
+    """
     if text is None:
         return None
     words = [word.strip() for word in text.split(",")]
@@ -112,7 +116,7 @@ def _parse_numbers(option: str, text: str | None, least: int) -> list[int] | Non
 
 
 def show_result(result: BenchResult) -> None:
-    """Print a result for people."""
+    """Print a result as a table."""
     console = make_console()
     batch = f" in batches of {result.batch:,}" if result.batch > 1 else ""
     ranks = f", one rank of {result.world_size:,}" if result.world_size > 1 else ""
@@ -133,6 +137,6 @@ def show_result(result: BenchResult) -> None:
 
 
 def _rate(rate: Measured) -> tuple[str, str]:
-    """Samples/s, and the range of the repeats."""
+    """Return the median rate, and the spread of the repeats as text; an empty text without a spread."""
     spread = f"±{rate.spread_ratio:.0%}" if rate.least < rate.most else ""
     return f"{rate.median:,.0f}" if rate.median >= 100 else f"{rate.median:,.1f}", spread

@@ -1,4 +1,4 @@
-"""`wdskit config`: check a configuration, show it as resolved, print its JSON schema."""
+"""`wdskit config`: check a configuration, show all of its settings, print the JSON schema."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def check(file: File, overrides: Overrides = None, plugins: Plugins = None) -> N
     """
     import_plugins(plugins)
     config = _load(file, overrides)
-    _check_together(config)
+    _check_pipelines(config)
     print(f"{escape(str(file))}: ok")
     for name, stages in config.pipelines.items():
         names = " -> ".join(getattr(stage, "name", "?") for stage in stages)
@@ -79,7 +79,11 @@ def schema() -> None:
 
 
 def _load(file: Path, overrides: list[str] | None) -> Config:
-    """The configuration, or the end of the program with its problems printed."""
+    """Load a configuration.
+
+    Raises:
+        typer.Exit: With code 1 if the configuration has problems, or 2 if it cannot be read. The error is printed.
+    """
     from wdskit.errors import ConfigError, StorageError
     from wdskit.pipeline.settings import load_config
 
@@ -93,8 +97,12 @@ def _load(file: Path, overrides: list[str] | None) -> Config:
         raise typer.Exit(2) from err
 
 
-def _check_together(config: Config) -> None:
-    """Compare the classes of the pipelines, and the settings of registered stages with what these take."""
+def _check_pipelines(config: Config) -> None:
+    """Check that the pipelines number classes alike, and that registered stages accept their settings.
+
+    Raises:
+        typer.Exit: With code 1 if a check fails. The error is printed.
+    """
     from wdskit.errors import WdskitError
     from wdskit.pipeline.classes import check_pipelines
     from wdskit.stages.registry import check_registered

@@ -1,4 +1,4 @@
-"""Shared by all commands: consoles, errors, formatted numbers and names, tables, progress bars."""
+"""Functions that all commands share: consoles, errors, formatted numbers and names, tables, progress bars."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from wdskit.packing.row import OnProgress, Progress
 
 PIPE_WIDTH = 100
-"""Columns of a table that goes to a file or a pipe, where COLUMNS says nothing."""
+"""Width in characters of a table that goes to a file or a pipe, if COLUMNS is not set."""
 
 _REFRESH_S = 0.1
 _LOG_EVERY_S = 60
@@ -37,7 +37,7 @@ plural = wording.plural
 
 
 def make_console(*, stderr: bool = False) -> Console:
-    """A rich console for tables and bars: colours on a terminal only and never with NO_COLOR; no markup, no emoji."""
+    """Return a rich console for tables and bars, without markup and emoji. Colours need a terminal and no NO_COLOR."""
     from rich.console import Console
 
     stream = sys.stderr if stderr else sys.stdout
@@ -46,36 +46,36 @@ def make_console(*, stderr: bool = False) -> Console:
 
 
 def escape_lines(text: str) -> str:
-    """The text with its line ends kept and everything else that a terminal could act on shown."""
+    """Return a text with escapes for the characters that a terminal would act on, except line ends."""
     return "\n".join(map(escape, text.split("\n")))
 
 
 def print_error(error: BaseException) -> None:
-    """The error's message on stderr, plain, its lines kept."""
+    """Print the message of an error on stderr. Characters that a terminal would act on are shown as escapes."""
     print(escape_lines(str(error)), file=sys.stderr)
 
 
 def print_json(value: object) -> None:
-    """One JSON document on one line of stdout, in ASCII, so that names cannot reach the terminal raw.
+    """Print one JSON document on one line of stdout. Dataclasses become objects, and paths become text.
 
-    Dataclasses become objects, paths text.
+    The output is ASCII, so that the terminal does not act on characters in names.
     """
-    print(json.dumps(value, default=lambda one: str(one) if isinstance(one, Path) else vars(one)))
+    print(json.dumps(value, default=lambda part: str(part) if isinstance(part, Path) else vars(part)))
 
 
 def by_name(rows: Iterable[Any]) -> dict[str, dict[str, object]]:
-    """Dataclasses for JSON, by their `name`."""
+    """Return dataclasses as objects for JSON, by their `name`."""
     return {row.name: {key: value for key, value in vars(row).items() if key != "name"} for row in rows}
 
 
 def split_names(text: str | None) -> list[str]:
-    """`dali,timm` as a list; empty for nothing."""
+    """Return the names in a text such as `dali,timm`; empty for None or an empty text."""
     return [name.strip() for name in text.split(",")] if text else []
 
 
 @contextlib.contextmanager
 def exit_2_on_error() -> Iterator[None]:
-    """End the program with code 2 where the block raises an error of wdskit, which is printed."""
+    """Print an error of wdskit that the block raises, and end the program with code 2."""
     try:
         yield
     except WdskitError as err:
@@ -84,7 +84,7 @@ def exit_2_on_error() -> Iterator[None]:
 
 
 def print_tables(tables: Iterable[Table]) -> None:
-    """Tables with an empty line between them."""
+    """Print tables with an empty line between them."""
     console = make_console()
     for number, table in enumerate(tables):
         if number:
@@ -144,7 +144,7 @@ def print_summary(details: Iterable[tuple[str, str]], notes: Iterable[str]) -> N
 
 
 def ignored_note(num_ignored: int) -> str:
-    """The note on members that belong to no sample."""
+    """Return the note on members that belong to no sample."""
     return f"Note: {plural(num_ignored, 'member')} in no sample (`wdskit ls SHARD --members` lists all members)."
 
 
@@ -160,8 +160,8 @@ def _show_bar(*columns: Any, **options: Any) -> Iterator[Any]:
         yield bar
 
 
-class _Log:
-    """Prints a line on stderr once a minute if no bar can be shown, as in a job's log."""
+class _ProgressLog:
+    """A line on stderr once a minute, for runs without a bar, such as the log of a job."""
 
     def __init__(self, *, is_silent: bool) -> None:
         self._start_s = time.monotonic()
@@ -186,7 +186,7 @@ def show_bytes(title: str) -> Iterator[Callable[[int, int | None], None]]:
 
     numbers = (DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
     with _show_bar(TextColumn("{task.description}"), BarColumn(), *numbers) as bar:
-        task, log = bar.add_task(escape(title), total=None), _Log(is_silent=not bar.disable)
+        task, log = bar.add_task(escape(title), total=None), _ProgressLog(is_silent=not bar.disable)
 
         def show(done: int, total: int | None) -> None:
             bar.update(task, completed=done, total=total)
@@ -211,7 +211,7 @@ def show_steps() -> Iterator[Callable[[str, int, int], None]]:
 
     columns = (TextColumn("{task.description:<24}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with _show_bar(*columns) as bar:
-        task, log = bar.add_task("starting", total=None), _Log(is_silent=not bar.disable)
+        task, log = bar.add_task("starting", total=None), _ProgressLog(is_silent=not bar.disable)
 
         def show(what: str, done: int, total: int) -> None:
             bar.update(task, description=escape(what), completed=done, total=total)
@@ -222,8 +222,11 @@ def show_steps() -> Iterator[Callable[[str, int, int], None]]:
 
 @contextlib.contextmanager
 def show_packing() -> Iterator[OnProgress]:
-    """Show a bar with samples/s, MB/s and the time left, a new one for each stage of packing. After Ctrl-C, a line says
-    how packing continues.
+    """Show a bar with samples/s, MB/s and the time left for each stage of packing. After Ctrl-C, print how packing
+    continues.
+
+    Yields:
+        The function to call with the progress.
     """
     from rich.progress import BarColumn, Task, TextColumn
     from rich.text import Text
@@ -235,7 +238,7 @@ def show_packing() -> Iterator[OnProgress]:
     columns = (TextColumn("{task.description}"), BarColumn(bar_width=None), Rates(""))
     try:
         with _show_bar(*columns, expand=True) as bar:
-            stage, next_s, log = "", 0.0, _Log(is_silent=not bar.disable)
+            stage, next_s, log = "", 0.0, _ProgressLog(is_silent=not bar.disable)
 
             def show(now: Progress) -> None:
                 nonlocal stage, next_s
@@ -262,7 +265,7 @@ def show_packing() -> Iterator[OnProgress]:
 
 
 def _rates(now: Progress, seconds: float) -> str:
-    """`1,200 of 40,000  812 samples/s  95.1 MB/s  0:00:48 left`, without the unknown parts."""
+    """Return `1,200 of 40,000  812 samples/s  95.1 MB/s  0:00:48 left`, without the unknown parts."""
     rates = [format_count(now.num_samples)]
     if now.total_samples is not None:
         rates[0] += f" of {format_count(now.total_samples)}"
@@ -278,7 +281,7 @@ def _rates(now: Progress, seconds: float) -> str:
 
 
 def _time_left(done: int, total: int | None, seconds: float) -> list[str]:
-    """`0:00:48 left`; an empty list if it is unknown."""
+    """Return `0:00:48 left` as a list; an empty list if the time is unknown."""
     if not done or total is None:
         return []
     return [f"{timedelta(seconds=round(seconds * (total - done) / done))} left"]

@@ -35,14 +35,14 @@ def diff_command(
     if json:
         print_json({**vars(result), "is_same": result.is_same})
         raise typer.Exit(0 if result.is_same else 1)
-    for one in result.differences:
-        key = escape(one.key)
-        if one.in_b is None:
-            print(f"only in A: {key} ({escape(one.in_a or '')})")
-        elif one.in_a is None:
-            print(f"only in B: {key} ({escape(one.in_b)})")
+    for pair in result.differences:
+        key = escape(pair.key)
+        if pair.in_b is None:
+            print(f"only in A: {key} ({escape(pair.in_a or '')})")
+        elif pair.in_a is None:
+            print(f"only in B: {key} ({escape(pair.in_b)})")
         else:
-            print(f"differs: {key}: {escape(', '.join(one.fields))} ({escape(one.in_a)}, {escape(one.in_b)})")
+            print(f"differs: {key}: {escape(', '.join(pair.fields))} ({escape(pair.in_a)}, {escape(pair.in_b)})")
     for side, num in zip("AB", result.num_repeated, strict=True):
         if num:
             print(f"{plural(num, 'sample')} of {side} with a repeated key: not compared.")

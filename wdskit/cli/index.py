@@ -1,4 +1,4 @@
-"""`wdskit index`: the index of shards that others wrote."""
+"""`wdskit index`: write the index of shards that another program wrote."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def index_command(
         wdskit index data/train
         wdskit index data/train --columns width,height,cls,json.score
     """
-    from wdskit.shards.export import outdated
+    from wdskit.shards.export import describe_outdated
     from wdskit.shards.index import index_folder
     from wdskit.storage.urls import is_local, local_path
 
@@ -61,7 +61,7 @@ def index_command(
     )
     if report.columns:
         print(f"Columns: {escape(', '.join(report.columns))}.")
-    if is_local(folder) and (note := outdated(Path(local_path(folder)))):
+    if is_local(folder) and (note := describe_outdated(Path(local_path(folder)))):
         print(f"Note: {escape(note)}")
     if report.changed:
         print(

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from wdskit.shards.inspect import Summary
 
 NUM_CLASSES_SHOWN = 8
-
-
 NUM_VALUES_SHOWN = 5
 
 
@@ -91,7 +89,7 @@ def _details(summary: Summary) -> Iterator[tuple[str, str]]:
 
 
 def _fields(summary: Summary) -> Table:
-    """One field a line; their samples and bytes are known where the shards were read."""
+    """Return a table with one line per field. Samples and bytes are known only if the shards were read."""
     is_folder = summary.kind != "shard"
     titles = ["field"]
     if is_folder:
@@ -111,7 +109,7 @@ def _fields(summary: Summary) -> Table:
 
 
 def _columns(summary: Summary) -> Table:
-    """One column a line, with the first of its values."""
+    """Return a table with one line per column of the index, with the column's first values."""
     has_problems = any(column.problem for column in summary.columns)
     rows = []
     for column in summary.columns:

@@ -1,4 +1,4 @@
-"""`wdskit ls`: the shards of a folder, the samples or members of a shard, one a line."""
+"""`wdskit ls`: list the shards of a folder, or the samples or members of a shard, one per line."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Row = tuple[dict[str, object], tuple[str, ...]]
 """One line, as a JSON object and as cells."""
 
 NUM_ALIGNED = 200
-"""Lines that are held back to make their columns equally wide."""
+"""Number of lines that are aligned together, before they are printed."""
 
 
 def ls_command(
@@ -78,8 +78,8 @@ def _show_member(row: MemberRow) -> Row:
 
 
 def _align(header: str, rows: Iterator[tuple[str, ...]]) -> Iterator[str]:
-    """Yield the rows as lines under a line of titles. A column whose title starts with `>` is flushed right. Rows that
-    came before an error are yielded before it is raised.
+    """Yield the rows as lines under a line of titles. A column whose title starts with `>` is aligned right. If `rows`
+    raises an error, the rows before the error are yielded first.
     """
     from rich.cells import cell_len
 

@@ -1,4 +1,4 @@
-"""Arguments and options that several commands have, with one text each."""
+"""Arguments and options that several commands share."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from wdskit.packing.options import RunOptions, choices_of, declared_options
 from wdskit.text import hide_secrets
 
 _NAME_WIDTH = 25
-"""Characters of an option beside its text; the text of a longer one begins in the next line."""
+"""Width of the column of options in `--help`. The text of a longer option begins on the next line."""
 
 PathArgument = Annotated[
     str, typer.Argument(metavar="PATH", help="A shard, a folder, or a pattern.", show_default=False)
@@ -70,14 +70,14 @@ Plugins = Annotated[
 ]
 
 
-_UsageError: Any = typer.BadParameter.__base__  # of click, which newer versions of typer contain
+_UsageError: Any = typer.BadParameter.__base__  # class of click, which newer versions of typer contain
 
 
 class Group(typer.core.TyperGroup):
-    """Commands whose usage errors do not repeat the secrets of a URL."""
+    """A group of commands. Their usage errors do not repeat the secrets of a URL."""
 
     def invoke(self, ctx: Any) -> Any:
-        """Read the words of a command line, and run its command."""
+        """Run the command that the command line names."""
         try:
             return super().invoke(ctx)
         except _UsageError as err:
@@ -102,7 +102,7 @@ class Command(typer.core.TyperCommand):
         self.format_epilog(ctx, formatter)
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        """A section a group, their texts in one column; `--help` and its like come last."""
+        """Write one section per group of options, with the texts in one column. The group of `--help` is last."""
         groups: dict[str, list[tuple[str, str]]] = {"Arguments": []}
         for param in self.get_params(ctx):
             group = "Arguments" if param.param_type_name == "argument" else getattr(param, "rich_help_panel", None)
@@ -116,15 +116,18 @@ class Command(typer.core.TyperCommand):
                     formatter.write_dl([(name.ljust(width), text) for name, text in lines], col_max=width)
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:  # noqa: ARG002
-        """The examples."""
+        """Write the examples."""
         if self.epilog:
             with formatter.section("Examples"):
                 formatter.write(textwrap.indent(textwrap.dedent(self.epilog), " " * formatter.current_indent) + "\n")
 
 
 def takes(kind: type[RunOptions]) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command all options of a class. Its parameter `options` gets those that were given, by name."""
-    declared = {one.name: one for one in declared_options(kind) if one.metadata["group"]}
+    """Return a decorator that gives a command all options of a class.
+
+    The command's parameter `options` gets the values that differ from the defaults, by name.
+    """
+    declared = {opt.name: opt for opt in declared_options(kind) if opt.metadata["group"]}
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(command)
@@ -134,52 +137,52 @@ def takes(kind: type[RunOptions]) -> Callable[[Callable[..., None]], Callable[..
             command(**values, options=options)
 
         signature = inspect.signature(command, eval_str=True)
-        own = [one.replace(kind=one.KEYWORD_ONLY) for one in signature.parameters.values()]
-        at = next(place for place, one in enumerate(own) if one.name == "options")
+        own = [each.replace(kind=each.KEYWORD_ONLY) for each in signature.parameters.values()]
+        at = next(place for place, each in enumerate(own) if each.name == "options")
         parameters = [*own[:at], *map(_parameter, declared.values()), *own[at + 1 :]]
         run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
-        run.__annotations__ = {one.name: one.annotation for one in parameters}
+        run.__annotations__ = {each.name: each.annotation for each in parameters}
         return run
 
     return decorate
 
 
-def _parameter(one: Field[Any]) -> inspect.Parameter:
-    """Return the parameter that typer makes an option of. An option that is not given is None."""
-    least, words = one.metadata["least"], choices_of(one)
-    is_repeated = one.name == "fields"
+def _parameter(opt: Field[Any]) -> inspect.Parameter:
+    """Return the parameter that typer turns into an option of the command line."""
+    least, words = opt.metadata["least"], choices_of(opt)
+    is_repeated = opt.name == "fields"
     kind: Any = str | None
-    default: Any = one.default if isinstance(one.default, str) and one.default else None
-    if isinstance(one.default, bool):
+    default: Any = opt.default if isinstance(opt.default, str) and opt.default else None
+    if isinstance(opt.default, bool):
         kind, default = bool, False
     elif least is not None:
-        kind, default = int | None, one.default
+        kind, default = int | None, opt.default
     elif is_repeated:
         kind = list[str] | None
     shown = typer.Option(
-        "--field" if is_repeated else flag_of(one.name),
-        metavar=one.metadata["metavar"] or None,
+        "--field" if is_repeated else flag_of(opt.name),
+        metavar=opt.metadata["metavar"] or None,
         min=least,
-        max=one.metadata["most"],
-        help=one.metadata["help"],
-        rich_help_panel=one.metadata["group"],
+        max=opt.metadata["most"],
+        help=opt.metadata["help"],
+        rich_help_panel=opt.metadata["group"],
         autocompletion=(lambda: words) if words else None,
     )
     return inspect.Parameter(
-        one.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, shown]
+        opt.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, shown]
     )
 
 
 def flag_of(name: str) -> str:
-    """Return the command line's name of an option: `from_` is `--from`."""
+    """Return the flag of an option: `--from` for `from_`."""
     return f"--{name.rstrip('_').replace('_', '-')}"
 
 
 def import_plugins(plugins: Sequence[str] | None) -> None:
-    """Import them; like `python -m`, also from the current folder.
+    """Import modules by name, also from the current folder, as `python -m` does.
 
     Raises:
-        typer.Exit: With code 2; one cannot be imported, which is printed.
+        typer.Exit: With code 2 if a module cannot be imported. The error is printed.
     """
     for plugin in plugins or ():
         if os.getcwd() not in sys.path:  # noqa: PTH109 (sys.path holds text)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from wdskit.packing.api import PackResult
 
 _SLOW_S = 10
-"""After a longer run a line names `--workers`."""
+"""A run that takes longer in one process ends with a hint at `--workers`."""
 
 
 @takes(PackOptions)
@@ -74,7 +74,7 @@ def pack_command(
     from wdskit.errors import PackError
     from wdskit.packing.api import pack
 
-    if context.args:  # a pattern that the shell has replaced by names
+    if context.args:  # the shell has replaced a pattern by names
         num = len(context.args) + 2
         msg = f"pack takes one SOURCE and one DEST, but got {num} names: {source} {dest} ... {context.args[-1]}."
         raise typer.BadParameter(

@@ -1,4 +1,4 @@
-"""Print the result of `wdskit pack`."""
+"""Show the result of `wdskit pack`, as text or as JSON."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ WAS_DONE = "Nothing to do: {} already holds all of it."
 
 def print_result(result: PackResult) -> None:
     """Print the table of what `pack` wrote or would write, and the first rows that it left out."""
-    print_summary(_facts(result), _notes(result))
+    print_summary(_details(result), _notes(result))
 
 
-def _facts(result: PackResult) -> Iterator[tuple[str, str]]:
+def _details(result: PackResult) -> Iterator[tuple[str, str]]:
     if result.source:
         yield "source", result.source
     yield "folder", str(result.folder)
@@ -38,7 +38,7 @@ def _facts(result: PackResult) -> Iterator[tuple[str, str]]:
     if result.num_other:
         no_images = "file that is not an image" if result.num_other == 1 else "files that are not images"
         yield "not packed", f"{format_count(result.num_other)} {no_images}"
-    if not result.dry_run:  # how long a plan took says nothing of the packing
+    if not result.dry_run:  # the time of a plan does not show the time of packing
         yield "time", f"{result.seconds:.1f} s" if result.was_done else format_rates(result)
 
 
@@ -54,13 +54,13 @@ def _notes(result: PackResult) -> Iterator[str]:
 
 
 def format_rates(result: PackResult | ReshardResult) -> str:
-    """`12.5 s, 812 samples/s, 95.1 MB/s`."""
+    """Return `12.5 s, 812 samples/s, 95.1 MB/s`."""
     rate = f"{format_count(round(result.num_samples / result.seconds))} samples/s"
     return f"{result.seconds:.1f} s, {rate}, {format_bytes(result.num_bytes / result.seconds)}/s"
 
 
 def to_json(result: PackResult) -> dict[str, object]:
-    """The same for scripts: `--json`."""
+    """Return the result as an object for JSON, which `--json` prints."""
     plan = result.plan
     shards: Sequence[ShardEntry | PlannedShard] = plan.shards if plan and result.dry_run else result.entries
     return {
@@ -79,7 +79,7 @@ def to_json(result: PackResult) -> dict[str, object]:
             }
             for shard in shards
         ],
-        "splits": {split: [shard.name for shard in of] for split, of in plan.splits.items()} if plan else {},
+        "splits": {split: [shard.name for shard in planned] for split, planned in plan.splits.items()} if plan else {},
         "classes": dict(result.classes),
         "num_rejected": len(result.rejected),
         "num_cleaned": result.num_cleaned,
@@ -96,18 +96,18 @@ def _written(result: PackResult) -> Iterator[tuple[str, str]]:
     yield "samples", format_count(result.num_samples)
     fields = sorted({field for entry in result.entries for field in entry.fields})
     plan, total = result.plan, result.num_samples
-    # A field that only some samples have shows their number: `cls, jpg (5 of 13), json`.
+    # A field that only some samples have shows the number of these samples: `cls, jpg (5 of 13), json`.
     counts = plan.num_fields if plan and plan.num_samples == total and {*plan.num_fields} == {*fields} else {}
     parts = {field: counts[field] for field in fields if counts.get(field, total) != total}
-    of = {field: f"{field} ({format_count(count)} of {format_count(total)})" for field, count in parts.items()}
-    yield "fields", ", ".join(of.get(field, field) for field in fields)
+    texts = {field: f"{field} ({format_count(count)} of {format_count(total)})" for field, count in parts.items()}
+    yield "fields", ", ".join(texts.get(field, field) for field in fields)
     if result.classes:
         yield "classes", format_count(len(result.classes))
     yield "bytes", format_bytes(result.num_bytes)
 
 
 def _planned(result: PackResult) -> Iterator[tuple[str, str]]:
-    """Yield the lines about planned shards, of a dry run."""
+    """Yield the lines about the planned shards of a dry run."""
     plan = result.plan
     if plan is None:
         return
@@ -130,7 +130,7 @@ def _splits(result: PackResult) -> Iterator[tuple[str, str]]:
     written = {entry.name: entry for entry in result.entries}
     for split, planned in result.plan.splits.items() if result.plan else ():
         shards = [written.get(shard.name, shard) for shard in planned if not written or shard.name in written]
-        if planned and not shards:  # in another part
+        if planned and not shards:  # another part has the shards of the split
             continue
         samples = plural(sum(shard.num_samples for shard in shards), "sample")
         num_bytes = sum(shard.num_bytes for shard in shards)
@@ -139,7 +139,7 @@ def _splits(result: PackResult) -> Iterator[tuple[str, str]]:
 
 
 def format_names(shards: Sequence[ShardEntry | PlannedShard]) -> str:
-    """`2 (a-000000.tar to a-000001.tar)`; of a part that has none `0`."""
+    """Return `2 (a-000000.tar to a-000001.tar)` for two shards, and `0` for a part without shards."""
     if not shards:
         return "0"
     first, last = shards[0].name, shards[-1].name

@@ -1,4 +1,4 @@
-"""`wdskit plan`: the steps of a run and what its nodes download, from the index alone."""
+"""`wdskit plan`: compute the steps of a run and the downloads of its nodes from the index."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def plan_command(
 ) -> None:
     """Show the steps of a run and what its nodes download.
 
-    Only the index is read, no samples; of shards in a store also where their samples start.
+    Reads only the index; for shards in a store also the byte offsets of their samples.
 
     In Python: wdskit.plan
 
@@ -66,7 +66,7 @@ def plan_command(
     from wdskit.tune.plan import StreamPlan, plan
 
     import_plugins(plugins)
-    found = plan(
+    result = plan(
         config,
         pipeline=pipeline,
         overrides=overrides or [],
@@ -77,14 +77,14 @@ def plan_command(
         downloads=downloads,
     )
     if json:
-        print_json(found)
+        print_json(result)
         return
-    if isinstance(found, StreamPlan):
-        print_tables([details_table(_stream_rows(found))])
+    if isinstance(result, StreamPlan):
+        print_tables([details_table(_stream_rows(result))])
         return
-    tables = [details_table(_epoch_rows(found))]
-    print_tables([*tables, _buckets(found)] if found.buckets else tables)
-    for warning in found.warnings:
+    tables = [details_table(_epoch_rows(result))]
+    print_tables([*tables, _buckets(result)] if result.buckets else tables)
+    for warning in result.warnings:
         print(f"\nWarning: {escape_lines(warning)}")
 
 
@@ -113,7 +113,7 @@ def _epoch_rows(plan: EpochPlan) -> Iterator[tuple[str, str]]:
 
 
 def _buckets(plan: EpochPlan) -> Table:
-    """One bucket a line."""
+    """Return a table with one line per bucket."""
     rest = "padded" if plan.num_padded else "dropped"
     rows = [
         [

@@ -1,4 +1,4 @@
-"""`wdskit reshard`: finished shards into others."""
+"""`wdskit reshard`: write new shards from finished shards."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def reshard_command(
     from wdskit.packing.select import select
 
     if selection is not None:
-        known = {one.name for one in fields(SelectOptions)}
+        known = {opt.name for opt in fields(SelectOptions)}
         ignored = [*(flag_of(name) for name in options if name not in known), *(["DEST"] if dest else [])]
         if ignored:
             raise typer.BadParameter(f"{ignored[0]} is for writing shards, and --selection writes none.")
@@ -86,7 +86,7 @@ def reshard_command(
     if json:
         print_json(_to_json(result, dry_run=dry_run))
     else:
-        print_summary(_facts(result, dry_run=dry_run), _notes(result, dry_run=dry_run))
+        print_summary(_details(result, dry_run=dry_run), _notes(result, dry_run=dry_run))
 
 
 def _read(result: ReshardResult | SelectResult) -> str:
@@ -94,7 +94,7 @@ def _read(result: ReshardResult | SelectResult) -> str:
 
 
 def _left_out(result: ReshardResult | SelectResult) -> dict[str, int]:
-    """How many samples were left out, by the reason."""
+    """Return the number of samples that were left out, by reason."""
     return {
         "sampled_out": result.num_sampled_out,
         "filtered": result.num_filtered,
@@ -120,8 +120,8 @@ def _to_json(result: ReshardResult, *, dry_run: bool) -> dict[str, object]:
     }
 
 
-def _facts(result: ReshardResult, *, dry_run: bool) -> Iterator[tuple[str, str]]:
-    """What was written, and where every other sample is."""
+def _details(result: ReshardResult, *, dry_run: bool) -> Iterator[tuple[str, str]]:
+    """Yield the lines about the samples that were read, left out and written."""
     yield "folder", str(result.folder)
     yield "read", _read(result)
     for reason, count in _left_out(result).items():

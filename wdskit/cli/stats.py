@@ -1,4 +1,4 @@
-"""`wdskit stats`: what a data set holds, counted."""
+"""`wdskit stats`: count what a data set holds."""
 
 from __future__ import annotations
 
@@ -61,46 +61,46 @@ def stats_command(
         if html:
             from wdskit.view.report import write_report
 
-            found = write_report(path, html, sample=sample, seed=seed, workers=workers, progress=show)
+            result = write_report(path, html, sample=sample, seed=seed, workers=workers, progress=show)
         else:
             from wdskit.shards.stats import stats
 
-            found = stats(path, sample=sample, seed=seed, workers=workers, progress=show)
+            result = stats(path, sample=sample, seed=seed, workers=workers, progress=show)
     if json:
-        print_json(found)
+        print_json(result)
         return
-    print_tables(_tables(found))
-    for line in _notes(found):
+    print_tables(_tables(result))
+    for line in _notes(result):
         print(escape(line))
     if html:
         print(f"Report: {escape(str(html))}, {format_bytes(html.stat().st_size)}.")
 
 
-def _tables(found: ShardStats) -> Iterator[Table]:
-    yield details_table(_details(found), found.path)
-    if found.fields:
-        yield numbers_table(["field", "samples", "size", "min", "mean", "p50", "p99", "max"], _fields(found))
-    if found.classes:
-        yield numbers_table(["class", "number", "samples", "share"], _classes(found.classes))
-    for images in found.images:
-        yield details_table(_of_images(images), f"images, field {images.field}")
-    if found.json_keys:
-        yield numbers_table(["JSON key", "samples", "types", "least", "most"], _keys(found))
+def _tables(result: ShardStats) -> Iterator[Table]:
+    yield details_table(_details(result), result.path)
+    if result.fields:
+        yield numbers_table(["field", "samples", "size", "min", "mean", "p50", "p99", "max"], _fields(result))
+    if result.classes:
+        yield numbers_table(["class", "number", "samples", "share"], _classes(result.classes))
+    for images in result.images:
+        yield details_table(_image_details(images), f"images, field {images.field}")
+    if result.json_keys:
+        yield numbers_table(["JSON key", "samples", "types", "least", "most"], _keys(result))
 
 
-def _details(found: ShardStats) -> Iterator[tuple[str, str]]:
-    yield "samples", format_count(found.num_samples)
-    if found.sample:
-        yield "read", f"{format_count(found.num_read)} of them; all numbers below are for these"
-    yield "size", f"{format_bytes(found.num_bytes)} in {plural(found.num_shards, 'shard')}"
-    if found.num_shards > 1:
-        least, most = found.shard_samples.min, found.shard_samples.max
-        between = f", {found.shard_least} and {found.shard_most}" if least < most else ""
-        yield "samples a shard", _range(found.shard_samples, format_count) + between
-        yield "bytes a shard", _range(found.shard_bytes, format_bytes)
-    yield "bytes a sample", _range(found.sample_sizes, format_bytes)
-    if found.num_bad:
-        yield "bad fields", format_count(found.num_bad)
+def _details(result: ShardStats) -> Iterator[tuple[str, str]]:
+    yield "samples", format_count(result.num_samples)
+    if result.sample:
+        yield "read", f"{format_count(result.num_read)} of them; all numbers below are for these"
+    yield "size", f"{format_bytes(result.num_bytes)} in {plural(result.num_shards, 'shard')}"
+    if result.num_shards > 1:
+        least, most = result.shard_samples.min, result.shard_samples.max
+        between = f", {result.shard_least} and {result.shard_most}" if least < most else ""
+        yield "samples a shard", _range(result.shard_samples, format_count) + between
+        yield "bytes a shard", _range(result.shard_bytes, format_bytes)
+    yield "bytes a sample", _range(result.sample_sizes, format_bytes)
+    if result.num_bad:
+        yield "bad fields", format_count(result.num_bad)
 
 
 def _range(numbers: NumberStats, show: Callable[[float], str]) -> str:
@@ -109,31 +109,31 @@ def _range(numbers: NumberStats, show: Callable[[float], str]) -> str:
     return f"{show(numbers.min)} to {show(numbers.max)}, median {show(numbers.p50)}"
 
 
-def _fields(found: ShardStats) -> Iterator[Sequence[str]]:
-    for field in found.fields:
+def _fields(result: ShardStats) -> Iterator[Sequence[str]]:
+    for field in result.fields:
         sizes = field.sizes
         numbers = (sizes.total, sizes.min, sizes.mean, sizes.p50, sizes.p99, sizes.max)
-        yield field.name, _part(field.num_samples, found.num_read), *map(format_bytes, numbers)
+        yield field.name, _part(field.num_samples, result.num_read), *map(format_bytes, numbers)
 
 
-def _part(count: int, of: int) -> str:
-    return format_count(count) if count == of else f"{format_count(count)} ({count / of:.1%})"
+def _part(count: int, total: int) -> str:
+    return format_count(count) if count == total else f"{format_count(count)} ({count / total:.1%})"
 
 
 def _classes(classes: Sequence[ClassStats]) -> Iterator[Sequence[str]]:
-    """Yield all classes in their order, or of many the most common and the rarest."""
+    """Yield the rows of all classes in order, or of the most common and the rarest if there are too many classes."""
     from wdskit.shards.stats import choose_classes
 
     shown = choose_classes(classes, NUM_CLASSES_SHOWN)
-    total = sum(one.num_samples for one in classes)
-    for place, one in enumerate(shown):
+    total = sum(each.num_samples for each in classes)
+    for place, each in enumerate(shown):
         if len(shown) < len(classes) and place == len(shown) // 2:
             yield (f"... {format_count(len(classes) - len(shown))} between",)
-        name = "-" if one.name is None else one.name
-        yield name, str(one.number), format_count(one.num_samples), f"{one.num_samples / total:.2%}"
+        name = "-" if each.name is None else each.name
+        yield name, str(each.number), format_count(each.num_samples), f"{each.num_samples / total:.2%}"
 
 
-def _of_images(images: ImageStats) -> Iterator[tuple[str, str]]:
+def _image_details(images: ImageStats) -> Iterator[tuple[str, str]]:
     yield "images", format_count(images.num_images)
     yield "formats", _counted(images.formats, images.num_images)
     yield "modes", _counted(images.modes, images.num_images)
@@ -154,29 +154,29 @@ def _counted(counts: dict[str, int], total: int) -> str:
     return ", ".join(f"{name} {count:,} ({count / total:.1%})" for name, count in counts.items())
 
 
-def _keys(found: ShardStats) -> Iterator[Sequence[str]]:
-    several = len({one.field for one in found.json_keys}) > 1
-    for one in found.json_keys[:NUM_KEYS_SHOWN]:
-        name = f"{one.field}: {one.key}" if several else one.key or "(whole value)"
-        types = ", ".join(one.types)
-        if len(one.types) > 1:
-            types = ", ".join(f"{kind} {count:,}" for kind, count in one.types.items())
-        limits = ("" if value is None else f"{value:,.6g}" for value in (one.min, one.max))
-        yield name, _part(one.num_samples, found.num_read), types, *limits
-    if len(found.json_keys) > NUM_KEYS_SHOWN:
-        yield (f"... {plural(len(found.json_keys) - NUM_KEYS_SHOWN, 'more key')}; --json lists them",)
+def _keys(result: ShardStats) -> Iterator[Sequence[str]]:
+    several = len({key.field for key in result.json_keys}) > 1
+    for key in result.json_keys[:NUM_KEYS_SHOWN]:
+        name = f"{key.field}: {key.key}" if several else key.key or "(whole value)"
+        types = ", ".join(key.types)
+        if len(key.types) > 1:
+            types = ", ".join(f"{kind} {count:,}" for kind, count in key.types.items())
+        limits = ("" if value is None else f"{value:,.6g}" for value in (key.min, key.max))
+        yield name, _part(key.num_samples, result.num_read), types, *limits
+    if len(result.json_keys) > NUM_KEYS_SHOWN:
+        yield (f"... {plural(len(result.json_keys) - NUM_KEYS_SHOWN, 'more key')}; --json lists them",)
 
 
-def _notes(found: ShardStats) -> Iterator[str]:
-    for bad in found.bad:
+def _notes(result: ShardStats) -> Iterator[str]:
+    for bad in result.bad:
         yield f"Bad: {bad.shard}, {bad.key}.{bad.field}: {bad.problem}."
-    if found.num_bad > len(found.bad):
-        yield f"Bad: {format_count(found.num_bad - len(found.bad))} more."
-    named = [one for one in found.classes or () if one.name is not None]
-    empty = [str(one.name) for one in named if not one.num_samples]
-    if empty and len(empty) < len(named) and not found.sample:
+    if result.num_bad > len(result.bad):
+        yield f"Bad: {format_count(result.num_bad - len(result.bad))} more."
+    named = [each for each in result.classes or () if each.name is not None]
+    empty = [str(each.name) for each in named if not each.num_samples]
+    if empty and len(empty) < len(named) and not result.sample:
         yield f"Note: {plural(len(empty), 'class')} of classes.json without samples, first {empty[0]}."
-    if found.num_more_fields or found.num_more_keys:
+    if result.num_more_fields or result.num_more_keys:
         yield "Note: over 1,000 different fields or JSON keys; the rest are counted together."
-    if found.num_ignored:
-        yield ignored_note(found.num_ignored)
+    if result.num_ignored:
+        yield ignored_note(result.num_ignored)

@@ -63,7 +63,7 @@ def verify_command(
     ] = None,
     json: JsonOption = False,
 ) -> None:
-    """Check shards against their index, and what is in them.
+    """Check shards against their index, and check their content.
 
     Reads every shard from end to end and checks size and sha256 against the index, every header, the .idx, the same
     fields in every sample, repeated keys, JSON and images. It continues after a fault and lists all faults.
@@ -112,8 +112,8 @@ def _print(result: VerifyResult, seconds: float) -> None:
         print(ignored_note(result.num_ignored))
     if result.num_large:
         print(f"Note: {plural(result.num_large, 'field')} over 32 MiB: the digests are checked, the contents are not.")
-    num = sum(1 + one.more for one in result.findings if one.kind not in NOTES)
-    num_notes = sum(1 + one.more for one in result.findings if one.kind in NOTES)
+    num = sum(1 + finding.more for finding in result.findings if finding.kind not in NOTES)
+    num_notes = sum(1 + finding.more for finding in result.findings if finding.kind in NOTES)
     what = plural(num, "finding") if num else "clean"
     what += f", {plural(num_notes, 'note')}" if num_notes else ""
     print(
@@ -124,15 +124,15 @@ def _print(result: VerifyResult, seconds: float) -> None:
 
 
 def _advice(result: VerifyResult) -> Iterator[str]:
-    """Yield advice about the findings."""
+    """Yield what the user can do about the findings."""
     from wdskit.storage.urls import is_local
 
-    kinds = {one.kind for one in result.findings}
+    kinds = {finding.kind for finding in result.findings}
     path = Path(result.path)
     is_remote = not is_local(result.path)
-    folders = {str(Path(one.file).parent) for one in result.findings}  # of a pattern
-    found = folders.pop() if len(folders) == 1 else "FOLDER"
-    folder = escape(result.path if is_remote or path.is_dir() else str(path.parent) if path.is_file() else found)
+    folders = {str(Path(finding.file).parent) for finding in result.findings}
+    of_pattern = folders.pop() if len(folders) == 1 else "FOLDER"
+    folder = escape(result.path if is_remote or path.is_dir() else str(path.parent) if path.is_file() else of_pattern)
     if not result.is_indexed and "unfinished" not in kinds:
         yield f"No index: sizes and digests could not be compared. `wdskit index {folder}` creates one."
     if kinds & _DAMAGE:

@@ -1,4 +1,4 @@
-"""`wdskit view`: a local page to look through samples."""
+"""`wdskit view`: look through samples on a local page."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ def view_command(
     the index is read at the start. The page is on 127.0.0.1, opens only with the printed address, and needs no network.
     Ctrl-C ends it. The command needs the extra `view`: pip install ".[view]" in a clone of wdskit.
 
-    Masks are further images of a sample that store numbers (`seg.png`). Boxes are `bbox`, `boxes` or the `annotations`
-    of its JSON, as COCO writes them: x, y, width, height in pixels.
+    Masks are further images of a sample that store numbers (`seg.png`). Boxes are `bbox`, `boxes` or `annotations` in
+    the JSON of a sample, as in COCO: x, y, width, height in pixels.
 
     Examples:
         wdskit view data/train

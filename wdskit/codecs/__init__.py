@@ -1,1 +1,1 @@
-"""Field bytes <-> Python values, and images. The only package that imports PIL and simplejpeg."""
+"""Convert field bytes to Python values and back, and read images. The only package that imports PIL and simplejpeg."""

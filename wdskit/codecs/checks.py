@@ -1,4 +1,4 @@
-"""Files looked at without decoding them: what an image's header says, whether a field is what its name promises."""
+"""Read the headers of images, and check that the content of a field matches the field's name."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ IMAGE_CHECKS: tuple[ImageCheck, ...] = ("none", "structure", "decode")
 """The levels that `verify` offers."""
 
 IMAGE_LEVELS: tuple[ImageLevel, ...] = ("none", "magic", "structure", "decode")
-"""How much of an image is looked at; each level includes those before it."""
+"""How much of an image is checked; each level includes the levels before it. See `check_image_field`."""
 
-_STEPS = (2 << 10, 64 << 10, MAX_CHECKED_BYTES)  # most headers; those after a camera's notes; any
-_ANY_PIXELS = 1 << 62  # nothing is decoded, so that no promise is too large
+_STEPS = (2 << 10, 64 << 10, MAX_CHECKED_BYTES)  # bytes: most headers; headers after a camera's notes; all headers
+_ANY_PIXELS = 1 << 62  # no limit, because no pixel is decoded
 _HEADERS = {
     "JPEG": structure.jpeg_header,
     "PNG": structure.png_header,
@@ -38,11 +38,11 @@ def read_header(head: Callable[[int], bytes]) -> ImageHeader:
     """Read the header of an image file.
 
     Args:
-        head: Returns the first n bytes of the file, or all of a shorter one. Called with larger n until the header is
-            whole; mostly once, with 2 KiB.
+        head: Returns the first n bytes of the file, or the whole file if it is shorter. Called with larger n until the
+            header is whole; mostly once, with 2 KiB.
 
     Raises:
-        DecodeError: The format is unknown, or the header damaged or cut short.
+        DecodeError: The format is unknown, or the header is damaged or cut short.
     """
     for size in _STEPS:
         data = head(size)
@@ -67,16 +67,16 @@ def check_image(data: Buffer, *, max_pixels: int = MAX_PIXELS) -> None:
     """Check that `data` is one whole image file.
 
     JPEG: every segment to the end mark (bytes after it are accepted). PNG: every chunk's checksum to IEND. WebP: the
-    sizes of the file and of every chunk. Other formats, and WebP too: what Pillow finds when it opens and verifies
-    them, which does not reach to the end of a GIF, BMP, TIFF or PPM.
+    sizes of the file and of every chunk. Pillow opens and verifies a WebP file too, and all other formats; Pillow does
+    not read a GIF, BMP, TIFF or PPM to its end.
 
     Raises:
         ImageTooLarge: The header promises more than `max_pixels`.
-        DecodeError: The file is damaged; the message has the byte.
+        DecodeError: The file is damaged. For JPEG, PNG and WebP the message names the byte.
     """
     name = image_format(data)
     view = memoryview(data).cast("B")
-    if name == "JPEG":  # a byte of `bytes` takes half the time of a view's
+    if name == "JPEG":  # indexing `bytes` takes half the time of indexing a memoryview
         structure.check_jpeg(data if isinstance(data, bytes) else view, max_pixels)
     elif name == "PNG":
         structure.check_png(view, max_pixels)
@@ -89,16 +89,17 @@ def check_image(data: Buffer, *, max_pixels: int = MAX_PIXELS) -> None:
 
 
 def check_image_field(field: str, data: Buffer, level: ImageLevel, *, max_pixels: int = MAX_PIXELS) -> None:
-    """Check that an image field is what its name promises.
+    """Check that the content of an image field is a file of the format that the field's name promises.
 
     Args:
-        field: For which `is_image_field` holds.
+        field: Name of the field; `is_image_field` must be true for it.
         data: The whole file.
-        level: "none" nothing; "magic" its first bytes; "structure" also that it is whole, as `check_image` does;
-            "decode" also that its pixels can be decoded.
-        max_pixels: Compared with the header before any pixel is decoded.
+        level: "none" checks nothing; "magic" the first bytes; "structure" also runs `check_image`; "decode" also
+            decodes the pixels.
+        max_pixels: Compared with width x height in the header before any pixel is decoded.
 
     Raises:
+        ImageTooLarge: The header promises more than `max_pixels`.
         DecodeError: The content does not match the name, or is damaged.
     """
     if level == "none":
@@ -112,7 +113,10 @@ def check_image_field(field: str, data: Buffer, level: ImageLevel, *, max_pixels
 
 
 def field_check(name: str, images: ImageCheck, max_pixels: int) -> Check | None:
-    """Return the check of a field's content; None for a field that is not checked."""
+    """Return a function that takes a field's bytes and raises DecodeError if they do not match the field's name.
+
+    Returns None for fields that are not checked. JSON is decoded; images are checked at level `images`.
+    """
     if is_json_field(name):
         return functools.partial(decode_field, name)
     if images != "none" and is_image_field(name):

@@ -1,4 +1,4 @@
-"""One field of many samples -> its values, all at once: `fields.decode_field` of each, for less."""
+"""Decode one field of many samples at once, to the values of `fields.decode_field` but faster."""
 
 from __future__ import annotations
 
@@ -16,33 +16,34 @@ from wdskit.errors import DecodeError
 
 
 def decode_column(field: str, spans: Spans) -> list[Any] | NpyColumn | Spans:
-    """The values of one field of many samples.
+    """Return the values of one field of many samples, in the order of the samples.
 
     Args:
-        field: As in `decode_field`. A field that `decode_field` returns as bytes is returned as `spans`.
+        field: Name of the field. `npy` gives an `NpyColumn`; JSON, text and integers give a list of values; other
+            fields are not decoded, and `spans` is returned.
         spans: The bytes of the field in each sample.
 
     Raises:
-        DecodeError: As `decode_field`, of any of the samples.
+        DecodeError: The bytes of a sample do not match the field's name.
     """
     kind = field.rpartition(".")[2].lower()
     if kind in NPY_FIELDS:
         return NpyColumn(field, spans)
     if kind not in JSON_FIELDS | TEXT_FIELDS | INT_FIELDS:
         return spans
-    found = spans.cut()
-    with contextlib.suppress(orjson.JSONDecodeError, UnicodeDecodeError):  # NaN, or damage that decode_field names
-        if kind in JSON_FIELDS and not has_long_number(b" ".join(found)):
-            return list(map(orjson.loads, found))
+    payloads = spans.to_bytes()
+    with contextlib.suppress(orjson.JSONDecodeError, UnicodeDecodeError):  # decode_field reads NaN, and reports damage
+        if kind in JSON_FIELDS and not has_long_number(b" ".join(payloads)):
+            return list(map(orjson.loads, payloads))
         if kind in TEXT_FIELDS:
-            return [str(data, "utf-8") for data in found]
-        if kind in INT_FIELDS and all(found) and b"".join(found).isdigit():
-            return list(map(int, found))
-    return [decode_field(field, data) for data in found]
+            return [str(data, "utf-8") for data in payloads]
+        if kind in INT_FIELDS and all(payloads) and b"".join(payloads).isdigit():
+            return list(map(int, payloads))
+    return [decode_field(field, data) for data in payloads]
 
 
 class NpyColumn:
-    """The arrays of many samples, not copied yet. Each npy header is checked as `decode_field` does.
+    """The arrays of one npy field of many samples. The headers are checked here; `copy_to` copies the elements.
 
     Args:
         field: Name of the field, for messages.
@@ -60,27 +61,30 @@ class NpyColumn:
         self._field = field
         self._spans = spans
         try:
-            self._headers = [read_npy_header(data[start:stop]) for data, start, stop in spans.places()]
+            self._headers = [read_npy_header(data[start:stop]) for data, start, stop in spans.ranges()]
         except DecodeError as err:
             raise DecodeError(f"{field}: {err}", field=field) from err
         self.shapes = [header.shape for header in self._headers]
-        different = {id(header): header for header in self._headers}.values()  # equal ones are mostly one
+        different = {id(header): header for header in self._headers}.values()  # equal headers are mostly one object
         dtypes = {None if header.fortran_order else header.dtype for header in different}
         self.dtype = dtypes.pop() if len(dtypes) == 1 else None
 
     def __len__(self) -> int:
-        """Number of arrays."""
+        """Return the number of arrays."""
         return len(self._headers)
 
     def arrays(self) -> list[Any]:
-        """Return each array as `decode_field` does."""
-        return [decode_field(self._field, data[start:stop]) for data, start, stop in self._spans.places()]
+        """Return the arrays: writable, C-contiguous, owned by the caller."""
+        return [decode_field(self._field, data[start:stop]) for data, start, stop in self._spans.ranges()]
 
     def copy_to(self, stacked: NDArray[Any]) -> None:
-        """Copy all arrays, end to end, into `stacked`: C-contiguous, with their dtype and the sum of their sizes."""
+        """Copy all arrays, end to end, into `stacked`.
+
+        `stacked` must be C-contiguous, with the dtype of the arrays and as many elements as all arrays together.
+        """
         joined = memoryview(stacked.reshape(-1).view(np.uint8).data)
         at = 0
-        for header, (data, start, stop) in zip(self._headers, self._spans.places(), strict=True):
+        for header, (data, start, stop) in zip(self._headers, self._spans.ranges(), strict=True):
             size = stop - start - header.start
             joined[at : at + size] = data[stop - size : stop]
             at += size

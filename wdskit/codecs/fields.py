@@ -1,4 +1,4 @@
-"""Field bytes <-> Python values, by the field's name. Nothing is ever unpickled; other fields stay bytes."""
+"""Convert field bytes to Python values and back, by the field's name. Nothing is ever unpickled."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ NPY_FIELDS = frozenset(["npy"])
 _INT = re.compile(rb"\s*[+-]?[0-9]+\s*")
 _DIGITS_TO_0 = bytes(ord("0") if chr(code).isdecimal() and code < 128 else ord(" ") for code in range(256))
 _LONG_NUMBER = b"0" * 19
-_MAX_DEPTH = 512  # of JSON that the standard library reads; orjson has such a limit itself, of 1024
+_MAX_DEPTH = 512  # levels of JSON that the standard library may read; orjson itself reads 1024 levels
 _JSON_MARK = re.compile(rb"[\[\]{}]")
 _JSON_TEXT = re.compile(rb'"(?:[^"\\]|\\.)*"')
 
 
 def decode_field(field: str, data: Buffer) -> object:
-    """The value that the bytes of a field stand for; the last component of the name decides, in any case.
+    """Decode the bytes of a field. The last component of the field's name decides; upper or lower case is ignored.
 
     Args:
-        field: `txt`, `text`, `transcript` -> str. `cls`, `cls2`, `index`, `inx`, `id` -> int. `json`, `jsn` -> what
-            JSON holds, with NaN and integers of any size. `npy` -> array, writable, owned by the caller, C-contiguous.
-            Others, pickles among them -> `data` itself.
+        field: `txt`, `text`, `transcript` -> str. `cls`, `cls2`, `index`, `inx`, `id` -> int. `json`, `jsn` -> the JSON
+            value, with NaN and integers of any size. `npy` -> array, writable, owned by the caller, C-contiguous.
+            All other names, pickles included -> `data` itself.
         data: The whole field.
 
     Raises:
-        DecodeError: The bytes are not what the name promises; it names the field.
+        DecodeError: The bytes do not match the name; the message names the field.
     """
     decoder = _DECODERS.get(field.rpartition(".")[2].lower())
     if decoder is None:
@@ -49,28 +49,29 @@ def decode_field(field: str, data: Buffer) -> object:
         return decoder(data)
     except DecodeError as err:
         raise DecodeError(f"{field}: {err}", field=field) from err
-    except ValueError as err:  # UnicodeDecodeError and JSONDecodeError are such
+    except ValueError as err:  # includes UnicodeDecodeError and JSONDecodeError
         raise DecodeError(f"{field}: {err}; it starts with {bytes(data[:40])!r}", field=field) from err
 
 
 def is_json_field(field: str) -> bool:
-    """Whether a field holds JSON by its name; the last component counts."""
+    """Return True if the last component of a field's name is `json` or `jsn`, in any case."""
     return field.rpartition(".")[2].lower() in JSON_FIELDS
 
 
 def is_path(name: str) -> bool:
-    """Whether a name may be a path in a JSON field: `json.caption`."""
+    """Return True if a name may be a path in a JSON field, such as `json.caption`."""
     return any(part.lower() in JSON_FIELDS for part in name.split(".")[:-1])
 
 
 def follow_path(value: object, path: Sequence[str]) -> object:
-    """Return what a path leads to in a JSON value or a text.
+    """Return the value at a path in a JSON value or a text.
 
-    The last part `length` is the number of characters of a text or of items of a list or an object, unless the object
-    has such a member. A part behind a list of objects is that member of each: `annotations.bbox`.
+    If the last part is `length`, the value is the number of characters of a text, or of items of a list or an object;
+    a member `length` of an object has precedence. On a list of objects a part, such as `bbox` in `annotations.bbox`,
+    returns the list of this member of every object.
 
     Raises:
-        KeyError: It leads nowhere.
+        KeyError: The value has no such member. The message is the path up to the missing part.
     """
     for at, part in enumerate(path):
         if isinstance(value, dict) and part in value:
@@ -85,14 +86,15 @@ def follow_path(value: object, path: Sequence[str]) -> object:
 
 
 def encode_field(field: str, value: object) -> bytes:
-    """The bytes of a field, the same for the same value.
+    """Encode the value of a field. Equal values give equal bytes.
 
     Args:
-        field: As in `decode_field`.
-        value: Bytes pass through whatever the name; else str, int, a JSON value, or an array, as the field's name asks.
+        field: Name of the field; its last component decides which type `value` must have (see `decode_field`).
+        value: str, int, JSON value or array. Bytes are returned unchanged for every field.
 
     Raises:
-        DecodeError: The field does not hold values of this type; it names both.
+        DecodeError: The field does not hold values of this type (the message names both), or the value cannot be
+            written.
     """
     if isinstance(value, bytes | bytearray | memoryview):
         return bytes(value)
@@ -112,7 +114,7 @@ def _decode_text(data: Buffer) -> str:
 
 
 def _decode_int(data: Buffer) -> int:
-    if isinstance(data, bytes) and data.isdigit():  # nearly all; the rest takes 3 us more among an image's
+    if isinstance(data, bytes) and data.isdigit():  # nearly all values; the regular expression takes 3 us more
         return int(data)
     if _INT.fullmatch(data) is None:
         raise DecodeError(f"not an integer in decimal digits: {bytes(data[:40])!r}")
@@ -120,20 +122,19 @@ def _decode_int(data: Buffer) -> int:
 
 
 def _decode_json(data: Buffer) -> Any:
-    # orjson turns integers beyond 64 bits into floats without a word, so 19 digits in a row go to the standard library.
-    # Found by translate and `in`: ten times faster than a regular expression.
+    # orjson silently turns integers beyond 64 bits into floats: the standard library reads JSON with 19 digits in a row
     raw = bytes(data)
     if not has_long_number(raw):
         try:
             return orjson.loads(raw)
         except orjson.JSONDecodeError:
-            pass  # NaN, a byte order mark, half a surrogate pair: webdataset reads these, and so do we
+            pass  # the standard library also reads NaN, a byte order mark and half a surrogate pair, as webdataset does
     _check_depth(raw)
     return json.loads(str(raw, "utf-8-sig"))
 
 
 def _check_depth(raw: bytes) -> None:
-    """Refuse JSON that the standard library might not read: how deep it can go depends on who calls it."""
+    """Raise DecodeError if JSON is nested so deep that the standard library may exceed the recursion limit."""
     if raw.count(b"[") + raw.count(b"{") <= _MAX_DEPTH:
         return
     depth = 0
@@ -144,8 +145,8 @@ def _check_depth(raw: bytes) -> None:
 
 
 def has_long_number(raw: bytes) -> bool:
-    """Whether JSON may hold an integer of 19 digits or more."""
-    return _LONG_NUMBER in raw.translate(_DIGITS_TO_0)
+    """Return True if JSON may hold an integer of 19 digits or more."""
+    return _LONG_NUMBER in raw.translate(_DIGITS_TO_0)  # ten times faster than a regular expression
 
 
 def _decode_npy(data: Buffer) -> NDArray[Any]:
@@ -170,14 +171,14 @@ def _encode_json(value: object) -> bytes:
     if value is not None and not isinstance(value, dict | list | tuple | str | int | float):
         raise _wrong_type(value, "dict, list, str, int, float or None")
     try:
-        orjson.dumps(value)  # refuses names that are not text, in 0.1 us
+        orjson.dumps(value)  # raises TypeError if a key is not a str, in 0.1 us
     except TypeError:
         _check_names(value)
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
 
 
 def _check_names(value: object) -> None:
-    """Refuse a dict of which two keys, such as 1 and "1", become one name of a JSON object."""
+    """Raise DecodeError if two keys of a dict, such as 1 and "1", become the same name in JSON."""
     if isinstance(value, dict):
         names: dict[str, object] = {}
         for key in value:

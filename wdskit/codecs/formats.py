@@ -1,4 +1,4 @@
-"""Image formats: the field names that promise each, and the first bytes that show it. No file is opened."""
+"""Image formats: the field names that promise each format, and the first bytes of its files. No file is opened."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from wdskit.files import Buffer
 JPEG_START = b"\xff\xd8"
 PNG_START = b"\x89PNG\r\n\x1a\n"
 INDEX_SPEC = "index"
-"""What `codecs.images.decode_index` gives; no image spec of webdataset's."""
+"""The setting that selects `codecs.images.decode_index`. webdataset has no such image spec."""
 
 _STARTS = {
     "JPEG": (JPEG_START,),
     "PNG": (PNG_START,),
-    "WebP": (b"RIFF",),  # and WEBP after the length
+    "WebP": (b"RIFF",),  # followed by 4 bytes of length and WEBP
     "GIF": (b"GIF87a", b"GIF89a"),
     "BMP": (b"BM",),
     "TIFF": (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+"),
@@ -32,23 +32,27 @@ _FORMATS = {
 }
 
 IMAGE_FIELDS = frozenset(_FORMATS)
-"""Field names (the last component) of images. Only formats that Pillow decodes in this process: never EPS or WMF."""
+"""Last components of the names of image fields. Only formats that Pillow decodes in this process: never EPS or WMF."""
 
 
 @functools.lru_cache(maxsize=1024)  # asked for each field of each sample
 def is_image_field(field: str) -> bool:
-    """Whether a field holds an image by its name: the last component counts, in any case (`left.JPG` does)."""
+    """Return True if the last component of a field's name is an image extension, in any case, as in `left.JPG`."""
     return field.rpartition(".")[2].lower() in IMAGE_FIELDS
 
 
 @functools.lru_cache(maxsize=1024)  # asked for each image
 def promised_format(field: str) -> str:
-    """The format that the name of an image field promises: JPEG, PNG, WebP, GIF, BMP, TIFF or PPM."""
+    """Return the format that the name of an image field promises: JPEG, PNG, WebP, GIF, BMP, TIFF or PPM.
+
+    Raises:
+        KeyError: It is not the name of an image field.
+    """
     return _FORMATS[field.rpartition(".")[2].lower()]
 
 
 def image_format(data: Buffer) -> str | None:
-    """The format that the first 12 bytes of an image show, None for an unknown one."""
+    """Return the format of an image, from its first 12 bytes; None for an unknown format."""
     start = bytes(data[:12])
     for name, starts in _STARTS.items():
         if start.startswith(starts):
@@ -57,7 +61,7 @@ def image_format(data: Buffer) -> str | None:
 
 
 def field_of_bytes(start: bytes) -> str | None:
-    """Return the field name for an image's first 12 bytes, None for an unknown format."""
+    """Return a field name, such as `jpg`, for an image with these first 12 bytes; None for an unknown format."""
     found = image_format(start)
     return next((field for field, name in _FORMATS.items() if name == found), None)
 
@@ -66,11 +70,11 @@ def check_magic(field: str, data: Buffer) -> None:
     """Compare the first bytes of an image with the format that its field's name promises.
 
     Args:
-        field: For which `is_image_field` holds: `jpg`, `left.PNG`, ...
-        data: The file, or its first 12 bytes or more.
+        field: Name of the image field: `jpg`, `left.PNG`, ...
+        data: At least the first 12 bytes of the file.
 
     Raises:
-        DecodeError: It names the format that was found.
+        DecodeError: The formats differ; the message names both.
     """
     wanted, found = promised_format(field), image_format(data)
     if found != wanted:

@@ -1,11 +1,11 @@
-"""Encoded images -> arrays, tensors, PIL images, with the values that webdataset's `decode` gives.
+"""Decode images to arrays, tensors or PIL images, with the values that webdataset's `decode` gives.
 
-JPEG goes through simplejpeg, everything else and what simplejpeg refuses through Pillow. A file's format is read from
-its first bytes. Pillow's plugins are called directly: a limit of our own is compared with the header first, and
-`Image.open` would warn from 90 megapixels on, whatever that limit is.
+simplejpeg decodes JPEG. Pillow decodes the other formats, and JPEG files that simplejpeg refuses. A file's format is
+read from its first bytes. Pillow's plugins are called directly, because `Image.open` warns from 90 megapixels on,
+whatever limit we compare with the header.
 
-JPEG at a smaller scale: it stores blocks of 8 x 8 frequencies, of which a decoder can turn the lowest 4 x 4, 2 x 2 or
-1 x 1 into as many pixels. Each of them is the mean of the square of pixels it stands for, but for rounding.
+A JPEG can be decoded at a smaller scale. It stores blocks of 8 x 8 frequencies, and a decoder can turn only the lowest
+4 x 4, 2 x 2 or 1 x 1 of them into pixels. Each of these pixels is the mean of a square of full-size pixels, rounded.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ Transpose = Image.Transpose
 
 
 class ImageSpec(NamedTuple):
-    """What `decode_image` makes: numpy, torch or pil; float32 0..1 or uint8; Pillow's mode "L", "RGB" or "RGBA"."""
+    """The result type of `decode_image`: kind numpy, torch or pil; float32 0..1 or uint8; mode "L", "RGB" or "RGBA"."""
 
     kind: str
     is_float: bool
@@ -70,7 +70,7 @@ IMAGE_SPECS: dict[str, ImageSpec] = {
     "pilrgb": ImageSpec("pil", False, "RGB"),
     "pilrgba": ImageSpec("pil", False, "RGBA"),
 }
-"""webdataset's image specs: numpy is HWC, torch CHW; without colour there is no channel axis."""
+"""webdataset's image specs: numpy is HWC, torch is CHW; mode "L" has no channel axis."""
 
 _PLUGINS: dict[str, Callable[[io.BytesIO], ImageFile]] = {
     "JPEG": JpegImagePlugin.JpegImageFile,
@@ -84,37 +84,38 @@ _PLUGINS: dict[str, Callable[[io.BytesIO], ImageFile]] = {
 
 _DEEP_MODES = frozenset({"I", "I;16", "I;16B", "I;16L", "I;16N"})
 _INDEX_MODES = _DEEP_MODES | {"1", "L", "P"}
-_TIFF_BITS, _TIFF_KIND = 258, 262  # tags: bits of a sample; whether 0 is white or black, or there is a palette
+_TIFF_BITS, _TIFF_KIND = 258, 262  # tags BitsPerSample and PhotometricInterpretation: 0 is white or black, or a palette
 _THUMBNAIL_QUALITY = 82
 _OPACITY = 150
-_GOLDEN = 0x9E3779B1  # 2**32 times the golden ratio; odd, so that only 0 becomes 0
-_BEHIND_TRANSPARENT = (128, 128, 128)
+_HASH_FACTOR = 0x9E3779B1  # 2**32 divided by the golden ratio; odd, so that only 0 becomes 0
+_BACKGROUND = (128, 128, 128)  # shown through transparent pixels
 
 STEPS = (8, 4, 2)
-"""Pixels of the file that become one, along each side, at the scales that pay: of 1600x1200 at q90 these take 2.6, 3.2
-and 3.9 ms, the whole 5.4. Scales between them take longer than the next larger one (3/8 4.5 ms, 5/8 7.5, 7/8 12.1):
-libjpeg-turbo has vector code for powers of two only."""
+"""The reductions that save time: at 1/step of its size, a JPEG of 1600x1200 at q90 takes 2.6, 3.2 or 3.9 ms, the whole
+5.4. Other scales take longer than the next larger power of two (3/8 4.5 ms, 5/8 7.5, 7/8 12.1): libjpeg-turbo has
+vector code for powers of two only."""
 
-_MIN_SIDE = 8  # from here on every eighth has a size of its own, which names the scale to simplejpeg
+_MIN_SIDE = 8  # simplejpeg gets a size, not a scale; from 8 pixels on, each scale in eighths has a different size
 _JPEG_DAMAGE = ("premature end", "bad huffman code", "instead of rst")
-"""What libjpeg says of pixel data that is cut or garbled. Pillow would go on and paint the rest of the image grey."""
+"""Parts of libjpeg's messages about cut or garbled pixel data. Pillow would paint the rest of the image grey."""
 
 
 def decode_image(data: Buffer, spec: str, *, max_pixels: int) -> NDArray[Any] | torch.Tensor | Image.Image:
     """Decode one image file.
 
-    Other modes become the spec's as Pillow's `convert` makes them: alpha is dropped or added as 255, a palette's
-    transparency becomes alpha where the spec has one, one bit becomes 0 or 255. 16 bits keep their upper 8. EXIF
-    orientation is not applied.
+    Pillow's `convert` converts other modes to the spec's mode: alpha is dropped, or added as 255; a palette's
+    transparency becomes alpha if the spec has alpha; one bit becomes 0 or 255. Only the upper 8 of 16 bits are kept.
+    EXIF orientation is not applied.
 
     Args:
-        data: The whole encoded file; of an animation the first frame is taken.
+        data: The whole encoded file. Only the first frame of an animation is decoded.
         spec: A name of `IMAGE_SPECS`.
         max_pixels: Compared with width x height in the file's header, before any pixel is decoded.
 
     Returns:
-        By the spec: array (height, width[, channels]) or tensor ([channels, ]height, width), both C-contiguous,
-        writable and owned by the caller, uint8 0..255 or float32 0..1; or a loaded PIL image with the file's `info`.
+        Depending on the spec: array (height, width[, channels]) or tensor ([channels, ]height, width), both
+        C-contiguous, writable, owned by the caller, uint8 0..255 or float32 0..1; or a loaded PIL image with the file's
+        `info`.
 
     Raises:
         ImageTooLarge: The header promises more than `max_pixels`.
@@ -131,33 +132,34 @@ def decode_image(data: Buffer, spec: str, *, max_pixels: int) -> NDArray[Any] | 
         image.info = dict(open_pillow(data, max_pixels=max_pixels).info)  # EXIF, colour profile and so on
         return image
     if pixels is None:
-        pixels = np.array(_decode_pillow(data, wanted.mode, max_pixels))  # a copy: what Pillow shares is read-only
-    return _numbers(pixels, wanted)
+        pixels = np.array(_decode_pillow(data, wanted.mode, max_pixels))  # a copy: Pillow's own array is read-only
+    return _convert_pixels(pixels, wanted)
 
 
 def decode_index(data: Buffer, *, max_pixels: int) -> NDArray[np.int32]:
-    """The numbers that an image stores, one a pixel, as masks and depth maps have them.
+    """Decode the numbers that a mask or depth map stores, one number per pixel.
 
-    For a palette image these are the palette's indexes, for a grey image the stored numbers of any bit depth: 0 and 1
-    for one bit. Colour, scaling and gamma are not applied.
+    For a palette image the numbers are the palette's indexes. For a grey image they are the stored numbers of any bit
+    depth: 0 and 1 for one bit. Colour, scaling and gamma are not applied.
 
     Args:
-        data: The whole encoded file; of an animation the first frame is taken.
-        max_pixels: As in `decode_image`.
+        data: The whole encoded file. Only the first frame of an animation is decoded.
+        max_pixels: Compared with width x height in the file's header, before any pixel is decoded.
 
     Returns:
-        Array (height, width), int32 whatever the file, C-contiguous, writable and owned by the caller.
+        Array (height, width), int32 for every format, C-contiguous, writable, owned by the caller.
 
     Raises:
         ImageTooLarge: The header promises more than `max_pixels`.
-        DecodeError: The bytes are not one complete image of a known format, or it has colours or several numbers a
-            pixel.
+        DecodeError: The bytes are not one complete image of a known format, or the image stores colours or several
+            numbers per pixel.
     """
     image = open_pillow(data, max_pixels=max_pixels)
     name, mode, most = image.format or "", image.mode, largest_number(data, image)
-    is_other = name == "PPM" and (most not in {255, 65535} or mode == "1")  # others are spread; in a PBM 1 is black
-    is_other |= name == "TIFF" and mode != "P" and _tags(image).get(_TIFF_KIND) != 1  # 0 may be white
-    if mode not in _INDEX_MODES or is_other:
+    # Pillow scales a PPM with another maximum, and 1 is black in a PBM. In a TIFF of another kind, 0 may be white.
+    is_changed = name == "PPM" and (most not in {255, 65535} or mode == "1")
+    is_changed |= name == "TIFF" and mode != "P" and _tags(image).get(_TIFF_KIND) != 1
+    if mode not in _INDEX_MODES or is_changed:
         raise DecodeError(f"a {name} image of mode {mode} does not store one number per pixel. Decode it as `rgb8`")
     pixels: Any = _decode_whole_jpeg(data, "L", max_pixels) if name == "JPEG" else None
     if pixels is None:
@@ -165,13 +167,13 @@ def decode_index(data: Buffer, *, max_pixels: int) -> NDArray[np.int32]:
             image.load()
             pixels = np.array(image)
     numbers: NDArray[np.int32] = pixels.astype(np.int32)
-    if mode == "L" and most < 255:  # Pillow spreads them over 0 to 255
+    if mode == "L" and most < 255:  # Pillow scales the numbers to 0..255
         numbers //= 255 // most
     return numbers
 
 
 def largest_number(data: Buffer, image: ImageFile) -> int:
-    """The largest number that a channel, or a place in the palette, of an image file may store."""
+    """Return the largest number that a channel (or a palette index) of an image file can store, from its header."""
     if image.format == "PNG":
         return (1 << structure.png_bits(data)) - 1
     if image.format == "TIFF":
@@ -184,7 +186,7 @@ def largest_number(data: Buffer, image: ImageFile) -> int:
 
 
 def is_grey_16(image: ImageFile) -> bool:
-    """Whether Pillow gives 16 bits of grey."""
+    """Return True if Pillow decodes the image to 16-bit grey."""
     return image.mode.startswith("I;16") or (image.mode == "I" and image.format in {"PNG", "PPM"})
 
 
@@ -193,19 +195,22 @@ def _tags(image: ImageFile) -> Any:
 
 
 def stores_other_numbers(data: Buffer, *, max_pixels: int, is_grey: bool) -> str:
-    """Why `decode_image` gives other uint8 numbers than an image stores, as a user may say it; "" where it gives those.
+    """Return why the uint8 numbers of `decode_image` differ from the stored numbers; "" if they do not differ.
+
+    The reason, such as "a palette" or "4 bits per pixel", is a part of a message to the user. Only the header is read.
 
     Args:
         data: The whole encoded file.
-        max_pixels: As in `decode_image`.
-        is_grey: Whether the numbers are wanted without colours.
+        max_pixels: Compared with width x height in the file's header.
+        is_grey: Whether the image is decoded to mode "L", which changes colours.
 
     Raises:
-        ImageTooLarge, DecodeError: As `decode_image`, of the header.
+        ImageTooLarge: The header promises more than `max_pixels`.
+        DecodeError: The format is unknown, or the header is damaged.
     """
     name = image_format(data)
     if name == "PNG":  # nearly every mask
-        with contextlib.suppress(DecodeError):  # decoding raises if it is damaged
+        with contextlib.suppress(DecodeError):  # open_pillow raises if the file is damaged
             mode, bits = structure.png_header(data).mode, structure.png_bits(data)
             if mode == "P" or bits != 8:
                 return "a palette" if mode == "P" else f"{bits} bit{'s' * (bits > 1)} per pixel"
@@ -219,17 +224,17 @@ def stores_other_numbers(data: Buffer, *, max_pixels: int, is_grey: bool) -> str
 
 
 def open_pillow(data: Buffer, *, max_pixels: int) -> ImageFile:
-    """Open an image with the plugin of Pillow that its first bytes name. No pixel is decoded yet.
+    """Open an image with the Pillow plugin for the format that its first bytes show. No pixel is decoded yet.
 
     Raises:
         ImageTooLarge: The header promises more than `max_pixels`.
-        DecodeError: The format is unknown, or the header damaged.
+        DecodeError: The format is unknown, the header is damaged, or a PNG has no end chunk.
     """
     name = image_format(data)
     if name is None:
         start = f"it starts with {bytes(data[:8])!r} ({len(data)} bytes in all)" if len(data) else "the file is empty"
         raise DecodeError(f"not an image of a known format; {start}")
-    if name == "WebP":  # opening one allocates its whole canvas
+    if name == "WebP":  # Pillow allocates the whole canvas when it opens a WebP file
         header = structure.webp_header(data)
         structure.check_pixels(header.width, header.height, max_pixels=max_pixels)
     if name == "PNG" and all(kind != b"IEND" for _, kind, _ in structure.png_chunks(data)):
@@ -243,7 +248,10 @@ def open_pillow(data: Buffer, *, max_pixels: int) -> ImageFile:
 
 @contextlib.contextmanager
 def pillow_errors(name: str) -> Iterator[None]:
-    """Raise `DecodeError` for whatever Pillow raises of a damaged file: SyntaxError, struct.error, OSError, ..."""
+    """Convert all errors of Pillow about a damaged file (SyntaxError, struct.error, OSError, ...) to DecodeError.
+
+    `name` is the format, for the message. A decompression bomb raises ImageTooLarge.
+    """
     try:
         yield
     except PROCESS_ERRORS:
@@ -255,11 +263,11 @@ def pillow_errors(name: str) -> Iterator[None]:
 
 
 def _decode_whole_jpeg(data: Buffer, mode: str, max_pixels: int) -> NDArray[np.uint8] | None:
-    """Pixels of a JPEG as (height, width, channels), or (height, width) for "L"; None where Pillow should try."""
+    """Return the pixels of a JPEG: (height, width, channels), or (height, width) for "L". None: use Pillow instead."""
     header = _colour_header(data, max_pixels)
     if header is None:
         return None
-    # libjpeg's own grey of a colour image is its Y channel, up to 16 levels off Pillow's grey of the clipped RGB.
+    # libjpeg's grey of a colour image is its Y channel, up to 16 levels away from Pillow's grey of the clipped RGB.
     target = "GRAY" if mode == header.mode == "L" else "RGB" if mode == "L" else mode
     try:
         pixels: NDArray[np.uint8] = simplejpeg.decode_jpeg(data, target)
@@ -273,7 +281,12 @@ def _decode_whole_jpeg(data: Buffer, mode: str, max_pixels: int) -> NDArray[np.u
 
 
 def _colour_header(data: Buffer, max_pixels: int) -> structure.ImageHeader | None:
-    """The header of a JPEG in grey or colour; None where it does not read, or for CMYK, which Pillow converts."""
+    """Return the header of a grey or RGB JPEG. Return None if it is damaged, or for CMYK, which Pillow converts.
+
+    Raises:
+        ImageTooLarge: The header promises more than `max_pixels`.
+        DecodeError: The header promises 0 pixels.
+    """
     try:
         header = structure.jpeg_header(data)
     except DecodeError:
@@ -283,26 +296,26 @@ def _colour_header(data: Buffer, max_pixels: int) -> structure.ImageHeader | Non
 
 
 def _decode_pillow(data: Buffer, mode: str, max_pixels: int) -> Image.Image:
-    """The image in the wanted mode, loaded."""
+    """Decode an image with Pillow and return the loaded image in this mode."""
     image = open_pillow(data, max_pixels=max_pixels)
     with pillow_errors(image.format or ""):
         image.load()
         if is_grey_16(image):
-            # Pillow would clip at 255. Of 16-bit RGB it keeps the upper byte, and so do we of 16-bit grey.
+            # Pillow would clip grey at 255. Of 16-bit RGB it keeps the upper byte; here that is done for grey.
             upper = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8)).convert(mode)
             upper.info = dict(image.info)
             return upper
         if mode != "RGBA" and isinstance(image.info.get("transparency"), bytes):
-            del image.info["transparency"]  # convert drops it too, but with a warning
+            del image.info["transparency"]  # otherwise `convert` warns
         return image.convert(mode)
 
 
 def jpeg_size(data: Buffer, *, max_pixels: int) -> tuple[int, int] | None:
-    """Height and width in the header of a JPEG that `decode_jpeg` may take, else None. No pixel is decoded.
+    """Return height and width from the header of a grey or RGB JPEG; None for all other files. No pixel is decoded.
 
     Raises:
         ImageTooLarge: The header promises more than `max_pixels`.
-        DecodeError: It promises no pixels at all.
+        DecodeError: The header promises 0 pixels.
     """
     header = _colour_header(data, max_pixels) if bytes(data[:2]) == JPEG_START else None
     return (header.height, header.width) if header else None
@@ -311,20 +324,20 @@ def jpeg_size(data: Buffer, *, max_pixels: int) -> tuple[int, int] | None:
 def decode_jpeg(
     data: Buffer, size: tuple[int, int], step: int, *, buffer: NDArray[np.uint8] | None = None
 ) -> NDArray[np.uint8] | None:
-    """Pixels of a JPEG at 1/step of its height and width, rounded up.
+    """Decode a JPEG to RGB at 1/step of its height and width, rounded up.
 
-    Pixel (row, column) stands for the file's rows row * step to (row + 1) * step and columns likewise, whatever the
-    rounding; those of the last row and column may reach beyond the image.
+    Pixel (row, column) covers rows row * step to (row + 1) * step of the full-size image, and the same for columns. The
+    squares of the last row and column may reach beyond the image.
 
     Args:
         data: The whole file.
-        size: As `jpeg_size` gave it.
-        step: 1 or one of `STEPS`.
-        buffer: Where to write the pixels, from its start on; of as many bytes or more.
+        size: Height and width of the full-size image, from `jpeg_size`.
+        step: 1 or a value of `STEPS`.
+        buffer: Receives the pixels from its start on; at least as large as the pixels.
 
     Returns:
-        Array (height, width, 3), uint8, C-contiguous, in `buffer` or owned by the caller; None where the image is too
-        small for this scale, or the decoder refuses the file: `decode_image` then finds out whether it is bad.
+        Array (height, width, 3), uint8, C-contiguous, in `buffer` or owned by the caller. None if the image is too
+        small for this scale, or if simplejpeg refuses the file: use `decode_image` then, which raises if it is damaged.
     """
     if step > 1 and max(size) < _MIN_SIDE:
         return None
@@ -338,8 +351,8 @@ def decode_jpeg(
     return pixels if pixels.shape[:2] == (height, width) else None
 
 
-def _numbers(pixels: NDArray[np.uint8], wanted: ImageSpec) -> NDArray[Any] | torch.Tensor:
-    """The array or tensor that the spec names."""
+def _convert_pixels(pixels: NDArray[np.uint8], wanted: ImageSpec) -> NDArray[Any] | torch.Tensor:
+    """Convert decoded pixels to the array or tensor of a spec."""
     values: NDArray[Any] = np.divide(pixels, np.float32(255), dtype=np.float32) if wanted.is_float else pixels
     if wanted.kind == "numpy":
         return values
@@ -349,13 +362,14 @@ def _numbers(pixels: NDArray[np.uint8], wanted: ImageSpec) -> NDArray[Any] | tor
 
 
 def make_thumbnail(data: Buffer, *, side: int, max_pixels: int) -> tuple[bytes, tuple[int, int]]:
-    """A JPEG of at most side x side pixels, and the width and height of the image itself.
+    """Return a JPEG of at most side x side pixels, and the (width, height) of the image itself.
 
-    It shows what a training loop gets: EXIF orientation is not applied. Transparency is shown as grey. A large JPEG
-    is decoded at a smaller scale.
+    The thumbnail shows the image as a training loop gets it: EXIF orientation is not applied. Transparent pixels are
+    grey. A large JPEG is decoded at a smaller scale.
 
     Raises:
-        ImageTooLarge, DecodeError: As `decode_image`.
+        ImageTooLarge: The header promises more than `max_pixels`.
+        DecodeError: The bytes are not one complete image of a known format.
     """
     image: Any = None
     found = jpeg_size(data, max_pixels=max_pixels)
@@ -366,7 +380,7 @@ def make_thumbnail(data: Buffer, *, side: int, max_pixels: int) -> tuple[bytes, 
         image = decode_image(data, "pilrgba", max_pixels=max_pixels)
         size = image.size
     image.thumbnail((side, side))
-    thumbnail = Image.new("RGB", image.size, _BEHIND_TRANSPARENT)
+    thumbnail = Image.new("RGB", image.size, _BACKGROUND)
     thumbnail.paste(image, mask=image.getchannel("A"))
     stream = io.BytesIO()
     thumbnail.save(stream, "JPEG", quality=_THUMBNAIL_QUALITY)
@@ -374,7 +388,7 @@ def make_thumbnail(data: Buffer, *, side: int, max_pixels: int) -> tuple[bytes, 
 
 
 def may_be_mask(data: Buffer, *, max_pixels: int) -> bool:
-    """Whether an image stores one number a pixel without loss, by its header; False for what cannot be opened."""
+    """Return True if an image's header shows lossless storage of one number per pixel; False if it cannot be opened."""
     if image_format(data) in {None, "JPEG", "WebP"}:
         return False
     with contextlib.suppress(DecodeError):
@@ -383,14 +397,15 @@ def may_be_mask(data: Buffer, *, max_pixels: int) -> bool:
 
 
 def make_mask_overlay(data: Buffer, *, side: int, max_pixels: int) -> bytes:
-    """A PNG of at most side x side pixels to lay over an image: a colour for each number of a mask, nothing for 0.
+    """Return a PNG of at most side x side pixels that colours the numbers of a mask; 0 is transparent.
 
     Raises:
-        ImageTooLarge, DecodeError: As `decode_index`.
+        ImageTooLarge: The header promises more than `max_pixels`.
+        DecodeError: The bytes are not one complete image, or it does not store one number per pixel.
     """
     numbers = decode_index(data, max_pixels=max_pixels)
     step = max(1, -(-max(numbers.shape) // side))
-    hashes = numbers[::step, ::step].astype(np.uint32) * np.uint32(_GOLDEN)  # numbers side by side look different
+    hashes = numbers[::step, ::step].astype(np.uint32) * np.uint32(_HASH_FACTOR)  # close numbers get distant colours
     bytes_of = [(hashes >> shift).astype(np.uint8) for shift in (24, 16, 8)]
     opacity = np.where(hashes, np.uint8(_OPACITY), np.uint8(0))
     stream = io.BytesIO()

@@ -1,4 +1,4 @@
-"""The header of an npy file, as numpy reads it.
+"""Read the header of an npy file with numpy's parser.
 
 Format: numpy.org/doc/stable/reference/generated/numpy.lib.format.html.
 """
@@ -18,15 +18,15 @@ from wdskit.errors import DecodeError
 from wdskit.files import Buffer
 
 MAX_NPY_HEADER = 10_000
-"""Bytes. numpy's own limit for headers that it did not write itself."""
+"""In bytes; numpy's own limit for untrusted headers."""
 
 _MAGIC = b"\x93NUMPY"
 _READERS = {1: (2, np.lib.format.read_array_header_1_0), 2: (4, np.lib.format.read_array_header_2_0)}
-"""By version: bytes of the header's length, and what reads the header."""
+"""For each major version: size in bytes of the field that stores the header's length, and the header's parser."""
 
-# numpy uses `ast`, which in CPython 3.11 raises SystemError now and then if several threads call it.
+# numpy's parser uses `ast`, which in CPython 3.11 raises SystemError now and then if several threads call it.
 _ONE_THREAD = threading.Lock()
-_NUM_TRIES = 20  # other code of the process may use it too
+_NUM_TRIES = 20  # other code of the process may call `ast` without the lock
 
 
 class NpyHeader(NamedTuple):
@@ -39,11 +39,14 @@ class NpyHeader(NamedTuple):
 
 
 def read_npy_header(data: Buffer) -> NpyHeader:
-    """The header of a whole npy file.
+    """Read the header of an npy file.
+
+    Args:
+        data: The whole file.
 
     Raises:
-        DecodeError: The version is not 1.0 or 2.0, the elements are Python objects or have no size, or the number of
-            bytes after the header is wrong.
+        DecodeError: The file is not an npy file of version 1.0 or 2.0, its header is damaged, the elements are Python
+            objects or have size 0, or the number of bytes after the header is wrong.
     """
     head = bytes(data[:12])
     if head[:6] != _MAGIC or len(head) < 12:
@@ -65,7 +68,7 @@ def read_npy_header(data: Buffer) -> NpyHeader:
     return header
 
 
-@functools.lru_cache(maxsize=256)  # the arrays of a data set have few shapes
+@functools.lru_cache(maxsize=256)  # the arrays of a dataset have few different shapes
 def _parse(head: bytes) -> NpyHeader:
     try:
         shape, fortran_order, dtype = _read(head)

@@ -1,8 +1,8 @@
-"""The structure of JPEG, PNG and WebP files: their headers, and whether a file is whole. No pixel is decoded.
+"""Read image headers, and check that JPEG, PNG and WebP files are whole. No pixel is decoded.
 
-A function that reads a header raises `HeaderTooShort` if the bytes end inside it, and `DecodeError` if it is damaged.
-A function that checks a whole file raises `DecodeError` with the fault and its byte, and `ImageTooLarge` if the header
-promises more than `max_pixels`.
+Functions that read a header raise `HeaderTooShort` if the bytes end inside the header, and `DecodeError` if the header
+is damaged. Functions that check a whole file raise `DecodeError` with the fault and its byte, and `ImageTooLarge` if
+the header promises more than `max_pixels`.
 
 JPEG: ITU T.81, B. PNG: w3.org/TR/png-3, 5. WebP: developers.google.com/speed/webp/docs/riff_container.
 """
@@ -28,11 +28,11 @@ _CODES = frozenset(np.flatnonzero(_IS_MARKER).tolist())
 _NEAR_BYTES = 4096
 _FAR_BYTES = 64 << 10
 _SOI, _EOI, _SOS, _TEM = 0xD8, 0xD9, 0xDA, 0x01
-_OTHERS = frozenset({_TEM, *range(0xD0, 0xD8), _SOI, _EOI, _SOS, 0xFF})  # codes without a segment before the pixels
+_NO_SEGMENT = frozenset({_TEM, *range(0xD0, 0xD8), _SOI, _EOI, _SOS, 0xFF})  # FF is padding; SOS ends the header
 _PLAIN_SEGMENTS = frozenset({0xC4, 0xDB, 0xDD, 0xFE, *range(0xE0, 0xF0)})
-"""Tables, comments and segments of programs: only their length is read."""
+"""Tables, comments and application segments: only their length is read."""
 _FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
-"""Start of frame of all codings; the three left out are Huffman tables, a reserved code and arithmetic conditioning."""
+"""Start of frame of all codings. C4 is Huffman tables, C8 is reserved, CC is arithmetic conditioning."""
 _JPEG_MODES = {1: "L", 3: "RGB", 4: "CMYK"}
 _PNG_MODES = {0: "L", 2: "RGB", 3: "P", 4: "LA", 6: "RGBA"}
 
@@ -45,13 +45,13 @@ class HeaderTooShort(DecodeError):
 
 
 class ImageHeader(NamedTuple):
-    """What the header promises.
+    """Format, size and mode of an image, from its header.
 
     Attributes:
-        format: `JPEG`, `PNG`, `WebP`, `GIF`, `BMP`, `TIFF` or `PPM`, by the first bytes.
-        width: Pixels, 1 or more. EXIF orientation is not applied.
-        height: Pixels, 1 or more.
-        mode: Pillow's name: `L`, `RGB`, `RGBA`, `P`, `CMYK`, ...; `;16` after it for a PNG of 16 bits.
+        format: `JPEG`, `PNG`, `WebP`, `GIF`, `BMP`, `TIFF` or `PPM`, from the first bytes.
+        width: In pixels. EXIF orientation is not applied.
+        height: In pixels.
+        mode: Pillow's name: `L`, `RGB`, `RGBA`, `P`, `CMYK`, ...; with the suffix `;16` for a PNG of 16 bits.
     """
 
     format: str
@@ -61,11 +61,11 @@ class ImageHeader(NamedTuple):
 
 
 def check_pixels(width: int, height: int, *, max_pixels: int) -> None:
-    """Compare an image's header with the limit.
+    """Compare the size in an image's header with a limit.
 
     Raises:
-        ImageTooLarge: Too many pixels.
-        DecodeError: No pixels at all.
+        ImageTooLarge: width x height is larger than `max_pixels`.
+        DecodeError: The width or the height is below 1.
     """
     if width < 1 or height < 1:
         raise DecodeError(f"the image's header states {width} x {height} pixels")
@@ -77,11 +77,11 @@ def check_pixels(width: int, height: int, *, max_pixels: int) -> None:
 
 
 def jpeg_header(data: Buffer) -> ImageHeader:
-    """Read the header of a JPEG, segment by segment to its frame: three times as fast as a decoder's setup."""
+    """Read the header of a JPEG, segment by segment up to the frame. Three times as fast as a decoder's setup."""
     at = 2
     try:
         while data[at] == 0xFF and (code := data[at + 1]) not in _FRAMES:
-            if code in _PLAIN_SEGMENTS or code not in _OTHERS:
+            if code in _PLAIN_SEGMENTS or code not in _NO_SEGMENT:
                 at += 2 + (data[at + 2] << 8 | data[at + 3])
             elif code in {_SOI, _EOI, _SOS}:
                 raise DecodeError(f"JPEG, byte {at}: marker {code:02X} before any frame header")
@@ -110,7 +110,7 @@ def png_header(data: Buffer) -> ImageHeader:
 
 
 def png_bits(data: Buffer) -> int:
-    """Bits of a channel, or of a place in the palette, of a PNG whose header is whole."""
+    """Return the bits per channel, or per palette index, of a PNG whose header is whole."""
     return int(data[24])
 
 
@@ -142,9 +142,9 @@ def gif_header(data: Buffer) -> ImageHeader:
 
 
 def png_chunks(data: Buffer) -> Iterator[tuple[int, bytes, int]]:
-    """Yield start, type and end of each chunk of a PNG, to IEND or the last whole chunk.
+    """Yield start, type and end of each chunk of a PNG, up to IEND or the last whole chunk.
 
-    A chunk has its length, type, data, and a checksum of type and data, of 4 bytes each but for the data.
+    A chunk is its length (4 bytes), type (4 bytes), data, and the checksum of type and data (4 bytes).
     """
     at, size = len(PNG_START), len(data)
     while (end := at + 12 + int.from_bytes(data[at : at + 4], "big")) <= size:
@@ -156,13 +156,14 @@ def png_chunks(data: Buffer) -> Iterator[tuple[int, bytes, int]]:
 
 
 def check_jpeg(view: bytes | memoryview, max_pixels: int) -> None:
-    """Check every segment to the end mark; bytes after it are accepted: phones append previews.
+    """Check every segment of a JPEG up to the end mark. Bytes after the end mark are accepted: phones append previews.
 
-    Segments are stepped over, so that a preview's end mark inside one does not count.
+    The content of a segment is skipped, so an end mark of a preview in a segment does not end the file.
     """
     at, has_frame, has_scan, size = 2, False, False, len(view)
     while True:
-        while at + 4 <= size and view[at + 1] in _PLAIN_SEGMENTS and view[at] == 0xFF:  # most, in a quarter of the time
+        # Most segments, in a quarter of the time.
+        while at + 4 <= size and view[at + 1] in _PLAIN_SEGMENTS and view[at] == 0xFF:
             end = at + 2 + (view[at + 2] << 8 | view[at + 3])
             if not at + 4 <= end <= size:
                 break
@@ -175,7 +176,7 @@ def check_jpeg(view: bytes | memoryview, max_pixels: int) -> None:
             break
         if code == _SOI:
             raise DecodeError(f"JPEG, byte {at}: another image starts before this one's end mark")
-        if code == _TEM:  # it has no segment
+        if code == _TEM:  # a marker without a segment
             at += 2
             continue
         end = at + 2 + (view[at + 2] << 8 | view[at + 3]) if at + 4 <= len(view) else at + 4
@@ -199,7 +200,7 @@ def check_jpeg(view: bytes | memoryview, max_pixels: int) -> None:
 
 
 def _find_marker(view: bytes | memoryview, at: int) -> int | None:
-    """Find the next marker at or after `at`. Most are near; numpy searches pixels faster than `re`."""
+    """Return the offset of the next marker at or after `at`, or None. Numpy searches pixels faster than `re`."""
     if at + 1 < len(view) and view[at] == 0xFF and view[at + 1] in _CODES:
         return at
     found = _MARKER.search(view, at, at + _NEAR_BYTES + 1)
@@ -209,7 +210,7 @@ def _find_marker(view: bytes | memoryview, at: int) -> int | None:
         part = np.frombuffer(view, np.uint8, min(_FAR_BYTES + 1, len(view) - start), start)
         found_any = part[:-1] == 0xFF
         found_any &= part[1:] != 0
-        first = int(found_any.argmax())  # two to four times as fast as looking where all are
+        first = int(found_any.argmax())  # two to four times as fast as `flatnonzero`
         if not found_any[first]:
             continue
         if _IS_MARKER[part[first + 1]]:
@@ -222,7 +223,7 @@ def _find_marker(view: bytes | memoryview, at: int) -> int | None:
 
 
 def check_png(view: memoryview, max_pixels: int) -> None:
-    """Check every chunk's checksum to IEND."""
+    """Check every chunk's checksum up to IEND, that IHDR comes first and only once, and that there is pixel data."""
     at, stop, kind, has_data = 8, 8, b"", False
     for at, kind, stop in png_chunks(view):
         length = stop - at - 12
@@ -253,7 +254,7 @@ def webp_chunks(view: memoryview) -> Iterator[tuple[int, bytes, int]]:
 
 
 def check_webp(view: memoryview) -> None:
-    """Check the sizes of the file and of every chunk: type, length, data, a byte of padding where the length is odd."""
+    """Check the sizes of a WebP file and of its chunks: type, length, data, a byte of padding if the length is odd."""
     end = 8 + int.from_bytes(view[4:8], "little")
     if end > len(view):
         raise DecodeError(f"WebP, byte 4: it states {end} bytes, but the file stops at byte {len(view)}")

@@ -20,11 +20,11 @@ def find_unused(data: Buffer) -> tuple[Unused, ...]:
     """Return the parts of an image that decoding ignores. Only headers and the lengths of blocks are read.
 
     Args:
-        data: A whole file for which `check_image` holds.
+        data: A whole file that `check_image` accepts.
 
     Returns:
-        "orientation": its EXIF orientation is not 1. "frames": it has two or more. Pillow applies the orientation of a
-        TIFF while it decodes, so that counts as used.
+        "orientation" if the EXIF orientation is not 1, "frames" if the file has at least two frames. The orientation of
+        a TIFF is not returned, because Pillow applies it when it decodes the file.
     """
     view = memoryview(data).cast("B")
     block, num_frames = b"", 1
@@ -48,7 +48,7 @@ def find_unused(data: Buffer) -> tuple[Unused, ...]:
 
 
 def _jpeg_exif(view: memoryview) -> bytes:
-    """The EXIF block among the segments before the first table, empty without one."""
+    """Return the EXIF block from the segments before a JPEG's first table; b"" if there is no EXIF block."""
     at = 2
     while at + 4 <= len(view) and view[at] == 0xFF and (view[at + 1] in _PLAIN_SEGMENTS or view[at + 1] == _COMMENT):
         end = at + 2 + (view[at + 2] << 8 | view[at + 3])
@@ -59,7 +59,7 @@ def _jpeg_exif(view: memoryview) -> bytes:
 
 
 def _count_gif_frames(view: memoryview) -> int:
-    """Count up to 2 frames of a GIF (GIF89a, 17 to 25), by the lengths of its blocks."""
+    """Count the frames of a GIF (GIF89a, 17 to 25), and stop at 2. Only the lengths of its blocks are read."""
     at, num_frames = 13 + _colour_table_bytes(view, 10), 0
     while num_frames < 2 and at < len(view) and view[at] in {0x21, 0x2C}:
         if view[at] == 0x2C:
@@ -79,7 +79,7 @@ def _colour_table_bytes(view: memoryview, at: int) -> int:
 
 
 def _count_tiff_pages(view: memoryview) -> int:
-    """2 if a second directory follows the first one of a TIFF (TIFF 6.0, 2), else 1."""
+    """Return 2 if a TIFF has a second directory (TIFF 6.0, 2), else 1."""
     order: Literal["little", "big"] = "little" if bytes(view[:2]) == b"II" else "big"
     first = int.from_bytes(view[4:8], order)
     num_entries = int.from_bytes(view[first : first + 2], order)

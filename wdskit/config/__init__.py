@@ -1,1 +1,1 @@
-"""Configurations: YAML to checked settings, the messages about them, and back to YAML."""
+"""Configurations: read YAML to checked settings, describe invalid settings, and write settings as YAML."""

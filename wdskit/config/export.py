@@ -1,4 +1,4 @@
-"""A configuration as YAML text, and the JSON schema of configuration files."""
+"""Write a configuration as YAML text, and the JSON schema of configuration files."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from wdskit.errors import ConfigError, Problem
 
 _PLAIN = re.compile(r"[A-Za-z0-9_./][A-Za-z0-9_./+-]*")
 _VARIABLE = {"type": "string", "pattern": r"\$\{"}
-"""Schema of a text with a variable, which may replace a number or a truth value."""
+"""Schema of text with a variable, such as `${SIZE}`, which may replace a number or a truth value."""
 
 _REFERENCE = "#/$defs/{model}"
 
 
 def to_yaml(pipelines: Mapping[str, tuple[Stage, ...]], sections: Mapping[str, Mapping[str, Any]], origin: str) -> str:
-    """Return a configuration as YAML text with every setting that is not null. It reads back as the same.
+    """Return a configuration as YAML text with every setting that is not null. `load` reads the same settings from it.
 
     Args:
         pipelines: The stages of each pipeline by name.
@@ -54,9 +54,13 @@ def _stage(stage: Stage) -> str:
 
 
 def _value(value: Any) -> str:
-    """Write a value on one line. TypeError: It is, or contains, a function or another value that YAML cannot hold."""
+    """Return a value as YAML on one line.
+
+    Raises:
+        TypeError: The value is, or contains, a function or another object that YAML cannot hold.
+    """
     if isinstance(value, Mapping):
-        # names have no variables, so a `$` is not doubled there
+        # `$` is not doubled in names, because names have no variables
         names = (_scalar(str(name)).replace("$$", "$") for name in value)
         return (
             "{" + ", ".join(f"{name}: {_value(item)}" for name, item in zip(names, value.values(), strict=True)) + "}"
@@ -82,9 +86,9 @@ def _scalar(text: str) -> str:
 
 
 def json_schema(models: Models) -> dict[str, Any]:
-    """Return the JSON schema (draft 2020-12) of configuration files, for editors, made from the models that check them.
+    """Return the JSON schema (draft 2020-12) of configuration files, for editors.
 
-    It has names, types and ranges; `wdskit config check` also checks the order of stages.
+    The schema has names, types and ranges. It cannot check the order of stages; `wdskit config check` does.
     """
     checked = [(model, "validation") for model in (*models.stages.values(), *models.sections.values())]
     _, made = models_json_schema(checked, ref_template=_REFERENCE)  # type: ignore[arg-type]  # a tuple of a Literal
@@ -100,11 +104,11 @@ def json_schema(models: Models) -> dict[str, Any]:
         "title": "wdskit configuration",
         "type": "object",
         "properties": {
-            "version": {"const": VERSION, "description": "Of this format."},
-            "pipeline": _reference("pipeline") | {"description": "The one pipeline."},
+            "version": {"const": VERSION, "description": "Version of the configuration format."},
+            "pipeline": _reference("pipeline") | {"description": "The only pipeline."},
             "pipelines": {
                 "type": "object",
-                "description": "Pipelines by name, where there are several.",
+                "description": "Several pipelines by name.",
                 "propertyNames": {"pattern": "^[A-Za-z_][A-Za-z0-9_-]*$"},
                 "additionalProperties": _reference("pipeline"),
                 "minProperties": 1,
@@ -128,7 +132,7 @@ def _reference(name: str) -> dict[str, Any]:
 
 
 def _stage_schema(spec: type[StageSpec], settings: dict[str, Any]) -> dict[str, Any]:
-    """Return the schema of a stage: a mapping of its name to its settings or their short form."""
+    """Return the schema of a stage: a mapping from its name to its settings or their short form."""
     choices = [] if spec.is_mapping else [_reference(spec.__name__)]
     if spec.shorthand is not None:
         short = settings["properties"][spec.shorthand]
@@ -147,7 +151,7 @@ def _stage_schema(spec: type[StageSpec], settings: dict[str, Any]) -> dict[str, 
 
 
 def _with_variables(schema: Any) -> Any:
-    """Return a schema without titles in which a variable may replace any value that is not text."""
+    """Return a copy of a schema without titles, in which a variable may replace any value that is not text."""
     if schema == {"title": "stage"}:
         return _reference("stage")
     if isinstance(schema, list):

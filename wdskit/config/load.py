@@ -22,7 +22,7 @@ from wdskit.limits import MAX_CONFIG_BYTES
 
 VERSION = 1
 SINGLE = "pipeline"
-"""Name of the one pipeline that `pipeline:` holds."""
+"""The setting for a single pipeline, and the name of that pipeline."""
 
 MAX_PROBLEMS = 100
 
@@ -33,7 +33,7 @@ Stage = StageSpec | Callable[..., Any]
 
 
 class Models(NamedTuple):
-    """The models of a configuration. They are arguments, because stages and loaders are layers above this one.
+    """The models of a configuration. They are an argument, because this layer must not import stages and loaders.
 
     Attributes:
         stages: Maps the name of each stage to its class.
@@ -44,11 +44,11 @@ class Models(NamedTuple):
     sections: Mapping[str, type[BaseModel]]
 
 
-class Loaded(NamedTuple):
+class LoadedConfig(NamedTuple):
     """A configuration without problems.
 
     Attributes:
-        pipelines: The stages of each pipeline by name; the single one under `pipeline:` is called "pipeline".
+        pipelines: The stages of each pipeline by name. The single pipeline of `pipeline:` has the name "pipeline".
         sections: `loader`, `errors` and `cache`, each an instance of its model.
         origin: The path of the file, for messages.
     """
@@ -58,25 +58,26 @@ class Loaded(NamedTuple):
     origin: str
 
 
-def load(source: object, overrides: object, models: Models) -> Loaded:
+def load(source: object, overrides: object, models: Models) -> LoadedConfig:
     """Read and check a configuration.
 
     Args:
-        source: The path of a YAML file, or its content as a dict, which is not changed and needs no `version`.
+        source: The path of a YAML file, or its content as a dict. A dict is not changed and needs no `version`.
         overrides: Texts `a.b.c=VALUE`, applied in order before the checks.
         models: The models of stages and sections.
 
     Raises:
-        ConfigError: It has problems; all are listed in the order of the file, and those of overrides last.
+        ConfigError: The configuration has problems. They are listed in the order of the file; the problems of overrides
+            come last.
         StorageError: The file cannot be read.
     """
     if not isinstance(overrides, (list, tuple)) or not all(isinstance(text, str) for text in overrides):
         rule = wrong_kind(overrides, 'a list of texts is needed, as in ["loader.workers=4"]')
         raise ConfigError(problems=(Problem("overrides", "", rule),))
     if isinstance(source, Mapping):
-        check = _Check(read_dict(source), "config dict", models)
+        check = _ConfigChecker(read_dict(source), "config dict", models)
     elif isinstance(source, (str, os.PathLike)):
-        check = _Check(read_yaml(_read_file(source)), str(source), models)
+        check = _ConfigChecker(read_yaml(_read_file(source)), str(source), models)
     else:
         rule = wrong_kind(source, "the path of a YAML file is needed, or the same as a dict")
         raise ConfigError(problems=(Problem("config", "", rule),))
@@ -84,7 +85,7 @@ def load(source: object, overrides: object, models: Models) -> Loaded:
 
 
 def _read_file(path: str | os.PathLike[str]) -> bytes:
-    """Return the bytes of a configuration file, at most `MAX_CONFIG_BYTES + 1`."""
+    """Return the first bytes of a configuration file, at most `MAX_CONFIG_BYTES + 1`."""
     if isinstance(path, str) and "\n" in path:
         rule = "this is text, not a path. Pass a path, or the configuration as a dict."
         raise ConfigError(problems=(Problem("load_config", "", rule),))
@@ -96,11 +97,11 @@ def _read_file(path: str | os.PathLike[str]) -> bytes:
         raise StorageError(f"{path}: the configuration cannot be read: {reason}.", url=str(path)) from err
 
 
-class _Check:
-    """Collects the problems of one configuration.
+class _ConfigChecker:
+    """Checks one configuration and collects its problems.
 
     Attributes:
-        places: For each path, the line by which its problems are sorted, and its place as messages name it.
+        places: For each path, the line that sorts its problems, and the text that names its place in messages.
         problems: Each problem with its line.
     """
 
@@ -112,15 +113,19 @@ class _Check:
         self.places |= {path: (line, f"{origin}:{line}") for path, line in document.lines.items()}
         self.problems: list[tuple[int, Problem]] = []
 
-    def run(self, overrides: Sequence[str]) -> Loaded:
-        """Apply the overrides and check everything."""
+    def run(self, overrides: Sequence[str]) -> LoadedConfig:
+        """Apply the overrides and return the checked configuration.
+
+        Raises:
+            ConfigError: The configuration or an override has problems; the first `MAX_PROBLEMS` are listed.
+        """
         for text in overrides if self.document.tree is not None else ():
             self._override(text)
         for flaw in self.document.flaws:
             where = f"{self.origin}:{flaw.line}" if flaw.line else self.origin
             self.problems.append((flaw.line, Problem(where, dotted(flaw.path), flaw.rule)))
         is_read = self.document.tree is not None or not self.document.flaws
-        loaded = self._loaded() if is_read else None
+        loaded = self._check_tree() if is_read else None
         if loaded is not None and not self.problems:
             return loaded
         unique = sorted(dict.fromkeys(self.problems), key=itemgetter(0))
@@ -130,7 +135,7 @@ class _Check:
         raise ConfigError(problems=tuple(shown))
 
     def _override(self, text: str) -> None:
-        """Change one setting. Messages then name the override as its place, and its problems are listed last."""
+        """Change one setting. Messages about the setting then name the override, and are listed last."""
         place = sys.maxsize, f"--set {text if len(text) <= 200 else text[:199] + '…'}"
         path, flaws = apply_override(self.document.tree, text, self.models.stages)
         self.problems += [(place[0], Problem(place[1], dotted(flaw.path), flaw.rule)) for flaw in flaws]
@@ -147,8 +152,8 @@ class _Check:
         line, where = self.places[near]
         self.problems.append((line, Problem(where, dotted(path), rule)))
 
-    def _loaded(self) -> Loaded | None:
-        """Check the tree. The result is valid if `problems` is empty."""
+    def _check_tree(self) -> LoadedConfig | None:
+        """Check the tree of settings and collect its problems. The result is valid only if `problems` is empty."""
         tree = self.document.tree
         if not isinstance(tree, dict):
             self._note((), wrong_kind(tree, "a mapping with `version`, `pipelines` and `loader` is needed"))
@@ -160,7 +165,7 @@ class _Check:
         self._check_version(tree)
         pipelines = self._pipelines(tree)
         sections = {name: self._section(name, tree.get(name)) for name in self.models.sections}
-        return Loaded(pipelines, sections, self.origin)
+        return LoadedConfig(pipelines, sections, self.origin)
 
     def _check_version(self, tree: dict[str, Any]) -> None:
         version = tree.get("version", VERSION)
@@ -204,7 +209,7 @@ class _Check:
         return tuple(stages)
 
     def _stage(self, path: Path, item: Any) -> Any:
-        """Return a stage; its class if it has problems; None if its name is unknown."""
+        """Return a stage; its class if its settings have problems; None if its name is unknown."""
         if callable(item) and not isinstance(item, type):
             return item
         spec, flaws = read_item(self.models.stages, item)

@@ -13,7 +13,7 @@ from pydantic.fields import FieldInfo
 Path = tuple[str | int, ...]
 
 UNREADABLE = "?"
-"""Last part of the path of a flaw in a name, instead of that name."""
+"""Last part of a flaw's path if a name could not be read; replaces that name."""
 
 _MAX_SHOWN = 60
 _SIMPLE_KEY = re.compile(r"[^\s.\[\]:=]+")
@@ -34,7 +34,7 @@ _NEEDS = {
     "dict_type": "a mapping is needed, as in {name: value}",
     "mapping_type": "a mapping is needed, as in {name: value}",
 }
-"""For each error of pydantic about a type: the type that is needed."""
+"""Maps each of pydantic's type errors to the phrase that names the needed type."""
 
 _RULES = {
     "greater_than_equal": "{value} is too small; it must be at least {limit}.",
@@ -45,7 +45,7 @@ _RULES = {
     "too_short": "it is empty; name at least one.",
     "string_unicode": "it holds half of a character (a lone surrogate); write the text in UTF-8.",
 }
-"""For each other error of pydantic: the message."""
+"""Maps other errors of pydantic to the message."""
 
 
 class Flaw(NamedTuple):
@@ -54,8 +54,8 @@ class Flaw(NamedTuple):
     Attributes:
         path: Path of the setting, relative to the checked value.
         rule: The message.
-        line: Line of the text, from 1; 0 if there is no text, or the line is that of `path`.
-        unread: Whether the value could not be read, so that no other message about it makes sense.
+        line: Line of the text, from 1. 0 if the settings are a dict, or if the flaw has the line of `path`.
+        unread: Whether the value could not be read. Other messages about such a value are dropped.
     """
 
     path: Path
@@ -65,7 +65,7 @@ class Flaw(NamedTuple):
 
 
 def dotted(path: Path) -> str:
-    """Write a path: `("pipelines", "train", 2, "shuffle")` is `pipelines.train[2].shuffle`."""
+    """Return a path as text: `("pipelines", "train", 2, "shuffle")` becomes `pipelines.train[2].shuffle`."""
     text = ""
     for part in path:
         if part == UNREADABLE:
@@ -80,7 +80,7 @@ def dotted(path: Path) -> str:
 
 
 def show(value: object) -> str:
-    """Write a value as in YAML, on one short line. It never fails."""
+    """Return any value as one short line of YAML, for messages. It never raises."""
     if value is None:
         return "null"
     if isinstance(value, bool):
@@ -109,18 +109,18 @@ def _show_item(item: object) -> str:
 
 
 def describe(value: object) -> str:
-    """Write a value and its type: "`no` is text"."""
+    """Return a value and its type: "`no` is text"."""
     kind = next((kind for types, kind in _KINDS if isinstance(value, types)), "")
     return f"{show(value)} is {kind}" if kind else f"it is {show(value)}"
 
 
 def wrong_kind(value: object, need: str) -> str:
-    """The message for a value of the wrong kind: `need` is "a list is needed"."""
+    """Return the message for a value of the wrong kind. `need` is, for example, "a list is needed"."""
     return f"{describe(value)}; {need}.{_hint(value, need)}"
 
 
 def _hint(value: object, need: str) -> str:
-    """How to write a value that is almost of the needed kind, "" for others."""
+    """Return how to correct a value that almost has the needed kind; "" for other values."""
     if not isinstance(value, str):
         return " Put it in quotes." if need.startswith("text") and isinstance(value, (bool, int, float)) else ""
     if "`true`" in need and value.lower() in _TRUTH:
@@ -135,45 +135,45 @@ def _hint(value: object, need: str) -> str:
 
 
 def listing(names: Iterable[str]) -> str:
-    """`a`, `b` and `c`."""
+    """Join names to "`a`, `b` and `c`"."""
     quoted = [f"`{name}`" for name in names]
     return " and ".join([", ".join(quoted[:-1]), quoted[-1]] if len(quoted) > 1 else quoted)
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
-    """The one of `known` that `name` is most likely a misspelling of, or None."""
+    """Return the name in `known` of which `name` is most likely a misspelling, or None."""
     names = list(known)
     lowered = name[: 2 * _MAX_SHOWN].lower().replace("-", "_")
     if lowered in names:
         return lowered
     whole = next((part for part in reversed(lowered.split("_")) if part in names), None)
-    if whole is not None:  # `batch_size` is `size`, though `global_size` has more letters of it
+    if whole is not None:  # `batch_size` means `size`, although `global_size` shares more letters with it
         return whole
     near = difflib.get_close_matches(lowered, names, n=1)
     return near[0] if near else None
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """` Did you mean ...?` with the nearest of `known`, or ""."""
+    """Return ` Did you mean ...?` with the nearest name in `known`, or ""."""
     near = nearest(name, known)
     return f" Did you mean `{near}`?" if near else ""
 
 
 def unknown_stage(name: str, stages: Iterable[str]) -> str:
-    """The message for a stage that does not exist."""
+    """Return the message for a stage that does not exist."""
     own = " To use your own function, register it and write its name, or `- map: its_name`."
     hint = did_you_mean(name, stages) or own
     return f"{show(name)} is not a stage.{hint}"
 
 
 def unknown_setting(name: str, owner: str, known: list[str]) -> str:
-    """The message for a setting that does not exist; `owner` has the `known` ones."""
+    """Return the message for a setting that does not exist. `known` are the settings of `owner`."""
     has = f" {owner} has {listing(known)}." if known else f" {owner} takes no arguments."
     return f"no such setting.{did_you_mean(name, known) or has}"
 
 
 def forbidden_character(text: str) -> str:
-    """The message for text with a control character or half of a character, "" for all other text."""
+    """Return the message for text with a control character or a lone surrogate; "" for all other text."""
     bad = _CONTROL.search(text)
     if bad is None:
         return ""
@@ -182,7 +182,7 @@ def forbidden_character(text: str) -> str:
 
 
 def flaws_of(model: type[BaseModel], invalid: ValidationError) -> list[Flaw]:
-    """What pydantic found wrong with the settings of `model`, each once, in the order of its fields."""
+    """Return the flaws that pydantic found in the settings of `model`, each once, in the order of its fields."""
     errors = invalid.errors(include_url=False)
     unknown = [str(error["loc"][-1]) for error in errors if error["type"] == "extra_forbidden"]
     misspelt = {nearest(name, setting_names(model)) for name in unknown}
@@ -190,7 +190,7 @@ def flaws_of(model: type[BaseModel], invalid: ValidationError) -> list[Flaw]:
     flaws = [
         _flaw(model, error)
         for error in errors
-        # a misspelt setting is not missing too, and a list with wrong items is not empty
+        # do not also report a misspelt setting as missing, or a list of wrong items as empty
         if not (error["type"] == "missing" and error["loc"][-1] in misspelt)
         and not (error["type"] == "too_short" and error["loc"] in inner)
     ]
@@ -198,7 +198,7 @@ def flaws_of(model: type[BaseModel], invalid: ValidationError) -> list[Flaw]:
 
 
 def _flaw(model: type[BaseModel], error: Mapping[str, Any]) -> Flaw:
-    path: Path = tuple(part for part in error["loc"] if part != "[key]")  # pydantic's mark of a dict's wrong key
+    path: Path = tuple(part for part in error["loc"] if part != "[key]")  # pydantic's mark for a dict's key
     items: Mapping[str, type[BaseModel]] = getattr(model, "items", {})
     inner = items.get(str(path[0])) if len(path) > 1 else None
     if error["type"] == "missing":
@@ -215,7 +215,7 @@ def _flaw(model: type[BaseModel], error: Mapping[str, Any]) -> Flaw:
 
 
 def _rule(error: Mapping[str, Any]) -> str:
-    """One of pydantic's errors in plain English."""
+    """Return the message for an error of pydantic."""
     kind, value, context = error["type"], error["input"], error.get("ctx", {})
     if kind == "wdskit":
         return str(error["msg"])
@@ -232,12 +232,12 @@ def _rule(error: Mapping[str, Any]) -> str:
 
 
 def setting_names(model: type[BaseModel]) -> list[str]:
-    """The settings of a model as YAML names them."""
+    """Return the names of a model's settings in YAML: aliases instead of field names."""
     return [one.alias or name for name, one in model.model_fields.items()]
 
 
 def _field_named(model: type[BaseModel], name: str) -> FieldInfo:
-    """The field that a setting with this name, or alias, has."""
+    """Return the field of a setting with this name or alias."""
     fields = model.model_fields
     return fields[name] if name in fields else next(one for one in fields.values() if one.alias == name)
 

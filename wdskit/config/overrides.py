@@ -1,4 +1,4 @@
-"""Overrides, `a.b.c=VALUE`: change settings in the tree of a configuration before it is checked."""
+"""Apply overrides, `a.b.c=VALUE`, to the tree of a configuration before it is checked."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ _ADDED = {("loader",), ("errors",), ("cache",)}
 """Mappings that an override adds if the configuration does not have them."""
 
 
-class _Lost(Exception):
-    """The path does not exist; the text is the message."""
+class _PathError(Exception):
+    """The path of an override does not exist. The text is the message for the user."""
 
 
 def apply_override(tree: Any, text: str, stages: Stages) -> tuple[Path, list[Flaw]]:
     """Change one setting of a configuration's tree in place.
 
     Args:
-        tree: From `yaml_reader`.
-        text: `PATH=VALUE`. VALUE is YAML. The name of a list's item is its position; a stage that appears once may be
-            named by its name.
+        tree: The tree of a `yaml_reader.Document`.
+        text: `PATH=VALUE`. VALUE is YAML. In PATH, an item of a list is its position; a stage that appears once in its
+            pipeline may also be its name.
         stages: Maps the name of each stage to its class.
 
     Returns:
-        The path of the changed value, and the flaws of the override. With flaws, it changes nothing.
+        The path of the changed value, and the flaws of the override. If there are flaws, the value is not changed.
     """
     name, sign, value = text.partition("=")
     steps = [step for step in _INDEX.sub(r".\1", name.strip()).split(".") if step]
@@ -42,7 +42,7 @@ def apply_override(tree: Any, text: str, stages: Stages) -> tuple[Path, list[Fla
     change = _Change(document.tree, stages)
     try:
         change.put(tree, steps, (), None)
-    except _Lost as err:
+    except _PathError as err:
         return (), [Flaw((), str(err))]
     return change.path, []
 
@@ -60,7 +60,11 @@ class _Change:
         self.path: Path = ()
 
     def put(self, node: Any, steps: list[str], path: Path, model: type[StageSpec] | None) -> Any:
-        """Put the value below `node`, the settings of the stage `model` or another node at `path`. Return `node`."""
+        """Put the value at `steps` below `node`, which is at `path`, and return the changed node.
+
+        `model` is the stage of which `node` has the settings; None for other nodes. Raises _PathError if the node below
+        does not exist.
+        """
         if not steps:
             self.path = path
             return self.value
@@ -70,9 +74,9 @@ class _Change:
         elif isinstance(node, dict):
             key, steps = steps[0], steps[1:]
             if steps and key not in node and (*path, key) not in _ADDED:
-                raise _Lost(_unknown(key, node, path))
+                raise _PathError(_unknown(key, node, path))
         else:
-            raise _Lost(f"{dotted(path) or 'the document'} is {show(node)}; nothing is below it.")
+            raise _PathError(f"{dotted(path) or 'the document'} is {show(node)}; nothing is below it.")
         below = self.stages.get(str(key)) if isinstance(node, dict) and _is_pipeline(path[:-1]) else None
         old = node.get(key) if isinstance(node, dict) else node[key]
         node[key] = self.put(old, steps, (*path, key), below)
@@ -80,14 +84,14 @@ class _Change:
 
     @staticmethod
     def _position(node: list[Any], steps: list[str], path: Path) -> tuple[Any, list[str]]:
-        """Return the index of the item that the first step names, and the steps below it."""
+        """Return the index of the item that the first step names, and the steps below that item."""
         step = steps[0]
         if not _NUMBER.fullmatch(step):
             if not _is_pipeline(path):
-                raise _Lost(f"{dotted(path)} is a list; a position is needed (0 for the first), not {show(step)}.")
+                raise _PathError(f"{dotted(path)} is a list; a position is needed (0 for the first), not {show(step)}.")
             return _find_stage(node, step, path), steps
         if int(step) >= len(node):
-            raise _Lost(f"{dotted(path)} has {len(node)} items; there is no [{step}].")
+            raise _PathError(f"{dotted(path)} has {len(node)} items; there is no [{step}].")
         return int(step), steps[1:]
 
 
@@ -96,14 +100,14 @@ def _is_pipeline(path: Path) -> bool:
 
 
 def _long_form(node: Any, step: str, path: Path, model: type[StageSpec] | None) -> Any:
-    """Expand a node that is written in short form, so that it can have the setting `step`."""
+    """Return a node in its long form, so that it can have the setting `step`. Other nodes are returned unchanged."""
     if model is not None and not isinstance(node, dict):
         if isinstance(node, list) and _NUMBER.fullmatch(step):
             return node
         try:
             return model.expand(node)
         except ValueError as err:
-            raise _Lost(f"{dotted(path)}: {err}") from None
+            raise _PathError(f"{dotted(path)}: {err}") from None
     if node is None and path in _ADDED:
         return {}
     if isinstance(node, list) and _is_pipeline(path):
@@ -112,13 +116,17 @@ def _long_form(node: Any, step: str, path: Path, model: type[StageSpec] | None) 
 
 
 def _find_stage(items: list[Any], name: str, path: Path) -> int:
-    """Return the index of the stage `name` in the pipeline at `path`, which has it once."""
+    """Return the index of the only stage `name` in the pipeline at `path`.
+
+    Raises:
+        _PathError: The pipeline does not have the stage, or has it several times.
+    """
     names = [next(iter(item)) if isinstance(item, dict) and len(item) == 1 else None for item in items]
     if name not in names:
-        raise _Lost(_unknown(name, sorted(filter(None, names)), path))
+        raise _PathError(_unknown(name, sorted(filter(None, names)), path))
     if names.count(name) > 1:
         places = ", ".join(f"{dotted(path)}[{at}]" for at, other in enumerate(names) if other == name)
-        raise _Lost(f"`{name}` appears {names.count(name)} times; say which: {places}.")
+        raise _PathError(f"`{name}` appears {names.count(name)} times; say which: {places}.")
     return names.index(name)
 
 

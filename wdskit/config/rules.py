@@ -1,4 +1,4 @@
-"""Rules about the order of stages in a pipeline. Pure: takes stages, and returns indices and messages."""
+"""Check the order of stages in a pipeline, and the shard patterns of sources. No file is accessed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from wdskit.dataset.braces import expand_parts
 from wdskit.errors import StorageError
 
 _ONCE = {"splitter", "open", "epoch"}
-"""Kinds of stages that a pipeline may have only once."""
+"""Kinds of stages that may appear only once in a pipeline."""
 
 _WAYS_OUT = {
     "select": 'Write the condition into the source: `where: "width >= 256"`, over columns that `wdskit index FOLDER '
@@ -23,7 +23,7 @@ _WAYS_OUT = {
     "tarfile_to_samples": "It reads samples through their offsets. Remove it.",
     "with_length": "Its length is known. Remove it.",
 }
-"""Stages that are allowed after `stream` only, and what to do after a planned source instead."""
+"""Maps each stage that only `stream` allows after it to what to do after a planned source instead."""
 
 
 _PLANNED_ONLY = {"bucketed", "resize_to_bucket"}
@@ -37,33 +37,33 @@ def check_order(stages: Sequence[Any]) -> list[tuple[int, str]]:
     """Return the problems with the order of `stages` as (index of the stage, message), sorted.
 
     Args:
-        stages: `StageSpec`s; the class instead of the instance if its settings are invalid. Any other value is a
-            foreign stage; after it the kind of values is unknown, and every stage is allowed.
+        stages: Each is a `StageSpec`, or its class if its settings are invalid. Any other value is a foreign stage:
+            the kind of values after it is unknown, so every stage is allowed after it.
     """
     if not stages:
         return [(0, "the pipeline is empty. It starts with a source, such as `stream: SHARDS`.")]
-    source, walk = stages[0], _Walk(stages[0])
-    found = [(at, rule) for at, stage in enumerate(stages) if (rule := walk.step(at, stage))]
-    if getattr(source, "split", None) == "none" and {"split_by_node", "split_by_worker"} <= walk.seen.keys():
-        found.append((0, "`split: none` has no effect with split_by_node and split_by_worker; remove it."))
-    if walk.planned and getattr(source, "is_weighted", None) is True and "with_epoch" not in walk.seen:
+    source, checker = stages[0], _OrderChecker(stages[0])
+    problems = [(at, rule) for at, stage in enumerate(stages) if (rule := checker.step(at, stage))]
+    if getattr(source, "split", None) == "none" and {"split_by_node", "split_by_worker"} <= checker.seen.keys():
+        problems.append((0, "`split: none` has no effect with split_by_node and split_by_worker; remove it."))
+    if checker.planned and getattr(source, "is_weighted", None) is True and "with_epoch" not in checker.seen:
         rule = "a mixture by weights has no end. Add `with_epoch`, or give its parts `repeat` in place of `weight`."
-        found.append((0, rule))
+        problems.append((0, rule))
     for at, stage in enumerate(stages):
-        if walk.planned and getattr(stage, "partial", True) is False:
+        if checker.planned and getattr(stage, "partial", True) is False:
             rule = "`partial` has no effect: batches are always full, and `tail` of the source decides about "
-            found.append((at, f"{rule}the rest. Remove it."))
-    return sorted(found, key=lambda problem: problem[0])
+            problems.append((at, f"{rule}the rest. Remove it."))
+    return sorted(problems, key=lambda problem: problem[0])
 
 
-class _Walk:
-    """The known kind of values after the stages until now. None means unknown, after a foreign stage.
+class _OrderChecker:
+    """Checks stages in order, and tracks the kind of values between them. After a foreign stage the kind is unknown.
 
     Attributes:
         seen: First index of each stage.
-        opened: The stage that opened the tars; "" before.
-        shape: "dict" or "tuple".
-        batched_at: Index of the stage that made batches; None before.
+        opened: Name of the stage that opened the tars; "" if they are not open yet; None if unknown.
+        shape: Type of a value: "dict" or "tuple"; None if unknown.
+        batched_at: Index of the stage that made batches; None if values are not known to be batches.
         may_be_batched: Whether a foreign stage may have made batches.
     """
 
@@ -77,7 +77,7 @@ class _Walk:
         self.may_be_batched = False
 
     def step(self, index: int, stage: Any) -> str:
-        """Add a stage. Return the message of its problem, or ""."""
+        """Check the next stage. Return the message of its problem, or ""."""
         name, kind = getattr(stage, "name", None), getattr(stage, "kind", None)
         if isinstance(name, str) and isinstance(kind, str):
             takes_any = getattr(stage, "takes_any", False)
@@ -141,14 +141,14 @@ class _Walk:
 
 
 def check_patterns(spec: Any) -> list[Flaw]:
-    """Return the invalid shard patterns of a source. Paths start with the stage's name. No file is accessed."""
+    """Return the invalid shard patterns of a source as flaws, whose paths start with the stage's name."""
     named: dict[Path, Any] = {(): getattr(spec, "shards", None)}
     named |= {("mixture", at): part.shards for at, part in enumerate(getattr(spec, "mixture", None) or ())}
-    found: list[Flaw] = []
+    flaws: list[Flaw] = []
     for path, shards in named.items():
         for text in [shards] if isinstance(shards, str) else shards or ():
             try:
                 expand_parts(text)
             except StorageError as err:
-                found.append(Flaw((spec.name, *path, "shards"), " ".join(str(err).split())))
-    return found
+                flaws.append(Flaw((spec.name, *path, "shards"), " ".join(str(err).split())))
+    return flaws

@@ -1,4 +1,4 @@
-"""`StageSpec`, the base class of stages' settings, and the functions that read settings into checked models."""
+"""`StageSpec`, the base class of the settings of stages, and functions that read settings into checked models."""
 
 from __future__ import annotations
 
@@ -17,19 +17,20 @@ Kind = Literal["source", "splitter", "open", "each", "stream", "batch", "epoch"]
 
 
 class StageSpec(BaseModel):
-    """The settings of one stage: validated, frozen, comparable. It holds no state and opens nothing.
+    """The settings of one stage: validated, frozen, comparable. It holds no state and opens no file.
 
     Attributes:
-        name: The name of the stage in YAML, in the builder and in messages.
-        kind: The effect on the stream: "source" yields it, "splitter" selects shards, "open" opens them, "each" maps
-            one value to one, "stream" reorders, drops or unpacks, "batch" groups, "epoch" counts.
-        shorthand: The field that a bare value fills (`shuffle: 200`); None if the stage takes no arguments.
+        name: Name of the stage in YAML, in the builder and in messages.
+        kind: Effect on the stream: "source" yields the stream, "splitter" selects shards, "open" opens shards, "each"
+            maps one value to one value, "stream" reorders, drops or unpacks values, "batch" groups, "epoch" counts.
+        shorthand: The setting that a bare value fills (`shuffle: 200`); None if the stage takes no arguments.
         is_mapping: Whether a whole YAML mapping is the value of `shorthand` (`rename: {image: jpg}`).
-        is_starred: The name of the items of `shorthand` if the Python method takes them one by one; else empty.
-        takes_any: Whether it maps a value of any type to a value of any type, as a user's function may.
-        is_planned: Whether it is a source that knows the position of every sample before the run.
-        items: Models of the items of settings that are lists of mappings.
-        example: Settings of an example, if those that are needed do not make one.
+        is_starred: The name of the `*arguments` of the Python method if it takes the items of `shorthand` one by one;
+            else empty.
+        takes_any: Whether the stage maps a value of any type to a value of any type, as a user's function may.
+        is_planned: Whether the stage is a source that knows the position of every sample before the run.
+        items: Maps settings that are lists of mappings to the model of an item.
+        example: Settings for an example in the documentation, if the required settings alone make no example.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, defer_build=True)
@@ -51,7 +52,7 @@ class StageSpec(BaseModel):
 
     @classmethod
     def expand(cls, value: object) -> dict[str, Any]:
-        """Return the settings that a value after the stage's name in YAML means.
+        """Return all settings from the value after the stage's name in YAML.
 
         Raises:
             ValueError: The stage takes no arguments.
@@ -65,9 +66,10 @@ class StageSpec(BaseModel):
         return {cls.shorthand: value}
 
     def write_settings(self) -> Any:
-        """Return the opposite of `expand`: every setting except those that are null; None if no setting is left.
+        """Return the value to write after the stage's name in YAML; the inverse of `expand`.
 
-        A stage of one setting is written as a bare value, if `expand` reads it so.
+        The value holds every setting that is not null, and is None if all are null. If only `shorthand` is set, the
+        value is the bare value of that setting, unless `expand` would read it differently.
         """
         fields = {name: value for name, value in self if value is not None}
         name = self.shorthand
@@ -91,19 +93,19 @@ def refuse(rule: str) -> PydanticCustomError:
 
 
 def parse_settings(model: type[Model], settings: Mapping[str, Any], *, where: str) -> Model:
-    """Make a model from its settings. Messages start with `where`.
+    """Return the model of these settings. Messages start with `where`.
 
     Raises:
-        ConfigError: Settings are invalid; all of them are listed.
+        ConfigError: Settings are invalid; all problems are listed.
     """
-    return checked(*read_settings(model, settings), where=where)
+    return require_valid(*read_settings(model, settings), where=where)
 
 
-def checked(read: Model | None, flaws: list[Flaw], *, where: str) -> Model:
+def require_valid(read: Model | None, flaws: list[Flaw], *, where: str) -> Model:
     """Return the model from `read_settings` or `read_stage`. Messages start with `where`.
 
     Raises:
-        ConfigError: `flaws` is not empty; all of them are listed.
+        ConfigError: `read` is None; all flaws are listed.
     """
     if read is None:
         raise ConfigError(problems=tuple(Problem(where, dotted(flaw.path), flaw.rule) for flaw in flaws))
@@ -113,7 +115,7 @@ def checked(read: Model | None, flaws: list[Flaw], *, where: str) -> Model:
 def read_settings(
     model: type[Model], settings: Mapping[Any, Any], *, stages: Stages | None = None
 ) -> tuple[Model | None, list[Flaw]]:
-    """Return the model of settings, or None and the flaws. `stages` is the context of validators."""
+    """Return the model and no flaws, or None and the flaws. Validators get `stages` as their context."""
     try:
         return model.model_validate(settings, context=stages), []
     except ValidationError as err:
@@ -121,10 +123,10 @@ def read_settings(
 
 
 def read_item(stages: Stages, item: object) -> tuple[StageSpec | None, list[Flaw]]:
-    """Read an item of a list of stages: `name`, `{name: value}`, or a `StageSpec`, which does not change.
+    """Read an item of a list of stages: `name`, `{name: value}`, or a `StageSpec`, which is returned unchanged.
 
     Returns:
-        The stage, or None and the flaws, whose paths are those of `read_stage`.
+        The stage and no flaws, or None and the flaws. The paths of flaws are as in `read_stage`.
     """
     if isinstance(item, StageSpec):
         return item, []
@@ -149,7 +151,8 @@ def read_stage(stages: Stages, name: str, value: object) -> tuple[StageSpec | No
         value: None, a bare value, or a mapping of settings.
 
     Returns:
-        The stage, or None and the flaws. Their paths start with the name, if a stage has it.
+        The stage and no flaws, or None and the flaws. The path of a flaw starts with `name`, or is empty if no stage
+        has this name.
     """
     if name not in stages:
         return None, [Flaw((), unknown_stage(name, stages))]
@@ -159,7 +162,7 @@ def read_stage(stages: Stages, name: str, value: object) -> tuple[StageSpec | No
     except ValueError as err:
         return None, [Flaw((name,), str(err))]
     spec, flaws = read_settings(model, settings, stages=stages)
-    # a bare value does not name its setting, so messages do not name it either
+    # a bare value does not name its setting, so messages do not name the setting either
     unwritten = (model.shorthand,) if model.is_mapping or not isinstance(value, Mapping) else None
     paths = [flaw.path[1:] if flaw.path[:1] == unwritten else flaw.path for flaw in flaws]
     return spec, [Flaw((name, *path), flaw.rule) for path, flaw in zip(paths, flaws, strict=True)]

@@ -1,4 +1,4 @@
-"""Types of settings. What they refuse they say in plain English."""
+"""Types of settings, with validators whose messages a user understands."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ ImageSpec = Literal[
     "torchrgba", "pill", "pil", "pilrgb", "pilrgba", "index",
 ]  # fmt: skip
 WHOLE = BeforeValidator(as_int)
-"""Last in an annotation, so that the schema keeps the bounds before it."""
+"""Accepts integers of numpy and torch. It must be last in an annotation, so that the schema keeps the bounds."""
 Natural = Annotated[int, Strict(), Field(ge=0, lt=2**63), WHOLE]
 Count = Annotated[int, Strict(), Field(ge=1, lt=2**63), WHOLE]
 Budget = Annotated[

@@ -1,8 +1,8 @@
 """Read YAML into dicts, lists and scalars, with the line of every value.
 
-PyYAML's parser yields the events, and this module interprets them. Scalars have the types of the core schema of YAML
-1.2. Syntax that two readers may understand differently (duplicate keys, merge keys, tags, base 60) or that makes a
-small file large (aliases) is refused. No object is constructed, and no function of the text is called.
+PyYAML's parser yields events, and this module interprets them. Scalars have the types of the core schema of YAML 1.2.
+Two kinds of syntax are refused: what YAML readers interpret differently (duplicate keys, merge keys, tags, base 60),
+and aliases, which make a small file large. No Python object is constructed from a tag, and no function is called.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from wdskit.limits import MAX_CONFIG_BYTES, MAX_CONFIG_DEPTH
 from wdskit.text import as_int
 
 MAX_FLAWS = 100
-"""Reading stops at this number of flaws."""
+"""Reading stops after this number of flaws."""
 
 MAX_NODES = 100_000
-"""Most values in one document. A large configuration has some hundreds; this number takes PyYAML three seconds."""
+"""Limit for the values in one document. A large configuration has hundreds; PyYAML reads this number in 3 s."""
 
 MAX_DIGITS = 25
-"""Longest whole number. 2**64 has 20 digits; more is a typing error or text without its quotes."""
+"""Limit for the length of a whole number. 2**64 has 20 digits; longer numbers are typing errors or unquoted text."""
 
 NUMBERED = {("weight",)}
-"""Last parts of the paths of mappings whose names are numbers: a schedule, `weight: {0: 1.0, 10000: 0.2}`."""
+"""The last parts of paths to mappings whose names are numbers, such as the schedule `weight: {0: 1.0, 10000: 0.2}`."""
 
 _SYNTAX = "{}[],:#"
 _HIDDEN = "".join(chr(0x10000 * plane + 0xFFFE) for plane in range(1, 1 + len(_SYNTAX)))
-"""Characters that never appear in text (Unicode's noncharacters). While PyYAML parses, they replace those of YAML's
-syntax inside of `${...}`, so that a variable needs no quotes in `{size: ${BATCH:-24}}`.
+"""Characters that never appear in text (Unicode's noncharacters). While PyYAML parses, they replace the characters of
+`_SYNTAX` inside `${...}`, so that a variable needs no quotes in `{size: ${BATCH:-24}}`.
 """
 
 _HIDE = str.maketrans(_SYNTAX, _HIDDEN)
@@ -73,17 +73,18 @@ _ADVICE = (
     ("expected the node content", "A value is missing, or text that starts with one of `,]}` needs quotes."),
     ("expected <document start>", "Something follows the document's end."),
 )
-"""Advice for each part of a message of PyYAML."""
+"""Parts of PyYAML's messages, and the advice that is added to a message with this part."""
 
 
 @dataclass
 class Document:
-    """The content of a text.
+    """The content of a YAML text or a dict.
 
     Attributes:
-        tree: dicts, lists, str, int, float, bool and None; None if the text could not be read.
-        lines: For each path, the line (from 1) of its key; of the value if it has no key.
-        flaws: All flaws with their lines, in the order of the text. A value that could not be read is None in `tree`.
+        tree: dicts, lists, str, int, float, bool and None. None if the text could not be read; a single value that
+            could not be read is None too.
+        lines: Maps each path to the line (from 1) of its key, or of its value if it has no key.
+        flaws: All flaws with their lines, in the order of the text.
     """
 
     tree: Any = None
@@ -92,7 +93,7 @@ class Document:
 
 
 class ScalarError(ValueError):
-    """A scalar that is refused; the text is the message."""
+    """A scalar is refused. The text is the message for the user."""
 
 
 class _Stop(Exception):
@@ -100,7 +101,7 @@ class _Stop(Exception):
 
 
 def read_yaml(data: bytes | str, *, environment: Mapping[str, str] | None = None) -> Document:
-    """Read one YAML document. It never raises because of the text: all problems are in `flaws`.
+    """Read one YAML document. Invalid text never raises: all problems are in `Document.flaws`.
 
     Args:
         data: The text; bytes are UTF-8.
@@ -113,9 +114,9 @@ def read_yaml(data: bytes | str, *, environment: Mapping[str, str] | None = None
 
 
 def read_dict(source: Mapping[Any, Any]) -> Document:
-    """Return a Python dict as a document: dicts and lists are copied, all other values are the same objects.
+    """Return a Python dict as a document. Dicts and lists are copied; all other values are the same objects.
 
-    A dict that contains itself, or more than `MAX_NODES` values, is a flaw.
+    If the dict contains itself, is nested too deeply or has more than `MAX_NODES` values, the document has a flaw.
     """
     reader = _Reader({})
     reader.line = 0
@@ -128,7 +129,7 @@ def type_plain(text: str) -> str | float | None:
     """Return the value of a scalar without quotes.
 
     Raises:
-        ScalarError: Readers of YAML disagree about it, or the number is too long.
+        ScalarError: YAML readers disagree about the type of `text`, or the number is too long or too large.
     """
     if text in _WORDS:
         return _WORDS[text]
@@ -152,7 +153,7 @@ def type_plain(text: str) -> str | float | None:
 
 
 class _Reader:
-    """Builds the document, from the parser's events or from a dict."""
+    """Builds a document from the parser's events or from a dict."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         self.document = Document()
@@ -160,10 +161,10 @@ class _Reader:
         self.events: Iterator[Any] = iter(())
         self.line = 1  # line of the last event; 0 for a dict
         self.num_nodes = 0
-        self.num_filled = 0  # characters that variables have filled in
+        self.num_filled = 0  # characters in the values of all replaced variables
 
     def read(self, data: bytes | str) -> Any:
-        """Return the tree of the text."""
+        """Return the tree of a YAML text. On invalid syntax, add a flaw and raise `_Stop`."""
         try:
             self.events = iter(yaml.parse(self._decode(data), Loader=yaml.SafeLoader))
             return self._stream()
@@ -172,7 +173,7 @@ class _Reader:
             self.line = mark.line + 1 if mark else 1
             self._stop(_plain_english(err))
         except (yaml.YAMLError, ValueError, OverflowError, IndexError):
-            # errors that PyYAML does not wrap: an escape beyond Unicode, a %YAML version of many digits
+            # errors that PyYAML does not wrap: an escape beyond Unicode, a %YAML version with many digits
             self._stop("this is not YAML. Look for an escape such as \\U that names no character.")
 
     def _decode(self, data: bytes | str) -> str:
@@ -217,7 +218,7 @@ class _Reader:
             self._stop(f"it holds more than {MAX_NODES} values; no configuration is that long.")
 
     def _check_depth(self, path: Path) -> None:
-        """Check the depth of a list or mapping at `path`."""
+        """Stop if a list or mapping at `path` is nested too deeply."""
         if len(path) >= MAX_CONFIG_DEPTH:
             self._stop(f"it is nested deeper than {MAX_CONFIG_DEPTH} levels.")
 
@@ -231,7 +232,7 @@ class _Reader:
         raise _Stop
 
     def _node(self, event: Any, path: Path) -> Any:
-        """Return the value that starts with `event`; None if it cannot be read."""
+        """Return the value that starts with `event`. If it cannot be read, add a flaw and return None."""
         self.document.lines.setdefault(path, self.line)
         if isinstance(event, yaml.AliasEvent):
             self._flaw(path, _alias_rule(event))
@@ -298,14 +299,14 @@ class _Reader:
             self._flaw(path, f"the tag {show(tag)} is not supported; remove it. Quotes make text.")
 
     def _fill(self, text: str) -> str:
-        """Replace the variables of a text by their values."""
+        """Replace the variables in a text with their values. Raises ScalarError if a variable or value is not valid."""
         text = _VARIABLE.sub(self._value_of, text)
         if rule := forbidden_character(text):
             raise ScalarError(rule)
         return text
 
     def _value_of(self, found: re.Match[str]) -> str:
-        """Return the value of a variable. Variables inside this value are not replaced."""
+        """Return the text that replaces a match of `_VARIABLE`. Variables inside this text are not replaced."""
         name, default = found.groups()
         if found[0] == "$$":
             return "$"
@@ -325,7 +326,7 @@ class _Reader:
         return value
 
     def copy(self, value: Any, path: Path) -> Any:
-        """Copy a value of a dict, with its content."""
+        """Return a deep copy of the dicts and lists in a value at `path`. Add a flaw for each invalid name."""
         self._count(1)
         if not isinstance(value, (Mapping, list, tuple)):
             return value
@@ -352,7 +353,7 @@ def _alias_rule(event: yaml.AliasEvent) -> str:
 
 
 def _name_rule(name: object, path: Path) -> str:
-    """Return the message of an invalid name in the mapping at `path`: it must be text, in schedules a number."""
+    """Return the message if a name in the mapping at `path` is invalid, else "". In schedules, names may be numbers."""
     if isinstance(name, str) or (type(name) is int and path[-1:] in NUMBERED):
         return ""
     return f"the name {show(name)} is not text. Put it in quotes."

@@ -1,18 +1,19 @@
-"""`ShardEntry`, a line of the index, and `index.bin`: the binary twin of `index.json`, made to be mapped.
+"""`ShardEntry`, one entry of the index, and `index.bin`, the binary form of `index.json` that programs map into memory.
 
-Little-endian. Header of 128 bytes: magic `WDSKIDX2`, uint64 number of shards, uint64 bytes of names, 32 bytes sha256 of
-the `index.json` it belongs to, 32 bytes sha256 of the columns, 32 bytes sha256 of what follows the columns, zeros. The
-columns are, each as long as the number of shards: samples (uint64), bytes (uint64), digests (32 bytes each), ends of
-the names (uint64), and last the names themselves, UTF-8 without separators. After the columns follows sha256 of each
-shard's `.idx` (32 bytes each, zeros if unknown). 10**6 shards take 108 MB; a reader touches only the pages it needs.
+All numbers are little-endian. Header, 128 bytes: magic `WDSKIDX2`, number of shards (uint64), bytes of all names
+(uint64), then sha256 (32 bytes each) of the `index.json` to which it belongs, of the columns and of the bytes after the
+columns, then zeros. The columns have one value per shard: number of samples (uint64), size in bytes (uint64), sha256
+(32 bytes), end of the name in the names (uint64). The last column has the names, UTF-8 without separators. After the
+columns follows sha256 of each shard's `.idx` (32 bytes, zeros if unknown). 10**6 shards take 108 MB; a reader touches
+only the pages it needs.
 
-Version 1 had no digests of `.idx` and is not read any more: `wdskit index` makes the index again.
+Version 1 had no digests of `.idx` and cannot be read: `wdskit index` writes the index again.
 
-`.wdskit.files` identifies the files from which the index was made, by inode and time of change: a shard that was
-replaced by another of its size, or rewritten in place, is another file. The index itself does not have these values,
-since a copy of the folder has other files. Little-endian: magic `WDSKFIL1`, sha256 of the rest; inode (uint64) and
-mtime_ns (int64) of `index.bin`, then of each shard in its order, zeros if unknown. In a copy that kept the times
-(`cp -a`, `rsync -a`) only the times are compared; in any other copy nothing is known.
+`.wdskit.files` identifies the files from which the index was made, by inode and modification time. It shows that a
+shard was rewritten in place, or replaced by a file of the same size. The index itself does not have these values, since
+they differ in a copy of the folder. Little-endian: magic `WDSKFIL1`, sha256 of the rest; then inode (uint64) and
+mtime_ns (int64) of `index.bin` and of each shard in the order of the index, zeros if unknown. In a copy that kept the
+times (`cp -a`, `rsync -a`), only the times are compared. In any other copy, the identities are unknown.
 """
 
 from __future__ import annotations
@@ -52,19 +53,19 @@ _BYTES_AT_ONCE = 1 << 20
 
 @dataclass(frozen=True)
 class ShardEntry:
-    """One line of the index.
+    """One shard in the index of its folder.
 
     Attributes:
-        name: File name of the shard, in the index's folder.
-        num_samples: Samples in it.
+        name: File name of the shard.
+        num_samples: Number of samples.
         num_bytes: Size of the file.
         sha256: Hex digest of the file.
-        fields: Names of all fields that occur in it, sorted.
-        idx_sha256: Hex digest of its `.idx`; None in an index of an older version.
-        identity: The identity of the indexed file; zeros if unknown, None for the file that exists when the index is
-            written. It is stored next to the index, not in it.
-        unused: For a shard that was just filled: each part of its images that decoding ignores, with its name, the
-            number of images, and the source of the first image. It is not stored in the index.
+        fields: Names of all fields of the samples, sorted.
+        idx_sha256: Hex digest of the shard's `.idx`; None if an older version wrote the index.
+        identity: Identity of the indexed file, zeros if unknown. None stands for the file that exists when the index is
+            written. Stored in `.wdskit.files`, not in the index.
+        unused: Only for a shard that was just filled: the parts of its images that decoding ignores, as (name, number
+            of images, source of the first image). Not stored in the index.
     """
 
     name: str
@@ -78,7 +79,7 @@ class ShardEntry:
 
 
 def _body(entries: Sequence[ShardEntry]) -> bytes:
-    """The columns of an `index.bin`: counts, sizes, digests, and names."""
+    """Return the columns of an `index.bin`: counts, sizes, digests, ends of the names, and names."""
     names = [entry.name.encode() for entry in entries]
     return b"".join(
         (
@@ -97,35 +98,37 @@ def digest_of_entries(entries: Sequence[ShardEntry]) -> bytes:
 
 
 def build_binary(entries: Sequence[ShardEntry], json_digest: bytes) -> bytes:
-    """The bytes of an `index.bin`; `json_digest` is sha256 of the `index.json` that holds the same entries."""
+    """Return the bytes of an `index.bin`. `json_digest` is sha256 (32 bytes) of the `index.json` of these entries."""
     body = _body(entries)
-    known = (entry.idx_sha256 for entry in entries)
-    idx = b"".join(bytes.fromhex(one) if one else bytes(_DIGEST_BYTES) for one in known)
+    idx_digests = (entry.idx_sha256 for entry in entries)
+    idx = b"".join(bytes.fromhex(digest) if digest else bytes(_DIGEST_BYTES) for digest in idx_digests)
     digests = hashlib.sha256(body).digest(), hashlib.sha256(idx).digest()
     num_name_bytes = len(body) - _SHARD_BYTES * len(entries)
     return _HEADER.pack(_MAGIC, len(entries), num_name_bytes, json_digest, *digests, b"") + body + idx
 
 
 class BinaryIndex:
-    """A mapped `index.bin`, compared with its digests when it is opened.
+    """A mapped `index.bin`. Its digests are verified when it is opened.
 
-    A pickle holds only the path, and opens the file again: a million shards are not copied into every worker.
+    A pickle has the path and the digest only, and unpickling opens the file again. So the entries of a million shards
+    are not copied into every worker.
 
     Args:
-        folder: Local folder that holds it and its `index.json`.
-        expected: The required `digest`, None for any.
-        url: Of the remote folder of which `folder` holds a copy; empty for none.
+        folder: Local folder with `index.bin` and `index.json`.
+        expected: The `digest` that the index must have; None accepts any.
+        url: URL of the remote folder if `folder` has a copy of its index; empty for a local folder.
 
     Attributes:
-        counts: Samples of each shard, (num_shards,), read-only.
-        sizes: Bytes of each shard, (num_shards,), read-only.
+        counts: Number of samples of each shard, uint64 (num_shards,), read-only.
+        sizes: Bytes of each shard, uint64 (num_shards,), read-only.
         digests: sha256 of each shard, (num_shards, 32) uint8, read-only.
         idx_digests: sha256 of each shard's `.idx`, (num_shards, 32) uint8, zeros if unknown.
         identities: `inode` and `mtime_ns` of each shard's file, (num_shards,); None if unknown.
         digest: 32 bytes that identify the shards: sha256 of all counts, sizes, digests and names.
 
     Raises:
-        FolderIndexError: It is missing, damaged, of another version, or belongs to another `index.json`.
+        FolderIndexError: The index is missing, damaged, of another version, belongs to another `index.json`, or does
+            not have the digest `expected`.
     """
 
     def __init__(self, folder: Path, expected: bytes | None = None, url: str = "") -> None:
@@ -170,7 +173,7 @@ class BinaryIndex:
             raise FolderIndexError(msg, folder=self.place)
 
     def __reduce__(self) -> tuple[object, tuple[Path, bytes, str]]:
-        """Pickle the path and the digest."""
+        """Pickle the path, the digest and the URL."""
         return BinaryIndex, (self.folder, self.digest, self.url)
 
     @property
@@ -183,16 +186,16 @@ class BinaryIndex:
         return len(self.counts)
 
     def name(self, shard: int) -> str:
-        """File name of a shard, 0 <= shard < len(self)."""
+        """Return the file name of a shard, 0 <= shard < len(self). FolderIndexError: The name is not UTF-8."""
         return self._decode(self._names[self._name_start(shard) : int(self._name_ends[shard])].tobytes())
 
     def idx_sha256(self, shard: int) -> str | None:
-        """Hex digest of a shard's `.idx`, None where the index does not say it."""
+        """Return the hex digest of a shard's `.idx`; None if the index does not have it."""
         digest = self.idx_digests[shard].tobytes()
         return digest.hex() if any(digest) else None
 
     def entry(self, shard: int) -> ShardEntry:
-        """Return the index entry of a shard, without its fields."""
+        """Return the entry of a shard. Its `fields` are empty, since only `index.json` has them."""
         inode, mtime_ns = (0, 0) if self.identities is None else self.identities[shard].tolist()
         num_bytes = int(self.sizes[shard])
         return ShardEntry(
@@ -206,7 +209,7 @@ class BinaryIndex:
         )
 
     def names(self) -> Iterator[list[str]]:
-        """File names of all shards in order, some thousand at a time: a tenth of the time of `name` for each."""
+        """Yield the file names of all shards in order, 16,384 at a time: ten times as fast as `name` for each shard."""
         for first in range(0, len(self), _NAMES_AT_ONCE):
             start = self._name_start(first)
             ends = (self._name_ends[first : first + _NAMES_AT_ONCE].astype(np.int64) - start).tolist()
@@ -220,7 +223,7 @@ class BinaryIndex:
             raise self._error("its names are not file names") from err
 
     def hash_names(self, digest: hashlib._Hash, shards: NDArray[np.int64]) -> None:
-        """Feed the names of `shards` to a digest, with their lengths, so that no other names give the same."""
+        """Add the names of `shards` and their lengths to `digest`. Without lengths, "a", "bc" would equal "ab", "c"."""
         for run in np.split(shards, np.flatnonzero(np.diff(shards) != 1) + 1) if len(shards) else []:
             digest.update(self._names[self._name_start(run[0]) : int(self._name_ends[run[-1]])].tobytes())
         for at in range(0, len(shards), _NAMES_AT_ONCE):
@@ -232,13 +235,14 @@ class BinaryIndex:
         return int(self._name_ends[shard - 1]) if shard else 0
 
     def _check_names(self, num_name_bytes: int) -> None:
-        """Refuse names that are not those of files in the folder, which only a forged index has."""
+        """Raise FolderIndexError if a name is not the name of a file in the folder, as only in a forged index."""
         ends, names = self._name_ends, self._names
         last = int(ends[-1]) if len(ends) else 0
         parts = (names[at : at + _BYTES_AT_ONCE] for at in range(0, len(names), _BYTES_AT_ONCE))
         if (
             last != num_name_bytes
             or np.any(ends[1:] <= ends[:-1])
+            or not np.all(ends[:1])
             or any(np.any((part < 0x20) | (part == ord("/"))) for part in parts)
         ):
             raise self._error("its names are not file names")
@@ -250,7 +254,7 @@ class BinaryIndex:
 
 
 def _digest(file: IO[bytes], num_bytes: int | None = None) -> bytes:
-    """Return sha256 of the next bytes, or of the rest of the file; read, since mapped pages would count as memory."""
+    """Return sha256 of the next `num_bytes` of a file, or of its rest. It reads: mapped pages would count as memory."""
     digest = hashlib.sha256()
     left = -1 if num_bytes is None else num_bytes
     while left and (part := file.read(_BYTES_AT_ONCE if left < 0 else min(left, _BYTES_AT_ONCE))):
@@ -260,8 +264,8 @@ def _digest(file: IO[bytes], num_bytes: int | None = None) -> bytes:
 
 
 def write_identities(index: Path, entries: Sequence[ShardEntry], *, disk: Disk) -> None:
-    """Publish the identities of an `index.bin` that has just been published, and of the shards next to it. An entry
-    without an identity gets the identity of the existing file.
+    """Publish `.wdskit.files` for a new `index.bin`: its identity, and those of its shards. For an entry without an
+    identity, the identity of the existing file is used. If a shard is missing, `.wdskit.files` is removed.
     """
     try:
         files = [FileIdentity.of(index)]
@@ -274,7 +278,9 @@ def write_identities(index: Path, entries: Sequence[ShardEntry], *, disk: Disk) 
 
 
 def read_identities(index: Path, num_shards: int) -> NDArray[np.void] | None:
-    """Return `inode` and `mtime_ns` of an index's shards, (num_shards,); None if unknown, as in a copy of a folder."""
+    """Return the stored `inode` and `mtime_ns` of each shard, (num_shards,). `index` is the path of `index.bin`.
+    Inodes are 0 in a copy that kept the times. Return None if the identities are unknown, as in any other copy.
+    """
     try:
         data = (index.parent / IDENTITIES_NAME).read_bytes()
         now = FileIdentity.of(index)
@@ -300,7 +306,7 @@ def read_identities(index: Path, num_shards: int) -> NDArray[np.void] | None:
 
 
 def check_digest(file: LocalFile, sha256: str) -> None:
-    """Compare all bytes of a shard with the index; raise `ShardError` if they differ."""
+    """Read a whole shard, and raise `ShardError` if its sha256 is not the hex digest `sha256` of the index."""
     digest = hashlib.sha256()
     num_bytes = 0
     while part := file.read_at(num_bytes, _BYTES_AT_ONCE):
@@ -311,23 +317,24 @@ def check_digest(file: LocalFile, sha256: str) -> None:
 
 
 def changed_bytes(url: str, num_bytes: int, found: str, expected: str) -> ShardError:
-    """The error of a shard whose bytes are not those that the index has the digest of."""
+    """Return the ShardError that says that the sha256 `found` of a shard is not `expected`, the one in the index."""
     problem = f"its sha256 is {found[:12]}..., but the index says {expected[:12]}..."
     remedy = "It was damaged or replaced. Fetch it again, or run `wdskit index` if the shard is right."
     return ShardError(shard=url, offset=num_bytes, problem=problem, remedy=remedy)
 
 
-class Verified:
-    """Compares shards with the files that their index was made of, and digests the others, each once."""
+class IdentityChecker:
+    """Compares opened shards with the indexed files. If a file was replaced or rewritten, sha256 is compared once."""
 
     def __init__(self) -> None:
         self._known: dict[str, FileIdentity] = {}
 
     def check(self, file: LocalFile, identity: FileIdentity | None, sha256: str) -> None:
-        """Compare a shard that was opened with what the index was made of; None, and zeros, say nothing.
+        """Compare the identity of an opened shard with `identity`, and if they differ, its hex digest with `sha256`.
+        An identity of None or zeros is unknown, and nothing is compared.
 
         Raises:
-            ShardError: It is another file, with other bytes.
+            ShardError: Identity and sha256 differ from the index.
         """
         if identity is None or not any(identity[1:]):
             return

@@ -1,4 +1,4 @@
-"""Expand `::` and braces in the shards that a user named. Only files with exactly that name are looked up."""
+"""Expand `::` and braces in the shards that a user named. The name of an existing file is not expanded."""
 
 from __future__ import annotations
 
@@ -13,35 +13,36 @@ from wdskit.errors import PipelineError, StorageError
 from wdskit.limits import MAX_SHARD_NAMES
 from wdskit.storage.urls import scheme_of
 
-_JOINT = re.compile(r"::(?![^\[\]/]*\])")  # not the one inside http://[::1]/
-_BRACES = re.compile(  # what counts in a brace pattern: a range of numbers or letters, or one of these
+_JOINT = re.compile(r"::(?![^\[\]/]*\])")  # but not inside http://[::1]/
+_BRACES = re.compile(  # the tokens of a brace pattern: a range of numbers or letters, an escape, a brace, a comma
     r"\{(?:(-?\d+)\.\.(-?\d+)|([A-Za-z])\.\.([A-Za-z]))(?:\.\.-?(\d+))?\}|\\.|[{},]"
 )
 _MAX_DIGITS = 18
 
 
 def expand_parts(shards: str | Sequence[str]) -> list[Iterator[str]]:
-    """Return the paths, URLs, globs and folders of each `::`-part, with braces expanded. The names are made on request.
+    """Return an iterator for each `::`-part, over its paths, URLs, globs and folders with braces expanded.
 
     Raises:
-        StorageError: Braces do not match, they name too many shards, or a scheme is not supported.
+        StorageError: A pattern is empty, its braces do not match, it names too many shards, or its scheme is not
+            supported.
     """
     items = [shards] if isinstance(shards, str) else shards
     return [expand_braces(part) for item in items for part in split_parts(item)]
 
 
 def expand_patterns(shards: str | Sequence[str]) -> Iterator[str]:
-    """Yield the names of all parts; raises as `expand_parts` does."""
+    """Return an iterator over the names of all parts. StorageError: A pattern is invalid (see `expand_parts`)."""
     return itertools.chain.from_iterable(expand_parts(shards))
 
 
 def split_parts(item: str) -> list[str]:
-    """Split one text at `::`."""
+    """Split one text at `::`, unless it is the name of an existing file."""
     return [item] if "::" in item and os.path.lexists(item) else _JOINT.split(item)
 
 
 def expand_braces(pattern: str) -> Iterator[str]:
-    """Yield the names of a brace pattern, in order."""
+    """Return an iterator over the names of a brace pattern, in order. StorageError: The pattern is invalid."""
     if not pattern:
         raise StorageError("a shard pattern is empty. Name a path, a glob, a brace pattern or a folder.")
     scheme_of(pattern)
@@ -60,31 +61,31 @@ def expand_braces(pattern: str) -> Iterator[str]:
 
 
 def _count_names(pattern: str) -> int:
-    """Return an upper bound of the number of names of a brace pattern; some number over the limit if it is larger.
-    Raise `ValueError` if the braces do not match.
+    """Return an upper bound for the number of names of a brace pattern, at most `MAX_SHARD_NAMES + 1`. Raise
+    `ValueError` if the braces do not match.
     """
-    most = MAX_SHARD_NAMES + 1
-    open_braces = [[0, 1]]  # of each: names of its alternatives so far, names of the present one
+    limit = MAX_SHARD_NAMES + 1
+    open_braces = [[0, 1]]  # for each open brace: number of names of its complete alternatives, and of the current one
     for match in _BRACES.finditer(pattern):
-        found, inner = match[0], open_braces[-1]
-        if found == "{":
+        part, inner = match[0], open_braces[-1]
+        if part == "{":
             open_braces.append([0, 1])
-        elif found == "}":
+        elif part == "}":
             del open_braces[-1]
             if not open_braces:
                 break
-            open_braces[-1][1] = min(most, open_braces[-1][1] * sum(inner))
-        elif found == "," and len(open_braces) > 1:
-            inner[:] = min(most, sum(inner)), 1
-        elif len(found) > 2:
-            inner[1] = min(most, inner[1] * _count_range(*match.groups()))
+            open_braces[-1][1] = min(limit, open_braces[-1][1] * sum(inner))
+        elif part == "," and len(open_braces) > 1:
+            inner[:] = min(limit, sum(inner)), 1
+        elif len(part) > 2:
+            inner[1] = min(limit, inner[1] * _count_range(*match.groups()))
     if len(open_braces) != 1:
         raise ValueError("unbalanced braces")
     return open_braces[0][1]
 
 
 def _count_range(first: str | None, last: str | None, first_letter: str, last_letter: str, step: str | None) -> int:
-    """Return an upper bound of the number of names of a range."""
+    """Return an upper bound for the number of names of a range."""
     if first is None or last is None:
         return abs(ord(last_letter) - ord(first_letter)) + 1
     if max(map(len, (first, last, step or ""))) > _MAX_DIGITS:
@@ -96,7 +97,8 @@ def parse_factors(factors: str, num_parts: int) -> tuple[float, ...]:
     """Parse open_clip's `--train-data-upsampling-factors`, `1::2`: one number for each `::`-part of the shards.
 
     Raises:
-        PipelineError: The count differs from the parts, a factor is not a finite number of at least 0, or all are 0.
+        PipelineError: The number of factors is not `num_parts`, a factor is negative or not a finite number, or all
+            factors are 0.
     """
     found = []
     for text in factors.split("::"):

@@ -1,4 +1,4 @@
-"""`classes.json`: the names of the classes beside the shards, as `pack` writes them."""
+"""`classes.json`: the class names of a folder of shards, which `pack` writes next to the shards."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ _log = logging.getLogger(__name__)
 
 
 def read_classes(folder: str | Path) -> tuple[str, ...] | None:
-    """The class names of a folder, local or remote, by class number; None where it has none. Raises as `parse_classes`,
-    and `StorageError` where the file cannot be read.
+    """Return the class names of a local or remote folder in the order of their numbers, None without `classes.json`.
+    FolderIndexError: `classes.json` is invalid. StorageError: `classes.json` cannot be read.
     """
     path = str(folder / CLASSES_NAME) if isinstance(folder, Path) else join_url(folder, CLASSES_NAME)
     if (isinstance(folder, Path) or is_local(path)) and not Path(path).is_file():
@@ -34,13 +34,13 @@ def read_classes(folder: str | Path) -> tuple[str, ...] | None:
 
 
 def classes_json(numbers: Mapping[str, int]) -> bytes:
-    """The bytes of a `classes.json`: the number of each class by name."""
+    """Return the bytes of a `classes.json`, which maps the name of each class to its number."""
     return (json.dumps(dict(numbers), ensure_ascii=False, indent=0) + "\n").encode()
 
 
 def parse_classes(data: bytes, path: str, *, folder: str = "") -> tuple[str, ...]:
-    """The class names by class number that a `classes.json` holds: a list, or numbers by name. `FolderIndexError` for
-    anything else.
+    """Return the class names of a `classes.json` in the order of their numbers. Raise `FolderIndexError` if it is
+    neither a list of names nor a map of names to the numbers from 0.
     """
     try:
         names = json.loads(data)
@@ -57,7 +57,7 @@ def parse_classes(data: bytes, path: str, *, folder: str = "") -> tuple[str, ...
 
 
 def first_conflict(one: Sequence[str], other: Sequence[str]) -> int | None:
-    """Return the first class number to which the two give different names; None if one list extends the other."""
+    """Return the first class number that has different names in two lists; None if one list extends the other."""
     return next((number for number, names in enumerate(zip(one, other, strict=False)) if names[0] != names[1]), None)
 
 
@@ -65,9 +65,9 @@ class CommonClasses(NamedTuple):
     """The class names of several folders.
 
     Attributes:
-        names: Class names by class number; None where no folder has a `classes.json`.
-        folder: The folder that has all of these names; empty where none has any.
-        problem: What is not known of the labels: a folder has labels without a `classes.json`, where another has one.
+        names: Class names in the order of their numbers; None if no folder has a `classes.json`.
+        folder: A folder whose `classes.json` has all of these names; empty if `names` is None.
+        problem: Message that a folder has labels but no `classes.json`, which another folder has; otherwise empty.
     """
 
     names: tuple[str, ...] | None
@@ -76,16 +76,17 @@ class CommonClasses(NamedTuple):
 
 
 def common_classes(folders: Iterable[str], has_labels: Callable[[str], bool], *, way_out: str) -> CommonClasses:
-    """The classes of all these folders, whose `classes.json` must agree on the name of each number that they share.
+    """Return the classes of several folders. A class number must have the same name in each `classes.json` that has it.
 
     Args:
-        folders: Local or remote.
-        has_labels: Whether samples of a folder may have the field `cls`; asked of those without a `classes.json`.
-        way_out: What to do where they disagree, beside packing one of them again.
+        folders: Paths or URLs.
+        has_labels: Returns whether samples of a folder may have the field `cls`. Called only for folders without a
+            `classes.json`, and only if another folder has one.
+        way_out: What the user can do instead of packing a folder again, for the message.
 
     Raises:
-        FolderIndexError: Two of them disagree, so that one number would stand for two classes; or one does not read.
-        StorageError: One cannot be read.
+        FolderIndexError: A class number has two names, or a `classes.json` is invalid.
+        StorageError: A `classes.json` cannot be read.
     """
     names: tuple[str, ...] | None = None
     named = ""
@@ -111,10 +112,11 @@ def common_classes(folders: Iterable[str], has_labels: Callable[[str], bool], *,
 
 
 def check_labels(folders: Iterable[str], has_labels: Callable[[str], bool]) -> None:
-    """Refuse folders of one pipeline whose labels mean different classes, and warn where that cannot be known.
+    """Check that the labels of all folders of a pipeline mean the same classes. Log a warning if that is unknown.
 
     Raises:
-        FolderIndexError, StorageError: As `common_classes`.
+        FolderIndexError: A class number has two names, or a `classes.json` is invalid.
+        StorageError: A `classes.json` cannot be read.
     """
     several = [*dict.fromkeys(folders)]
     if len(several) > 1:

@@ -1,11 +1,11 @@
-"""Columns: what is known about each sample of a folder, as one array per column, next to the folder's index.
+"""Columns: values of all samples of a folder, stored as one array per column next to the folder's index.
 
 `columns.json` has its own digest, and lists the columns: name, source (what the values are computed from), dtype,
-sha256 of the file, and for text its different values, sorted. It has the digest of the index whose samples it describes
-(`BinaryIndex.digest`), and is written after the files of the columns. A column is the file `NAME.DIGEST.npy`, with the
-first 16 hex digits of its sha256 in the name, so that a file that is in use is never replaced. It has one value per
-sample, shard after shard in the order of the index: bool, the smallest integer type that fits, float64 (NaN where a
-sample has no value), or for text the number of the value ("" where a sample has none).
+sha256 of the file, and for text the distinct values, sorted. It also has the digest of the index whose samples it
+describes (`BinaryIndex.digest`), and is written after the files of the columns. A column is the file `NAME.DIGEST.npy`,
+with the first 16 hex digits of its sha256 in the name, so that a file in use is never replaced. It has one value per
+sample, shard after shard in the order of the index: bool, the smallest integer type that fits, float64 (NaN for a
+missing value), or for text the number of the value in the list of distinct values ("" for a missing value).
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from wdskit.storage.urls import is_local, local_path
 
 COLUMNS_NAME = "columns.json"
 SPLIT_COLUMN = "split"
-"""The column of text that `wdskit split` writes, and that `split: train` reads."""
+"""Name of the text column that `wdskit split` writes and `split: train` reads."""
 
 MAX_VALUES = 65_536
-"""Most different texts of a column."""
+"""Most distinct texts of a column."""
 
 MAX_VALUE_CHARS = 1000
 MAX_COLUMNS = 1000
@@ -49,22 +49,22 @@ _DIGEST = re.compile(r"[0-9a-f]{64}")
 _DTYPES = ("|b1", "|u1", "<u2", "<u4", "|i1", "<i2", "<i4", "<i8", "<f8")
 _MAX_EXACT = 1 << 53  # integers up to this are exact as float64
 _READ_BYTES = 1 << 20
-_HEAD_BYTES = 128  # of an npy file
+_HEAD_BYTES = 128  # size of the header of an npy file
 
 
 class Texts(NamedTuple):
-    """Text of many samples: the number of each sample's value, and the values."""
+    """The texts of samples: for each sample the position of its text in `values`, and the distinct texts, sorted."""
 
     codes: Values
     values: tuple[str, ...]
 
 
 Part = Values | Texts
-"""The values of some samples, as `pack_values` returns them."""
+"""The values of consecutive samples, as `pack_values` returns them: an array, or `Texts`."""
 
 
 class NewColumn(NamedTuple):
-    """What a column is computed from, and its values: those of each shard, in the order of the index."""
+    """A column to write: what it is computed from, and the values of each shard, in the order of the index."""
 
     source: Mapping[str, Any]
     parts: Sequence[Part]
@@ -78,21 +78,22 @@ def check_column_name(name: str) -> None:
 
 
 def check_split_name(name: str) -> None:
-    """Raise `SelectionError` if the name of a split is invalid. Shards of a split may have its name in theirs."""
+    """Raise `SelectionError` if the name of a split is invalid. File names of shards may contain it."""
     if not _SPLIT_NAME.fullmatch(name):
         raise SelectionError(f"{name!r} is not a valid name for a split. Use a-z, 0-9, _ and -, at most 40 characters.")
 
 
 def is_column_file(name: str) -> bool:
-    """Whether the file of a column, or the list of the columns, may have this name."""
+    """Return whether `name` is a valid name for the file of a column, or is the name of the list of columns."""
     return name == COLUMNS_NAME or _FILE.fullmatch(name) is not None
 
 
 def pack_values(values: Sequence[object]) -> Part:
-    """Return values of samples as an array: bool, int64, float64, or text; None is a missing value.
+    """Return the values of samples as an array of bool, int64 or float64, or as `Texts`. None is a missing value.
 
     Raises:
-        ValueError: Text and numbers are mixed, an integer or a text is too large, or a value is of another type.
+        ValueError: Text and numbers are mixed, an integer or a text is too large, there are too many distinct texts, or
+            a value is of another type.
     """
     kinds = set(map(type, values))
     if other := kinds - {bool, int, float, str, type(None)}:
@@ -133,8 +134,10 @@ def _check_values(values: tuple[str, ...]) -> None:
 
 
 def join_parts(parts: Sequence[Part]) -> Part:
-    """Join the values of shards, with the smallest type that holds all of them. Raises as `pack_values`."""
-    known = [part for part in parts if isinstance(part, Texts) or not _is_missing(part)]
+    """Join the values of shards in the smallest type that holds all of them. ValueError: Text and numbers are mixed, an
+    integer is too large for float64, or there are too many distinct texts.
+    """
+    known = [part for part in parts if isinstance(part, Texts) or not _has_no_value(part)]
     texts = [part for part in known if isinstance(part, Texts)]
     if texts:
         if len(texts) < len(known):
@@ -159,14 +162,14 @@ def join_parts(parts: Sequence[Part]) -> Part:
     if all(part.dtype.kind in "biu" for part in arrays):
         least, most = min(int(part.min()) for part in arrays), max(int(part.max()) for part in arrays)
         types = ("i1", "i2", "i4", "i8") if least < 0 else ("u1", "u2", "u4", "i8")
-        dtype = next(np.dtype(one) for one in types if np.iinfo(one).min <= least and most <= np.iinfo(one).max)
+        dtype = next(np.dtype(name) for name in types if np.iinfo(name).min <= least and most <= np.iinfo(name).max)
         return np.concatenate(arrays, dtype=dtype, casting="unsafe")
     if any(part.dtype.kind == "i" and (abs(part) > _MAX_EXACT).any() for part in arrays):
         raise ValueError("integers beyond 2**53 cannot be stored together with missing values or fractions")
     return np.concatenate(arrays, dtype=np.float64)
 
 
-def _is_missing(part: Values) -> bool:
+def _has_no_value(part: Values) -> bool:
     return not len(part) or (part.dtype.kind == "f" and bool(np.isnan(part).all()))
 
 
@@ -177,26 +180,26 @@ def write_columns(
     *,
     disk: Disk = DISK,
 ) -> list[str]:
-    """Write columns into a folder, and their list last.
+    """Write columns into a folder, and the list of columns last.
 
     Args:
-        folder: The folder of the index, or one in which files wait until they are published together.
-        index: `BinaryIndex.digest` of the index whose samples they describe.
-        columns: Source and values of each column by name; or a column whose file is in the folder already.
+        folder: The folder of the index, or a staging folder.
+        index: `BinaryIndex.digest` of the index whose samples the columns describe.
+        columns: Maps each name to a new column, or to a column whose file is in the folder already.
         disk: Performs the file operations; tests replace it.
 
     Returns:
-        Names of the files; the list of the columns comes last.
+        Names of the files; the list of columns comes last.
 
     Raises:
-        SelectionError: The values of a column do not fit together.
+        SelectionError: A name is invalid, or the values of a column have no common type (see `join_parts`).
     """
     listed = []
     num_samples = 0
     for name, new in columns.items():
         if isinstance(new, Column):
             num_samples = new.num_samples
-            listed.append(_item(name, new.source, new.dtype, new.sha256, new.values))
+            listed.append(_list_entry(name, new.source, new.dtype, new.sha256, new.values))
             continue
         check_column_name(name)
         try:
@@ -211,7 +214,7 @@ def write_columns(
         with publish(folder / _file_name(name, digest.hexdigest()), disk=disk) as temp:
             temp.write(head)
             temp.write(np.ascontiguousarray(data).view(np.uint8).data if num_samples else b"")
-        listed.append(_item(name, new.source, data.dtype.str, digest.hexdigest(), values))
+        listed.append(_list_entry(name, new.source, data.dtype.str, digest.hexdigest(), values))
     document = {"version": _VERSION, "index": index.hex(), "num_samples": num_samples, "columns": listed}
     document["sha256"] = _digest_of(document)
     publish_bytes(folder / COLUMNS_NAME, json.dumps(document, indent=1).encode() + b"\n", disk=disk)
@@ -219,14 +222,14 @@ def write_columns(
 
 
 def _digest_of(document: Mapping[str, Any]) -> str:
-    """Hex sha256 of the list of the columns, as JSON with sorted names and without spaces."""
+    """Return hex sha256 of the list of columns, as JSON with sorted keys and without spaces."""
     return hashlib.sha256(json.dumps(document, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
-def _item(
+def _list_entry(
     name: str, source: Mapping[str, Any], dtype: str, sha256: str, values: tuple[str, ...] | None
 ) -> dict[str, Any]:
-    """The line of a column in the list of the columns."""
+    """Return the entry of a column in the list of columns."""
     item = {"name": name, "source": dict(source), "dtype": dtype, "sha256": sha256}
     return item if values is None else {**item, "values": values}
 
@@ -235,7 +238,8 @@ def add_columns(index: BinaryIndex, new: Mapping[str, NewColumn], *, disk: Disk 
     """Add columns to a local folder, whose lock the caller holds. A column of the same name is replaced.
 
     Raises:
-        SelectionError: The folder's columns are damaged, or the values of a column do not fit together.
+        SelectionError: The list of columns is damaged or was made for other shards, a name is invalid, or the values of
+            a column have no common type (see `join_parts`).
     """
     known = Columns(index)
     kept = {name: known.column(name) for name in known if name not in new}
@@ -244,7 +248,7 @@ def add_columns(index: BinaryIndex, new: Mapping[str, NewColumn], *, disk: Disk 
 
 
 def remove_columns(folder: Path, *, disk: Disk = DISK, keep: Sequence[str] = ()) -> None:
-    """Remove the files of columns whose names are not in `keep`."""
+    """Remove the files of all columns and the list of columns, except the file names in `keep`."""
     for path in [*sorted(folder.glob("*.npy")), folder / COLUMNS_NAME]:
         if path.name not in keep and is_column_file(path.name) and path.exists():
             disk.remove(path)
@@ -255,15 +259,19 @@ def _file_name(name: str, sha256: str) -> str:
 
 
 def _npy_head(dtype: np.dtype[Any], num_samples: int) -> bytes:
-    """The header of an npy file of version 1.0 with one dimension."""
+    """Return the header of an npy file of version 1.0 with one dimension."""
     text = f"{{'descr': '{dtype.str}', 'fortran_order': False, 'shape': ({num_samples},), }}".encode()
     return b"\x93NUMPY\x01\x00" + (_HEAD_BYTES - 10).to_bytes(2, "little") + text.ljust(_HEAD_BYTES - 11) + b"\n"
 
 
 class TextColumn:
-    """A column of text, as the numbers of its values; 10^8 samples of a few classes take 100 MB.
+    """A column of text. It stores a number for each sample; 10^8 samples of a few classes take 100 MB.
 
-    `column == "train"` is a bool array, `column[3]` a text, and `column[array]` a column of these samples.
+    `column == "train"` is a bool array, `column[3]` is a text, and `column[array]` is a column of these samples.
+
+    Attributes:
+        codes: For each sample the position of its text in `values`, (num_samples,).
+        values: The distinct texts, sorted.
     """
 
     __hash__ = None  # type: ignore[assignment]
@@ -282,19 +290,19 @@ class TextColumn:
         return self.values[codes] if np.ndim(codes) == 0 else TextColumn(codes, self.values)
 
     def __eq__(self, other: object) -> Any:
-        """Return where the text is `other`: bool (num_samples,)."""
+        """Return for each sample whether its text is `other`, bool (num_samples,)."""
         return self.isin([other])
 
     def __ne__(self, other: object) -> Any:
-        """Return where the text is not `other`: bool (num_samples,)."""
+        """Return for each sample whether its text is not `other`, bool (num_samples,)."""
         return ~self.isin([other])
 
     def isin(self, texts: Sequence[object]) -> NDArray[np.bool_]:
-        """Return where the text is one of `texts`: bool (num_samples,)."""
+        """Return for each sample whether its text is one of `texts`, bool (num_samples,)."""
         return np.array([value in texts for value in self.values], dtype=np.bool_)[self.codes]
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Values:  # noqa: FBT001 (numpy's protocol)
-        """Return the texts, (num_samples,)."""
+        """Return the text of each sample, (num_samples,)."""
         return np.array(self.values, dtype=dtype)[self.codes]
 
     def __repr__(self) -> str:
@@ -307,14 +315,14 @@ class Column:
     """One column of a folder. A pickle holds no values.
 
     Attributes:
-        name: Its name.
-        source: What its values are computed from, as JSON.
-        dtype: Of the stored numbers.
-        num_samples: Samples of the folder.
-        sha256: Hex digest of its file.
-        values: The different values of text, None for numbers.
-        folder: Local folder that holds the file, or gets a copy of it.
-        url: URL of the folder of the index; empty for a local one.
+        name: Name of the column.
+        source: What the values are computed from, as JSON.
+        dtype: Type of the stored numbers, as numpy writes it: `<u2`.
+        num_samples: Number of samples of the folder.
+        sha256: Hex digest of the column's file.
+        values: The distinct texts, sorted; None for a column of numbers.
+        folder: Local folder that has the file, or into which a remote file is copied.
+        url: URL of the remote folder; empty for a local folder.
     """
 
     name: str
@@ -328,14 +336,16 @@ class Column:
 
     @functools.cached_property
     def data(self) -> Values:
-        """The stored numbers, (num_samples,), read-only, mapped. SelectionError: The file is missing or another."""
+        """The stored numbers, (num_samples,), read-only, mapped. SelectionError: The file is missing, or is not the
+        file of this column. StorageError: A remote file cannot be copied.
+        """
         file = _file_name(self.name, self.sha256)
         if self.url:
             from wdskit.dataset.remote import fetch_copy
 
             fetch_copy(self.folder, self.url, file, self.sha256)
         path, head = self.folder / file, _npy_head(np.dtype(self.dtype), self.num_samples)
-        if path.exists() and not path.is_file():  # to open a named pipe would wait for ever
+        if path.exists() and not path.is_file():  # opening a named pipe would wait forever
             raise self.error(f"its file {file} is not a file")
         try:
             with path.open("rb") as opened:
@@ -355,19 +365,20 @@ class Column:
         return {name: value for name, value in vars(self).items() if name != "data"}
 
     def check(self) -> None:
-        """Compare the bytes of the file with its digest, and the numbers of text with the values.
+        """Compare the bytes of the file with its digest, and the numbers of a text column with its `values`.
 
         Raises:
-            SelectionError: They differ.
+            SelectionError: The file is missing or damaged, or a number has no text.
         """
         for _ in self.chunks(_READ_BYTES):
             pass
 
     def chunks(self, size: int) -> Iterator[Values]:
-        """Yield the stored numbers in order, `size` at a time, read and not mapped: mapped pages count as memory.
+        """Yield the stored numbers in order, `size` at a time. They are read: mapped pages would count as memory.
 
         Raises:
-            SelectionError: As `check`; after the last chunk, so that nothing may be used before.
+            SelectionError: The file is missing or damaged, or a number has no text. The digest is compared after the
+                last chunk, so use no value before.
         """
         dtype = self.data.dtype
         digest = hashlib.sha256(_npy_head(dtype, self.num_samples))
@@ -383,12 +394,12 @@ class Column:
             raise self.error("its file is damaged")
 
     def unfit(self, problem: str) -> SelectionError:
-        """Return the error of a use for which this column is not made; `problem` says what to do."""
+        """Return the SelectionError for a use that needs another kind of column. `problem` also says what to do."""
         place = self.url or str(self.folder)
         return SelectionError(f"{place}: column {self.name}: {problem}.", folder=place)
 
     def error(self, problem: str) -> SelectionError:
-        """Return the error of this column, with the command that makes it again."""
+        """Return the SelectionError for a damaged column, with the command that makes all columns again."""
         place = self.url or str(self.folder)
         msg = f"{place}: column {self.name}: {problem}.\n  Run `wdskit index {place}`, which makes all columns again."
         return SelectionError(msg, folder=place)
@@ -401,14 +412,14 @@ class Columns:
     iteration work as for a dict.
 
     Args:
-        index: The index of the folder, or of the copy of a remote one.
+        index: The index of the folder, or of the local copy of a remote folder.
 
     Attributes:
         place: Path or URL of the folder.
 
     Raises:
-        SelectionError: The list of the columns is damaged, or was made for other shards. A folder without columns is
-            no error.
+        SelectionError: The list of columns is damaged, or was made for other shards. A folder without columns is not an
+            error.
     """
 
     def __init__(self, index: BinaryIndex) -> None:
@@ -416,11 +427,14 @@ class Columns:
         self._columns = _read_list(index)
 
     def column(self, name: str, *, use: str = "") -> Column:
-        """Return a column as it is stored. SelectionError: There is none; the message lists those that exist.
+        """Return the stored column `name`.
 
         Args:
-            name: Its name.
-            use: The setting that names it, for the message.
+            name: Name of the column.
+            use: The setting that names the column, for the message.
+
+        Raises:
+            SelectionError: The column does not exist. The message lists the existing columns.
         """
         if name not in self._columns:
             there = f"The columns are {', '.join(self._columns)}" if self._columns else "The folder has no column"
@@ -430,16 +444,16 @@ class Columns:
         return self._columns[name]
 
     def __getitem__(self, name: str) -> Values | TextColumn:
-        """Return the values of a column; raises as `column` and `Column.data`."""
+        """Return the values of a column. SelectionError: The column does not exist, or its file is damaged."""
         column = self.column(name)
         return column.data if column.values is None else TextColumn(column.data, column.values)
 
     def __contains__(self, name: object) -> bool:
-        """Whether there is a column of this name."""
+        """Return whether a column has this name."""
         return name in self._columns
 
     def __iter__(self) -> Iterator[str]:
-        """Yield the names, in the order in which they were made."""
+        """Yield the names of the columns, in the order in which the columns were made."""
         return iter(self._columns)
 
     def __len__(self) -> int:
@@ -453,10 +467,10 @@ class Columns:
     def of_split(self, name: str) -> NDArray[np.bool_]:
         """Return which samples belong to a split: bool (num_samples,).
 
-        A split is a value of the column `split`, or a column of bool with its name.
+        A split is a value of the column `split`, or a bool column that has the name of the split.
 
         Raises:
-            SelectionError: There is no such split; the message lists those that exist.
+            SelectionError: The split does not exist (the message lists the existing splits), or its column is damaged.
         """
         splits = self._columns.get(SPLIT_COLUMN)
         if splits is not None and splits.values is not None and name in splits.values:
@@ -473,13 +487,14 @@ class Columns:
 
 
 def columns(folder: str | Path) -> Columns:
-    """Open the columns of an indexed folder, a local one or one of a store.
+    """Open the columns of a folder with an index. The folder may be local or in a store.
 
     `columns("data/train")["cls"]` is an array with one value per sample, in the order of the index.
 
     Raises:
-        FolderIndexError: The folder has no index, or a damaged one.
-        SelectionError: Its columns are damaged, or were made for other shards.
+        FolderIndexError: The index of the folder is missing or damaged.
+        SelectionError: The list of columns is damaged, or was made for other shards; or a folder in a store has no list
+            of columns.
         StorageError: The store cannot be read.
     """
     if is_local(str(folder)):
@@ -491,7 +506,7 @@ def columns(folder: str | Path) -> Columns:
 
 
 def list_columns(folder: Path, url: str = "") -> dict[str, Column]:
-    """Return the columns that a folder lists, for whatever shards they were made, by name; none if it has no list.
+    """Return the columns in the list of a folder by name, empty without a list. They may be columns of other shards.
 
     Raises:
         SelectionError: The list is damaged.
@@ -543,10 +558,11 @@ def _parse(folder: Path, url: str) -> tuple[str, dict[str, Column]]:
 
 
 class ColumnView:
-    """The values of a column for the samples of some shards, in their order. A pickle holds no values.
+    """The values of a column for all samples of a list of shards, shard after shard. A pickle holds no values.
 
     Args:
-        runs: For each run of samples: the column, its first sample, and how many.
+        runs: For each run of neighbouring samples: the column of their folder, the position of the first sample in this
+            column, and the number of samples.
     """
 
     def __init__(self, runs: Sequence[tuple[Column, int, int]]) -> None:
@@ -558,7 +574,7 @@ class ColumnView:
         return int(self._starts[-1])
 
     def take(self, numbers: Ints) -> Values:
-        """Return the stored numbers of some samples, (n,), with 0 <= number < len(self)."""
+        """Return the stored numbers of the samples `numbers`, (n,), 0 <= numbers[i] < len(self)."""
         if len(self._runs) == 1:
             column, first, _ = self._runs[0]
             return column.data[first + numbers]
@@ -571,11 +587,11 @@ class ColumnView:
         return found
 
     def all(self) -> Values:
-        """Return the stored numbers of all samples: a view if they are one run."""
+        """Return the stored numbers of all samples, (len(self),): a view of the file for a single run, else a copy."""
         parts = [column.data[first : first + count] for column, first, count in self._runs]
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
 def as_part(column: Column) -> Part:
-    """Return the values of a column as `write_columns` takes them."""
+    """Return all values of a column, in the form that `NewColumn.parts` has."""
     return column.data if column.values is None else Texts(column.data, column.values)

@@ -1,4 +1,4 @@
-"""Parse an expression of a user: Python's syntax, with limits, and only the nodes that the caller allows."""
+"""Parse a user's expression: Python's syntax, with limited size, and only the nodes that the caller allows."""
 
 from __future__ import annotations
 
@@ -18,30 +18,30 @@ _ATTRIBUTE = re.compile(r"\.\s*(\w+)")
 
 
 def parse_expression(text: str, problem_of: Callable[[ast.AST], str], *, what: str) -> ast.expr:
-    """Return the tree of an expression.
+    """Return the syntax tree of an expression.
 
     Args:
-        text: Python's syntax.
-        problem_of: Returns why a node is not allowed, "" if it is allowed. The names of called functions and methods
-            are not visited on their own.
+        text: The expression in Python's syntax.
+        problem_of: Returns why a node is not allowed, "" if it is allowed. Called for each node except the names of
+            called functions and methods.
         what: `filter` or `where`, for messages.
 
     Raises:
-        SelectionError: The text is no expression, too long or too deep, or a node is not allowed. The message shows the
-            column.
+        SelectionError: The text is not an expression, is too long or nested too deeply, or has a node that is not
+            allowed. The message gives the position in the text.
     """
     if len(text) > MAX_CHARS:
-        raise refused(what, text, f"it has {len(text)} characters, more than the {MAX_CHARS} allowed")
+        raise expression_error(what, text, f"it has {len(text)} characters, more than the {MAX_CHARS} allowed")
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # SyntaxWarning, of escapes in text and the like
+            warnings.simplefilter("ignore")  # such as a SyntaxWarning for an unknown escape in a text
             tree = ast.parse(text.strip(), mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError) as err:
         at = err.offset if isinstance(err, SyntaxError) else None
         why = err.msg if isinstance(err, SyntaxError) else str(err) or type(err).__name__
         word = next((word for word in _ATTRIBUTE.findall(text) if keyword.iskeyword(word)), None)
         why += f"; {word!r} is a keyword, so write [{word!r}] in place of .{word}" if word else ""
-        raise refused(what, text, f"it cannot be read: {why}", at) from err
+        raise expression_error(what, text, f"it cannot be read: {why}", at) from err
     pending: list[tuple[ast.AST, int]] = [(tree, 1)]
     num_nodes = 0
     while pending:
@@ -51,17 +51,17 @@ def parse_expression(text: str, problem_of: Callable[[ast.AST], str], *, what: s
         if num_nodes > MAX_NODES:
             problem = f"it has more than {MAX_NODES} parts"
         if problem:
-            raise refused(what, text, problem, getattr(node, "col_offset", 0) + 1)
-        below = list(ast.iter_child_nodes(node))
+            raise expression_error(what, text, problem, getattr(node, "col_offset", 0) + 1)
+        children = list(ast.iter_child_nodes(node))
         if isinstance(node, ast.Call):
-            below = [*node.args, *([node.func.value] if isinstance(node.func, ast.Attribute) else [])]
-        pending += [(child, depth + 1) for child in below]
+            children = [*node.args, *([node.func.value] if isinstance(node.func, ast.Attribute) else [])]
+        pending += [(child, depth + 1) for child in children]
     return tree
 
 
-def refused(what: str, text: str, problem: str, column: int | None = None) -> SelectionError:
-    """Return the error of an expression; `column` counts from 1."""
-    at = f" at {column}" if column else ""
+def expression_error(what: str, text: str, problem: str, position: int | None = None) -> SelectionError:
+    """Return the SelectionError for an expression. `position` is that of the problem in the text, from 1."""
+    at = f" at {position}" if position else ""
     return SelectionError(f"{what}{at}: {short_repr(text)}: {problem}.")
 
 

@@ -1,8 +1,8 @@
 """The folder's index: names, samples, sizes, digests and fields of its shards.
 
-`index.json` is for people and other tools: a valid wids index whose entries also carry sha256 and field names, one
-shard a line. `index.bin` is its binary twin for programs (`dataset.binary`). They are written together, the JSON last,
-and the twin carries the JSON's digest, so that one can never be taken with another's twin.
+`index.json` is for people and other tools: a valid wids index, one shard per line, whose entries also have sha256 and
+field names. `index.bin` is its binary form for programs (`dataset.binary`). Both are written together, the JSON last.
+`index.bin` has the digest of its `index.json`, so that files of two versions are never used together.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from wdskit.storage.identity import FileIdentity
 from wdskit.storage.urls import ABSENT_STATUSES, is_local, local_path, read_bytes
 
 INDEX_NAME = "index.json"
-RUN_FOLDER = ".wdskit-run"  # the staging folders of unfinished runs: packing.publish
+RUN_FOLDER = ".wdskit-run"  # has the staging folders of unfinished runs (packing.publish)
 INDEX_VERSION = 1
 
 _KIND = "wids-shard-index-v1"
 _DIGEST = re.compile(r"[0-9a-f]{64}")
-_SURROGATE = re.compile("[\ud800-\udfff]")  # which JSON can escape and UTF-8 cannot hold
+_SURROGATE = re.compile("[\ud800-\udfff]")  # JSON can escape a surrogate, but UTF-8 cannot encode it
 _SHORT = reprlib.Repr()  # to keep messages short
 _SHORT.maxstring = _SHORT.maxother = 200
 
@@ -48,7 +48,7 @@ class FolderIndex:
     Attributes:
         folder: Path, or URL without a trailing slash.
         entries: The shards.
-        sha256: Hex digest of `index.json`, empty if the index was not read from it.
+        sha256: Hex digest of `index.json`; empty if the index was not read from a file.
     """
 
     folder: str
@@ -57,7 +57,7 @@ class FolderIndex:
 
     @property
     def num_samples(self) -> int:
-        """Samples in all shards."""
+        """Number of samples in all shards."""
         return sum(entry.num_samples for entry in self.entries)
 
     @functools.cached_property
@@ -66,15 +66,15 @@ class FolderIndex:
         return {entry.name: entry for entry in self.entries}
 
     def url(self, entry: ShardEntry) -> str:
-        """Path or URL of a shard; in a URL its name is quoted."""
+        """Return the path or URL of a shard. In a URL, the name is percent-encoded."""
         return join_url(self.folder, entry.name if is_local(self.folder) else quote(entry.name))
 
     def check_files(self) -> None:
-        """Compare the index with the folder's files: names and sizes. Digests are compared by `verify`, and remote
-        folders are not looked at.
+        """Compare names and sizes of the folder's shards with the index. Digests are compared by `verify`. A remote
+        folder is not compared.
 
         Raises:
-            FolderIndexError: A shard is missing, is not listed, or has another size.
+            FolderIndexError: A shard is missing, is not listed, or has another size, or the folder cannot be read.
         """
         if not is_local(self.folder):
             return
@@ -112,30 +112,32 @@ def compare_names(found: Collection[str], listed: Collection[str]) -> tuple[list
 
 
 def join_url(folder: str, name: str) -> str:
-    """Path or URL of a file in a folder; the folder `""` is the current one, where `a:b` would read as a URL."""
+    """Return the path or URL of a file in a folder. In the current folder, `""`, the name `a:b` becomes `./a:b`, since
+    it would be read as a URL.
+    """
     if not folder.strip("/"):
         return f"{folder or './'}{name}" if ":" in name else f"{folder}{name}"
     return f"{folder.rstrip('/')}/{name}"
 
 
 def has_index(folder: str) -> bool:
-    """Whether a local folder holds an index."""
+    """Return whether a local folder has an `index.json`."""
     return (Path(local_path(folder) or ".") / INDEX_NAME).is_file()
 
 
 def is_label(field: str) -> bool:
-    """Whether a field holds the number of a class, by its name."""
+    """Return whether a field has the number of a class: the last part of its name is `cls`."""
     return field.rpartition(".")[2] == "cls"
 
 
 def folder_has_labels(folder: str) -> bool:
-    """Return whether samples of an indexed folder have the field `cls`; raises as `read_index` does."""
+    """Return whether samples of an indexed folder have a `cls` field. FolderIndexError: The index cannot be read."""
     return any(is_label(field) for entry in read_index(folder).entries for field in entry.fields)
 
 
 def write_index(folder: Path, entries: Sequence[ShardEntry], *, data: bytes | None = None, disk: Disk = DISK) -> None:
-    """Publish both forms of the index in the order of `entries`: twin, which files the shards are, then the JSON, whose
-    bytes are `data` if they are known.
+    """Publish the index of `entries`, in their order: `index.bin`, then `.wdskit.files`, then `index.json`. `data` are
+    the bytes of `index.json` if the caller has them already.
     """
     data = index_json(entries) if data is None else data
     publish_bytes(folder / BINARY_NAME, build_binary(entries, hashlib.sha256(data).digest()), disk=disk)
@@ -144,7 +146,7 @@ def write_index(folder: Path, entries: Sequence[ShardEntry], *, data: bytes | No
 
 
 def index_json(entries: Iterable[ShardEntry]) -> bytes:
-    """The bytes of `index.json`."""
+    """Return the bytes of `index.json`."""
     dumps = json.JSONEncoder(ensure_ascii=False).encode
     fields_json = functools.cache(lambda fields: dumps([*fields]))  # most shards have the same fields
     lines = ",\n".join(
@@ -180,7 +182,7 @@ def read_index(folder: str | Path) -> FolderIndex:
         data = read_bytes(url, limit=MAX_INDEX_BYTES)
         document = orjson.loads(data)
     except StorageError as err:
-        if not is_local(folder) and err.status not in ABSENT_STATUSES:  # it may exist
+        if not is_local(folder) and err.status not in ABSENT_STATUSES:  # the index may exist
             raise FolderIndexError(str(err), folder=folder) from err
         where = f"Run `wdskit index {folder or '.'}`" if is_local(folder) else "Run `wdskit index` where the shards are"
         raise FolderIndexError(f"{err}\n  {where} to make it.", folder=folder) from err
@@ -197,7 +199,9 @@ def read_index(folder: str | Path) -> FolderIndex:
 
 
 def _parse_entries(document: Any, path: Path | None) -> list[ShardEntry]:
-    """The entries of an index. `path` is that of its binary twin in a local folder; the identities are next to it."""
+    """Return the entries of a parsed `index.json`. `path` is that of `index.bin`, whose identities are read too; None
+    for a remote folder. ValueError: The document is not a valid index.
+    """
     if not isinstance(document, dict) or document.get("__kind__") != _KIND:
         raise ValueError(f"`__kind__` is not {_KIND!r}")
     version = document.get("wdskit_index_version")
@@ -239,7 +243,7 @@ def _parse_entries(document: Any, path: Path | None) -> list[ShardEntry]:
 
 
 def _are_entries(shards: list[Any]) -> bool:
-    """True if all entries of a shardlist are valid and no name appears twice.
+    """Return True if all entries of a shardlist are valid and no name appears twice.
 
     The values are checked column by column, which is faster than `entry_problem` for each entry.
     """

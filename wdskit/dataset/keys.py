@@ -1,6 +1,6 @@
-"""Keys and fields: which names survive a round trip through every reader, and 64-bit hashes of very many keys.
+"""Keys and fields: the rules for names that every reader reads back unchanged, and 64-bit hashes of very many keys.
 
-How a name splits into key and field: `tar.names`.
+`tar.names` splits a name into key and field.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ _PLAIN_KEY = re.compile(r"(?!__)[A-Za-z0-9_+-]+(?:/(?!__)[A-Za-z0-9_+-]+)*")
 
 def check_key(key: str) -> None:
     """Raise `KeyRuleError`, which names the rule, for a key that some reader would lose, split or rename."""
-    problem = None if _PLAIN_KEY.fullmatch(key) else _key_problem(key)  # plain is nearly every one
+    problem = None if _PLAIN_KEY.fullmatch(key) else _key_problem(key)  # nearly every key is plain
     if problem:
         raise KeyRuleError(f"key {key!r}: {problem}.", name=key)
 
 
 def _key_problem(key: str) -> str | None:
-    """The first rule of formats that `key` breaks."""
+    """Return the first rule that `key` breaks; None if it breaks no rule."""
     parts = key.split("/")
     rules = {
         "it is empty": not key,
@@ -66,7 +66,7 @@ def field_problem(field: str, fields: Container[str]) -> str:
 
 
 def check_member_name(key: str, field: str) -> None:
-    """Raise `KeyRuleError` where key or field break a rule, or both together are longer than all readers take."""
+    """Raise `KeyRuleError` if key or field breaks a rule, or the member's name is longer than all readers accept."""
     check_key(key)
     check_field(field)
     num_bytes = len(key.encode()) + 1 + len(field)
@@ -77,22 +77,22 @@ def check_member_name(key: str, field: str) -> None:
 
 
 def hashed_key(path: str) -> str:
-    """A safe key of 20 hex digits for any path: the same path gives the same key, everywhere."""
+    """Return a valid key of 20 hex digits for any path. A path gives the same key on every machine."""
     return hashlib.blake2b(path.encode("utf-8", "surrogateescape"), digest_size=10).hexdigest()
 
 
 def hash_key(key: str) -> bytes:
-    """64 bits of a key: 10**7 keys take 80 MB as an array, where a set of them takes 1.1 GB."""
+    """Return a 64-bit hash of a key. 10**7 hashes take 80 MB as an array; a set of the keys takes 1.1 GB."""
     return hashlib.blake2b(key.encode(), digest_size=8).digest()
 
 
 def find_repeated(*parts: NDArray[Any]) -> NDArray[Any]:
-    """Find 64-bit hashes that occur more than once in all parts together, sorted.
+    """Return the 64-bit hashes that occur more than once in all parts together, sorted, each once.
 
-    A sorted copy of ten million takes 80 MB, so a sixteenth of them is sorted at a time.
+    A sorted copy of ten million hashes takes 80 MB, so a sixteenth of the hashes is copied and sorted at a time.
 
     Args:
-        parts: Spread evenly over int64 or uint64, all of one type; otherwise it takes more memory.
+        parts: int64 or uint64, all of one type. Values that are not evenly distributed take more memory.
     """
     if not parts:
         return np.empty(0, np.uint64)
@@ -106,7 +106,7 @@ def find_repeated(*parts: NDArray[Any]) -> NDArray[Any]:
 
 
 def is_among(hashes: NDArray[Any], known: NDArray[Any]) -> NDArray[np.bool_]:
-    """Return which hashes are among the sorted `known` ones: bool (num_hashes,)."""
+    """Return for each hash whether `known` has it, bool (num_hashes,). `known` is sorted."""
     if not len(known) or not len(hashes):
         return np.zeros(len(hashes), np.bool_)
     return np.concatenate(

@@ -1,8 +1,8 @@
 """One writer at a time in a folder of shards. Worker processes of a killed run count as writers too.
 
-A worker ends when its main process has ended, but it notices that a moment later and may publish a file before. The
-folder's lock is free by then. So each worker shares a lock on the folder itself while it lives, and a run starts when
-no process shares that lock. The kernel frees both locks when a process ends for any reason.
+A worker ends a moment after its main process, and may publish a file in this moment, when the folder's lock is free
+already. So each worker holds a shared lock on the folder itself until it ends, and a run starts only when no process
+holds that lock. The kernel frees both locks when a process ends for any reason.
 """
 
 from __future__ import annotations
@@ -28,54 +28,55 @@ def lock_folder(folder: Path, name: str = LOCK_NAME, problem: str = "", *, wait:
     The empty lock file stays: removing it would let two later writers lock two different files of the same name.
 
     Args:
-        folder: Where it is.
-        name: Of the lock: another one for something that may go on beside other things.
-        problem: What it means that another process holds it; by default, that it is writing.
-        wait: Wait for that process.
+        folder: The folder to lock.
+        name: Name of the lock file. Work that may run at the same time uses another name.
+        problem: Message if another process holds the lock; by default, that it is writing in the folder.
+        wait: Wait until the other process frees the lock.
 
     Raises:
-        FolderIndexError: Another process holds it, and is not waited for.
-        StorageError: The folder cannot be written.
+        FolderIndexError: Another process holds the lock, and `wait` is False.
+        StorageError: The folder cannot be written, its file system has no locks, or the lock file is a link.
     """
-    with _opened(folder, name) as fd:
-        if not _try(fd, fcntl.LOCK_EX, folder, wait=wait):
+    with _open_lock_file(folder, name) as fd:
+        if not _take_lock(fd, fcntl.LOCK_EX, folder, wait=wait):
             raise _in_use(folder, problem)
         yield
 
 
 @contextlib.contextmanager
 def share_folder(folder: Path) -> Iterator[Callable[[], bool]]:
-    """Hold the folder's lock together with others of the same kind; `lock_folder` is refused meanwhile, and refuses.
+    """Hold the folder's lock while the block runs, as a shared lock. It excludes `lock_folder` in other processes.
 
     Yields:
-        A function that returns whether no other process shares the lock now.
+        A function that returns whether no other process shares the lock now. It raises FolderIndexError if a process
+        has taken the exclusive lock meanwhile.
 
     Raises:
-        FolderIndexError: A process has the exclusive lock.
-        StorageError: The folder cannot be written.
+        FolderIndexError: Another process holds the exclusive lock.
+        StorageError: The folder cannot be written, its file system has no locks, or the lock file is a link.
     """
-    with _opened(folder, LOCK_NAME) as fd:
+    with _open_lock_file(folder, LOCK_NAME) as fd:
 
         def is_alone() -> bool:
-            alone = _try(fd, fcntl.LOCK_EX, folder)
-            # A change of a lock that fails frees it, so another process may have been quicker.
-            if not _try(fd, fcntl.LOCK_SH, folder):
+            alone = _take_lock(fd, fcntl.LOCK_EX, folder)
+            # If this fails, flock has freed the shared lock, and another process may have taken an exclusive one.
+            if not _take_lock(fd, fcntl.LOCK_SH, folder):
                 raise _in_use(folder)
             return alone
 
-        if not _try(fd, fcntl.LOCK_SH, folder):
+        if not _take_lock(fd, fcntl.LOCK_SH, folder):
             raise _in_use(folder)
         yield is_alone
 
 
 @contextlib.contextmanager
-def _opened(folder: Path, name: str) -> Iterator[int]:
-    """Open a lock file for `flock`, created if it does not exist. A link is not followed: it may lead anywhere.
+def _open_lock_file(folder: Path, name: str) -> Iterator[int]:
+    """Open a lock file for `flock`. It is created if it does not exist. A link is not followed: it may lead anywhere.
 
     The lock is freed at the end of the block, also if a process that was forked meanwhile has the descriptor too.
 
     Yields:
-        Its descriptor.
+        The descriptor of the lock file.
 
     Raises:
         StorageError: The file is a link, or the folder cannot be written.
@@ -92,14 +93,14 @@ def _opened(folder: Path, name: str) -> Iterator[int]:
     try:
         yield fd
     finally:
-        if os.getpid() == owner:  # the end of a forked process frees no lock of its parent
-            with contextlib.suppress(OSError):  # a file system without locks, which was reported
+        if os.getpid() == owner:  # a forked process does not free the lock of its parent
+            with contextlib.suppress(OSError):  # a file system without locks, which `_take_lock` reported
                 fcntl.flock(fd, fcntl.LOCK_UN)
         os.close(fd)
 
 
-def _try(fd: int, kind: int, folder: Path, *, wait: bool = False) -> bool:
-    """Take a lock; False if another process holds it. StorageError: the file system has no locks."""
+def _take_lock(fd: int, kind: int, folder: Path, *, wait: bool = False) -> bool:
+    """Take a lock. Return False if another process holds it. StorageError: The file system has no locks."""
     try:
         fcntl.flock(fd, kind if wait else kind | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -119,8 +120,8 @@ def _in_use(folder: Path, problem: str = "") -> FolderIndexError:
 
 
 @functools.cache
-def hold(path: Path) -> None:
-    """Share the lock of a folder or file until this process ends, and end at once if it comes too late for that."""
+def share_lock_until_exit(path: Path) -> None:
+    """Hold a shared lock on a folder or file until this process ends. If its parent has ended, end this process now."""
     _open_locked(path, fcntl.LOCK_SH)
     parent = parent_process()
     if parent is not None and not parent.is_alive():
@@ -128,8 +129,8 @@ def hold(path: Path) -> None:
 
 
 @contextlib.contextmanager
-def held_meanwhile(path: Path) -> Iterator[None]:
-    """Share the lock of a folder or file while the block runs, in a process that continues afterwards."""
+def share_lock(path: Path) -> Iterator[None]:
+    """Hold a shared lock on a folder or file while the block runs, in a process that continues afterwards."""
     fd = _open_locked(path, fcntl.LOCK_SH)
     try:
         yield
@@ -138,12 +139,12 @@ def held_meanwhile(path: Path) -> Iterator[None]:
 
 
 def wait_for_workers(path: Path) -> None:
-    """Return once no worker of an earlier run holds a folder or file. Call it with that run's own lock held."""
+    """Wait until no worker of an earlier run holds a lock on a folder or file. The caller holds the run's own lock."""
     os.close(_open_locked(path, fcntl.LOCK_EX))
 
 
 def _open_locked(path: Path, kind: int) -> int:
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    with contextlib.suppress(OSError):  # a disk without locks on folders: workers end by themselves
+    with contextlib.suppress(OSError):  # a file system without locks on folders: workers still end with their parent
         fcntl.flock(fd, kind)
     return fd

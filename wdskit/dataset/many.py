@@ -1,8 +1,8 @@
 """Read many samples at once, ten times as fast as `IndexedShard.read`, into columns.
 
-The samples are read into one buffer, and their headers are parsed together: the first header of each sample, then the
-second, and so on. A sample with a header that is not plain is read by `IndexedShard.read`, which knows all forms and
-all errors.
+Each run of consecutive samples is one read. The headers of all samples are parsed together: the first header of each
+sample, then the second, and so on. A sample with a header that is not plain is read by `IndexedShard.read`, which knows
+all forms of headers and all errors.
 """
 
 from __future__ import annotations
@@ -18,55 +18,55 @@ from wdskit.dataset.shard import IndexedShard
 from wdskit.files import Buffer
 from wdskit.limits import BLOCK_BYTES
 from wdskit.native import native
-from wdskit.tar.columns import Headers, key_sizes, parse_headers, says_its_name, start_alike
+from wdskit.tar.columns import Headers, has_inline_name, have_equal_starts, key_sizes, parse_headers
 
-LARGE_BYTES = 32 << 10  # a larger sample is cut into its fields at once, while it is in the cache
+LARGE_BYTES = 32 << 10  # larger samples are read one by one, and parsed while they are in the CPU cache
 
 Ints = NDArray[np.int64]
 Run = tuple[IndexedShard, int, int]
-"""Consecutive samples of a shard: the first one's number, and how many."""
+"""Consecutive samples of a shard: the shard, the number of the first sample, and the number of samples."""
 
 
 class Spans(NamedTuple):
-    """One field of many samples: bytes `starts[i]` to `stops[i]` of `data[i]`, or all of `data[i]` without starts."""
+    """One field of many samples: bytes `starts[i]:stops[i]` of `data[i]`, or all of `data[i]` if `starts` is empty."""
 
     data: list[Buffer]
     starts: list[int]
     stops: list[int]
 
     def add(self, data: Buffer, start: int, stop: int) -> None:
-        """Append the field of another sample."""
+        """Append the field of one more sample."""
         self.data.append(data)
         self.starts.append(start)
         self.stops.append(stop)
 
     def part(self, at: slice) -> Spans:
-        """Some of them."""
+        """Return the field of the samples `at`."""
         return Spans(self.data[at], self.starts[at], self.stops[at])
 
-    def places(self) -> Iterable[tuple[Buffer, int, int]]:
-        """Return the bytes, start and stop of each."""
+    def ranges(self) -> Iterable[tuple[Buffer, int, int]]:
+        """Return (data, start, stop) for each sample: the field is `data[start:stop]`."""
         if self.starts or not self.data:
             return zip(*self, strict=True)
         return ((data, 0, len(data)) for data in self.data)
 
-    def cut(self) -> list[bytes]:
-        """The field's bytes."""
+    def to_bytes(self) -> list[bytes]:
+        """Return the field of each sample as bytes."""
         if self.starts or not self.data:
             return [bytes(data[start:stop]) for data, start, stop in zip(*self, strict=True)]
         return cast("list[bytes]", self.data.copy())
 
 
-class Many(NamedTuple):
-    """Samples by columns: their keys, and their fields in the order of the members, which is that of all."""
+class SampleColumns(NamedTuple):
+    """Samples as columns: their keys, and each field of all samples. All samples have the same fields in this order."""
 
     keys: list[str]
     fields: dict[str, Spans]
 
 
-def read_natively(shards: Sequence[IndexedShard], numbers: Ints) -> Many | None:
-    """Read samples of local shards with wdskit-native. Return None without it, if a sample is not plain, or if they
-    differ in their fields: `read_samples` then has to read them.
+def read_natively(shards: Sequence[IndexedShard], numbers: Ints) -> SampleColumns | None:
+    """Read sample `numbers[i]` of the local shard `shards[i]`, for each i, with wdskit-native. Return None if it is not
+    installed, a sample is not plain, or the samples differ in their fields. Then `read_samples` has to read them.
     """
     module = native()
     if module is None:
@@ -75,23 +75,25 @@ def read_natively(shards: Sequence[IndexedShard], numbers: Ints) -> Many | None:
     if found is None:
         return None
     keys, names, columns = found
-    return Many(keys, {name: Spans(column, [], []) for name, column in zip(names, columns, strict=True)})
+    return SampleColumns(keys, {name: Spans(column, [], []) for name, column in zip(names, columns, strict=True)})
 
 
-def read_samples(runs: Sequence[Run], *, viewed: Callable[[str], bool]) -> Many | None:
-    """Read the samples of some runs, in order; return None if they differ in their fields or in the fields' order.
+def read_samples(runs: Sequence[Run], *, viewed: Callable[[str], bool]) -> SampleColumns | None:
+    """Read the samples of runs in order. Return None if the samples differ in their fields or in the fields' order.
 
     Args:
         runs: Runs of consecutive samples; each run is one read.
         viewed: Returns whether a field may be a view of a large sample's bytes instead of a copy.
 
     Raises:
-        IndexError, ShardError, StorageError: As `IndexedShard.read`.
+        IndexError: The number of a sample is out of range.
+        ShardError: The bytes are not whole samples.
+        StorageError: A shard is closed, or the disk or the store fails.
     """
-    raw = _read(runs)
+    raw = _read_small(runs)
     num_small = len(raw.places)
     if not num_small:
-        return _read_apart(runs, raw, [], [], {}, viewed)
+        return _merge_samples(runs, raw, [], [], {}, viewed)
     rounds, good = parse_samples(raw.data, raw.starts, raw.stops)
     if raw.checks:
         _check_edges(raw.checks, good)
@@ -101,11 +103,11 @@ def read_samples(runs: Sequence[Run], *, viewed: Callable[[str], bool]) -> Many 
         return None
     keys = _keys(rounds[0].headers.names[good], rounds[0].key_sizes[good])
     if len(keys) == raw.num_samples:
-        return Many(keys, {name: Spans(raw.data[:num_small], *at) for name, at in fields.items()})
-    return _read_apart(runs, raw, np.flatnonzero(good).tolist(), keys, fields, viewed)
+        return SampleColumns(keys, {name: Spans(raw.data[:num_small], *at) for name, at in fields.items()})
+    return _merge_samples(runs, raw, np.flatnonzero(good).tolist(), keys, fields, viewed)
 
 
-class _Raw(NamedTuple):
+class _RawSamples(NamedTuple):
     """Bytes of samples that have been read and not parsed yet.
 
     Attributes:
@@ -126,14 +128,14 @@ class _Raw(NamedTuple):
     checks: list[tuple[Run, int, int]]
 
 
-def _read(runs: Sequence[Run]) -> _Raw:
+def _read_small(runs: Sequence[Run]) -> _RawSamples:
     """Read the bytes of the small samples. The code is flat because it is half of the cost of a small sample."""
     data: list[Buffer] = []
     starts: list[int] = []
     stops: list[int] = []
     places: list[int] = []
     checks: list[tuple[Run, int, int]] = []
-    before: list[tuple[Buffer, int]] = []  # bytes with the sample before a run in front, and where that ends
+    before: list[tuple[Buffer, int]] = []  # bytes that start with the sample before a run, and its end
     num_samples = 0
     pread = os.pread
     for run in runs:
@@ -149,11 +151,11 @@ def _read(runs: Sequence[Run]) -> _Raw:
         size = stop - start + BLOCK_BYTES
         fd = shard.file.fd
         try:
-            part = pread(fd, size, start) if fd >= 0 else b""  # which only a local file has
+            part = pread(fd, size, start) if fd >= 0 else b""  # only a local file has a descriptor
         except OSError:
             part = b""
         if len(part) != size:
-            part = shard.read_at(start, size)  # reads again until it has all, or raises
+            part = shard.read_at(start, size)  # reads until it has all bytes, or raises
         if not edges[first] or edges.find(0, first + 1, first + count + 1) >= 0:
             checks.append((run, len(data), len(before) if start < wanted else -1))
             if start < wanted:
@@ -174,12 +176,12 @@ def _read(runs: Sequence[Run]) -> _Raw:
         data += [part for part, _ in before]
         starts += [0] * len(before)
         stops += [stop for _, stop in before]
-    return _Raw(data, starts, stops, places, num_samples, checks)
+    return _RawSamples(data, starts, stops, places, num_samples, checks)
 
 
 def _check_edges(checks: Sequence[tuple[Run, int, int]], good: NDArray[np.bool_]) -> None:
-    """Store in the shards which starts and ends of samples are verified. A sample after one that is not good may
-    continue its key, so it is not good either.
+    """Set the `edges` of shards for runs whose samples are all good. If the sample before a run is not good, the run
+    may continue its key, so all samples of the run are set to not good.
     """
     known = good.tolist()
     for (shard, first, count), row, before in checks:
@@ -189,18 +191,20 @@ def _check_edges(checks: Sequence[tuple[Run, int, int]], good: NDArray[np.bool_]
             shard.edges[first : first + count + 1] = b"\1" * (count + 1)
 
 
-def _read_apart(
+def _merge_samples(
     runs: Sequence[Run],
-    raw: _Raw,
+    raw: _RawSamples,
     rows: list[int],
     keys: list[str],
     fields: _Fields,
     viewed: Callable[[str], bool],
-) -> Many | None:
-    """Return the samples in order: those of `rows` are parsed already, `IndexedShard.read` reads the others."""
+) -> SampleColumns | None:
+    """Return all samples in order, or None if they differ in their fields. The samples `rows` of `raw.data` are parsed
+    already: `keys` and `fields`. `IndexedShard.read` reads the others.
+    """
     known = {raw.places[row]: at for at, row in enumerate(rows)}
     samples = ((shard, first + at) for shard, first, count in runs for at in range(count))
-    many: Many | None = None
+    merged: SampleColumns | None = None
     for place, (shard, number) in enumerate(samples):
         at = known.get(place)
         found: dict[str, tuple[Buffer, int, int]]
@@ -210,21 +214,23 @@ def _read_apart(
         else:
             key, whole = keys[at], raw.data[rows[at]]
             found = {name: (whole, starts[at], stops[at]) for name, (starts, stops) in fields.items()}
-        many = many or Many([], {name: Spans([], [], []) for name in found})
-        if [*found] != [*many.fields]:
+        merged = merged or SampleColumns([], {name: Spans([], [], []) for name in found})
+        if [*found] != [*merged.fields]:
             return None
-        many.keys.append(key)
+        merged.keys.append(key)
         for name, span in found.items():
-            many.fields[name].add(*span)
-    return many
+            merged.fields[name].add(*span)
+    return merged
 
 
 _Fields = dict[str, tuple[list[int], list[int]]]
-"""Where the data of each field start and stop, in the order of the members."""
+"""Starts and stops of each field in the data of all samples; fields in the order of their members."""
 
 
-class Round(NamedTuple):
-    """The n-th member of each sample with at least n members."""
+class MemberRound(NamedTuple):
+    """The n-th members of all samples with at least n members: rows of the samples, headers, sizes of the keys, and
+    starts and stops of the members' data.
+    """
 
     rows: Ints
     headers: Headers
@@ -235,8 +241,8 @@ class Round(NamedTuple):
 
 def parse_samples(
     data: Sequence[Buffer], starts: Sequence[int], stops: Sequence[int]
-) -> tuple[list[Round], NDArray[np.bool_]]:
-    """Parse the members of samples round by round.
+) -> tuple[list[MemberRound], NDArray[np.bool_]]:
+    """Parse the first members of all samples together, then the second members, and so on.
 
     Args:
         data: For each sample, bytes that contain it, and after it the next member's header or the end marker. At least
@@ -245,12 +251,12 @@ def parse_samples(
         stops: Where each sample ends.
 
     Returns:
-        The rounds; and for each sample whether it consists of plain members of one key that differs from the next
-        member's key, bool (n,).
+        The first, second, ... members; and for each sample whether it consists of plain members of one key that differs
+        from the key of the next member, bool (n,).
     """
     ends = np.array(stops)
     good = np.ones(len(data), dtype=np.bool_)
-    rounds: list[Round] = []
+    rounds: list[MemberRound] = []
     rows, at = np.arange(len(data)), np.array(starts)
     while len(rows):
         chosen = data if len(rows) == len(data) else [data[row] for row in rows.tolist()]
@@ -261,25 +267,25 @@ def parse_samples(
         fine = headers.plain & (sizes > 0) & (after <= ends[rows])
         if rounds:
             fine &= sizes == rounds[0].key_sizes[rows]
-            fine &= start_alike(headers.names, rounds[0].headers.names[rows], sizes)
+            fine &= have_equal_starts(headers.names, rounds[0].headers.names[rows], sizes)
         good[rows[~fine]] = False
-        rounds.append(Round(rows, headers, sizes, first, first + headers.sizes))
+        rounds.append(MemberRound(rows, headers, sizes, first, first + headers.sizes))
         more = fine & (after < ends[rows])
         rows, at = rows[more], after[more]
     names, sizes = rounds[0].headers.names, rounds[0].key_sizes
-    behind = _blocks(data, stops, BLOCK_BYTES)
-    good &= ~start_alike(behind[:, : names.shape[1]], names, sizes + 1)  # with the dot
-    good &= says_its_name(behind)
+    next_blocks = _blocks(data, stops, BLOCK_BYTES)
+    good &= ~have_equal_starts(next_blocks[:, : names.shape[1]], names, sizes + 1)  # with the dot
+    good &= has_inline_name(next_blocks)
     return rounds, good
 
 
 def _blocks(data: Sequence[Buffer], starts: Sequence[int], size: int) -> NDArray[np.uint8]:
-    """`size` bytes from `starts[i]` of each of `data`, uint8 (n, size)."""
+    """Return `size` bytes from `starts[i]` of each `data[i]`, uint8 (n, size)."""
     parts = [one[start : start + size] for one, start in zip(data, starts, strict=True)]
     return np.frombuffer(b"".join(parts), dtype=np.uint8).reshape(-1, size)
 
 
-def _common_fields(rounds: Sequence[Round], good: NDArray[np.bool_]) -> _Fields | None:
+def _common_fields(rounds: Sequence[MemberRound], good: NDArray[np.bool_]) -> _Fields | None:
     """Return the byte ranges of each field of the good samples; None if the samples differ in their fields."""
     fields: _Fields = {}
     num_good = np.count_nonzero(good)
@@ -296,7 +302,7 @@ def _common_fields(rounds: Sequence[Round], good: NDArray[np.bool_]) -> _Fields 
 
 
 def _common_field(names: NDArray[np.uint8], name_sizes: Ints, firsts: Ints) -> str | None:
-    """Return the field with which all names end, from their bytes `firsts`; None if they differ."""
+    """Return the field, from byte `firsts[i]` of each name to its end; None if the names differ in their fields."""
     lengths = name_sizes - firsts
     first, length = int(firsts[0]), int(lengths[0])
     if (lengths != length).any():

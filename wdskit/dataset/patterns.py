@@ -1,7 +1,8 @@
 """Find the shards that a path, URL, glob, brace pattern or folder names.
 
-`shards` is a list, a glob, a brace pattern or a folder, several joined by `::`. Where the folder of a pattern has an
-index, the pattern selects from it, and files that the index does not know are an error instead of a surprise.
+A user names shards by a path, a URL, a glob, a brace pattern or a folder, by several joined by `::`, or by a list of
+them. If the folder of a pattern has an index, the pattern selects from the index, and a matching file that is not in
+the index is an error.
 """
 
 from __future__ import annotations
@@ -29,11 +30,11 @@ _URL_GLOB = re.compile(r"[*\[]")
 _FILE_NAME = re.compile(r"[.*\[]")
 
 ABSENT = "there is no such shard"
-GONE = "the folder's index lists this shard, but there is no such file"
+LISTED_ABSENT = "the folder's index lists this shard, but there is no such file"
 UNLISTED = "the folder's index does not list this shard"
 
 OpenIndex = Callable[[str], FolderIndex | None]
-"""Returns the index of a folder, None if it has none."""
+"""Returns the index of a folder; None if the folder has no index."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ class ShardList:
     Attributes:
         urls: Path or URL of each shard.
         parts: For each shard, the number of the `::`-part or list item that named it.
-        entries: For each shard, its index entry; None without an index.
+        entries: For each shard, its index entry; None if the folder has no index.
     """
 
     urls: tuple[str, ...]
@@ -52,7 +53,7 @@ class ShardList:
 
     @property
     def folders(self) -> dict[str, bool]:
-        """The folders of the shards, and whether their samples may have labels according to the indexes."""
+        """Maps each folder to whether its samples may have labels: a shard has a `cls` field or is in no index."""
         folders: dict[str, bool] = {}
         for url, entry in zip(self.urls, self.entries, strict=True):
             folder = split_url(url)[0]
@@ -62,8 +63,8 @@ class ShardList:
 
 @dataclass(frozen=True)
 class Target:
-    """The shards that a user's path names, in order, and their index entries, which agree with the files; None without
-    an index, and for a single shard.
+    """The shards that a user's path names, in order. `entries` are their index entries, whose names and sizes match the
+    files; None for a single shard, and if a shard is in no index.
     """
 
     path: str
@@ -73,8 +74,8 @@ class Target:
 
 
 class ShardMatch(NamedTuple):
-    """One shard that a pattern names: path or URL, its index entry, and its problem: `ABSENT`, `GONE`, `UNLISTED`, or
-    empty for a valid shard.
+    """One shard that a pattern names: path or URL, its index entry, and its problem: `ABSENT`, `LISTED_ABSENT`,
+    `UNLISTED`, or empty for a valid shard.
     """
 
     url: str
@@ -87,22 +88,22 @@ def list_shards(
 ) -> ShardList:
     """Find the shards that a user named.
 
-    They come in the order in which they are written; a shard that is named twice comes twice. A glob or a folder gives
-    its shards in the order of the folder's index; without an index sorted by name as text, `s-10.tar` before `s-2.tar`.
-    The name of an existing local file is never taken for a pattern. In a URL `?` starts the query, so globs there are
-    `*` and `[...]`.
+    The shards keep the order in which they are named, and a shard that is named twice appears twice. The shards of a
+    glob or folder have the order of the folder's index; without an index, they are sorted by name as text: `s-10.tar`
+    before `s-2.tar`. The name of an existing local file is never read as a pattern. In a URL `?` starts the query, so
+    the wildcards are `*` and `[...]`.
 
     Args:
         shards: A path, URL, glob, brace pattern (`a-{000..127}.tar`) or folder; several joined by `::`, or a list of
-            such.
-        need_index: Every shard must be in its folder's index; remote indexes are fetched too.
-        has_remote: Remote indexes are read if they exist, also for shards that are named one by one; the folder of a
-            bucket without an index is listed.
-        check_files: If all shards are in an index, the local folders are compared with it: names and sizes.
+            them.
+        need_index: Every shard must be in its folder's index. Remote indexes are fetched too.
+        has_remote: Read remote indexes if they exist, also for shards that are named one by one. List the folder of a
+            bucket if it has no index.
+        check_files: If all shards are in an index, compare names and sizes of the files in local folders with it.
 
     Raises:
-        StorageError: Nothing matches, a local shard is missing, or a scheme is not supported.
-        FolderIndexError: An index is needed and missing, or does not match the shards on disk.
+        StorageError: No shard matches, a local shard is missing, or a pattern or a scheme is invalid.
+        FolderIndexError: An index is needed and missing, is invalid, or does not match the shards on disk.
     """
 
     @functools.cache
@@ -135,7 +136,11 @@ def list_shards(
 def find_shards(path: str) -> Target:
     """Find the shards of a path that a user named: a shard, a folder, or a pattern as for `list_shards`.
 
-    An existing file is a shard, whatever its name and the folder's index are. Raises as `list_shards` does.
+    An existing file is taken as a shard, with any name and without a look at the folder's index.
+
+    Raises:
+        StorageError: No shard matches, a local shard is missing, or a pattern or a scheme is invalid.
+        FolderIndexError: An index is invalid, or does not match the shards on disk.
     """
     local = is_local(path)
     is_folder = path.endswith("/") or (os.path.isdir(local_path(path)) if local else not split_url(path)[1])
@@ -152,7 +157,7 @@ def find_shards(path: str) -> Target:
 
 
 def find_remote_index(folder: str) -> FolderIndex | None:
-    """Return the index of a remote folder, None if it does not exist; raises as `read_index` does."""
+    """Return the index of a remote folder; None if it does not exist. FolderIndexError: The index cannot be read."""
     try:
         return read_index(folder)
     except FolderIndexError as err:
@@ -162,18 +167,19 @@ def find_remote_index(folder: str) -> FolderIndex | None:
 
 
 def match_shards(path: str, open_index: OpenIndex) -> tuple[dict[str, ShardEntry | None], list[ShardMatch]]:
-    """Find shards without an error for missing or unlisted ones. Of remote folders only the index is read.
+    """Find shards, and return missing and unlisted shards instead of raising. For remote folders, read only the index.
 
     Args:
-        path: As for `list_shards`.
-        open_index: Called once for each folder, in one spelling; the current folder is empty.
+        path: A path, URL, glob, brace pattern or folder; several joined by `::`.
+        open_index: Called once for each folder, in the spelling that comes first; `""` is the current folder.
 
     Returns:
-        Path and index entry of each existing shard, in the order of the index, then by name; and the shards with a
-        problem.
+        Path and index entry of each existing shard, in the order of the index, then by name; and all shards with a
+        problem. Unlisted shards are in both.
 
     Raises:
-        StorageError: A folder cannot be listed, or is remote and has no index.
+        StorageError: A local folder cannot be listed, or a pattern or a scheme is invalid.
+        FolderIndexError: A remote folder has no index.
     """
     shards: dict[str, ShardEntry | None] = {}
     faults: list[ShardMatch] = []
@@ -203,12 +209,12 @@ def match_shards(path: str, open_index: OpenIndex) -> tuple[dict[str, ShardEntry
 
 
 def has_wildcards(path: str) -> bool:
-    """Whether a local path is a glob."""
+    """Return whether a local path has `*`, `?` or `[`."""
     return _GLOB.search(path) is not None
 
 
 class FolderPattern(NamedTuple):
-    """The shards of one folder that have a name, or whose names match a glob."""
+    """The shards of one folder whose names match the glob `name`, or the one shard `name` if `is_glob` is False."""
 
     folder: str
     name: str
@@ -216,7 +222,7 @@ class FolderPattern(NamedTuple):
 
 
 def find_folders(pattern: str) -> list[FolderPattern]:
-    """Return the folders, each with a name or a glob, that one path, URL, glob or folder names. A glob in the folder's
+    """Split a path, URL, glob or folder into folders, each with a name or a glob for its shards. A glob in the folder's
     path is resolved on the disk; the list is empty if no folder matches it.
 
     Raises:
@@ -278,7 +284,7 @@ def _match(pattern: str, open_index: OpenIndex, *, is_listed: bool = False) -> I
 
 
 def _match_folder(folder: str, name: str, index: FolderIndex | None) -> Iterator[ShardMatch]:
-    """The shards of a local folder whose names match a glob."""
+    """Yield the shards of a local folder whose names match a glob. StorageError: The folder cannot be read."""
     try:
         on_disk = frozenset(os.listdir(folder or "."))
     except OSError as err:
@@ -286,14 +292,14 @@ def _match_folder(folder: str, name: str, index: FolderIndex | None) -> Iterator
     listed = index.by_name if index else {}
     for entry in listed.values():
         if fnmatch.fnmatchcase(entry.name, name):
-            yield ShardMatch(join_url(folder, entry.name), entry, "" if entry.name in on_disk else GONE)
+            yield ShardMatch(join_url(folder, entry.name), entry, "" if entry.name in on_disk else LISTED_ABSENT)
     for each in _select(on_disk.difference(listed), name):
         yield ShardMatch(join_url(folder, each), None, UNLISTED if index else "")
 
 
 def _select(names: Iterable[str], pattern: str) -> Iterator[str]:
-    """The names of shards that a glob matches, sorted."""
-    has_ending = "." in re.split(r"[*?\]]", pattern)[-1]  # without one a glob takes what ends in `.tar`
+    """Yield the names of shards that a glob matches, sorted."""
+    has_ending = "." in re.split(r"[*?\]]", pattern)[-1]  # a glob without an ending matches only `.tar`
     for each in sorted(names):
         is_shard = (has_ending or each.endswith(".tar")) and each.startswith(".") <= pattern.startswith(".")
         if is_shard and fnmatch.fnmatchcase(each, pattern):
@@ -322,7 +328,7 @@ def _match_remote(url: str, folder: str, name: str, open_index: OpenIndex, *, is
 
 
 def split_url(url: str) -> tuple[str, str]:
-    """Return folder and file name of a shard; the current folder is empty.
+    """Split the path or URL of a shard into folder and file name; `""` is the current folder.
 
     In a bucket, a URL whose last part has no dot names a folder, even without a slash at its end.
     """
@@ -337,9 +343,9 @@ def split_url(url: str) -> tuple[str, str]:
 
 
 def shard_error(url: str, problem: str) -> WdskitError:
-    """The error for a shard with which something is wrong."""
+    """Return the error for a shard with the problem `ABSENT`, `LISTED_ABSENT` or `UNLISTED`."""
     folder, name = split_url(url)
-    if problem == GONE:
+    if problem == LISTED_ABSENT:
         return FolderIndexError(f"{url}: {problem}.", folder=folder)
     if problem == UNLISTED:
         msg = f"{join_url(folder, name)}: {problem}.\n  Run `wdskit index {folder or '.'}`."
@@ -352,7 +358,7 @@ def shard_error(url: str, problem: str) -> WdskitError:
 
 
 def nothing_matches(pattern: str) -> WdskitError:
-    """The error for a pattern that names no shard."""
+    """Return the error for a pattern that no shard matches. It says so if a run in the folder is unfinished."""
     if is_local(pattern):
         path = local_path(pattern)
         folder = path if os.path.isdir(path) else os.path.dirname(path)
@@ -366,7 +372,7 @@ def nothing_matches(pattern: str) -> WdskitError:
 
 
 def local_folder(folder: str | Path, *, command: str, done: str) -> Path:
-    """Return the path of a local folder. Messages name the `command`, and say what it does in `done`: "indexed".
+    """Return the path of a local folder. `command` ("index") and `done` ("indexed") are words for messages.
 
     Raises:
         StorageError: The folder is remote, does not exist, or is a file.

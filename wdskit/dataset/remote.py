@@ -1,8 +1,8 @@
 """Folders of shards in a store: their index, kept in a local copy, and their samples, read by ranges.
 
 The files that a planned source needs before it reads a sample (`index.json`, `index.bin`, the list of the columns) are
-copied to `$XDG_CACHE_HOME/wdskit/folders`, once for each version, by their ETags. All processes of a user on a machine
-share the copy. Copies that were not used for `UNUSED_S` are removed.
+copied to `$XDG_CACHE_HOME/wdskit/folders`, once for each version (ETag). All processes of a user on a machine share the
+copy. Copies that were not used for `UNUSED_S` are removed.
 
 Next to the copies, the version of each shard that was read is stored (`SeenVersion`). So a shard that is replaced while
 the index does not change is an error in later epochs and runs, as on a local disk.
@@ -45,12 +45,12 @@ if TYPE_CHECKING:
     from wdskit.storage.objects import ObjectFile
 
 PART_BYTES = 8 << 20
-"""Approximate size of the parts of a shard that are fetched and kept."""
+"""Approximate size of the parts of a shard that are fetched and cached."""
 
 UNUSED_S = 90 * 86400.0
 """Copies of indexes that were not used for this time are removed."""
 VERSIONS_SUFFIX = ".versions"
-"""Suffix of the file with sha256 of the version of each shard that was read, zeros for unread shards; one per index."""
+"""Suffix of a file with sha256 of the version that was read of each shard, zeros for unread shards; one per index."""
 
 _COPY = re.compile(rf"[0-9a-f]{{32}}({re.escape(VERSIONS_SUFFIX)})?")
 _DIGEST_BYTES = 32
@@ -66,11 +66,13 @@ def read_copy(url: str, names: Sequence[str], read: Callable[[Path], T]) -> T:
 
     Args:
         url: URL of the remote folder.
-        names: Files in it to copy with the two of the index.
-        read: Called with the local folder of the copies; once more, after a new download, if it raises for damage.
+        names: Files to copy in addition to `index.json` and `index.bin`.
+        read: Called with the local folder of the copies. If it raises FolderIndexError or SelectionError, the files are
+            downloaded again and it is called once more.
 
     Raises:
-        FolderIndexError: The folder has no index.
+        FolderIndexError: The folder has no index, or `read` raises it again.
+        SelectionError: A file of `names` does not exist, or `read` raises it again.
         StorageError: A file cannot be read, or the copies cannot be written.
     """
     folder = _copy(url, (INDEX_NAME, BINARY_NAME, *names))
@@ -83,6 +85,7 @@ def read_copy(url: str, names: Sequence[str], read: Callable[[Path], T]) -> T:
 
 
 def _copy(url: str, names: Sequence[str]) -> Path:
+    """Copy the current versions of files, unless copies exist. Return the local folder of the copies."""
     from wdskit.storage.objects import ObjectFile
 
     files = {name: ObjectFile(join_url(url, name)) for name in names}
@@ -91,8 +94,8 @@ def _copy(url: str, names: Sequence[str]) -> Path:
     try:
         for name, file in files.items():
             version = file.version
-            if version is None:  # a copy could be one of an older version: its own bytes say which it is
-                fetched[name] = _whole(file)
+            if version is None:  # without a version, the sha256 of the bytes identifies the copy
+                fetched[name] = _read_whole(file)
                 version = hashlib.sha256(fetched[name]).hexdigest()
             versions.append(f"{name} {version}")
     except StorageError as err:
@@ -114,7 +117,7 @@ def _copy(url: str, names: Sequence[str]) -> Path:
             remove_temp_files(folder)
             for name, file in files.items():
                 if not _is_sound(folder / name):
-                    data = fetched[name] if name in fetched else _whole(file)
+                    data = fetched[name] if name in fetched else _read_whole(file)
                     if name not in _SELF_CHECKED:
                         publish_bytes(folder / (name + _DIGEST_SUFFIX), hashlib.sha256(data).digest())
                     publish_bytes(folder / name, data)
@@ -128,17 +131,17 @@ def _copy(url: str, names: Sequence[str]) -> Path:
 
 
 def fetch_copy(folder: Path, url: str, name: str, sha256: str) -> None:
-    """Copy one more file into the copy of a remote folder, unless it is there.
+    """Copy a file of a remote folder into the local folder of its copies, unless the copy exists.
 
     Args:
-        folder: The folder of the copy.
+        folder: Local folder of the copies.
         url: URL of the remote folder.
-        name: The file's name, which no other content ever has.
+        name: Name of the file. The content of a file with this name never changes.
         sha256: Hex digest of the file.
 
     Raises:
         SelectionError: The file has another digest.
-        StorageError: It cannot be read, or the copy cannot be written.
+        StorageError: The file cannot be read, or the copy cannot be written.
     """
     from wdskit.storage.objects import ObjectFile
 
@@ -153,7 +156,7 @@ def fetch_copy(folder: Path, url: str, name: str, sha256: str) -> None:
                 for start in range(0, file.num_bytes, PART_BYTES):
                     temp.write(file.read_at(start, PART_BYTES))
                 if temp.sha256 != sha256:
-                    msg = f"{file.url}: its bytes are not those that the list of the columns has the digest of."
+                    msg = f"{file.url}: its sha256 differs from the digest in the list of the columns."
                     raise SelectionError(f"{msg}\n  Run `wdskit index {url}`, which makes them again.", folder=url)
     except OSError as err:
         msg = f"{folder}: {file.url} cannot be stored here: {err.strerror or err}."
@@ -165,7 +168,7 @@ _SELF_CHECKED = (INDEX_NAME, BINARY_NAME)
 
 
 def _is_sound(path: Path) -> bool:
-    """Whether a copy exists, and has the bytes that were fetched."""
+    """Return whether a copy exists and has the bytes that were fetched."""
     if path.name in _SELF_CHECKED or not path.exists():
         return path.exists()
     expected = read_own(path.with_name(path.name + _DIGEST_SUFFIX))
@@ -177,14 +180,14 @@ def _is_sound(path: Path) -> bool:
 
 
 def _remove_unused(copies: Path) -> None:
-    """Remove the copies, and the versions, that no process has used for `UNUSED_S`."""
+    """Remove copies of indexes, and files of versions, that no process has used for `UNUSED_S`."""
     for path in copies.iterdir():
         with contextlib.suppress(OSError):
             if _COPY.fullmatch(path.name) and time.time() - path.lstat().st_mtime > UNUSED_S:
                 if path.suffix == VERSIONS_SUFFIX:
                     path.unlink()
                 else:
-                    shutil.rmtree(path)  # which does not follow links
+                    shutil.rmtree(path)  # does not follow links
 
 
 class SeenVersion:
@@ -207,11 +210,12 @@ class SeenVersion:
         self._is_checked = False
 
     def check(self, file: ObjectFile) -> None:
-        """Compare the object, once. A new version whose bytes agree with the index replaces the stored version.
+        """Compare the object's version with the stored version, in the first call only. A new version is stored if the
+        object has the sha256 of the index.
 
         Raises:
-            ShardError: It is another version, and its bytes differ from the index.
-            StorageError: As `ObjectFile.read_at`.
+            ShardError: The version and the sha256 differ.
+            StorageError: The object cannot be read, or is replaced while it is read.
         """
         with self._lock:
             if self._is_checked:
@@ -219,17 +223,17 @@ class SeenVersion:
             version = file.version
             if version is None:
                 _warn_of_versions(file.url.rpartition("/")[0])
-            elif not self._note(hashlib.sha256(version.encode()).digest(), replace=False):
+            elif not self._store_version(hashlib.sha256(version.encode()).digest(), replace=False):
                 digest = hashlib.sha256()
                 for start in range(0, file.num_bytes, PART_BYTES):
                     digest.update(file.read_at(start, PART_BYTES))
                 if digest.hexdigest() != self._sha256:
                     raise changed_bytes(file.url, file.num_bytes, digest.hexdigest(), self._sha256)
-                self._note(hashlib.sha256(version.encode()).digest(), replace=True)
+                self._store_version(hashlib.sha256(version.encode()).digest(), replace=True)
             self._is_checked = True
 
-    def _note(self, version: bytes, *, replace: bool) -> bool:
-        """Store a version if none is stored, or with `replace`. Return whether it is the stored version now."""
+    def _store_version(self, version: bytes, *, replace: bool) -> bool:
+        """Store a version (32 bytes) if none is stored or `replace` is set. Return False if another is stored."""
         try:
             fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
             try:
@@ -238,7 +242,7 @@ class SeenVersion:
                 if replace or not any(found):
                     os.pwrite(fd, version, self._number * _DIGEST_BYTES)
                     return True
-                os.utime(fd)  # it is used
+                os.utime(fd)  # so that `_remove_unused` keeps the file
                 return found == version
             finally:
                 os.close(fd)
@@ -262,7 +266,7 @@ def user_cache() -> Path:
     return Path(home) / "wdskit"
 
 
-def _whole(file: ObjectFile) -> bytes:
+def _read_whole(file: ObjectFile) -> bytes:
     if file.num_bytes > MAX_INDEX_BYTES:
         msg = f"{file.url}: it holds more than {MAX_INDEX_BYTES} bytes, too many for such a file."
         raise StorageError(msg, url=file.url)
@@ -274,17 +278,17 @@ class RemoteShard(IndexedShard):
 
     The starts of its samples are trusted, since the index has the digest of the `.idx`; a comparison with the sample
     before would cost one more request per sample. Unlike in a local shard, two neighbours are compared only if both are
-    read. Its ETag is that of the first reply: an object that is replaced later is an error.
+    read. All replies must have the ETag of the first reply, so an object that is replaced later is an error.
 
     Args:
         file: The object.
-        entry: Its index entry.
-        idx: The bytes of its `.idx`.
-        cache: Keeps parts of it on a disk; None keeps nothing. With a cache, the object's version is known.
-        seen: Compares its version with the version that was read before; None for no comparison.
+        entry: Index entry of the shard.
+        idx: The bytes of the shard's `.idx`.
+        cache: Keeps parts of the shard on a local disk; None for no cache. With a cache, the object's version is read.
+        seen: Compares the object's version with the version that was read before; None for no comparison.
 
     Raises:
-        FolderIndexError: The index has no digest of its `.idx`, or another digest.
+        FolderIndexError: The index has no digest of the `.idx`, or the `.idx` does not belong to the shard.
     """
 
     file: _ShardFile
@@ -297,7 +301,7 @@ class RemoteShard(IndexedShard):
         cache: PartCache | None = None,
         seen: SeenVersion | None = None,
     ) -> None:
-        from wdskit.storage.objects import is_strong
+        from wdskit.storage.objects import is_strong_etag
 
         url = file.url
         if entry.idx_sha256 is None:
@@ -308,47 +312,47 @@ class RemoteShard(IndexedShard):
             raise foreign_offsets(url, f"it has {len(offsets) - 1} samples, but the index says {entry.num_samples}")
         kept = None
         if cache is not None and (version := file.version) is not None:
-            version = version if is_strong(file.etag) else f"{url} {version}"
-            kept = _KeptParts(cache, hashlib.sha256(f"{entry.sha256} {version}".encode()).hexdigest(), offsets)
+            version = version if is_strong_etag(file.etag) else f"{url} {version}"
+            kept = _CachedParts(cache, hashlib.sha256(f"{entry.sha256} {version}".encode()).hexdigest(), offsets)
         super().__init__(url, _ShardFile(file, kept, seen), offsets, is_trusted=True)
 
     def ahead(self, numbers: Sequence[int], *, at_once: bool) -> IndexedShard:
-        """Start to fetch some samples, and return this shard with them. Does not wait.
+        """Start to fetch samples without waiting, and return a reader of this shard that uses the fetched bytes.
 
         Args:
-            numbers: Numbers of the samples, rising.
-            at_once: Whether to read them by ranges while their parts are fetched too, which is faster and fetches them
-                twice.
+            numbers: Numbers of the samples, in increasing order.
+            at_once: Request the samples by ranges, even if their parts are fetched for the cache. The samples come
+                earlier, but are fetched twice.
         """
         ranges: list[tuple[int, int]] = []
-        for number in self.file.missing(numbers, at_once=at_once):
+        for number in self.file.fetch_parts(numbers, at_once=at_once):
             start, stop = self.offsets[number], self.offsets[number + 1] + BLOCK_BYTES
             if ranges and start <= ranges[-1][1]:
                 ranges[-1] = ranges[-1][0], max(stop, ranges[-1][1])
             else:
                 ranges.append((start, stop))
-        begun = IndexedShard(self.path, self.file.ahead(ranges), np.asarray(self.offsets))
-        begun.edges = self.edges
-        return begun
+        reader = IndexedShard(self.path, self.file.ahead(ranges), np.asarray(self.offsets))
+        reader.edges = self.edges
+        return reader
 
     def keep(self, numbers: Sequence[int]) -> None:
-        """Start to fetch the parts of some samples, whose numbers rise, if parts are kept."""
+        """Start to fetch the parts of samples into the cache, if there is one. `numbers` are in increasing order."""
         self.file.keep(numbers)
 
 
 class _ShardFile:
-    """The object of a shard: some of its ranges are being fetched, and some of its parts are on a local disk."""
+    """The file of a remote shard, read from cached parts, from ranges that are being fetched, or from the object."""
 
     fd = -1
 
     def __init__(
         self,
         file: ObjectFile,
-        kept: _KeptParts | None,
+        kept: _CachedParts | None,
         seen: SeenVersion | None,
         ranges: Sequence[tuple[int, int]] = (),
     ) -> None:
-        from wdskit.storage.requests import loop_of_this_process  # which needs obstore
+        from wdskit.storage.requests import loop_of_this_process  # needs obstore
 
         self.url = file.url
         self._object = file
@@ -363,7 +367,9 @@ class _ShardFile:
         return self._object.num_bytes
 
     def read_at(self, offset: int, size: int) -> bytes:
-        """Return `size` bytes, fewer only at the end of the object; raises as `SeenVersion.check` does."""
+        """Return `size` bytes, fewer only at the end of the object. ShardError: The object was replaced, and its sha256
+        differs from the index. StorageError: The object cannot be read, or is replaced while it is read.
+        """
         data = self._read(offset, size)
         if self._seen is not None:
             self._seen.check(self._object)
@@ -386,18 +392,18 @@ class _ShardFile:
         return data
 
     def keep(self, numbers: Sequence[int]) -> None:
-        """Begin to fetch the parts of some samples, whose numbers rise."""
+        """Start to fetch the parts of samples into the cache, if there is one; `numbers` are in increasing order."""
         if self._kept is not None:
             self._kept.keep(numbers, self._object)
 
-    def missing(self, numbers: Sequence[int], *, at_once: bool) -> Sequence[int]:
-        """Return the samples, of some that rise, whose parts are not on the disk and not being fetched; with `at_once`,
-        also those that are being fetched. Their parts are fetched from now on.
+    def fetch_parts(self, numbers: Sequence[int], *, at_once: bool) -> Sequence[int]:
+        """Start to fetch the parts of samples that are not in the cache. Return the samples to request by ranges: those
+        whose parts cannot be cached, and with `at_once` those whose parts are being fetched. `numbers` increase.
         """
-        return numbers if self._kept is None else self._kept.missing(numbers, self._object, at_once=at_once)
+        return numbers if self._kept is None else self._kept.fetch_parts(numbers, self._object, at_once=at_once)
 
     def ahead(self, ranges: Sequence[tuple[int, int]]) -> _ShardFile:
-        """Start to fetch some ranges, and return this object with them."""
+        """Start to fetch ranges, and return a file that uses the fetched bytes."""
         return _ShardFile(self._object, self._kept, self._seen, ranges)
 
     def close(self) -> None:
@@ -405,13 +411,15 @@ class _ShardFile:
 
 
 def part_edges(offsets: Ints) -> Ints:
-    """Return the first sample of each part of a shard, then its number of samples, from the offsets of its samples."""
+    """Return the number of the first sample of each part of a shard, then the number of all samples. `offsets` are
+    those of the shard's `.idx`.
+    """
     slots = (offsets[:-1] - offsets[0]) // PART_BYTES
     return np.append(np.flatnonzero(np.diff(slots, prepend=-1)), len(slots))
 
 
-class _KeptParts:
-    """The parts of a shard on the local disk. A part has the samples that start in one stretch of `PART_BYTES`."""
+class _CachedParts:
+    """The parts of a shard in the cache. A part has all samples that start in the same range of `PART_BYTES` bytes."""
 
     def __init__(self, cache: PartCache, digest: str, offsets: Ints) -> None:
         self._cache = cache
@@ -419,8 +427,10 @@ class _KeptParts:
         self._offsets: memoryview[int] = memoryview(offsets.data)
         self._firsts: list[int] = part_edges(offsets).tolist()
 
-    def missing(self, numbers: Sequence[int], file: ObjectFile, *, at_once: bool) -> list[int]:
-        """See `_ShardFile`."""
+    def fetch_parts(self, numbers: Sequence[int], file: ObjectFile, *, at_once: bool) -> list[int]:
+        """Start to fetch parts that are not in the cache. Return the samples to request by ranges: those whose parts
+        cannot be cached, and with `at_once` those whose parts are being fetched.
+        """
         found: list[int] = []
         for at, group in itertools.groupby(numbers, self._part_of):
             if self._cache.find(self._name(at)) is None and (not self._fetch(at, file) or at_once):
@@ -428,7 +438,7 @@ class _KeptParts:
         return found
 
     def keep(self, numbers: Sequence[int], file: ObjectFile) -> None:
-        """See `_ShardFile`."""
+        """Start to fetch the parts of samples that are not in the cache."""
         for at, _ in itertools.groupby(numbers, self._part_of):
             if not self._cache.has(self._name(at)):
                 self._fetch(at, file)
@@ -438,8 +448,8 @@ class _KeptParts:
         return self._cache.keep(self._name(at), file, self._offsets[first : stop + 1].tolist())
 
     def read(self, offset: int, size: int, *, wait: bool = False) -> bytes | None:
-        """Return the bytes of whole samples and the next block; None unless their parts are on the disk, or with `wait`
-        being fetched.
+        """Return `size` bytes from `offset`: whole samples and the block after them. Return None for another range, or
+        if a part is not in the cache. `wait` waits for parts that are being fetched.
         """
         offsets, end = self._offsets, offset + size - BLOCK_BYTES
         first = bisect.bisect_left(offsets, offset)
@@ -472,8 +482,16 @@ def open_remote_shards(
     cache: PartCache | None = None,
     seen: Sequence[SeenVersion] | None = None,
 ) -> list[RemoteShard]:
-    """Open shards by their URLs and index entries, with all requests at the same time. Raises as `RemoteShard` does,
-    and `StorageError` if a store cannot be read.
+    """Open shards by their URLs and index entries, with all requests at the same time.
+
+    Args:
+        named: URL and index entry of each shard.
+        cache: Keeps parts of the shards on a local disk; None for no cache.
+        seen: For each shard, compares its version with the version that was read before; None for no comparison.
+
+    Raises:
+        FolderIndexError: The index has no digest of an `.idx`, or an `.idx` does not belong to its shard.
+        StorageError: A store cannot be read.
     """
     from wdskit.storage.objects import PROBE_BYTES, ObjectFile
 
@@ -481,11 +499,11 @@ def open_remote_shards(
     sizes = [8 * (entry.num_samples + 1) for _, entry in named]
     for (url, entry), size in zip(named, sizes, strict=True):
         most = min(8 * (entry.num_bytes // BLOCK_BYTES + 1), MAX_IDX_BYTES)
-        if size > most:  # before the request
+        if size > most:  # checked before the request
             what = f"{entry.num_samples} samples in {entry.num_bytes} bytes"
             raise foreign_offsets(url, f"the index says that the shard has {what}, too many to be true")
     reads = [ObjectFile(f"{url}{IDX_SUFFIX}").ahead([(0, size)]) for (url, _), size in zip(named, sizes, strict=True)]
-    if cache is not None:  # learn each version, before a part of another version is used
+    if cache is not None:  # a cached part is used only if its version is known
         for read in [file.ahead([(0, PROBE_BYTES)]) for file in files]:
             read.read_at(0, PROBE_BYTES)
     checks: Sequence[SeenVersion | None] = seen or [None] * len(named)

@@ -1,4 +1,4 @@
-"""Group members into samples: neighbouring members that share a key."""
+"""Group members into samples: neighbouring members with the same key are one sample."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from wdskit.tar.reader import TarReader
 from wdskit.tar.walk import Span, TarWalk
 from wdskit.tar.window import Read, Spill
 
-_CHECKED_BYTES = 1 << 20  # from this size, a look at the file's size costs nothing compared with the read
+_CHECKED_BYTES = 1 << 20  # above this, comparing the file's size costs nothing relative to the read
 
 OnSample = Callable[[int, int, int, Mapping[str, Any]], None]
 """Called with each sample before it is yielded: its number, its start and end offsets in the shard, and the sample.
@@ -23,7 +23,7 @@ Bytes between samples count to the sample before them.
 
 OnMember = Callable[[str, tuple[str, str] | None, int, Any], object]
 """Called with each member: its name, its key and field (None if it belongs to no sample), the offset of its first
-header, and its data (or `Passed`). The sample has its result in place of the data.
+header, and its data (or `LargeData`). Its result replaces the data in the sample.
 """
 
 OnFault = Callable[[int, str, str], None]
@@ -32,16 +32,18 @@ OnFault = Callable[[int, str, str], None]
 _PACK_AGAIN = "Pack it again, with the fields of each sample side by side and unique keys."
 
 
-class Held(NamedTuple):
-    """A sample that is not yielded before the next one is complete. No checksum covers a name after its first 100
-    bytes, so one changed byte there may have divided a sample in two. Then one of the two has a single field.
+class PendingSample(NamedTuple):
+    """A sample that may be one sample together with the next one, so it is yielded after the next one is complete.
+
+    No checksum covers a name after its first 100 bytes, so one changed byte there may divide a sample in two. Then one
+    of the two has a single field.
 
     Attributes:
-        start: Byte offset of its first header.
-        stop: Byte offset of its end.
-        sample: Its fields.
-        next_field: The field that the next sample's first member would add to it, "" for none.
-        own_field: The field that its only member would add to the next sample, "" for none.
+        start: Byte offset of the sample's first header.
+        stop: Byte offset of the sample's end.
+        sample: Key, URL and fields.
+        next_field: The field that the next sample's first member would add to this sample; "" if it cannot belong here.
+        own_field: The field that this sample's only member would add to the next sample; "" if it cannot belong there.
     """
 
     start: int
@@ -51,47 +53,47 @@ class Held(NamedTuple):
     own_field: str
 
     @classmethod
-    def find(cls, start: int, stop: int, sample: dict[str, Any], last: str, name: str) -> Held | None:
-        """Return the sample from `start` to `stop` whose last member is `last` if it has to be held before the sample
-        whose first member is `name`.
+    def create(cls, start: int, stop: int, sample: dict[str, Any], last: str, name: str) -> PendingSample | None:
+        """Return a sample if it may be one sample together with the next one, otherwise None. `last` is the name of its
+        last member, `name` that of the next sample's first member.
         """
         split = split_name(name)
         assert split is not None
         field = restored_field(name, sample["__key__"])
-        held = cls(
+        pending = cls(
             start,
             stop,
             sample,
             next_field="" if field in sample else field,
             own_field=restored_field(last, split[0]) if len(sample) == _SINGLE else "",
         )
-        return held if held.next_field or held.own_field else None
+        return pending if pending.next_field or pending.own_field else None
 
-    def is_part(self, following: dict[str, Any]) -> bool:
-        """Return whether this sample and the next one are one."""
+    def continues_in(self, following: dict[str, Any]) -> bool:
+        """Return whether this sample and the next one, `following`, are parts of one sample."""
         if self.next_field and len(following) == _SINGLE:
             return True
         return bool(self.own_field) and self.own_field not in following
 
 
-_SINGLE = 3  # entries of a sample with one field: its key and URL too
+_SINGLE = 3  # entries of a sample with one field: key, URL and the field
 
 
 class ShardReader:
-    """The samples of one tar stream, in order; a fault raises after the last whole sample.
+    """The samples of one tar stream, in order. A fault raises ShardError after the last whole sample.
 
-    A sample is whole when the next key or the end marker was read. So a sample that a cut or a damaged header could
-    have shortened is never yielded.
+    A sample is whole when the next key or the end marker has been read. So a sample that a cut or a damaged header
+    could have shortened is never yielded.
 
     Args:
         read: Returns the next bytes, at most the given number; empty at the end.
         shard: Path or URL, for messages and `__url__`.
         on_member: Called with each member, also with members that belong to no sample.
         on_sample: Called with each sample before it is yielded; its exceptions are not caught.
-        on_fault: Called for a repeated field or a field with a reserved name, which is left out; without it, such a
-            field is an error. With it, repeated keys are not found here, and no key is stored.
-        hold_bytes: As for `tar.reader.TarReader`.
-        spill: As for `tar.reader.TarReader`.
+        on_fault: Called for a repeated field or a field with a reserved name, which is left out; without `on_fault`,
+            such a field is an error. With it, no key is stored, so repeated keys are not found.
+        hold_bytes: The data of a larger member are not kept in memory (see `tar.reader.TarReader`).
+        spill: Opens a file for the data of each larger member; None discards the data.
 
     Attributes:
         num_samples: Samples yielded so far.
@@ -136,14 +138,14 @@ class ShardReader:
         """Yield `{"__key__": key, "__url__": shard, field: bytes, ...}`, fields in the order of their members.
 
         Raises:
-            ShardError: The tar is invalid, a key comes twice, or a field comes twice in a sample.
+            ShardError: The tar is invalid, a key or a field of a sample is repeated, or a field has a reserved name.
         """
         keys: set[str] = set()
         key = None
         first = 0
         sample: dict[str, Any] = {}
         last = ""  # name of the sample's last member
-        held: Held | None = None
+        pending: PendingSample | None = None
         on_member, on_fault = self._on_member, self._on_fault
         try:
             for name, start, data in self._reader:
@@ -154,15 +156,15 @@ class ShardReader:
                     continue
                 if split[0] != key:
                     if key is not None:
-                        if held is not None:
-                            yield self._pass(held, first, sample)
-                        held = (
-                            Held.find(first, start, sample, last, name)
+                        if pending is not None:
+                            yield self._release(pending, first, sample)
+                        pending = (
+                            PendingSample.create(first, start, sample, last, name)
                             if len(name) > MAX_NAME_BYTES or not name.isascii()
                             else None
                         )
-                        if held is None:
-                            yield self._whole(first, start, sample)
+                        if pending is None:
+                            yield self._finish(first, start, sample)
                     key = split[0]
                     if on_fault is None:
                         if key in keys:
@@ -182,19 +184,19 @@ class ShardReader:
             self.partial = None if key is None else (first, sample)
             raise err.after(self.num_samples) from err.__cause__
         if key is not None:
-            if held is not None:
-                yield self._pass(held, first, sample)
-            yield self._whole(first, self.stop, sample)
+            if pending is not None:
+                yield self._release(pending, first, sample)
+            yield self._finish(first, self.stop, sample)
 
-    def _pass(self, held: Held, first: int, sample: dict[str, Any]) -> dict[str, Any]:
-        """Return the held sample, unless the sample after it, which starts at `first`, is a part of it."""
-        if held.is_part(sample):
-            problem = f"keys {held.sample['__key__']!r} and {sample['__key__']!r} differ in one byte of a long name"
+    def _release(self, pending: PendingSample, first: int, sample: dict[str, Any]) -> dict[str, Any]:
+        """Return the pending sample. ShardError: The next sample, which starts at `first`, is a part of it."""
+        if pending.continues_in(sample):
+            problem = f"keys {pending.sample['__key__']!r} and {sample['__key__']!r} differ in one byte of a long name"
             raise _fault(self.shard, first, f"{problem}, and together are one sample").after(self.num_samples)
-        return self._whole(held.start, held.stop, held.sample)
+        return self._finish(pending.start, pending.stop, pending.sample)
 
-    def _whole(self, start: int, stop: int, sample: dict[str, Any]) -> dict[str, Any]:
-        """Count a whole sample, and return it."""
+    def _finish(self, start: int, stop: int, sample: dict[str, Any]) -> dict[str, Any]:
+        """Count a whole sample, pass it to `on_sample`, and return it."""
         if self._on_sample is not None:
             self._on_sample(self.num_samples, start, stop, sample)
         self.num_samples += 1
@@ -203,10 +205,10 @@ class ShardReader:
 
 
 class HeaderReader(ShardReader):
-    """Reads the samples of a shard by their headers: as `ShardReader`, with a `Span` in place of each field's data.
+    """A `ShardReader` that reads headers only. Each field of a sample is a `Span` in place of the data.
 
     Args:
-        file: The shard, which stays open: a field's bytes are read with `read_span`.
+        file: The shard. It stays open, so that `read_span` can read the bytes of a field.
         shard: Its path, for messages and `__url__`.
         start: Byte offset of the first sample to read.
     """
@@ -225,10 +227,10 @@ def _fault(shard: str, offset: int, problem: str) -> ShardError:
 
 
 def refuse_divided(file: LocalFile, *, shard: str) -> None:
-    """Refuse a shard in which the members of a key are not neighbours, as in a tar grouped by extension: a reader would
-    find that only at the second part, after it has yielded samples without a field. An unsupported member is refused
-    too: reading ends there, and a key before it may continue after it. Only headers are read. Damage is not reported
-    here: the reader yields the whole samples before it.
+    """Raise ShardError if the members of a key are not neighbours, as in a tar grouped by extension. A reader would
+    find that only at the second part, after it has yielded samples without a field. An unsupported member is an error
+    too, because reading ends there, and a key before it may continue after it. Only headers are read. Damage is not
+    reported here: the reader yields the whole samples before it.
 
     Raises:
         ShardError: The members of a key are in two places, or a member is not a plain file.
@@ -253,7 +255,7 @@ def refuse_divided(file: LocalFile, *, shard: str) -> None:
 
 def read_span(file: RangeFile, span: Span) -> bytes:
     """Read the bytes of a field that `HeaderReader` found; raise `StorageError` if the file has become shorter."""
-    is_long = span.size > _CHECKED_BYTES and span.offset + span.size > file.num_bytes  # before there is memory for it
+    is_long = span.size > _CHECKED_BYTES and span.offset + span.size > file.num_bytes  # before memory is allocated
     data = b"" if is_long else file.read_at(*span)
     if len(data) < span.size:
         raise StorageError(f"{file.url}: it became shorter while it was read.", url=file.url)

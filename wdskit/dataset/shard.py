@@ -1,8 +1,8 @@
 """Random access to the samples of one shard, by the offsets in the `.idx` next to it.
 
 `<shard>.idx` says where each sample starts (Megatron-Energon's layout): N+1 little-endian uint64, the offset of each
-sample's first header block, extension headers included, then the end of the last member. No magic, so the numbers
-themselves are checked; the folder's index has their sha256.
+sample's first header block, extension headers included, then the end of the last member. The file has no magic, so the
+offsets themselves are checked; the folder's index has the sha256 of the file.
 """
 
 from __future__ import annotations
@@ -31,30 +31,31 @@ from wdskit.tar.walk import TarWalk
 from wdskit.tar.writer import END_BYTES
 
 IDX_SUFFIX = ".idx"
-SMALL_BYTES = 32 << 10  # a sample up to here is read whole where its headers are wanted
+SMALL_BYTES = 32 << 10  # a sample up to this size is read whole even if only its headers are needed
 
 
 class IndexedShard:
-    """The samples of a shard by number, one read each, checked on the way.
+    """The samples of a shard by number. Reading a sample takes one read, and checks the sample.
 
     When a sample is read, all of its headers are checked, and its members must have one key that neither the member
     before nor the member after has. So damaged offsets, or offsets of another shard, give an error, and never a part of
-    a sample or fields of another one. This holds also if the digest of the offsets is right, since the shard may have
-    been replaced. The start of a sample is checked once, because it costs reading the headers before it.
+    a sample or fields of another one. The check is done even if the digest of the offsets is right, since the shard may
+    have been replaced. The start of a sample is checked once, because that requires reading the headers before it.
 
-    Safe to share between threads, as long as none closes it while others read.
+    Safe to share between threads, as long as no thread closes the shard while others read.
 
     Args:
         path: Path or URL, for messages.
-        file: What is read. It is closed with this.
-        offsets: Where each sample starts, and where the last one ends, int64.
-        is_trusted: The offsets are known to be those of this shard, so that no neighbour of a sample is read.
+        file: The open shard. `close` closes it too.
+        offsets: Offset of the start of each sample, then of the end of the last one, int64 (num_samples + 1,).
+        is_trusted: The offsets are known to be those of this shard, so the neighbours of a sample are not read.
 
     Attributes:
-        edges: For each offset, 1 after the members on its two sides were found to have different keys.
-        handle: Descriptor, offsets and edges, for wdskit-native; the descriptor is -1 without one, and after `close`.
-        find_fields: Returns all fields of the shard's samples, empty if they are not known. It is called for samples
-            with long names only: one changed byte after the first 100 can rename a field.
+        edges: For each offset 1 if the samples before and after it are known to have different keys, otherwise 0.
+        handle: Descriptor, offsets and edges, for wdskit-native. The descriptor is -1 for a remote shard, and after
+            `close`.
+        find_fields: Returns all fields of the shard's samples, empty if they are not known. It is called only for
+            samples with long names, in which one changed byte after the first 100 can rename a field.
     """
 
     def __init__(self, path: str, file: RangeFile, offsets: NDArray[np.int64], *, is_trusted: bool = False) -> None:
@@ -84,11 +85,11 @@ class IndexedShard:
         return self.read(index)[1]
 
     def key(self, index: int) -> str:
-        """The key of sample `index`. Raises as indexing does."""
+        """Return the key of sample `index`. Raise the errors of `__getitem__`."""
         return self.read(index)[0]
 
     def read(self, index: int) -> tuple[str, dict[str, memoryview]]:
-        """Key and fields of sample `index`. Raises as indexing does."""
+        """Return key and fields of sample `index`. Raise the errors of `__getitem__`."""
         number = operator.index(index)
         number += len(self) if number < 0 else 0
         if not 0 <= number < len(self):
@@ -101,7 +102,7 @@ class IndexedShard:
         return key, fields
 
     def read_at(self, offset: int, size: int) -> bytes:
-        """Exactly these bytes of the file."""
+        """Return exactly `size` bytes. ShardError: The file is too short. StorageError: It is closed or unreadable."""
         if not self._closing.alive:
             raise StorageError(f"{self.path}: it has been closed.", url=self.path)
         data = self.file.read_at(offset, size)
@@ -122,9 +123,9 @@ class IndexedShard:
         """Close the file."""
         self.close()
 
-    def _check_edge(self, edge: int, before: str, behind: str) -> None:
-        """Store that two samples of different keys meet at an edge; ShardError if their keys are equal."""
-        if before == behind:
+    def _check_edge(self, edge: int, before: str, after: str) -> None:
+        """Set an edge to 1. ShardError: The samples before and after the edge have the same key."""
+        if before == after:
             raise self._error(self.offsets[edge], f"samples {edge - 1} and {edge} have the same key, {before!r}")
         self.edges[edge] = 1
 
@@ -132,7 +133,7 @@ class IndexedShard:
         """Return the keys of the first and the last member between two offsets, from the headers.
 
         Raises:
-            ShardError: There is no member, or a header is invalid.
+            ShardError: No member is between the offsets, or a header is invalid.
         """
         keys: list[str] = []
         at, stop = self.offsets[number], self.offsets[number + 1]
@@ -152,17 +153,19 @@ class IndexedShard:
         return keys[0], keys[-1]
 
     def _parse(self, number: int) -> tuple[str, dict[str, memoryview]]:
-        """Parse the sample between two offsets: whole members of one key. The next key is compared if that is cheap."""
+        """Return key and fields of the sample between two offsets. ShardError: They are not whole members of one key.
+        The key of the next sample is compared if its header is plain.
+        """
         start, stop = self.offsets[number], self.offsets[number + 1]
         data = self.read_at(start, stop - start + BLOCK_BYTES)
         key, fields = _plain_sample(data, stop - start) or self._parse_members(data, number, start, stop)
-        behind = _plain_key(data[stop - start :])
-        if behind is not None:
-            self._check_edge(number + 1, key, behind)
+        next_key = _plain_key(data[stop - start :])
+        if next_key is not None:
+            self._check_edge(number + 1, key, next_key)
         return key, fields
 
     def _parse_members(self, data: bytes, number: int, start: int, stop: int) -> tuple[str, dict[str, memoryview]]:
-        """Key and fields of a sample in any form that can be read."""
+        """Return key and fields of a sample with any form of headers. ShardError: The bytes are not one sample."""
         key, is_long = "", False
         fields: dict[str, memoryview] = {}
         view = memoryview(data)
@@ -188,16 +191,16 @@ class IndexedShard:
 
 
 class LocalShard(IndexedShard):
-    """A local shard. A pickle holds only its path, and opens the shard again.
+    """A local shard. A pickle has only the arguments, and unpickling opens the shard again.
 
     Args:
-        path: A local shard with its `.idx` beside it.
+        path: Path of the shard. Its `.idx` is next to it.
         idx_sha256: Hex digest of the `.idx` in the folder's index; None if unknown.
         num_bytes: Size of the shard in the folder's index; None if unknown.
 
     Raises:
         StorageError: The shard cannot be opened.
-        ShardError: It has another size, or the bytes before the first sample are damaged.
+        ShardError: The shard has another size, or the bytes before the first sample are damaged.
         FolderIndexError: The `.idx` is missing or cannot belong to this shard.
     """
 
@@ -219,7 +222,7 @@ class LocalShard(IndexedShard):
             raise
 
     def __reduce__(self) -> tuple[object, tuple[str]]:
-        """Pickle the path: a descriptor is valid in one process only."""
+        """Pickle the arguments: a descriptor is valid in one process only."""
         return functools.partial(LocalShard, idx_sha256=self._idx_sha256, num_bytes=self._num_bytes), (self.path,)
 
     def _check_size(self, path: str, found: int) -> None:
@@ -231,7 +234,7 @@ class LocalShard(IndexedShard):
             raise ShardError(shard=path, offset=0, problem=problem, remedy=remedy)
 
     def _check_ends(self) -> None:
-        """Compare the first and the last offset with the shard: truncated offsets look like those of fewer samples."""
+        """Raise FolderIndexError if the first or last offset is wrong: a truncated `.idx` looks like fewer samples."""
         first, stop = self.offsets[0], self.offsets[-1]
         if any(self.read_at(stop, END_BYTES)):
             raise foreign_offsets(self.path, f"its last offset {stop} is not where the members end")
@@ -282,42 +285,42 @@ def _plain_key(block: bytes) -> str | None:
 
 
 def offsets_path(shard: str | Path) -> Path:
-    """Return the path of a shard's offsets, next to it."""
+    """Return the path of a shard's `.idx`, which is next to the shard."""
     return Path(f"{shard}{IDX_SUFFIX}")
 
 
 def write_offsets(shard: Path, offsets: Sequence[int], *, disk: Disk = DISK) -> None:
-    """Publish the offsets of a shard: one a sample, then the end of the last member."""
+    """Publish the `.idx` of a shard: the offset of each sample, then the end of the last member."""
     publish_bytes(offsets_path(shard), idx_bytes(offsets), disk=disk)
 
 
 def digest_offsets(offsets: Sequence[int]) -> str:
-    """Hex sha256 of the file that `write_offsets` makes."""
+    """Return hex sha256 of the file that `write_offsets` writes."""
     return hashlib.sha256(idx_bytes(offsets)).hexdigest()
 
 
 def idx_bytes(offsets: Sequence[int]) -> bytes:
-    """The bytes of an `.idx`."""
+    """Return the bytes of an `.idx`."""
     return np.asarray(offsets, dtype="<u8").tobytes()
 
 
 def read_offsets(shard: str | Path, *, num_bytes: int, sha256: str | None = None) -> NDArray[np.int64]:
-    """Read the offsets of a local shard in bytes, int64 (num_samples + 1,).
+    """Read the offsets in the `.idx` of a local shard, in bytes, int64 (num_samples + 1,).
 
     Args:
         shard: Path of the shard.
-        num_bytes: Its size, which the offsets must fit.
-        sha256: Hex digest that their file must have, None if unknown.
+        num_bytes: Size of the shard, which the offsets must fit.
+        sha256: Hex digest that the `.idx` must have, None if unknown.
 
     Raises:
-        FolderIndexError: They are missing, or cannot belong to this shard.
+        FolderIndexError: The `.idx` is missing, or cannot belong to this shard.
     """
     path = offsets_path(shard)
-    most = min(8 * (num_bytes // BLOCK_BYTES + 1), MAX_IDX_BYTES)  # a sample takes a block at least
+    most = min(8 * (num_bytes // BLOCK_BYTES + 1), MAX_IDX_BYTES)  # a sample takes at least one block
     try:
         with path.open("rb") as file:
             idx_bytes = os.fstat(file.fileno()).st_size
-            data = file.read(idx_bytes) if idx_bytes <= most else b""  # a damaged index may promise more
+            data = file.read(idx_bytes) if idx_bytes <= most else b""  # a wrong file may be larger than memory
     except OSError as err:
         msg = f"{path}: cannot be read: {err.strerror}.\n  Run `wdskit index {path.parent}`."
         raise FolderIndexError(msg, folder=str(path.parent)) from err
@@ -327,7 +330,7 @@ def read_offsets(shard: str | Path, *, num_bytes: int, sha256: str | None = None
 
 
 def parse_offsets(data: bytes, shard: str, *, num_bytes: int, sha256: str | None = None) -> NDArray[np.int64]:
-    """Parse the bytes of an `.idx`; arguments, result and errors as for `read_offsets`."""
+    """Return the offsets in the bytes of an `.idx`, int64 (num_samples + 1,). FolderIndexError: They are invalid."""
     if not data or len(data) % 8:
         raise foreign_offsets(shard, f"it has {len(data)} bytes, not 8 per sample plus 8")
     offsets = np.frombuffer(data, dtype="<u8")

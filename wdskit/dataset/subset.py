@@ -9,9 +9,9 @@ from numpy.typing import NDArray
 
 Ints = NDArray[np.int64]
 
-_BLOCK_BYTES = 64  # of the bitmap, between two stored counts
+_BLOCK_BYTES = 64  # bytes of the bitmap between two stored counts
 _BLOCK_BITS = 8 * _BLOCK_BYTES
-_MOST_LISTED = 1 << 22  # kept samples whose numbers are listed besides, 4 bytes each: a lookup is six times as fast
+_MOST_LISTED = 1 << 22  # up to this many kept samples are also listed, 4 bytes each: a lookup is six times as fast
 _CHUNK = 1 << 14  # samples that `take` looks up at once, which bounds its memory
 
 _BYTES = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
@@ -21,9 +21,9 @@ _NTH_ONE = np.argsort(1 - _BYTES, axis=1, kind="stable").astype(np.int64)
 
 
 class Subset:
-    """The kept samples of shards. In each shard they are numbered from 0.
+    """The kept samples of a list of shards. The kept samples of each shard are numbered from 0.
 
-    A pickle has the whole bitmap, so that worker processes need no file.
+    A pickle has the whole bitmap, so that worker processes do not need a file.
 
     Args:
         file_counts: Number of samples of each shard, int64 (num_shards,).
@@ -61,20 +61,20 @@ class Subset:
         return hashlib.sha256(self._bitmap.data).digest()
 
     def contains(self, numbers: Ints) -> NDArray[np.bool_]:
-        """Return whether samples are kept, bool (n,); numbers count over all shards."""
+        """Return for each of `numbers` whether this sample is kept, bool (n,). Samples are numbered over all shards."""
         octets = self._bitmap.reshape(-1)[numbers >> 3]
         kept: NDArray[np.bool_] = (octets >> (numbers & 7).astype(np.uint8) & 1).astype(np.bool_)
         return kept
 
     def take(self, shards: Ints, places: Ints) -> Ints:
-        """Return the number in its shard of each of many kept samples.
+        """Return the number of kept samples among all samples of their shards.
 
         Args:
-            shards: Numbers of shards, int64 (n,).
-            places: Which of the kept samples of this shard, int64 (n,), 0 <= place < counts[shard].
+            shards: Numbers of the shards, int64 (n,).
+            places: Numbers among the kept samples of each shard, int64 (n,), 0 <= places[i] < counts[shards[i]].
 
         Returns:
-            int64 (n,), the number in the file of the shard.
+            Numbers among all samples of the shards, int64 (n,).
         """
         if self._listed is not None:
             found: Ints = self._listed[self._kept_before[shards] + places] - self._firsts[shards]

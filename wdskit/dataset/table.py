@@ -1,4 +1,4 @@
-"""The shards of a planned source as columns, taken from the mapped indexes of their folders without opening one."""
+"""The shards of a planned source as columns, taken from the mapped indexes of their folders. No shard is opened."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from wdskit.dataset.columns import COLUMNS_NAME, Column, Columns, ColumnView, li
 from wdskit.dataset.index import compare_names, join_url, read_index
 from wdskit.dataset.patterns import (
     ABSENT,
-    GONE,
+    LISTED_ABSENT,
     UNLISTED,
     check_planned_url,
     find_folders,
@@ -40,28 +40,31 @@ from wdskit.storage.urls import is_local
 
 Ints = NDArray[np.int64]
 Bound = int | Fraction
-"""Number of a sample, or a share of all."""
+"""Number of a sample, or a share of all samples."""
 
-_MOST_SAMPLES = 1 << 62  # far more than there are, so that sums in int64 are right
+_MOST_SAMPLES = 1 << 62  # far more than any data set has, so that sums in int64 do not overflow
 
 
 class ShardTable:
-    """Indexed shards, in the order in which they were named, and the samples of them that are used.
+    """Indexed shards in the order in which they were named, and which of their samples are used.
 
     Args:
-        shards: As for `dataset.patterns.list_shards`.
-        split: Only samples of this split of each folder, as `wdskit split` makes them; None for all.
-        where: Only samples for which this condition on the folders' columns is true; None for all.
-        has_columns: Whether columns are read later, by `column`.
-        bounds: Range of these samples, in the order of the shards: the first, and the one after the last; None for all.
+        shards: Names the shards, as for `dataset.patterns.list_shards`.
+        split: Use only samples of this split (see `wdskit split`) of each folder; None for all.
+        where: Use only samples for which this condition on the folders' columns is true; None for all.
+        has_columns: Whether `column` will be called.
+        bounds: Use only this range of these samples, in the order of the shards: numbers of the first sample and of the
+            sample after the last; None for all.
 
     Attributes:
-        counts: Used samples of each shard, int64 (num_shards,).
+        file_counts: Number of all samples of each shard, int64 (num_shards,).
+        counts: Number of used samples of each shard, int64 (num_shards,).
 
     Raises:
-        StorageError: Nothing matches, a shard is missing, or a store cannot be read.
-        FolderIndexError: A folder has no index, or one that does not match its shards; or no sample is left.
-        SelectionError: A folder lacks a column or the split, or has columns of other shards.
+        StorageError: No shard matches, a shard is missing, or a store cannot be read.
+        FolderIndexError: A folder has no index, its index does not match its shards, or no sample is left.
+        SelectionError: A column or the split is missing, a column is damaged or was made for other shards, or `where`
+            is invalid.
     """
 
     def __init__(
@@ -75,14 +78,14 @@ class ShardTable:
     ) -> None:
         needs_columns = has_columns or split is not None or where is not None
         try:
-            found = find_mapped(shards, with_columns=needs_columns)
+            found = find_indexed_shards(shards, with_columns=needs_columns)
         except FolderIndexError as err:
             if not err.folder or not is_local(err.folder):
                 raise
-            begun = find_unfinished(Path(err.folder))
-            if begun is not None:
-                raise begun.error() from err
-            found = find_mapped(shards, with_columns=needs_columns)  # a run may just have ended
+            unfinished = find_unfinished(Path(err.folder))
+            if unfinished is not None:
+                raise unfinished.error() from err
+            found = find_indexed_shards(shards, with_columns=needs_columns)  # a run may just have ended
         self._indexes = [*dict.fromkeys(index for index, _ in found)]
         folders = np.array([self._indexes.index(index) for index, _ in found], dtype=np.int32)
         self._folder_numbers = np.repeat(folders, [len(numbers) for _, numbers in found])
@@ -90,17 +93,17 @@ class ShardTable:
         self._columns = [Columns(index) for index in self._indexes] if needs_columns else []
         self.file_counts: Ints = self._column([index.counts for index in self._indexes])
         self._firsts: Ints = np.zeros_like(self.file_counts)
-        self._fields: dict[int, dict[str, frozenset[str]]] = {}  # of each folder, by shard
-        if self.file_counts.sum(dtype=np.float64) >= _MOST_SAMPLES:  # which as int64 may be negative, or few
+        self._fields: dict[int, dict[str, frozenset[str]]] = {}  # fields of each shard, by folder and name
+        if self.file_counts.sum(dtype=np.float64) >= _MOST_SAMPLES:  # as int64, the sum may overflow
             folder = self.folders[0]
             msg = f"{folder}: the index says that a shard has {self.file_counts.max()} samples."
             raise FolderIndexError(f"{msg}\n  Run `wdskit index {folder}`.", folder=folder)
         self._subset: Subset | None = None
         self.counts: Ints = self.file_counts
-        self.keep(self._choose(split, where))
+        self.use_only(self._choose(split, where))
         total = int(self.counts.sum())
         if bounds is not None:
-            self._cut(*bounds)
+            self._use_range(*bounds)
         if not self.counts.sum():
             folder = self.folders[0]
             of = f" of the split {split!r}" if split else ""
@@ -119,32 +122,34 @@ class ShardTable:
 
     @property
     def is_remote(self) -> bool:
-        """Whether some shards are in a store."""
+        """Whether at least one shard is in a store."""
         return any(index.url for index in self._indexes)
 
     def sample_bytes(self) -> NDArray[np.float64]:
-        """Mean bytes of a sample of each shard, headers and padding included, (num_shards,); 0 where it has none."""
+        """Return the mean bytes per sample of each shard, headers and padding included, (num_shards,); 0 if empty."""
         sizes = self._column([index.sizes for index in self._indexes])
         return np.where(self.file_counts > 0, sizes / np.maximum(self.file_counts, 1), 0.0)
 
     def path(self, shard: int) -> str:
-        """Path or URL of a shard, 0 <= shard < len(self); in a URL its name is quoted."""
+        """Return the path or URL of a shard, 0 <= shard < len(self). In a URL, the name is percent-encoded."""
         index = self._indexes[int(self._folder_numbers[shard])]
         name = index.name(int(self._numbers[shard]))
         return join_url(index.place, quote(name) if index.url else name)
 
     def entry(self, shard: int) -> ShardEntry:
-        """Return the index entry of a shard, without its fields."""
+        """Return the index entry of a shard. Its `fields` are empty: see the method `fields`."""
         index = self._indexes[int(self._folder_numbers[shard])]
         return index.entry(int(self._numbers[shard]))
 
-    def seen(self, shard: int) -> SeenVersion:
-        """Return the comparison of a remote shard's version with the version that was read before."""
+    def seen_version(self, shard: int) -> SeenVersion:
+        """Return the object that compares a remote shard's version with the version that was read before."""
         index, number = self._indexes[int(self._folder_numbers[shard])], int(self._numbers[shard])
         return SeenVersion(index.folder, index.url, index.digest, number, index.digests[number].tobytes().hex())
 
     def fields(self, shard: int) -> frozenset[str]:
-        """All fields of a shard's samples, empty if the index does not list them; the first call reads `index.json`."""
+        """Return all fields of a shard's samples, empty if the index does not list them. The first call reads
+        `index.json`, and raises FolderIndexError if it is missing or invalid.
+        """
         folder = int(self._folder_numbers[shard])
         index = self._indexes[folder]
         if folder not in self._fields:
@@ -153,18 +158,20 @@ class ShardTable:
         return self._fields[folder].get(index.name(int(self._numbers[shard])), frozenset())
 
     def number(self, shard: int, sample: int) -> int:
-        """Return the number in the file of a used sample, 0 <= sample < counts[shard]."""
+        """Return the number of a used sample, 0 <= sample < counts[shard], among all samples of its shard."""
         if self._subset is None:
             return int(self._firsts[shard]) + sample
         return int(self.numbers(np.array([shard]), np.array([sample]))[0])
 
     def numbers(self, shards: Ints, samples: Ints) -> Ints:
-        """Return `number` of many samples at once, (n,) each."""
+        """Return `number(shards[i], samples[i])` for each i, int64 (n,)."""
         places = self._firsts[shards] + samples
         return places if self._subset is None else self._subset.take(shards, places)
 
     def digest(self) -> str:
-        """Hex sha256 over names, counts and which samples count: what the order depends on, and not where they lie."""
+        """Return hex sha256 of the names and counts of the shards and of which samples are used. The order of samples
+        depends on them. The paths of the folders do not change the digest.
+        """
         digest = hashlib.sha256()
         runs = self._runs()
         for folder, numbers in runs:
@@ -176,17 +183,18 @@ class ShardTable:
         return digest.hexdigest()
 
     def content(self) -> str:
-        """Return hex sha256 of the digests of the shards. `digest` identifies their names, this their bytes."""
+        """Return hex sha256 of the shards' digests, which identifies their bytes. `digest` identifies their names."""
         digest = hashlib.sha256()
         for folder, numbers in self._runs():
             digest.update(np.ascontiguousarray(self._indexes[folder].digests[numbers]).data)
         return digest.hexdigest()
 
     def column(self, name: str) -> tuple[ColumnView, list[Column]]:
-        """Return a column of all samples of the files, used or not, shard after shard; and that of each folder.
+        """Return a column of all samples of the shards, used or not, shard after shard; and the folders' columns, each
+        once.
 
         Raises:
-            SelectionError: A folder has no such column, it is damaged, or it is text in one folder and not in another.
+            SelectionError: A folder does not have the column, it is damaged, or its texts differ between folders.
         """
         runs = [(self._columns[folder].column(name), first, count) for folder, first, count in self._row_runs()]
         columns = list({column.sha256: column for column, _, _ in runs}.values())
@@ -197,7 +205,7 @@ class ShardTable:
         return ColumnView(runs), columns
 
     def used(self) -> NDArray[np.bool_]:
-        """Return which samples of the files are used, shard after shard: bool (sum of file_counts,)."""
+        """Return for each sample whether it is used, shard after shard, bool (sum of file_counts,)."""
         if self.counts is self.file_counts:
             return np.ones(int(self.file_counts.sum()), dtype=np.bool_)
         mask = np.zeros(int(self.file_counts.sum()), dtype=np.bool_)
@@ -208,14 +216,14 @@ class ShardTable:
             mask[starts[shard] + numbers] = True
         return mask
 
-    def keep(self, mask: NDArray[np.bool_] | None) -> None:
-        """Use only the samples of the files where `mask` is true, shard after shard; None for all."""
+    def use_only(self, mask: NDArray[np.bool_] | None) -> None:
+        """Use only samples for which `mask` is true, shard after shard, bool (sum of file_counts,); None for all."""
         self._subset = None if mask is None else Subset(self.file_counts, mask)
         self.counts = self.file_counts if self._subset is None else self._subset.counts
         self._firsts = np.zeros_like(self.file_counts)
 
     def _choose(self, split: str | None, where: str | None) -> NDArray[np.bool_] | None:
-        """Return which samples of the files are in the split and fulfil the condition; None for all."""
+        """Return the mask of samples in the split for which the condition is true, shard after shard; None for all."""
         if split is None and where is None:
             return None
         condition = None if where is None else Where(where)
@@ -227,7 +235,7 @@ class ShardTable:
         return np.concatenate([masks[folder][first : first + count] for folder, first, count in self._row_runs()])
 
     def _row_runs(self) -> Iterator[tuple[int, int, int]]:
-        """Yield the runs of neighbouring samples: the folder's number, the first sample's row in it, and how many."""
+        """Yield runs of neighbouring samples: folder, row of the first sample in the folder, and number of samples."""
         rows = [np.concatenate([[0], np.cumsum(index.counts, dtype=np.int64)]) for index in self._indexes]
         for folder, numbers in self._runs():
             for run in np.split(numbers, np.flatnonzero(np.diff(numbers) != 1) + 1):
@@ -235,21 +243,21 @@ class ShardTable:
                 yield folder, first, int(rows[folder][run[-1] + 1]) - first
 
     def _runs(self) -> list[tuple[int, Ints]]:
-        """Return the runs of neighbouring shards of one folder: the folder's number, and their numbers in its index."""
+        """Return runs of successive shards from one folder: number of the folder, and their numbers in its index."""
         edges = np.flatnonzero(np.diff(self._folder_numbers)) + 1
         firsts = [0, *edges.tolist()]
         return list(zip(self._folder_numbers[firsts].tolist(), np.split(self._numbers, edges), strict=True))
 
     def _column(self, columns: Sequence[NDArray[Any]]) -> Ints:
-        """A column of the shards, from that of each folder."""
+        """Return a column of all shards, int64 (num_shards,), from the columns of the folders' indexes."""
         parts = [columns[folder][numbers] for folder, numbers in self._runs()]
         return np.concatenate(parts, dtype=np.int64, casting="unsafe")
 
-    def _cut(self, first: Bound, stop: Bound) -> None:
-        """Let only samples `first` to `stop` count.
+    def _use_range(self, first: Bound, stop: Bound) -> None:
+        """Use only samples `first` to `stop`, exclusive, of the used samples.
 
         Raises:
-            FolderIndexError: There are fewer samples than the range says.
+            FolderIndexError: A bound is larger than the number of samples.
         """
         total = int(self.counts.sum())
         beyond = [bound for bound in (first, stop) if isinstance(bound, int) and bound > total]
@@ -265,12 +273,20 @@ class ShardTable:
         self.counts = np.maximum(0, np.clip(end - starts, 0, self.counts) - self._firsts)
 
 
-MAX_COMPARED = 100_000  # shards of a folder up to which its files are listed too: 10**6 take 0.7 s
+MAX_COMPARED = 100_000  # a folder with more shards is not listed: listing 10**6 takes 0.7 s
 
 
-def find_mapped(shards: str | Sequence[str], *, with_columns: bool = False) -> list[tuple[BinaryIndex, Ints]]:
-    """Return the shards that a user named, in order: the indexes of their folders, and their numbers in them. For
-    remote folders, the list of the columns is fetched too. Raises as `ShardTable` does.
+def find_indexed_shards(shards: str | Sequence[str], *, with_columns: bool = False) -> list[tuple[BinaryIndex, Ints]]:
+    """Return runs of the shards that a user named, in order: the index of a folder, and the shards' numbers in it.
+
+    Args:
+        shards: Names the shards, as for `dataset.patterns.list_shards`.
+        with_columns: Also copy the list of columns of remote folders.
+
+    Raises:
+        StorageError: No shard matches, a shard is missing, or a store cannot be read.
+        FolderIndexError: A folder has no index, or its index does not match its shards.
+        SelectionError: A remote folder has no list of columns, or a damaged one.
     """
     names = [COLUMNS_NAME] if with_columns else []
 
@@ -282,7 +298,7 @@ def find_mapped(shards: str | Sequence[str], *, with_columns: bool = False) -> l
 
     compare = functools.cache(_compare_with_disk)
     number_names = functools.cache(_number_names)
-    found: list[tuple[BinaryIndex, Ints | array[int]]] = []  # a run of names is one array: 200 MB less of 10**6 names
+    found: list[tuple[BinaryIndex, Ints | array[int]]] = []  # one array per run: saves 200 MB for 10**6 names
     for pattern in expand_patterns(shards):
         if not is_local(pattern):
             check_planned_url(pattern)
@@ -297,7 +313,7 @@ def find_mapped(shards: str | Sequence[str], *, with_columns: bool = False) -> l
             if is_glob:
                 if local:
                     compare(folder, index)
-                numbers = _matching(index, name)
+                numbers = _match_names(index, name)
                 if not len(numbers):
                     raise nothing_matches(pattern)
                 found.append((index, numbers))
@@ -314,12 +330,12 @@ def find_mapped(shards: str | Sequence[str], *, with_columns: bool = False) -> l
 
 def _open_copy(copy: Path, *, url: str) -> BinaryIndex:
     index = BinaryIndex(copy, url=url)
-    list_columns(copy, url)  # a damaged list is fetched again
+    list_columns(copy, url)  # raises if the list is damaged, and `read_copy` downloads it again
     return index
 
 
-def _matching(index: BinaryIndex, name: str) -> Ints:
-    """Numbers of the shards whose names match a glob."""
+def _match_names(index: BinaryIndex, name: str) -> Ints:
+    """Return the numbers of the shards whose names match a glob."""
     if name in ("*", "*.tar"):
         return np.arange(len(index))
     matches = re.compile(fnmatch.translate(name)).match
@@ -332,7 +348,9 @@ def _number_names(index: BinaryIndex) -> dict[str, int]:
 
 
 def _compare_with_disk(folder: str, index: BinaryIndex) -> None:
-    """Refuse a folder with shards that its index does not list, or without shards that it lists."""
+    """Raise FolderIndexError if the shards of a folder and of its index differ. Folders of over `MAX_COMPARED` shards
+    are not compared.
+    """
     if len(index) > MAX_COMPARED:
         return
     try:
@@ -343,4 +361,4 @@ def _compare_with_disk(folder: str, index: BinaryIndex) -> None:
     if unlisted:
         raise shard_error(join_url(folder, unlisted[0]), UNLISTED)
     if missing:
-        raise shard_error(join_url(folder, missing[0]), GONE)
+        raise shard_error(join_url(folder, missing[0]), LISTED_ABSENT)

@@ -1,4 +1,4 @@
-"""Folders that `pack` or `reshard` has not finished. Their shards are a part, and must not be used as the whole.
+"""Folders that `pack` or `reshard` has not finished. Their shards are incomplete, and must not be used as a whole.
 
 A run fills its shards in a staging folder, `.wdskit-run/<digest>/`, and moves them into place when all are filled
 (`packing.publish`). During the move, the folder has some of the shards but not its index.
@@ -23,16 +23,16 @@ from wdskit.storage.urls import is_local, local_path
 DESCRIPTION_NAME = "run.json"
 JOURNAL_NAME = "journal.json"
 RUN_NAME = re.compile(r"[0-9a-f]{16}")
-"""Of a staging folder: the digest of what the run packs."""
-MAX_DESCRIPTION_BYTES = 1 << 30  # 10**7 shards
+"""Name of a staging folder: a digest of what the run packs."""
+MAX_DESCRIPTION_BYTES = 1 << 30  # enough for 10**7 shards
 
 
 @dataclass(frozen=True)
-class Unfinished:
+class UnfinishedRun:
     """The progress of a run that is active or was stopped.
 
     Attributes:
-        folder: The folder that it writes.
+        folder: The folder that the run writes.
         command: The command of the run: `pack`, ...
         num_filled: Number of filled shards.
         num_shards: Number of all shards; None if it is unknown before the end.
@@ -49,7 +49,7 @@ class Unfinished:
 
     @property
     def problem(self) -> str:
-        """The fault, for a message."""
+        """The problem, for a message."""
         if self.is_publishing:
             return f"`wdskit {self.command}` was stopped here while it moved its shards into place"
         of = "" if self.num_shards is None else f" of {self.num_shards:,}"
@@ -66,7 +66,7 @@ class Unfinished:
         return f"Run the same `wdskit {self.command}` again to continue it."
 
     def error(self, more: str = "") -> FolderIndexError:
-        """The refusal to take the folder for whole."""
+        """Return the error that says that the folder is incomplete. `more` is appended to the remedy."""
         msg = f"{self.folder}: {self.problem}.\n  {self.remedy}{more}"
         return FolderIndexError(msg, folder=str(self.folder))
 
@@ -88,8 +88,8 @@ def is_own_folder(path: Path) -> bool:
     return path.is_dir() and not path.is_symlink()
 
 
-def find_unfinished(folder: Path) -> Unfinished | None:
-    """Return the progress of an unfinished run in a folder, None without one."""
+def find_unfinished(folder: Path) -> UnfinishedRun | None:
+    """Return the progress of an unfinished run in a folder; None if no run is unfinished."""
     for path in run_folders(folder):
         try:
             data = read_own(path / DESCRIPTION_NAME, limit=MAX_DESCRIPTION_BYTES)
@@ -100,30 +100,30 @@ def find_unfinished(folder: Path) -> Unfinished | None:
             num_shards = None if document["shards"] is None else len(document["shards"])
             num_parts = int(document["parts"])
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError, OSError, FolderIndexError):
-            return Unfinished(folder)
+            return UnfinishedRun(folder)
         is_publishing = (path / JOURNAL_NAME).exists()
         staged, index = path / INDEX_NAME, folder / INDEX_NAME
         is_published = not staged.exists() or (index.exists() and read_own(index) == read_own(staged))
         if is_publishing and is_published:
-            continue  # it came as far as the folder's index
+            continue  # the run has published the folder's index
         try:
             num_filled = sum(file.suffix == ".tar" for file in path.iterdir())
         except FileNotFoundError:
             continue  # the run has just ended
-        return Unfinished(folder, command, num_filled, num_shards, num_parts, is_publishing)
+        return UnfinishedRun(folder, command, num_filled, num_shards, num_parts, is_publishing)
     return None
 
 
 def refuse_unfinished(folder: Path) -> None:
-    """Raise `FolderIndexError` where a run has not finished, so that a part is not indexed as the whole."""
-    found = find_unfinished(folder)
-    if found is not None:
-        raise found.error(f" To keep this folder as it is, remove {folder / RUN_FOLDER} first.")
+    """Raise `FolderIndexError` if a run in the folder is unfinished, so that incomplete data are not indexed."""
+    unfinished = find_unfinished(folder)
+    if unfinished is not None:
+        raise unfinished.error(f" To keep this folder as it is, remove {folder / RUN_FOLDER} first.")
 
 
 def refuse_part(source: str | Sequence[str], found: ShardList) -> None:
-    """Raise `FolderIndexError` if shards are the result of an unfinished run. Shards that are named one by one are
-    accepted, and remote shards are not checked.
+    """Raise `FolderIndexError` if shards are in the folder of an unfinished run. Shards that are named one by one or
+    are in an index are accepted, and remote shards are not checked.
 
     Args:
         source: The pattern that the user named.
@@ -133,6 +133,6 @@ def refuse_part(source: str | Sequence[str], found: ShardList) -> None:
     pairs = zip(found.urls, found.entries, strict=True)
     parts = (url for url, entry in pairs if entry is None and url not in named and is_local(url))
     for parent in dict.fromkeys(map(os.path.dirname, parts)):
-        begun = find_unfinished(Path(local_path(parent)))
-        if begun is not None:
-            raise begun.error(" Or name these shards individually.")
+        unfinished = find_unfinished(Path(local_path(parent)))
+        if unfinished is not None:
+            raise unfinished.error(" Or name these shards individually.")

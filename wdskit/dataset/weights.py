@@ -1,4 +1,4 @@
-"""The weight of each sample of a table, from a column: the column itself, or one that balances its values."""
+"""The weight of each sample of a table, from a column: its values, or weights that balance its values."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from wdskit.dataset.columns import Column
 from wdskit.dataset.subset import Subset
 from wdskit.dataset.table import ShardTable
 
-_MAX_RANGE = 1 << 24  # of whole numbers that are counted in an array
+_MAX_RANGE = 1 << 24  # largest range of whole numbers that is counted in an array
 _CHUNK = 1 << 20
 
 Ints = NDArray[np.int64]
@@ -20,20 +20,21 @@ Floats = NDArray[np.float64]
 
 
 class SampleWeights:
-    """The weights of the samples of a table's files, of which those that are not used have 0. A pickle has no column.
+    """The weights of all samples of a table. Samples that the table does not use have weight 0. A pickle has no column.
 
     Args:
-        table: The shards. From now on it uses all samples of its files, so that numbers of samples are those in files.
-        name: The column.
-        balance: Whether samples with the same value have 1 / their number as weight, so that all values are equally
-            likely; otherwise the column has the weights.
+        table: The shards. This constructor makes it use all samples, so that a sample has its number in the shard.
+        name: Name of the column.
+        balance: The weight of a sample is 1 / number of used samples with its value, so that all values are equally
+            likely. Otherwise the column has the weights.
 
     Attributes:
-        num_used: Samples that the table used.
-        digest: Hex sha256 of what the weights follow from.
+        num_used: Number of samples that the table used before.
+        digest: Hex sha256 of the column and of which samples are used.
 
     Raises:
-        SelectionError: There is no such column, it is damaged, it is text, or a weight is negative or not finite.
+        SelectionError: The column does not exist or is damaged. Without `balance`: it has text, or a weight that is
+            negative or not finite. With `balance`: it has fractions or missing values.
     """
 
     def __init__(self, table: ShardTable, name: str, *, balance: bool) -> None:
@@ -41,8 +42,8 @@ class SampleWeights:
         self.num_used = int(table.counts.sum())
         mask = None if self.num_used == table.file_counts.sum() else table.used()
         self._used = None if mask is None else Subset(table.file_counts, mask)
-        table.keep(None)
-        self._values: NDArray[Any] | None = None  # for balance: all values; only the least if dense
+        table.use_only(None)
+        self._values: NDArray[Any] | None = None  # for `balance`: the distinct values; only the least for a small range
         self._scale: Floats | None = None
         digest = hashlib.sha256("".join(column.sha256 for column in columns).encode())
         digest.update(b"" if self._used is None else self._used.digest())
@@ -54,7 +55,7 @@ class SampleWeights:
         self._check(columns[0])
 
     def _balance(self, column: Column, mask: NDArray[np.bool_] | None) -> None:
-        """Count how many used samples have each value."""
+        """Count the used samples of each value, and set the weight of each value."""
         values = self._view.all()
         if values.dtype.kind == "f":
             raise column.unfit("`balance` needs whole numbers or text, and some of its values are fractions or missing")
@@ -82,7 +83,7 @@ class SampleWeights:
                 raise column.unfit(f"{what}; weights are 0 or more. Leave such samples out with `where`")
 
     def __call__(self, numbers: Ints) -> Floats:
-        """Return the weights of samples, float64 (n,); numbers count over all shards, 0 <= number < total."""
+        """Return the weights of samples, float64 (n,). `numbers` count over all shards, 0 <= numbers[i] < total."""
         values = self._view.take(numbers)
         if self._scale is None:
             weights = values.astype(np.float64)

@@ -2,7 +2,7 @@
 
 The syntax is Python's, with `and`, `or`, `not`, comparisons, `in`, arithmetic, and `abs`, `min`, `max`. Names are
 columns, dots included. Text can be compared, and has `startswith` and `endswith`. A missing number is NaN, for which
-each comparison but `!=` is false; a missing text is "".
+every comparison except `!=` is false. A missing text is "".
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wdskit.dataset.columns import Column, Columns, TextColumn
-from wdskit.dataset.expressions import parse_expression, refused, short_repr
+from wdskit.dataset.expressions import expression_error, parse_expression, short_repr
 
 _CHUNK = 1 << 20  # samples that are evaluated together
 _EDGE = 2.0**63
@@ -46,14 +46,14 @@ _NODES = (
 
 
 class Where:
-    """A condition on the columns of a folder. Pickled, it is its text.
+    """A condition on the columns of a folder. A pickle has only the text.
 
     Attributes:
         text: The condition.
-        names: The columns that it reads, sorted.
+        names: Names of the columns in the condition, sorted.
 
     Raises:
-        SelectionError: The text is not a condition; the message shows the column of the text.
+        SelectionError: The text is not a condition. The message gives the position in the text.
     """
 
     def __init__(self, text: str) -> None:
@@ -61,19 +61,19 @@ class Where:
         self._tree = parse_expression(text, _problem, what="where")
         self.names = sorted(set(_names(self._tree)))
         if not self.names:
-            raise refused("where", text, "it names no column")
+            raise expression_error("where", text, "it names no column")
 
     def __reduce__(self) -> tuple[type[Where], tuple[str]]:
         """Pickle the text only."""
         return Where, (self.text,)
 
     def mask(self, columns: Columns) -> Mask:
-        """Return for which samples of a folder it is true: bool (num_samples,).
+        """Return for each sample of a folder whether the condition is true, bool (num_samples,).
 
-        10^8 samples take half a second for one comparison, and no memory but that of the result.
+        One comparison of 10^8 samples takes half a second, and only the memory of the result.
 
         Raises:
-            SelectionError: A column is missing or damaged; or the condition is not true or false.
+            SelectionError: A column is missing or damaged, or the condition cannot be evaluated to true or false.
         """
         used: dict[str, Column] = {name: columns.column(name, use="where") for name in self.names}
         mask = np.empty(next(iter(used.values())).num_samples, dtype=np.bool_)
@@ -167,7 +167,7 @@ class Where:
         raise self._error(f"{what} is neither true nor false; compare it, as in `width > 0`")
 
     def _error(self, problem: str) -> Exception:
-        return refused("where", self.text, problem)
+        return expression_error("where", self.text, problem)
 
 
 def _load(column: Column, data: NDArray[Any]) -> Any:
@@ -199,7 +199,7 @@ def _problem(node: ast.AST) -> str:
 
 
 def _dotted(node: ast.AST) -> str | None:
-    """The name of a column: `json.score`; None for other nodes."""
+    """Return the name of the column that a node stands for, such as `json.score`; None for other nodes."""
     if isinstance(node, ast.Name):
         return node.id
     owner = _dotted(node.value) if isinstance(node, ast.Attribute) else None
@@ -207,11 +207,11 @@ def _dotted(node: ast.AST) -> str | None:
 
 
 def _names(node: ast.AST) -> Sequence[str]:
-    """The columns that an expression reads."""
+    """Return the names of the columns in an expression."""
     name = _dotted(node)
     if name is not None:
         return [name]
-    below = list(ast.iter_child_nodes(node))
+    children = list(ast.iter_child_nodes(node))
     if isinstance(node, ast.Call):
-        below = [*node.args, *([node.func.value] if isinstance(node.func, ast.Attribute) else [])]
-    return [name for each in below for name in _names(each)]
+        children = [*node.args, *([node.func.value] if isinstance(node.func, ast.Attribute) else [])]
+    return [name for each in children for name in _names(each)]

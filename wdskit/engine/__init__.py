@@ -1,1 +1,1 @@
-"""The executor: what makes samples and batches of a built pipeline."""
+"""The executor: makes the samples and batches of a built pipeline."""

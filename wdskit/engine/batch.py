@@ -19,7 +19,7 @@ from wdskit.engine.threads import Threads
 from wdskit.errors import PROCESS_ERRORS, FolderIndexError, PipelineError, SampleError, ShardError, StorageError
 from wdskit.order.steps import AnySteps
 from wdskit.processes import block_sigint
-from wdskit.stages.base import NOWHERE, Origin
+from wdskit.stages.base import NO_ORIGIN, Origin
 from wdskit.stages.collate import FRESH, Collate, Memory, Ragged, as_tensors, empty_images
 from wdskit.stages.images.fused import FusedStep
 from wdskit.stages.marks import names_image
@@ -32,7 +32,7 @@ CHUNK = 8
 """Most samples that a thread takes at a time."""
 
 _MAX_SUBSTITUTES = 100
-"""Neighbours that are tried in place of a bad sample. If all are bad, the pipeline is wrong rather than the samples."""
+"""Number of samples that are tried in place of a bad sample. If all are bad, the pipeline is probably wrong."""
 
 
 _DO_DECODE = "Pack it again without this sample (`--skip-bad`), or allow some: `errors: {max_bad: 10}`."
@@ -43,12 +43,12 @@ class Batch(NamedTuple):
 
     Attributes:
         value: The result of the pipeline.
-        num_samples: Samples in it, without padding.
-        bad: Bad samples that were replaced; of a stream, those that were skipped before it.
-        raw: Field or place of images that are still uint8, to become floats later (`Program.without_numbers`).
-        timings: Timings of the job; only the first batch of a job has them.
-        is_end: For a stream: the epoch of the worker is over, and `value` is None.
-        has_arrays: Whether the arrays in `value` are to become tensors, in the process that uses the batch.
+        num_samples: Number of samples, without padding.
+        bad: Bad samples that were replaced; in a stream, bad samples that were skipped before this batch.
+        raw: Field or place of images that are still uint8 and become floats later (`Program.with_uint8_images`).
+        timings: Timings of the job; only the first batch of a job has timings.
+        is_end: True at the end of a stream's epoch in this worker; `value` is then None.
+        has_arrays: Whether `with_tensors` must convert the arrays in `value`, in the process that uses the batch.
     """
 
     value: Any
@@ -60,12 +60,12 @@ class Batch(NamedTuple):
     has_arrays: bool = False
 
     def with_tensors(self) -> Batch:
-        """Return the batch as its consumer gets it: with tensors in place of arrays if `has_arrays`."""
+        """Return the batch for the consumer: with tensors in place of arrays if `has_arrays`."""
         return self._replace(value=as_tensors(self.value), has_arrays=False) if self.has_arrays else self
 
 
 class BatchFactory(Protocol):
-    """Makes batches in one process. A pool calls it; it knows nothing of the pool.
+    """Makes batches in one process. A pool calls it; a factory does not know the pool.
 
     Attributes:
         num_loops: How many threads of the pool may call it at the same time.
@@ -74,67 +74,68 @@ class BatchFactory(Protocol):
     num_loops: int
 
     def open(self, job: Any) -> Any:
-        """Request what a job needs, such as samples of a store. Called in the order of the jobs, by one thread at a
-        time. It raises nothing.
+        """Return the open job for `__call__`, and request the data that it needs, such as samples in a store. Called in
+        the order of the jobs, by one thread at a time. It does not raise.
         """
         ...
 
     def __call__(self, job: Any, memory: Memory, is_cancelled: Callable[[], bool], /) -> Outcome[list[Batch]]:
-        """Make the batches of an open job. Several threads may call it. It raises nothing."""
+        """Make the batches of an open job. Several threads may call this method. It does not raise."""
         ...
 
     def close(self, deadline_s: float | None = None) -> None:
-        """End the threads, at the latest at `deadline_s` of the monotonic clock. The next job starts new ones."""
+        """End the threads, at the latest at `deadline_s` of the monotonic clock. The next job starts new threads."""
         ...
 
 
 def never() -> bool:
-    """The `is_cancelled` of a job that cannot be cancelled."""
+    """Return False: this is the `is_cancelled` of a job that cannot be cancelled."""
     return False
 
 
 class PlannedBatches:
-    """Makes the batches of a program in one process, in as many threads as its `run` says: a `BatchFactory`."""
+    """A `BatchFactory` that makes the batches of a program, in `program.run.num_threads` threads."""
 
     def __init__(self, program: Program) -> None:
-        # With two, the samples of the next job begin while the last samples of a job are made.
+        # With two loops, the samples of the next job start while the last samples of a job are made.
         self.num_loops = 2 if program.run.num_threads > 1 else 1
         self._program = program
         self._threads: Threads | None = None
-        self._fetched: tuple[int, AnySteps] | None = None  # whose parts of shards are being fetched
+        self._fetched: tuple[int, AnySteps] | None = None  # start and steps of the epoch whose parts are being fetched
         self._fetching: threading.Thread | None = None
 
     def open(self, job: Job) -> Outcome[OpenJob]:
-        """Find the samples of a job; those in a store are requested. It raises nothing."""
+        """See `BatchFactory.open`. The outcome is the job with its samples, or the error of locating them."""
         program, reader = self._program, self._program.reader
         try:
             if program.run.num_threads > 1 and self._threads is None:
                 with block_sigint():  # Ctrl-C comes after `close` knows the threads
                     self._threads = Threads(program.run.num_threads, "samples")
-            places = program.places(job)
+            places = program.locate(job)
             if reader.is_remote:
-                reader = reader.begin(places.shards, places.samples)
+                reader = reader.request(places.shards, places.samples)
                 if program.num_ahead:
                     self._fetch_ahead(job)
             return Outcome(program.open(job, reader, places))
-        except Exception as err:  # noqa: BLE001 (the consumer receives it after the batches before)
+        except Exception as err:  # noqa: BLE001 (the consumer receives the error after the batches before it)
             return Outcome(error=err)
 
     def _fetch_ahead(self, job: Job) -> None:
-        """Start a thread that fetches the parts of the job that comes `num_ahead` positions after this one, and with
-        the first job of an epoch those of all jobs up to it. An error is reported when a sample is read there.
+        """Start a thread that fetches the parts of shards for the job `num_ahead` positions after this job. For the
+        first job of an epoch, it also fetches the parts for all jobs between them. A failure is reported when a sample
+        is read.
         """
         program, steps, epoch = self._program, job.steps, (job.start, job.steps)
         num = max(1, program.num_ahead // steps.global_batch)
         first, stop = job.first + num if self._fetched == epoch else job.stop, min(job.stop + num, len(steps))
         if first >= stop or (self._fetching is not None and self._fetching.is_alive()):
-            return  # the store does not answer: the parts are fetched when they are needed
+            return  # no part is left to fetch, or the last fetch still runs
 
         def fetch() -> None:
             with contextlib.suppress(ShardError, StorageError, FolderIndexError):
                 for step in range(first, stop):
-                    places = program.places(Job(job.start, steps, step, step + 1))
-                    program.reader.keep(places.shards, places.samples)
+                    places = program.locate(Job(job.start, steps, step, step + 1))
+                    program.reader.fetch_parts(places.shards, places.samples)
 
         self._fetched = epoch
         self._fetching = threading.Thread(target=fetch, name="wdskit-ahead", daemon=True)
@@ -143,13 +144,13 @@ class PlannedBatches:
     def __call__(
         self, job: Outcome[OpenJob], memory: Memory = FRESH, is_cancelled: Callable[[], bool] = never
     ) -> Outcome[list[Batch]]:
-        """Make the batches of an open job: `make_batches`."""
+        """See `BatchFactory.__call__`. `make_batches` makes the batches."""
         if job.value is None:
             return Outcome(error=job.error)
         return make_batches(self._program, job.value, memory, self._threads, is_cancelled)
 
     def close(self, deadline_s: float | None = None) -> None:
-        """See `BatchFactory`."""
+        """See `BatchFactory.close`."""
         threads, self._threads = self._threads, None
         if threads is not None:
             threads.close(deadline_s)
@@ -162,17 +163,17 @@ def make_batches(
     threads: Threads | None = None,
     is_cancelled: Callable[[], bool] = never,
 ) -> Outcome[list[Batch]]:
-    """Make the batches of a job: the same in any process, thread and number of threads. It raises nothing.
+    """Make the batches of a job. They do not depend on the process or on the threads. This function does not raise.
 
     Args:
         program: The program of the pipeline.
-        job: The samples, and their reader.
+        job: The job with its samples and their reader.
         memory: Gives the memory of batches.
         threads: The threads that make the samples; None for this thread.
         is_cancelled: Called before each sample. After it returned True, the outcome is not used.
 
     Returns:
-        All batches; or the error and the batches before it. The error is a ShardError if a shard is damaged, and a
+        All batches; or an error and the batches before the error. It is a ShardError if a shard is damaged, and a
         SampleError if a stage failed on a sample that the error budget does not cover.
     """
     batches: list[Batch] = []
@@ -182,7 +183,7 @@ def make_batches(
     try:
         timings = _make(program, job, memory, _SampleLoop(threads, is_cancelled), batches, slot)
         batches[0] = batches[0]._replace(timings=timings)
-    except BaseException as err:  # noqa: BLE001 (the consumer receives it, whatever it is)
+    except BaseException as err:  # noqa: BLE001 (the consumer receives every error)
         return Outcome(batches, err)
     finally:
         board.release(slot)
@@ -190,11 +191,11 @@ def make_batches(
 
 
 _Collated: TypeAlias = tuple[Any, Origin, Any, tuple[RejectedSample, ...], int | str | None]
-"""A batch, its origin, which of its samples are good, those that are not, and the place of images that are uint8."""
+"""A batch, its origin, the mask of its good samples, its bad samples, and the place of images that are still uint8."""
 
 
 class _SampleLoop(NamedTuple):
-    """How the samples of a job are made: in which threads, and until when."""
+    """The threads that make the samples of a job, and the function that says whether the job is cancelled."""
 
     threads: Threads | None
     is_cancelled: Callable[[], bool]
@@ -207,28 +208,28 @@ class _Cancelled(Exception):
 def _make(
     program: Program, job: OpenJob, memory: Memory, loop: _SampleLoop, batches: list[Batch], slot: Slot
 ) -> Timings:
-    """Add the batches of a job to `batches` one by one. `slot` is this thread's on the board; it is idle while the
-    samples are made, which have slots of their own.
+    """Add the batches of a job to `batches` one by one, and return the timings. `slot` is this thread's slot on the
+    board. It is idle while samples are made, because the threads that make samples have slots too.
     """
     _, numbers, is_sample, shards, samples = job.places
     bounds = job.bounds
     columns, timings = program.columns, program.pace.begin()
     first = int(numbers[0])
     slot[1] = first if columns is not None else IDLE
-    columnar = None if columns is None else columns.make(job.reader, numbers, shards, samples, bounds, memory)
-    if columns is not None and columnar is None and len(bounds) > 1:  # one of the batches must be made by samples
+    column_batches = None if columns is None else columns.make(job.reader, numbers, shards, samples, bounds, memory)
+    if columns is not None and column_batches is None and len(bounds) > 1:  # a batch must be made sample by sample
         total = Timings()
         for number in range(len(bounds)):
             total.merge(_make(program, job.part(number), memory, loop, batches, slot))
         return total
     total = Timings(bytes_read=program.reader.mean_bytes(shards))
     collated: Iterable[_Collated]
-    if columnar is not None:
+    if column_batches is not None:
         if timings is not None:
             timings.lap("read-to-batched", len(numbers))
-        collated = ((value, origin, True, (), None) for value, origin in columnar)
+        collated = ((value, origin, True, (), None) for value, origin in column_batches)
     else:
-        rows = _Rows(program, job, memory)
+        rows = _SampleFactory(program, job, memory)
         slot[1] = IDLE
         rows.make(bounds, loop, total)
         slot[1] = first
@@ -240,7 +241,7 @@ def _make(
         mask = is_sample[bound]
         if label is not None and isinstance(value, dict):
             value["__bucket__"] = label
-        if timings is not None and columnar is None and program.collate is not None:
+        if timings is not None and column_batches is None and program.collate is not None:
             timings.lap("batched", len(mask))
         has_arrays = program.collate is not None and isinstance(program.collate.collate, Collate)
         if program.batch_stages is not None:
@@ -263,46 +264,46 @@ def _make(
     return total
 
 
-class _Rows:
-    """Makes the samples of a job one by one, in chunks that threads take in any order. After a sample failed, no later
-    sample starts.
+class _SampleFactory:
+    """Makes the samples of a job one by one, in chunks that threads take in any order, and collates them. After a
+    sample failed, no later sample starts.
     """
 
     def __init__(self, program: Program, job: OpenJob, memory: Memory) -> None:
         self._program = program
-        self._places = places = job.places
+        self._job_samples = places = job.places
         self._reader = job.reader
         columns = (places.numbers, places.shards, places.samples)
-        found = list(zip(*(each.tolist() for each in columns), strict=True))
-        self._found: list[tuple[int, int, int]] = found
+        locations = list(zip(*(each.tolist() for each in columns), strict=True))
+        self._locations: list[tuple[int, int, int]] = locations  # position, shard and sample
         self._memory = memory
-        self._results: list[tuple[Any, Origin, str | None]] = [(None, NOWHERE, None)] * len(found)
+        self._results: list[tuple[Any, Origin, str | None]] = [(None, NO_ORIGIN, None)] * len(locations)
         self._errors: dict[int, BaseException] = {}
-        self._slots: list[NDArray[Any] | None] = []  # of each batch: what its images are written into
-        self._images: list[NDArray[Any]] = []  # of each sample: its own there
+        self._batch_images: list[NDArray[Any] | None] = []  # of each batch: its images; None without `writer`
+        self._sample_images: list[NDArray[Any]] = []  # of each sample: its row of `_batch_images`
 
     def make(self, bounds: list[slice], loop: _SampleLoop, total: Timings) -> None:
         """Make all samples, and add their timings to `total`."""
-        program, num = self._program, len(self._found)
+        program, num = self._program, len(self._locations)
         writer = program.writer
         for bound in bounds:
-            slot = None
+            batch_images = None
             if writer is not None:
                 assert writer.out_shape is not None
                 shape = (len(range(*bound.indices(num))), *writer.out_shape)
-                slot = empty_images(self._memory, shape, writer.out_ending.dtype)
-                self._images += [slot[row : row + 1] for row in range(len(slot))]
-            self._slots.append(slot)
-        size = max(1, min(CHUNK, num // program.run.num_threads))  # small batches too are made in all threads
+                batch_images = empty_images(self._memory, shape, writer.batch_format.dtype)
+                self._sample_images += [batch_images[row : row + 1] for row in range(len(batch_images))]
+            self._batch_images.append(batch_images)
+        size = max(1, min(CHUNK, num // program.run.num_threads))  # so that all threads work on small batches too
         num_chunks = -(-num // size)
-        timed: list[Timings] = []  # each from one thread
+        timed: list[Timings] = []  # from one thread each
 
         def run(chunk: int) -> None:
             timings = program.chunk_pace.begin()
             slot = program.run.board.claim()
             slot[0] = 0
             rows = range(chunk * size, min(num, (chunk + 1) * size))
-            if self._run(rows, loop.is_cancelled, timings, slot) and timings is not None:
+            if self._make_chunk(rows, loop.is_cancelled, timings, slot) and timings is not None:
                 timed.append(timings)
             program.run.board.release(slot)
 
@@ -316,34 +317,36 @@ class _Rows:
         for each in timed:
             total.merge(each)
 
-    def _run(self, rows: range, is_cancelled: Callable[[], bool], timings: Timings | None, slot: Slot) -> bool:
+    def _make_chunk(self, rows: range, is_cancelled: Callable[[], bool], timings: Timings | None, slot: Slot) -> bool:
         """Make the samples of one chunk. Return False if one of them, or an earlier sample, failed."""
         at = rows.start
         try:
-            decoded = self._decode(rows, timings, slot) if self._program.first is not None else {}
+            decoded = self._decode_chunk(rows, timings, slot) if self._program.first is not None else {}
             for at in rows:
                 if is_cancelled() or (self._errors and min(self._errors.copy()) < at):
                     return False
-                slot[1] = self._found[at][0]
-                self._results[at] = self._one(at, timings, decoded.pop(at, None))
+                slot[1] = self._locations[at][0]
+                self._results[at] = self._make_sample(at, timings, decoded.pop(at, None))
         except BaseException as err:  # noqa: BLE001 (the consumer receives every error)
             self._errors[at] = err
             return False
         return True
 
-    def _decode(self, rows: range, timings: Timings | None, slot: Slot) -> dict[int, tuple[Any, Origin]]:
-        """Return samples after the first stage, which decodes an image. It reads all samples, prepares all, and then
-        decodes all pixels. One by one, everything would run with CPU caches that a decoder has filled, and hold
-        Python's lock three to five times as long. A sample that fails is left out, and `_one` reports its error.
+    def _decode_chunk(self, rows: range, timings: Timings | None, slot: Slot) -> dict[int, tuple[Any, Origin]]:
+        """Return the samples of a chunk after the first stage, which decodes an image, by their rows. A sample that
+        fails is left out, and `_make_sample` reports its error.
+
+        All samples are read, then all are prepared, then all pixels are decoded. Sample by sample, all of this would
+        run with CPU caches that a decoder has filled, and hold Python's lock three to five times as long.
         """
         first = self._program.first
         assert first is not None
         read, prepared, decoded = [], [], {}
         chunk = slice(rows.start, rows.stop)
-        slot[1] = self._found[rows.start][0]
-        samples = self._reader.read_natively(self._places.shards[chunk], self._places.samples[chunk])
+        slot[1] = self._locations[rows.start][0]
+        samples = self._reader.read_natively(self._job_samples.shards[chunk], self._job_samples.samples[chunk])
         for at in rows:
-            place, shard, sample = self._found[at]
+            place, shard, sample = self._locations[at]
             slot[1] = place
             with contextlib.suppress(Exception):
                 one = samples[at - rows.start] if samples else self._reader.read(shard, sample, names_image)
@@ -357,8 +360,8 @@ class _Rows:
         if timings is not None:
             timings.lap("headers", len(rows))
         label = self._program.stages[0].steps[0].label
-        images = self._images if first is self._program.writer else []
-        if images and len(self._slots) == 1 and (batch := self._slots[0]) is not None and first.is_native:
+        images = self._sample_images if first is self._program.writer else []
+        if images and len(self._batch_images) == 1 and (batch := self._batch_images[0]) is not None and first.is_native:
             written = first.carry_out_many([each for _, each in prepared], batch, [at for at, _ in prepared], slot)
             left = []
             for (at, each), is_written in zip(prepared, written, strict=True):
@@ -371,27 +374,27 @@ class _Rows:
             if timings is not None and decoded:
                 timings.lap(label, len(decoded))
         for at, each in prepared:
-            slot[1] = self._found[at][0]
+            slot[1] = self._locations[at][0]
             with contextlib.suppress(Exception):
                 decoded[at] = first.carry_out(each, images[at] if images else None), each.origin
                 if timings is not None:
                     timings.lap(label)
         return decoded
 
-    def _one(
+    def _make_sample(
         self, at: int, timings: Timings | None, decoded: tuple[Any, Origin] | None
     ) -> tuple[Any, Origin, str | None]:
-        """Return a sample after all one-to-one stages, its origin, and None. For a substitute, return the origin of the
-        bad sample and the reason.
+        """Return a sample after all one-to-one stages, its origin, and None. If the sample is bad and the error budget
+        allows it, return a substitute, the origin of the bad sample, and the text of its error.
         """
-        place, shard, sample = self._found[at]
+        place, shard, sample = self._locations[at]
         writer = self._program.writer
-        out = (writer, self._images[at]) if writer is not None else None
+        out = (writer, self._sample_images[at]) if writer is not None else None
         try:
             if decoded is not None:
                 value, origin = decoded
                 return self._program.stages[origin.part].apply(value, origin, out, timings, 1), origin, None
-            return *self._sample(place, shard, sample, out, timings), None
+            return *self._read_and_make(place, shard, sample, out, timings), None
         except SampleError as err:
             if not self._forgives(err):
                 if err.stage == "decode" and not isinstance(err.__cause__, PROCESS_ERRORS):
@@ -407,23 +410,30 @@ class _Rows:
         timings: Timings | None,
         check: Callable[[Any, Origin], object] = lambda *_: None,
     ) -> tuple[Any, Origin, str]:
-        """Return the next good sample for which `check` raises no SampleError."""
+        """Return the next good sample for which `check` does not raise, the bad sample's origin, and its error as text.
+
+        Raises:
+            SampleError: All samples that were tried are bad, or the error budget does not cover one of their errors.
+        """
+        num_tried = 0
         for attempt in range(1, _MAX_SUBSTITUTES + 1):
             other = self._program.order.substitute(place, attempt)
             if other is None:
                 break
+            num_tried = attempt
             try:
-                value, origin = self._sample(place, *other, out, timings)
+                value, origin = self._read_and_make(place, *other, out, timings)
                 check(value, origin)
             except SampleError as err:
                 if not self._forgives(err):
                     raise
             else:
                 return value, Origin(bad.shard, bad.key, 0, place, 0), str(bad)
-        msg = f"{bad}\n  No sample near it can replace it: all {attempt} are bad."
+        reason = f"all {num_tried} are bad" if num_tried else "there is no other"
+        msg = f"{bad}\n  No sample near it can replace it: {reason}."
         raise SampleError(msg, stage=bad.stage, shard=bad.shard, key=bad.key) from bad
 
-    def _sample(
+    def _read_and_make(
         self,
         place: int,
         shard: int,
@@ -461,17 +471,17 @@ class _Rows:
         return self._collate(number, bound)
 
     def _replace_misfits(self, bound: slice) -> None:
-        """Replace samples that do not batch with most samples of their batch, or not even alone."""
+        """Replace samples that cannot be collated alone, or with the largest group of samples that fit together."""
         batched = self._program.collate
         assert batched is not None
-        rows = range(*bound.indices(len(self._found)))
-        owned = {at: self._owned(self._results[at][0], at) for at in rows}
+        rows = range(*bound.indices(len(self._locations)))
+        owned = {at: self._with_image_value(self._results[at][0], at) for at in rows}
         groups: list[list[int]] = []
 
         def check(at: int, value: Any, origin: Origin) -> None:
-            """Raise the SampleError of this value, alone or with the first one of the largest group."""
+            """Raise the SampleError of collating this value, alone or with the first sample of the largest group."""
             firsts = [max(groups, key=len)[0]] if groups else []
-            values = [*(owned[first] for first in firsts), self._owned(value, at)]
+            values = [*(owned[first] for first in firsts), self._with_image_value(value, at)]
             batched.collated(values, [*(self._results[first][1] for first in firsts), origin])
 
         for at in rows:
@@ -490,18 +500,18 @@ class _Rows:
             value, origin, reason = self._results[at]
             try:
                 check(at, value, origin)
-                continue  # it is the whole batch that does not fit
+                continue  # this sample fits; only the whole batch cannot be collated
             except SampleError as err:
                 bad = err.with_traceback(None)
             writer = self._program.writer
-            out = (writer, self._images[at]) if writer is not None else None
-            found = self._substitute(bad, self._found[at][0], out, None, functools.partial(check, at))
+            out = (writer, self._sample_images[at]) if writer is not None else None
+            found = self._substitute(bad, self._locations[at][0], out, None, functools.partial(check, at))
             self._results[at] = found if reason is None else (found[0], origin, reason)
 
-    def _owned(self, value: Any, at: int) -> Any:
-        """Return a sample whose image is not a part of the batch."""
+    def _with_image_value(self, value: Any, at: int) -> Any:
+        """Return a sample with its image as a value, not as a row of `_batch_images`."""
         writer = self._program.writer
-        return value if writer is None else _own(value, self._images[at], writer)
+        return value if writer is None else _replace_image(value, self._sample_images[at], writer)
 
     def _collate(self, number: int, bound: slice) -> _Collated:
         values, origins, reasons = map(list, zip(*self._results[bound], strict=True))
@@ -509,22 +519,23 @@ class _Rows:
         bad: tuple[RejectedSample, ...] = ()
         if any(reasons):
             good = np.array([reason is None for reason in reasons])
+            rows = self._job_samples
             bad = tuple(
                 RejectedSample(position, origin.url, origin.key, reason)
                 for position, is_sample, origin, reason in zip(
-                    self._places.positions[bound].tolist(), self._places.is_sample[bound], origins, reasons, strict=True
+                    rows.positions[bound].tolist(), rows.is_sample[bound], origins, reasons, strict=True
                 )
                 if reason is not None and is_sample
             )
         batched, writer = self._program.collate, self._program.writer
         if batched is None:
             return values[0], origins[0], good, bad, None
-        slot, images = self._slots[number], self._images[bound]
-        place = None if slot is None else _place_of(images, values)
+        batch_images, images = self._batch_images[number], self._sample_images[bound]
+        place = None if batch_images is None else _find_image_place(images, values)
         if writer is not None and place is None:
-            values = [_own(value, image, writer) for value, image in zip(values, images, strict=True)]
-        batch, origin = batched.collated(values, origins, self._memory, {} if place is None else {place: slot})
-        is_raw = writer is not None and writer.out_ending != writer.ending
+            values = [_replace_image(value, image, writer) for value, image in zip(values, images, strict=True)]
+        batch, origin = batched.collated(values, origins, self._memory, {} if place is None else {place: batch_images})
+        is_raw = writer is not None and writer.batch_format != writer.output_format
         return batch, origin, good, bad, place if is_raw else None
 
     def _raise_before(self, stop: int) -> None:
@@ -538,8 +549,8 @@ class _Rows:
             del err
 
 
-def _place_of(images: list[NDArray[Any]], values: list[Any]) -> int | str | None:
-    """Return the field or place where each sample has its own image of the batch; None if a sample has it elsewhere."""
+def _find_image_place(images: list[NDArray[Any]], values: list[Any]) -> int | str | None:
+    """Return the field or place at which every sample has its image of the batch; None if samples differ in it."""
     first = values[0]
     items = first.items() if isinstance(first, dict) else enumerate(first) if isinstance(first, tuple) else ()
     places = [place for place, value in items if value is images[0]]
@@ -553,9 +564,9 @@ def _place_of(images: list[NDArray[Any]], values: list[Any]) -> int | str | None
     return place if written else None
 
 
-def _own(sample: Any, image: NDArray[Any], writer: FusedStep) -> Any:
-    """Return a sample in which its image is a value of its own. A batch needs this if one of its samples has the image
-    at another place than the others, for example because this sample has two images.
+def _replace_image(sample: Any, image: NDArray[Any], writer: FusedStep) -> Any:
+    """Return a sample with its image as a value (`FusedStep.value_of`), not as a row of the array of its batch. A batch
+    needs this if a sample has the image at another place than the other samples, for example if it has two images.
     """
     if isinstance(sample, dict):
         return {name: writer.value_of(image) if value is image else value for name, value in sample.items()}
@@ -565,10 +576,10 @@ def _own(sample: Any, image: NDArray[Any], writer: FusedStep) -> Any:
 
 
 def _check_rows(value: Any, num_rows: int, origin: Origin) -> None:
-    """Refuse a batch whose columns do not have the rows of its mask, since a function has changed their number.
+    """Check that each column of a batch has as many rows as its mask.
 
     Raises:
-        PipelineError: It names the column.
+        PipelineError: A function after `batched` changed the number of rows. The message names the column.
     """
     columns = (
         value.items() if isinstance(value, Mapping) else enumerate(value if isinstance(value, tuple) else (value,))
@@ -583,10 +594,10 @@ def _check_rows(value: Any, num_rows: int, origin: Origin) -> None:
 
 
 def with_mask(value: Any, mask: Any) -> Any:
-    """A batch or sample that carries its mask: as `__valid__` in a dict, as the last element of a tuple.
+    """Return a batch or sample with its mask: as `__valid__` in a dict, as the last element of a tuple or a new pair.
 
     Raises:
-        PipelineError: The dict has a field of this name.
+        PipelineError: The dict has a field `__valid__` already.
     """
     if isinstance(value, Mapping):
         if VALID in value:

@@ -1,7 +1,8 @@
 """Batches by columns: one loop per field in place of one per sample, if only field stages of wdskit precede `batched`.
 
-The batches are equal to those of the same stages sample by sample. If the samples of a batch differ in their fields, or
-one is bad, the batch is made sample by sample, which reports the error or replaces the bad sample.
+The batches are equal to the batches that the same stages make sample by sample. If the samples of a batch differ in
+their fields, or a sample is bad, `engine.batch` makes the batch sample by sample, which reports the error or replaces
+the bad sample.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from wdskit.codecs.columns import NpyColumn, decode_column
 from wdskit.codecs.fields import NPY_FIELDS, is_path
 from wdskit.codecs.formats import is_image_field
 from wdskit.dataset.many import Spans
-from wdskit.engine.reader import ManySamples, SampleReader
+from wdskit.engine.reader import ColumnarSamples, SampleReader
 from wdskit.order.base import Ints
 from wdskit.stages.base import Origin, Step
 from wdskit.stages.batching import Batcher
@@ -23,10 +24,10 @@ from wdskit.stages.collate import Collate, Memory, RaggedArrays, has_torch_dtype
 from wdskit.stages.fields import FieldDecoder, Rename, ToDict, ToTuple, marked_array, warn_of_bytes
 
 Column: TypeAlias = Spans | NpyColumn | list[Any]
-"""One field of all samples: bytes that are still where they were read, arrays that are, or values."""
+"""One field of all samples: ranges of the bytes that were read, arrays in these bytes, or a list of values."""
 
 _LISTED = frozenset({str, bytes, dict, list, type(None)})
-"""Types of which a batch is a list."""
+"""Types of values whose batch is a list."""
 
 
 class _NotColumns(Exception):
@@ -34,11 +35,11 @@ class _NotColumns(Exception):
 
 
 class BatchColumns:
-    """Makes batches by columns.
+    """Makes batches field by field.
 
     Args:
         steps: The stages before `batched`.
-        collate: The default one.
+        collate: wdskit's own collate function.
     """
 
     def __init__(self, steps: Sequence[FieldDecoder | Rename | ToTuple | ToDict], collate: Collate) -> None:
@@ -47,7 +48,7 @@ class BatchColumns:
 
     def make(
         self,
-        cache: SampleReader,
+        reader: SampleReader,
         places: Ints,
         shards: Ints,
         samples: Ints,
@@ -55,62 +56,64 @@ class BatchColumns:
         memory: Memory,
     ) -> list[tuple[Any, Origin]] | None:
         """Return batches and their origins, whose `members` are the first and the last sample. Return None if the
-        samples must be made one by one, which reports the error of a bad sample.
+        samples must be made one by one, for example because one of them is bad.
 
         Args:
-            cache: Reads the samples.
-            places: Positions in the endless sequence, (n,).
-            shards: Their shards, (n,).
-            samples: Their numbers in these, (n,).
-            bounds: The samples of each batch.
+            reader: Reads the samples.
+            places: Positions of the samples in the endless sequence, (n,).
+            shards: Numbers of the samples' shards, (n,).
+            samples: Numbers of the samples in their shards, (n,).
+            bounds: The rows of each batch.
             memory: Gives the memory of batches.
         """
         try:
-            found = cache.read_many(shards, samples, viewed=_is_viewed)
+            found = reader.read_columns(shards, samples, viewed=_is_viewed)
             if found is None:
                 return None
             return [
-                self._make(places[at], [cache.part(int(shards[at][end])) for end in (0, -1)], found.part(at), memory)
+                self._make(places[at], [reader.part(int(shards[at][end])) for end in (0, -1)], found.part(at), memory)
                 for at in bounds
             ]
-        except Exception:  # noqa: BLE001 (the way sample by sample raises it again)
+        except Exception:  # noqa: BLE001 (raised again when the samples are made one by one)
             return None
 
-    def _make(self, places: Ints, parts: list[int], found: ManySamples, memory: Memory) -> tuple[Any, Origin]:
+    def _make(self, places: Ints, parts: list[int], found: ColumnarSamples, memory: Memory) -> tuple[Any, Origin]:
         columns: Any = {"__key__": found.keys, "__url__": found.paths, **found.fields}
         for step in self.steps:
-            columns = _run(step, columns)
+            columns = _apply_step(step, columns)
         first, last = (Origin(found.paths[at], found.keys[at], 0, int(places[at]), parts[at]) for at in (0, -1))
         ragged = self.collate.ragged_slots(columns)
         if isinstance(columns, dict):
-            batch: Any = {name: _batch(name, column, memory, ragged) for name, column in columns.items()}
+            batch: Any = {name: _collate_column(name, column, memory, ragged) for name, column in columns.items()}
         else:
-            batch = tuple(_batch(place, column, memory, ragged) for place, column in enumerate(columns))
+            batch = tuple(_collate_column(place, column, memory, ragged) for place, column in enumerate(columns))
         return batch, last._replace(members=(first, last))
 
 
 def columns_of(steps: Sequence[Step], batched: Batcher | None) -> BatchColumns | None:
-    """Return what makes batches by columns; None for other stages or a user's collate, for paths in JSON, or if images
-    are decoded, which several threads do sample by sample.
+    """Return the `BatchColumns` of these stages. Return None for other stages, a user's collate, paths in JSON, and
+    decoded images, which several threads decode sample by sample.
     """
     if batched is None or not isinstance(batched.collate, Collate):
         return None
     functions = [step.function for step in steps]
-    fit = [each for each in functions if isinstance(each, (FieldDecoder, Rename, ToTuple, ToDict))]
-    decoders = [each for each in fit if isinstance(each, FieldDecoder) and each.images is not None]
-    if len(fit) < len(functions) or any(not each.only or any(map(is_image_field, each.only)) for each in decoders):
+    field_steps = [each for each in functions if isinstance(each, (FieldDecoder, Rename, ToTuple, ToDict))]
+    decoders = [each for each in field_steps if isinstance(each, FieldDecoder) and each.images is not None]
+    if len(field_steps) < len(functions):
         return None
-    names = [name for each in fit if not isinstance(each, FieldDecoder) for name in each.sources]
+    if any(not each.only or any(map(is_image_field, each.only)) for each in decoders):
+        return None
+    names = [name for each in field_steps if not isinstance(each, FieldDecoder) for name in each.sources]
     if any(is_path(name) for alternatives in names for name in alternatives.split(";")):
         return None
-    return BatchColumns(fit, batched.collate)
+    return BatchColumns(field_steps, batched.collate)
 
 
 def _is_viewed(field: str) -> bool:
     return field.rpartition(".")[2] in NPY_FIELDS
 
 
-def _run(step: FieldDecoder | Rename | ToTuple | ToDict, columns: Any) -> Any:
+def _apply_step(step: FieldDecoder | Rename | ToTuple | ToDict, columns: Any) -> Any:
     """Return the columns after a step. All steps except `decode` move fields by name and do not read their values."""
     if not isinstance(step, FieldDecoder):
         return step(columns)
@@ -129,22 +132,22 @@ def _decoded(decode: FieldDecoder, name: str, column: Column) -> Column:
     return decode_column(name, column)
 
 
-def _batch(slot: str | int, column: Column, memory: Memory, ragged: Collection[str | int]) -> Any:
-    """Return the batch of a column, equal to that of `collate`. No value is a decoded image."""
+def _collate_column(slot: str | int, column: Column, memory: Memory, ragged: Collection[str | int]) -> Any:
+    """Return the batch of a column, equal to the batch of `Collate`. No value is a decoded image."""
     if slot in ragged:
         if isinstance(column, Spans):
-            raise _NotColumns  # bytes, which cannot be ragged
+            raise _NotColumns  # bytes cannot be ragged
         found = _ragged(column, memory) if isinstance(column, NpyColumn) else None
         return found or make_ragged(column.arrays() if isinstance(column, NpyColumn) else column, str(slot), memory)
     if isinstance(column, Spans):
-        return column.cut()
+        return column.to_bytes()
     if isinstance(column, NpyColumn):
         stacked = _stacked(column, memory)
         if stacked is not None:
             return stacked
         column = column.arrays()
     if set(map(type, column)) <= _LISTED:
-        return column.copy()  # two places may have the same field
+        return column.copy()  # two places of the sample may have the same field
     return Collate()([(marked_array(value),) for value in column], memory)[0]
 
 

@@ -14,12 +14,14 @@ T = TypeVar("T")
 
 
 class Outcome(Generic[T]):
-    """The result of some work. Pickled, an error arrives as the exception that it was, with the exceptions that caused
-    it and, as the cause of the first of them, its traceback. An error that cannot be pickled arrives as a PipelineError
-    that says the same; a cause that cannot be pickled is only in the traceback, which says so.
+    """The result of a job: a value, an error, or both.
+
+    Unpickling restores the error and the exceptions that caused it; the cause of the last of these is a
+    `WorkerTraceback`. An error that cannot be pickled becomes a PipelineError with its text. A cause that cannot be
+    pickled is only in the text of the traceback.
 
     Args:
-        value: The result; with an error, the part of the result that was made before.
+        value: The result; with an error, the part of the result that was made before the error.
         error: The error, which may be any BaseException; None without an error.
         where: Name of the process in which the error was raised, for the traceback; empty for this process.
     """
@@ -33,17 +35,17 @@ class Outcome(Generic[T]):
 
     @classmethod
     def of(cls, function: Callable[..., T], *args: Any) -> Outcome[T]:
-        """Call a function, and return its result or its error."""
+        """Call a function, and return an outcome with its result or its error."""
         try:
             return cls(function(*args))
         except BaseException as err:  # noqa: BLE001 (the consumer receives every error)
             return cls(error=err)
 
     def result(self) -> T | None:
-        """The value, once.
+        """Return the value. Later calls return None.
 
         Raises:
-            BaseException: The error.
+            BaseException: The error of the outcome, which may be any exception.
         """
         value, error = self.value, self.error
         self.value = self.error = None
@@ -63,11 +65,11 @@ class Outcome(Generic[T]):
         while cause is not None and len(causes) < _MAX_CAUSES:
             pickled = _pickled(cause)
             if pickled is None:
-                trace += f"\n{type(cause).__name__} cannot be pickled, so this text is all that is left of it."
+                trace += f"\n{type(cause).__name__} cannot be pickled, so it is not in the chain of causes."
                 break
             causes.append(pickled)
             cause = cause.__cause__
-        return _arrived, (self.value, _pickled(self.error), error_text(self.error), causes, trace, self.where)
+        return _unpickle_outcome, (self.value, _pickled(self.error), error_text(self.error), causes, trace, self.where)
 
 
 class WorkerTraceback(Exception):
@@ -77,15 +79,17 @@ class WorkerTraceback(Exception):
 _MAX_CAUSES = 16  # a chain of exceptions may be a cycle
 
 
-def _arrived(value: Any, pickled: bytes | None, text: str, causes: list[bytes], trace: str, where: str) -> Outcome[Any]:
+def _unpickle_outcome(
+    value: Any, pickled: bytes | None, text: str, causes: list[bytes], trace: str, where: str
+) -> Outcome[Any]:
     error: BaseException = PipelineError(text)
     if pickled is not None:
-        with contextlib.suppress(Exception):  # a module that only the worker has
-            error = pickle.loads(pickled)  # noqa: S301 (of a worker of ours)
+        with contextlib.suppress(Exception):  # only the worker may have the module of the exception
+            error = pickle.loads(pickled)  # noqa: S301 (from our own worker)
     last = error
     with contextlib.suppress(Exception):
         for each in causes:
-            last.__cause__ = pickle.loads(each)  # noqa: S301 (of a worker of ours)
+            last.__cause__ = pickle.loads(each)  # noqa: S301 (from our own worker)
             last = last.__cause__
     last.__cause__ = WorkerTraceback(trace)
     return Outcome(value, error, where)
@@ -93,7 +97,7 @@ def _arrived(value: Any, pickled: bytes | None, text: str, causes: list[bytes], 
 
 def _pickled(err: BaseException) -> bytes | None:
     """Return the pickled exception; None if unpickling does not give an exception of the same type."""
-    with contextlib.suppress(BaseException):  # whatever its __reduce__ or __init__ raises
+    with contextlib.suppress(BaseException):  # its __reduce__ or __init__ may raise anything
         data = pickle.dumps(err)
         if type(pickle.loads(data)) is type(err):  # noqa: S301 (made above)
             return data

@@ -1,4 +1,4 @@
-"""`Program`: a built pipeline with a planned source, frozen, the same in every process that makes its batches."""
+"""`Program`: a built pipeline with a planned source. It is frozen, and equal in every process of a loader."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from wdskit.errors import PipelineError
 from wdskit.native import native
 from wdskit.order.base import Ints, Order
 from wdskit.order.buckets import BucketSteps
-from wdskit.order.steps import AnySteps, dealt
+from wdskit.order.steps import AnySteps, rank_positions
 from wdskit.stages.base import Run, Step
 from wdskit.stages.batching import Batcher
 from wdskit.stages.collate import Collate
 from wdskit.stages.epoch import EpochLayout
 from wdskit.stages.fields import FieldDecoder, Rename, ToDict, ToTuple
 from wdskit.stages.images.fused import FusedStep
-from wdskit.stages.images.jpeg_crop import Ending
-from wdskit.stages.timing import Pace
+from wdskit.stages.images.jpeg_crop import OutputFormat
+from wdskit.stages.timing import TimingSampler
 
 _SAMPLES_A_JOB = 256
-"""Samples of a job whose batches are made together. Samples of 3 kB in batches of 64 then take half the time. With more
-JSON samples in a job, Python's garbage collector would take 5 % of the time.
+"""Most samples of a job with several batches. Samples of 3 kB in batches of 64 then take half the time. With more JSON
+samples in a job, Python's garbage collector would take 5 % of the time.
 """
 
 WHOLE_BATCH = 1
@@ -44,7 +44,7 @@ _UNBATCHED_A_JOB = 64  # sending one sample to another process costs 0.2 ms
 
 @dataclass(frozen=True)
 class Job:
-    """Consecutive batches of a rank to make. Equal jobs give equal batches.
+    """Consecutive batches of a rank. Equal jobs give equal batches.
 
     Attributes:
         start: Position of the epoch's start in the order's endless sequence.
@@ -59,14 +59,14 @@ class Job:
     stop: int
 
 
-class Places(NamedTuple):
-    """The samples of a job, (n,) each: `batch` for each batch.
+class SampleLocations(NamedTuple):
+    """Where the rows of a job's batches are: arrays (n,), for one batch after another.
 
     Attributes:
         positions: Positions in the epoch; padded rows have the epoch's number of samples.
-        numbers: Positions in the order's endless sequence; padded rows have any position.
+        numbers: Positions in the order's endless sequence; padded rows have the last position of their step.
         is_sample: False for padded rows.
-        shards: Numbers of the shards in the order.
+        shards: Numbers of the samples' shards in the order.
         samples: Numbers of the samples in their shards.
     """
 
@@ -78,25 +78,25 @@ class Places(NamedTuple):
 
 
 class OpenJob(NamedTuple):
-    """A job whose samples are known, and are requested if they are in a store.
+    """A job whose samples are located, and are requested if they are in a store.
 
     Attributes:
-        places: The samples of the job.
+        places: Positions and numbers of the job's samples.
         reader: Reads the samples.
-        bounds: The samples of each batch.
+        bounds: The rows of each batch.
         labels: Shape or largest length of each batch's bucket; None without buckets.
     """
 
-    places: Places
+    places: SampleLocations
     reader: SampleReader
     bounds: list[slice]
     labels: list[Any] | None = None
 
     def part(self, number: int) -> OpenJob:
-        """Return the job of one of the batches."""
+        """Return the job with only the batch `number` of this job."""
         columns: Any = self.places
         rows = self.bounds[number]
-        places = Places(*(column[rows] for column in columns))
+        places = SampleLocations(*(column[rows] for column in columns))
         labels = None if self.labels is None else self.labels[number : number + 1]
         return self._replace(places=places, bounds=[slice(0, len(places.positions))], labels=labels)
 
@@ -104,16 +104,16 @@ class OpenJob(NamedTuple):
 @dataclass(frozen=True, eq=False)
 class Program:
     """A pipeline with a planned source, ready to run: `engine.batch.make_batches` makes its batches. It never changes,
-    and is the same in every process.
+    and is equal in every process.
 
     Attributes:
         reader: Reads samples by (shard, sample).
-        stages: Run on each sample: those of its part of a mixture, by `origin.part`, then those for all samples.
+        stages: For each part of a mixture (`origin.part`), its stages and then the stages for all samples.
         collate: Makes a batch of samples; None without `batched`.
         order: Gives the (shard, sample) of each position.
         batch_stages: Run on each batch; None if no stage follows `batched`.
-        epoch: How the loader counts.
-        run: Seed, rank, number of threads.
+        epoch: Number of samples, batch size and `tail` of an epoch.
+        run: Seed, rank and number of threads.
         forgives: Whether bad samples are replaced.
         forgives_functions: Whether samples on which a transform or a user's function fails are replaced too.
         num_ahead: Number of positions of all ranks, after a job, whose parts of shards are fetched in advance.
@@ -137,8 +137,8 @@ class Program:
     columns: BatchColumns | None = field(init=False)
     first: FusedStep | None = field(init=False)
     writer: FusedStep | None = field(init=False)
-    chunk_pace: Pace = field(init=False, default_factory=Pace)
-    pace: Pace = field(init=False, default_factory=Pace)
+    chunk_pace: TimingSampler = field(init=False, default_factory=TimingSampler)
+    pace: TimingSampler = field(init=False, default_factory=TimingSampler)
 
     def __post_init__(self) -> None:
         native()  # so that `WDSKIT_NATIVE=require` fails here, and not in a worker
@@ -160,10 +160,10 @@ class Program:
         return self.epoch.num_samples
 
     def __iter__(self) -> Iterator[Any]:
-        """Refuse.
+        """Raise PipelineError, because only a loader can run a planned pipeline.
 
         Raises:
-            PipelineError: Only a loader makes its batches.
+            PipelineError: Always.
         """
         raise PipelineError(
             "a planned pipeline is run by a loader: it counts epochs and gives its workers their batches.\n"
@@ -171,35 +171,37 @@ class Program:
         )
 
     def __getitem__(self, _: object) -> Any:
-        """Refuse, as `__iter__` does: torch's DataLoader asks for samples by their numbers."""
+        """Raise the PipelineError of `__iter__`, because torch's DataLoader asks for samples by number."""
         return iter(self)
 
     @property
     def parts(self) -> list[Any]:
-        """What worker processes must be able to unpickle."""
+        """The objects that worker processes must be able to unpickle."""
         found = (self.reader, self.stages, self.collate, self.batch_stages)
         return [part for part in found if part is not None]
 
     def describe(self, major: int, minor: int) -> str:
-        """Name the sample, or the batch, that a slot of the `Board` says. It reads the key from a local shard."""
+        """Return the name of the sample or batch in a slot of the `Board`. It reads the key from a local shard."""
         [shard], [sample] = self.order.take(np.array([minor]))
         name = f"sample {self.reader.describe(int(shard), int(sample))}"
         return f"the batch of {name}" if major == WHOLE_BATCH else name
 
-    def places(self, job: Job) -> Places:
-        """Return the samples of a job."""
+    def locate(self, job: Job) -> SampleLocations:
+        """Return the positions, shards and numbers of a job's samples."""
         rank, _, ranks_per_node = self.run.rank_info
         steps = job.steps
-        dealt_to = functools.partial(dealt, self.order, job.start, steps, rank=rank, ranks_per_node=ranks_per_node)
-        parts = [dealt_to(step) for step in range(job.first, job.stop)]
-        # A padded row has the last sample of its step, whose shape fits.
+        positions_of = functools.partial(
+            rank_positions, self.order, job.start, steps, rank=rank, ranks_per_node=ranks_per_node
+        )
+        parts = [positions_of(step) for step in range(job.first, job.stop)]
+        # A padded row gets the last sample of its step, whose shape fits.
         lasts = [steps.consumed_after(step) - 1 for step in range(job.first, job.stop)]
         places = np.concatenate([np.minimum(part, last) for part, last in zip(parts, lasts, strict=True)]) + job.start
         positions = np.concatenate(parts)
-        return Places(positions, places, positions < steps.num_samples, *self.order.take(places))
+        return SampleLocations(positions, places, positions < steps.num_samples, *self.order.take(places))
 
-    def open(self, job: Job, reader: SampleReader, places: Places) -> OpenJob:
-        """Return the job with its samples, by batches."""
+    def open(self, job: Job, reader: SampleReader, places: SampleLocations) -> OpenJob:
+        """Return the job with its samples, the rows of each batch, and the labels of its buckets."""
         numbers = range(job.first, job.stop)
         edges = np.cumsum([0, *(job.steps.batch_at(step) for step in numbers)]).tolist()
         bounds = [slice(*pair) for pair in itertools.pairwise(edges)]
@@ -226,17 +228,19 @@ class Program:
 
     @property
     def batches_a_job(self) -> int:
-        """How many batches, or samples without `batched`, are best made together."""
+        """Number of batches, or of samples without `batched`, that one job should have."""
         if self.collate is None:
             return _UNBATCHED_A_JOB
         if self.columns is None or self.batch_stages is not None or self.reader.has_large_samples():
             return 1
         return max(1, min(_MOST_BATCHES_A_JOB, _SAMPLES_A_JOB // self.epoch.batch))
 
-    def without_numbers(self) -> tuple[Program, Ending | None]:
-        """Return a program whose images stay uint8 if possible, and the rest of the work on them (`finish_batch`)."""
+    def with_uint8_images(self) -> tuple[Program, OutputFormat | None]:
+        """Return a program whose images stay uint8, and the `OutputFormat` to which `finish_batch` converts them later.
+        Return this program and None if the images cannot stay uint8.
+        """
         writer = self.writer
-        if writer is None or self.batch_stages is not None or writer.ending.dtype == np.uint8:
+        if writer is None or self.batch_stages is not None or writer.output_format.dtype == np.uint8:
             return self, None
         changed = copy.copy(writer)
         changed.write_uint8()
@@ -244,11 +248,11 @@ class Program:
             [replace(step, function=changed) if step.function is writer else step for step in each.steps]
             for each in self.stages
         )
-        return replace(self, stages=tuple(SampleStages(tuple(steps)) for steps in stages)), writer.ending
+        return replace(self, stages=tuple(SampleStages(tuple(steps)) for steps in stages)), writer.output_format
 
 
 def _writer(steps: Sequence[Step]) -> FusedStep | None:
-    """Return the step whose image no later step reads or changes."""
+    """Return the last step that does more than move fields, if it can write its image into the batch; else None."""
     last = next(
         (step.function for step in reversed(steps) if not isinstance(step.function, (Rename, ToDict, ToTuple))), None
     )

@@ -1,4 +1,4 @@
-"""Samples by (shard, sample), from shards that stay open."""
+"""Read samples by the numbers of shard and sample. Shards stay open."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from wdskit.dataset.binary import Verified
+from wdskit.dataset.binary import IdentityChecker
 from wdskit.dataset.many import LARGE_BYTES, Run, Spans, read_natively, read_samples
 from wdskit.dataset.remote import RemoteShard, open_remote_shards
 from wdskit.dataset.shard import IndexedShard, LocalShard
@@ -26,39 +26,41 @@ from wdskit.storage.cache import MAX_FETCHING, PartCache
 from wdskit.storage.traffic import NO_TRAFFIC, Traffic
 from wdskit.storage.urls import shown_url
 
-MAX_OPEN_SHARDS = 4096  # each takes 9 bytes a sample; ImageNet on one rank reads 1,221 at a time
+MAX_OPEN_SHARDS = 4096  # an open shard takes 9 bytes a sample; ImageNet on one rank reads 1,221 shards at a time
 USUAL_OPEN_SHARDS = 512  # half of the descriptors that a process has by default
 
 
-class ManySamples(NamedTuple):
-    """Samples by columns.
+class ColumnarSamples(NamedTuple):
+    """Samples, field by field.
 
     Attributes:
         paths: Path of the shard of each sample.
         keys: Key of each sample.
-        fields: The places of the fields' bytes, in the order of the members, which is the same for all samples.
+        fields: Where the bytes of each field are. The order of the fields is the same for all samples.
     """
 
     paths: list[str]
     keys: list[str]
     fields: dict[str, Spans]
 
-    def part(self, at: slice) -> ManySamples:
-        """Some of them."""
-        return ManySamples(self.paths[at], self.keys[at], {name: each.part(at) for name, each in self.fields.items()})
+    def part(self, at: slice) -> ColumnarSamples:
+        """Return the samples of a slice."""
+        fields = {name: spans.part(at) for name, spans in self.fields.items()}
+        return ColumnarSamples(self.paths[at], self.keys[at], fields)
 
 
 class SampleReader:
     """Reads samples through the offsets of their shards. Safe to share between threads.
 
     Args:
-        tables: The shards of each part, numbered through; the same part may appear several times.
-        parts: For each of `tables`, the number of its part.
-        kept: Where parts of remote shards are kept; None for nowhere.
+        tables: Tables of shards. Shards are numbered across all tables. A part that is
+            repeated n times has its table n times.
+        parts: For each of `tables`, the number of its part of the mixture.
+        cache: The cache for parts of remote shards; None for no cache.
     """
 
-    def __init__(self, tables: Sequence[ShardTable], parts: Sequence[int], kept: PartCache | None = None) -> None:
-        self.kept = kept
+    def __init__(self, tables: Sequence[ShardTable], parts: Sequence[int], cache: PartCache | None = None) -> None:
+        self.cache = cache
         self.tables = tuple(tables)
         self.parts = tuple(parts)
         self._stops = np.cumsum([len(table) for table in tables])
@@ -67,16 +69,16 @@ class SampleReader:
     def _begin(self) -> None:
         self._stop_list: list[int] = self._stops.tolist()
         self._open: OrderedDict[int, IndexedShard] = OrderedDict()
-        self._ahead: dict[int, IndexedShard] = {}  # shards with requested samples, in a reader that `begin` returned
-        self._has_begun = False
+        self._ahead: dict[int, IndexedShard] = {}  # shards with requested samples, in a reader from `request`
+        self._has_requested = False
         self._lock = threading.Lock()
-        self._verified = Verified()
+        self._verified = IdentityChecker()
         self._mean_bytes: NDArray[np.float64] | None = None
         # Half of the descriptors that this process may have.
-        self._most = max(16, min(MAX_OPEN_SHARDS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2))
+        self._max_open = max(16, min(MAX_OPEN_SHARDS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2))
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in ("tables", "parts", "kept", "_stops")}
+        return {name: getattr(self, name) for name in ("tables", "parts", "cache", "_stops")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -87,26 +89,30 @@ class SampleReader:
         """Whether some of the shards are in a store."""
         return any(table.is_remote for table in self.tables)
 
-    def begin(self, shards: Ints, samples: Ints) -> SampleReader:
-        """Request the samples that are in a store, and return a reader of them that shares all open shards. The first
-        call requests byte ranges; later calls request whole parts if parts are kept. It raises the errors of `read`.
+    def request(self, shards: Ints, samples: Ints) -> SampleReader:
+        """Request the samples that are in a store. Return a reader that uses these requests and shares all open shards.
+
+        The first call requests byte ranges; with a cache, later calls request whole parts of shards.
+
+        Raises:
+            ShardError, StorageError, FolderIndexError: See `read`.
         """
         if not self.is_remote:
             return self
-        at_once, self._has_begun = not self._has_begun, True
+        is_first, self._has_requested = not self._has_requested, True
         wanted = self._wanted(shards, samples)
-        ahead = {shard: one.ahead(numbers, at_once=at_once) for shard, (one, numbers) in wanted.items()}
-        begun = SampleReader.__new__(SampleReader)  # which shares all that is open
-        begun.__dict__.update(self.__dict__, _ahead=ahead)
-        return begun
+        ahead = {shard: one.ahead(numbers, at_once=is_first) for shard, (one, numbers) in wanted.items()}
+        requested = SampleReader.__new__(SampleReader)  # shares all open shards
+        requested.__dict__.update(self.__dict__, _ahead=ahead)
+        return requested
 
-    def keep(self, shards: Ints, samples: Ints) -> None:
-        """Start to fetch the parts of these samples. It raises the errors of `read`."""
+    def fetch_parts(self, shards: Ints, samples: Ints) -> None:
+        """Start to fetch the parts of these samples into the cache. It raises the errors of `request`."""
         for one, numbers in self._wanted(shards, samples).values():
             one.keep(numbers)
 
     def _wanted(self, shards: Ints, samples: Ints) -> dict[int, tuple[RemoteShard, list[int]]]:
-        """Samples by their shards, as far as these are remote: each, open, and the numbers in it, rising."""
+        """Return each remote shard among `shards` by its number: open, with the ascending numbers of its samples."""
         numbers, opened = self._locate(shards, samples)
         found: dict[int, tuple[RemoteShard, list[int]]] = {}
         for shard, number in sorted(set(zip(shards.tolist(), numbers.tolist(), strict=True))):
@@ -116,10 +122,10 @@ class SampleReader:
         return found
 
     def take_traffic(self) -> Traffic:
-        """What has come from stores to this process since the last call."""
+        """Return the traffic from stores to this process since the last call."""
         if not self.is_remote:
             return NO_TRAFFIC
-        from wdskit.storage.requests import loop_of_this_process  # which needs obstore
+        from wdskit.storage.requests import loop_of_this_process  # needs obstore
 
         return loop_of_this_process("").take_count()
 
@@ -127,17 +133,20 @@ class SampleReader:
         """Fetch all remote shards into the cache, until it is full.
 
         Args:
-            progress: Called after each shard: how many are done, and how many there are.
+            progress: Called after each shard with the number of finished shards and the number of all shards.
+
+        Raises:
+            StorageError, FolderIndexError: See `read`.
         """
-        assert self.kept is not None
+        assert self.cache is not None
         numbers = range(int(self._stops[-1]))
         for shard in numbers:
             opened = self._opened(self._table_of(shard), np.array([shard]))[shard]
             if isinstance(opened, RemoteShard):
                 opened.keep(range(len(opened)))
-                self.kept.wait(MAX_FETCHING)
+                self.cache.wait(MAX_FETCHING)
             progress(shard + 1, len(numbers))
-        self.kept.wait()
+        self.cache.wait()
 
     def _table_of(self, shard: int) -> int:
         return bisect.bisect_right(self._stop_list, shard) if len(self.tables) > 1 else 0
@@ -148,9 +157,10 @@ class SampleReader:
         """Return path, key, number of the part, and the fields of one sample.
 
         Args:
-            shard: Its number.
-            sample: Its number in the shard.
-            viewed: Returns whether a field of this name is a memoryview without a copy; None for bytes only.
+            shard: Number of the shard.
+            sample: Number of the sample in the shard.
+            viewed: Returns True for the name of a field that is returned as a memoryview, without a copy. Other fields
+                are bytes. None: all fields are bytes.
 
         Raises:
             ShardError: The shard is damaged.
@@ -170,7 +180,7 @@ class SampleReader:
         """Read samples with wdskit-native. Return for each sample what `read` returns, with its fields as bytes.
 
         Return None without the package, and if a sample is remote, unusual or damaged: `read` then reads the samples
-        one by one, and raises the error of the damaged one.
+        one by one, and raises the error of the damaged sample.
         """
         if self.is_remote or native() is None:
             return None
@@ -182,7 +192,7 @@ class SampleReader:
             return None
         if found is None:
             return None
-        rows = zip(*(spans.cut() for spans in found.fields.values()), strict=True)
+        rows = zip(*(spans.to_bytes() for spans in found.fields.values()), strict=True)
         parts = [self.parts[self._table_of(shard)] for shard in shards.tolist()]
         return [
             (file.path, key, part, dict(zip(found.fields, row, strict=True)))
@@ -190,7 +200,7 @@ class SampleReader:
         ]
 
     def describe(self, shard: int, sample: int) -> str:
-        """Name a sample by its shard and key; one of a store, which may not answer, by its number there."""
+        """Return the name of a sample: its shard and key. In a store, which may not answer: its number and shard."""
         at = self._table_of(shard)
         table = self.tables[at]
         inner = shard - self._stop_list[at] + len(table)
@@ -201,11 +211,11 @@ class SampleReader:
             return f"{path}: {local.key(number)}"
 
     def mean_bytes(self, shards: Ints) -> int:
-        """Bytes of some samples in these shards, as many as each is named: that of the mean sample of each."""
+        """Return the approximate bytes of samples in these shards, one sample for each element of `shards`."""
         return int(self._means()[shards].sum())
 
     def has_large_samples(self) -> bool:
-        """Whether there is a shard whose mean sample is read by itself."""
+        """Return True if the mean sample of a shard is so large that it is read alone."""
         return bool(self._means().max() > LARGE_BYTES)
 
     def _means(self) -> NDArray[np.float64]:
@@ -214,38 +224,38 @@ class SampleReader:
         return self._mean_bytes
 
     def part(self, shard: int) -> int:
-        """Number of the part that a shard belongs to."""
+        """Return the number of the part to which a shard belongs."""
         return self.parts[int(np.searchsorted(self._stops, shard, side="right"))]
 
-    def read_many(self, shards: Ints, samples: Ints, *, viewed: Callable[[str], bool]) -> ManySamples | None:
-        """Read many samples at once, (n,) each. Return None if they do not have the same fields in the same order.
+    def read_columns(self, shards: Ints, samples: Ints, *, viewed: Callable[[str], bool]) -> ColumnarSamples | None:
+        """Read samples field by field. Return None if they do not have the same fields in the same order.
 
         Args:
-            shards: Their shards.
-            samples: Their numbers in these.
-            viewed: As `dataset.many.read_samples` takes it.
+            shards: Numbers of the samples' shards, (n,).
+            samples: Numbers of the samples in their shards, (n,).
+            viewed: Returns whether a field may be a view of a large sample's bytes, without a copy.
 
         Raises:
-            ShardError, StorageError, FolderIndexError: As `read`.
+            ShardError, StorageError, FolderIndexError: See `read`.
         """
         numbers, opened = self._locate(shards, samples)
         files = [opened[shard] for shard in shards.tolist()]
         found = read_natively(files, numbers)
         if found is not None:
-            return ManySamples([file.path for file in files], *found)
-        goes_on = (shards[1:] == shards[:-1]) & (numbers[1:] == numbers[:-1] + 1)
+            return ColumnarSamples([file.path for file in files], *found)
+        continues = (shards[1:] == shards[:-1]) & (numbers[1:] == numbers[:-1] + 1)
         runs: list[Run] = list(zip(files, numbers.tolist(), itertools.repeat(1)))
-        if goes_on.any():
-            firsts = np.flatnonzero(np.append(True, ~goes_on))
+        if continues.any():
+            firsts = np.flatnonzero(np.append(True, ~continues))
             counts = np.diff(firsts, append=len(shards)).tolist()
             runs = [(*runs[at][:2], count) for at, count in zip(firsts.tolist(), counts, strict=True)]
         found = read_samples(runs, viewed=viewed)
         if found is None:
             return None
-        return ManySamples([file.path for file in files], *found)
+        return ColumnarSamples([file.path for file in files], *found)
 
     def _locate(self, shards: Ints, samples: Ints) -> tuple[Ints, dict[int, IndexedShard]]:
-        """The samples' numbers in their files, and these, open."""
+        """Return the number of each sample in its file, and the open shards by number. Errors: See `read`."""
         if len(self.tables) == 1:
             return self.tables[0].numbers(shards, samples), self._opened(0, shards)
         tables = np.searchsorted(self._stops, shards, side="right")
@@ -259,7 +269,7 @@ class SampleReader:
         return numbers, opened
 
     def _opened(self, at: int, shards: Ints) -> dict[int, IndexedShard]:
-        """Open shards of one table, by their numbers."""
+        """Return shards of one table by number, and open those that are not open yet."""
         wanted = dict.fromkeys(shards.tolist())
         with self._lock:
             found = {shard: self._open[shard] for shard in wanted if shard in self._open}
@@ -269,14 +279,16 @@ class SampleReader:
         table = self.tables[at]
         start = int(self._stops[at]) - len(table)
         missing = [shard for shard in wanted if shard not in found]
-        if table.is_remote and missing:  # all at once
+        if table.is_remote and missing:  # open all of them at the same time
             inner = [shard - start for shard in missing]
-            remote = _open_remote(table, inner, self.kept)
-            found |= {shard: self._keep(shard, one) for shard, one in zip(missing, remote, strict=True)}
+            remote = _open_remote(table, inner, self.cache)
+            found |= {shard: self._add_shard(shard, one) for shard, one in zip(missing, remote, strict=True)}
         return {shard: found.get(shard) or self._shard(shard, table, shard - start) for shard in wanted}
 
     def _shard(self, shard: int, table: ShardTable, inner: int) -> IndexedShard:
-        """Return the open shard. The least recently used shard is dropped for it, and closes after its last reader."""
+        """Return the open shard. Above `_max_open` shards, the least recently used shard is dropped and closes after
+        its last reader.
+        """
         if shard in self._ahead:
             return self._ahead[shard]
         with self._lock:
@@ -286,26 +298,26 @@ class SampleReader:
                 return found
         entry = table.entry(inner)
         if table.is_remote:
-            return self._keep(shard, _open_remote(table, [inner], self.kept)[0])
+            return self._add_shard(shard, _open_remote(table, [inner], self.cache)[0])
         local = LocalShard(table.path(inner), idx_sha256=entry.idx_sha256, num_bytes=entry.num_bytes)
         if len(local) != entry.num_samples:
             problem = f"its .idx has {len(local)} samples, but the folder's index has {entry.num_samples}"
             raise ShardError(shard=local.path, offset=0, problem=problem, remedy="Run `wdskit index` on its folder.")
         self._verified.check(local.file, entry.identity, entry.sha256)
-        return self._keep(shard, local)
+        return self._add_shard(shard, local)
 
-    def _keep(self, shard: int, opened: IndexedShard) -> IndexedShard:
+    def _add_shard(self, shard: int, opened: IndexedShard) -> IndexedShard:
         at = self._table_of(shard)
         table = self.tables[at]
         opened.find_fields = functools.partial(table.fields, shard - self._stop_list[at] + len(table))
         with self._lock:
             self._open[shard] = opened
-            if len(self._open) > self._most:
+            if len(self._open) > self._max_open:
                 self._open.popitem(last=False)
         return opened
 
 
-def _open_remote(table: ShardTable, shards: Sequence[int], kept: PartCache | None) -> list[RemoteShard]:
-    """Open remote shards of a table. It raises the errors of `open_remote_shards`."""
+def _open_remote(table: ShardTable, shards: Sequence[int], cache: PartCache | None) -> list[RemoteShard]:
+    """Open remote shards of a table. The errors are those of `open_remote_shards`."""
     named = [(table.path(shard), table.entry(shard)) for shard in shards]
-    return open_remote_shards(named, kept, [table.seen(shard) for shard in shards])
+    return open_remote_shards(named, cache, [table.seen_version(shard) for shard in shards])

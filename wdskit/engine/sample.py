@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from wdskit.engine.threads import Threads
 from wdskit.errors import PROCESS_ERRORS, SampleError
-from wdskit.stages.base import Origin, Run, Step, StepFailed, cause_of, note_place, stage_error
-from wdskit.stages.timing import Pace, Timings
+from wdskit.stages.base import Origin, Run, Step, StepFailed, add_origin_note, cause_of, stage_error
+from wdskit.stages.timing import Timings, TimingSampler
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -19,7 +19,10 @@ if TYPE_CHECKING:
 
 
 class RejectedSample(NamedTuple):
-    """A bad sample that another one replaces, that padding masks, or that a stream skips."""
+    """A bad sample that another sample replaces, that padding masks, or that a stream skips.
+
+    `position` is its position in the epoch; in a stream, its number in the shard. `reason` is the text of the error.
+    """
 
     position: int
     shard: str
@@ -48,13 +51,13 @@ class SampleStages:
             value: The value before the first stage.
             origin: Origin of the value.
             out: The stage that writes its image into given memory, and this memory.
-            timings: Gets a lap for each stage, under its label. A lap is running.
+            timings: Receives a lap for each stage, under the label of the stage. The first lap has started already.
             start: 1 if the first stage has run already, else 0.
-            num: Samples in the value, for `timings`.
+            num: Number of samples in the value, for `timings`.
 
         Raises:
             SampleError: A stage failed. The error names stage, shard and key.
-            BaseException: A stage raised it, and it is not an Exception. It is raised unchanged.
+            BaseException: A stage raised a KeyboardInterrupt, SystemExit or the like. It is raised again.
         """
         for step in self.steps[start:] if start else self.steps:
             try:
@@ -67,14 +70,14 @@ class SampleStages:
             except Exception as err:  # noqa: BLE001 (the SampleError has it as its cause)
                 raise stage_error(step.name, origin, err) from cause_of(err)
             except BaseException as err:
-                note_place(step.name, origin, err)
+                add_origin_note(step.name, origin, err)
                 raise
             if timings is not None:
                 timings.lap(step.label, num)
         return value
 
 
-class Each:
+class StreamStages:
     """One-to-one stages in a stream.
 
     Several threads work on the next values, at most two per thread. The values are yielded in order, so that the result
@@ -89,7 +92,7 @@ class Each:
         self.run = run
         self.stages = SampleStages(tuple(steps))
         self.name = "-".join(step.name for step in self.stages.steps)
-        self._pace = Pace(every=8)
+        self._pace = TimingSampler(every=8)
 
     def __call__(self, source: Iterable[Any]) -> Iterator[Any]:
         """Yield each value after all stages."""
@@ -99,7 +102,7 @@ class Each:
             return
         for value in source:
             origin = run.origin
-            run.note(run.board.main, origin)
+            run.mark_busy(run.board.main, origin)
             timings = self._pace.begin()
             try:
                 done = self.stages.apply(value, origin) if timings is None else self._timed(value, origin, timings)
@@ -135,7 +138,7 @@ class Each:
         if not future.set_running_or_notify_cancel():
             return
         slot = self.run.board.claim()
-        self.run.note(slot, origin)
+        self.run.mark_busy(slot, origin)
         try:
             done = self.stages.apply(value, origin) if timings is None else self._timed(value, origin, timings)
         except BaseException as err:  # noqa: BLE001 (the consumer receives every error)
@@ -154,7 +157,7 @@ class Each:
         """Yield the oldest value, unless its sample is bad and skipped."""
         origin, timings = waiting[0][0], waiting[0][2]
         try:
-            done = waiting.pop(0)[1].result()  # no name for the future: its error would refer to this frame, a cycle
+            done = waiting.pop(0)[1].result()  # the future has no name: its error would refer to this frame, a cycle
         except SampleError as err:
             if not self._skips(err, origin):
                 raise
@@ -165,9 +168,12 @@ class Each:
         yield done
 
     def _skips(self, err: SampleError, origin: Origin) -> bool:
-        """Note a bad sample, and return True, if the budget allows it.
+        """Return False if the caller must raise `err`. Otherwise, note the bad sample and return True.
 
-        The caller raises the error: raised from here, it would refer to this frame, a cycle.
+        This method does not raise `err` itself, because the traceback would then refer to this frame: a cycle.
+
+        Raises:
+            SampleError: The epoch has more bad samples than `errors.max_bad` allows.
         """
         run = self.run
         is_function = err.is_function and not run.forgives_functions

@@ -1,4 +1,4 @@
-"""A stream pipeline that runs: a `webdataset.DataPipeline` that knows epochs."""
+"""The running pipeline of a stream: a `webdataset.DataPipeline` with epochs."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ from wdskit.text import as_int, plural
 
 @dataclass(frozen=True)
 class Layout:
-    """Facts about the stages of a running stream. Numbers of stages are indices of `DataPipeline.pipeline`.
+    """Properties of the stages of a running stream.
 
     Attributes:
-        draws: The order of the shards; None for a source that is not wdskit's.
-        cut: Number of the stage `with_epoch`; None without it.
+        draws: The order of the shards; None for another library's source.
+        cut: Index of the stage `with_epoch` in `DataPipeline.pipeline`; None without `with_epoch`.
         split_none: Whether the source has `split: none`, which allows a missing splitter.
         count: Number of items that an epoch of a worker yields, as a function of (worker, workers); None if unknown.
-        length: The number of with_length.
-        batch: Samples of an item.
+        length: The length that `with_length` sets; None without `with_length`.
+        batch: Number of samples in an item.
         fingerprint: The settings that decide the order of samples, as plain JSON, for the state.
     """
 
@@ -51,7 +51,7 @@ class Layout:
 
 
 class StreamJob(NamedTuple):
-    """Ask a worker for the next item of an epoch.
+    """A request to a worker for the next item of an epoch.
 
     Attributes:
         epoch: Number of the epoch.
@@ -66,8 +66,8 @@ class StreamJob(NamedTuple):
 
 
 class _Epochs:
-    """The next epoch of each worker, in memory that all processes of a torch DataLoader share: `set_epoch` reaches
-    workers that run already, and workers that end with their epoch leave their count to the next ones.
+    """The next epoch of each worker, in memory that all processes of a torch DataLoader share. So `set_epoch` reaches
+    running workers, and new workers continue the count of workers that ended with their epoch.
     """
 
     def __init__(self, max_workers: int) -> None:
@@ -81,7 +81,7 @@ class _Epochs:
         self._set[0] += 1
 
     def next(self, worker: int) -> int:
-        """Return the epoch that a worker is to run: the one set last, or the one after its last."""
+        """Return the epoch that a worker runs next: the epoch that was set, or else the epoch after its last epoch."""
         if self._workers[worker, 0] != self._set[0]:
             self._workers[worker] = self._set
         return int(self._workers[worker, 1])
@@ -92,8 +92,8 @@ class _Epochs:
 
 
 @dataclass
-class _Live:
-    """The part of a pipeline up to its with_epoch, running on from epoch to epoch in this process."""
+class _OpenStream:
+    """The running stages before `with_epoch`, which continue from epoch to epoch in this process."""
 
     values: Iterator[Any]
     next_epoch: int | None
@@ -102,7 +102,7 @@ class _Live:
 
 
 def empty_epoch(epoch: int) -> PipelineError:
-    """The error of an epoch without values."""
+    """Return the error for an epoch without values."""
     msg = f"epoch {epoch} is empty: the shards hold no samples, or the pipeline dropped all of them."
     return PipelineError(f"{msg}\n  Check its select and slice stages, and run `wdskit info` on the shards.")
 
@@ -112,15 +112,16 @@ class StreamPipeline(webdataset.DataPipeline):  # type: ignore[misc]  # webdatas
 
     It is an `IterableDataset`, so torch's DataLoader and webdataset's WebLoader take it, with `batch_size=None`.
 
-    One iteration is one epoch, and the next iteration is the next one; `set_epoch` sets it. Without `with_epoch` an
-    epoch is each shard once. With it, the stream continues where the last epoch ended, as long as its process lives. An
-    epoch after one that was not finished, such as after a break, starts with new draws, which depend on its number.
+    Each iteration is one epoch, and the next iteration is the next epoch; `set_epoch` sets its number. Without
+    `with_epoch`, an epoch reads each shard once. With `with_epoch`, the stream continues where the last epoch ended, as
+    long as its process lives. After an unfinished epoch, such as after a break, the next epoch starts with new draws,
+    which depend on its number.
 
     Args:
         stages: The running stages; the first is a source.
         run: The state that the stages share.
-        layout: Facts about the stages.
-        max_workers: Most worker processes of a torch DataLoader that it will be used with.
+        layout: Properties of the stages.
+        max_workers: Largest number of worker processes of a torch DataLoader that iterates the pipeline.
     """
 
     def __init__(self, stages: list[Any], run: Run, layout: Layout, max_workers: int) -> None:
@@ -129,49 +130,57 @@ class StreamPipeline(webdataset.DataPipeline):  # type: ignore[misc]  # webdatas
         self.layout = layout
         self._max_workers = max(1, max_workers)
         self._epochs = _Epochs(self._max_workers)
-        self._live: _Live | None = None
-        self._turn: object = None
+        self._open_stream: _OpenStream | None = None
+        self._token: object = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_live": None}
+        return {**self.__dict__, "_open_stream": None}
 
     @property
     def parts(self) -> list[Any]:
-        """What worker processes must be able to unpickle."""
+        """The stages, which worker processes must be able to unpickle."""
         found: list[Any] = self.pipeline
         return found
 
     def describe(self, major: int, minor: int) -> str:
-        """Name the sample that a slot of the `Board` says: its shard, and its number there; "" where only a stage that
-        is not wdskit's knows it.
+        """Return the name of the sample in a slot of the `Board`: its shard, and its number in the shard. Return "" if
+        only another library's stage can name the sample.
         """
         source = self.pipeline[0]
         if major < 0 or not isinstance(source, StreamSource):
             return ""
-        shard = copy.copy(source.draws).shard(major)  # which keeps an order, and may be at work in another thread
+        shard = copy.copy(source.draws).shard(major)  # a copy, because `shard` changes it and another thread may use it
         return f"sample {minor} of {shown_url(source.shards.urls[shard])}"
 
     def set_epoch(self, epoch: int) -> None:
-        """Make `epoch` >= 0 the one that the next iteration runs, in every worker of a torch DataLoader."""
+        """Set the epoch that the next iteration runs, in every worker of a torch DataLoader.
+
+        Raises:
+            PipelineError: `epoch` is not a whole number, 0 or more.
+        """
         epoch = as_int(epoch)
         if type(epoch) is not int or epoch < 0:
             raise PipelineError(f"set_epoch({epoch!r}): an epoch is a whole number, 0 or more.")
         self._epochs.set(epoch)
 
     def num_items(self, num_workers: int) -> int | None:
-        """Return the items of an epoch of this rank with `num_workers` (0: the main process); None if unknown."""
+        """Return the number of items of this rank's epoch with `num_workers` (0: the main process); None if unknown."""
         if self.layout.count is None:
             return None
         return sum(self.layout.count(worker, max(1, num_workers)) for worker in range(max(1, num_workers)))
 
     def with_epoch(self, *_: Any, **__: Any) -> NoReturn:
-        """Refused: webdataset's would repeat the first samples for ever."""
+        """Raise PipelineError: webdataset's `with_epoch` would repeat the first samples for ever."""
         raise PipelineError("with_epoch comes before build(): Pipeline().stream(...).with_epoch(n).build().")
 
     repeat = with_epoch
 
     def __iter__(self) -> Iterator[Any]:
-        """Iterate one epoch in this process."""
+        """Return an iterator over one epoch of this worker.
+
+        Raises:
+            PipelineError: The pipeline was built for fewer workers, or see `check_splits`.
+        """
         info = get_worker_info()
         worker, num_workers = (0, 1) if info is None else (info.id, info.num_workers)
         if num_workers > self._max_workers:
@@ -180,10 +189,10 @@ class StreamPipeline(webdataset.DataPipeline):  # type: ignore[misc]  # webdatas
         check_splits(self.pipeline, self.layout, self.run.rank_info.world_size, num_workers)
         self.run.worker, self.run.num_workers = worker, num_workers
         epoch = self._epochs.next(worker)
-        turn = self._turn = object()
-        return self._alone(epoch, turn)
+        token = self._token = object()
+        return self._iterate(epoch, token)
 
-    def _alone(self, epoch: int, turn: object) -> Iterator[Any]:
+    def _iterate(self, epoch: int, token: object) -> Iterator[Any]:
         """Yield the values, until another iteration of this pipeline starts.
 
         Raises:
@@ -198,7 +207,7 @@ class StreamPipeline(webdataset.DataPipeline):  # type: ignore[misc]  # webdatas
                 return
             is_empty = False
             yield batch.value
-            if self._turn is not turn:
+            if self._token is not token:
                 msg = "another iterator of this pipeline has started in the meantime."
                 raise PipelineError(f"{msg}\n  Finish one before the next, or build() a second pipeline.")
 
@@ -209,38 +218,39 @@ class StreamPipeline(webdataset.DataPipeline):  # type: ignore[misc]  # webdatas
 
     def close(self) -> None:
         """End the stream that continues over epochs, unless it belongs to the parent of this forked process."""
-        live, self._live = self._live, None
-        if live is not None and live.readers[0] == os.getpid():
-            live.close()
+        stream, self._open_stream = self._open_stream, None
+        if stream is not None and stream.readers[0] == os.getpid():
+            stream.close()
 
     def items(self, job: StreamJob) -> Iterator[Batch]:
         """Yield one epoch of this worker. The last batch has `is_end` and no value."""
         cut, stop = self.layout.cut, len(self.pipeline)
         self.run.num_bad = 0
-        if cut is None:  # it ends by itself, each shard once (or never, resampled without with_epoch)
+        if cut is None:  # ends after reading each shard once (a resampled source never ends)
             self._begin(job.epoch)
             for value in self._chain(0, stop, None):
-                self.run.num_heard += 1
+                self.run.num_yielded += 1
                 yield self._batch(value)
             yield Batch(None, 0, self.run.take_bad(), is_end=True)
             return
-        live = self._live
-        if live is None or not job.continues or (live.next_epoch, live.readers) != (job.epoch, self._readers):
+        stream = self._open_stream
+        if stream is None or not job.continues or (stream.next_epoch, stream.readers) != (job.epoch, self._readers):
             self.close()
             self._begin(job.epoch)
             values = self._chain(0, cut, None)
-            # It is closed with its pipeline; when Python exits, before its modules are emptied.
-            live = self._live = _Live(values, job.epoch, self._readers, weakref.finalize(self, _close, values))
+            # Closes the stream with its pipeline; when Python exits, before the modules are emptied.
+            close = weakref.finalize(self, _close, values)
+            stream = self._open_stream = _OpenStream(values, job.epoch, self._readers, close)
         self.run.epoch = job.epoch
-        live.next_epoch = None
-        for value in self._chain(cut, stop, live.values):
+        stream.next_epoch = None
+        for value in self._chain(cut, stop, stream.values):
             yield self._batch(value)
-        self.pipeline[cut].finish(live.values)
-        live.next_epoch = job.epoch + 1
+        self.pipeline[cut].finish(stream.values)
+        stream.next_epoch = job.epoch + 1
         yield Batch(None, 0, self.run.take_bad(), is_end=True)
 
     def _begin(self, epoch: int) -> None:
-        """Stand at the first draw of an epoch."""
+        """Set `run` to the first draw of an epoch."""
         draws = self.layout.draws
         stop = None if draws is None or self.layout.cut is not None else draws.stop(epoch)
         self.run.begin(epoch, first_draw=0 if draws is None else draws.first(epoch), stop_draw=stop)
@@ -250,7 +260,7 @@ class StreamPipeline(webdataset.DataPipeline):  # type: ignore[misc]  # webdatas
         return Batch(value, num_samples, self.run.take_bad(), timings=self.run.take_timings())
 
     def _chain(self, first: int, stop: int, values: Iterator[Any] | None) -> Iterator[Any]:
-        """The stages of a part of the list, each fed by the one before."""
+        """Return the values of the stages `first` to `stop` - 1. `values` feed the first stage; None for a source."""
         for stage in self.pipeline[first:stop]:
             values = self.invoke(stage) if values is None else self.invoke(stage, values)
         assert values is not None
@@ -258,7 +268,7 @@ class StreamPipeline(webdataset.DataPipeline):  # type: ignore[misc]  # webdatas
 
 
 class StreamBatches:
-    """The items of one worker's stream, one for each job: a `BatchFactory`. Its stages have threads of their own."""
+    """A `BatchFactory` for one worker's stream. Each job makes one item. The stages have their own threads."""
 
     num_loops = 1
 
@@ -267,11 +277,11 @@ class StreamBatches:
         self._items: Iterator[Batch] = iter(())
 
     def open(self, job: StreamJob) -> StreamJob:
-        """Return the job: a stream reads ahead by itself."""
+        """Return the job unchanged, because the stages of a stream read ahead themselves."""
         return job
 
     def __call__(self, job: StreamJob, *_: object) -> Outcome[list[Batch]]:
-        """The next item of an epoch; no item after its end."""
+        """Return the next item of an epoch in a list; an empty list after the end of the epoch."""
         if job.is_first:
             self._items = self._pipeline.items(job)
         try:
@@ -280,16 +290,16 @@ class StreamBatches:
             self._pipeline.run.board.main[1] = IDLE
 
     def close(self, deadline_s: float | None = None) -> None:  # noqa: ARG002 (a stage that hangs is left to its thread)
-        """Let the stages close files and end threads; the next job begins a new stream where its epoch starts."""
+        """Let the stages close files and end threads. The next job starts a new stream at the start of its epoch."""
         _close(self._items)
         self._pipeline.close()
 
 
 def check_splits(stages: list[Any], layout: Layout, world_size: int, num_workers: int) -> None:
-    """Refuse a stream that ranks or workers would read twice, or that has too few shards.
+    """Check that ranks and workers read different shards of a stream, and at least one shard each.
 
     Raises:
-        PipelineError: Says which splitter is missing, or the numbers.
+        PipelineError: A splitter is missing, ranks would end at different steps, or the shards are too few.
     """
     if layout.draws is None:
         return
@@ -315,7 +325,7 @@ def check_splits(stages: list[Any], layout: Layout, world_size: int, num_workers
 
 
 def splitters_of(stages: list[Any]) -> tuple[bool, bool]:
-    """Whether the stages split the shards by node, and by worker."""
+    """Return whether the stages split the shards by node, and whether they split them by worker."""
     return any(map(splits_nodes, stages)), any(map(splits_workers, stages))
 
 
@@ -325,7 +335,7 @@ def _no_splitter(name: str, who: str) -> str:
 
 
 def _num_samples(value: Any, batch: int) -> int:
-    """Samples of an item, where `batch` are in a batch: the length of the first thing in it that has one."""
+    """Return the number of samples in an item: the length of its first column that has a length, else `batch`."""
     if batch == 1:
         return 1
     columns = value.values() if isinstance(value, Mapping) else value if isinstance(value, tuple) else (value,)
@@ -337,8 +347,8 @@ def _num_samples(value: Any, batch: int) -> int:
 
 
 def _close(values: Iterator[Any]) -> None:
-    """Let the stages put away files and threads; another library's iterator may have nothing to close. One in which a
-    thread hangs is left to that thread.
+    """Close an iterator, so that its stages close files and end threads. Do nothing if it has no `close`, as iterators
+    of other libraries, or if a thread hangs in it.
     """
     close = getattr(values, "close", None)
     if close is not None and not getattr(values, "gi_running", False):

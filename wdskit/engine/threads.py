@@ -1,4 +1,4 @@
-"""Threads that work on samples, and that never keep a process from ending."""
+"""Threads that work on samples. They do not keep a process alive."""
 
 from __future__ import annotations
 
@@ -11,20 +11,23 @@ from queue import SimpleQueue
 from typing import Any
 
 JOIN_S = 0.5
-"""How long the end of an iteration waits for the samples that threads are working on."""
+"""Longest time that the end of an iteration waits for the samples on which threads work."""
 
 
 class Threads:
-    """Threads that call functions, which raise nothing, in the order in which these come.
+    """Threads that call submitted functions, in the order of submission. The functions must not raise.
 
     Args:
-        number: How many.
-        name: For debuggers.
+        number: Number of threads.
+        name: Part of the names of the threads, for debuggers.
+
+    Raises:
+        RuntimeError: The system allows no more threads.
     """
 
     def __init__(self, number: int, name: str) -> None:
         self._calls: SimpleQueue[tuple[Any, ...] | None] = SimpleQueue()
-        torch = sys.modules.get("torch")  # a worker process that imports it later sets the number of its threads then
+        torch = sys.modules.get("torch")  # a worker process that imports torch later sets the number of threads then
         before = torch.get_num_threads() if torch is not None else 0
         ready = threading.Barrier(number + 1)
         self._threads = [
@@ -42,7 +45,7 @@ class Threads:
             torch.set_num_threads(before)  # the new threads keep 1
 
     def submit(self, function: Callable[..., None], *args: Any) -> None:
-        """Call the function after all earlier calls."""
+        """Queue a call of the function."""
         self._calls.put((function, *args))
 
     def run_all(self, function: Callable[[int], None], num: int) -> None:
@@ -61,8 +64,8 @@ class Threads:
             done.acquire()
 
     def close(self, deadline_s: float | None = None) -> None:
-        """End the threads after all calls. A thread whose call hangs is left to itself after `JOIN_S`, or at
-        `deadline_s` of the monotonic clock: as a daemon, it does not keep the process alive.
+        """End the threads after all calls. The wait ends after `JOIN_S`, or at `deadline_s` of the monotonic clock. A
+        thread whose call hangs then is left running: as a daemon, it does not keep the process alive.
         """
         deadline_s = time.monotonic() + JOIN_S if deadline_s is None else deadline_s
         for _ in self._threads:
@@ -75,9 +78,9 @@ class Threads:
 def _work(calls: SimpleQueue[tuple[Any, ...] | None], ready: threading.Barrier) -> None:
     torch = sys.modules.get("torch")
     if torch is not None:
-        torch.set_num_threads(1)  # of this thread: several images at a time instead of several threads an image
-        torch.get_num_threads()  # torch looks at the number again where a thread first asks, which may be later
-    with contextlib.suppress(threading.BrokenBarrierError):  # another could not start
+        torch.set_num_threads(1)  # of this thread: each thread works on another image, not all on one image
+        torch.get_num_threads()  # torch reads the process's number when a thread first asks, which may be later
+    with contextlib.suppress(threading.BrokenBarrierError):  # another thread could not start
         ready.wait()
         _call_all(calls)
 

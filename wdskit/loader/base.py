@@ -1,4 +1,4 @@
-"""The base class of loaders: one iteration at a time, epochs, and the check of the rank."""
+"""The base class of loaders: it allows one iteration at a time, sets epochs and checks the rank."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_MAX_EPOCH = 10**9  # a stream's draws are numbers of 63 bits, 30 of which are the epoch's
+_MAX_EPOCH = 10**9  # a stream numbers its draws with 63 bits, of which 30 hold the epoch
 
 
 class Loader(ABC):
-    """What `make_loader` returns. Each iteration is one epoch and yields the items of the pipeline.
+    """The loader that `make_loader` returns. Each iteration is one epoch and yields the items of the pipeline.
 
     The iteration after a whole epoch runs the next epoch; after a `break`, the same epoch starts again. The loader
     makes no collective call.
@@ -34,15 +34,16 @@ class Loader(ABC):
         spec: The settings: workers, prefetch and so on.
         name: Name of the pipeline, for reports.
         stages: The stages of the pipeline, its source first; for `repr`.
-        process_group: The group from which rank and world size come. Each iteration compares them with it at its start.
-        is_rank_given: True if they come from the caller's arguments alone, and are compared with no process group.
+        process_group: The group that gives rank and world size; None for the default group. Each iteration checks first
+            that the group still has this rank and world size.
+        is_rank_given: True if rank and world size come only from the caller's arguments. They are then not checked.
     """
 
     batch_sampler = None
     """Lightning reads this attribute of loaders that have a `sampler`."""
 
     dataset: Any = None
-    """Trainers count its samples: `len(loader.dataset)` is the number of samples of an epoch, on all ranks together.
+    """An object whose length is the number of samples of an epoch, on all ranks together; trainers read this length.
     None for a stream, whose samples are not counted before they are read.
     """
 
@@ -62,7 +63,7 @@ class Loader(ABC):
         self._process_group = process_group
         self._is_rank_given = is_rank_given
         self._running: weakref.ref[Any] | None = None
-        self._is_inside = False  # False once a state is loaded during the running iteration
+        self._is_in_epoch = False  # False once a state is loaded during the running iteration
         self._was_closed = False  # during the running iteration
         self._next_epoch: int | None = None  # from `set_epoch` during the running iteration
         self._meter = Meter(name=name, rank=run.rank_info.rank)
@@ -90,7 +91,7 @@ class Loader(ABC):
     @property
     @abstractmethod
     def epoch(self) -> int:
-        """The running epoch, or the one that the next iteration runs."""
+        """Number of the running epoch; between two iterations, of the epoch that the next iteration runs."""
 
     @property
     @abstractmethod
@@ -103,7 +104,7 @@ class Loader(ABC):
 
     @abstractmethod
     def state_dict(self) -> dict[str, Any]:
-        """The position of the consumer, as plain JSON."""
+        """Return the position of the consumer as plain JSON."""
 
     @abstractmethod
     def load_state_dict(self, state: Mapping[str, Any], *, strict: bool = True) -> None:
@@ -111,10 +112,11 @@ class Loader(ABC):
 
         Args:
             state: From `state_dict`. A planned source accepts it on any number of ranks, workers and threads.
-            strict: Whether a state of another order of samples is refused; otherwise it is logged and accepted.
+            strict: Whether to refuse a state of another order of samples. If False, the difference is only logged.
 
         Raises:
-            StateError: It is not a state, or one that does not fit; the message names what differs.
+            StateError: `state` is not a state of this kind of loader, or `strict` is True and the state belongs to
+                another order of samples. The message names the difference.
         """
 
     @abstractmethod
@@ -131,14 +133,14 @@ class Loader(ABC):
     def close(self) -> None:
         """End the running iteration, the threads and the worker processes, within a second even if a sample hangs.
 
-        The epoch that was running starts again with the next iteration, which starts new workers. `with` closes too:
-        `with wdskit.make_loader("train.yaml") as loader: ...`.
+        The next iteration starts new workers and runs the interrupted epoch again. A `with` statement closes the loader
+        at its end: `with wdskit.make_loader("train.yaml") as loader: ...`.
         """
         running = self._running() if self._running is not None else None
         if running is not None and running.gi_frame is not None:
             self._was_closed = True
             running.close()
-            self._leave()
+            self._end_epoch()
         self._close_pool()
 
     def __enter__(self) -> Self:
@@ -148,48 +150,50 @@ class Loader(ABC):
         self.close()
 
     def stats(self) -> LoaderStats:
-        """Speed, waits and stages since the start of the running epoch, or of the last one.
+        """Return the speed, the waits and the times of the stages in the running epoch, or in the last epoch.
 
-        `print(loader.stats())` shows a table, and `.to_dict()` is for wandb or TensorBoard. At the end of each epoch
-        the same is one line of the log, at level INFO.
+        `print(loader.stats())` shows a table, and `.to_dict()` is for wandb or TensorBoard. At the end of each epoch,
+        the loader logs a summary in one line, at level INFO.
         """
         return self._meter.stats()
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch (>= 0) that the next iteration runs. The epoch of a loaded state keeps its position.
 
-        A running epoch does not change: `epoch`, `remaining` and `state_dict` describe it until it ends or the loop is
-        left, and `epoch` follows it. The number of the running epoch itself has no effect.
+        A running epoch continues, and `epoch`, `remaining` and `state_dict` describe it until it ends or the loop is
+        left. Setting the number of the running epoch has no effect.
 
         Raises:
-            StateError: A state of another epoch was loaded and is not used yet.
+            PipelineError: `epoch` is not a whole number from 0 to 10**9.
+            StateError: A state of another epoch was loaded, and no iteration has started from it yet.
         """
-        self._set_next(_natural(epoch), is_counted_elsewhere=False)
+        self._set_next(_check_epoch(epoch), is_counted_elsewhere=False)
 
     def _set_next(self, epoch: int, *, is_counted_elsewhere: bool) -> None:
-        if self._is_inside:
+        if self._is_in_epoch:
             self._next_epoch = None if epoch == self.epoch else epoch
         else:
             self._set_epoch(epoch, is_counted_elsewhere=is_counted_elsewhere)
 
-    def _leave(self) -> None:
-        """End the running epoch. Go to the epoch that `set_epoch` set meanwhile."""
-        if self._is_inside:
-            self._is_inside = False
+    def _end_epoch(self) -> None:
+        """End the running epoch, and switch to the epoch that `set_epoch` set during it."""
+        if self._is_in_epoch:
+            self._is_in_epoch = False
             if self._next_epoch is not None:
                 self._set_epoch(self._next_epoch, is_counted_elsewhere=False)
 
     @property
     def sampler(self) -> _Sampler:
         """An object with the method `set_epoch`, which frameworks call."""
-        return _Sampler(self)  # not kept: it would be a reference cycle
+        return _Sampler(self)  # not stored, because that would be a reference cycle
 
     def __iter__(self) -> Iterator[Any]:
-        """Start an iteration. It does nothing before the first `next()`.
+        """Return an iterator over one epoch. It does nothing before its first `next()`, which raises these errors.
 
         Raises:
-            PipelineError: With the first item: another iteration of this loader is still running.
-            RankError: With the first item: the process group says that this is another rank.
+            PipelineError: Another iteration of this loader is still running. Later: the loader was closed during this
+                iteration.
+            RankError: The process group has another rank or world size than this loader.
         """
         return self._run()
 
@@ -202,21 +206,21 @@ class Loader(ABC):
         self._check_rank()
         items = self._items()
         self._running = weakref.ref(items)
-        self._is_inside, self._next_epoch = True, None
+        self._is_in_epoch, self._next_epoch = True, None
         self._was_closed = False
         try:
             yield from items
             logger.info("%s", self._meter.stats().line())
         finally:
-            self._leave()
+            self._end_epoch()
         if self._was_closed:
             raise PipelineError("this loader was closed in the middle of an epoch. Start a new iteration.")
 
     def _check_rank(self) -> None:
-        """Compare the rank of this loader with the process group that exists now.
+        """Compare rank and world size of this loader with the process group that exists now.
 
         Raises:
-            RankError: The ranks differ.
+            RankError: The rank or the world size differs.
         """
         if self._is_rank_given:
             return
@@ -236,14 +240,17 @@ class _Sampler:
     def set_epoch(self, epoch: int) -> None:
         """Call `loader.set_epoch` for a framework that counts epochs itself, such as Lightning.
 
-        The framework's number may be one less than the epoch of a loaded state, if the state was saved with the last
-        batch of an epoch, before its validation: then the state is right. It may be one more if the epoch was ended
-        early (`limit_train_batches`): then the framework is right.
+        The framework's number may differ by one from the epoch of a loaded state. It is one less if the state was saved
+        with the last batch of an epoch, before its validation: the loader then keeps the state's epoch. It is one more
+        if the framework ended the epoch early (`limit_train_batches`): the loader then takes the framework's number.
+
+        Raises:
+            StateError: The numbers differ in another way.
         """
-        self._loader._set_next(_natural(epoch), is_counted_elsewhere=True)  # noqa: SLF001 (the other half of it)
+        self._loader._set_next(_check_epoch(epoch), is_counted_elsewhere=True)  # noqa: SLF001 (a part of the loader)
 
 
-def _natural(epoch: object) -> int:
+def _check_epoch(epoch: object) -> int:
     epoch = as_int(epoch)
     if type(epoch) is not int or not 0 <= epoch <= _MAX_EPOCH:
         raise PipelineError(f"set_epoch({epoch!r}): an epoch is a whole number, 0 to {_MAX_EPOCH}.")

@@ -18,12 +18,12 @@ class Budget:
 
     Args:
         spec: The settings `errors`.
-        rank: Part of the name of the file.
-        num_samples: Samples of this rank in an epoch. A limit in per cent refers to it.
+        rank: Rank of the loader. The name of the file contains it.
+        num_samples: Number of samples of this rank in an epoch. A limit in per cent is a share of this number.
 
     Attributes:
-        count: Bad samples of the running epoch until now.
-        limit: The most bad samples of an epoch.
+        count: Number of bad samples of the running epoch until now.
+        limit: Largest number of bad samples that an epoch may have.
 
     Raises:
         PipelineError: `errors.dir` is a file, or is below a file.
@@ -45,8 +45,8 @@ class Budget:
         """List and count the bad samples of a batch that is about to be yielded.
 
         Raises:
-            SampleError: The epoch would have more than `limit`. The count does not change.
-            StorageError: The file cannot be written.
+            SampleError: The epoch would have more than `limit` bad samples. `count` does not change.
+            StorageError: The file that lists the bad samples cannot be written.
         """
         if not bad:
             return

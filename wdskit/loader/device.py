@@ -18,17 +18,17 @@ from wdskit.engine.program import Program
 from wdskit.errors import PipelineError
 from wdskit.pipeline.settings import LoaderSpec
 from wdskit.stages.collate import Ragged
-from wdskit.stages.images.jpeg_crop import Ending, finish_batch
+from wdskit.stages.images.jpeg_crop import OutputFormat, finish_batch
 
-_NUM_AHEAD = 2  # one is being moved, the other waits for the consumer
-_JOIN_S = 0.3  # for a copy that has just started
+_NUM_AHEAD = 2  # one batch is being moved, the other batch waits for the consumer
+_JOIN_S = 0.3  # time for a copy that has just started
 
 
 class Mover(Protocol):
     """Moves batches to another memory."""
 
     def send(self, value: Any) -> Any:
-        """Start to move a batch. Called in the mover's thread."""
+        """Start to move a batch, and return the argument for `receive`. Called in the mover's thread."""
         ...
 
     def receive(self, sent: Any) -> Any:
@@ -37,23 +37,23 @@ class Mover(Protocol):
 
 
 class Pin:
-    """Moves batches to page-locked memory of torch's caching host allocator, which tracks copies in flight."""
+    """A `Mover` to page-locked memory. torch's caching host allocator tracks the copies in flight."""
 
     def send(self, value: Any) -> Any:
-        """See `Mover`."""
+        """See `Mover.send`."""
         return map_tensors(value, pinned, own=_pin_own)
 
     def receive(self, sent: Any) -> Any:
-        """See `Mover`."""
+        """See `Mover.receive`."""
         return sent
 
 
 class ToDevice:
-    """Moves batches to a CUDA device, on its own CUDA stream, while the consumer computes with the batch before.
+    """A `Mover` to a CUDA device. It copies on its own CUDA stream while the consumer computes with the previous batch.
 
     Args:
-        device: The device.
-        finish: Called with each batch on the device, on the same stream.
+        device: The CUDA device.
+        finish: Called with each copied batch, on the same CUDA stream. Returns the finished batch.
     """
 
     def __init__(self, device: torch.device, finish: Callable[[Any], Any]) -> None:
@@ -62,17 +62,17 @@ class ToDevice:
         self._finish = finish
 
     def send(self, value: Any) -> Any:
-        """See `Mover`."""
+        """See `Mover.send`."""
         with torch.cuda.stream(self._stream):
             moved = map_tensors(value, lambda tensor: pinned(tensor).to(self._device, non_blocking=True))
             moved = self._finish(moved)
             return moved, self._stream.record_event()
 
     def receive(self, sent: Any) -> Any:
-        """See `Mover`. Later work on the consumer's stream waits for the copy.
+        """See `Mover.receive`. Later work on the consumer's CUDA stream waits for the copy.
 
-        An object with a method `to` moves here, on the consumer's stream, because `record_stream` cannot reach its
-        tensors.
+        An object with a method `to`, such as torch's PackedSequence, is copied only now, on the consumer's stream,
+        because `record_stream` cannot reach its tensors.
         """
         moved, event = sent
         stream = torch.cuda.current_stream(self._device)
@@ -87,7 +87,7 @@ class ToDevice:
 
 
 def make_mover(program: Program, spec: LoaderSpec) -> tuple[Mover | None, Program]:
-    """Return the mover for a loader's settings, None if batches are not moved, and the program that it needs.
+    """Return the mover for a loader's settings (None if batches are not moved) and the program whose batches it moves.
 
     Raises:
         PipelineError: The device does not exist.
@@ -99,8 +99,8 @@ def make_mover(program: Program, spec: LoaderSpec) -> tuple[Mover | None, Progra
         msg = f"device: {spec.device}, but torch sees {torch.cuda.device_count()} CUDA devices here."
         raise PipelineError(f"{msg}\n  Leave `device` out where there is no GPU: --set loader.device=null.")
     device = torch.device("cuda", index if ":" in spec.device else torch.cuda.current_device())
-    program, ending = program.without_numbers()
-    return ToDevice(device, functools.partial(finish_numbers, ending=ending)), program
+    program, output_format = program.with_uint8_images()
+    return ToDevice(device, functools.partial(finish_images, output_format=output_format)), program
 
 
 def pin_mover(spec: LoaderSpec) -> Mover | None:
@@ -108,12 +108,12 @@ def pin_mover(spec: LoaderSpec) -> Mover | None:
     return Pin() if spec.pin_memory and torch.cuda.is_available() else None
 
 
-def finish_numbers(batch: Batch, ending: Ending | None) -> Batch:
-    """Convert and normalize the images of a batch that workers left as uint8."""
-    if batch.raw is None or ending is None:
+def finish_images(batch: Batch, output_format: OutputFormat | None) -> Batch:
+    """Return a batch whose uint8 images (`Batch.raw`) are converted and normalized. Other batches do not change."""
+    if batch.raw is None or output_format is None:
         return batch
     value, place = batch.value, batch.raw
-    images = finish_batch(value[place], ending)
+    images = finish_batch(value[place], output_format)
     if isinstance(value, tuple):
         assert isinstance(place, int)
         return batch._replace(value=(*value[:place], images, *value[place + 1 :]), raw=None)
@@ -121,7 +121,7 @@ def finish_numbers(batch: Batch, ending: Ending | None) -> Batch:
 
 
 def pinned(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor in page-locked memory; unchanged if it is there, or on a GPU."""
+    """Return a copy of a tensor in page-locked memory; the tensor itself if it is page-locked or on a GPU."""
     return tensor if tensor.is_cuda or tensor.is_pinned() else tensor.pin_memory()
 
 
@@ -166,7 +166,7 @@ def map_tensors(
         rebuilt = copy.copy(value)
         for field in fields(value):
             if hasattr(value, field.name):
-                object.__setattr__(rebuilt, field.name, each(getattr(value, field.name)))  # it may be frozen
+                object.__setattr__(rebuilt, field.name, each(getattr(value, field.name)))  # the dataclass may be frozen
         return rebuilt
     return value
 
@@ -180,21 +180,24 @@ def _rebuild_mapping(value: Mapping[Any, Any], items: dict[Any, Any]) -> Any:
             return type(value)(items)  # type: ignore[call-arg]
         rebuilt = copy.copy(value)
         rebuilt.update(items)
-    except TypeError:  # as torch's pin_memory does
+    except TypeError:  # torch's pin_memory returns a dict too
         return items
     return rebuilt
 
 
-def hand_over(source: Iterator[Any], mover: Mover, is_ready: Callable[[], bool]) -> Iterator[Any]:
+def move_ahead(source: Iterator[Any], mover: Mover, is_ready: Callable[[], bool]) -> Iterator[Any]:
     """Yield the values of `source` in order, each moved by `mover`.
 
     This thread takes the values from `source`, so that Ctrl-C and `close` never wait for a value that is being made.
-    Another thread moves them. It ends with this iteration.
+    Another thread moves the values. It ends with this iteration.
 
     Args:
-        source: Closed at the end.
+        source: Gives the values. It is closed at the end.
         mover: Moves each value.
-        is_ready: Returns True if `source` has its next value. Only then this value is taken before it is needed.
+        is_ready: Returns True if `next(source)` would not wait. Values are taken ahead of the consumer only then.
+
+    Raises:
+        BaseException: The error of `source` or `mover`, after the values before the error.
     """
     unsent: SimpleQueue[Any] = SimpleQueue()
     sent: SimpleQueue[Outcome[Any]] = SimpleQueue()
@@ -205,7 +208,7 @@ def hand_over(source: Iterator[Any], mover: Mover, is_ready: Callable[[], bool])
             while not is_over and num_ahead <= _NUM_AHEAD and (not num_ahead or is_ready()):
                 try:
                     value = next(source, _END)
-                except Exception as err:  # noqa: BLE001 (it comes after the values before it)
+                except Exception as err:  # noqa: BLE001 (raised after the values before the error)
                     value, error = _END, err
                 if value is _END:
                     is_over = True

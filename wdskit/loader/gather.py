@@ -46,12 +46,13 @@ def gather_valid(
     Every rank must call it with the same number of rows, as `tail: pad` ensures. Without torch.distributed, this
     process is the only rank.
 
-    With `tail: pad`, the rows are in the order of their samples. With `tail: drop`, the rows of one rank follow those
-    of another, and `positions=loader.positions` sorts them by sample.
+    With `tail: pad`, the rows are in the order of their samples. With `tail: drop`, the rows are ordered by rank, and
+    `positions=loader.positions` sorts them by sample.
 
     Args:
         rows: A tensor (batch, ...) on the device of the group's backend, or a list of values that can be pickled.
-        valid: The batch's mask, bool (batch,): `__valid__` of a dict, the last element of a tuple. None: all are valid.
+        valid: The batch's mask, bool (batch,): `__valid__` of a dict, the last element of a tuple. None: all rows
+            are valid.
         positions: `loader.positions` of the batch, (batch,): sorts the rows.
         reduce: None returns the rows. "sum" adds the valid rows, in float64 for floating point and int64 for whole
             numbers; "mean" divides their sum in float64 by their number.
@@ -62,8 +63,8 @@ def gather_valid(
         The valid rows of all ranks, (num_valid, ...) or a list; with `reduce` their sum or mean (...).
 
     Raises:
-        PipelineError: On every rank: the mask or the positions of a rank do not fit its rows, the rows of the ranks
-            differ in dtype or shape, or no rank has a valid row for a mean.
+        PipelineError: The mask or the positions of a rank do not fit its rows, the rows of the ranks differ in dtype or
+            shape, or no rank has a valid row for a mean. Every rank raises this error.
     """
     group = as_group(group)
     own = _RankRows(rows, valid, positions, reduce)
@@ -89,19 +90,19 @@ class _RankRows:
     """The rows of this rank, checked before any of them is sent."""
 
     def __init__(self, rows: Tensor | Sequence[Any], valid: Tensor | None, positions: Any, reduce: Any) -> None:
-        self._given = rows, valid, positions, reduce
+        self._arguments = rows, valid, positions, reduce
         self.mask = torch.ones(0, dtype=torch.bool)
         self.positions: Tensor | None = None
         self.pickled = b""
 
     def prepare(self) -> bytes:
-        """Return a text that must be the same on all ranks.
+        """Check the rows, and return a description of them that must be the same on all ranks.
 
         Raises:
             PipelineError: The mask or the positions do not fit the rows.
             Exception: A row cannot be pickled.
         """
-        rows, valid, positions, reduce = self._given
+        rows, valid, positions, reduce = self._arguments
         self.mask = torch.ones(len(rows), dtype=torch.bool) if valid is None else valid
         if self.mask.dtype != torch.bool or tuple(self.mask.shape) != (len(rows),):
             msg = f"gather_valid: {len(rows)} rows, but a mask of {tuple(self.mask.shape)} {self.mask.dtype}."
@@ -121,11 +122,11 @@ class _RankRows:
 
 
 def _exchange(make: Callable[[], bytes], group: Any) -> list[bytes]:
-    """Return what `make` returns on each rank, at most `_RECORD_BYTES - 1` bytes.
+    """Return the result of `make` on each rank, cut to `_RECORD_BYTES - 1` bytes.
 
     Raises:
-        PipelineError: `make` has failed on a rank. Every rank raises this error, which names the rank, so no rank waits
-            for another rank that has refused its batch.
+        PipelineError: `make` failed on a rank. Every rank raises this error, which names the failed rank, so that no
+            rank waits for it.
         Exception: Without torch.distributed, the exception of `make`.
     """
     error = None
@@ -174,8 +175,8 @@ def _gather_objects(own: _RankRows, group: Any) -> list[Any]:
         parts = [None] * torch.distributed.get_world_size(group)
         torch.distributed.all_gather_object(parts, own.pickled, group=group)
     rows = itertools.chain.from_iterable(map(pickle.loads, parts))
-    found = sorted(rows, key=operator.itemgetter(0))  # stable
-    return [row for _, is_valid, row in found if is_valid]
+    in_order = sorted(rows, key=operator.itemgetter(0))  # stable
+    return [row for _, is_valid, row in in_order if is_valid]
 
 
 def _all_gather(rows: Tensor, group: Any) -> list[Tensor]:

@@ -52,7 +52,7 @@ def make_loader(
     """Make the loader of one pipeline for this rank.
 
     Args:
-        config: A YAML file, the same as a dict, or a `Pipeline`.
+        config: Path of a YAML file, a dict with the same content, or a `Pipeline`.
         pipeline: Name of the pipeline; needed only if the configuration has several.
         overrides: Settings to change, each as `a.b.c=VALUE`, as for `wdskit config check --set`.
         transforms: Functions and classes by name, for `map` and similar stages or as stages themselves. They are used
@@ -61,38 +61,39 @@ def make_loader(
         rank: Needs `world_size`. Default: from `process_group`, torch.distributed, or the environment of torchrun or
             Slurm, in this order.
         world_size: Needs `rank`.
-        process_group: A torch.distributed group, or one dimension of a DeviceMesh, that gives rank and world size. A
-            `rank` must be that of the group.
-        ranks_per_node: Ranks of each machine, which share what they read; the same on every rank. Default: from
-            torchrun or Slurm if they or torch.distributed give the rank, else 1.
-        workers: Worker processes, 0 for none. This and the next arguments override the configuration's `loader`. If
-            neither this nor `threads` is set, and stages of a planned source decode images or call functions: one per
-            two cores of this machine, shared by its ranks, at most 8, with two threads each; with functions of yours
-            one per core, at most 16, with one thread each. Otherwise 1.
+        process_group: A torch.distributed group, or one dimension of a DeviceMesh, that gives rank and world size. If
+            `rank` is given too, it must be the rank in this group.
+        ranks_per_node: Number of ranks on each machine, equal on every rank. Ranks of one machine share the bytes that
+            they read. Default: from torchrun or Slurm if they or torch.distributed give the rank, else 1.
+        workers: Number of worker processes, 0 for none. This and the following arguments override the configuration's
+            `loader`. Default, if the stages of a planned source decode images and `threads` is not set: one per two
+            cores of this machine, at most 8, with two threads each. If the stages call functions of yours: one per
+            core, at most 16, with one thread each. The ranks of a machine divide its cores. Otherwise 1.
         threads: Threads in each process, for one-to-one stages. Default: 1 if `workers` is 0, for a stream, if there is
             little to do, or if functions of yours are called, because several threads would call them at the same time.
-            Otherwise the cores of this machine, shared by its ranks and workers, at most 8.
+            Otherwise the cores of this machine, divided among its ranks and workers, at most 8.
         on: Where the workers of a planned source run: "ray" (the Ray cluster of the environment, which RAY_ADDRESS may
-            name) or the address of one, "ray://head:10001". Needs `workers`. Default: on this machine.
-        prefetch: Most batches made ahead: in total with a planned source, and at least two per worker; by each worker
-            with a stream. Default: 4; more of a planned source's small batches, because a worker makes up to 256
-            samples together. After an epoch, a planned source's loader keeps at most 256 MiB of the next one.
-        persistent_workers: Whether workers stay alive between epochs. Those of a stream always do.
-        start_method: "fork", "spawn" or "forkserver". Default: as torch does, but never "fork" once CUDA is
-            initialised.
-        timeout: Longest wait for a batch in seconds, after which the loader raises a PipelineError that names the
-            worker and its sample. Default, and 0: no limit. Every wait of a minute is logged in any case, unless
-            `workers` is 0 and `threads` 1.
+            name) or the address of a cluster, "ray://head:10001". Needs `workers`. Default: on this machine.
+        prefetch: Largest number of batches made before the consumer asks for them: with a planned source in total, and
+            at least two per worker; with a stream by each worker. Default: 4; with small batches of a planned source
+            more, because a worker makes up to 256 samples together. After an epoch, the loader of a planned source
+            keeps at most 256 MiB of the next epoch.
+        persistent_workers: Whether workers stay alive between epochs. Workers of a stream always stay alive.
+        start_method: "fork", "spawn" or "forkserver". Default: torch's default, but never "fork" once CUDA is
+            initialised, or if a planned source reads shards in a store.
+        timeout: Longest wait for a batch in seconds. Then the loader raises a PipelineError that names the worker and
+            its sample. Default, and 0: no limit. Every wait of a minute is logged in any case, unless `workers` is 0
+            and `threads` is 1.
         pin_memory: Whether batches are in page-locked memory, if there is a GPU.
-        device: Device for the batches of a planned source: "cuda" (the current one) or "cuda:1". One batch ahead is
-            copied there on a separate CUDA stream; images are copied as uint8 and normalized on the device.
+        device: Device for the batches of a planned source: "cuda" (the current device) or "cuda:1". The next batch is
+            copied there ahead, on a separate CUDA stream; images are copied as uint8 and normalized on the device.
         errors: What to do with bad samples, `{"max_bad": 10, "dir": "bad"}`; overrides the configuration's `errors`.
         cache: Where to keep parts of remote shards, `{"dir": "/nvme/wdskit", "size": "500GB"}`; overrides the
             configuration's `cache`.
 
     Raises:
         ConfigError: The configuration or the arguments have problems; all of them are listed.
-        PipelineError: The pipeline cannot run as composed.
+        PipelineError: The stages, the settings and the machine do not fit together.
         StorageError, FolderIndexError: The shards cannot be listed.
         RankError: Rank and world size contradict each other.
     """
@@ -156,9 +157,7 @@ def _check_cluster(spec: LoaderSpec, pipe: Pipeline) -> None:
         PipelineError: The source is a stream, or the number of workers is not set.
     """
     if not isinstance(pipe.stages[0], PlannedSource):
-        msg = (
-            f"loader.on: {spec.on}: a stream continues in the worker that began it, so another node cannot replace it."
-        )
+        msg = f"loader.on: {spec.on}: a stream continues only in the worker that started it, not on another node."
         raise PipelineError(f"{msg}\n  Index the shards (`wdskit index FOLDER`) and use `exact`, or leave `on` out.")
     if not spec.workers or "workers" not in spec.model_fields_set:
         what = "workers is 0" if "workers" in spec.model_fields_set else "workers is not set"
@@ -170,7 +169,8 @@ def _check_functions(functions: Mapping[str, Callable[..., Any]] | None) -> None
     """Check the argument `transforms` of `make_loader`.
 
     Raises:
-        ConfigError: It is not a dict, or it has an invalid name, or a value that cannot be called.
+        ConfigError: `functions` is not a dict, a name is invalid or belongs to a stage of wdskit, or a value cannot be
+            called.
     """
     if functions is None:
         return
@@ -186,10 +186,11 @@ def _check_functions(functions: Mapping[str, Callable[..., Any]] | None) -> None
 
 
 def _import_plugins(plugins: Iterable[object]) -> None:
-    """Import the modules of the argument `plugins` of `make_loader`. Exceptions of a module itself pass through.
+    """Import the modules of the argument `plugins` of `make_loader`.
 
     Raises:
-        ConfigError: It is not a list of names, or a module does not exist.
+        ConfigError: `plugins` is not a list of module names, or a module does not exist.
+        Exception: A module raised it during its import.
     """
     if isinstance(plugins, str):
         raise _refuse("plugins", wrong_kind(plugins, f'a list is needed, as in ["{plugins}"]'))

@@ -1,4 +1,4 @@
-"""What runs on a node of a Ray cluster: an actor that makes batches. `loader.ray` has the other side."""
+"""The actor that makes batches on a node of a Ray cluster. `loader.ray` starts and calls it."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ from wdskit.loader.shared_memory import Bytes, Part, Ring, keep_freed_memory
 from wdskit.loader.worker import pack_outcome, seed_worker
 
 Answer = tuple[Any, list[Bytes]]
-"""A pickled Outcome, as bytes or as an array of them, and its buffers."""
+"""A pickled Outcome, as bytes or as a uint8 array, and the buffers of its tensors and arrays."""
 
 
 class ActorStart(NamedTuple):
-    """What a node needs besides the program.
+    """The arguments of an actor besides the program.
 
     Attributes:
-        number: Number of the worker.
+        number: Number of the worker, from 0.
         num_workers: Number of all workers.
-        host: The machine of the training process.
-        cwd: The folder that relative paths start from.
-        versions: As `find_versions` returns them on `host`.
+        host: Name of the machine of the training process.
+        cwd: Folder of the training process. Relative paths start there.
+        versions: Result of `find_versions` on `host`.
     """
 
     number: int
@@ -51,7 +51,7 @@ class ActorStart(NamedTuple):
 
 
 def find_versions() -> dict[str, str]:
-    """Return the versions that must be the same on all nodes. torch's build does not count: CPU nodes have another."""
+    """Return the versions that must be equal on all nodes, without torch's build, which differs on CPU nodes."""
     found = {"wdskit": __version__, "Python": ".".join(platform.python_version_tuple()[:2]), "torch": "(not installed)"}
     with contextlib.suppress(metadata.PackageNotFoundError):
         found["torch"] = metadata.version("torch").partition("+")[0]
@@ -59,8 +59,8 @@ def find_versions() -> dict[str, str]:
 
 
 class _ReferencePickler(pickle.Pickler):
-    """Pickles a program for other machines: functions and classes as names of modules, the index and the columns of a
-    folder in a store without the path of their local copy.
+    """Pickles a program for other machines. Functions and classes are pickled by name; the index and the columns of a
+    folder in a store by their URL, without the path of their local copy.
     """
 
     def persistent_id(self, value: object) -> tuple[str, Any] | None:
@@ -75,7 +75,7 @@ class _ReferencePickler(pickle.Pickler):
 
 
 class _NodeUnpickler(pickle.Unpickler):
-    """Unpickles a program on a node, which fetches the indexes of stores with its own credentials."""
+    """Unpickles a program on a node. The node fetches indexes and columns in a store with its own credentials."""
 
     def persistent_load(self, pid: tuple[str, Any]) -> BinaryIndex | Column:
         url, known = pid
@@ -85,7 +85,7 @@ class _NodeUnpickler(pickle.Unpickler):
 
 
 class NodeWorker:
-    """An actor: makes batches on a node. Ray calls its methods in several threads."""
+    """Makes batches on a node, as a Ray actor. Ray calls its methods in several threads."""
 
     def __init__(self) -> None:
         self._memory = Ring()
@@ -93,7 +93,7 @@ class NodeWorker:
         self._cancelled: set[int] = set()
 
     def begin(self, pickled: bytes, start: ActorStart) -> Outcome[str]:
-        """Unpickle the program. Return the name of the node, or the reason why it cannot make batches."""
+        """Unpickle the program. Return the name of the node, or the error that keeps it from making batches."""
         host = socket.gethostname()
         try:
             self._open(pickled, start, host)
@@ -119,7 +119,7 @@ class NodeWorker:
                     f"on: host {host} has {name} {here}, but {start.host} has {start.versions[name]}.\n"
                     "  Install the same version on all nodes."
                 )
-        with contextlib.suppress(OSError):  # only relative paths need it
+        with contextlib.suppress(OSError):  # only relative paths need this folder
             os.chdir(start.cwd)
         program, make_factory = _NodeUnpickler(io.BytesIO(pickled)).load()
         keep_freed_memory()
@@ -151,46 +151,46 @@ class NodeWorker:
         return pickled, [find(part) for part in message.buffers]
 
     def _lend(self, number: int) -> Bytes:
-        """Return a block that `pack_outcome` holds. It is released when Ray has copied the answer."""
+        """Return the bytes of a block that `pack_outcome` holds. The block is released when Ray has copied them."""
         memory: Bytes = np.frombuffer(self._memory.hold(number).memory, np.uint8)
-        self._memory.give_back(number)  # what `hold` added just now
+        self._memory.give_back(number)  # ends this method's own `hold`
         weakref.finalize(memory, self._memory.give_back, number).atexit = False
         return memory
 
     def cancel(self, tickets: Sequence[int]) -> None:
-        """End these jobs after their current samples."""
+        """Cancel jobs. They end after their current samples."""
         self._cancelled.update(tickets)
 
     def slots(self) -> NDArray[np.int64]:
-        """Return the slots of the `Board`: the samples on which the threads of this actor work."""
+        """Return a copy of the slots of the `Board`: the samples on which the threads of this actor work."""
         found: NDArray[np.int64] = self._board.slots.copy()
         return found
 
     def live(self) -> None:
-        """Wait until the actor ends. The caller gets Ray's error then."""
+        """Wait for ever. When the actor ends, the caller gets Ray's error."""
         threading.Event().wait()
 
-    def rest(self) -> None:
-        """Return the memory that no batch uses to the system."""
+    def free_memory(self) -> None:
+        """Return the memory that no batch uses to the operating system."""
         self._memory.free_pages()
 
 
 class _VersionError(PipelineError):
-    """A node has another version."""
+    """A node has another version of wdskit, Python or torch."""
 
 
 def lacks_module(host: str, module: str) -> PipelineError:
-    """Return the error of a node without a module."""
+    """Return the error for a node that cannot import a module."""
     msg = f"on: {host} has no module {module!r}."
-    remedy = "Install it on all nodes, or send it with them: `ray.init(runtime_env=...)` before the loader is made"
+    remedy = "Install it on all nodes, or send it to them: `ray.init(runtime_env=...)` before the loader is made"
     return PipelineError(f"{msg}\n  {remedy} (`py_modules`, `working_dir` or `pip`).")
 
 
 def pickle_by_reference(value: Any) -> bytes:
-    """Pickle a program for other machines.
+    """Return a program, pickled for other machines.
 
     Raises:
-        PipelineError: A part of it does not pickle, or is defined in the script that runs.
+        PipelineError: A part of the program cannot be pickled, or is defined in the main script.
     """
     file = io.BytesIO()
     try:

@@ -16,11 +16,11 @@ from wdskit.engine.program import Job, Program
 from wdskit.errors import PipelineError
 from wdskit.loader.base import Loader
 from wdskit.loader.budget import Budget
-from wdskit.loader.device import hand_over, make_mover
+from wdskit.loader.device import make_mover, move_ahead
 from wdskit.loader.pools import Pool, make_pool
 from wdskit.loader.prefetch import Prefetch, jobs_ahead
 from wdskit.loader.starting import start_fork_server, start_method_of
-from wdskit.loader.state import Pass, Passes
+from wdskit.loader.state import EpochCounter, Pass
 from wdskit.loader.watch import Watch
 from wdskit.pipeline.settings import ErrorsSpec, LoaderSpec
 
@@ -28,22 +28,23 @@ logger = logging.getLogger(__name__)
 
 
 class PlannedLoader(Loader):
-    """Each iteration is one epoch, with the same number of items on every rank and for any number of workers.
+    """The loader of a planned source. Each iteration is one epoch, with the same number of items on every rank.
 
-    `len(loader)` is the number of items of a whole epoch. `state_dict` is the position of the consumer, the same on
-    every rank. Loaded on any number of ranks, workers and threads, the sequence of samples continues at this position.
+    `len(loader)` is the number of items of a whole epoch, for any number of workers. `state_dict` is the position of
+    the consumer, the same on every rank. A loader with any number of ranks, workers and threads can load it, and then
+    continues the sequence of samples at this position.
 
     Args:
-        program: Built for this rank.
+        program: The pipeline, built for this rank.
         spec: The settings: workers, prefetch and so on.
         errors: How many bad samples an epoch may have.
         origin: Keyword arguments of `Loader`.
 
     Attributes:
-        most_ahead: The most batches that are made before the consumer asks for them.
+        most_ahead: Largest number of batches that are made before the consumer asks for them.
 
     Raises:
-        PipelineError: The pipeline cannot be run with these workers.
+        PipelineError: A stage cannot be sent to the workers, `device` does not exist, or `errors.dir` is not a folder.
     """
 
     def __init__(
@@ -57,16 +58,16 @@ class PlannedLoader(Loader):
         self._mover, self.program = make_mover(program, spec)
         self.dataset = self.program
         layout = program.epoch
-        self._passes = Passes(layout, world_size=self._rank_info.world_size)
-        is_told = self._rank_info.rank == 0 and layout.fingerprint.get("source") != "resampled"
-        if is_told and (dropped := layout.steps(self._rank_info.world_size).describe_dropped()):
+        self._counter = EpochCounter(layout, world_size=self._rank_info.world_size)
+        logs_dropped = self._rank_info.rank == 0 and layout.fingerprint.get("source") != "resampled"
+        if logs_dropped and (dropped := layout.steps(self._rank_info.world_size).describe_dropped()):
             logger.warning("%s: %s", self._meter.name, dropped)
         self._last: tuple[Pass, int] | None = None
-        self._steps_a_job, num_ahead = jobs_ahead(spec, self.program)
-        num_samples = len(self._passes) * layout.batch
+        self._steps_per_job, num_ahead = jobs_ahead(spec, self.program)
+        num_samples = len(self._counter) * layout.batch
         self._budget = Budget(errors or ErrorsSpec(), rank=self._rank_info.rank, num_samples=num_samples)
         self._prefetch = Prefetch(self._make_pool(), num_ahead)
-        self.most_ahead = num_ahead * self._steps_a_job + self._steps_a_job - 1
+        self.most_ahead = num_ahead * self._steps_per_job + self._steps_per_job - 1
 
     def _make_pool(self) -> Pool:
         program, spec = self.program, self.spec
@@ -87,22 +88,22 @@ class PlannedLoader(Loader):
 
     @property
     def epoch(self) -> int:
-        """The running epoch, or the one that the next iteration runs."""
-        return self._passes.epoch
+        """Number of the running epoch; between two iterations, of the epoch that the next iteration runs."""
+        return self._counter.epoch
 
     @property
     def remaining(self) -> int:
         """Number of items of the epoch that the consumer has not received yet."""
-        return self._passes.remaining
+        return self._counter.remaining
 
     def __len__(self) -> int:
         """Return the number of items of a whole epoch, which is the same on every rank."""
-        return len(self._passes)
+        return len(self._counter)
 
     @property
     def positions(self) -> NDArray[np.int64]:
-        """The position in the epoch of each row of the batch that was yielded last: (batch,), ascending. Padded rows
-        have the number of samples of the epoch. `gather_valid` sorts rows by them.
+        """The position in the epoch of each row of the batch that was yielded last: int64 (batch,), ascending. Padded
+        rows have the number of samples of the epoch. `gather_valid` sorts rows by these positions.
 
         Raises:
             PipelineError: No batch was yielded yet.
@@ -110,48 +111,49 @@ class PlannedLoader(Loader):
         if self._last is None:
             raise PipelineError("loader.positions: these belong to a batch, and no batch was yielded yet.")
         running, step = self._last
-        return self.program.places(Job(running.start, running.steps, step, step + 1)).positions
+        return self.program.locate(Job(running.start, running.steps, step, step + 1)).positions
 
     def _set_epoch(self, epoch: int, *, is_counted_elsewhere: bool) -> None:
-        self._passes.set_epoch(epoch, is_counted_elsewhere=is_counted_elsewhere)
+        self._counter.set_epoch(epoch, is_counted_elsewhere=is_counted_elsewhere)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position of the consumer: plain JSON, the same on every rank except the number of bad samples."""
-        return {**self._passes.state_dict(), "bad": self._budget.count}
+        return {**self._counter.state_dict(), "bad": self._budget.count}
 
     def load_state_dict(self, state: Mapping[str, Any], *, strict: bool = True) -> None:
         """Continue from a state with the next iteration.
 
         Args:
             state: From `state_dict`, on any number of ranks, workers and threads.
-            strict: Whether a state of another sequence of samples is refused; otherwise it is logged and accepted.
+            strict: Whether to refuse a state of another sequence of samples. If False, the difference is only logged.
 
         Raises:
-            StateError: It is not a state, or it belongs to another sequence; the message names the field.
+            StateError: `state` is not a state of a planned source, or `strict` is True and the state belongs to another
+                sequence of samples. The message names the field.
         """
-        self._passes.load_state_dict(state, strict=strict)
-        self._is_inside = False
-        self._budget = copy.copy(self._budget)  # a running iteration keeps the old one
+        self._counter.load_state_dict(state, strict=strict)
+        self._is_in_epoch = False
+        self._budget = copy.copy(self._budget)  # a running iteration keeps the old budget
         self._budget.count = state["bad"]
 
     def _items(self) -> Any:
-        running, budget = self._passes.begin(), self._budget
+        running, budget = self._counter.begin(), self._budget
         if not running.steps.consumed:
             budget.count = 0
         num_steps = len(running.steps)
-        taken = self._prefetch.take(self._jobs(running), -(-num_steps // self._steps_a_job))
+        batches = self._prefetch.take(self._jobs(running), -(-num_steps // self._steps_per_job))
         self._meter.begin(running.epoch)
         step = 0
         try:
-            for batch in taken if self._mover is None else hand_over(taken, self._mover, self._prefetch.is_ready):
+            for batch in batches if self._mover is None else move_ahead(batches, self._mover, self._prefetch.is_ready):
                 self._meter.received(batch.num_samples, replaced=len(batch.bad), timings=batch.timings)
                 budget.spend(running.epoch, batch.bad)
-                self._passes.received(running, step)
+                self._counter.received(running, step)
                 self._last = running, step
                 step += 1
                 if step == num_steps:
                     budget.count = 0
-                    self._leave()
+                    self._end_epoch()
                 value = batch.value
                 del batch
                 yield value
@@ -160,7 +162,7 @@ class PlannedLoader(Loader):
         finally:
             if not self.spec.persistent_workers:
                 self._prefetch.close()
-            self._prefetch.rest(is_left=step < num_steps)
+            self._prefetch.free_memory(is_left_early=step < num_steps)
         assert step == num_steps
 
     def _close_pool(self) -> None:
@@ -168,8 +170,8 @@ class PlannedLoader(Loader):
 
     def _jobs(self, running: Pass) -> Iterator[Job]:
         """Yield the jobs of a pass, then those of the next pass if the workers stay alive."""
-        following = [self._passes.following(running)] if self.spec.persistent_workers else []
-        for _, start, steps in (running, *following):
-            for first in range(0, len(steps), self._steps_a_job):
-                stop = min(first + self._steps_a_job, len(steps))
+        next_passes = [self._counter.following(running)] if self.spec.persistent_workers else []
+        for _, start, steps in (running, *next_passes):
+            for first in range(0, len(steps), self._steps_per_job):
+                stop = min(first + self._steps_per_job, len(steps))
                 yield Job(start, steps, first, stop)

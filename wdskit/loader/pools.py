@@ -1,8 +1,8 @@
 """Pools make the batches of jobs: in this thread, in threads or in worker processes.
 
 A loader gives a job to a pool (`submit`) and takes its batches later (`take`). A worker, which is a thread of this
-process or a process, is a loop (`loader.worker`): it takes a job, makes its batches, and answers. How batches are made
-does not concern a pool: each process has one `BatchFactory`, and the pool calls it.
+process or a process, is a loop (`loader.worker`): it takes a job, makes its batches, and answers. A pool does not know
+how batches are made: each process has one `BatchFactory`, and the pool calls it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from multiprocessing.util import Finalize
 from queue import SimpleQueue
 from typing import Any, Protocol
 
-import torch.multiprocessing  # which registers how tensors in a program reach other processes
+import torch.multiprocessing  # registers how tensors of a program are pickled for other processes
 
 from wdskit.engine.batch import Batch, BatchFactory, never
 from wdskit.engine.outcome import Outcome
@@ -35,38 +35,38 @@ from wdskit.loader.starting import (
     without_script,
 )
 from wdskit.loader.watch import Watch
-from wdskit.loader.worker import BOARD_BLOCK, Reply, Request, Start, Task, serve, work
+from wdskit.loader.worker import BOARD_BLOCK, Reply, Request, Task, WorkerSetup, serve, work
 from wdskit.processes import block_sigint, refuse_fork
 from wdskit.stages.progress import Board, slots_in
 
-_PATIENCE_S = 0.5  # a worker that has not ended by then, because it makes a batch, is killed
+_PATIENCE_S = 0.5  # a worker that still makes a batch after this time is killed
 
 
 class Pool(Protocol):
     """Makes the batches of jobs."""
 
     def submit(self, job: Any, worker: int | None = None) -> Any:
-        """Start a job and return its ticket. `worker` is the number of the worker that must do it; None for any."""
+        """Start a job and return its ticket. `worker` is the number of the worker that must make it; None for any."""
         ...
 
     def take(self, ticket: Any) -> Outcome[list[Batch]]:
-        """Wait for a job and return its outcome, once."""
+        """Wait for a job and return its outcome. A ticket is valid for one call."""
         ...
 
     def is_ready(self, ticket: Any) -> bool:
-        """Return True if `take` would not wait."""
+        """Return True if `take(ticket)` would not wait."""
         ...
 
     def forget(self, tickets: Sequence[Any]) -> None:
         """Cancel jobs that were not taken."""
         ...
 
-    def rest(self) -> None:
-        """Return the memory that no batch uses to the system. Called at the end of an epoch."""
+    def free_memory(self) -> None:
+        """Return the memory that no batch uses to the operating system. Called at the end of an epoch."""
         ...
 
     def close(self) -> None:
-        """End threads and processes, within a second; the next job starts new ones."""
+        """End the threads and processes, within a second. The next job starts new threads and processes."""
         ...
 
 
@@ -85,8 +85,8 @@ def make_pool(
     Args:
         program: A `Program`, or a `StreamPipeline`.
         make_factory: Called with the program in each process.
-        num_workers: Worker processes, 0 for none.
-        start_method: Returns their start method. Called when they start.
+        num_workers: Number of worker processes, 0 for none.
+        start_method: Returns the start method of the processes. Called when they start.
         timeout_s: The longest wait for a batch in seconds; None or 0 for no limit.
     """
     keep_freed_memory()
@@ -101,18 +101,18 @@ def make_pool(
 
 
 class InlinePool:
-    """Does a job in this thread when it is taken."""
+    """A `Pool` that makes the batches of a job in this thread, when the job is taken."""
 
     def __init__(self, factory: BatchFactory) -> None:
         self._factory = factory
         self._memory = Ring()
 
-    def submit(self, job: Any, worker: int | None = None) -> Any:  # noqa: ARG002 (there is one)
-        """See `Pool`."""
+    def submit(self, job: Any, worker: int | None = None) -> Any:  # noqa: ARG002 (there is one worker)
+        """See `Pool.submit`."""
         return self._factory.open(job)
 
     def take(self, ticket: Any) -> Outcome[list[Batch]]:
-        """See `Pool`. torch uses one thread, because several threads for small images only wait for each other."""
+        """See `Pool.take`. torch uses one thread, because several threads for small images only wait for each other."""
         before = torch.get_num_threads()
         torch.set_num_threads(1)
         try:
@@ -120,24 +120,24 @@ class InlinePool:
         finally:
             torch.set_num_threads(before)
 
-    def is_ready(self, ticket: Any) -> bool:  # noqa: ARG002 (it is made when it is taken)
-        """See `Pool`."""
+    def is_ready(self, ticket: Any) -> bool:  # noqa: ARG002 (a job is made when it is taken)
+        """See `Pool.is_ready`."""
         return False
 
     def forget(self, tickets: Sequence[Any]) -> None:
-        """See `Pool`: no job has started."""
+        """Do nothing, because no job has started."""
 
-    def rest(self) -> None:
-        """See `Pool`."""
+    def free_memory(self) -> None:
+        """See `Pool.free_memory`."""
         self._memory.free_pages()
 
     def close(self) -> None:
-        """See `Pool`."""
+        """See `Pool.close`."""
         self._factory.close()
 
 
 class ThreadPool:
-    """Threads of this process that make batches. They start with the first job.
+    """A `Pool` of threads of this process. They start with the first job.
 
     Args:
         factory: Makes the batches.
@@ -156,7 +156,7 @@ class ThreadPool:
         self._closing: Callable[[], object] = _nothing
 
     def submit(self, job: Any, worker: int | None = None) -> Task:  # noqa: ARG002 (any thread)
-        """See `Pool`."""
+        """See `Pool.submit`."""
         if self._queue is None:
             self._queue = self._start()
         refuse_fork(self._owner)
@@ -170,18 +170,18 @@ class ThreadPool:
         factory, self._owner = self._factory, os.getpid()
         with block_sigint():  # so that `close` knows every thread
             loops = Threads(factory.num_loops, "batches")
-            given = (loops, factory.num_loops, queue, factory, self._tasks, self._owner)
-            self._closing = weakref.finalize(self, _close_threads, *given)
+            arguments = (loops, factory.num_loops, queue, factory, self._tasks, self._owner)
+            self._closing = weakref.finalize(self, _close_threads, *arguments)
         for _ in range(factory.num_loops):
             loops.submit(work, queue.get, factory, self._memory, Task.finish)
         return queue
 
     def take(self, ticket: Task) -> Outcome[list[Batch]]:
-        """See `Pool`.
+        """See `Pool.take`.
 
         Raises:
-            PipelineError: The wait has lasted for the `timeout`, or this process was forked from the one that has the
-                threads.
+            PipelineError: The wait has lasted for the `timeout`, or this process was forked from the process that has
+                the threads.
         """
         refuse_fork(self._owner)
         if not ticket.done.is_set():
@@ -195,20 +195,20 @@ class ThreadPool:
         return ticket.take()
 
     def is_ready(self, ticket: Task) -> bool:
-        """See `Pool`."""
+        """See `Pool.is_ready`."""
         return ticket.done.is_set()
 
     def forget(self, tickets: Sequence[Task]) -> None:
-        """See `Pool`: the threads stop after their current sample."""
+        """See `Pool.forget`. The threads stop after their current sample."""
         for ticket in tickets:
             ticket.cancel()
 
-    def rest(self) -> None:
-        """See `Pool`."""
+    def free_memory(self) -> None:
+        """See `Pool.free_memory`."""
         self._memory.free_pages()
 
     def close(self) -> None:
-        """See `Pool`."""
+        """See `Pool.close`."""
         self._closing()
         self._queue, self._closing = None, _nothing
         self._factory.close()
@@ -225,7 +225,7 @@ def _close_threads(
     tasks: weakref.WeakSet[Task],
     owner: int,
 ) -> None:
-    if os.getpid() != owner:  # a forked process has a copy, and no threads
+    if os.getpid() != owner:  # a forked process has a copy of the pool, but no threads
         return
     with block_sigint():
         for task in [*tasks]:
@@ -233,25 +233,25 @@ def _close_threads(
         for _ in range(num_loops):
             queue.put(None)
         deadline_s = time.monotonic() + JOIN_S
-        loops.close(deadline_s)  # before the factory's threads, which they need
+        loops.close(deadline_s)  # before the factory's threads, which the loops use
         factory.close(deadline_s)
 
 
 class _Worker:
     """The main process's view of one worker process."""
 
-    def __init__(self, context: Any, start: Start, number: int) -> None:
+    def __init__(self, context: Any, start: WorkerSetup, number: int) -> None:
         self.number = number
         self.has_started = context.get_start_method() == "fork"
-        self.connection, theirs = context.Pipe()
-        arguments = (theirs, start, number, dict(os.environ))
+        self.connection, worker_end = context.Pipe()
+        arguments = (worker_end, start, number, dict(os.environ))
         self.process = context.Process(target=serve, args=arguments, name=f"wdskit-worker-{number}", daemon=True)
         self.process.start()
-        theirs.close()
-        self.tickets: set[int] = set()
-        self.forgotten: list[int] = []
+        worker_end.close()
+        self.tickets: set[int] = set()  # of jobs that were sent, without a reply
+        self.forgotten: list[int] = []  # tickets of cancelled jobs, not sent yet
         self.blocks: dict[int, Any] = {}
-        self.returned: deque[int] = deque()  # filled by finalizers, at any time
+        self.returned: deque[int] = deque()  # numbers of free blocks, filled by finalizers at any time
         self._poll = select.poll()
         self._poll.register(self.connection.fileno(), select.POLLOUT)
 
@@ -260,32 +260,36 @@ class _Worker:
         """True if the worker's pipe has room, so that sending does not block."""
         return bool(self._poll.poll(0))
 
-    def send(self, ticket: int = 0, job: Any = None, *, rests: bool = False) -> None:
-        """Send a job, the jobs that are not wanted any more, and the blocks that are free."""
+    def send(self, ticket: int = 0, job: Any = None, *, frees_memory: bool = False) -> None:
+        """Send a job (None for no job), the tickets of cancelled jobs, and the numbers of free blocks."""
         returned = tuple(self.returned.popleft() for _ in range(len(self.returned)))
         forgotten, self.forgotten = tuple(self.forgotten), []
-        self.connection.send(Request(forgotten, returned, ticket, job, rests))
+        self.connection.send(Request(forgotten, returned, ticket, job, frees_memory))
         if job is not None:
             self.tickets.add(ticket)
 
     def forget(self, tickets: Sequence[int]) -> None:
-        """Cancel jobs, now or with the next job if the pipe is full."""
+        """Cancel jobs: now, or together with the next job if the pipe is full."""
         left = self.tickets.intersection(tickets)
         self.tickets -= left
         self.forgotten += left
         self._send_if_open()
 
-    def rest(self) -> None:
+    def free_memory(self) -> None:
         """Let the worker free the memory that no batch uses, unless the pipe is full."""
-        self._send_if_open(rests=True)
+        self._send_if_open(frees_memory=True)
 
-    def _send_if_open(self, *, rests: bool = False) -> None:
+    def _send_if_open(self, *, frees_memory: bool = False) -> None:
         if self.can_send:
             with contextlib.suppress(OSError):  # the worker died, which the next `take` reports
-                self.send(rests=rests)
+                self.send(frees_memory=frees_memory)
 
     def receive(self) -> Reply:
-        """Wait for the next reply and return it. New blocks are mapped."""
+        """Wait for the next reply and return it. New blocks are mapped.
+
+        Raises:
+            EOFError, OSError: The worker has ended, or a block cannot be mapped.
+        """
         reply: Reply = self.connection.recv()
         self.has_started = True
         for number, num_bytes in reply.new:
@@ -295,7 +299,7 @@ class _Worker:
         return reply
 
     def look(self, watch: Watch) -> None:
-        """See `Watch.look`."""
+        """Call `Watch.look` for this worker. PipelineError: The wait has lasted for the `timeout`."""
         hint = "It may be running the script's own code, such as init_process_group: put that under " + GUARD
         memory = self.blocks.get(BOARD_BLOCK)
         watch.look(
@@ -306,25 +310,25 @@ class _Worker:
         )
 
     def borrow(self, block: int) -> Bytes:
-        """Return all bytes of a block. The worker may reuse the block after they are collected."""
+        """Return all bytes of a block. The worker may reuse the block when the bytes are collected."""
         return borrow(self.blocks[block], self.returned, block)
 
     @property
     def death(self) -> str:
-        """How the worker ended, and the likely reason."""
+        """A text that says how the worker ended, and the likely reason."""
         self.process.join(_PATIENCE_S)
         how = explain_exit(self.process.exitcode, has_started=self.has_started)
         return f"worker {self.number} (pid {self.process.pid}) {how}"
 
 
 class ProcessPool:
-    """Worker processes. They start with the first job.
+    """A `Pool` of worker processes. They start with the first job.
 
     Args:
         program: A `Program`, or a `StreamPipeline`.
         make_factory: Called with the program in each process.
         num_workers: Number of processes.
-        start_method: Returns their start method. Called when they start.
+        start_method: Returns the start method of the processes. Called when they start.
         watch: Watches the waits for batches.
     """
 
@@ -336,7 +340,7 @@ class ProcessPool:
         start_method: Callable[[], StartMethod],
         watch: Watch,
     ) -> None:
-        self._given = Start(program, make_factory, num_workers)
+        self._setup = WorkerSetup(program, make_factory, num_workers)
         self._start_method = start_method
         self._workers: list[_Worker] = []
         self._replies: dict[int, tuple[_Worker, Message]] = {}
@@ -346,53 +350,53 @@ class ProcessPool:
         self._closing: Any = None
 
     def submit(self, job: Any, worker: int | None = None) -> int:
-        """See `Pool`. Without `worker`, the worker with the fewest jobs gets the job."""
+        """See `Pool.submit`. Without `worker`, the worker with the fewest jobs gets the job."""
         if not self._workers:
             self._start()
         refuse_fork(self._owner)
         self._receive_all(timeout_s=0)
-        found = self._workers[worker] if worker is not None else min(self._workers, key=lambda each: len(each.tickets))
-        if not found.can_send:
+        chosen = self._workers[worker] if worker is not None else min(self._workers, key=lambda each: len(each.tickets))
+        if not chosen.can_send:
             self._watch.begin()
-        while not found.can_send:  # the worker may wait until this process takes its replies
+        while not chosen.can_send:  # the worker may wait until this process takes its replies
             self._receive_all(timeout_s=0.01)
-            self._look(found)
+            self._look(chosen)
         self._next_ticket += 1
         try:
-            found.send(self._next_ticket, job)
+            chosen.send(self._next_ticket, job)
         except OSError:
-            self._raise_death(found)
+            self._raise_death(chosen)
         return self._next_ticket
 
     def take(self, ticket: int) -> Outcome[list[Batch]]:
-        """See `Pool`.
+        """See `Pool.take`.
 
         Raises:
-            PipelineError: A worker died, the wait has lasted for the `timeout`, or this process was forked from the one
-                that has the workers.
+            PipelineError: A worker died, the wait has lasted for the `timeout`, or this process was forked from the
+                process that has the workers.
         """
         refuse_fork(self._owner)
         if ticket not in self._replies:
             self._watch.begin()
         while ticket not in self._replies:
-            maker = next((worker for worker in self._workers if ticket in worker.tickets), None)
-            assert maker is not None, "the job was forgotten"
+            assigned = next((worker for worker in self._workers if ticket in worker.tickets), None)
+            assert assigned is not None, "the job was forgotten"
             self._receive_all(self._watch.step_s)
             if ticket not in self._replies:
-                self._look(maker)
+                self._look(assigned)
         worker, message = self._replies.pop(ticket)
         outcome: Outcome[list[Batch]] = unpack(message, worker.borrow)
         return outcome
 
     def is_ready(self, ticket: int) -> bool:
-        """See `Pool`."""
+        """See `Pool.is_ready`."""
         refuse_fork(self._owner)
         if ticket not in self._replies:
             self._receive_all(timeout_s=0)
         return ticket in self._replies
 
     def forget(self, tickets: Sequence[int]) -> None:
-        """See `Pool`."""
+        """See `Pool.forget`."""
         if self._owner != os.getpid():
             return
         for ticket in tickets:
@@ -400,14 +404,14 @@ class ProcessPool:
         for worker in self._workers:
             worker.forget(tickets)
 
-    def rest(self) -> None:
-        """See `Pool`."""
+    def free_memory(self) -> None:
+        """See `Pool.free_memory`."""
         if self._owner == os.getpid():
             for worker in self._workers:
-                worker.rest()
+                worker.free_memory()
 
     def close(self) -> None:
-        """See `Pool`."""
+        """See `Pool.close`."""
         if self._closing is not None:
             self._closing()
         self._workers, self._replies, self._closing = [], {}, None
@@ -423,8 +427,8 @@ class ProcessPool:
             # When Python exits, this comes before multiprocessing's SIGTERM, which workers ignore.
             self._closing = Finalize(self, _close_workers, (self._workers, self._owner), exitpriority=0)
             try:
-                for number in range(self._given.num_workers):
-                    self._workers.append(_Worker(context, self._given, number))
+                for number in range(self._setup.num_workers):
+                    self._workers.append(_Worker(context, self._setup, number))
             except BaseException:
                 self.close()
                 raise
@@ -437,7 +441,7 @@ class ProcessPool:
             raise
 
     def _receive_all(self, timeout_s: float) -> None:
-        """Receive the replies of all workers. Without any, wait `timeout_s` for one."""
+        """Receive the replies of all workers. If no worker has sent a reply, wait up to `timeout_s` for one."""
         by_handle: dict[Any, _Worker] = {}
         for worker in self._workers:
             by_handle[worker.connection] = by_handle[worker.process.sentinel] = worker
@@ -448,7 +452,7 @@ class ProcessPool:
             self._raise_death(worker)
         for worker in dict.fromkeys(by_handle[handle] for handle in ready):
             try:
-                while worker.connection.poll():  # replies that a worker sent before it died count
+                while worker.connection.poll():  # a reply that a worker sent before it died is valid
                     self._keep(worker, worker.receive())
             except (EOFError, ConnectionError):
                 self._raise_death(worker)
@@ -466,9 +470,10 @@ class ProcessPool:
         else:
             self._drop((worker, reply.message))
 
-    def _drop(self, found: tuple[_Worker, Message] | None) -> None:
-        if found is not None:
-            found[0].returned.extend(found[1].blocks)
+    def _drop(self, reply: tuple[_Worker, Message] | None) -> None:
+        if reply is not None:
+            worker, message = reply
+            worker.returned.extend(message.blocks)
 
     def _raise_death(self, worker: _Worker) -> None:
         death = worker.death
@@ -477,7 +482,7 @@ class ProcessPool:
 
 
 def _close_workers(workers: list[_Worker], owner: int) -> None:
-    if os.getpid() != owner:  # a forked process has a copy, and no workers
+    if os.getpid() != owner:  # a forked process has a copy of the pool, but no workers
         return
     with block_sigint():
         for worker in workers:

@@ -18,7 +18,7 @@ from wdskit.pipeline.settings import DEFAULT_PREFETCH, LoaderSpec
 from wdskit.stages.marks import is_tensor
 
 MOST_FOLLOWING_BYTES = 256 << 20
-"""Batches of the next epoch that a loader keeps while another loader runs."""
+"""Size of the next epoch's batches that a loader makes at the end of an epoch, and keeps while another loader runs."""
 
 
 def jobs_ahead(spec: LoaderSpec, program: Program) -> tuple[int, int]:
@@ -52,11 +52,11 @@ class Prefetch:
         self._pool = pool
         self._num_ahead = num_ahead
         self._waiting: deque[tuple[Any, Any]] = deque()  # jobs and their tickets
-        self._made: deque[Batch] = deque()  # of the current job
+        self._made: deque[Batch] = deque()  # of the current job, not yielded yet
         self._job_bytes: int | None = None  # size of the last job of the last epoch
 
     def take(self, jobs: Iterator[Any], number: int) -> Iterator[Batch]:
-        """Yield the batches of the first `number` jobs. Later jobs, of the next epoch, are started but not taken.
+        """Yield the batches of the first `number` jobs. Later jobs, which belong to the next epoch, are only started.
 
         Raises:
             BaseException: The error of a batch, after the batches before it.
@@ -87,15 +87,15 @@ class Prefetch:
         """Return True if `take` yields the next batch without a wait."""
         return bool(self._made) or (bool(self._waiting) and self._pool.is_ready(self._waiting[0][1]))
 
-    def rest(self, *, is_left: bool) -> None:
-        """Free memory after an epoch.
+    def free_memory(self, *, is_left_early: bool) -> None:
+        """Free the memory that no batch uses, after an epoch.
 
         Args:
-            is_left: Whether the consumer left the epoch early, so that the batches made ahead are discarded.
+            is_left_early: Whether the consumer left the epoch early, so that the batches made ahead are discarded.
         """
-        if is_left:
+        if is_left_early:
             self._forget()
-        self._pool.rest()
+        self._pool.free_memory()
 
     def close(self) -> None:
         """Discard the batches made ahead, and end threads and processes."""
@@ -107,7 +107,7 @@ class Prefetch:
         return 1 if self._job_bytes is None else MOST_FOLLOWING_BYTES // max(1, self._job_bytes)
 
     def _skip_started(self, jobs: Iterator[Any]) -> Iterator[Any]:
-        """Return the jobs that have not been started. If other jobs were started, discard those and return all."""
+        """Return the jobs that have not been started. If the started jobs are others, discard them and return all."""
         first = list(itertools.islice(jobs, len(self._waiting)))
         if first == [job for job, _ in self._waiting]:
             return jobs
@@ -126,7 +126,7 @@ class Prefetch:
 
 
 def num_bytes_of(value: Any) -> int:
-    """Estimate the memory of a batch. Each object is counted once, so that cycles are allowed."""
+    """Return the approximate bytes of a batch in memory. Each object is counted once, so that cycles are allowed."""
     total, seen, pending = 0, set[int](), [value]
     while pending:
         part = pending.pop()

@@ -1,4 +1,4 @@
-"""Imported by the fork server, before it starts workers: what each worker would otherwise import by itself."""
+"""The imports of the fork server. Workers inherit these modules, and need not import them."""
 
 import signal
 

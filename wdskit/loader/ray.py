@@ -47,13 +47,13 @@ _MOST_DEATHS = 5
 """How often workers may die while they make the same job."""
 
 _MOST_STARTS = 20
-"""How often a worker may die before it has started. A start is long, so nodes that come and go interrupt many."""
+"""How often a worker may die before it has started. A start is long, so lost nodes often interrupt it."""
 
 _STORE_RATIO = 0.5
 """Share of the smallest node's object store that the batches in flight of all ranks of a machine may take."""
 
 _JOIN_S = 0.5
-_BEGIN, _SLOTS, _LIVE = 0, -1, -2  # in place of a ticket: the answers of these methods of `NodeWorker`
+_BEGIN, _SLOTS, _LIVE = 0, -1, -2  # in place of a ticket, for answers of these methods of `NodeWorker`
 
 logger = logging.getLogger(__name__)
 
@@ -64,7 +64,7 @@ class _Actor:
     Attributes:
         handle: Ray's handle.
         node: Name of its node; empty until the actor has started.
-        tickets: Its jobs.
+        tickets: Tickets of its jobs.
         slots: The last answer of `NodeWorker.slots`.
     """
 
@@ -77,13 +77,13 @@ class _Actor:
 
 
 @dataclass
-class _Sent:
-    """A job that was submitted and not taken.
+class _SubmittedJob:
+    """A job that was submitted, and whose outcome was not taken yet.
 
     Attributes:
         job: The job.
-        lost_on: The nodes that lost it.
-        num_deaths: How many actors died while it was the oldest of their jobs.
+        lost_on: Names of the nodes that lost the job.
+        num_deaths: Number of actors that died while this job was their oldest job.
     """
 
     job: Any
@@ -94,10 +94,10 @@ class _Sent:
 class _Crew:
     """The actors of a pool and their jobs, from the first job until `close`. A thread runs `receive`.
 
-    It does not refer to the pool, so that a dropped pool is collected and closes it.
+    It has no reference to the pool, so that a pool without references is collected and closes its crew.
 
     Args:
-        connection: As `connect` returns it.
+        connection: Result of `pipeline.cluster.connect`.
         pickled: The program and its factory, for `NodeWorker.begin`.
         num_workers: Number of actors.
         num_loops: How many jobs an actor makes at the same time.
@@ -121,14 +121,14 @@ class _Crew:
     ) -> None:
         self._ray, self._disconnect = connection
         self.on, self.num_cpus = on, program.run.num_threads
-        self._most_jobs = num_loops + 1  # of an actor: one waits while the others are made
+        self._most_jobs = num_loops + 1  # of one actor: one job waits while the others are made
         self._most_bytes = _store_bytes(self._ray) * _STORE_RATIO / program.run.rank_info.ranks_per_node
         self._owner = os.getpid()
         self.changed = threading.Condition()
         self.done: dict[int, Outcome[list[Batch]]] = {}
         self.failure: BaseException | None = None
         self._is_closed = False
-        self._jobs: dict[int, _Sent] = {}  # the oldest first
+        self._jobs: dict[int, _SubmittedJob] = {}  # the oldest first
         self._queue: list[int] = []  # a heap of tickets that no actor has
         self._job_bytes = 0  # of the largest answer
         self._memory = Ring()
@@ -157,8 +157,8 @@ class _Crew:
         future.add_done_callback(lambda done: self._events.put((actor, ticket, done)))
 
     def submit(self, ticket: int, job: Any) -> None:
-        """Give a job to an actor as soon as one is free. The caller holds `changed`."""
-        self._jobs[ticket] = _Sent(job)
+        """Queue a job for the next free actor. The caller holds `changed`."""
+        self._jobs[ticket] = _SubmittedJob(job)
         heapq.heappush(self._queue, ticket)
         self._dispatch()
 
@@ -193,18 +193,18 @@ class _Crew:
                 actor.handle.cancel.remote(list(found))
         self._dispatch()
 
-    def rest(self) -> None:
+    def free_memory(self) -> None:
         """Free the memory that no batch uses, here and on the nodes."""
         self._memory.free_pages()
         for actor in self.actors:
-            actor.handle.rest.remote()
+            actor.handle.free_memory.remote()
 
     def receive(self) -> None:
         """Handle the answers of the actors until `close`. This is the crew's thread."""
         while (event := self._events.get()) is not None:
             try:
                 self._receive(*event)
-            except Exception as err:  # noqa: BLE001 (else the consumer would wait for ever)
+            except Exception as err:  # noqa: BLE001 (otherwise the consumer would wait for ever)
                 with self.changed:
                     self._fail(err)
             with self.changed:
@@ -252,7 +252,7 @@ class _Crew:
         """Return the outcome of an answer, whose tensors and arrays are copies in reused memory, and its size."""
         pickled, arrays = answer
         buffers = [self._copy(array) for array in arrays]
-        # From an actor of ours.
+        # The pickle is from our own actor.
         found = Outcome.of(functools.partial(pickle.loads, memoryview(pickled), buffers=buffers))
         return found.value or Outcome(error=found.error), len(pickled) + sum(array.nbytes for array in arrays)
 
@@ -264,7 +264,7 @@ class _Crew:
         return copy
 
     def _lose(self, actor: _Actor, ticket: int, error: BaseException) -> None:
-        """Run a job again whose answer is an error of Ray. If its actor died, replace the actor."""
+        """Queue a job again if Ray lost its answer, and replace an actor that died. Other errors become `failure`."""
         known = self._ray.exceptions
         who = actor.node or "a node of the cluster"
         is_fatal = isinstance(error, (known.RayTaskError, known.RuntimeEnvSetupError, known.ActorUnschedulableError))
@@ -283,7 +283,7 @@ class _Crew:
         with contextlib.suppress(Exception):
             self._ray.kill(actor.handle)
         if actor.node:
-            sent = self._jobs.get(oldest, _Sent(None))
+            sent = self._jobs.get(oldest, _SubmittedJob(None))
             sent.num_deaths += 1
             num_deaths, most, when = sent.num_deaths, _MOST_DEATHS, "while it made the same batches"
         else:
@@ -301,7 +301,7 @@ class _Crew:
         self.failure = self.failure or error
 
     def look(self, ticket: int, watch: Watch) -> None:
-        """See `Watch.look`. The caller holds `changed`."""
+        """Call `Watch.look` for the actor of a job: PipelineError after the timeout. The caller holds `changed`."""
         actor = next((each for each in self.actors if ticket in each.tickets), None)
         if actor is not None:
             self._call(actor, _SLOTS, actor.handle.slots)
@@ -318,7 +318,7 @@ class _Crew:
 
     def close(self) -> None:
         """End the actors and the thread. Objects are freed with their references."""
-        if os.getpid() != self._owner:  # a forked process has a copy, and no connection
+        if os.getpid() != self._owner:  # a forked process has a copy of the crew, but no connection
             return
         with block_sigint():
             with self.changed:
@@ -330,7 +330,7 @@ class _Crew:
                 for actor in self.actors:
                     with contextlib.suppress(Exception):
                         self._ray.kill(actor.handle)
-            if self._thread is not threading.current_thread():  # in which a dropped pool may be collected
+            if self._thread is not threading.current_thread():  # this thread may collect a pool without references
                 self._thread.join(_JOIN_S)
             self.actors, self._pickled, self._kind = [], None, None
             self._disconnect()
@@ -343,13 +343,13 @@ def _store_bytes(ray: ModuleType) -> float:
 
 
 class RayPool:
-    """Workers on a Ray cluster: a `Pool`. They start with the first job.
+    """A `Pool` of workers on a Ray cluster. They start with the first job.
 
     Args:
         program: The program of the pipeline.
         make_factory: Called with the program in each actor.
         num_workers: Number of actors.
-        on: `ray` or the address of the cluster.
+        on: "ray" or the address of the cluster.
         watch: Watches the waits for batches.
 
     Raises:
@@ -370,7 +370,7 @@ class RayPool:
         self._closing: Callable[[], object] = _nothing
 
     def submit(self, job: Any, worker: int | None = None) -> int:  # noqa: ARG002 (any actor)
-        """See `Pool`."""
+        """See `Pool.submit`."""
         if self._crew is None:
             connection = connect(self._given[-1], PipelineError, starts_cluster=False)
             with block_sigint():  # so that `close` knows every actor
@@ -383,11 +383,11 @@ class RayPool:
         return self._next_ticket
 
     def take(self, ticket: int) -> Outcome[list[Batch]]:
-        """See `Pool`.
+        """See `Pool.take`.
 
         Raises:
             PipelineError: The actors cannot run the pipeline, the wait has lasted for the `timeout`, or this process
-                was forked from the one that has the actors.
+                was forked from the process that has the actors.
         """
         refuse_fork(self._owner)
         crew = self._crew
@@ -408,23 +408,23 @@ class RayPool:
         raise crew.failure
 
     def is_ready(self, ticket: int) -> bool:
-        """See `Pool`."""
+        """See `Pool.is_ready`."""
         refuse_fork(self._owner)
         return self._crew is not None and ticket in self._crew.done
 
     def forget(self, tickets: Sequence[int]) -> None:
-        """See `Pool`."""
+        """See `Pool.forget`."""
         if self._crew is not None and self._owner == os.getpid():
             with self._crew.changed:
                 self._crew.forget(tickets)
 
-    def rest(self) -> None:
-        """See `Pool`."""
+    def free_memory(self) -> None:
+        """See `Pool.free_memory`."""
         if self._crew is not None and self._owner == os.getpid():
-            self._crew.rest()
+            self._crew.free_memory()
 
     def close(self) -> None:
-        """See `Pool`."""
+        """See `Pool.close`."""
         self._closing()
         self._crew, self._closing = None, _nothing
 

@@ -5,8 +5,8 @@ process maps a new block through its file descriptor, and unpacks views of it. W
 the block is collected, the next request carries its number back to the worker, which releases it (`Ring.give_back`)
 and writes another batch into it.
 
-Reuse matters: a float batch of 64 images in new memory costs 9,408 page faults, 0.44 ms of CPU per image; in a used
-block, none.
+Reuse matters: a float batch of 64 images in new memory costs 9,408 page faults, 0.44 ms of CPU per image. In a reused
+block, it costs no page fault.
 """
 
 from __future__ import annotations
@@ -46,11 +46,16 @@ Bytes = NDArray[np.uint8]
 
 
 class Block:
-    """Memory of this process.
+    """A block of memory of this process.
 
     Args:
         number: Number of the block in its ring.
         num_bytes: Size of the block.
+
+    Attributes:
+        address: Address of the first byte.
+        holders: Number of arrays and messages that use the block.
+        last_used: How many blocks the ring had lent when it lent this block.
     """
 
     def __init__(self, number: int, num_bytes: int) -> None:
@@ -65,14 +70,14 @@ class Block:
         return mmap.mmap(-1, self.num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
 
     def free_pages(self) -> None:
-        """Return the pages to the system. The block stays mapped, and contains zeros or the old bytes."""
+        """Return the pages to the operating system. The block stays mapped, and contains zeros or the old bytes."""
         _libc.madvise(self.address, self.num_bytes, mmap.MADV_DONTNEED)
 
 
 class SharedBlock(Block):
     """Memory that another process can map through its file descriptor.
 
-    It has no name that a killed process could leave in /dev/shm, and with memfd the size of /dev/shm is no limit.
+    The memory has no name, so a killed process leaves no file in /dev/shm. With memfd, it may be larger than /dev/shm.
     """
 
     file: int | None = None
@@ -85,8 +90,8 @@ class SharedBlock(Block):
     def send(self, connection: Connection) -> None:
         """Send the descriptor, and close it.
 
-        multiprocessing's `send_handle` cannot be used: since Python 3.14 it waits for an answer, and would take the
-        first byte of a request for it.
+        multiprocessing's `send_handle` cannot be used: since Python 3.14 it waits for an answer, and would read the
+        first byte of a request as the answer.
         """
         assert self.file is not None
         with socket.fromfd(connection.fileno(), socket.AF_UNIX, socket.SOCK_STREAM) as channel:
@@ -94,7 +99,7 @@ class SharedBlock(Block):
         self.close_file()
 
     def free_pages(self) -> None:
-        """See `Block`. It acts for all processes that have mapped the block."""
+        """See `Block.free_pages`. All processes that have mapped the block lose its content."""
         if hasattr(mmap, "MADV_REMOVE"):  # Linux
             _libc.madvise(self.address, self.num_bytes, mmap.MADV_REMOVE)
 
@@ -117,9 +122,9 @@ _FAILED = ctypes.c_void_p(-1).value
 
 
 def map_file(file: int, num_bytes: int) -> Any:
-    """Map the first bytes of a file, shared, until the result is collected. The descriptor may be closed.
+    """Map the first bytes of a file as shared memory, until the result is collected. The caller may close `file`.
 
-    `mmap.mmap` would keep a copy of the descriptor, and a consumer that keeps a thousand batches would run out of them.
+    `mmap.mmap` would keep a copy of the descriptor, so that a consumer with a thousand batches would have none left.
 
     Raises:
         OSError: The file cannot be mapped.
@@ -145,7 +150,7 @@ def receive_block(connection: Connection, num_bytes: int) -> Any:
     if not data:
         raise EOFError
     if not files:
-        raise OSError("no file descriptor came with it")
+        raise OSError("no file descriptor came with the block")
     try:
         return map_file(files[0], num_bytes)
     finally:
@@ -162,8 +167,8 @@ def _anonymous_file() -> int:
 def keep_freed_memory() -> None:
     """Let malloc keep up to 62 MB of freed memory in this process.
 
-    With glibc's first settings, the samples of each batch map their memory anew: a sample of 100 kB costs 11 page
-    faults, and 66 us of CPU in place of 27. glibc changes its settings itself when a mapped block is freed: from then
+    With glibc's initial settings, the samples of each batch map new memory: a sample of 100 kB costs 11 page faults,
+    and 66 us of CPU in place of 27. glibc changes its settings itself when a mapped block is freed: from then
     on it keeps twice the size of the largest such block, at most 64 MB.
     """
     np.empty(31 << 20, np.uint8)  # freed at once, and never touched
@@ -176,7 +181,7 @@ class Ring:
         kind: `Block` or `SharedBlock`.
 
     Attributes:
-        dropped: Numbers of blocks that were released to the system.
+        dropped: Numbers of blocks that were released to the operating system.
     """
 
     def __init__(self, kind: type[Block] = Block) -> None:
@@ -190,17 +195,17 @@ class Ring:
         self.dropped: deque[int] = deque()
 
     def empty(self, shape: Sequence[int], dtype: DTypeLike) -> NDArray[Any]:
-        """See `stages.collate.Memory`."""
+        """Return a new array, see `stages.collate.Memory.empty`. It is in a block if it has `MIN_BYTES` or more."""
         num_bytes = math.prod(shape) * np.dtype(dtype).itemsize
         if num_bytes < MIN_BYTES:
             return FRESH.empty(shape, dtype)
         return self.allocate(num_bytes)[:num_bytes].view(dtype).reshape(tuple(shape))
 
     def allocate(self, num_bytes: int) -> Bytes:
-        """Return `num_bytes` or more bytes. Their block is free when the last array that shares them is collected."""
+        """Return `num_bytes` or more bytes. Their block is free when the last array that shares it is collected."""
         with self._lock:
             self._collect()
-            block = self._best(num_bytes)
+            block = self._take_free_block(num_bytes)
             self._num_borrowed += 1
             block.last_used = self._num_borrowed
             self._borrowed[block.number] = block
@@ -208,7 +213,7 @@ class Ring:
         return borrow(block.memory, self._back, block.number)
 
     def locate(self, address: int) -> tuple[int, int] | None:
-        """Return (block number, offset) of an address in a lent block; None if it is in no block."""
+        """Return (block number, offset) of an address in a lent block; None for another address."""
         with self._lock:
             for block in self._borrowed.values():
                 if 0 <= address - block.address < block.num_bytes:
@@ -227,7 +232,7 @@ class Ring:
         self._back.append(number)
 
     def free_pages(self) -> None:
-        """Return the pages of all free blocks to the system, until the next epoch writes into the blocks again."""
+        """Return the pages of all free blocks to the operating system. The blocks can be used again."""
         with self._lock:
             self._collect()
             for block in self._free:
@@ -240,20 +245,22 @@ class Ring:
             if not block.holders:
                 self._free.append(self._borrowed.pop(block.number))
 
-    def _best(self, num_bytes: int) -> Block:
-        """Return the smallest free block that is large enough and at most twice as large, or a new block."""
+    def _take_free_block(self, num_bytes: int) -> Block:
+        """Return the smallest free block that is large enough and at most twice as large, or a new block. Free blocks
+        that were not used for long are dropped.
+        """
         for block in [block for block in self._free if self._num_borrowed - block.last_used > _UNUSED_FOR]:
             self._free.remove(block)
             self.dropped.append(block.number)
-        found = min(
+        best = min(
             (block for block in self._free if num_bytes <= block.num_bytes <= 2 * num_bytes + MIN_BYTES),
             key=lambda block: (block.num_bytes, -block.last_used),
             default=None,
         )
-        if found is None:
-            return self._kind(next(self._numbers), _rounded(num_bytes))
-        self._free.remove(found)
-        return found
+        if best is None:
+            return self._kind(next(self._numbers), _round_up(num_bytes))
+        self._free.remove(best)
+        return best
 
 
 def borrow(memory: Any, back: deque[int], number: int) -> Bytes:
@@ -263,7 +270,7 @@ def borrow(memory: Any, back: deque[int], number: int) -> Bytes:
     return array
 
 
-def _rounded(num_bytes: int) -> int:
+def _round_up(num_bytes: int) -> int:
     """Round a size up, by an eighth at most, so that batches of similar sizes can use the same blocks."""
     step = max(MIN_BYTES, 1 << max(0, num_bytes.bit_length() - 4))
     return -(-num_bytes // step) * step
@@ -310,12 +317,16 @@ class _Chunks(list[Any]):
 
 
 def pack(value: Any, ring: Ring) -> Message:
-    """Put a value into a message.
+    """Return a message with a value.
 
     Args:
         value: Any object that pickles.
-        ring: A ring of shared blocks. Tensors and arrays in these blocks are not copied. Other large ones are copied
-            into another block, once. The message holds its blocks until `ring.give_back` releases them.
+        ring: A ring of shared blocks. Tensors and arrays in these blocks are not copied. Other large tensors and arrays
+            are copied once, into another block. The message holds its blocks until `ring.give_back` releases them.
+
+    Raises:
+        OSError: No memory or no file descriptor is left.
+        BaseException: A part of `value` raised it when it was pickled.
     """
     parts: list[Part | None] = []
     copied: list[Bytes] = []
@@ -345,7 +356,8 @@ def _copy(chunks: list[Any], others: list[Bytes], ring: Ring) -> tuple[Bytes | N
     """Copy the concatenated chunks, and then the other buffers, into one block.
 
     Returns:
-        The memory of the block, and the parts: that of the chunks if there are any, then those of the others.
+        The bytes of the block (None without any input), and the parts: the part of the chunks, unless `chunks` is
+        empty, then a part for each of `others`.
     """
     sizes = [sum(map(len, chunks))] * bool(chunks) + [len(other) for other in others]
     if not sizes:
@@ -369,7 +381,7 @@ def unpack(message: Message, borrowed: Callable[[int], Bytes]) -> Any:
 
     Args:
         message: From `pack`.
-        borrowed: Returns the bytes of a block with this number. Tensors and arrays of the value are views of them.
+        borrowed: Returns the bytes of the block with a number. Tensors and arrays of the value are views of the bytes.
     """
     blocks = {number: borrowed(number) for number in message.blocks}
 

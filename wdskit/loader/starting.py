@@ -35,8 +35,8 @@ class StartMethod(NamedTuple):
 
     Attributes:
         name: "fork", "spawn" or "forkserver".
-        runs_script: Whether a process that is not forked runs the main script again, as multiprocessing does. It does
-            not if the process runs code of wdskit alone: the script often imports torch, which takes 1.5 s and 150 MB.
+        runs_script: Whether a process that is not forked runs the main script again, as multiprocessing does. False if
+            the stages have no user code: the script often imports torch, which takes 1.5 s and 150 MB.
         needs_torch: Whether the processes are certain or likely to import torch.
     """
 
@@ -45,23 +45,23 @@ class StartMethod(NamedTuple):
     needs_torch: bool = True
 
 
-def choose_start_method(said: str | None, *, reads_store: bool = False) -> str:
+def choose_start_method(setting: str | None, *, reads_store: bool = False) -> str:
     """Return the start method of worker processes: "fork", "spawn" or "forkserver".
 
     Args:
-        said: The user's setting. None: torch's default, but never "fork" once CUDA is initialised or if the shards are
-            in a store, because the store's client hangs in a forked process.
+        setting: The user's setting. None: Python's default, but never "fork" once CUDA is initialised or if the shards
+            are in a store, because the store's client hangs in a forked process.
         reads_store: Whether the shards are in a store.
 
     Raises:
         PipelineError: The user's setting is "fork", which is impossible now.
     """
-    # get_start_method() without `allow_none` would fix the default, and the user could not set another one later.
+    # get_start_method() without `allow_none` would fix the default, and the user could not set another default later.
     default = multiprocessing.get_start_method(allow_none=True) or multiprocessing.get_all_start_methods()[0]
     reason = why_not_fork(reads_store=reads_store)
-    if (said or default) != "fork" or not reason:
-        return said or default
-    if said is None:
+    if (setting or default) != "fork" or not reason:
+        return setting or default
+    if setting is None:
         logger.info("%s, so workers are not forked: start_method is forkserver", reason)
         return "forkserver"
     msg = f"{reason}, so workers cannot be forked."
@@ -69,14 +69,14 @@ def choose_start_method(said: str | None, *, reads_store: bool = False) -> str:
 
 
 def why_not_fork(*, reads_store: bool) -> str:
-    """Return why workers cannot be forked now; empty if they can."""
+    """Return the reason why workers cannot be forked now; an empty text if they can be forked."""
     if reads_store:
         return "the shards are in a store"
     return "CUDA is initialised" if torch.cuda.is_initialized() else ""
 
 
 def start_method_of(
-    stages: Iterable[Any], said: str | None, *, reads_store: bool = False, needs_torch: bool = True
+    stages: Iterable[Any], setting: str | None, *, reads_store: bool = False, needs_torch: bool = True
 ) -> StartMethod:
     """Return how worker processes start, and check that all stages can reach them.
 
@@ -85,25 +85,25 @@ def start_method_of(
 
     Args:
         stages: The stages that the workers receive.
-        said: As for `choose_start_method`.
-        reads_store: As for `choose_start_method`.
-        needs_torch: Whether the stages need torch, if none of them is the user's.
+        setting: The user's setting, see `choose_start_method`.
+        reads_store: Whether the shards are in a store.
+        needs_torch: Whether the stages of wdskit need torch. Stages with user code are expected to need it.
 
     Raises:
         PipelineError: The user's setting is "fork", which is impossible now; or the method is not "fork" and a stage
-            does not pickle, such as a lambda or a closure. The message names the stage.
+            cannot be pickled, such as a lambda or a closure. The message names the stage.
     """
-    method = choose_start_method(said, reads_store=reads_store)
+    method = choose_start_method(setting, reads_store=reads_store)
     if method == "fork":
         return StartMethod(method)
-    has_users = False
+    has_user_code = False
     for stage in stages:
-        pickler = _UsersPickler()
+        pickler = _UserCodePickler()
         try:
             pickler.dump(stage)
-            has_users = has_users or pickler.has_users
+            has_user_code = has_user_code or pickler.has_user_code
         except Exception as err:
-            reason = why_not_fork(reads_store=reads_store) if said != method else ""
+            reason = why_not_fork(reads_store=reads_store) if setting != method else ""
             why = f", as {reason}" if reason else ""
             way = {"": "use start_method: fork", "CUDA is initialised": "iterate the loader before CUDA is used"}.get(
                 reason, "use workers: 0"
@@ -111,32 +111,32 @@ def start_method_of(
             what = str(err) if isinstance(err, (pickle.PicklingError, AttributeError, TypeError)) else repr(err)
             msg = f"a stage cannot reach workers under {method!r}{why}: {what}."
             raise PipelineError(f"{msg}\n  Define the function at the top of a module, or {way}.") from err
-    return StartMethod(method, runs_script=has_users, needs_torch=has_users or needs_torch)
+    return StartMethod(method, runs_script=has_user_code, needs_torch=has_user_code or needs_torch)
 
 
-class _UsersPickler(ForkingPickler):
-    """Pickles an object, and notes whether it has functions or objects of other packages than wdskit."""
+class _UserCodePickler(ForkingPickler):
+    """Pickles an object, and sets `has_user_code` if it has functions or objects from packages not in `_NOT_USERS`."""
 
     def __init__(self) -> None:
         super().__init__(io.BytesIO(), pickle.HIGHEST_PROTOCOL)
-        self.has_users = False
+        self.has_user_code = False
 
     def reducer_override(self, value: Any) -> Any:
         """Note the package of a class, of a function, or of the class of an object. Pickle it as usual."""
         owner = value if isinstance(value, (type, FunctionType)) else type(value)
-        self.has_users = self.has_users or str(owner.__module__).partition(".")[0] not in _NOT_USERS
+        self.has_user_code = self.has_user_code or str(owner.__module__).partition(".")[0] not in _NOT_USERS
         return NotImplemented
 
 
 @contextlib.contextmanager
 def without_script() -> Iterator[None]:
-    """Start processes that do not run the main script. This affects only processes that this thread starts."""
+    """Return a context in which processes that this thread starts do not run the main script."""
     thread = threading.get_ident()
     with _patching:
-        complete = spawn.get_preparation_data
+        original = spawn.get_preparation_data
 
         def get_preparation_data(name: str) -> dict[str, object]:
-            found = complete(name)
+            found = original(name)
             is_ours = threading.get_ident() == thread
             return {key: value for key, value in found.items() if not (is_ours and key.startswith("init_main"))}
 
@@ -144,21 +144,21 @@ def without_script() -> Iterator[None]:
         try:
             yield
         finally:
-            spawn.get_preparation_data = complete
+            spawn.get_preparation_data = original
 
 
 def start_fork_server(method: StartMethod) -> None:
     """Start the fork server, which imports wdskit, and torch if workers need it, once for all workers.
 
     Without it, each worker needs time and memory for its own import. The first loader of a program decides whether the
-    server imports torch. The server starts when a loader is made, so that it
-    is ready at the first batch. A program's own preload list does not change. Since Python 3.14 the default list has
-    the main script; the server does not run it, because no message could report that the script waits or ends there.
+    server imports torch. The server starts when a loader is made, so that it is ready at the first batch. A preload
+    list that the program has set does not change. Since Python 3.14 the default list has the main script. The server
+    does not run the script, because no message could report that it waits or ends there.
     """
     if method.name != "forkserver" or multiprocessing.current_process().daemon:  # daemons cannot start processes
         return
-    said = getattr(forkserver._forkserver, "_preload_modules", None)  # noqa: SLF001 (multiprocessing has no getter)
-    if said == ["__main__"]:
+    modules = getattr(forkserver._forkserver, "_preload_modules", None)  # noqa: SLF001 (multiprocessing has no getter)
+    if modules == ["__main__"]:
         multiprocessing.set_forkserver_preload(["wdskit.loader.preload", *["wdskit.loader.make"] * method.needs_torch])
     forkserver.ensure_running()
 
@@ -180,12 +180,12 @@ def check_guard(method: StartMethod) -> None:
     frame: FrameType | None = sys._getframe()  # noqa: SLF001 (inspect.stack reads the source of every frame)
     while frame is not None and (frame.f_code.co_name, frame.f_code.co_filename) != ("<module>", path):
         frame = frame.f_back
-    if frame is None:  # another thread, or code that is in no file
+    if frame is None:  # the thread did not start in the script, or the code has no file
         return
     try:
         with tokenize.open(path) as file:
             statements = ast.parse(file.read()).body
-    except (OSError, SyntaxError, ValueError):  # it is not Python source, or was removed
+    except (OSError, SyntaxError, ValueError):  # the script is not Python source, or was removed
         return
     for statement in statements:
         is_current = statement.lineno <= frame.f_lineno <= (statement.end_lineno or statement.lineno)
@@ -198,7 +198,7 @@ def check_guard(method: StartMethod) -> None:
 
 
 def explain_exit(code: int | None, *, has_started: bool) -> str:
-    """Describe how a worker ended, and the likely reason."""
+    """Return a text that says how a worker ended, and the likely reason. `code` is its exit code; None if it runs."""
     if code is not None and code < 0:
         advice = "Often memory ran out: try fewer workers, a smaller shuffle, or smaller batches."
         known = {each.value: each.name for each in signal.Signals}

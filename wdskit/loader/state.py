@@ -1,6 +1,6 @@
 """The state of a loader: its epoch, the samples that the consumer has received, and the fingerprint of their order.
 
-Only batches that the consumer has received count, not those that workers have ready. Pure arithmetic.
+Only batches that the consumer has received count. Batches that workers have ready do not count.
 """
 
 from __future__ import annotations
@@ -17,33 +17,33 @@ logger = logging.getLogger(__name__)
 
 STATE_VERSION = 1
 _NUMBERS = ("epoch", "consumed", "start", "epoch_samples", "bad")
-_MAX_NUMBER = 1 << 62  # the sum of two of them is still an int64
+_MAX_NUMBER = 1 << 62  # the sum of two such numbers is an int64
 _CONTENT = "content"
 _ORDER = "order_version"
 _ADVICE = "Give the loader the same settings, or load with strict=False to continue from the same numbers."
 
 
 class Pass(NamedTuple):
-    """An iteration: its epoch, the position of the epoch's start in the endless sequence, and the steps left."""
+    """An iteration: its epoch, the position of the epoch's start in the endless sequence, and the remaining steps."""
 
     epoch: int
     start: int
     steps: AnySteps
 
 
-class Passes:
+class EpochCounter:
     """Counts the epochs and samples of a planned loader.
 
-    A pass starts at the loaded position if that has not been used, else at 0 of the current epoch. The epoch advances
-    before the last batch of a pass is yielded.
+    A pass starts at the position of a loaded state that no pass has used yet, else at the start of the current epoch.
+    The epoch advances before the last batch of a pass is yielded.
 
     Args:
-        layout: The epochs.
+        layout: Number of samples, batch size and fingerprint of the epochs.
         world_size: Number of ranks.
 
     Attributes:
-        epoch: The epoch that runs, or that the next pass runs.
-        consumed: Positions of this epoch that the consumer has received, on all ranks together.
+        epoch: Number of the running epoch; between two passes, of the epoch that the next pass runs.
+        consumed: Number of positions of this epoch that the consumer has received, on all ranks together.
     """
 
     def __init__(self, layout: EpochLayout, *, world_size: int) -> None:
@@ -51,7 +51,7 @@ class Passes:
         self._own_samples = layout.num_samples
         self._world_size = world_size
         self._fingerprint = dict(layout.fingerprint)
-        self._anchor = (0, 0)  # an epoch, and the position of its start; later epochs follow it
+        self._anchor = (0, 0)  # an epoch, and the position of its start; later epochs start after it
         self._loaded_samples: tuple[int, int] | None = None  # the epoch of a loaded state, and its positions
         self._is_loaded = False
         self._running: Pass | None = None
@@ -59,12 +59,12 @@ class Passes:
         self.consumed = 0
 
     def __len__(self) -> int:
-        """Return the steps of a whole epoch, which are the same on every rank."""
+        """Return the number of steps of a whole epoch, which is the same on every rank."""
         return len(self._steps(0, self._own_samples, 0))
 
     @property
     def remaining(self) -> int:
-        """Steps between what the consumer has received and the end of the epoch."""
+        """Number of steps of the epoch that the consumer has not received yet."""
         return len(self._steps(self._start_of(self.epoch), self._samples_of(self.epoch), self.consumed))
 
     def set_epoch(self, epoch: int, *, is_counted_elsewhere: bool = False) -> None:
@@ -72,10 +72,11 @@ class Passes:
 
         Args:
             epoch: 0 or more.
-            is_counted_elsewhere: Whether it may differ from the loaded epoch by one, see `compare_epochs`.
+            is_counted_elsewhere: Whether a framework counts the epochs. Its number may differ by one from the epoch of
+                a loaded state, see `compare_epochs`.
 
         Raises:
-            StateError: A state of another epoch was loaded and has not been used.
+            StateError: A state of another epoch was loaded, and no pass has used it.
         """
         if self._is_loaded and is_counted_elsewhere:
             if compare_epochs(epoch, self.epoch, has_begun=self.consumed > 0) == "behind":
@@ -88,7 +89,7 @@ class Passes:
             self.consumed = 0
 
     def begin(self) -> Pass:
-        """Start a pass."""
+        """Start a pass and return it."""
         if not self._is_loaded:
             self.consumed = 0
         self._is_loaded = False
@@ -100,7 +101,7 @@ class Passes:
         return self._running
 
     def following(self, running: Pass) -> Pass:
-        """Return the pass after `running`, if no epoch is set and no state is loaded before it begins."""
+        """Return the pass after `running`, if no epoch is set and no state is loaded before that pass begins."""
         start = running.start + self._samples_of(running.epoch)
         return Pass(running.epoch + 1, start, self._steps(start, self._own_samples, 0))
 
@@ -113,7 +114,7 @@ class Passes:
             self._roll_over()
 
     def _roll_over(self) -> None:
-        """Go to the start of the next epoch, which is the end of the last one."""
+        """Go to the start of the next epoch, which is the end of this epoch."""
         stop = self._start_of(self.epoch) + self._samples_of(self.epoch)
         self.epoch += 1
         self.consumed = 0
@@ -148,14 +149,15 @@ class Passes:
         }
 
     def load_state_dict(self, state: Mapping[str, Any], *, strict: bool = True) -> None:
-        """Go to the position of a state.
+        """Start the next pass at the position of a state.
 
         Args:
             state: From `state_dict`, of this pipeline on any number of ranks and workers.
-            strict: Whether the state of another sequence of samples is refused; otherwise it is logged and used.
+            strict: Whether to refuse a state of another sequence of samples. If False, the difference is only logged.
 
         Raises:
-            StateError: It is not a state, or it belongs to another sequence of samples; the message names the field.
+            StateError: `state` is not a state of a planned loader, or `strict` is True and the state belongs to another
+                sequence of samples. The message names the field.
         """
         numbers = _check_numbers(state)
         compare_fingerprints(self._fingerprint, state["fingerprint"], strict=strict)
@@ -167,7 +169,7 @@ class Passes:
 
 
 def _check_numbers(state: Any) -> list[int]:
-    """Return the values of `_NUMBERS` in a state. StateError: It is not the state of a planned loader."""
+    """Return the values of `_NUMBERS` in a state. StateError: `state` is not the state of a planned loader."""
     if not isinstance(state, Mapping) or state.get("version") != STATE_VERSION:
         version = state.get("version") if isinstance(state, Mapping) else type(state).__name__
         raise StateError(f"this is not the state of a planned loader of version {STATE_VERSION}, but {version!r}.")
@@ -177,14 +179,14 @@ def _check_numbers(state: Any) -> list[int]:
             raise StateError(f"state: {name} is {number!r}, not a whole number from 0 to 2**62 - 1.")
     if state["consumed"] > state["epoch_samples"]:
         msg = f"state: consumed is {state['consumed']}, more than the {state['epoch_samples']} samples of its epoch."
-        raise StateError(f"{msg}\n  It is damaged.")
+        raise StateError(f"{msg}\n  The state is damaged.")
     if not isinstance(state.get("fingerprint"), Mapping):
         raise StateError("state: fingerprint is missing.")
     return [number for number in numbers if number is not None]
 
 
 def unused_state(epoch: int, loaded: int) -> StateError:
-    """Return the error of `set_epoch(epoch)` if a state of epoch `loaded` has not been used."""
+    """Return the error of `set_epoch(epoch)` for a state of epoch `loaded` that no iteration has used."""
     msg = f"set_epoch({epoch}): a state in epoch {loaded} was loaded and has not been used."
     return StateError(f"{msg}\n  Begin with it: `for epoch in range(loader.epoch, ...)`.")
 
@@ -209,46 +211,47 @@ def compare_epochs(epoch: int, loaded: int, *, has_begun: bool) -> Literal["same
     if epoch == loaded - 1 and not has_begun:
         return "behind"
     if epoch == loaded + 1 and has_begun:
-        logger.warning("epoch %d continues with the next one: the rest of it is not read", loaded)
+        logger.warning("the rest of epoch %d is not read: the framework continues with the next epoch", loaded)
         return "ahead"
     raise unused_state(epoch, loaded)
 
 
-def compare_fingerprints(here: Mapping[str, Any], there: Mapping[str, Any], *, strict: bool) -> None:
-    """Compare the fingerprint of a loader, `here`, with that of a state, `there`. A difference is logged.
+def compare_fingerprints(own: Mapping[str, Any], saved: Mapping[str, Any], *, strict: bool) -> None:
+    """Compare the fingerprint of a loader (`own`) with the fingerprint of a state (`saved`). Log a difference.
 
     Raises:
-        StateError: They differ, and `strict` is True.
+        StateError: The fingerprints differ, and `strict` is True.
     """
-    differing = _differences(here, there)
+    differing = _differences(own, saved)
     if differing and strict:
         raise StateError(f"this state belongs to a different sequence of samples: {'; '.join(differing)}.\n  {_ADVICE}")
     if differing:
         logger.warning("the loaded state belongs to a different sequence of samples: %s", "; ".join(differing))
 
 
-def _differences(here: Mapping[str, Any], there: Mapping[str, Any]) -> list[str]:
+def _differences(own: Mapping[str, Any], saved: Mapping[str, Any]) -> list[str]:
     """Describe each field in which two fingerprints differ. Digests of shards are compared if both have them."""
-    (here, own), (there, others) = _split_content(here), _split_content(there)
-    if here.get("source") == there.get("source") and there.get(_ORDER) != here.get(_ORDER):
-        source = f"`{here.get('source')}` has order version {here.get(_ORDER)!r} in this wdskit"
-        return [f"{source} and {there.get(_ORDER)!r} in the state; the same settings give a different sequence"]
-    names = dict.fromkeys([*here, *there])
+    (own, own_digests), (saved, saved_digests) = _split_content(own), _split_content(saved)
+    if own.get("source") == saved.get("source") and saved.get(_ORDER) != own.get(_ORDER):
+        source = f"`{own.get('source')}` has order version {own.get(_ORDER)!r} in this wdskit"
+        return [f"{source} and {saved.get(_ORDER)!r} in the state; the same settings give a different sequence"]
+    names = dict.fromkeys([*own, *saved])
     differing = [
-        f"{name} is {here.get(name)!r} here and {there.get(name)!r} in the state"
+        f"{name} is {own.get(name)!r} here and {saved.get(name)!r} in the state"
         for name in names
-        if here.get(name) != there.get(name)
+        if own.get(name) != saved.get(name)
     ]
-    if not differing and any(None not in pair and pair[0] != pair[1] for pair in zip(own, others, strict=True)):
+    digests = zip(own_digests, saved_digests, strict=True)
+    if not differing and any(None not in pair and pair[0] != pair[1] for pair in digests):
         differing.append("shards with these names and sample counts have other bytes now, by their sha256")
     return differing
 
 
 def _split_content(fingerprint: Mapping[str, Any]) -> tuple[dict[str, Any], list[Any]]:
-    """Return a fingerprint without the digests of its shards, and the digest of each part, None if it has none."""
+    """Return a fingerprint without the digests of its shards, and the digest of each part, None without a digest."""
     parts = fingerprint.get("parts")
     if not isinstance(parts, list) or not all(isinstance(part, Mapping) for part in parts):
-        rest = {name: value for name, value in fingerprint.items() if name != _CONTENT}
-        return rest, [fingerprint.get(_CONTENT)]
-    bare = [{name: value for name, value in part.items() if name != _CONTENT} for part in parts]
-    return {**fingerprint, "parts": bare}, [part.get(_CONTENT) for part in parts]
+        bare = {name: value for name, value in fingerprint.items() if name != _CONTENT}
+        return bare, [fingerprint.get(_CONTENT)]
+    bare_parts = [{name: value for name, value in part.items() if name != _CONTENT} for part in parts]
+    return {**fingerprint, "parts": bare_parts}, [part.get(_CONTENT) for part in parts]

@@ -13,10 +13,10 @@ from wdskit.storage.traffic import Traffic
 from wdskit.text import format_bytes
 
 WAIT_RATIO = 0.05
-"""A consumer that waits for a larger part of its time gets advice."""
+"""A consumer that waits for a larger share of its time gets advice."""
 
 MIN_WAITS_S = 0.02
-"""No advice is given for a shorter time."""
+"""Shortest time from the first item to the last item for which the consumer gets advice."""
 
 
 @dataclass(frozen=True)
@@ -24,8 +24,8 @@ class StageStats:
     """The time that a stage takes, measured on some of the samples.
 
     Attributes:
-        mean_s: Time per sample, also of stages that work on batches.
-        share_ratio: Share of the time of all stages.
+        mean_s: Mean seconds per sample, also for stages that work on batches.
+        share_ratio: Share of the time of all stages, 0 to 1.
     """
 
     mean_s: float
@@ -42,20 +42,20 @@ class LoaderStats:
     Attributes:
         loader: Name of the pipeline.
         rank: Rank of the loader.
-        epoch: The epoch that runs, or the last one.
+        epoch: Number of the running epoch, or of the last epoch.
         steps: Number of items that the consumer has received.
-        samples: Number of samples in them, without padding.
+        samples: Number of samples in these items, without padding.
         replaced: Number of bad samples that were replaced by others.
-        elapsed_s: Time from the first item that the consumer received to the last.
-        wait_s: Time of `elapsed_s` that it waited.
-        wait_ratio: `wait_s` as a share of `elapsed_s`.
-        first_wait_s: Time that it waited for the first item.
-        samples_per_s: Rate from the first item to the last.
+        elapsed_s: Seconds from the first item that the consumer received to the last item.
+        wait_s: Seconds of `elapsed_s` in which the consumer waited.
+        wait_ratio: `wait_s` as a share of `elapsed_s`, 0 to 1.
+        first_wait_s: Seconds that the consumer waited for the first item.
+        samples_per_s: Samples per second from the first item to the last item.
         bytes_read: Bytes read from shards for these samples.
-        bytes_per_s: Bytes read at `samples_per_s`.
-        traffic: Bytes from stores, and from the cache.
-        stages: The time of each stage, in the order in which they run.
-        nodes: The batches of each node of a cluster, their bytes, and the jobs that it lost; empty without a cluster.
+        bytes_per_s: Mean bytes of a sample times `samples_per_s`.
+        traffic: Bytes that came from stores and from the cache.
+        stages: The time of each stage, in the order of the stages.
+        nodes: The batches, bytes and lost jobs of each node of a cluster; empty without a cluster.
     """
 
     loader: str
@@ -76,16 +76,16 @@ class LoaderStats:
     nodes: Mapping[str, NodeCounts] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the same as plain dicts and numbers, with the same names, as for wandb or TensorBoard."""
+        """Return all attributes by name, as plain dicts and numbers, for wandb or TensorBoard."""
         nodes = {name: counts._asdict() for name, counts in self.nodes.items()}
         return asdict(self) | {"traffic": self.traffic._asdict(), "nodes": nodes}
 
     def line(self) -> str:
-        """Speed and waits in one line, with advice if the consumer waits."""
+        """Return speed and waits in one line, with advice if the consumer waits."""
         return f"{self._summary()} {self._hint()}".rstrip()
 
     def __str__(self) -> str:
-        """Speed and waits, a table of the stages and one of the nodes, and whether the loader keeps up."""
+        """Return speed and waits, a table of the stages, a table of the nodes, and advice if the consumer waits."""
         stages = [(name, f"{one.share_ratio:.1%}", format_duration(one.mean_s)) for name, one in self.stages.items()]
         nodes = [
             (name, str(counts.batches), format_bytes(counts.num_bytes), str(counts.repeated))
@@ -142,7 +142,7 @@ class Meter:
     Args:
         name: Name of the pipeline.
         rank: Rank of the loader.
-        clock: Returns the time in seconds.
+        clock: Returns the current time in seconds.
     """
 
     def __init__(self, *, name: str, rank: int, clock: Callable[[], float] = time.perf_counter) -> None:
@@ -153,7 +153,7 @@ class Meter:
         self.begin(0)
 
     def begin(self, epoch: int) -> None:
-        """Set all counts to 0: the consumer asks for the first item of an iteration."""
+        """Set all counts to 0. Called when the consumer asks for the first item of an iteration."""
         with self._lock:
             self._epoch = epoch
             self._steps = self._samples = self._later_samples = self._replaced = 0

@@ -13,7 +13,7 @@ from wdskit.engine.stream import StreamBatches, StreamJob, StreamPipeline, check
 from wdskit.errors import PipelineError, StateError
 from wdskit.loader.base import Loader
 from wdskit.loader.budget import Budget
-from wdskit.loader.device import hand_over, pin_mover
+from wdskit.loader.device import move_ahead, pin_mover
 from wdskit.loader.pools import make_pool
 from wdskit.loader.starting import start_fork_server, start_method_of
 from wdskit.loader.state import compare_fingerprints, unused_state
@@ -22,27 +22,28 @@ from wdskit.pipeline.settings import DEFAULT_PREFETCH, ErrorsSpec, LoaderSpec
 logger = logging.getLogger(__name__)
 
 STATE_VERSION = 1
-_MAX_EPOCH = 1 << 30  # a stream's draws are numbers of 63 bits
-_NO_EPOCH = -2  # no epoch has the number after it
+_MAX_EPOCH = 1 << 30  # a stream numbers its draws with 63 bits, of which 30 hold the epoch
+_NO_EPOCH = -2  # -1 is not the number of an epoch, so that no epoch follows it
 
 
 class StreamLoader(Loader):
-    """Each iteration is one epoch of the items that the stream yields in any number of worker processes.
+    """The loader of a stream. Each iteration is one epoch of the items that its worker processes yield.
 
     The workers live as long as the loader, so that an epoch of `with_epoch` continues where the last one ended. The
-    state is the epoch. An epoch that starts again, or that follows a loaded state, has new draws, which depend on its
-    number.
+    state is the number of the epoch. An epoch that starts again, or that follows a loaded state, has new draws, which
+    depend on its number.
 
     `len(loader)` is the number of items of an epoch, if the stages define it.
 
     Args:
-        pipeline: Built for this rank.
+        pipeline: The pipeline, built for this rank.
         spec: The settings: workers, prefetch and so on.
         errors: How many bad samples an epoch may have; they are skipped.
         origin: Keyword arguments of `Loader`.
 
     Raises:
-        PipelineError: The pipeline cannot be run with these workers.
+        PipelineError: The splits or the length do not fit the ranks and workers, a stage cannot be sent to the workers,
+            or `errors.dir` is not a folder.
     """
 
     def __init__(
@@ -52,8 +53,8 @@ class StreamLoader(Loader):
         self.pipeline = pipeline
         self._epoch = 0
         self._is_loaded = False  # a loaded state has not been used yet
-        self._finished = _NO_EPOCH  # the last epoch, if the consumer received all of it and no other has begun
-        self._begun: int | None = None  # the epoch that began last
+        self._finished_epoch = _NO_EPOCH  # the last epoch, if the consumer received all of it and no later epoch began
+        self._started_epoch: int | None = None  # the epoch that began last
         self._num_received = 0  # items of this epoch
         self._has_warned = False
         self._budget = Budget(errors or ErrorsSpec(), rank=self._rank_info.rank, num_samples=0)
@@ -67,7 +68,7 @@ class StreamLoader(Loader):
 
     @property
     def epoch(self) -> int:
-        """The running epoch, or the one that the next iteration runs."""
+        """Number of the running epoch; between two iterations, of the epoch that the next iteration runs."""
         return self._epoch
 
     def _set_epoch(self, epoch: int, *, is_counted_elsewhere: bool) -> None:
@@ -85,7 +86,7 @@ class StreamLoader(Loader):
         """Return the number of items of a whole epoch on this rank.
 
         Raises:
-            TypeError: The stages do not define it.
+            TypeError: The stages do not define the length.
         """
         count = self._num_items()
         length = count if self.pipeline.layout.length is None else self.pipeline.layout.length
@@ -95,15 +96,15 @@ class StreamLoader(Loader):
 
     @property
     def remaining(self) -> int:
-        """Number of items of the epoch that the consumer has not received yet. TypeError: As `len`."""
-        return len(self) - (self._num_received if self._epoch == self._begun else 0)
+        """Number of items of the epoch that the consumer has not received yet. TypeError: See `__len__`."""
+        return len(self) - (self._num_received if self._epoch == self._started_epoch else 0)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the start of the running or next epoch as small plain JSON, the same on every rank.
+        """Return the number of the running or next epoch as plain JSON, the same on every rank.
 
-        A run that loads it starts this epoch with new draws. In the middle of an epoch, this is logged once.
+        A run that loads the state starts this epoch with new draws. In the middle of an epoch, a warning says so once.
         """
-        if not self._has_warned and self._epoch == self._begun and self._num_received:
+        if not self._has_warned and self._epoch == self._started_epoch and self._num_received:
             self._has_warned = True
             logger.warning(
                 "the state of a stream is the start of its epoch: a resumed run starts epoch %d with new draws. To "
@@ -118,10 +119,11 @@ class StreamLoader(Loader):
 
         Args:
             state: From `state_dict`, on any number of ranks, workers and threads.
-            strict: Whether a state of another order of samples is refused; otherwise it is logged and accepted.
+            strict: Whether to refuse a state of another order of samples. If False, the difference is only logged.
 
         Raises:
-            StateError: It is not the state of a stream, or it belongs to other data; the message names the difference.
+            StateError: `state` is not the state of a stream, or `strict` is True and the state belongs to another order
+                of samples. The message names the difference.
         """
         given: Any = state
         if not isinstance(given, Mapping) or given.get("version") != STATE_VERSION or "consumed" in given:
@@ -133,18 +135,18 @@ class StreamLoader(Loader):
             raise StateError("state: fingerprint is missing.")
         compare_fingerprints(self.pipeline.layout.fingerprint, fingerprint, strict=strict)
         self._epoch, self._is_loaded = epoch, True
-        self._begun = None
-        self._is_inside = False
+        self._started_epoch = None
+        self._is_in_epoch = False
 
     def _items(self) -> Any:
         epoch = self._epoch
-        continues = epoch == self._finished + 1 and not self._is_loaded
-        self._begun, self._is_loaded, self._num_received = epoch, False, 0
-        self._finished = _NO_EPOCH
-        wanted = self._num_items()
+        continues = epoch == self._finished_epoch + 1 and not self._is_loaded
+        self._started_epoch, self._is_loaded, self._num_received = epoch, False, 0
+        self._finished_epoch = _NO_EPOCH
+        expected = self._num_items()
         self._meter.begin(epoch)
-        taken = self._take(StreamJob(epoch, is_first=True, continues=continues))
-        moved = taken if self._mover is None else hand_over(taken, self._mover, self._is_ready)
+        batches = self._take(StreamJob(epoch, is_first=True, continues=continues))
+        moved = batches if self._mover is None else move_ahead(batches, self._mover, self._is_ready)
         num_items = 0
         self._budget.count = 0
         for batch in moved:
@@ -152,13 +154,13 @@ class StreamLoader(Loader):
             if batch.is_end:
                 continue
             num_items += 1
-            if self._begun == epoch:  # and no state was loaded since
+            if self._started_epoch == epoch:  # and no state was loaded since
                 self._num_received = num_items
-            if num_items == wanted:  # before the last item is yielded: a state saved with it is the next epoch
+            if num_items == expected:  # before the last item is yielded: a state that is saved then has the next epoch
                 for end in moved:  # let each worker reach its end
                     self._budget.spend(epoch, end.bad)
                     num_items += not end.is_end
-                self._check_length(epoch, num_items, wanted)
+                self._check_length(epoch, num_items, expected)
                 self._finish(epoch)
             self._meter.received(batch.num_samples, replaced=len(batch.bad), timings=batch.timings)
             value = batch.value
@@ -166,12 +168,12 @@ class StreamLoader(Loader):
             yield value
             del value
             self._meter.asked()
-        if wanted is None:
+        if expected is None:
             if num_items == 0:
                 raise empty_epoch(epoch)
             self._finish(epoch)
         else:
-            self._check_length(epoch, num_items, wanted)
+            self._check_length(epoch, num_items, expected)
 
     def _take(self, job: StreamJob) -> Iterator[Batch]:
         """Yield the items of an epoch from the workers in turn, and the end of each worker."""
@@ -196,7 +198,7 @@ class StreamLoader(Loader):
         finally:
             pool.forget([ticket for _, ticket in waiting])
             waiting.clear()
-            pool.rest()
+            pool.free_memory()
 
     def _is_ready(self) -> bool:
         return bool(self._waiting) and self._pool.is_ready(self._waiting[0][1])
@@ -205,20 +207,20 @@ class StreamLoader(Loader):
         self._pool.close()
 
     def _finish(self, epoch: int) -> None:
-        if self._is_inside:  # and no state was loaded since
-            self._finished = epoch
+        if self._is_in_epoch:  # and no state was loaded since
+            self._finished_epoch = epoch
             self._epoch = epoch + 1
-            self._leave()
+            self._end_epoch()
 
-    def _check_length(self, epoch: int, num_items: int, wanted: int) -> None:
-        if num_items != wanted:
-            raise PipelineError(f"epoch {epoch} ended after {num_items} of {wanted} items.")
+    def _check_length(self, epoch: int, num_items: int, expected: int) -> None:
+        if num_items != expected:
+            raise PipelineError(f"epoch {epoch} ended after {num_items} of {expected} items.")
 
     def _num_items(self) -> int | None:
         return self.pipeline.num_items(self.spec.workers)
 
     def _check(self) -> None:
-        """Check the splits and the length. PipelineError: They do not fit the ranks and workers."""
+        """Check splits and length. PipelineError: The splits or the length do not fit the ranks and workers."""
         layout, workers = self.pipeline.layout, self.spec.workers
         check_splits(self.pipeline.pipeline, layout, self._rank_info.world_size, max(1, workers))
         count = self._num_items()

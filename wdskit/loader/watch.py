@@ -1,4 +1,4 @@
-"""Watch long waits for a batch: log a line each minute, and raise an error after the `timeout`."""
+"""Watch long waits for a batch: log a line each minute, and raise PipelineError after the `timeout`."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from wdskit.stages.progress import IDLE, TURN, describe_silence
 logger = logging.getLogger(__name__)
 
 _LOOK_S = 1.0  # between two calls of `look`
-_DESCRIBE_S = 1.0  # to read the key of a sample, because the disk may hang
+_DESCRIBE_S = 1.0  # longest time to read the key of a sample, because the disk may hang
 
 
 class Watch:
     """Watches one wait for a batch at a time.
 
     Args:
-        describe: Returns the name of the sample with these `major` and `minor`, "" if unknown. It may read the shard.
+        describe: Returns the name of the sample with a slot's `major` and `minor`, "" if unknown. May read the shard.
         timeout_s: The longest wait in seconds; 0 for no limit.
     """
 
@@ -50,13 +50,13 @@ class Watch:
         return max(0.001, min(_LOOK_S, progress.REPORT_S / 4, longest_s / 4, until_s - time.monotonic()))
 
     def look(self, who: str, pid: int, slots: NDArray[np.int64] | None, *, start_hint: str = "") -> None:
-        """Note the samples on which the threads of the process work that makes the batch; log or fail if it is time.
+        """Note on which samples the process that makes the batch works. After each minute of waiting, log a line.
 
         Args:
             who: Name of the process, for messages.
-            pid: Its process number.
-            slots: The slots of its `Board`; None if it has not sent them.
-            start_hint: If the process has not started: the likely reason.
+            pid: Process id of the process.
+            slots: The slots of the process's `Board`; None if the process has not sent them.
+            start_hint: The likely reason if the process has not started yet; else empty.
 
         Raises:
             PipelineError: The wait has lasted for `timeout_s`.
@@ -103,7 +103,7 @@ class Watch:
         return f"{who} has been at {sample} for {for_s:.0f} s."
 
     def _named(self, major: int, minor: int) -> str:
-        """Return the name of a slot's sample; "a sample" if that takes too long."""
+        """Return the name of a slot's sample; "a sample" if `describe` fails or takes too long."""
         found: list[str] = []
 
         def find() -> None:

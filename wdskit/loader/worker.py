@@ -1,4 +1,4 @@
-"""A worker is a loop: it takes a job, makes its batches, and answers. It is a thread, or a process.
+"""A worker is a loop: it takes a job, makes its batches, and answers. A worker is a thread or a process.
 
 A worker process does not import torch, which takes 1.5 s and 150 MB, unless a stage or a user's function imports it.
 """
@@ -33,11 +33,11 @@ BOARD_BLOCK = -1
 
 
 class Task:
-    """A job in a worker.
+    """A job that a worker received, whether it is cancelled, and its outcome.
 
     Args:
         ticket: Number of the job.
-        job: The job as `BatchFactory.open` returned it.
+        job: Result of `BatchFactory.open` for the job.
     """
 
     def __init__(self, ticket: int, job: Any) -> None:
@@ -48,14 +48,14 @@ class Task:
         self._outcome: Outcome[list[Batch]] = Outcome()
 
     def finish(self, outcome: Outcome[list[Batch]]) -> None:
-        """Keep the outcome for `take`."""
+        """Store the outcome for `take`, unless the job is cancelled."""
         self._outcome = outcome
-        if self.cancelled.is_set():  # another thread may have cancelled it just now
+        if self.cancelled.is_set():  # another thread may have cancelled the job just now
             self.take()
         self.done.set()
 
     def take(self) -> Outcome[list[Batch]]:
-        """Return the outcome, once."""
+        """Return the outcome. Later calls return an empty outcome."""
         outcome, self._outcome = self._outcome, Outcome()
         return outcome
 
@@ -89,21 +89,28 @@ class Request(NamedTuple):
 
     Attributes:
         forgotten: Tickets of cancelled jobs.
-        returned: Numbers of blocks that the main process does not use any more.
+        returned: Numbers of blocks that the main process uses no longer.
         ticket: Ticket of the new job.
-        job: The new job; None without one.
-        rests: True after an epoch: the worker frees the memory that no batch uses.
+        job: The new job; None without a new job.
+        frees_memory: True after an epoch: the worker then frees the memory that no batch uses.
     """
 
     forgotten: tuple[int, ...]
     returned: tuple[int, ...]
     ticket: int = 0
     job: Any = None
-    rests: bool = False
+    frees_memory: bool = False
 
 
 class Reply(NamedTuple):
-    """A message from a worker: a pickled Outcome, and (number, size) of `new` blocks, whose descriptors follow."""
+    """A message from a worker to the main process. The file descriptors of new blocks follow it.
+
+    Attributes:
+        ticket: Ticket of the job.
+        message: The packed Outcome of the job.
+        new: Number and size in bytes of each block that the main process does not have yet.
+        dropped: Numbers of blocks that the worker has released.
+    """
 
     ticket: int
     message: Message
@@ -111,7 +118,7 @@ class Reply(NamedTuple):
     dropped: tuple[int, ...]
 
 
-class Start(NamedTuple):
+class WorkerSetup(NamedTuple):
     """The arguments of `serve` that are the same for each worker process."""
 
     program: Any
@@ -119,11 +126,11 @@ class Start(NamedTuple):
     num_workers: int
 
 
-def serve(connection: Connection, start: Start, number: int, environment: dict[str, str]) -> None:
-    """Run a worker process until the main process sends None or ends."""
+def serve(connection: Connection, start: WorkerSetup, number: int, environment: dict[str, str]) -> None:
+    """Run a worker process, with these environment variables, until the main process sends None or ends."""
     program, make_factory, num_workers = start
     end_with_parent()
-    os.environ.clear()  # under forkserver it is the environment at the start of the server
+    os.environ.clear()  # under forkserver, they are the variables at the start of the server
     os.environ.update(environment)
     # Ctrl-C, and SIGTERM from a cluster, reach all processes of a job. The main process ends its workers.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -152,20 +159,19 @@ def serve(connection: Connection, start: Start, number: int, environment: dict[s
 def _work_or_exit(channel: _Channel, factory: BatchFactory) -> None:
     try:
         work(channel.next_task, factory, channel.memory, channel.answer)
-    except BaseException:  # noqa: BLE001 (else the main process would wait for ever)
+    except BaseException:  # noqa: BLE001 (otherwise the main process would wait for ever)
         traceback.print_exc()
         os._exit(1)
 
 
 def seed_worker(program: Any, number: int, num_workers: int) -> None:
-    """Seed the global generators with another seed in each worker, and set `get_worker_info`, as torch's DataLoader.
-
-    torch gets its seed, and one thread, when it is imported.
+    """Seed the global random generators, and set `get_worker_info`, as torch's DataLoader does. The seed depends on the
+    rank and the worker. torch gets its seed, and a limit of one thread, when it is imported.
     """
     run = program.run
     words = np.random.SeedSequence([run.seed, run.rank_info.rank, number]).generate_state(3)
     random.seed(int(words[0]))
-    np.random.seed(int(words[1]))  # noqa: NPY002 (the global one is meant)
+    np.random.seed(int(words[1]))  # noqa: NPY002 (users may draw from the global generator)
 
     def prepare_torch() -> None:
         import torch
@@ -192,7 +198,7 @@ class _Channel:
         self._factory = factory
         self._where = f"worker {number}"
         self._receiving = threading.Lock()
-        self._tasks: dict[int, Task] = {}  # by ticket: waiting and running
+        self._tasks: dict[int, Task] = {}  # waiting and running tasks, by ticket
         self._waiting: deque[Task] = deque()
         self._is_closed = False
         self._sending = threading.Lock()
@@ -226,14 +232,14 @@ class _Channel:
             cancelled = self._tasks.pop(ticket, None)  # another thread may be answering it
             if cancelled is not None:
                 cancelled.cancel()
-        if request.rests:
+        if request.frees_memory:
             self.memory.free_pages()
         if request.job is not None:
             task = self._tasks[request.ticket] = Task(request.ticket, self._factory.open(request.job))
             self._waiting.append(task)
 
     def answer(self, task: Task, outcome: Outcome[list[Batch]]) -> None:
-        """Send the outcome of a job: `pack_outcome`.
+        """Send the outcome of a job, packed by `pack_outcome`. Nothing is sent for a cancelled job.
 
         Raises:
             OSError: A block cannot be sent. The connection cannot be used any more.
@@ -246,7 +252,7 @@ class _Channel:
         with (
             self._sending,
             contextlib.suppress(ConnectionError),
-        ):  # the main process has ended, which the next request shows
+        ):  # the main process has ended; `next_task` then returns None
             new = {number: self.memory.hold(number) for number in message.blocks - self._known}
             dropped = [self.memory.dropped.popleft() for _ in range(len(self.memory.dropped))]
             known = self._known.intersection(dropped)
@@ -260,7 +266,7 @@ class _Channel:
 
 
 def pack_outcome(outcome: Outcome[list[Batch]], memory: Ring) -> Message:
-    """Put an outcome into a message. If a batch does not pickle, put the batches before it and the error."""
+    """Return a message with an outcome. If a batch cannot be pickled, it has the earlier batches and the error."""
     try:
         return pack(outcome, memory)
     except OSError as err:  # no memory or no descriptors are left

@@ -1,1 +1,1 @@
-"""Pure arithmetic of order and randomness: integers in, integers out. numpy only, no I/O, no torch."""
+"""Compute the order of samples and random numbers from integers. numpy only: no I/O, no torch."""

@@ -1,4 +1,4 @@
-"""The protocol of orders, and the numbering of samples that they share."""
+"""The protocol of orders, and the functions that all orders use."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from numpy.typing import ArrayLike, NDArray
 
 Ints = NDArray[np.int64]
 Tail = Literal["drop", "pad"]
-"""What becomes of the samples of an epoch that do not fill a global batch."""
+"""Whether the samples of an epoch that do not fill a global batch are dropped, or padded to a whole batch."""
 
 DEPTHS = 1 << 20
-"""`Order.locate` divides the data into this number of parts."""
+"""Number of the depths of `Order.locate`."""
 
-_FEW = 24  # with fewer lookups per table, one by one is faster
+_MIN_PER_TABLE = 24  # with fewer lookups per table, single lookups are faster
 
 
 class Order(Protocol):
@@ -32,24 +32,24 @@ class Order(Protocol):
             positions: int64 (n,), each at least 0, in any order.
 
         Returns:
-            (shard, sample), int64 (n,) each: the shard's number in the list of counts, and the sample's number in the
-            shard.
+            (shard, sample), int64 (n,) each: the number of the shard among all shards, and of the sample in the shard.
         """
         ...
 
     def locate(self, positions: Ints) -> tuple[Ints, Ints]:
-        """Return the part and the depth in the data of each position. Near depths are read from the same shards.
+        """Return the part and the depth in the data of each position. Positions of near depths read the same shards.
 
         Args:
             positions: int64 (n,), each at least 0.
 
         Returns:
-            (part of the mixture, depth in the data of the part), int64 (n,) each, 0 <= depth < DEPTHS.
+            (part, depth), int64 (n,) each: the number of the mixture's part, 0 without a mixture, and the depth in the
+            data of this part, 0 <= depth < DEPTHS.
         """
         ...
 
     def substitute(self, position: int, attempt: int) -> tuple[int, int] | None:
-        """Return another sample for a bad one: the next samples of its lane's window, cyclically, then others near it.
+        """Return another sample for a bad one: from the same window of its lane, cyclically, then from near positions.
 
         Args:
             position: Position of the bad sample.
@@ -61,14 +61,14 @@ class Order(Protocol):
         ...
 
 
-def one_of(order: Order, position: int) -> tuple[int, int]:
-    """Return (shard, sample) of one position."""
+def take_one(order: Order, position: int) -> tuple[int, int]:
+    """Return (shard, sample) of one position of an order."""
     shards, samples = order.take([position])
     return int(shards[0]), int(samples[0])
 
 
-class Stack:
-    """Numbers the samples of all shards consecutively, and maps a number to (shard, sample).
+class ShardOffsets:
+    """Numbers the samples of all shards consecutively, and maps a sample's number to (shard, sample).
 
     Args:
         counts: Number of samples of each shard, (num_shards,), each at least 0.
@@ -83,12 +83,12 @@ class Stack:
     def __init__(self, counts: ArrayLike) -> None:
         counts = np.asarray(counts, dtype=np.int64)
         if counts.ndim != 1 or (counts < 0).any():
-            msg = "counts are one number a shard, 0 or more"
+            msg = "counts must be one number per shard, 0 or more"
             raise ValueError(msg)
         self.stops: Ints = np.cumsum(counts)
         self.num_samples = int(self.stops[-1]) if len(counts) else 0
         if not self.num_samples:
-            msg = "there is no sample in any shard"
+            msg = "all shards are empty"
             raise ValueError(msg)
 
     def find(self, numbers: Ints) -> tuple[Ints, Ints]:
@@ -107,23 +107,23 @@ class Stack:
         return self.stops[shards] - self.starts(shards)
 
 
-def looked_up(keys: Ints, places: Ints, tables: Mapping[int, NDArray[Any]]) -> Ints:
+def look_up(keys: Ints, places: Ints, tables: Mapping[int, NDArray[Any]]) -> Ints:
     """Return `tables[key][place]` for each key and place.
 
-    The batch of a rank may need one place from each of 240 lanes: then one by one is five times as fast as table by
+    A rank's batch may need one place from each of 240 lanes: then single lookups are five times as fast as table by
     table.
     """
-    if len(tables) * _FEW > len(keys):
-        found = [tables[key].item(place) for key, place in zip(keys.tolist(), places.tolist(), strict=True)]
-        return np.array(found, dtype=np.int64)
+    if len(tables) * _MIN_PER_TABLE > len(keys):
+        single = [tables[key].item(place) for key, place in zip(keys.tolist(), places.tolist(), strict=True)]
+        return np.array(single, dtype=np.int64)
     values = np.empty_like(places)
-    for key, at in grouped(keys):
+    for key, at in group_indices(keys):
         values[at] = tables[key][places[at]]
     return values
 
 
-def grouped(keys: Ints) -> list[tuple[int, Ints]]:
-    """Group indices by key: [(key, indices of this key in `keys`), ...], keys ascending."""
+def group_indices(keys: Ints) -> list[tuple[int, Ints]]:
+    """Return [(key, indices where `keys` has this key), ...], sorted by key."""
     by_key = np.argsort(keys, kind="stable")
     in_order = keys[by_key]
     firsts = np.flatnonzero(np.diff(in_order, prepend=in_order[:1] - 1))

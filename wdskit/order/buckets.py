@@ -1,11 +1,11 @@
 """Batches of one shape: the samples are divided into buckets, and each step of an epoch takes one batch of one bucket.
 
-In an epoch, bucket i has n_i batches, the whole ones (`tail: drop`) or all (`tail: pad`). Its j-th batch stands at
-(j + u_i) / n_i of the epoch, with u_i drawn for the epoch; the steps are sorted by this. So the buckets are mixed in
-proportion to what is left of each, and step -> (bucket, j) follows from integers and a few draws.
+In an epoch, bucket i has n_i batches: only whole batches (`tail: drop`), or also the last, padded batch (`tail: pad`).
+Its j-th batch gets the number (j + u_i) / n_i, with u_i in [0, 1) drawn for the epoch, and the steps are sorted by
+these numbers. So the buckets are mixed in proportion to their remaining batches at any time.
 
-Each bucket has an order of its own. Epoch e takes the first batches of pass e. The positions of an epoch are those of
-its batches, one after the other; what precedes a step is the sum of the sizes before it, on any number of ranks.
+Each bucket has its own order. Epoch e takes the first batches of pass e. The positions of an epoch are the positions of
+its batches, concatenated, so a step starts at the sum of all earlier batch sizes, on any number of ranks.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from wdskit.order.base import Ints, Order, Tail, grouped
+from wdskit.order.base import Ints, Order, Tail, group_indices
 from wdskit.order.keys import philox
 
 
@@ -27,8 +27,8 @@ class EpochBatches(NamedTuple):
 
     Attributes:
         buckets: Bucket of each step, (num_steps,).
-        batches: Which of its bucket's batches each step is, (num_steps,).
-        edges: First position of each step, and the end of the epoch, (num_steps + 1,).
+        batches: Number of the step's batch in its bucket, (num_steps,).
+        edges: First position of each step, then the end of the epoch, (num_steps + 1,).
     """
 
     buckets: Ints
@@ -38,11 +38,11 @@ class EpochBatches(NamedTuple):
 
 @dataclass(frozen=True)
 class BucketPlan:
-    """Which batches an epoch has, as a function of its number.
+    """The batches of every epoch.
 
     Args:
-        counts: Samples of each bucket.
-        sizes: Samples of a global batch of each bucket, each at least 1.
+        counts: Number of samples of each bucket.
+        sizes: Size of a global batch of each bucket, each at least 1.
         tail: Whether the samples of a bucket that do not fill a global batch are dropped, or padded.
         seed: 0 <= seed < 2**64.
     """
@@ -54,33 +54,33 @@ class BucketPlan:
 
     @functools.cached_property
     def num_batches(self) -> tuple[int, ...]:
-        """Batches of each bucket in an epoch."""
+        """Number of batches of each bucket in an epoch."""
         pairs = zip(self.counts, self.sizes, strict=True)
         return tuple(count // size if self.tail == "drop" else -(-count // size) for count, size in pairs)
 
     @functools.cached_property
     def num_samples(self) -> int:
-        """Positions of an epoch."""
+        """Number of positions of an epoch."""
         if self.tail == "pad":
             return sum(self.counts)
         return sum(number * size for number, size in zip(self.num_batches, self.sizes, strict=True))
 
     def epoch(self, number: int) -> EpochBatches:
-        """Return the steps of an epoch. The last one is kept here, the last few by all plans together."""
-        kept: tuple[int, EpochBatches] | None = self.__dict__.get("_kept")
-        if kept is None or kept[0] != number:
-            kept = self.__dict__["_kept"] = (number, _epoch(self, number))
-        return kept[1]
+        """Return the steps of an epoch. The plan caches its last epoch; `_make_epoch` caches four of all plans."""
+        cached: tuple[int, EpochBatches] | None = self.__dict__.get("_cached")
+        if cached is None or cached[0] != number:
+            cached = self.__dict__["_cached"] = (number, _make_epoch(self, number))
+        return cached[1]
 
     def step_of(self, positions: Ints) -> tuple[Ints, Ints, Ints]:
-        """Return epoch, step and place in the step's global batch of positions in the endless sequence, (n,) each."""
+        """Return (epoch, step, place in the step's global batch) of positions in the endless sequence, (n,) each."""
         epochs, rest = np.divmod(positions, self.num_samples)
         if len(epochs) and epochs[0] == epochs.min() == epochs.max():
             edges = self.epoch(int(epochs[0])).edges
             steps = np.searchsorted(edges, rest, side="right") - 1
             return epochs, steps, rest - edges[steps]
         steps, places = np.empty_like(rest), np.empty_like(rest)
-        for number, at in grouped(epochs):
+        for number, at in group_indices(epochs):
             edges = self.epoch(number).edges
             steps[at] = np.searchsorted(edges, rest[at], side="right") - 1
             places[at] = rest[at] - edges[steps[at]]
@@ -93,20 +93,20 @@ class BucketPlan:
         return int(batches.buckets[np.searchsorted(batches.edges, rest, side="right") - 1])
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the arguments."""
+        """Return only the arguments, without cached values."""
         return {name: value for name, value in vars(self).items() if name in ("counts", "sizes", "tail", "seed")}
 
 
 @dataclass(frozen=True)
 class Buckets:
-    """The buckets of a pipeline: their batches, and the shape or the largest length of each."""
+    """The buckets of a pipeline: the plan of their batches, and the shape or the largest length of each bucket."""
 
     plan: BucketPlan
     labels: tuple[Any, ...]
 
 
-@functools.lru_cache(maxsize=4)  # 17 bytes a step
-def _epoch(plan: BucketPlan, number: int) -> EpochBatches:
+@functools.lru_cache(maxsize=4)  # 17 bytes per step
+def _make_epoch(plan: BucketPlan, number: int) -> EpochBatches:
     num_batches = np.array(plan.num_batches, dtype=np.int64)
     buckets = np.repeat(np.arange(len(num_batches)), num_batches)
     batches = np.arange(len(buckets)) - np.repeat(np.cumsum(num_batches) - num_batches, num_batches)
@@ -121,13 +121,13 @@ def _epoch(plan: BucketPlan, number: int) -> EpochBatches:
 
 @dataclass(frozen=True)
 class BucketSteps:
-    """The steps of one epoch of buckets after a resume point, in the place of `order.steps.Steps`.
+    """The steps of one epoch of buckets after a resume point. The interface is that of `order.steps.Steps`.
 
     Args:
-        plan: The batches of the epochs.
+        plan: The batches of all epochs.
         epoch: Number of the epoch.
-        world_size: R, a divisor of each size.
-        consumed: Positions of the epoch that were consumed before: the edge of a step.
+        world_size: R, a divisor of each size in the plan.
+        consumed: Number of positions of the epoch that are consumed already: the start of a step, or the epoch's end.
     """
 
     plan: BucketPlan
@@ -137,37 +137,37 @@ class BucketSteps:
 
     @property
     def tail(self) -> Tail:
-        """As the plan's."""
+        """Whether incomplete batches are dropped or padded."""
         return self.plan.tail
 
     @property
     def num_samples(self) -> int:
-        """Positions of the epoch."""
+        """Number of positions of the epoch."""
         return self.plan.num_samples
 
     @property
     def batch(self) -> int:
-        """Samples of a rank's largest batch."""
+        """Size of a rank's largest batch."""
         return max(self.plan.sizes) // self.world_size
 
     @property
     def global_batch(self) -> int:
-        """Positions of the largest step."""
+        """Number of positions of the largest step."""
         return max(self.plan.sizes)
 
     @property
     def num_dropped(self) -> int:
-        """Samples that are in no step."""
+        """Number of samples that are in no step."""
         return sum(self.plan.counts) - self.plan.num_samples
 
     @property
     def num_padded(self) -> int:
-        """Rows without a sample, in the last batches of the buckets."""
+        """Number of rows without a sample, in the last batches of the buckets."""
         sizes = zip(self.plan.num_batches, self.plan.sizes, strict=True)
         return sum(number * size for number, size in sizes) - self.plan.num_samples
 
     def describe_dropped(self) -> str:
-        """Return the warning that a part of the epoch is dropped; empty if it is at most 1 %."""
+        """Return the warning that samples of the epoch are dropped; empty for at most 1 % of them."""
         total = sum(self.plan.counts)
         if 100 * self.num_dropped <= total:
             return ""
@@ -178,7 +178,7 @@ class BucketSteps:
 
     @functools.cached_property
     def _before(self) -> int:
-        """Steps before the resume point."""
+        """Number of steps before the resume point."""
         return int(np.searchsorted(self.plan.epoch(self.epoch).edges, self.consumed, side="left"))
 
     def __len__(self) -> int:
@@ -186,7 +186,7 @@ class BucketSteps:
         return max(0, len(self.plan.epoch(self.epoch).buckets) - self._before)
 
     def batch_at(self, step: int) -> int:
-        """Return the samples of a rank's batch at a step. Steps are counted from the resume point."""
+        """Return the size of a rank's batch at a step. Here and below, steps are counted from the resume point."""
         return self.plan.sizes[self.bucket_at(step)] // self.world_size
 
     def bucket_at(self, step: int) -> int:
@@ -203,11 +203,11 @@ class BucketSteps:
 
 
 class BucketOrder:
-    """The endless sequence of epochs of buckets: an `order.base.Order`.
+    """The endless sequence of epochs of buckets. Implements `order.base.Order`.
 
     Args:
-        plan: The batches of the epochs.
-        orders: The order of each bucket, over the samples of all shards.
+        plan: The batches of all epochs.
+        orders: The order of each bucket. It returns shard numbers among all shards.
     """
 
     def __init__(self, plan: BucketPlan, orders: Sequence[Order]) -> None:
@@ -220,37 +220,37 @@ class BucketOrder:
         self.window = max(getattr(order, "window", 0) for order in orders)
 
     def take(self, positions: ArrayLike) -> tuple[Ints, Ints]:
-        """See `order.base.Order`."""
+        """Return (shard, sample) of each position; see `Order.take`."""
         wanted = np.asarray(positions, dtype=np.int64)
         buckets, inner = self._inner(wanted)
         shards, samples = np.empty_like(wanted), np.empty_like(wanted)
-        for bucket, at in grouped(buckets):
+        for bucket, at in group_indices(buckets):
             shards[at], samples[at] = self.parts[bucket].take(inner[at])
         return shards, samples
 
     def locate(self, positions: Ints) -> tuple[Ints, Ints]:
-        """See `order.base.Order`."""
+        """Return (0, depth) of each position; see `Order.locate`."""
         buckets, inner = self._inner(positions)
         depths = np.empty_like(positions)
-        for bucket, at in grouped(buckets):
+        for bucket, at in group_indices(buckets):
             depths[at] = self.parts[bucket].locate(inner[at])[1]
         return np.zeros_like(depths), depths
 
     def substitute(self, position: int, attempt: int) -> tuple[int, int] | None:
-        """See `order.base.Order`. A substitute is of the same bucket."""
+        """Return another sample of the same bucket for a bad one; see `Order.substitute`."""
         [bucket], [inner] = self._inner(np.array([position]))
-        found: tuple[int, int] | None = self.parts[bucket].substitute(int(inner), attempt)
-        return found
+        other: tuple[int, int] | None = self.parts[bucket].substitute(int(inner), attempt)
+        return other
 
     def _inner(self, positions: Ints) -> tuple[NDArray[Any], Ints]:
         """Return the bucket of each position, and its position in the order of the bucket."""
         epochs, steps, places = self.plan.step_of(positions)
         if len(epochs) and epochs[0] == epochs.min() == epochs.max():
-            found = self.plan.epoch(int(epochs[0]))
-            buckets, batches = found.buckets[steps], found.batches[steps]
+            epoch = self.plan.epoch(int(epochs[0]))
+            buckets, batches = epoch.buckets[steps], epoch.batches[steps]
             return buckets, epochs * self._counts[buckets] + batches * self._sizes[buckets] + places
         buckets, batches = np.empty_like(steps), np.empty_like(steps)
-        for number, at in grouped(epochs):
-            found = self.plan.epoch(number)
-            buckets[at], batches[at] = found.buckets[steps[at]], found.batches[steps[at]]
+        for number, at in group_indices(epochs):
+            epoch = self.plan.epoch(number)
+            buckets[at], batches[at] = epoch.buckets[steps[at]], epoch.batches[steps[at]]
         return buckets, epochs * self._counts[buckets] + batches * self._sizes[buckets] + places

@@ -1,7 +1,7 @@
 """Shard draws of a stream: an endless sequence of shards.
 
-Draw d depends only on (seed, d). Ranks and workers take disjoint residues of d, so no draw is taken twice or lost for
-any number of ranks and workers.
+Draw d depends only on (seed, d). Each rank and worker takes every n-th draw, with its own remainder of d, so no draw is
+taken twice or lost for any number of ranks and workers.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ class Draws:
     Args:
         num_shards: At least 1.
         seed: 0 <= seed < 2**64.
-        shuffled: Whether the shards of an epoch are in a seeded random order; otherwise as listed.
-        resampled: Whether each draw is independent of all others; otherwise an epoch has each shard once.
+        shuffled: Whether the shards of an epoch are in a seeded random order. If False, they are in the listed order.
+        resampled: Whether each draw is independent of all others. If False, an epoch has each shard once.
         weights: Weight of each shard for resampled draws; at least 0, not all 0. None draws uniformly.
     """
 
@@ -69,5 +69,5 @@ class Draws:
 
 
 def share(total: int, part: int, num_parts: int) -> int:
-    """Return how many of `total` items part `part` of `num_parts` gets, if items are dealt in turn."""
+    """Return the number of items of a part if item i of `total` goes to part i mod `num_parts`."""
     return (total - part + num_parts - 1) // num_parts

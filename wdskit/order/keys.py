@@ -1,8 +1,8 @@
-"""Keyed randomness: the same integers give the same bits, on every machine and in every numpy.
+"""Random numbers from keys: equal keys give equal bits, on every machine and with every version of numpy.
 
-numpy promises the bit streams of `SeedSequence` and `Philox` across versions, but not `permutation`, so permutations
-are a stable argsort of raw words. Keys have a fixed length and are never added up: `(worker 0, epoch 31)` and
-`(worker 1, epoch 0)` are different keys by construction.
+numpy promises stable bit streams of `SeedSequence` and `Philox` across versions, but not a stable `permutation`, so
+permutations are a stable argsort of random words. Keys have a fixed length, and their parts are never added: `(worker
+0, epoch 31)` and `(worker 1, epoch 0)` are different keys.
 """
 
 from __future__ import annotations
@@ -15,12 +15,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 _NUM_WORDS = 5
-_MIN_PACKED = 512  # packing is faster from this number of words on
+_MIN_PACKED = 512  # `_argsort_packed` is faster from this number of words on
 _WORD_MASK = 0xFFFFFFFF
 
 
 def _entropy(purpose: str, words: tuple[int, ...]) -> list[int]:
-    """Return two numbers for the purpose, then each word as two uint32, padded to a fixed length."""
+    """Return the key as uint32 numbers: two for the purpose, then two for each word, padded to a fixed length.
+
+    Raises:
+        ValueError: The key has too many words, or a word does not fit in 64 bits.
+    """
     if len(words) > _NUM_WORDS:
         msg = f"a key has at most {_NUM_WORDS} words, not {len(words)}"
         raise ValueError(msg)
@@ -35,9 +39,12 @@ def _entropy(purpose: str, words: tuple[int, ...]) -> list[int]:
 
 
 def philox(purpose: str, *words: int) -> np.random.Philox:
-    """Make a Philox bit generator, a different one for each purpose and each tuple of up to five uint64 words.
+    """Return a Philox bit generator with a different stream for each purpose and tuple of up to five uint64 words.
 
     Missing words are 0, so a purpose must always use the same number of words.
+
+    Raises:
+        ValueError: There are more than five words, or a word is not a uint64.
     """
     return np.random.Philox(np.random.SeedSequence(_entropy(purpose, words)))
 
@@ -54,10 +61,10 @@ def permutation(n: int, purpose: str, *words: int) -> NDArray[np.int64]:
 
 
 def _argsort_packed(words: NDArray[np.uint64]) -> NDArray[np.int64] | None:
-    """Return the stable argsort in a quarter of the time: sort the words with their indices in their lowest bits.
+    """Return the stable argsort of words in a quarter of the time: sort the words with their indices in the low bits.
 
-    `words` is overwritten. Returns None if two words differ only in these bits (one pair in 2**52 for 4096 words),
-    because their order is then unknown.
+    `words` is overwritten. Returns None if two words differ at most in their low bits (one pair in 2**52 for 4096
+    words), because then their order is lost.
     """
     num_bits = np.uint64((len(words) - 1).bit_length())
     words >>= num_bits
@@ -73,15 +80,15 @@ def _argsort_packed(words: NDArray[np.uint64]) -> NDArray[np.int64] | None:
 
 
 class PositionRng:
-    """Random generators by position: `at(...)` of a position always gives the same numbers.
+    """Random numbers by position: `at` with the same position always returns a generator of the same numbers.
 
-    Philox is a counter: the key holds seed and stage, the upper counter words hold the position, and each position has
-    2**64 numbers of its own. One generator is reused (1.2 us a call against 14 us for a new one), so the result of `at`
-    is valid until the next call.
+    Philox computes numbers from a key and a counter. The key holds seed and stage, the upper words of the counter hold
+    the position, and the lowest word counts 2**64 numbers per position. One generator is reused (1.2 us per call; a new
+    generator takes 14 us), so the result of `at` is valid only until the next call.
 
     Args:
         seed: Seed of the pipeline, 0 <= seed < 2**64.
-        stage: Name and ordinal of the stage, so that two stages never share draws.
+        stage: Name and ordinal of the stage, so that two stages never get the same numbers.
     """
 
     def __init__(self, seed: int, stage: str) -> None:
@@ -96,10 +103,10 @@ class PositionRng:
         self._state["uinteger"] = 0
 
     def at(self, major: int, minor: int = 0, part: int = 0) -> np.random.Generator:
-        """Return the generator of one position, which up to three unsigned 64-bit integers name.
+        """Return the generator of the position (major, minor, part), each an unsigned 64-bit integer.
 
         Raises:
-            ValueError: One is negative or too large.
+            ValueError: An argument is negative or too large.
         """
         if (major | minor | part) >> 64:
             msg = f"{(major, minor, part)} are not unsigned 64-bit integers"

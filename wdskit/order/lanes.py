@@ -1,8 +1,9 @@
 """Lanes and windows: shuffle a long sequence without holding it in memory.
 
-A sequence of n places is cut into L lanes, and position p is in lane p mod L. Each lane is shuffled in windows of w
-places. A stride near the golden ratio maps lanes to cuts of the sequence, so that neighbouring lanes are spread evenly
-over it: `order.steps.dealt` then gives each node the same part of the sequence at every step.
+A sequence of n places is cut into L consecutive pieces, the cuts, and each lane reads one cut. Position p is in lane
+p mod L. Each lane is shuffled in windows of w places. A stride near the golden ratio maps lanes to cuts, so that
+neighbouring lanes read places that are spread evenly over the sequence. `order.steps.rank_positions` then gives each
+node the same part of the sequence at every step.
 """
 
 from __future__ import annotations
@@ -13,26 +14,26 @@ from typing import Any
 
 import numpy as np
 
-from wdskit.order.base import Ints, grouped
+from wdskit.order.base import Ints, group_indices
 from wdskit.order.keys import permutation
 
 DEFAULT_LANES = 240
 DEFAULT_WINDOW = 4096
 
-_LEAST_PER_LANE = 64  # samples, for the default number of lanes
-_ENDLESS = -1  # size of a lane without end
+_MIN_PER_LANE = 64  # samples, for the default number of lanes
+_ENDLESS = -1  # size of an endless lane
 _GOLDEN_RATIO = (math.sqrt(5) - 1) / 2
 
 
 def default_lanes(num_samples: int) -> int:
-    """Return the default number of lanes: 240, or fewer for few samples; one lane is shuffled as a whole."""
-    return min(DEFAULT_LANES, max(1, num_samples // _LEAST_PER_LANE))
+    """Return the default number of lanes: 240, or one per 64 samples if that is less, but at least 1."""
+    return min(DEFAULT_LANES, max(1, num_samples // _MIN_PER_LANE))
 
 
-def cuts_of(num_lanes: int, offset: int = 0) -> Ints:
+def lane_cuts(num_lanes: int, offset: int = 0) -> Ints:
     """Return the number of the cut of each lane: int64 (num_lanes,), a permutation.
 
-    Lane l is cut (l m + offset) mod L, where m is the number nearest to 0.618 L without a common factor with L.
+    Lane l reads cut (l m + offset) mod L. m is the number nearest to 0.618 L that has no common factor with L.
     """
     middle = round(_GOLDEN_RATIO * num_lanes)
     near = (middle + sign * distance for distance in range(num_lanes) for sign in (-1, 1))
@@ -42,50 +43,53 @@ def cuts_of(num_lanes: int, offset: int = 0) -> Ints:
 
 
 class Lanes:
-    """Windowed shuffles of lanes.
+    """Shuffles lanes in windows.
 
     Args:
         num_lanes: L >= 1.
         window: w >= 1, number of places that are shuffled with each other.
-        purpose: Tag of the random keys.
+        purpose: Purpose of the random keys, see `keys.philox`.
         seed: Seed of the order.
+
+    Raises:
+        ValueError: `num_lanes` or `window` is below 1.
     """
 
     def __init__(self, num_lanes: int, window: int, *, purpose: str, seed: int) -> None:
         if num_lanes < 1 or window < 1:
-            msg = f"lanes and window are 1 or more, not {num_lanes} and {window}"
+            msg = f"lanes and window must be 1 or more, not {num_lanes} and {window}"
             raise ValueError(msg)
         self.num_lanes = num_lanes
         self.window = window
         self._purpose = purpose
         self._seed = seed
-        self._begin()
+        self._make_buffers()
 
-    def _begin(self) -> None:
+    def _make_buffers(self) -> None:
         # The last even and the last odd window of each lane, because a batch may extend over the end of a window.
-        # Rows that are not used take no memory; others take 2 bytes a place with windows of 4096.
-        self._known = np.empty((2, self.num_lanes, self.window), dtype=np.min_scalar_type(self.window - 1))
+        # Unused rows take no memory; used rows take 2 bytes per place with windows of 4096.
+        self._shuffles = np.empty((2, self.num_lanes, self.window), dtype=np.min_scalar_type(self.window - 1))
         self._keys = np.full((3, 2, self.num_lanes), -1, dtype=np.int64)  # pass, window and size of each row
         self._lock = threading.Lock()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name not in {"_known", "_keys", "_lock"}}
+        return {name: value for name, value in self.__dict__.items() if name not in {"_shuffles", "_keys", "_lock"}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._begin()
+        self._make_buffers()
 
     def shuffle(self, pass_number: int, lanes: Ints, places: Ints, sizes: Ints | None) -> Ints:
         """Return the new place of each place after the shuffle of its window.
 
         Args:
-            pass_number: Part of the key.
+            pass_number: Number of the pass; each pass has a different shuffle.
             lanes: Lane of each place, (n,).
-            places: Place in the lane, (n,).
-            sizes: Number of places of the lane, (n,), which cuts its last window; None for endless lanes.
+            places: Place in its lane, (n,).
+            sizes: Number of places of the lane, (n,); the last window of a lane ends there. None for endless lanes.
 
         Returns:
-            Place in the lane, (n,), a permutation within each window.
+            New place in the lane, (n,), a permutation within each window.
         """
         numbers, within = np.divmod(places, self.window)
         odd = numbers & 1
@@ -93,37 +97,37 @@ class Lanes:
         shuffled = np.empty_like(places)
         with self._lock:
             pass_known, number_known, size_known = self._keys[:, odd, lanes]
-            left = (pass_known != pass_number) | (number_known != numbers) | (size_known != lane_sizes)
-            if not left.any():
-                shuffled[:] = self._known[odd, lanes, within]
+            missing = (pass_known != pass_number) | (number_known != numbers) | (size_known != lane_sizes)
+            if not missing.any():
+                shuffled[:] = self._shuffles[odd, lanes, within]
             else:
-                self._shuffle_apart(pass_number, lanes, numbers, within, lane_sizes, shuffled)
+                self._shuffle_windows(pass_number, lanes, numbers, within, lane_sizes, shuffled)
         return numbers * self.window + shuffled
 
-    def _shuffle_apart(
+    def _shuffle_windows(
         self, pass_number: int, lanes: Ints, numbers: Ints, within: Ints, sizes: Ints, shuffled: Ints
     ) -> None:
-        """Do the work of `shuffle` window by window, and make the permutations that are missing."""
-        for window, at in grouped(numbers * self.num_lanes + lanes):
+        """Write the shuffled places to `shuffled`, window by window, and make the missing permutations."""
+        for window, at in group_indices(numbers * self.num_lanes + lanes):
             number, lane = divmod(window, self.num_lanes)
             size = int(sizes[at[0]])
-            key, here = (pass_number, number, size), self._known[number & 1, lane]
+            key, row = (pass_number, number, size), self._shuffles[number & 1, lane]
             if tuple(self._keys[:, number & 1, lane].tolist()) != key:
                 order = self._permutation(pass_number, window, size)
-                here[: len(order)] = order
+                row[: len(order)] = order
                 self._keys[:, number & 1, lane] = key
-            shuffled[at] = here[within[at]]
+            shuffled[at] = row[within[at]]
 
-    def beside(self, position: int, attempt: int, num_positions: int | None = None) -> int | None:
-        """Return a position near another: first the other positions of its window, then later positions of all lanes.
+    def near_position(self, position: int, attempt: int, num_positions: int | None = None) -> int | None:
+        """Return a position near `position`: first from the same window, then later positions of all lanes.
 
         Args:
             position: Position in the sequence of all lanes.
             attempt: Number of the near position, from 1.
-            num_positions: Length of the sequence; None without end.
+            num_positions: Length of the sequence; None for an endless sequence.
 
         Returns:
-            None if no near position is left.
+            The near position; None if no near position is left.
         """
         place, lane = divmod(position, self.num_lanes)
         first = place - place % self.window
@@ -132,7 +136,7 @@ class Lanes:
             size = min(size, (num_positions - lane + self.num_lanes - 1) // self.num_lanes - first)
         if attempt < size:
             return (first + (place - first + attempt) % size) * self.num_lanes + lane
-        step = attempt - size + 1  # small data: a lane holds a sample or two
+        step = attempt - size + 1  # the window is used up: with little data, a lane has one or two samples
         if num_positions is None:
             return position + step if step <= DEFAULT_WINDOW else None
         return (position + step) % num_positions if step < min(num_positions, DEFAULT_WINDOW) else None

@@ -1,4 +1,4 @@
-"""The order of a mixture: several orders, each with its share of the positions."""
+"""The order of a mixture: several orders that share the positions in proportion to weights."""
 
 from __future__ import annotations
 
@@ -7,24 +7,24 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import ArrayLike
 
-from wdskit.order.base import Ints, Order, grouped
-from wdskit.order.shares import Change, Schedule, Shares
+from wdskit.order.base import Ints, Order, group_indices
+from wdskit.order.shares import Change, PartInterleaver, Schedule
 
 
 class MixtureOrder:
-    """An endless sequence of samples of several parts, in proportion to weights. Each part repeats at its own pace.
+    """An endless sequence of samples of several parts, in proportion to weights. Implements `order.base.Order`.
 
-    Shards are numbered consecutively: first the shards of the first part, then of the second, and so on. A mixture has
-    no pass of its own.
+    Shards are numbered consecutively: first the shards of the first part, then of the second, and so on. Each part
+    starts a new pass when its samples are used up; the mixture itself has no passes.
 
     Args:
         parts: The order of each part.
         num_shards: Number of shards of each part.
         weights: Weight of each part: a number, or a schedule over positions.
-        change: How weights of a schedule change.
+        change: Whether weights of a schedule jump or change linearly, see `order.shares.PartInterleaver`.
 
     Raises:
-        ValueError: The weights are invalid, see `order.shares.Shares`.
+        ValueError: A weight is negative or not finite, a schedule does not start at 0, or all weights are 0.
     """
 
     def __init__(
@@ -37,29 +37,29 @@ class MixtureOrder:
     ) -> None:
         self.parts = tuple(parts)
         schedules = [weight if isinstance(weight, Mapping) else {0: weight} for weight in weights]
-        self.shares = Shares(schedules, change=change)
+        self.interleaver = PartInterleaver(schedules, change=change)
         self.first_shards: Ints = np.cumsum([0, *num_shards])[:-1]
 
     def take(self, positions: ArrayLike) -> tuple[Ints, Ints]:
-        """See `order.base.Order`."""
-        parts, indices = self.shares.take(positions)
+        """Return (shard, sample) of each position; see `Order.take`."""
+        parts, indices = self.interleaver.take(positions)
         shards, samples = np.empty_like(parts), np.empty_like(parts)
-        for part, at in grouped(parts):
+        for part, at in group_indices(parts):
             shards[at], samples[at] = self.parts[part].take(indices[at])
             shards[at] += self.first_shards[part]
         return shards, samples
 
     def locate(self, positions: Ints) -> tuple[Ints, Ints]:
-        """See `order.base.Order`."""
-        parts, indices = self.shares.take(positions)
+        """Return (part, depth) of each position; see `Order.locate`."""
+        parts, indices = self.interleaver.take(positions)
         depths = np.empty_like(parts)
-        for part, at in grouped(parts):
+        for part, at in group_indices(parts):
             depths[at] = self.parts[part].locate(indices[at])[1]
         return parts, depths
 
     def substitute(self, position: int, attempt: int) -> tuple[int, int] | None:
-        """See `order.base.Order`. The substitute is of the same part."""
-        parts, indices = self.shares.take([position])
+        """Return another sample of the same part for a bad one; see `Order.substitute`."""
+        parts, indices = self.interleaver.take([position])
         part = int(parts[0])
-        found = self.parts[part].substitute(int(indices[0]), attempt)
-        return found and (found[0] + int(self.first_shards[part]), found[1])
+        other = self.parts[part].substitute(int(indices[0]), attempt)
+        return other and (other[0] + int(self.first_shards[part]), other[1])

@@ -1,4 +1,4 @@
-"""An order over some of the samples of shards, some of them several times."""
+"""An order over selected samples of shards. A sample can be selected several times."""
 
 from __future__ import annotations
 
@@ -11,31 +11,35 @@ from numpy.typing import ArrayLike
 from wdskit.order.base import Ints, Order
 
 
-class Picks(Protocol):
-    """Some samples of shards, as `dataset.subset.Subset` holds them."""
+class SampleSubset(Protocol):
+    """Selected samples of shards, such as `dataset.subset.Subset`.
+
+    Attributes:
+        counts: Number of selected samples of each shard, (num_shards,).
+    """
 
     counts: Ints
 
     def take(self, shards: Ints, places: Ints) -> Ints:
-        """Return the number in its shard of each of many picked samples."""
+        """Return the number in its shard of each sample, from its place among the selected samples of that shard."""
         ...
 
 
 class PickedOrder:
-    """Maps an order of picked samples to the samples of the shards.
+    """Maps an order over selected samples to the samples of the shards. Implements `order.base.Order`.
 
     Args:
-        order: Over the samples of the subsets, one after the other: its shards are those of the first subset, then
-            those of the second, and so on.
-        subsets: Of the same shards. A sample that is in n of them is n times in a pass.
+        order: An order over the samples of all subsets. Its shards are the shards of the first subset, then the same
+            shards of the second subset, and so on.
+        subsets: Subsets of the same shards. A sample that is in n subsets comes n times in a pass.
 
     Attributes:
         num_samples: Length of a pass.
-        num_lanes: Of the order; 0 for one without lanes.
-        window: Of the order; 0 for one without windows.
+        num_lanes: Number of lanes of `order`; 0 if it has no lanes.
+        window: Window of `order`; 0 if it has no windows.
     """
 
-    def __init__(self, order: Order, subsets: Sequence[Picks]) -> None:
+    def __init__(self, order: Order, subsets: Sequence[SampleSubset]) -> None:
         self._order = order
         self.num_lanes, self.window = getattr(order, "num_lanes", 0), getattr(order, "window", 0)
         self._subsets = list(subsets)
@@ -43,15 +47,15 @@ class PickedOrder:
         self.num_samples = int(sum(int(subset.counts.sum()) for subset in subsets))
 
     def take(self, positions: ArrayLike) -> tuple[Ints, Ints]:
-        """See `order.base.Order`."""
+        """Return (shard, sample) of each position; see `Order.take`."""
         return self._map(*self._order.take(positions))
 
     def locate(self, positions: Ints) -> tuple[Ints, Ints]:
-        """See `order.base.Order`."""
+        """Return (part, depth) of each position; see `Order.locate`."""
         return self._order.locate(positions)
 
     def substitute(self, position: int, attempt: int) -> tuple[int, int] | None:
-        """See `order.base.Order`."""
+        """Return another selected sample for a bad one; see `Order.substitute`."""
         other = self._order.substitute(position, attempt)
         if other is None:
             return None

@@ -1,4 +1,4 @@
-"""The order of `resampled`: chunks of neighbours, drawn with replacement."""
+"""The order of `resampled`: chunks of consecutive samples, drawn with replacement."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import functools
 import numpy as np
 from numpy.typing import ArrayLike
 
-from wdskit.order.base import DEPTHS, Ints, Stack, looked_up, one_of
+from wdskit.order.base import DEPTHS, Ints, ShardOffsets, look_up, take_one
 from wdskit.order.keys import philox
-from wdskit.order.lanes import DEFAULT_LANES, DEFAULT_WINDOW, Lanes, cuts_of
+from wdskit.order.lanes import DEFAULT_LANES, DEFAULT_WINDOW, Lanes, lane_cuts
 
 DEFAULT_CHUNK = 64
 
@@ -17,22 +17,22 @@ DEFAULT_CHUNK = 64
 class ResampledOrder:
     """An endless sequence of chunks of consecutive samples, each with a uniformly drawn first sample.
 
-    A chunk wraps around inside its shard, so all samples are equally likely, including the last of a shard. The
-    sequence is divided into lanes, as that of `exact`, and each lane is shuffled in windows.
+    Implements `order.base.Order`. A chunk wraps around inside its shard, so all samples are equally likely, including
+    the last samples of a shard. Position p is in lane p mod L, and each lane is shuffled in windows.
 
     Args:
         counts: Number of samples of each shard, (num_shards,).
         seed: 0 <= seed < 2**64.
-        chunk: Samples of a chunk, >= 1.
+        chunk: Number of samples of a chunk, >= 1.
         lanes: L >= 1.
-        window: Samples of a lane that are shuffled with each other, >= 1.
+        window: Number of samples of a lane that are shuffled with each other, >= 1.
 
     Attributes:
-        num_samples: Length of a pass: the number of all samples, although a pass does not have each of them once.
+        num_samples: Length of a pass: the number of all samples. A pass can have a sample several times or never.
         counts: `counts` as int64.
-        chunk: Samples of a chunk.
+        chunk: `chunk`.
         num_lanes: L.
-        window: w.
+        window: `window`.
 
     Raises:
         ValueError: All counts are 0, or an argument is out of range.
@@ -48,9 +48,9 @@ class ResampledOrder:
         window: int = DEFAULT_WINDOW,
     ) -> None:
         if chunk < 1:
-            msg = f"a chunk has 1 sample or more, not {chunk}"
+            msg = f"a chunk must have 1 sample or more, not {chunk}"
             raise ValueError(msg)
-        self._stack = Stack(counts)
+        self._stack = ShardOffsets(counts)
         self._seed = seed
         self.counts: Ints = np.asarray(counts, dtype=np.int64)
         self.chunk, self.num_lanes, self.window = chunk, lanes, window
@@ -58,7 +58,7 @@ class ResampledOrder:
         self.num_samples = self._stack.num_samples
 
     def take(self, positions: ArrayLike) -> tuple[Ints, Ints]:
-        """See `order.base.Order`."""
+        """Return (shard, sample) of each position; see `Order.take`."""
         num_lanes, window = self._lanes.num_lanes, self._lanes.window
         places, lanes = np.divmod(np.asarray(positions, dtype=np.int64), num_lanes)
         numbers, within = np.divmod(self._lanes.shuffle(0, lanes, places, None), window)
@@ -68,26 +68,27 @@ class ResampledOrder:
         wanted = dict.fromkeys(windows.tolist())
         num_chunks = -(-window // self.chunk)
         starts = (_draw(self._seed, *divmod(each, num_lanes), num_chunks, self.num_samples) for each in wanted)
-        firsts = looked_up(windows, chunks, dict(zip(wanted, starts, strict=True)))
+        firsts = look_up(windows, chunks, dict(zip(wanted, starts, strict=True)))
         shards, samples = self._stack.find(firsts)
         return shards, (samples + steps) % self._stack.counts(shards)
 
     def locate(self, positions: Ints) -> tuple[Ints, Ints]:
-        """See `order.base.Order`. The depth is the number of the lane, because each lane draws from all the
-        data. So one node reads the samples of a chunk.
+        """Return (0, depth) of each position; see `Order.locate`.
+
+        The depth depends only on the lane, because each lane draws from all the data. So one node reads a whole chunk.
         """
-        cuts = cuts_of(self.num_lanes)[positions % self.num_lanes]
+        cuts = lane_cuts(self.num_lanes)[positions % self.num_lanes]
         return np.zeros_like(cuts), cuts * DEPTHS // self.num_lanes
 
     def substitute(self, position: int, attempt: int) -> tuple[int, int] | None:
-        """See `order.base.Order`."""
-        other = self._lanes.beside(position, attempt)
-        return None if other is None else one_of(self, other)
+        """Return another sample for a bad one; see `Order.substitute`."""
+        other = self._lanes.near_position(position, attempt)
+        return None if other is None else take_one(self, other)
 
 
-@functools.lru_cache(maxsize=1 << 13)  # 8 bytes a chunk; a lane uses its window until the next window begins
+@functools.lru_cache(maxsize=1 << 13)  # 8 bytes per chunk; each lane uses one window at a time
 def _draw(seed: int, number: int, lane: int, num_chunks: int, num_samples: int) -> Ints:
-    """Draw the number of the first sample of each chunk of a window, uniformly up to num_samples / 2**53."""
+    """Draw the number of the first sample of each chunk of a window, uniformly but for num_samples / 2**53."""
     words = philox("resampled-chunks", seed, lane, number).random_raw(num_chunks)
     starts: Ints = ((words >> np.uint64(11)) * 2.0**-53 * num_samples).astype(np.int64)
     return starts

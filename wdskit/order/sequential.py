@@ -1,44 +1,44 @@
-"""The order of `sequential`: position p is sample p of the index."""
+"""The order of `sequential`: position p of a pass is sample p of the index."""
 
 from __future__ import annotations
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from wdskit.order.base import DEPTHS, Ints, Stack, one_of
+from wdskit.order.base import DEPTHS, Ints, ShardOffsets, take_one
 from wdskit.order.lanes import DEFAULT_WINDOW
 
 
 class SequentialOrder:
-    """Each pass has the samples in the order of the shards.
+    """Each pass has all samples in the order of the shards. Implements `order.base.Order`.
 
     Args:
         counts: Number of samples of each shard, (num_shards,).
 
     Attributes:
-        num_samples: Samples of a pass.
+        num_samples: Number of samples of a pass.
 
     Raises:
         ValueError: All counts are 0.
     """
 
     def __init__(self, counts: ArrayLike) -> None:
-        self._stack = Stack(counts)
+        self._stack = ShardOffsets(counts)
         self.num_samples = self._stack.num_samples
 
     def take(self, positions: ArrayLike) -> tuple[Ints, Ints]:
-        """See `order.base.Order`."""
+        """Return (shard, sample) of each position; see `Order.take`."""
         return self._stack.find(np.asarray(positions, dtype=np.int64) % self.num_samples)
 
     def locate(self, positions: Ints) -> tuple[Ints, Ints]:
-        """See `order.base.Order`."""
+        """Return (0, depth) of each position; see `Order.locate`."""
         return np.zeros_like(positions), positions % self.num_samples * DEPTHS // self.num_samples
 
     def substitute(self, position: int, attempt: int) -> tuple[int, int] | None:
-        """See `order.base.Order`. All positions are one lane."""
+        """Return another sample for a bad one; see `Order.substitute`. All positions are one lane."""
         number, place = divmod(position, self.num_samples)
         first = place - place % DEFAULT_WINDOW
         size = min(DEFAULT_WINDOW, self.num_samples - first)
         if attempt >= size:
             return None
-        return one_of(self, number * self.num_samples + first + (place - first + attempt) % size)
+        return take_one(self, number * self.num_samples + first + (place - first + attempt) % size)

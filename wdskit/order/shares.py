@@ -1,9 +1,9 @@
-"""Shares of a mixture: the part at each position, in exact proportion to the weights.
+"""Interleave the parts of a mixture: find the part at each position, in exact proportion to the weights.
 
 Positions are cut into blocks. A block has a whole number of samples of each part, spread evenly: in the first p
 positions of the block, the number of samples of each part differs from p times its share by less than one. In any
-window of positions it therefore differs by less than two. Consecutive blocks with equal counts form a piece. A table
-holds the number of samples of each part before each piece, so nothing is counted from the start.
+range of positions it therefore differs by less than two. Consecutive blocks with equal counts form a piece. A table
+holds the number of samples of each part before each piece, so that no position is counted from the start.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from wdskit.order.base import Ints, grouped
+from wdskit.order.base import Ints, group_indices
 
 Schedule = Mapping[int, float]
-"""Maps a position to the weight from this position on; the first position is 0."""
+"""Maps a position to the weight that starts there. The first position is 0."""
 
 Change = Literal["step", "linear"]
 
 MAX_BLOCK = 1 << 16
 MIN_SCHEDULED_BLOCK = 1 << 12
 SLOPE_PIECES = 1 << 10
-"""Number of steps of a linear change of weights."""
-_NO_WEIGHT = "at every position a part must have a weight above 0"
+"""Limit for the number of steps in a linear change between two weights."""
+_NO_WEIGHT = "at every position, at least one part must have a weight above 0"
 
 
 class _Block(NamedTuple):
@@ -41,16 +41,18 @@ class _Block(NamedTuple):
     before: NDArray[np.uint32]
 
 
-class Shares:
-    """Computes the part at each position.
+class PartInterleaver:
+    """Finds the part at each position.
 
     Args:
-        schedules: The schedule of each part: ascending positions from 0, and finite weights of at least 0. At every
-            position, one weight is above 0.
-        change: Whether a weight jumps at the next position of its schedule ("step"), or changes linearly up to it.
+        schedules: The schedule of each part: positions from 0 on, and finite weights of at least 0. At every position,
+            at least one weight must be above 0.
+        change: Whether a weight jumps at the next position of its schedule ("step"), or changes linearly up to that
+            position ("linear").
 
     Raises:
-        ValueError: A schedule is invalid.
+        ValueError: A schedule does not start at 0, a weight is negative or not finite, or all weights of a position are
+            0.
     """
 
     def __init__(self, schedules: Sequence[Schedule], *, change: Change = "step") -> None:
@@ -61,7 +63,7 @@ class Shares:
             raise ValueError(_NO_WEIGHT)
         pieces = _pieces(keys, change, _block_size(columns, scheduled=len(keys) > 1))
         middles = [(first + stop) // 2 for (first, _), (stop, _) in pairwise([*pieces, pieces[-1]])]
-        shares = (_normalised([_between(row, keys, change, middle) for row in weights]) for middle in middles)
+        shares = (_normalised([_weight_at(row, keys, change, middle) for row in weights]) for middle in middles)
         counts = [_apportion(share, size) for share, (_, size) in zip(shares, pieces, strict=True)]
         self._firsts: Ints = np.array([first for first, _ in pieces], dtype=np.int64)
         self._sizes: Ints = np.array([size for _, size in pieces], dtype=np.int64)
@@ -83,23 +85,23 @@ class Shares:
         pieces = np.searchsorted(self._firsts, positions, side="right") - 1
         blocks, places = np.divmod(positions - self._firsts[pieces], self._sizes[pieces])
         parts, indices = np.empty_like(places), np.empty_like(places)
-        for piece, at in grouped(pieces):
+        for piece, at in group_indices(pieces):
             counts = self._counts[piece]
-            block = _spread(*counts.tolist())
-            found = block.parts[places[at]].astype(np.int64)
-            parts[at] = found
-            indices[at] = self._before[piece][found] + blocks[at] * counts[found] + block.before[places[at]]
+            block = _make_block(*counts.tolist())
+            own = block.parts[places[at]].astype(np.int64)
+            parts[at] = own
+            indices[at] = self._before[piece][own] + blocks[at] * counts[own] + block.before[places[at]]
         return parts, indices
 
 
 def _weights(schedule: Schedule, keys: Sequence[int], change: Change) -> list[Fraction]:
     """Return the weight of a part at each position where the weight of any part changes."""
     if min(schedule, default=-1) != 0 or any(not 0 <= weight < math.inf for weight in schedule.values()):
-        msg = f"a schedule starts at position 0 and holds weights of 0 or more, not {dict(schedule)}"
+        msg = f"a schedule must start at position 0 and have weights of 0 or more, not {dict(schedule)}"
         raise ValueError(msg)
     own = sorted(schedule)
     values = [Fraction(str(schedule[key])) for key in own]
-    return [_between(values, own, change, key) for key in keys]
+    return [_weight_at(values, own, change, key) for key in keys]
 
 
 def _normalised(weights: Sequence[Fraction]) -> list[Fraction]:
@@ -111,13 +113,15 @@ def _normalised(weights: Sequence[Fraction]) -> list[Fraction]:
 
 
 def _block_size(columns: Sequence[Sequence[Fraction]], *, scheduled: bool) -> int:
-    """Return the size of blocks: a multiple of the shares' common denominator if it is small, for exact shares."""
+    """Return the size of a block. If the common denominator of all shares is at most `MAX_BLOCK`, the size is a
+    multiple of it, so that the shares are exact.
+    """
     denominator = min(MAX_BLOCK, math.lcm(*(share.denominator for column in columns for share in column)))
     return denominator * -(-MIN_SCHEDULED_BLOCK // denominator) if scheduled else denominator
 
 
 def _pieces(keys: Sequence[int], change: Change, block: int) -> list[tuple[int, int]]:
-    """Return (first position, block size) of each piece: whole blocks, then a smaller one before the next change."""
+    """Return (first position, block size) of each piece: whole blocks, then a smaller block before the next change."""
     changes = set(keys)
     if change == "linear":
         for key, next_key in pairwise(keys):
@@ -132,8 +136,8 @@ def _pieces(keys: Sequence[int], change: Change, block: int) -> list[tuple[int, 
     return [*pieces, (max(changes), block)]
 
 
-def _between(weights: Sequence[Fraction], keys: Sequence[int], change: Change, position: int) -> Fraction:
-    """Return a weight at a position from its values at all `keys`."""
+def _weight_at(weights: Sequence[Fraction], keys: Sequence[int], change: Change, position: int) -> Fraction:
+    """Return a weight at a position, from the weights at the positions `keys`."""
     at = bisect.bisect_right(keys, position) - 1
     if change == "step" or at + 1 == len(keys):
         return weights[at]
@@ -141,7 +145,7 @@ def _between(weights: Sequence[Fraction], keys: Sequence[int], change: Change, p
 
 
 def _apportion(shares: Sequence[Fraction], total: int) -> list[int]:
-    """Divide `total` by shares that add up to 1: round down, and add 1 to the parts with the largest remainders."""
+    """Divide `total` by shares whose sum is 1: round down, then add 1 to the parts with the largest remainders."""
     exact = [share * total for share in shares]
     counts = [math.floor(value) for value in exact]
     by_remainder = sorted(range(len(counts)), key=lambda part: (counts[part] - exact[part], part))
@@ -150,13 +154,14 @@ def _apportion(shares: Sequence[Fraction], total: int) -> list[int]:
     return counts
 
 
-@functools.lru_cache(maxsize=16)  # 8 bytes for each of up to 65,536 places
-def _spread(*counts: int) -> _Block:
+@functools.lru_cache(maxsize=16)  # 8 bytes for each of at most 65,536 places
+def _make_block(*counts: int) -> _Block:
     """Make a block with `counts[i]` samples of part i, spread evenly.
 
-    To keep part i within one sample of its share, its sample j must be at a place from floor(j W / c) to
-    ceil((j + 1) W / c) - 1. Taking the sample with the earliest last place among those that may come meets all bounds
-    (Steiner and Yeomans, Level schedules for mixed-model, just-in-time processes, 1993).
+    To keep part i with c samples within one sample of its share, sample j of the part must be at a place from
+    floor(j W / c) to ceil((j + 1) W / c) - 1; W is the size of the block. At each place, the allowed sample with the
+    earliest last place is taken, which meets all bounds (Steiner and Yeomans, Level schedules for mixed-model,
+    just-in-time processes, 1993).
     """
     size = sum(counts)
     parts = np.empty(size, dtype=np.uint32)

@@ -1,16 +1,16 @@
 """The steps of an epoch, and the positions that each rank takes at a step.
 
-Global batch k after a resume point c is the positions [c + k * G, c + (k + 1) * G), G = R * B. `dealt` gives them to
-ranks. It decides which rank computes which sample, and nothing else.
+Global batch k after a resume point c has the positions [c + k * G, c + (k + 1) * G), G = R * B. `rank_positions`
+divides them between ranks. It decides only which rank computes which sample.
 
 The positions of a step are sorted by their depth in the data. Node n takes the n-th block of B * (ranks per node)
-positions, which is about the same part of the data at every step, so a node reads its own shards and no others. Rank j
-of the node takes every j-th position of each part of a mixture in this block, with another j at each step. So the batch
-of a rank mixes all that its node reads, and no rank sees one part only.
+positions. This is about the same part of the data at every step, so a node reads its own shards and no others. Within
+the block, the positions of each part of a mixture go to the ranks of the node in turn, starting with a different rank
+at each step. So the batch of a rank mixes all the data that its node reads, and no rank gets only one part.
 
-With `tail: pad` a rank takes neighbouring positions instead, and the first rank takes the first ones. So the rows of
-all ranks, concatenated, are in the order of their samples; `gather_valid` returns them in this order. The positions of
-the last step are shared evenly.
+With `tail: pad` a rank takes consecutive positions instead, and the first rank takes the first positions. So the rows
+of all ranks, concatenated, are in the order of their samples; `gather_valid` returns them in this order. The positions
+of the last step are divided evenly.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from wdskit.order.base import Ints, Order, Tail
 from wdskit.order.buckets import BucketSteps
 
 MUCH_DROPPED = 0.01
-"""Ratio of an epoch. If a larger part is dropped, this is reported."""
-_GOLDEN = 0x9E3779B97F4A7C15  # 2**64 times the golden ratio
-_POSITION_BITS = 32  # of a position in its step; the higher bits hold its depth
+"""Fraction of an epoch. Dropping a larger fraction causes a warning."""
+_HASH_FACTOR = 0x9E3779B97F4A7C15  # 2**64 divided by the golden ratio
+_POSITION_BITS = 32  # low bits, for the position in its step; the higher bits hold the position's depth
 
 
 @dataclass(frozen=True)
@@ -33,11 +33,11 @@ class Steps:
     """The steps of one epoch after a resume point. Their number is the same on every rank.
 
     Args:
-        num_samples: Positions of the epoch, >= 0.
-        batch: B, samples of a rank's batch, >= 1.
+        num_samples: Number of positions of the epoch, >= 0.
+        batch: B, the size of a rank's batch, >= 1.
         world_size: R >= 1.
         tail: Whether positions that do not fill a global batch are dropped, or padded to a whole batch.
-        consumed: c, the positions of the epoch that were consumed before, >= 0.
+        consumed: c, the number of positions of the epoch that are consumed already, >= 0.
     """
 
     num_samples: int
@@ -48,7 +48,7 @@ class Steps:
 
     @property
     def global_batch(self) -> int:
-        """G, the positions of a step."""
+        """G, the number of positions of a step."""
         return self.batch * self.world_size
 
     def __len__(self) -> int:
@@ -58,11 +58,11 @@ class Steps:
 
     @property
     def num_dropped(self) -> int:
-        """Samples at the end of the epoch that are in no step."""
+        """Number of samples at the end of the epoch that are in no step."""
         return 0 if self.tail == "pad" else max(0, self.num_samples - self.consumed) % self.global_batch
 
     def describe_dropped(self) -> str:
-        """Return the warning that a part of the epoch is dropped; empty if it is at most `MUCH_DROPPED`."""
+        """Return the warning that samples of the epoch are dropped; empty for at most the fraction `MUCH_DROPPED`."""
         if self.num_dropped <= MUCH_DROPPED * self.num_samples:
             return ""
         each = "" if self.world_size == 1 else f" on each of {self.world_size:,} ranks"
@@ -74,11 +74,11 @@ class Steps:
 
     @property
     def num_padded(self) -> int:
-        """Rows of the last step without a sample."""
+        """Number of rows of the last step without a sample."""
         return 0 if self.tail == "drop" else len(self) * self.global_batch - max(0, self.num_samples - self.consumed)
 
-    def batch_at(self, step: int) -> int:  # noqa: ARG002 (those of buckets differ)
-        """Return the samples of a rank's batch at a step."""
+    def batch_at(self, step: int) -> int:  # noqa: ARG002 (BucketSteps needs it)
+        """Return the size of a rank's batch at a step."""
         return self.batch
 
     def first(self, step: int) -> int:
@@ -93,19 +93,20 @@ class Steps:
 AnySteps = Steps | BucketSteps
 
 
-def dealt(order: Order, start: int, steps: AnySteps, step: int, *, rank: int, ranks_per_node: int = 1) -> Ints:
+def rank_positions(order: Order, start: int, steps: AnySteps, step: int, *, rank: int, ranks_per_node: int = 1) -> Ints:
     """Return the positions of an epoch that a rank takes at a step.
 
     Args:
         order: The endless sequence.
         start: Position of the epoch's start in the sequence.
-        steps: Of the epoch.
-        step: Counted from the resume point, 0 <= step < len(steps).
+        steps: The steps of the epoch.
+        step: Number of the step, counted from the resume point, 0 <= step < len(steps).
         rank: 0 <= rank < R.
-        ranks_per_node: Consecutive ranks that share what they read; a divisor of R.
+        ranks_per_node: Consecutive ranks that read the same shards; a divisor of R.
 
     Returns:
-        int64 (steps.batch_at(step),), ascending. Padded rows have the position `steps.num_samples`.
+        Positions relative to `start`, int64 (steps.batch_at(step),), ascending. Padded rows have the position
+        `steps.num_samples`.
     """
     first, batch = steps.first(step), steps.batch_at(step)
     size = batch * steps.world_size
@@ -125,12 +126,12 @@ def dealt(order: Order, start: int, steps: AnySteps, step: int, *, rank: int, ra
     by_depth.sort()
     block = by_depth & ((1 << _POSITION_BITS) - 1)
     block = block[np.argsort(parts[block], kind="stable")]
-    turn = (start + first) // size * _GOLDEN % (1 << 64) >> 32  # has no period in common with the data
+    turn = (start + first) // size * _HASH_FACTOR % (1 << 64) >> 32  # has no common period with the data
     return np.sort(positions[block[(local_rank + turn) % ranks_per_node :: ranks_per_node]])
 
 
-def nodes_of(order: Order, start: int, steps: AnySteps, step: int, *, ranks_per_node: int) -> Ints:
-    """Return the node to which `dealt` gives each position of a step that has a sample: int64 (num,)."""
+def find_nodes(order: Order, start: int, steps: AnySteps, step: int, *, ranks_per_node: int) -> Ints:
+    """Return the node of each position of a step, without padding, in the order of positions: int64 (num,)."""
     first, num_nodes = steps.first(step), steps.world_size // ranks_per_node
     num = steps.consumed_after(step) - first
     if steps.tail == "pad":

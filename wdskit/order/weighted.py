@@ -8,13 +8,13 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from wdskit.order.base import DEPTHS, Ints, Stack, grouped
+from wdskit.order.base import DEPTHS, Ints, ShardOffsets, group_indices
 from wdskit.order.keys import philox
 
 Floats = NDArray[np.float64]
 Weigh = Callable[[Ints], Floats]
 
-_BLOCK = 64  # weights between two stored sums: 10^8 weights have sums of 13 MB
+_BLOCK = 64  # weights per stored sum; the sums of 10^8 weights take 13 MB
 _DRAWN = 1 << 10  # positions whose random words are drawn together
 _ROWS_AT_ONCE = 1 << 14  # blocks that are summed at once
 
@@ -22,18 +22,18 @@ _ROWS_AT_ONCE = 1 << 14  # blocks that are summed at once
 class WeightedOrder:
     """An endless sequence of samples, drawn with replacement in proportion to their weights.
 
-    Position p depends on the seed and p only. The expected number of a sample among n positions is exactly n times its
-    weight divided by the sum of all weights.
+    Implements `order.base.Order`. The sample at position p depends only on the seed and p. The expected count of a
+    sample in n positions is exactly n times its weight, divided by the sum of all weights.
 
     Args:
         counts: Number of samples of each shard, (num_shards,).
-        weigh: Returns the weights of samples by their numbers over all shards, float64 (n,); finite, at least 0,
-            not all 0. Only the sums of blocks are kept.
+        weigh: Takes sample numbers over all shards, int64 (n,), and returns their weights, float64 (n,): finite, at
+            least 0, not all 0. Only the sums of blocks of weights are kept.
         num_samples: Length of a pass.
         seed: 0 <= seed < 2**64.
 
     Attributes:
-        num_samples: Length of a pass, which does not have each sample once.
+        num_samples: Length of a pass. A pass can have a sample several times or never.
         counts: `counts` as int64.
 
     Raises:
@@ -42,7 +42,7 @@ class WeightedOrder:
 
     def __init__(self, counts: ArrayLike, weigh: Weigh, *, num_samples: int, seed: int) -> None:
         self.counts: Ints = np.asarray(counts, dtype=np.int64)
-        self._stack = Stack(self.counts)
+        self._stack = ShardOffsets(self.counts)
         self._seed = seed
         self._weigh = weigh
         self.num_samples = num_samples
@@ -50,57 +50,57 @@ class WeightedOrder:
         sums = np.empty(num_blocks)
         for first in range(0, num_blocks, _ROWS_AT_ONCE):
             rows = self._rows(np.arange(first, min(num_blocks, first + _ROWS_AT_ONCE)))
-            sums[first : first + len(rows)] = np.cumsum(rows, axis=1)[:, -1]  # as `_find` adds them
+            sums[first : first + len(rows)] = np.cumsum(rows, axis=1)[:, -1]  # rounded as in `_find`
         self._stops: Floats = np.cumsum(sums)
         if not self._stops[-1] > 0:
             msg = "all weights are 0"
             raise ValueError(msg)
 
     def _rows(self, blocks: Ints) -> Floats:
-        """Return the weights of blocks, float64 (n, _BLOCK); those after the last sample are 0."""
+        """Return the weights of blocks, float64 (n, _BLOCK); weights after the last sample are 0."""
         numbers = blocks[:, None] * _BLOCK + np.arange(_BLOCK)
         rows = self._weigh(np.minimum(numbers, self._stack.num_samples - 1).reshape(-1)).reshape(numbers.shape)
         rows[numbers >= self._stack.num_samples] = 0
         return rows
 
     def numbers(self, positions: Ints) -> Ints:
-        """Return the number of the sample at each position, over all shards: int64 (n,)."""
+        """Return the sample number, over all shards, at each position: int64 (n,)."""
         keys, places = np.divmod(positions, _DRAWN)
         shares = np.empty(len(positions))
-        for key, at in grouped(keys):
+        for key, at in group_indices(keys):
             shares[at] = _draw(self._seed, key)[places[at]]
         return self._find(shares)
 
     def _find(self, shares: Floats) -> Ints:
-        """Return the sample at each share of the sum of all weights, 0 <= share < 1."""
+        """Return the sample number at each share of the sum of all weights, 0 <= share < 1."""
         wanted = shares * self._stops[-1]
-        last = np.searchsorted(self._stops, self._stops[-1])  # the last block with a weight; rounding may go beyond
+        last = np.searchsorted(self._stops, self._stops[-1])  # last block with a weight above 0; rounding may exceed it
         blocks = np.minimum(np.searchsorted(self._stops, wanted, side="right"), last)
         before = np.where(blocks > 0, self._stops[blocks - 1], 0.0)
         stops = np.cumsum(self._rows(blocks), axis=1)
         inside = (stops <= (wanted - before)[:, None]).sum(axis=1)
-        last_inside = (stops < stops[:, -1:]).sum(axis=1)  # the last sample of the block with a weight
-        found: Ints = blocks * _BLOCK + np.minimum(inside, last_inside)
-        return found
+        last_inside = (stops < stops[:, -1:]).sum(axis=1)  # last sample of the block with a weight above 0
+        numbers: Ints = blocks * _BLOCK + np.minimum(inside, last_inside)
+        return numbers
 
     def take(self, positions: ArrayLike) -> tuple[Ints, Ints]:
-        """See `order.base.Order`."""
+        """Return (shard, sample) of each position; see `Order.take`."""
         return self._stack.find(self.numbers(np.asarray(positions, dtype=np.int64)))
 
     def locate(self, positions: Ints) -> tuple[Ints, Ints]:
-        """See `order.base.Order`. So each node draws from its own part of the data."""
+        """Return (0, depth) of each position; see `Order.locate`. So each node reads its own part of the data."""
         numbers = self.numbers(positions)
         return np.zeros_like(numbers), numbers * DEPTHS // self._stack.num_samples
 
     def substitute(self, position: int, attempt: int) -> tuple[int, int] | None:
-        """See `order.base.Order`. A substitute is another draw."""
+        """Return another draw for a bad sample; see `Order.substitute`."""
         word = int(philox("weighted-substitute", self._seed, position, attempt).random_raw())
         number = self._find(np.array([(word >> 11) * 2.0**-53]))
         shards, samples = self._stack.find(number)
         return int(shards[0]), int(samples[0])
 
 
-@functools.lru_cache(maxsize=64)  # 8 bytes a position
+@functools.lru_cache(maxsize=64)  # 8 bytes per position
 def _draw(seed: int, key: int) -> Floats:
     """Return the random share of each of `_DRAWN` positions, float64 in [0, 1)."""
     words = philox("weighted-draw", seed, key).random_raw(_DRAWN) >> np.uint64(11)

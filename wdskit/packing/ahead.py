@@ -16,7 +16,7 @@ BATCH_ROWS = 512
 
 
 def read_ahead(rows: Iterable[Row]) -> Iterator[Row]:
-    """Yield the same rows in the same order. Fields of remote objects are replaced by their bytes.
+    """Yield `rows` in their order, with the bytes of remote objects in place of the references to them.
 
     At most two batches of remote rows are in memory.
 
@@ -53,15 +53,18 @@ def _batches(rows: Iterable[Row]) -> Iterator[list[Row]]:
 
 
 def _start_reading(rows: Iterable[Row]) -> dict[ObjectBytes, RangeFile]:
-    """Start to download the remote fields of `rows`. Return the open file of each field; an object is opened once."""
-    found: dict[tuple[str, int, str, str], list[ObjectBytes]] = defaultdict(list)
+    """Start to download the remote fields of `rows`. Return the open file of each reference.
+
+    The references to one object share one file. StorageError: A download cannot start.
+    """
+    by_object: dict[tuple[str, int, str, str], list[ObjectBytes]] = defaultdict(list)
     for row in rows:
         for _, data in row.fields:
             if isinstance(data, ObjectBytes):
-                found[data.path, data.object_bytes, data.etag, data.modified].append(data)
+                by_object[data.path, data.object_bytes, data.etag, data.modified].append(data)
     files: dict[ObjectBytes, RangeFile] = {}
-    for references in found.values():
-        ranges = joined(sorted((one.offset, one.offset + one.num_bytes) for one in references))
+    for references in by_object.values():
+        ranges = join_ranges(sorted((each.offset, each.offset + each.num_bytes) for each in references))
         files |= dict.fromkeys(references, references[0].open().ahead(ranges))
     return files
 
@@ -75,12 +78,12 @@ def _with_bytes(rows: Iterable[Row], files: dict[ObjectBytes, RangeFile]) -> Ite
         yield dataclasses.replace(row, fields=fields)
 
 
-def joined(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Join overlapping and adjacent ranges (start, stop), which are sorted by start."""
-    found: list[tuple[int, int]] = []
+def join_ranges(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Join overlapping and adjacent ranges (start, stop). `ranges` and the result are sorted by start."""
+    joined: list[tuple[int, int]] = []
     for start, stop in ranges:
-        if found and start <= found[-1][1]:
-            found[-1] = found[-1][0], max(stop, found[-1][1])
+        if joined and start <= joined[-1][1]:
+            joined[-1] = joined[-1][0], max(stop, joined[-1][1])
         else:
-            found.append((start, stop))
-    return found
+            joined.append((start, stop))
+    return joined

@@ -1,6 +1,6 @@
 """Update the fields that describe a changed image: COCO annotations, sizes and digests.
 
-If the pixels of an image move, a field with unknown annotations is an error. It is never packed unchanged.
+If the pixels of an image move, a field with annotations of an unknown form is an error and is never packed unchanged.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from wdskit.codecs.edit.geometry import Geometry, Move, only_move
 from wdskit.codecs.edit.resize import Size
 from wdskit.codecs.fields import is_json_field
 from wdskit.errors import DecodeError
-from wdskit.packing.json_merge import to_json, unique
+from wdskit.packing.json_merge import to_json, unique_members
 
 _COCO = {"image", "annotations", "categories"}
 """The members of the `json` that `pack` writes for COCO annotations."""
 
-_PLACES = frozenset(
+_PLACE_NAMES = frozenset(
     {"bbox", "bboxes", "box", "boxes", "bndbox", "rect", "rects", "rectangle", "rectangles", "roi", "rois", "xyxy"}
     | {"xywh", "segmentation", "segmentations", "segments", "polygon", "polygons", "polyline", "polylines", "contour"}
     | {"contours", "rle", "mask", "masks", "keypoint", "keypoints", "kpts", "kps", "points", "landmark", "landmarks"}
 )
-_CORNERS = frozenset(
+_CORNER_NAMES = frozenset(
     {"x", "y", "x0", "y0", "x1", "y1", "x2", "y2", "cx", "cy", "xmin", "ymin", "xmax", "ymax", "xcenter", "ycenter"}
 )
 _NUMBER = re.compile(r"\s*[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?\s*")
@@ -39,8 +39,8 @@ _YOLO_LINE = re.compile(rb"\s*\d+(\s+-?\d*\.?\d+([eE]-?\d+)?){4,}\s*")
 _REFUSED = "which --resize and --orient move. Only COCO annotations can be updated. Pack without these options"
 
 
-class Change(NamedTuple):
-    """The bytes of one image before and after its transform. Both are equal for an unchanged image."""
+class ImageChange(NamedTuple):
+    """The bytes of one image before and after its transform (equal for an unchanged image), and its new geometry."""
 
     before: bytes
     after: bytes
@@ -49,10 +49,10 @@ class Change(NamedTuple):
 
 def names_places(name: str) -> bool:
     """Return True if the name of a field or column contains a word for places in an image: `bbox`, `face_keypoints`."""
-    return not _PLACES.isdisjoint(word.lower() for word in _WORD.findall(name))
+    return not _PLACE_NAMES.isdisjoint(word.lower() for word in _WORD.findall(name))
 
 
-def follow(field: str, data: bytes, changes: list[Change]) -> bytes:
+def update_field(field: str, data: bytes, changes: list[ImageChange]) -> bytes:
     """Update a field that is not an image, so that the field describes the changed images.
 
     Args:
@@ -64,14 +64,14 @@ def follow(field: str, data: bytes, changes: list[Change]) -> bytes:
         The updated bytes. They are equal to `data` if the field does not describe a changed property.
 
     Raises:
-        DecodeError: The field describes places in an image in a form that cannot be updated.
+        DecodeError: The field describes places in an image in a form that cannot be updated, or is not valid JSON.
     """
     has_moved = not all(change.geometry.is_same for change in changes)
     if has_moved and names_places(field):
         raise DecodeError(f"{field}: its name says that it holds places in the image, {_REFUSED}", field=field)
     try:
         if is_json_field(field):
-            return _follow_json(data, changes, has_moved=has_moved)
+            return _update_json(data, changes, has_moved=has_moved)
         if has_moved:
             _refuse_text(field, data)
     except (ValueError, DecodeError) as err:
@@ -79,7 +79,7 @@ def follow(field: str, data: bytes, changes: list[Change]) -> bytes:
     return data
 
 
-def _follow_json(data: bytes, changes: list[Change], *, has_moved: bool) -> bytes:
+def _update_json(data: bytes, changes: list[ImageChange], *, has_moved: bool) -> bytes:
     value = _parse(data)
     is_coco = isinstance(value, dict) and value.keys() >= _COCO
     if has_moved and not is_coco:
@@ -88,21 +88,22 @@ def _follow_json(data: bytes, changes: list[Change], *, has_moved: bool) -> byte
         return data
     new = dict(value)
     if has_moved and is_coco:
-        new |= _coco(value, [change.geometry for change in changes])
-    new |= _derived(value, changes)
+        new |= _update_coco(value, [change.geometry for change in changes])
+    new |= _update_measures(value, changes)
     return data if new == value else to_json(new)
 
 
 def _parse(data: bytes) -> Any:
     try:
-        return json.loads(data.decode("utf-8-sig"), object_pairs_hook=unique)
+        return json.loads(data.decode("utf-8-sig"), object_pairs_hook=unique_members)
     except RecursionError as err:
         raise ValueError("it is nested too deeply") from err
 
 
-def _derived(value: dict[str, Any], changes: list[Change]) -> dict[str, Any]:
-    """Return new values for those of `width`, `height`, `bytes` and `sha256` that match an image before its change."""
-    known = {name: each for name in ("width", "height", "bytes") if (each := _whole(value.get(name))) is not None}
+def _update_measures(value: dict[str, Any], changes: list[ImageChange]) -> dict[str, Any]:
+    """Return the new `width`, `height`, `bytes` and `sha256`, if their old values match an image before its change."""
+    numbers = {name: _whole_number(value.get(name)) for name in ("width", "height", "bytes")}
+    known = {name: number for name, number in numbers.items() if number is not None}
     sizes, lengths, digests = [], [], []
     for change in changes:
         for move in {change.geometry.move, change.geometry.upright}:
@@ -113,13 +114,13 @@ def _derived(value: dict[str, Any], changes: list[Change]) -> dict[str, Any]:
             lengths.append({"bytes": len(change.after)})
         if isinstance(value.get("sha256"), str) and value["sha256"].lower() == _sha256(change.before):
             digests.append({"sha256": _sha256(change.after)})
-    new = _one([name for name in ("width", "height") if name in known], sizes)
-    new |= _one(["bytes"], lengths) | _one(["sha256"], digests)
+    new = _single_values([name for name in ("width", "height") if name in known], sizes)
+    new |= _single_values(["bytes"], lengths) | _single_values(["sha256"], digests)
     return {name: type(value[name])(each) for name, each in new.items()}
 
 
-def _whole(value: Any) -> int | None:
-    """Return the int that a number or a text of digits stands for; None if `value` is not a whole number."""
+def _whole_number(value: Any) -> int | None:
+    """Return a whole number, or a text of digits, as an int; None for other values."""
     if isinstance(value, str):
         return int(value) if value.isascii() and value.isdigit() and len(value) < 20 else None
     return int(value) if isinstance(value, int | float) and not isinstance(value, bool) and value % 1 == 0 else None
@@ -129,9 +130,9 @@ def _sha256(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def _one(names: list[str], found: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the new value of each name; empty if `found` is empty. DecodeError: `found` has different values."""
-    values = {tuple(each[name] for name in names) for each in found}
+def _single_values(names: list[str], matches: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the new value of each name; empty without matches. DecodeError: Two matches have different values."""
+    values = {tuple(each[name] for name in names) for each in matches}
     if len(values) > 1:
         raise DecodeError(f"several images fit its {' and '.join(names)}, and nothing shows which of them it describes")
     return dict(zip(names, values.pop(), strict=True)) if values else {}
@@ -140,8 +141,8 @@ def _one(names: list[str], found: list[dict[str, Any]]) -> dict[str, Any]:
 # COCO.
 
 
-def _coco(value: dict[str, Any], geometries: list[Geometry]) -> dict[str, Any]:
-    """Return `image` and `annotations` with the sizes and places of the changed image."""
+def _update_coco(value: dict[str, Any], geometries: list[Geometry]) -> dict[str, Any]:
+    """Return `image` and `annotations` for the changed image. DecodeError: They are not COCO's, or cannot change."""
     image, annotations = value["image"], value["annotations"]
     if not isinstance(image, dict) or not (
         isinstance(annotations, list) and all(isinstance(each, dict) for each in annotations)
@@ -164,29 +165,29 @@ def _coco(value: dict[str, Any], geometries: list[Geometry]) -> dict[str, Any]:
     new_image = image if size is None else image | {"width": move.after.width, "height": move.after.height}
     return {
         "image": new_image,
-        "annotations": [_annotation(each, move, f"annotations[{at}]") for at, each in enumerate(annotations)],
+        "annotations": [_update_annotation(each, move, f"annotations[{at}]") for at, each in enumerate(annotations)],
     }
 
 
 _MOVED = {"bbox", "segmentation", "keypoints", "area", "num_keypoints"}
 
 
-def _annotation(annotation: dict[str, Any], move: Move, where: str) -> dict[str, Any]:
+def _update_annotation(annotation: dict[str, Any], move: Move, where: str) -> dict[str, Any]:
     _refuse_places({name: value for name, value in annotation.items() if name not in _MOVED}, where)
     new = dict(annotation)
     num_pixels = None
     if (bbox := annotation.get("bbox")) not in (None, []):
-        new["bbox"] = _box(_numbers(bbox, 4, f"{where}.bbox"), move)
+        new["bbox"] = _move_box(_numbers(bbox, 4, f"{where}.bbox"), move)
     if (shape := annotation.get("segmentation")) not in (None, []):
         if isinstance(shape, dict):
-            new["segmentation"], num_pixels = _run_lengths(shape, move, f"{where}.segmentation")
+            new["segmentation"], num_pixels = _move_run_lengths(shape, move, f"{where}.segmentation")
         elif isinstance(shape, list):
             at = f"{where}.segmentation"
-            new["segmentation"] = [_points(_numbers(each, 0, at, step=2), move, 2) for each in shape]
+            new["segmentation"] = [_move_points(_numbers(each, 0, at, step=2), move, 2) for each in shape]
         else:
             raise DecodeError(f"{where}.segmentation is neither polygons nor run lengths")
     if (keypoints := annotation.get("keypoints")) not in (None, []):
-        new["keypoints"] = _points(_numbers(keypoints, 0, f"{where}.keypoints", step=3), move, 3)
+        new["keypoints"] = _move_points(_numbers(keypoints, 0, f"{where}.keypoints", step=3), move, 3)
     if (area := annotation.get("area")) is not None:
         if isinstance(area, bool) or not isinstance(area, int | float):
             raise DecodeError(f"{where}.area is not a number")
@@ -195,6 +196,7 @@ def _annotation(annotation: dict[str, Any], move: Move, where: str) -> dict[str,
 
 
 def _numbers(values: Any, count: int, where: str, *, step: int = 1) -> list[float]:
+    """Return `values`. DecodeError: They are not `count` numbers, or for `count` 0 not numbers in groups of `step`."""
     if (
         not isinstance(values, list)
         or any(isinstance(each, bool) or not isinstance(each, int | float) for each in values)
@@ -205,14 +207,14 @@ def _numbers(values: Any, count: int, where: str, *, step: int = 1) -> list[floa
     return values
 
 
-def _box(bbox: list[float], move: Move) -> list[float]:
+def _move_box(bbox: list[float], move: Move) -> list[float]:
     x, y, width, height = bbox
     (x0, y0), (x1, y1) = move(x, y), move(x + width, y + height)
     return [min(x0, x1), min(y0, y1), abs(x1 - x0), abs(y1 - y0)]
 
 
-def _points(values: list[float], move: Move, step: int) -> list[float]:
-    """Points of x, y; or of x, y and visibility, where 0 means that the point has no place."""
+def _move_points(values: list[float], move: Move, step: int) -> list[float]:
+    """Move points of 2 numbers (x, y) or 3 (x, y, visibility). A point of visibility 0 has no place and is kept."""
     new: list[float] = []
     for at in range(0, len(values), step):
         x, y, *rest = values[at : at + step]
@@ -220,8 +222,8 @@ def _points(values: list[float], move: Move, step: int) -> list[float]:
     return new
 
 
-def _run_lengths(shape: dict[str, Any], move: Move, where: str) -> tuple[dict[str, Any], int]:
-    """COCO's run-length mask, moved as masks are, and how many pixels it has then."""
+def _move_run_lengths(shape: dict[str, Any], move: Move, where: str) -> tuple[dict[str, Any], int]:
+    """Move a run-length mask of COCO. Return the new mask and its pixel count. DecodeError: The mask is invalid."""
     if set(shape) != {"size", "counts"}:
         raise DecodeError(f"{where} has other members than size and counts")
     width, height = move.before
@@ -238,19 +240,24 @@ def _run_lengths(shape: dict[str, Any], move: Move, where: str) -> tuple[dict[st
         raise DecodeError(f"{where}.counts are not the run lengths of {width} x {height} pixels")
     flat = np.repeat(np.arange(len(lengths), dtype=np.int64) % 2, lengths).astype(np.uint8)
     mask = move.nearest(flat.reshape(width, height).T, 0)
-    new = _lengths(mask.T.reshape(-1))
+    new = _run_lengths(mask.T.reshape(-1))
     counts = _encode_counts(new) if is_text else new
     return shape | {"size": [move.after.height, move.after.width], "counts": counts}, int(mask.sum())
 
 
-def _lengths(flat: NDArray[np.uint8]) -> list[int]:
+def _run_lengths(flat: NDArray[np.uint8]) -> list[int]:
+    """Return the lengths of the runs of 0 and 1 in turn. The first run is of 0, and may be empty."""
     ends = [0, *(np.flatnonzero(np.diff(flat)) + 1).tolist(), len(flat)]
     lengths = [stop - start for start, stop in itertools.pairwise(ends)]
     return [0, *lengths] if flat[0] else lengths
 
 
 def _decode_counts(text: str, where: str) -> list[int]:
-    """The compressed form of pycocotools (maskApi.c): groups of 5 bits, from the third on less the last but one."""
+    """Return the run lengths in the text form of pycocotools (maskApi.c). DecodeError: The text is invalid.
+
+    A character has 5 bits of a number and a flag for more. From the fourth on, a number is the difference from the run
+    length two places before.
+    """
     lengths: list[int] = []
     value = shift = 0
     for char in text:
@@ -270,6 +277,7 @@ def _decode_counts(text: str, where: str) -> list[int]:
 
 
 def _encode_counts(lengths: list[int]) -> str:
+    """Return the text from which `_decode_counts` reads these run lengths."""
     chars: list[str] = []
     for at, length in enumerate(lengths):
         value = length - lengths[at - 2] if at > 2 else length
@@ -282,38 +290,40 @@ def _encode_counts(lengths: list[int]) -> str:
     return "".join(chars)
 
 
-# Descriptions that are not understood.
+# Descriptions of an unknown form.
 
 
 def _refuse_places(value: Any, where: str) -> None:
     """Raise `DecodeError` if JSON names places in an image."""
-    for path, name in _members(value, where):
+    for path, name in _find_places(value, where):
         raise DecodeError(f"{path!r} says {name!r}, a place in the image, {_REFUSED}")
 
 
-def _members(value: Any, where: str) -> Iterator[tuple[str, str]]:
+def _find_places(value: Any, where: str) -> Iterator[tuple[str, str]]:
+    """Yield path and name of each member of a JSON value that is a place in an image."""
     if isinstance(value, list):
         for at, each in enumerate(value):
             if isinstance(each, dict | list):
-                yield from _members(each, f"{where}[{at}]")
+                yield from _find_places(each, f"{where}[{at}]")
     elif isinstance(value, dict):
-        corners = [name for name, each in value.items() if name.lower().replace("_", "") in _CORNERS and _is(each)]
+        corners = [name for name in value if name.lower().replace("_", "") in _CORNER_NAMES and _is_number(value[name])]
         if len(corners) > 1:
             yield f"{where}.{corners[0]}".lstrip("."), corners[0]
         for name, each in value.items():
             path = f"{where}.{name}".lstrip(".")
             is_text = isinstance(each, str) and not any(map(str.isdigit, each))
-            if names_places(name) and each not in (None, [], {}) and not is_text and not _is(each):
+            if names_places(name) and each not in (None, [], {}) and not is_text and not _is_number(each):
                 yield path, name
-            yield from _members(each, path)
+            yield from _find_places(each, path)
 
 
-def _is(value: Any) -> bool:
+def _is_number(value: Any) -> bool:
     """Return True if the value is a number or the text of a number."""
     return isinstance(value, int | float) or (isinstance(value, str) and _NUMBER.fullmatch(value) is not None)
 
 
 def _refuse_text(field: str, data: bytes) -> None:
+    """Raise `DecodeError` if XML has places in an image, or if a text has the lines of YOLO's labels."""
     extension = field.rpartition(".")[2]
     if extension == "xml" and _XML_PLACES.search(data):
         raise DecodeError(f"it is XML with places in the image, {_REFUSED}")

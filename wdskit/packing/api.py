@@ -1,4 +1,4 @@
-"""`pack`: from a source of rows to a folder of shards with its index."""
+"""`pack`: write the rows of a source to a folder of shards with an index."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from wdskit.dataset.binary import ShardEntry
 from wdskit.errors import FolderIndexError, PackError, RowError, ShardError, StorageError
 from wdskit.files import DISK, Disk, describe_missing
 from wdskit.packing.division import PlannedShard
-from wdskit.packing.fill import Count, fill_jobs
+from wdskit.packing.fill import ProgressCounter, fill_jobs
 from wdskit.packing.options import PackOptions, takes_options
-from wdskit.packing.plan import Jobs, PackPlan, Plan, divide_plan, read_rows
+from wdskit.packing.plan import PackPlan, Plan, ShardJobs, divide_plan, read_rows
 from wdskit.packing.publish import Destination, open_destination, raised_as_pack_errors
 from wdskit.packing.ray import fill_on_ray
 from wdskit.packing.sources import Duplicate, Source, find_source
 from wdskit.packing.stream import pack_stream
 from wdskit.pipeline.cluster import import_ray
-from wdskit.shards.export import export, outdated
+from wdskit.shards.export import describe_outdated, export
 from wdskit.shards.split import format_share
 from wdskit.tar.writer import END_BYTES
 from wdskit.text import format_bytes, plural
@@ -31,27 +31,26 @@ from wdskit.text import format_bytes, plural
 
 @dataclass(frozen=True)
 class PackResult:
-    """What `pack` wrote.
+    """The result of `pack`.
 
     Attributes:
-        folder: Where the shards are: a path, or a URL as text.
-        entries: The new shards, in order; none after a dry run.
-        num_samples: Samples in them, or in the plan of a dry run.
-        num_bytes: Bytes of their files.
-        classes: Number of each class by name; empty where the source has none.
-        rejected: Rows that were left out by `skip_bad`, in order.
-        num_other: Files of an image folder that are not images.
-        seconds: How long it took.
-        plan: What was planned; None for rows that can be read once only.
-        duplicates: Rows whose images an earlier row has, in order, if that was asked for.
-        dry_run: Nothing was written.
-        was_done: The folder already held all of it, so there was nothing to do.
-        num_cleaned: Rows whose keys were changed, by `keys="clean"`.
-        source: What was packed, and the kind of source that was detected: `photos: image folder`. Empty for rows from
-            Python.
-        notes: Sentences about images with an EXIF orientation or several frames, which decoding ignores: their number
-            in the shards that this call filled, and the first; none with `validate` "none" or "magic". And whether
-            exported files are outdated.
+        folder: Folder of the shards: a path, or a URL as text.
+        entries: Index entries of the new shards, in order; empty after a dry run.
+        num_samples: Samples in the new shards, or in the plan of a dry run.
+        num_bytes: Bytes of these shards; 0 if a dry run cannot know the bytes.
+        classes: Number of each class by name; empty if the source has no classes.
+        rejected: Errors of the rows that were left out, in order.
+        num_other: Files of a folder, or members of archives, that are in no row.
+        seconds: Duration of the call in seconds.
+        plan: The planned shards; None for rows that can be read only once.
+        duplicates: Rows with the images of an earlier row, in order; empty with `duplicates="keep"`.
+        dry_run: True if nothing was written because of `dry_run`.
+        was_done: True if an earlier run wrote all of these shards, so that this run wrote nothing.
+        num_cleaned: Rows whose keys `keys="clean"` changed.
+        source: Name and kind of the source: `photos: image folder`. Empty for rows from Python.
+        notes: Sentences about images with an EXIF orientation or several frames, which decoding ignores: the number of
+            these images in the shards that this call filled, and the first image; not with `validate` "none" or
+            "magic". Also sentences about exported files that are outdated or that a user changed.
     """
 
     folder: Path | str
@@ -84,27 +83,31 @@ def pack(
 ) -> PackResult:
     """Write a folder of shards with its index: `wdskit pack`.
 
-    The same source and options give the same bytes. The number of workers, the time, the locale and the order in which
-    a disk lists its files change nothing. A file gets its final name only when it is complete, and the index is written
-    last. After a stop, the same call continues the run. Only `overwrite` replaces files with other content.
+    The same source and options give the same bytes, for any number of workers, at any time, in any locale and for any
+    order in which a disk lists its files. A file gets its final name when it is complete, and the index is written
+    last. After a stop, the same call continues the run. Existing files with other content are replaced only with
+    `overwrite`.
 
     Args:
         source: A folder of images (a sub-folder is a class); a table (.jsonl, .csv, .tsv, also with .gz, or .parquet);
-            COCO annotations (.json); a folder that `datasets` saved; tars or zips. Several Parquet files, tars or zips
-            can be a folder or a pattern. Tars may be in a store: `s3://bucket/old/*.tar`. `-` reads paths from standard
+            COCO annotations (.json); a folder that `datasets` saved; tars or zips. A folder or a pattern names several
+            Parquet files, tars or zips. Tars may be in a store: `s3://bucket/old/*.tar`. `-` reads paths from standard
             input. Or rows: dicts of `__key__` and fields, whose values are bytes, a `pathlib.Path`, or the type that
             belongs to the field's name (`cls` an int, ...). Rows that can be read only once, from a generator or
             standard input, are packed as they arrive.
         dest: The folder to write to, created if it is missing. It cannot be inside the source. Or a folder of a bucket,
-            `s3://bucket/train`: each shard is uploaded when it is filled, and removed here; the index is uploaded last.
+            `s3://bucket/train`: each filled shard is uploaded, then its local file is removed; the index comes last.
         options: Keyword arguments, each with the name of an option below. docs/pack.md explains them.
 
     Raises:
         RowError: A row cannot be packed; `where` names its file and line.
-        PackError: There is nothing to pack, an option is wrong, or the folder cannot be written or is not free.
-        SelectionError: The shares of `split` are wrong.
-        FolderIndexError: Another process is writing there, or the index to add to is invalid.
-        StorageError: The bucket cannot be read or written.
+        PackError: The source has no valid row, an option is invalid, the folder cannot be written, or an existing file
+            is in the way.
+        ConfigError: `export` names an unknown kind.
+        SelectionError: `split` or `columns` is invalid.
+        ShardError: An existing shard is damaged or was replaced.
+        FolderIndexError: Another process is writing in the folder, or the folder's index does not match its shards.
+        StorageError: A bucket cannot be read or written.
     """
     start = time.perf_counter()
     with open_destination(os.fsdecode(dest), options) as target:
@@ -143,13 +146,15 @@ def pack(
 
 
 def export_packed(dest: Destination) -> tuple[str, ...]:
-    """Export a local folder that a run has published, as its options say. The folder is not locked any more.
+    """Write the export files of a local folder, if the options of its run ask for them.
+
+    Call it after the run has published and released the folder's lock.
 
     Returns:
-        Notes: files that a user has changed and that were not replaced, and exports that are outdated.
+        Sentences about files that a user has changed and that were not replaced, and about outdated exports.
 
     Raises:
-        PackError: The files cannot be written.
+        PackError: The export files cannot be written.
     """
     folder, options = dest.folder, dest.options
     if options.dry_run or options.part is not None or dest.upload is not None:
@@ -165,23 +170,23 @@ def export_packed(dest: Destination) -> tuple[str, ...]:
             f"{name} was changed by hand and was not replaced. Check that it fits the new shards."
             for name in report.kept
         ]
-    notes += filter(None, [outdated(folder)])
+    notes += filter(None, [describe_outdated(folder)])
     return tuple(notes)
 
 
 def finish_pack(dest: str | os.PathLike[str], *, disk: Disk = DISK) -> PackResult:
     """Write the index of a folder whose shards were filled in parts: `wdskit pack-finish`.
 
-    The index has the same bytes as that of a single run. The shards are not read: each part stored their digests. If
-    any run stopped while it published its shards, this completes it.
+    The index has the same bytes as the index of a single run. The shards are not read, because each part stored their
+    digests. The function also completes any run that was stopped while it published its shards.
 
     Args:
         dest: The folder.
         disk: Performs the file operations; tests replace it.
 
     Raises:
-        PackError: No part was packed there, or shards are missing; the message names them and their parts.
-        FolderIndexError: A part, or another process, is writing there.
+        PackError: No part was packed in the folder, or shards are missing; the message names them and their parts.
+        FolderIndexError: A part of the run, or another process, is writing in the folder.
     """
     start = time.perf_counter()
     target = Destination(os.fsdecode(dest), PackOptions(disk=disk))
@@ -199,31 +204,32 @@ def finish_pack(dest: str | os.PathLike[str], *, disk: Disk = DISK) -> PackResul
         num_other=0,
         seconds=time.perf_counter() - start,
         was_done=was_done,
-        notes=tuple(filter(None, [outdated(folder)])),
+        notes=tuple(filter(None, [describe_outdated(folder)])),
     )
 
 
 # The steps of a run whose rows can be read more than once: `reshard` uses them too.
 
 
-def read_plan(dest: Destination, found: Source, *, skip_bad: bool, keep_first: bool = False) -> Plan:
-    """Read all rows of the source into a plan, which is closed with `dest`.
+def read_plan(dest: Destination, source: Source, *, skip_bad: bool, keep_first: bool = False) -> Plan:
+    """Read all rows of the source into a plan, and return the plan. `dest` closes the plan.
 
     With `keep_first`, only the first row of each key is packed.
 
     Raises:
         RowError: A row cannot be packed, or two rows have the same key.
+        PackError: No row is left, or Ray is not installed but needed.
     """
     options, part = dest.options, dest.options.part_of
     if options.on is not None and not options.dry_run:
         import_ray(PackError)  # an error here costs less than one after the rows are read
     name = "plan" if part is None else f"plan-{part[0]}-of-{part[1]}"
     plan: Plan = dest.enter(
-        Plan(lambda: dest.room, name=name, is_held=found.is_held, shares=options.shares, sha256=found.sha256)
+        Plan(lambda: dest.work_folder, name=name, is_held=source.is_held, shares=options.shares, sha256=source.sha256)
     )
     with raised_as_pack_errors(dest.folder):
         read_rows(
-            found,
+            source,
             plan,
             transforms=options.transforms,
             skip_bad=skip_bad,
@@ -234,8 +240,8 @@ def read_plan(dest: Destination, found: Source, *, skip_bad: bool, keep_first: b
     return plan
 
 
-def plan_jobs(dest: Destination, found: Source, plan: Plan) -> Jobs:
-    """Divide the rows into shards and check the destination, before any shard is written.
+def plan_jobs(dest: Destination, source: Source, plan: Plan) -> ShardJobs:
+    """Return the shards to fill. The destination is checked before any shard is written.
 
     Raises:
         PackError: The destination, its shards or its lists conflict with this run, or a split would be empty.
@@ -250,7 +256,7 @@ def plan_jobs(dest: Destination, found: Source, plan: Plan) -> Jobs:
                 share, samples = format_share(options.shares[split]), plural(plan.num_kept, "sample")
                 msg = f"split: {split} (share {share}) of {samples} would be empty."
                 raise PackError(f"{msg}\n  Choose a larger share, or leave it out.")
-    dest.resolve_previous_run(found, num_rows=len(plan), rows=plan.digest, has_labels=plan.has_labels)
+    dest.resolve_previous_run(source, num_rows=len(plan), rows=plan.digest, has_labels=plan.has_labels)
     dest.check_keys(plan)
     by_split = {
         split: tuple(
@@ -262,14 +268,14 @@ def plan_jobs(dest: Destination, found: Source, plan: Plan) -> Jobs:
     shards = (*itertools.chain(*by_split.values()),)
     splits = {} if options.shares is None else by_split
     spans = [*itertools.chain(*divided.values())]
-    jobs = Jobs(plan, order, spans, shards, splits, options.transforms, options.threads, dest.path, dest.columns)
+    jobs = ShardJobs(plan, order, spans, shards, splits, options.transforms, options.threads, dest.path, dest.columns)
     if dest.is_done and [*dest.filled()] != [shard.name for shard in shards]:
         raise dest.indexed_already([f"it wrote {len(dest.filled())} shards, and this run has {len(shards)}."])
-    dest.check_folder(shards, dest.lists(found))
+    dest.check_folder(shards, dest.lists(source))
     return jobs
 
 
-def fill_and_publish(dest: Destination, found: Source, jobs: Jobs) -> list[ShardEntry]:
+def fill_and_publish(dest: Destination, source: Source, jobs: ShardJobs) -> list[ShardEntry]:
     """Fill the shards that are not filled yet, and publish them. A part of a run fills only its own shards.
 
     Returns:
@@ -278,13 +284,13 @@ def fill_and_publish(dest: Destination, found: Source, jobs: Jobs) -> list[Shard
     Raises:
         WdskitError: A shard cannot be filled or published.
     """
-    options, lists = dest.options, dest.lists(found)
+    options, lists = dest.options, dest.lists(source)
     part = options.part_of or (0, 1)
     dest.start(jobs.shards)
     numbers = range(part[0], len(jobs), part[1])
     own = [jobs.shards[number] for number in numbers]
     num_bytes = None if options.transforms.changes_bytes else sum(shard.num_bytes - END_BYTES for shard in own)
-    count = Count(dest.on_progress, (sum(shard.num_samples for shard in own), num_bytes))
+    count = ProgressCounter(dest.on_progress, (sum(shard.num_samples for shard in own), num_bytes))
     filled = dest.filled()
     entries = {number: filled[name] for number in numbers if (name := jobs.shards[number].name) in filled}
     for entry in entries.values():
@@ -304,16 +310,16 @@ def fill_and_publish(dest: Destination, found: Source, jobs: Jobs) -> list[Shard
     return in_order
 
 
-_UNUSED = {
+_IGNORED_PARTS = {
     "orientation": ("an EXIF orientation", "Decoding ignores it; `--orient` turns the pixels while packing."),
     "frames": ("more than one frame", "Decoding uses the first frame only."),
 }
 
 
 def _notes_on(entries: Sequence[ShardEntry]) -> tuple[str, ...]:
-    """A sentence for each part of images that decoding ignores."""
+    """Return a sentence for each part of images that decoding ignores: the number of images, and the first."""
     notes = []
-    for part, (has, effect) in _UNUSED.items():
+    for part, (has, effect) in _IGNORED_PARTS.items():
         found = [(count, first) for entry in entries for name, count, first in entry.unused if name == part]
         if found:
             num = plural(sum(count for count, _ in found), "image")

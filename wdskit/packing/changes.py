@@ -25,7 +25,7 @@ class Changes:
         drop: Names of the fields to drop.
         rename: Maps old names of fields to new names.
         made: Makes fields from values in a sample's JSON; None makes no fields.
-        keys: "given" keeps the keys. "clean" and "hashed" replace each key as `pack` does; `json` keeps the old key.
+        keys: "given" keeps the keys. "clean" and "hashed" replace each key as `pack` does; the json has the old key.
 
     Raises:
         PackError: Two of the options conflict, or a name is not a valid field name.
@@ -45,9 +45,9 @@ class Changes:
         for option, names in (("keep", self.keep or ()), ("drop", self.drop), ("rename", self.rename)):
             self._check(option, names)
         self._check("rename", self.rename.values())
-        gone = [name for name in self.rename if self.new_name(name) is None]
-        if gone:
-            raise PackError(f"rename: {gone[0]} is dropped, so it cannot be renamed.")
+        dropped = [name for name in self.rename if self.new_name(name) is None]
+        if dropped:
+            raise PackError(f"rename: {dropped[0]} is dropped, so it cannot be renamed.")
 
     def _check(self, option: str, names: Iterable[str]) -> None:
         for name in sorted(names):
@@ -58,12 +58,12 @@ class Changes:
 
     @property
     def rewrites_all(self) -> bool:
-        """Return True if every sample is changed."""
+        """True if the options change every sample."""
         return self.keys != "given" or self.made is not None
 
     @property
     def named(self) -> frozenset[str]:
-        """Return the fields that the options name. Each of them must occur in at least one sample."""
+        """The fields that the options name. At least one sample must have each of them."""
         return (self.keep or frozenset()) | self.drop | self.rename.keys()
 
     def to_dict(self) -> dict[str, object]:
@@ -89,16 +89,16 @@ class Changes:
         Raises:
             ValueError: No field is kept, or two fields get the same name.
         """
-        found: dict[str, str] = {}
+        old_names: dict[str, str] = {}
         for name in names:
             new = self.new_name(name)
-            if new is not None and new in found:
-                raise ValueError(f"both {found[new]!r} and {name!r} become {new!r}")
+            if new is not None and new in old_names:
+                raise ValueError(f"both {old_names[new]!r} and {name!r} become {new!r}")
             if new is not None:
-                found[new] = name
-        if not found:
+                old_names[new] = name
+        if not old_names:
             raise ValueError(f"no fields are left of: {', '.join(names)}")
-        return dict(sorted(found.items()))
+        return dict(sorted(old_names.items()))
 
     def row(self, sample: TarSample, where: str) -> Row:
         """Return the row of a sample with its new key and fields.
@@ -136,14 +136,14 @@ class Changes:
         return sample.read(next(old for old in sample.fields if self.new_name(old) == "json"))
 
 
-def _with_label(own: bytes, before: bytes, now: bytes) -> bytes:
-    """Return the json of a sample. Its member `cls` becomes `now` if the member is the old class number."""
-    known = decode_field("json", own)
-    if not isinstance(known, dict) or type(known.get(CLASS_FIELD)) is not int:
-        return own
-    if known[CLASS_FIELD] != decode_field(CLASS_FIELD, before):
-        return own
-    return replace_member(own, CLASS_FIELD, now)
+def _with_label(json_bytes: bytes, old_label: bytes, new_label: bytes) -> bytes:
+    """Return the json of a sample with the new label in its member `cls`, if this member is the old label."""
+    value = decode_field("json", json_bytes)
+    if not isinstance(value, dict) or type(value.get(CLASS_FIELD)) is not int:
+        return json_bytes
+    if value[CLASS_FIELD] != decode_field(CLASS_FIELD, old_label):
+        return json_bytes
+    return replace_member(json_bytes, CLASS_FIELD, new_label)
 
 
 def make_changes(
@@ -154,7 +154,7 @@ def make_changes(
     keys: str = "given",
     made: Records | None = None,
 ) -> Changes:
-    """Parse options to `Changes`. Names are text, `jpg,cls` or `jpeg=jpg,class=cls`, or lists of such texts.
+    """Parse options into `Changes`. Names are a text, `jpg,cls` or `jpeg=jpg,class=cls`, or a list of such texts.
 
     Raises:
         PackError: An option is invalid, or two options conflict.
@@ -169,19 +169,19 @@ def _parts(texts: str | Sequence[str]) -> list[str]:
 
 
 def _parse_names(option: str, names: str | Sequence[str]) -> frozenset[str]:
-    found = _parts(names)
-    if not all(found) or not found:
+    parts = _parts(names)
+    if not all(parts) or not parts:
         raise PackError(f"{option}: {names!r} is not a list of fields. Write jpg,cls.")
-    return frozenset(found)
+    return frozenset(parts)
 
 
 def _parse_rename(rename: str | Sequence[str] | Mapping[str, str] | None) -> dict[str, str]:
     if rename is None or isinstance(rename, Mapping):
         return dict(rename or {})
-    found: dict[str, str] = {}
+    new_names: dict[str, str] = {}
     for part in _parts(rename):
         old, equals, new = part.partition("=")
-        if not equals or not old or not new or old in found:
+        if not equals or not old or not new or old in new_names:
             raise PackError(f"rename: {part!r} is not OLD=NEW, or repeats an OLD. Write jpeg=jpg,class=cls.")
-        found[old] = new
-    return found
+        new_names[old] = new
+    return new_names

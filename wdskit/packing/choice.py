@@ -15,13 +15,13 @@ from wdskit.shards.sampling import draw_of_key, parse_share, threshold_of
 
 @dataclass(frozen=True)
 class Choice:
-    """Keep a sample if its key is in the share and the filter is true. The share is tested first.
+    """The rule that keeps a sample: its key is in the share, and the filter is true. The share is tested first.
 
     Attributes:
         threshold: A sample is in the share if `draw_of_key` is below this number; None keeps all samples.
         seed: Seed of the draws, 0 <= seed < 2**64.
         filter: Expression that must be true; None for no filter.
-        skip_missing: True leaves out a sample without a value that the filter reads. False raises an error.
+        skip_missing: True leaves out a sample that lacks a value of the filter. False raises SelectionError.
     """
 
     threshold: int | None = None
@@ -29,7 +29,7 @@ class Choice:
     filter: Expression | None = None
     skip_missing: bool = False
 
-    def keeps(self, sample: TarSample, shard: str, left_out: LeftOut) -> bool:
+    def keeps(self, sample: TarSample, shard: str, left_out: LeftOutCounts) -> bool:
         """Return True if a sample of `shard` is kept. Otherwise add the sample to the counts in `left_out`.
 
         Raises:
@@ -54,27 +54,27 @@ class Choice:
                 left_out.num_missing += 1
                 return False
             remedy = "Test for it first ('txt' in fields, json.get('n', 0)), or leave such samples out: --missing skip."
-            raise self._unanswered(sample.key, shard, err, remedy) from err
+            raise self._filter_error(sample.key, shard, err, remedy) from err
         except (ExpressionError, DecodeError) as err:
-            raise self._unanswered(sample.key, shard, err, "Correct the filter or the sample.") from err
+            raise self._filter_error(sample.key, shard, err, "Correct the filter or the sample.") from err
         left_out.num_filtered += not holds
         return holds
 
-    def _unanswered(self, key: str, shard: str, err: Exception, remedy: str) -> SelectionError:
+    def _filter_error(self, key: str, shard: str, err: Exception, remedy: str) -> SelectionError:
         assert self.filter is not None
         msg = f"{shard}: sample {key!r}: the filter {self.filter.text!r} cannot be evaluated: {err}.\n  {remedy}"
         return SelectionError(msg, folder=shard.rpartition("/")[0] or ".", shard=shard, key=key)
 
 
 @dataclass
-class LeftOut:
-    """Numbers of samples that are left out, one for each reason."""
+class LeftOutCounts:
+    """The number of samples that are left out, for each reason."""
 
     num_sampled_out: int = 0
     num_filtered: int = 0
     num_missing: int = 0
 
-    def __iadd__(self, other: LeftOut) -> Self:
+    def __iadd__(self, other: LeftOutCounts) -> Self:
         """Add the counts of another shard."""
         self.num_sampled_out += other.num_sampled_out
         self.num_filtered += other.num_filtered
@@ -83,17 +83,23 @@ class LeftOut:
 
     @property
     def total(self) -> int:
-        """Return the sum of all counts."""
+        """The sum of all counts."""
         return self.num_sampled_out + self.num_filtered + self.num_missing
 
 
 def make_choice(*, filter: str | None, missing: str, sample: str | None, seed: int) -> Choice:  # noqa: A002
-    """Parse options to a `Choice`.
+    """Parse the options of `reshard` and `select` into a `Choice`.
+
+    Args:
+        filter: Text of an expression; None keeps all samples.
+        missing: "skip" leaves out samples that lack a value of the filter; "error" raises for them.
+        sample: The share of the keys to keep, such as `1%`; None keeps all keys.
+        seed: Seed of the share.
 
     Raises:
-        PackError: An option has no effect.
+        PackError: `missing` is "skip" without a filter, or `seed` is not 0 without `sample`.
         SelectionError: The filter is not a valid expression.
-        ConfigError: `sample` is not a share.
+        ConfigError: `sample` is not a percentage above 0 and up to 100.
     """
     if missing == "skip" and filter is None:
         raise PackError("missing: it has no effect without a filter. Leave it out.")

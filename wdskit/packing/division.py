@@ -17,11 +17,11 @@ from wdskit.limits import BLOCK_BYTES
 from wdskit.packing.row import Row, row_error, size_of
 from wdskit.tar.writer import END_BYTES, member_bytes
 
-# A name excludes slashes, a second %, and the characters that have a meaning in patterns of shards.
+# A name cannot have slashes, a second %, and the characters with a meaning in patterns of shards.
 _PATTERN = re.compile(r"([^%/\\{}\[\]*?:]*)%(?:0(\d{1,2}))?d([^%/\\{}\[\]*?:]*\.tar)")
 
 
-MAX_SAMPLES = 10_000
+MAX_SAMPLES = 10_000  # the default limits of a shard
 MAX_BYTES = 1_000_000_000
 NO_LIMIT = 1 << 62
 
@@ -48,6 +48,9 @@ class Limits:
         max_samples: Most samples in a shard.
         max_bytes: Most bytes of the file, including headers, padding and end marker.
         num_shards: Number of shards, whose sample counts differ by at most one; None starts a new shard at a limit.
+
+    Raises:
+        PackError: A value is not a whole number, or is too small.
     """
 
     max_samples: int
@@ -79,25 +82,25 @@ def make_limits(
     num_shards: int | None = None,
     by_count: bool = False,
 ) -> Limits:
-    """Return the limits, with defaults for None. `num_shards` turns off the default limits.
+    """Return the limits. None gives the default limit, or no limit if `num_shards` is set.
 
     With `by_count` the sizes of the samples are not known, so `max_bytes` must be None and bytes have no limit.
 
     Raises:
-        PackError: A limit is out of range, or `by_count` and `max_bytes` are both set.
+        PackError: A limit is too small, or `by_count` and `max_bytes` are both set.
     """
     if by_count:
         if max_bytes is not None:
             msg = "max_bytes: the sizes of changed samples are known too late for this limit."
             raise PackError(f"{msg}\n  Leave it out, and give --max-samples or --num-shards.")
         max_bytes = NO_LIMIT
-    usual = (MAX_SAMPLES, MAX_BYTES) if num_shards is None else (NO_LIMIT, NO_LIMIT)
-    most = usual[0] if max_samples is None else max_samples
-    return Limits(most, usual[1] if max_bytes is None else max_bytes, num_shards)
+    defaults = (MAX_SAMPLES, MAX_BYTES) if num_shards is None else (NO_LIMIT, NO_LIMIT)
+    most = defaults[0] if max_samples is None else max_samples
+    return Limits(most, defaults[1] if max_bytes is None else max_bytes, num_shards)
 
 
 class RowRange(NamedTuple):
-    """The rows [start, stop) of one shard, as places in the packing order, and the bytes of its file."""
+    """The rows [start, stop) of one shard, as places in the packing order, and the size of its file in bytes."""
 
     start: int
     stop: int
@@ -116,44 +119,46 @@ class RowTooLarge(Exception):
 def divide(blocks: NDArray[Any], limits: Limits) -> list[RowRange]:
     """Divide rows into shards, in the order of the rows.
 
-    A new shard begins where the next row would break a limit, as in `fill_in_turn`. With `limits.num_shards` the sample
-    counts of the shards differ by at most one, and the larger shards come first.
+    A new shard begins where the next row would break a limit, as in `divide_stream`. With `limits.num_shards` the
+    sample counts of the shards differ by at most one, and the larger shards come first.
 
     Args:
-        blocks: Blocks of 512 bytes of each row, integers (num_rows,).
+        blocks: Number of 512-byte blocks of each row, integers (num_rows,).
         limits: The limits of a shard.
 
     Raises:
         RowTooLarge: A row is larger than `max_bytes` allows.
         PackError: `num_shards` shards would be over the limits, or there are fewer rows than shards.
     """
-    room = (limits.max_bytes - END_BYTES) // BLOCK_BYTES
-    too_large = np.flatnonzero(blocks > room)
+    max_blocks = (limits.max_bytes - END_BYTES) // BLOCK_BYTES
+    too_large = np.flatnonzero(blocks > max_blocks)
     if len(too_large):
         place = int(too_large[0])
         raise RowTooLarge(place, int(blocks[place]) * BLOCK_BYTES + END_BYTES)
     ends = blocks.astype(np.int64)
     np.cumsum(ends, out=ends)  # in place: `dtype=` would double the memory
-    return (
-        list(_in_turn(ends, limits, room)) if limits.num_shards is None else _balanced(ends, limits, limits.num_shards)
-    )
+    if limits.num_shards is None:
+        return list(_divide_at_limits(ends, limits, max_blocks))
+    return _divide_evenly(ends, limits, limits.num_shards)
 
 
-def _in_turn(ends: NDArray[np.int64], limits: Limits, room: int) -> Iterator[RowRange]:
+def _divide_at_limits(ends: NDArray[np.int64], limits: Limits, max_blocks: int) -> Iterator[RowRange]:
+    """Yield the rows of each shard. `ends` has the blocks of all rows up to each row, int64 (num_rows,)."""
     start = done = 0
     while start < len(ends):
         most = ends[start : start + limits.max_samples]
-        stop = start + int(most.searchsorted(done + room, side="right"))
+        stop = start + int(most.searchsorted(done + max_blocks, side="right"))
         yield RowRange(start, stop, (int(ends[stop - 1]) - done) * BLOCK_BYTES + END_BYTES)
         start, done = stop, int(ends[stop - 1])
 
 
-def _balanced(ends: NDArray[np.int64], limits: Limits, number: int) -> list[RowRange]:
-    """Return `number` shards, equal within one row; the first shards have the additional rows."""
-    if number > len(ends):
-        raise PackError(f"{len(ends)} samples cannot fill {number} shards; each holds at least one. Use fewer shards.")
-    least, more = divmod(len(ends), number)
-    numbers = np.arange(1, number + 1)
+def _divide_evenly(ends: NDArray[np.int64], limits: Limits, num_shards: int) -> list[RowRange]:
+    """Return the rows of each shard. The first shards may have one row more. PackError: A shard is empty or too big."""
+    if num_shards > len(ends):
+        msg = f"{len(ends)} samples cannot fill {num_shards} shards; each holds at least one. Use fewer shards."
+        raise PackError(msg)
+    least, more = divmod(len(ends), num_shards)
+    numbers = np.arange(1, num_shards + 1)
     stops = numbers * least + np.minimum(numbers, more)
     sizes = np.diff(ends[stops - 1], prepend=0) * BLOCK_BYTES + END_BYTES
     what = ""
@@ -162,7 +167,7 @@ def _balanced(ends: NDArray[np.int64], limits: Limits, number: int) -> list[RowR
     elif sizes.max() > limits.max_bytes:
         what = f"{sizes.max()} bytes, more than max_bytes {limits.max_bytes}"
     if what:
-        msg = f"num_shards: with {number} shards, one would have {what}."
+        msg = f"num_shards: with {num_shards} shards, one would have {what}."
         raise PackError(f"{msg}\n  Use more shards, or raise the limit.")
     return [RowRange(*three) for three in zip([0, *stops[:-1].tolist()], stops.tolist(), sizes.tolist(), strict=True)]
 
@@ -172,8 +177,8 @@ def row_bytes(row: Row) -> int:
     return sum([member_bytes(size_of(data)) for _, data in row.fields])
 
 
-class Shard:
-    """Iterate once over the rows of one shard, in order, while the source produces them.
+class StreamedShard:
+    """The rows of one shard, in order. Iterate over them once: the source produces them during the iteration.
 
     Args:
         first: The first row of the shard.
@@ -197,7 +202,7 @@ class Shard:
         """Yield the rows of the shard.
 
         Raises:
-            RowError: A shard with only this row, or only the row after the shard, would be over `max_bytes`.
+            RowError: A row of the shard, or the first row after it, is larger than `max_bytes` allows.
         """
         num_rows = 0
         while self.following is not None:
@@ -219,8 +224,8 @@ class Shard:
         return added
 
 
-def fill_in_turn(rows: Iterable[Row], limits: Limits, *, by_count: bool = False) -> Iterator[Shard]:
-    """Yield shards of the rows in their order. A new shard begins where the next row would break a limit.
+def divide_stream(rows: Iterable[Row], limits: Limits, *, by_count: bool = False) -> Iterator[StreamedShard]:
+    """Divide rows into shards, in order, while they are read. A new shard begins where the next row breaks a limit.
 
     The caller takes all rows of a shard before it takes the next shard. With `by_count` the bytes of the rows are not
     known, and `num_bytes` of each shard is 0.
@@ -228,12 +233,12 @@ def fill_in_turn(rows: Iterable[Row], limits: Limits, *, by_count: bool = False)
     rows = iter(rows)
     row = next(rows, None)
     while row is not None:
-        shard = Shard(row, rows, limits, by_count=by_count)
+        shard = StreamedShard(row, rows, limits, by_count=by_count)
         yield shard
         row = shard.following
 
 
-class Names:
+class ShardNames:
     """File names of shards by number, from a `pattern` such as `train-%06d.tar`.
 
     Raises:
@@ -248,7 +253,7 @@ class Names:
             raise PackError(f"{msg}\n  No folder, no leading dot, and none of {{}}[]*?:\\ in it.")
         self.pattern = pattern
         self._width = int(match[2] or 1)
-        self._known = re.compile(f"{re.escape(match[1])}([0-9]{{1,18}}){re.escape(match[3])}")
+        self._regex = re.compile(f"{re.escape(match[1])}([0-9]{{1,18}}){re.escape(match[3])}")
 
     def __getitem__(self, number: int) -> str:
         """Return the name of shard `number`.
@@ -262,27 +267,27 @@ class Names:
 
     def number_of(self, name: str) -> int | None:
         """Return the number of the shard with this name; None if the pattern does not match the name."""
-        match = self._known.fullmatch(name)
+        match = self._regex.fullmatch(name)
         if match is None or (self._width > 1 and len(match[1]) > self._width):
             return None
         number = int(match[1])
         return number if self.pattern % number == name else None
 
 
-def names_of(folder: Path, pattern: str | None, splits: Iterable[str] | None) -> Sequence[Names]:
-    """Return the file names of the shards; with splits, the file names for each split.
+def names_of(folder: Path, pattern: str | None, splits: Iterable[str] | None) -> Sequence[ShardNames]:
+    """Return the file names of the shards: one `ShardNames`, or with splits one for each split.
 
-    By default they begin with the name of the folder or split, so they differ between folders.
+    Without a pattern, the names begin with the name of the folder or split, so they differ between folders.
 
     Raises:
         PackError: The pattern is invalid, or the folder's name cannot begin a file name of a shard.
     """
     if splits is not None:
-        return [Names(f"{split}-%06d.tar") for split in splits]
+        return [ShardNames(f"{split}-%06d.tar") for split in splits]
     if pattern is not None:
-        return [Names(pattern)]
+        return [ShardNames(pattern)]
     try:
-        return [Names(f"{os.path.basename(os.path.abspath(folder)) or 'shard'}-%06d.tar")]
+        return [ShardNames(f"{os.path.basename(os.path.abspath(folder)) or 'shard'}-%06d.tar")]
     except PackError as err:
         raise PackError(
             f"{folder}: shards cannot be named after this folder. Name them: --pattern train-%06d.tar."

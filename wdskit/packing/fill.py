@@ -1,4 +1,4 @@
-"""Fill one shard and check rows: the code that runs in each process."""
+"""Fill shards with their rows, in this process or in worker processes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import NamedTuple, TypeGuard
 from wdskit.codecs.formats import is_image_field
 from wdskit.codecs.unused import find_unused
 from wdskit.dataset.binary import ShardEntry
-from wdskit.dataset.lock import hold
+from wdskit.dataset.lock import share_lock_until_exit
 from wdskit.dataset.shard import digest_offsets, write_offsets
 from wdskit.errors import PackError, WdskitError
 from wdskit.files import DISK, Buffer, Disk, TempFile, describe_os_error, publish, publish_bytes
@@ -25,20 +25,20 @@ from wdskit.packing.references import FieldBytes, FileBytes, PartBytes, SourceFi
 from wdskit.packing.row import OnProgress, Progress, Row, size_of
 from wdskit.packing.run_journal import values_path
 from wdskit.packing.transforms import Field, Transforms
-from wdskit.shards.column_values import ColumnMaker, whole
+from wdskit.shards.column_values import ColumnBuilder, reader_of
 from wdskit.shards.parallel import map_shards
 from wdskit.tar.writer import END_BYTES, TarWriter
 
-_FILES = (FileBytes, PartBytes)
+_FILE_KINDS = (FileBytes, PartBytes)
 _LARGE_BYTES = 16 << 10
-"""From this size on, copying a file costs more than using views: 40 of 200 us for 100 KB."""
+"""Files of this size or more are read into the writer's buffer: a copy takes 40 of the 200 us for 100 KB."""
 
 OnSample = Callable[[int, int], None]
 """Called after each sample with the numbers of samples and of shard bytes added since the last call."""
 
 
-class Count:
-    """Report the packed samples and bytes to `on_progress`. `total` is the number of all samples and all bytes."""
+class ProgressCounter:
+    """A counter of packed samples and bytes, for `on_progress`. `total` has the final numbers; None if unknown."""
 
     def __init__(self, on_progress: OnProgress, total: tuple[int | None, int | None]) -> None:
         self._on_progress = on_progress
@@ -53,12 +53,14 @@ class Count:
         self._on_progress(Progress("packing", self._samples, self._bytes, *self._total))
 
     def add(self, entry: ShardEntry) -> None:
-        """Add a whole shard."""
+        """Add all samples and bytes of a shard."""
         self(entry.num_samples, entry.num_bytes - END_BYTES)
 
 
 def fill_shard(job: ShardJob, *, disk: Disk = DISK, on_sample: OnSample | None = None) -> ShardEntry:
-    """Write one shard and its `.idx`, and return its index entry. If `job.sha256` is set, compare the rows instead.
+    """Write one shard and its `.idx`, and return its index entry.
+
+    If `job.sha256` is set, nothing is written: the bytes that the rows give are compared with this digest.
 
     Args:
         job: The shard to fill.
@@ -99,14 +101,14 @@ def fill_shard(job: ShardJob, *, disk: Disk = DISK, on_sample: OnSample | None =
 
 
 def fill_jobs(
-    jobs: Sequence[ShardJob], *, workers: int, log: Path, disk: Disk, count: Count
+    jobs: Sequence[ShardJob], *, workers: int, log: Path, disk: Disk, count: ProgressCounter
 ) -> Generator[ShardEntry, None, None]:
-    """Fill shards in this process or in several processes. The bytes are the same.
+    """Fill shards in this process or in several processes. The number of processes does not change the bytes.
 
     Args:
         jobs: The shards to fill.
         workers: Number of processes.
-        log: The log of the run. Each worker process holds the file open until the process ends.
+        log: The log of the run. Each worker process shares its lock until the process ends.
         disk: Performs the file operations; tests replace it.
         count: Called with the samples and bytes that were packed.
 
@@ -130,12 +132,12 @@ def fill_jobs(
 
 
 def _fill_in_worker(job: ShardJob, *, log: Path, disk: Disk) -> ShardEntry:
-    hold(log)
+    share_lock_until_exit(log)
     return fill_shard(job, disk=disk)
 
 
-class _Filled(NamedTuple):
-    """Digest, size, field names, offsets, unused image parts and columns of a written shard."""
+class _FilledShard(NamedTuple):
+    """Digest, size, field names, offsets, unused image parts (see `_note_unused`) and columns of a written shard."""
 
     sha256: str
     num_bytes: int
@@ -145,36 +147,38 @@ class _Filled(NamedTuple):
     columns: dict[str, list[object]]
 
 
-def _fill(job: ShardJob, sink: TempFile | hashlib._Hash, on_sample: OnSample | None) -> _Filled:
-    """Write the bytes of a shard to `sink`, a temporary file or a digest, and describe them."""
+def _fill(job: ShardJob, sink: TempFile | hashlib._Hash, on_sample: OnSample | None) -> _FilledShard:
+    """Write the bytes of a shard to `sink`, a temporary file or a digest. Return the description of the bytes."""
     fields: set[str] = set()
     offsets = [0]
     writer = TarWriter(sink.write, hand_over=sink.hand_over) if isinstance(sink, TempFile) else TarWriter(sink.update)
-    passes = job.threads == 1 and not job.transforms.changes_bytes
+    is_unchanged = job.threads == 1 and not job.transforms.changes_bytes
     unused: dict[str, tuple[int, str]] = {}
-    made = ColumnMaker(job.columns, str(job.path))
-    for names in (_pass_rows if passes else _transform_rows)(job, writer, unused, made):
+    columns = ColumnBuilder(job.columns, str(job.path))
+    for names in (_copy_rows if is_unchanged else _transform_rows)(job, writer, unused, columns):
         offsets.append(writer.offset)
         fields.update(names)
         if on_sample:
             on_sample(1, offsets[-1] - offsets[-2])
     writer.finish()
     assert job.num_bytes in {0, writer.offset}
-    noted = tuple((part, *unused[part]) for part in sorted(unused))
-    return _Filled(
+    return _FilledShard(
         sink.sha256 if isinstance(sink, TempFile) else sink.hexdigest(),
         writer.offset,
         tuple(sorted(fields)),
         offsets,
-        noted,
-        made.values(),
+        tuple((part, *unused[part]) for part in sorted(unused)),
+        columns.values(),
     )
 
 
 def _note_unused(
     row: Row, field: str, data: Buffer, transforms: Transforms, unused: dict[str, tuple[int, str]]
 ) -> None:
-    """Add a packed image to the count of each part that decoders ignore."""
+    """Count a packed image for each of its parts that decoders ignore.
+
+    `unused` has the number of images with each part, and the place of the first image.
+    """
     if transforms.checks_structure and is_image_field(field):
         for part in find_unused(data):
             count, first = unused.get(part, (0, row.where))
@@ -182,7 +186,7 @@ def _note_unused(
 
 
 def _transform_rows(
-    job: ShardJob, writer: TarWriter, unused: dict[str, tuple[int, str]], made: ColumnMaker
+    job: ShardJob, writer: TarWriter, unused: dict[str, tuple[int, str]], columns: ColumnBuilder
 ) -> Iterator[list[str]]:
     """Add transformed samples to the shard. Yield the field names of each sample."""
     for row, transformed in read_transformed(read_ahead(job.rows), job.transforms, threads=job.threads):
@@ -190,14 +194,14 @@ def _transform_rows(
             writer.add(f"{row.key}.{field}", data)
             _note_unused(row, field, data, job.transforms, unused)
             if job.columns:
-                made.add(field, len(data), whole(data))
+                columns.add(field, len(data), reader_of(data))
         if job.columns:
-            made.end(row.key)
+            columns.end(row.key)
         yield [field for field, _ in transformed]
 
 
-def _pass_rows(
-    job: ShardJob, writer: TarWriter, unused: dict[str, tuple[int, str]], made: ColumnMaker
+def _copy_rows(
+    job: ShardJob, writer: TarWriter, unused: dict[str, tuple[int, str]], columns: ColumnBuilder
 ) -> Iterator[list[str]]:
     """Add unchanged samples to the shard. Yield the field names of each sample.
 
@@ -208,7 +212,7 @@ def _pass_rows(
         for row in read_ahead(job.rows):
             read: Iterable[tuple[str, Buffer]]
             if any(_is_large(source) for _, source in row.fields):
-                read = ((field, _read(writer, row, field, source, files)) for field, source in row.fields)
+                read = ((field, _read_field(writer, row, field, source, files)) for field, source in row.fields)
             else:
                 read = row.read_fields(files)
             for field, data in read:
@@ -218,28 +222,28 @@ def _pass_rows(
                     row.check(field, data, job.transforms)
                     _note_unused(row, field, data, job.transforms, unused)
                 if job.columns:
-                    made.add(field, len(data), whole(data))
+                    columns.add(field, len(data), reader_of(data))
             if job.columns:
-                made.end(row.key)
+                columns.end(row.key)
             yield [field for field, _ in row.fields]
 
 
 def _is_large(source: FieldBytes) -> TypeGuard[FileBytes | PartBytes]:
-    return type(source) in _FILES and size_of(source) >= _LARGE_BYTES
+    return type(source) in _FILE_KINDS and size_of(source) >= _LARGE_BYTES
 
 
-def _read(writer: TarWriter, row: Row, field: str, source: FieldBytes, files: SourceFiles) -> bytes | memoryview:
+def _read_field(writer: TarWriter, row: Row, field: str, source: FieldBytes, files: SourceFiles) -> bytes | memoryview:
     """Return the bytes of a field. A large file gives a view of the writer's buffer, valid until the next member."""
     if _is_large(source):
-        room = writer.room(f"{row.key}.{field}", source.num_bytes)
-        if room is not None:
-            row.read_into(source, room, files)
-            return room
+        memory = writer.reserve(f"{row.key}.{field}", source.num_bytes)
+        if memory is not None:
+            row.read_into(source, memory, files)
+            return memory
     return row.read_field(source, files)
 
 
 _AHEAD = 2
-"""Rows per thread that are in progress: enough that one large image does not stop the other threads."""
+"""Number of rows per thread that are read ahead, so that one large image does not stop the other threads."""
 
 
 def read_transformed(
@@ -250,7 +254,7 @@ def read_transformed(
     Args:
         rows: The rows to read.
         transforms: The transforms of each row.
-        threads: 1 works in the calling thread. Each further thread holds some rows with decoded images in memory.
+        threads: Number of threads; 1 is the calling thread. Each thread has some rows with decoded images in memory.
 
     Raises:
         RowError: A row cannot be packed. The error is that of the first such row.

@@ -1,4 +1,4 @@
-"""Merge metadata of a sample into its JSON. The merge overwrites no value."""
+"""Add metadata of a sample to its JSON. An addition never overwrites a value."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from wdskit.packing.references import FieldBytes
 
 _BOM = b"\xef\xbb\xbf"
 _SPACE = b" \t\r\n"
-_MOST_DIGITS = 4000  # int() accepts at most 4,300
+_MAX_DIGITS = 4000  # int() accepts at most 4,300
 _encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode
 
 
 _decode_part = json.JSONDecoder().raw_decode
 
 
-class OtherMetadata(ValueError):
-    """A JSON object already has the name of added metadata with a different value."""
+class MetadataConflict(ValueError):
+    """A JSON object already has the member `name` of the added metadata, with a different value."""
 
     def __init__(self, name: str, problem: str) -> None:
         super().__init__(problem)
@@ -37,14 +37,14 @@ def to_json(value: Any) -> bytes:
 
 
 def add_metadata(data: bytes, metadata: Mapping[str, Any], *, at_end: bool = False) -> bytes:
-    """Return a JSON object with `metadata` added before its own members, or after them with `at_end`.
+    """Return the JSON object `data` with `metadata` before its own members, or after its own members with `at_end`.
 
     All bytes of `data` are kept, so no digit, repeated member, NaN or white space is lost. A member that the object
     already has with the same value is not added again.
 
     Raises:
         ValueError: `data` is not a JSON object in UTF-8, or has a name of `metadata` twice.
-        OtherMetadata: `data` has a name of `metadata` with a different value.
+        MetadataConflict: `data` has a name of `metadata` with a different value.
     """
     try:
         own = _decode(data.removeprefix(_BOM).decode())
@@ -61,7 +61,7 @@ def add_metadata(data: bytes, metadata: Mapping[str, Any], *, at_end: bool = Fal
         if name not in new:
             raise ValueError(f"the name {name!r} appears twice")
         if type(value) is not type(metadata[name]) or value != metadata[name]:
-            raise OtherMetadata(name, f"it says {name!r} is {value!r}, but it is {metadata[name]!r}")
+            raise MetadataConflict(name, f"it says {name!r} is {value!r}, but it is {metadata[name]!r}")
         del new[name]
     if not new:
         return data
@@ -107,11 +107,12 @@ def _skip_space(text: str, at: int) -> int:
 
 
 def field_with_metadata(data: FieldBytes, metadata: Mapping[str, Any]) -> bytes:
-    """`add_metadata` to a field that may not be read yet.
+    """Read a field if it is a reference, and return its bytes with `metadata` added. See `add_metadata`.
 
     Raises:
-        ValueError: As `add_metadata`, or it is too large.
-        OSError: It cannot be read.
+        ValueError: The field is larger than `MAX_ROW_BYTES`, is not a JSON object in UTF-8, or has a name of `metadata`
+            twice or with a different value; or the file of the field changed.
+        OSError: The file of the field cannot be read.
     """
     num_bytes = len(data) if isinstance(data, bytes) else data.num_bytes
     if num_bytes > MAX_ROW_BYTES:
@@ -122,16 +123,16 @@ def field_with_metadata(data: FieldBytes, metadata: Mapping[str, Any]) -> bytes:
 
 
 class _Members(list[tuple[str, Any]]):
-    """Members of an object, in their order."""
+    """The members (name, value) of a JSON object, in order."""
 
 
 _decode = json.JSONDecoder(
-    object_pairs_hook=_Members, parse_int=lambda text: int(text) if len(text) <= _MOST_DIGITS else text
+    object_pairs_hook=_Members, parse_int=lambda text: int(text) if len(text) <= _MAX_DIGITS else text
 ).decode
 
 
-def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object's members as a dict, for `object_pairs_hook`; a ValueError where two have one name."""
+def unique_members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return the members of a JSON object as a dict: an `object_pairs_hook`. ValueError: A name appears twice."""
     row = dict(pairs)
     if len(row) != len(pairs):
         [(twice, _)] = Counter(name for name, _ in pairs).most_common(1)
@@ -140,5 +141,5 @@ def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def refuse_constant(text: str) -> None:
-    """For `parse_constant`: NaN and the infinities are a ValueError."""
+    """Raise ValueError for NaN and the infinities: a `parse_constant`."""
     raise ValueError(f"{text} is not JSON")

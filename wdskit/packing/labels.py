@@ -1,4 +1,4 @@
-"""The rule for labels, which every kind of source and `reshard` follow; and the class names that `--classes` reads.
+"""The rule for labels, which all kinds of source and `reshard` use, and the class names that `--classes` reads.
 
 docs/pack.md, "Labels", describes the rule. `--classes` takes a packed folder, its `classes.json`, or a text file with a
 name per line.
@@ -25,16 +25,16 @@ from wdskit.files import describe_missing
 from wdskit.storage.urls import read_bytes
 
 NO_CLASS = -1
-"""The number of a sample without a class, as data sets of Hugging Face have it."""
+"""Class number of a sample without a class, as in data sets of Hugging Face."""
 Label: TypeAlias = int | float | str
-"""A whole number, another number, or a name."""
+"""A whole number, a number that is not whole or too large to be exact, or a name."""
 
 _SHOWN = 5
 _SHOWN_CHARS = 60
 _WHOLE = re.compile(r"\s*([+-]?[0-9]{1,300})(\.0*)?\s*", re.ASCII)
 _DECIMAL = re.compile(r"\s*[+-]?([0-9]{1,300}\.[0-9]+|\.[0-9]+)\s*", re.ASCII)
 _MAX_LABEL = (1 << 63) - 1  # labels become int64
-_MAX_FLOAT = 1 << 53  # the whole numbers up to here are exact as floats
+_MAX_FLOAT = 1 << 53  # floats represent all whole numbers up to this one
 
 
 def read_label(value: Any) -> Label | None:
@@ -51,7 +51,7 @@ def read_label(value: Any) -> Label | None:
         if not value or value.isspace():
             return None
         if match := _WHOLE.fullmatch(value):
-            return int(match[1]) if match[2] is None else _of_float(int(match[1]))
+            return int(match[1]) if match[2] is None else _exact_int(int(match[1]))
         if _DECIMAL.fullmatch(value):
             return float(value)
         if not is_utf8(value):
@@ -66,13 +66,14 @@ def read_label(value: Any) -> Label | None:
         number = float(value)
         if math.isnan(number):
             return None
-        return _of_float(int(number)) if number.is_integer() else number
+        return _exact_int(int(number)) if number.is_integer() else number
     shown = repr(value)
     shown = shown if len(shown) <= _SHOWN_CHARS else f"{shown[:_SHOWN_CHARS]}..."
     raise ValueError(f"{shown} is a {type(value).__name__}, but a label is one whole number or one name")
 
 
-def _of_float(number: int) -> int | float:
+def _exact_int(number: int) -> int | float:
+    """Return a number that was written as a float: an int if a float represents it exactly, else a float."""
     return number if abs(number) <= _MAX_FLOAT else float(number)
 
 
@@ -90,26 +91,26 @@ class ClassNames:
 
     @cached_property
     def numbers(self) -> dict[str, int]:
-        """Number of each class by name."""
+        """The number of each class, by name."""
         return {name: number for number, name in enumerate(self.names)}
 
     @cached_property
     def _labels(self) -> dict[Label | None, int]:
-        """Return the number of each class by the label that its name gives."""
+        """The number of each class, by the label that `read_label` makes of the class name."""
         return {read_label(name): number for number, name in enumerate(self.names)}
 
     @cached_property
-    def _has_number(self) -> bool:
+    def _has_numeric_name(self) -> bool:
         return any(not isinstance(label, str) for label in self._labels)
 
     def describe(self) -> str:
-        """Return the number of classes, their first names and digest, as text for the description of a run."""
+        """Return the first names of the classes, their number and digest, as text for the description of a run."""
         digest = hashlib.sha256("\n".join(self.names).encode()).hexdigest()[:16]
         names = ", ".join(self.names[:_SHOWN]) + (", ..." if len(self.names) > _SHOWN else "")
         return f"{names} ({len(self.names)} classes, sha256 {digest})"
 
     def number(self, label: Label) -> int:
-        """Return the class number of a label. A label that is a number is its own class number, if no name is a number.
+        """Return the class number of a label. If no class name is a number, a whole number is its own class number.
 
         Raises:
             ValueError: The label is neither a name nor a number of a class.
@@ -118,7 +119,7 @@ class ClassNames:
             return self._labels[label]
         if label == NO_CLASS:
             return NO_CLASS
-        if not isinstance(label, int) or self._has_number:
+        if not isinstance(label, int) or self._has_numeric_name:
             raise ValueError(self.refusal(str(label)))
         if not 0 <= label < len(self.names):
             raise ValueError(f"{label} is not a number of one of the {len(self.names)} classes of {self.where}")
@@ -140,7 +141,7 @@ def label_number(value: Any, classes: ClassNames | None) -> int | None:
         classes: The classes of `--classes` or of the column; None if labels are whole numbers.
 
     Raises:
-        ValueError: The value is not a label, or not one of `classes`.
+        ValueError: The value is not a label, or not one of `classes`; without `classes`, not a 64-bit whole number.
     """
     label = read_label(value)
     if label is None:
@@ -157,8 +158,8 @@ def classes_of(values: Iterable[tuple[Any, str]], column: str) -> ClassNames | N
     """Return the classes of a column: its names sorted by their UTF-8 bytes; None if all labels are whole numbers.
 
     Args:
-        values: Each value with its place, for messages. Values that are not labels are ignored here: their rows
-            are errors.
+        values: Each value with its place, for messages. Values that are not labels are ignored: their rows become
+            errors when they are read.
         column: Name of the column.
 
     Raises:
@@ -210,7 +211,7 @@ def find_class_names(classes: str | os.PathLike[str] | Sequence[str] | Mapping[s
     names: list[Any]
     if isinstance(classes, (str, os.PathLike)):
         where = os.fsdecode(classes)
-        names = [*_read(where)]
+        names = [*_read_names(where)]
     elif isinstance(classes, Mapping):
         by_number = {number: name for name, number in classes.items() if type(number) is int}
         names = [by_number.get(number) for number in range(len(classes))]
@@ -247,7 +248,8 @@ def checked_classes(names: Sequence[str], where: str) -> ClassNames:
     return ClassNames(tuple(names), where)
 
 
-def _read(path: str) -> Sequence[str]:
+def _read_names(path: str) -> Sequence[str]:
+    """Return the class names in a folder or file. PackError: The path does not exist, or has no valid list of names."""
     if not os.path.exists(path):
         raise PackError(f"{path}: classes: {describe_missing(str(path), 'file or folder')}")
     try:

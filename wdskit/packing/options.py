@@ -44,7 +44,7 @@ Dest = TypeVar("Dest")
 Options = TypeVar("Options")
 Result = TypeVar("Result")
 
-_TOGETHER = ({"append", "part"}, {"append", "dry_run"}, {"overwrite", "dry_run"})
+_ALLOWED_PAIRS = ({"append", "part"}, {"append", "dry_run"}, {"overwrite", "dry_run"})
 GROUPS = ("Source", "Samples", "Fields", "Images", "Shards", "Run", "Existing shards, restart", "Other readers", "")
 """Groups of options, in the order of the help. The command line does not have the options of the group "", which take
 Python objects.
@@ -69,26 +69,27 @@ def option(
 
 
 def declared_options(kind: type[RunOptions]) -> list[Field[Any]]:
-    """Return the fields of a class of options, group after group."""
-    return sorted(fields(kind), key=lambda one: GROUPS.index(one.metadata["group"]))
+    """Return the fields of a class of options, sorted by their group in the order of `GROUPS`."""
+    return sorted(fields(kind), key=lambda opt: GROUPS.index(opt.metadata["group"]))
 
 
-def choices_of(one: Field[Any]) -> list[str]:
-    """Return the values that an option can have, if its metavar lists them (`given|clean|hashed`); else nothing."""
-    metavar = one.metadata["metavar"]
+def choices_of(opt: Field[Any]) -> list[str]:
+    """Return the values that the metavar of an option lists (`given|clean|hashed`); empty if it lists no values."""
+    metavar = opt.metadata["metavar"]
     return metavar.split("|") if re.fullmatch(r"[a-z0-9]+(\|[a-z0-9]+)+", metavar) else []
 
 
 def takes_options(
     kind: Callable[P, Options],
 ) -> Callable[[Callable[[Source, Dest, Options], Result]], Callable[Concatenate[Source, Dest, P], Result]]:
-    """Make a function of (source, dest, options) one of (source, dest, **options) with the fields of `kind`.
+    """Return a decorator that turns a function of (source, dest, options) into one of (source, dest, **options).
 
-    Type checkers, `inspect.signature` and the docstring have the fields as keyword arguments. Type checkers take the
-    first two arguments by position only. An unknown name is a TypeError that names the most similar option.
+    The keyword arguments are the fields of `kind`, also for type checkers, in `inspect.signature` and in the docstring.
+    Type checkers accept the first two arguments only by position. An unknown keyword raises a TypeError that names the
+    most similar option.
     """
     declared = declared_options(kind)  # type: ignore[arg-type]
-    names = [one.name for one in declared]
+    names = [opt.name for opt in declared]
 
     def decorate(function: Callable[[Source, Dest, Options], Result]) -> Callable[Concatenate[Source, Dest, P], Result]:
         signature = inspect.signature(function)
@@ -96,7 +97,7 @@ def takes_options(
 
         @functools.wraps(function)
         def run(*args: Any, **keywords: Any) -> Result:
-            given = [*args, *(keywords.pop(one.name) for one in own[len(args) :] if one.name in keywords)]
+            given = [*args, *(keywords.pop(opt.name) for opt in own[len(args) :] if opt.name in keywords)]
             unknown = next((name for name in keywords if name not in names), None)
             if unknown is not None:
                 near = difflib.get_close_matches(unknown, names, n=1, cutoff=0)[0]
@@ -111,10 +112,10 @@ def takes_options(
         keyword = inspect.Parameter.KEYWORD_ONLY
         parameters = [
             *own,
-            *(inspect.Parameter(one.name, keyword, default=one.default, annotation=one.type) for one in declared),
+            *(inspect.Parameter(opt.name, keyword, default=opt.default, annotation=opt.type) for opt in declared),
         ]
         run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
-        lines = [f"    {one.name}: {one.metadata['help']}" for one in declared]
+        lines = [f"    {opt.name}: {opt.metadata['help']}" for opt in declared]
         run.__doc__ = "\n".join([inspect.getdoc(function) or "", "", "Options:", *lines])
         return run
 
@@ -123,7 +124,7 @@ def takes_options(
 
 @dataclass(frozen=True, kw_only=True)
 class RunOptions:
-    """The options of every run."""
+    """The options of every run. PackError: An option is out of range."""
 
     workers: int = option("Run", 1, "Processes that read and write.", "N", least=1)
     overwrite: bool = option("Existing shards, restart", False, "Replace the shards in DEST.")
@@ -131,16 +132,16 @@ class RunOptions:
     disk: Disk = option("", DISK, "Performs the file operations; tests replace it.")
 
     def __post_init__(self) -> None:
-        for one in fields(self):
-            value = as_int(getattr(self, one.name))
-            object.__setattr__(self, one.name, value)
-            words = choices_of(one)
-            if words and value != one.default and value not in words:
-                raise PackError(f"{one.name}: {value!r} is not one of {', '.join(map(repr, words))}.")
+        for opt in fields(self):
+            value = as_int(getattr(self, opt.name))
+            object.__setattr__(self, opt.name, value)
+            words = choices_of(opt)
+            if words and value != opt.default and value not in words:
+                raise PackError(f"{opt.name}: {value!r} is not one of {', '.join(map(repr, words))}.")
         for name, what in (("workers", "processes"), ("threads", "threads")):
             number = getattr(self, name, 1)
             if type(number) is not int or number < 1:
-                raise PackError(f"{name}: {number!r} is not a number of {what}; 1 is this one.")
+                raise PackError(f"{name}: {number!r} is not a number of {what}. Write 1 or more.")
         for name in ("shuffle", "seed"):
             seed = getattr(self, name, None)
             if seed is not None and (type(seed) is not int or not 0 <= seed < 1 << 64):
@@ -180,7 +181,7 @@ class SelectOptions(RunOptions):
 
     @cached_property
     def choice(self) -> Choice:
-        """The samples to keep."""
+        """The rule that decides which samples are kept."""
         from wdskit.packing.choice import make_choice
 
         return make_choice(filter=self.filter, missing=self.missing, sample=self.sample, seed=self.seed)
@@ -298,7 +299,7 @@ class WriteOptions(RunOptions):
             raise PackError(f"{msg}, which does not read the size of images. Leave one of them out.")
 
     def _check_columns(self) -> None:
-        """Refuse a field whose column describes an image that changes: the values of the field would be wrong."""
+        """Raise `PackError` for a field whose column describes an image that changes: the field would be wrong."""
         if not self.transforms.changes_images:
             return
         from wdskit.packing.annotations import names_places
@@ -314,7 +315,7 @@ class WriteOptions(RunOptions):
         given = {name: getattr(self, name) for name in ("append", "overwrite", "dry_run", "part")}
         asked = [name for name, value in given.items() if value is not None and value is not False]
         for one, other in itertools.combinations(asked, 2):
-            if {one, other} not in _TOGETHER:
+            if {one, other} not in _ALLOWED_PAIRS:
                 raise PackError(f"{one} and {other} cannot be combined. Leave one of them out.")
         if self.on is not None:
             from wdskit.packing.ray import check_address
@@ -330,20 +331,20 @@ class WriteOptions(RunOptions):
 
     @cached_property
     def transforms(self) -> Transforms:
-        """What happens to each sample."""
+        """The checks and changes of each sample."""
         return self._make_transforms()
 
     def _make_transforms(self, **values: Any) -> Transforms:
         """Return the transforms with these values. The options with the same names give the other values."""
         from wdskit.packing.transforms import Transforms
 
-        names = {one.name for one in fields(Transforms)} - values.keys()
+        names = {opt.name for opt in fields(Transforms)} - values.keys()
         given = {name: value for name in names if (value := getattr(self, name, None)) is not None}
         return Transforms(**given, **values)
 
     @cached_property
     def limits(self) -> Limits:
-        """How large shards may become, and how many there are."""
+        """The limits of a shard's samples and bytes, and the number of shards."""
         from wdskit.packing.division import make_limits
 
         return make_limits(
@@ -355,32 +356,32 @@ class WriteOptions(RunOptions):
 
     @cached_property
     def part_of(self) -> tuple[int, int] | None:
-        """Number of the part, from 0, and how many there are; None where the run is not divided."""
+        """Number of the part, from 0, and the number of parts; None for a run without parts."""
         return None if self.part is None else parse_part(self.part)
 
     @cached_property
     def made_fields(self) -> dict[str, str]:
-        """Which column each field is made of, by the field's name."""
+        """The column that each additional field is made from, by field name."""
         from wdskit.packing.sources.records import parse_fields
 
         return parse_fields(self.fields)
 
     @cached_property
     def class_names(self) -> ClassNames | None:
-        """The classes that there may be. A file of them is read here; `PackError` where it cannot be."""
+        """The classes of the option `classes`; None without the option. PackError: The classes cannot be read."""
         from wdskit.packing.labels import find_class_names
 
         return None if self.classes is None else find_class_names(self.classes)
 
     @cached_property
     def shares(self) -> Shares | None:
-        """Name and share of each split; None where nothing is split."""
+        """The share of each split, by name; None without splits."""
         from wdskit.shards.split import parse_shares
 
         return None if self.split is None else parse_shares(self.split)
 
     def to_dict(self) -> dict[str, object]:
-        """The options that a shard can depend on, by name."""
+        """Return the options that can change the bytes of shards, by name."""
         from wdskit.packing.transforms import transform_versions
         from wdskit.shards.split import format_shares
 
@@ -456,7 +457,7 @@ class PackOptions(WriteOptions):
 
     @cached_property
     def records(self) -> Records:
-        """How records of a table or of JSON become rows. The reader sets the folder."""
+        """Converts records of a table or of JSON to rows. The folder is empty; the reader sets it."""
         from wdskit.packing.sources.records import Records
 
         return Records(
@@ -469,7 +470,7 @@ class PackOptions(WriteOptions):
         return self.shuffle is None or self.dry_run
 
     def to_dict(self) -> dict[str, object]:
-        """The options that a shard can depend on, by name."""
+        """Return the options that can change the bytes of shards, by name."""
         names = (
             "skip_bad",
             "from_",
@@ -490,22 +491,28 @@ class PackOptions(WriteOptions):
         }
 
     def check_stream(self) -> None:
-        """Refuse options that need a plan: the rows can be read only once.
+        """Check that no option needs a plan. Rows that can be read only once are packed without a plan.
 
         Raises:
-            PackError: Such an option is set; the message names it.
+            PackError: An option needs a plan.
         """
         names = ("shuffle", "num_shards", "dry_run", "part", "split", "on")
         asked = [name for name in names if getattr(self, name) not in {None, False}]
         asked += ["workers"] * (self.workers > 1) + ["duplicates"] * (self.duplicates != "keep")
         if asked:
             msg = f"{asked[0]}: rows that can be read only once are packed in one pass."
-            raise PackError(f"{msg} Give a list, or leave it out.")
+            raise PackError(f"{msg} Pass the rows as a list, or leave out `{asked[0]}`.")
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReshardOptions(WriteOptions, SelectOptions):
-    """The options of `reshard`. Raises the errors of `PackOptions` and `SelectOptions`."""
+    """The options of `reshard`.
+
+    Raises:
+        PackError: An option is out of range or has no effect, or two options contradict each other.
+        ConfigError: `export` names an unknown kind, or `sample` is not a share.
+        SelectionError: The filter, `split` or `columns` is invalid.
+    """
 
     command = "reshard"
 
@@ -524,16 +531,16 @@ class ReshardOptions(WriteOptions, SelectOptions):
 
     @cached_property
     def transforms(self) -> Transforms:
-        """As for `pack`; but images are not checked if nothing changes them."""
+        """The checks and changes of each sample. By default, images are checked only if an option changes them."""
         is_changed = self.resize or self.format or self.orient or self.derive
         return self._make_transforms(
             validate=self.validate or ("structure" if is_changed else "none"),
-            missing=None,  # here the option is about the filter
+            missing=None,  # in reshard, `missing` is for the filter
         )
 
     @cached_property
     def changes(self) -> Changes:
-        """What becomes of their fields and keys."""
+        """The changes to the fields and keys of samples."""
         from wdskit.packing.changes import make_changes
         from wdskit.packing.sources.records import Records
 
@@ -545,7 +552,7 @@ class ReshardOptions(WriteOptions, SelectOptions):
         return make_changes(keep=self.keep, drop=self.drop, rename=self.rename, keys=self.keys, made=made)
 
     def to_dict(self) -> dict[str, object]:
-        """The options that a shard can depend on, by name."""
+        """Return the options that can change the bytes of shards, by name."""
         from wdskit.shards.sampling import parse_share
 
         return {

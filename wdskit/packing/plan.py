@@ -1,7 +1,8 @@
-"""All rows of a source before the first is packed: which of them are packed, and which shard each goes into.
+"""The plan of a run: all rows of a source, which rows are packed, and the rows of each shard.
 
-A plan is a SQLite database with one stored row per row of the source. It is in memory up to `ROWS_IN_MEMORY` rows, then
-in a temporary file, which the processes that fill shards read too. Memory holds the size of each row: 4 bytes.
+The plan is made before the first row is packed. It is a SQLite database with one stored row per row of the source. Up
+to `ROWS_IN_MEMORY` rows it is in memory, then in a temporary file, which the processes that fill shards also read. The
+size of each row is always in memory, in 4 bytes.
 """
 
 from __future__ import annotations
@@ -48,23 +49,23 @@ _log = logging.getLogger(__name__)
 Ints = NDArray[np.int64]
 
 ROWS_IN_MEMORY = 50_000
-"""Rows from which on a plan is on disk: some 15 MB."""
+"""Largest number of rows of a plan in memory, which takes about 15 MB. A plan with more rows is on disk."""
 
 _HELD_BYTES = 4 << 20
-"""Bytes of fields in rows from which on these are on disk: images of a table that is shuffled are in its rows."""
+"""Largest size in memory of the fields that are not references, such as images of a table. A larger plan is on disk."""
 
-_ANY = "surrogatepass"  # the name of a file need not be UTF-8
-_TEMP_VARIABLE = "SQLITE_TMPDIR"  # where SQLite makes temporary files (sqlite.org/tempfiles.html)
-_BATCH_ROWS = 1000  # that are inserted at once, and after which progress is reported
-_CHECK_ROWS = 256  # that a process checks at a time
-_DRAWN_ROWS = 4096
+_ERRORS = "surrogatepass"  # the name of a file need not be UTF-8
+_TEMP_VARIABLE = "SQLITE_TMPDIR"  # the folder of SQLite's temporary files (sqlite.org/tempfiles.html)
+_BATCH_ROWS = 1000  # rows per insertion, and per report of the progress
+_CHECK_ROWS = 256  # rows per task of a process that checks rows
+_DRAWN_ROWS = 4096  # keys per call of `choose_splits`
 _SHOWN_MISSING = 5  # rows without a required field that are logged one by one
 
 _SCHEMA = """
 CREATE TABLE rows (
-    number INTEGER PRIMARY KEY,  -- of the row in its source
+    number INTEGER PRIMARY KEY,  -- number of the row in its source
     key TEXT,                    -- NULL for a row that is not packed
-    record BLOB                  -- NULL for rows that their giver has in memory
+    record BLOB                  -- NULL for rows that the caller has in memory
 );
 CREATE TABLE taken (key TEXT);   -- keys of the shards that are added to
 """
@@ -72,7 +73,7 @@ CREATE TABLE taken (key TEXT);   -- keys of the shards that are added to
 
 # Rows as bytes.
 
-_HEAD = struct.Struct("<IIQ")  # bytes of the texts, of the description, and of the fields that the record holds itself
+_HEAD = struct.Struct("<IIQ")  # sizes of the parts that `encode_row` returns
 _KIND_OF: dict[type[Reference], str] = {kind: name for name, kind in KINDS.items()}
 
 
@@ -102,21 +103,22 @@ def encode_row(row: Row) -> tuple[bytes, bytes, bytes]:
 
 
 def _to_latin(text: str) -> str:
-    """Text that JSON can hold, one character per byte."""
-    return text.encode(errors=_ANY).decode("latin-1")
+    """Return text that JSON can store, with one character per byte of `text`."""
+    return text.encode(errors=_ERRORS).decode("latin-1")
 
 
 def _from_latin(text: str) -> str:
-    return text.encode("latin-1").decode(errors=_ANY)
+    """Return the text that `_to_latin` converted."""
+    return text.encode("latin-1").decode(errors=_ERRORS)
 
 
 def join_record(parts: tuple[bytes, bytes, bytes]) -> bytes:
-    """One record of the parts of a row."""
+    """Return one record: the sizes of the parts, then the parts."""
     return b"".join((_HEAD.pack(*map(len, parts)), *parts))
 
 
 def decode_row(record: bytes) -> Row:
-    """The row of a record."""
+    """Return the row that a record encodes."""
     text_bytes, description_bytes, _ = _HEAD.unpack_from(record)
     at = _HEAD.size + text_bytes
     is_odd, where, *files = orjson.loads(record[_HEAD.size : at])
@@ -139,22 +141,22 @@ def decode_row(record: bytes) -> Row:
 
 @dataclass(frozen=True, slots=True)
 class StoredRows:
-    """Some rows by their records, for this process or another."""
+    """Rows as records, which another process can receive as a pickle."""
 
     records: Sequence[bytes]
 
     def __len__(self) -> int:
-        """Number of rows."""
+        """Return the number of rows."""
         return len(self.records)
 
     def __iter__(self) -> Iterator[Row]:
-        """The rows in their order."""
+        """Yield the rows in order."""
         return map(decode_row, self.records)
 
 
 @dataclass(frozen=True, slots=True)
 class FileRows:
-    """Some rows of a plan on disk, for this process or another that sees the file. They are read one by one.
+    """Rows of a plan on disk, which each iteration reads one by one. Another process that sees the file can use them.
 
     Attributes:
         path: The plan's file.
@@ -165,7 +167,7 @@ class FileRows:
     numbers: Ints
 
     def __len__(self) -> int:
-        """Number of rows."""
+        """Return the number of rows."""
         return len(self.numbers)
 
     def __iter__(self) -> Iterator[Row]:
@@ -183,53 +185,54 @@ class FileRows:
 
 
 def _records(connection: sqlite3.Connection, numbers: Ints) -> Iterator[bytes]:
-    """Yield the records of rows, by their numbers."""
+    """Yield the records of the rows with these numbers, in order. sqlite3.DatabaseError: A row is missing."""
     if len(numbers) and (np.diff(numbers) == 1).all():
         sql = "SELECT record FROM rows WHERE number BETWEEN ? AND ? ORDER BY number"
-        found = connection.execute(sql, (int(numbers[0]), int(numbers[-1])))
+        cursor = connection.execute(sql, (int(numbers[0]), int(numbers[-1])))
         for number in numbers.tolist():
-            yield _record(found.fetchone(), number)
+            yield _record(cursor.fetchone(), number)
         return
     for number in numbers.tolist():
         yield _record(connection.execute("SELECT record FROM rows WHERE number = ?", (number,)).fetchone(), number)
 
 
-def _record(found: tuple[bytes] | None, number: int) -> bytes:
-    """Return the record that a query found. Raise `sqlite3.DatabaseError` if it found none."""
-    if found is None:
+def _record(result: tuple[bytes] | None, number: int) -> bytes:
+    """Return the record in the result of a query. sqlite3.DatabaseError: The result is None."""
+    if result is None:
         raise sqlite3.DatabaseError(f"row {number} is missing")
-    return found[0]
+    return result[0]
 
 
 Rows = Sequence[Row] | StoredRows | FileRows
-"""Rows with a length, to iterate over as often as one likes."""
+"""Rows with a length, for any number of iterations."""
 
 
 # The database.
 
 
 class Plan:
-    """The rows of a source in their order. `close` removes it.
+    """The rows of a source, in order. `close` removes the plan.
 
     Args:
-        room: Returns the folder for the plan if it is too large for memory.
-        name: Name of its file there.
-        is_held: Whoever gave the rows has them in memory, so they are not stored.
+        get_folder: Returns the folder for the plan if it is too large for memory.
+        name: Name of the plan's file in this folder.
+        is_held: True if the caller keeps the rows in memory, so that the plan does not store them.
         shares: Share of each split; None without splits.
         sha256: Digests of the files that rows refer to, by path, if they are known.
 
     Attributes:
-        blocks: Blocks of 512 bytes that each row takes in its shard, by its number.
-        num_fields: Rows by the names of their fields, of the rows that are packed.
+        blocks: Number of 512-byte blocks that each row takes in its shard, by row number.
+        num_fields: Number of packed rows for each tuple of field names.
         kept: Numbers of the rows that are packed, rising; None for all.
+        splitter: The split of each row; None without splits.
 
     Raises, in all methods:
-        PackError: The disk does not take the plan.
+        PackError: The plan cannot be written to the disk.
     """
 
     def __init__(
         self,
-        room: Callable[[], Path],
+        get_folder: Callable[[], Path],
         *,
         name: str = "wdskit-plan",
         is_held: bool = False,
@@ -239,10 +242,10 @@ class Plan:
         self.blocks = array("I")
         self.num_fields: Counter[tuple[str, ...]] = Counter()
         self.kept: Ints | None = None
-        self._database = Database(room, name, _SCHEMA)
-        # In a file of its own: other processes read the rows without locks while these are written.
+        self._database = Database(get_folder, name, _SCHEMA)
+        # Two files: other processes read the rows without locks while digests are written.
         schema = "CREATE TABLE digests (number INTEGER PRIMARY KEY, digest BLOB)"  # sha256 of the images of a row
-        self._digests = Database(room, f"{name}-digests", schema)
+        self._digests = Database(get_folder, f"{name}-digests", schema)
         self._held: list[Row] | None = [] if is_held else None
         self._pending: list[tuple[int, str, bytes | None]] = []
         self._held_bytes = 0
@@ -252,15 +255,15 @@ class Plan:
         self.splitter = None if shares is None else Splitter(shares)
 
     def __len__(self) -> int:
-        """Number of rows, those that are not packed included."""
+        """Return the number of rows, including the rows that are not packed."""
         return len(self.blocks)
 
     def __enter__(self) -> Self:
-        """Return itself; it is closed when the block ends."""
+        """Return this plan, which the end of the block closes."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """As `close`."""
+        """Remove the plan."""
         self.close()
 
     def close(self) -> None:
@@ -270,14 +273,15 @@ class Plan:
 
     @property
     def digest(self) -> str:
-        """16 hex digits that depend on the keys, fields and files of all rows in their order. A file is known by its
-        sha256, or by its time of change and inode (ETag), and never by its path.
+        """16 hex digits that depend on the keys, fields and files of all rows, and on their order.
+
+        The digest of a file is its known sha256, else its time of change and its inode, or its ETag; never its path.
         """
         return self._digest.hexdigest()[:16]
 
     @property
     def has_labels(self) -> bool:
-        """Whether a row that is packed has the field `cls`."""
+        """True if a packed row has the field `cls`."""
         return any(count and CLASS_FIELD in names for names, count in self.num_fields.items())
 
     def add(self, row: Row) -> None:
@@ -304,27 +308,28 @@ class Plan:
             self.flush()
 
     def flush(self) -> None:
-        """Insert the rows that were added since."""
+        """Insert the added rows into the database."""
         if self._held_bytes > _HELD_BYTES or len(self) > ROWS_IN_MEMORY:
             self._database.move_to_disk()
+            self._held_bytes = 0
         self._database.insert("INSERT INTO rows (number, key, record) VALUES (?, ?, ?)", self._pending)
         self._pending = []
 
     def take(self, numbers: Ints) -> Rows:
-        """The rows of these numbers, in this order, for this process or another."""
+        """Return the rows with these numbers, in this order. Other processes can receive the result as a pickle."""
         if self._held is not None:
             return tuple([self._held[number] for number in numbers.tolist()])
         path = self._database.publish()
         return StoredRows(self._database.records(numbers)) if path is None else FileRows(path, numbers)
 
     def __getitem__(self, number: int) -> Row:
-        """One row."""
+        """Return the row with this number."""
         if self._held is not None:
             return self._held[number]
         return decode_row(self._database.records(np.array([number]))[0])
 
     def leave_out(self, numbers: Iterable[int]) -> None:
-        """Do not pack these rows."""
+        """Exclude the rows with these numbers from packing."""
         numbers = [*numbers]
         for number in numbers:
             self.num_fields[tuple([name for name, _ in self[number].fields])] -= 1
@@ -334,33 +339,33 @@ class Plan:
 
     @property
     def num_kept(self) -> int:
-        """Number of the rows that are packed."""
+        """Number of packed rows."""
         return len(self) if self.kept is None else len(self.kept)
 
     def add_digests(self, digests: Iterable[tuple[int, bytes]]) -> None:
-        """Store the digest of the images of some rows, by their numbers."""
+        """Store the digest of the images of some rows. An item is the number of a row and its digest."""
         if len(self) > ROWS_IN_MEMORY:
             self._digests.move_to_disk()
         self._digests.insert("INSERT INTO digests VALUES (?, ?)", digests)
 
     def find_duplicates(self) -> Iterator[Duplicate]:
-        """Yield the rows whose images an earlier row has, in their order."""
+        """Yield the rows with the same images as an earlier row, in order."""
         self._digests.make_index("CREATE INDEX by_digest ON digests (digest)")
-        found = self._digests.query(
+        repeated = self._digests.query(
             """SELECT number, first, digests.digest FROM digests JOIN (
                    SELECT digest, min(number) AS first FROM digests GROUP BY digest HAVING count(*) > 1
                ) AS repeated ON digests.digest = repeated.digest
                WHERE number > first ORDER BY number"""
         )
-        for number, first, digest in found:
+        for number, first, digest in repeated:
             row, earlier = self[number], self[first]
             yield Duplicate(number, row.key, row.where, earlier.key, earlier.where, digest.hex())
 
     def check_unique(self, *, keep_first: bool = False) -> None:
-        """Check that no two rows that are packed have one key. With `keep_first`, the later ones are not packed.
+        """Check that all packed rows have different keys. With `keep_first`, only the first row of each key is packed.
 
         Raises:
-            RowError: Names the first row whose key an earlier row has.
+            RowError: A row has the key of an earlier row, without `keep_first`. The error names the first such row.
         """
         self._database.make_index("CREATE INDEX keys ON rows (key) WHERE key IS NOT NULL")
         later = self._database.query(
@@ -374,8 +379,8 @@ class Plan:
         elif later:
             raise key_taken(self[later[0][0]], self[later[0][1]].where)
 
-    def find_taken(self, keys: Iterable[str]) -> Row | None:
-        """The first row with one of some keys; None if no row has. `check_unique` comes first."""
+    def find_row_with_key(self, keys: Iterable[str]) -> Row | None:
+        """Return the first packed row whose key is in `keys`; None without such a row. Call `check_unique` before."""
         self._database.insert("INSERT INTO taken VALUES (?)", ((key,) for key in keys))
         [(number,)] = self._database.query("SELECT min(number) FROM taken JOIN rows USING (key)")
         return None if number is None else self[number]
@@ -385,13 +390,16 @@ class Database:
     """A SQLite database in memory, which can move to a temporary file. One process writes to it.
 
     Args:
-        room: Returns the folder for the file.
+        get_folder: Returns the folder for the file.
         name: Name of the file.
         schema: SQL that makes the tables.
+
+    Raises, in all methods:
+        PackError: The database cannot be read or written.
     """
 
-    def __init__(self, room: Callable[[], Path], name: str, schema: str) -> None:
-        self._room = room
+    def __init__(self, get_folder: Callable[[], Path], name: str, schema: str) -> None:
+        self._get_folder = get_folder
         self._name = name
         self._path: Path | None = None
         self._connection = _connect("file::memory:")
@@ -410,19 +418,19 @@ class Database:
         """Move the database to its file, if it is in memory."""
         if self._path is not None:
             return
-        path = temp_path(self._room() / self._name)
+        path = temp_path(self._get_folder() / self._name)
         with self._errors():
             path.unlink(missing_ok=True)
             os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600))
             self._path = path
             self._connection.execute("COMMIT")
-            before, self._connection = self._connection, _connect(_uri(path, "nolock=1"))
-            before.backup(self._connection)
-            before.close()
+            old, self._connection = self._connection, _connect(_uri(path, "nolock=1"))
+            old.backup(self._connection)
+            old.close()
             self._connection.execute("BEGIN")
 
     def publish(self) -> str | None:
-        """Commit, so that other connections see the rows. Return the path of the file; None for a plan in memory."""
+        """Commit, so that other connections see the rows. Return the path of the file; None if it is in memory."""
         if self._path is None:
             return None
         if self._connection.total_changes != self._num_published:
@@ -434,68 +442,69 @@ class Database:
         return os.fspath(self._path)
 
     def records(self, numbers: Ints) -> list[bytes]:
-        """The records of rows, by their numbers."""
+        """Return the records of the rows with these numbers, in this order."""
         with self._errors():
             return [*_records(self._connection, numbers)]
 
     def insert(self, sql: str, values: Iterable[Sequence[Any]]) -> int:
-        """Run a statement with each of some values, and return how many rows it changed."""
+        """Run a statement once for each item of `values`. Return the number of changed rows."""
         with self._errors():
             return self._connection.executemany(sql, values).rowcount
 
     def make_index(self, sql: str) -> None:
-        """Run a statement that makes an index. What SQLite sorts for it is next to the database, not in /tmp."""
-        before = os.environ.get(_TEMP_VARIABLE)
+        """Run a statement that makes an index. SQLite's temporary files are next to the database, not in /tmp."""
+        temp_folder = os.environ.get(_TEMP_VARIABLE)
         try:
             if self._path is not None:
                 os.environ[_TEMP_VARIABLE] = os.fspath(self._path.parent)
             with self._errors():
                 self._connection.execute(sql)
         finally:
-            if before is not None:
-                os.environ[_TEMP_VARIABLE] = before
+            if temp_folder is not None:
+                os.environ[_TEMP_VARIABLE] = temp_folder
             else:
                 os.environ.pop(_TEMP_VARIABLE, None)
 
     def query(self, sql: str, *values: Any) -> list[tuple[Any, ...]]:
-        """The rows that a query finds."""
+        """Return the rows that a query finds. `values` are the parameters of the query."""
         with self._errors():
             return self._connection.execute(sql, values).fetchall()
 
     @contextlib.contextmanager
     def _errors(self) -> Iterator[None]:
+        """Convert the errors of SQLite and of the disk to a PackError."""
         try:
             yield
         except (sqlite3.Error, OSError) as err:
             problem = describe_os_error(err) if isinstance(err, OSError) else str(err)
-            msg = f"{self._room()}: the plan of this run cannot be written there: {problem}."
+            msg = f"{self._get_folder()}: the plan of this run cannot be written there: {problem}."
             raise PackError(f"{msg}\n  Free some space there, or pack into a folder on another disk.") from err
 
 
 def _uri(path: str | Path, options: str) -> str:
-    """A file as SQLite takes it; without locks, which not every network disk has."""
+    """Return the URI of a file for SQLite. `options` turn off locks, because some network disks have no locks."""
     return f"file:{urllib.parse.quote(os.fsencode(os.path.abspath(path)))}?{options}"
 
 
 def _connect(uri: str) -> sqlite3.Connection:
-    """A connection without transactions of its own: one that is never committed saves what a commit writes."""
+    """Open a database. The caller begins and commits each transaction: a commit costs writes."""
     connection = sqlite3.connect(uri, uri=True, isolation_level=None, cached_statements=16)
-    # A plan that was cut short is made again: no journal, no flush.
+    # No journal and no flush: after a crash, the plan is made again.
     for setting in ("journal_mode=OFF", "synchronous=OFF", "cache_size=-16384"):
         connection.execute(f"PRAGMA {setting}").close()
     return connection
 
 
 class StreamedKeys:
-    """The keys of rows that come once: finds a key that came before. `close` removes it.
+    """The keys of rows that can be read only once, to find a repeated key. `close` removes the keys.
 
     Args:
-        room: Returns the folder for the keys if they are too many for memory.
+        get_folder: Returns the folder for the keys if there are too many for memory.
     """
 
-    def __init__(self, room: Callable[[], Path]) -> None:
+    def __init__(self, get_folder: Callable[[], Path]) -> None:
         schema = "CREATE TABLE keys (key TEXT PRIMARY KEY, place BLOB) WITHOUT ROWID"
-        self._database = Database(room, "wdskit-keys", schema)
+        self._database = Database(get_folder, "wdskit-keys", schema)
         self._num_keys = 0
 
     def close(self) -> None:
@@ -507,17 +516,17 @@ class StreamedKeys:
         self._num_keys += 1
         if self._num_keys > ROWS_IN_MEMORY:
             self._database.move_to_disk()
-        if self._database.insert("INSERT OR IGNORE INTO keys VALUES (?, ?)", [(key, place.encode(errors=_ANY))]):
+        if self._database.insert("INSERT OR IGNORE INTO keys VALUES (?, ?)", [(key, place.encode(errors=_ERRORS))]):
             return None
-        ((before,),) = self._database.query("SELECT place FROM keys WHERE key = ?", key)
-        return bytes(before).decode(errors=_ANY)
+        ((earlier,),) = self._database.query("SELECT place FROM keys WHERE key = ?", key)
+        return bytes(earlier).decode(errors=_ERRORS)
 
 
 # Reading the rows.
 
 
 def read_rows(
-    found: Source,
+    source: Source,
     plan: Plan,
     *,
     transforms: Transforms = UNTOUCHED,
@@ -526,27 +535,27 @@ def read_rows(
     workers: int,
     on_progress: OnProgress,
 ) -> None:
-    """Read all rows of a source into a plan, and decide which are packed.
+    """Read all rows of a source into a plan, and decide which rows are packed.
 
     Args:
-        found: The source; rows that are left out are listed in it as rejected.
-        plan: Empty.
-        transforms: What is required of a row, and what happens to it and to duplicates.
-        skip_bad: Leave bad rows out instead of raising the first. All rows are read for that, in `workers` processes.
-        keep_first: Leave out rows with the key of an earlier row, instead of raising.
-        workers: Processes that read the rows.
-        on_progress: Called from time to time.
+        source: The source. Its lists `rejected` and `duplicates` get the rows that are left out or repeated.
+        plan: An empty plan.
+        transforms: The transforms of each row, the required fields, and what to do with duplicates.
+        skip_bad: Leave out rows that cannot be packed, instead of raising an error. Their files are read to find them.
+        keep_first: Leave out rows with the key of an earlier row, instead of raising an error.
+        workers: Number of processes that read files, for `skip_bad` and for duplicates.
+        on_progress: Called with the progress.
 
     Raises:
-        RowError: A row is bad, or two rows have one key.
-        PackError: No row is left.
+        RowError: A row cannot be packed, or two rows have the same key.
+        PackError: No row is left, or an option names a field or is for images that no row has.
     """
     bad: list[tuple[int, RowError]] = []
     with contextlib.ExitStack() as stack:
-        # What an error leaves suspended is closed at once, not when its traceback goes: a manifest is open in it.
-        if isinstance(found.rows, Generator):
-            stack.callback(found.rows.close)
-        for row in required_rows(_counted(found.rows, on_progress), transforms, found.rejected):
+        # After an error, close the generator now: it holds a manifest open until the traceback is freed.
+        if isinstance(source.rows, Generator):
+            stack.callback(source.rows.close)
+        for row in required_rows(_counted(source.rows, on_progress), transforms, source.rejected):
             if isinstance(row, Row):
                 plan.add(row)
             elif skip_bad:
@@ -557,10 +566,10 @@ def read_rows(
     if len(plan):
         transforms.check_used(name for names in plan.num_fields for name in names)
     if skip_bad or transforms.duplicates != "keep":
-        _check_all(found, plan, transforms, bad, skip_bad=skip_bad, workers=workers, on_progress=on_progress)
-    found.rejected += [err for _, err in sorted(bad, key=lambda each: each[0])]
+        _check_all(source, plan, transforms, bad, skip_bad=skip_bad, workers=workers, on_progress=on_progress)
+    source.rejected += [err for _, err in sorted(bad, key=lambda each: each[0])]
     if not plan.num_kept:
-        raise found.nothing()
+        raise source.no_rows_error()
     plan.check_unique(keep_first=keep_first)
 
 
@@ -638,7 +647,7 @@ def _counted(rows: Iterable[Row | RowError], on_progress: OnProgress) -> Iterato
 
 
 def _check_all(
-    found: Source,
+    source: Source,
     plan: Plan,
     transforms: Transforms,
     bad: list[tuple[int, RowError]],
@@ -647,13 +656,20 @@ def _check_all(
     workers: int,
     on_progress: OnProgress,
 ) -> None:
-    """Read every row: find bad rows with `skip_bad`, and rows whose images another row has."""
+    """Read the files of all rows, to find rows that cannot be packed (`skip_bad`) and repeated images.
+
+    Leaves out the rows that cannot be packed and adds their numbers and errors to `bad`. Adds the repeated images to
+    `source.duplicates`, and leaves them out if `transforms.duplicates` is "drop".
+
+    Raises:
+        RowError: A row cannot be read, and `skip_bad` is False.
+    """
     check = functools.partial(_check_rows, transforms=transforms, transform=skip_bad)
     blocks = np.frombuffer(plan.blocks, dtype=np.uint32)
     total = int(blocks.sum(dtype=np.int64)) * BLOCK_BYTES
     number = num_bytes = 0
     unread: list[int] = []
-    with contextlib.closing(map_shards(check, _Pieces(plan), workers=workers)) as checked:
+    with contextlib.closing(map_shards(check, _RowBatches(plan), workers=workers)) as checked:
         for verdicts in checked:
             if isinstance(verdicts, WdskitError):
                 raise verdicts
@@ -669,13 +685,13 @@ def _check_all(
             on_progress(Progress("checking", number, num_bytes, len(plan), total))
     plan.leave_out(unread)
     if transforms.duplicates != "keep":
-        found.duplicates += plan.find_duplicates()
+        source.duplicates += plan.find_duplicates()
         if transforms.duplicates == "drop":
-            plan.leave_out(one.number for one in found.duplicates)
+            plan.leave_out(duplicate.number for duplicate in source.duplicates)
 
 
-class _Pieces(Sequence[Any]):
-    """All rows of a plan, some hundred at a time; each piece is made when it is asked for."""
+class _RowBatches(Sequence[Any]):
+    """The rows of a plan in batches of `_CHECK_ROWS`. A batch is made when it is requested."""
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
@@ -695,8 +711,7 @@ def _check_rows(rows: Iterable[Row], *, transforms: Transforms, transform: bool)
     """Read each row, and with `transform` also transform it, and report the result.
 
     Returns:
-        For each row: the RowError of a row that cannot be packed, else the digest of its images if duplicates are
-        searched, else None.
+        For each row: the RowError if it cannot be packed, the digest of its images if duplicates are searched, or None.
     """
     verdicts: list[RowError | bytes | None] = []
     for row in read_ahead(rows):
@@ -712,9 +727,10 @@ def _check_rows(rows: Iterable[Row], *, transforms: Transforms, transform: bool)
 
 
 def image_digest(fields: Iterable[tuple[str, bytes]], image_fields: Sequence[str] = ()) -> bytes | None:
-    """sha256 of a row's image as it came; of several, of their digests, sorted by name; None if it has no image.
+    """Return the sha256 of a row's image before transforms; None if the row has no image.
 
-    Only the images of `image_fields` count; all if none is named.
+    Several images give the sha256 of their joined digests, in the order of `fields`. If `image_fields` is not empty,
+    only images of these fields count.
     """
     digests = [
         hashlib.sha256(data).digest()
@@ -730,7 +746,7 @@ def image_digest(fields: Iterable[tuple[str, bytes]], image_fields: Sequence[str
 
 
 class Splitter:
-    """Finds the split of each key. One byte per key is kept, because there are at most a hundred splits."""
+    """The split of each row, drawn from its key. It takes one byte per row, because there are at most 100 splits."""
 
     def __init__(self, shares: Shares) -> None:
         self.shares = shares
@@ -750,7 +766,7 @@ class Splitter:
             self._draws = []
 
     def rows_of(self, split: int, kept: Ints | None) -> Ints:
-        """The numbers of the rows of a split, of which only `kept` count, all if that is None."""
+        """Return the numbers of the rows of a split, rising. If `kept` is not None, only these rows count."""
         self._choose()
         splits = np.frombuffer(self._splits, dtype=np.uint8)
         if kept is None:
@@ -762,16 +778,16 @@ class Splitter:
 def divide_plan(
     plan: Plan, *, limits: Limits, shuffle: int | None, by_count: bool = False
 ) -> tuple[Ints | None, dict[str, list[RowRange]]]:
-    """Divide the rows of a plan into shards. Each split is shuffled and divided separately, from its own rows only.
+    """Divide the rows of a plan into shards. The rows of each split are shuffled and divided separately.
 
     With `by_count` the bytes of the rows are not known, and the bytes of each shard are 0.
 
     Returns:
         Numbers of the rows in packing order, None for all rows in the order of the source; and the shards of each
-        split, as places in that order. Without splits, the name of the only split is empty.
+        split by its name, as places in the packing order. Without splits, the name of the only split is empty.
 
     Raises:
-        RowError: A row is larger than the limit of bytes allows.
+        RowError: A row is larger than `limits.max_bytes` allows.
         PackError: The rows cannot be divided into the requested number of shards.
     """
     if plan.splitter is None:
@@ -799,6 +815,7 @@ def divide_plan(
 def _divide_rows(
     plan: Plan, kept: Ints | None, *, limits: Limits, shuffle: int | None, by_count: bool
 ) -> tuple[Ints | None, list[RowRange]]:
+    """Return the packing order of the `kept` rows (None for all rows), and their shards as places in this order."""
     order = kept
     if kept is not None and not len(kept):
         return kept, []
@@ -813,21 +830,22 @@ def _divide_rows(
         return order, divide(blocks if order is None else blocks[order], limits)
     except RowTooLarge as err:
         problem = f"even alone in its shard it takes {err.num_bytes} bytes, more than max_bytes {limits.max_bytes}"
-        where = plan[int(_places(order, err.place, err.place + 1)[0])].where
+        where = plan[int(_rows_at(order, err.place, err.place + 1)[0])].where
         raise row_error(where, problem, "Raise --max-bytes.") from None
 
 
-def _places(order: Ints | None, start: int, stop: int) -> Ints:
+def _rows_at(order: Ints | None, start: int, stop: int) -> Ints:
+    """Return the numbers of the rows at the places [start, stop) of the packing order; see `divide_plan`."""
     return np.arange(start, stop) if order is None else order[start:stop]
 
 
 @dataclass(frozen=True)
 class PackPlan:
-    """What `pack` is going to write: `wdskit pack --dry-run`.
+    """The shards that `pack` is going to write: `wdskit pack --dry-run`.
 
     Attributes:
-        shards: In order.
-        num_fields: Samples that have each field, by its name, sorted.
+        shards: The planned shards, in order.
+        num_fields: Number of samples with each field, by field name, sorted by name.
         first_key: Key of the first sample.
         last_key: Key of the last sample.
         splits: The shards of each split, by its name; empty without splits.
@@ -846,7 +864,7 @@ class PackPlan:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of all shards' files, 0 if they are not known."""
+        """Bytes of all shards; 0 if the sizes are not known yet."""
         return sum(shard.num_bytes for shard in self.shards)
 
 
@@ -860,7 +878,7 @@ class ShardJob:
         num_bytes: The bytes that the file will have; 0 if the size is not known.
         transforms: The transforms of the samples.
         threads: Samples that are read and transformed at the same time.
-        sha256: Digest of the existing shard. The rows are compared with the digest, and nothing is written.
+        sha256: Digest of the existing shard. If set, the rows are compared with the digest, and nothing is written.
         columns: Sources of the columns to compute, by name. Their values are written next to the shard.
     """
 
@@ -874,8 +892,8 @@ class ShardJob:
 
 
 @dataclass(frozen=True)
-class Jobs(Sequence[ShardJob]):
-    """The shards to fill, in order. Each job is made when it is asked for, as its rows take memory.
+class ShardJobs(Sequence[ShardJob]):
+    """The shards to fill, in order. A job is made when it is requested, because its rows take memory.
 
     Attributes:
         plan: The plan with all rows.
@@ -900,7 +918,7 @@ class Jobs(Sequence[ShardJob]):
     columns: Mapping[str, ColumnSource]
 
     def __len__(self) -> int:
-        """Number of shards."""
+        """Return the number of shards."""
         return len(self.spans)
 
     @overload
@@ -910,29 +928,29 @@ class Jobs(Sequence[ShardJob]):
     def __getitem__(self, number: slice) -> Sequence[ShardJob]: ...
 
     def __getitem__(self, number: int | slice) -> ShardJob | Sequence[ShardJob]:
-        """One job, or several."""
+        """Return one job, or the jobs of a slice."""
         if isinstance(number, slice):
             return [self[each] for each in range(len(self))[number]]
         span = self.spans[number]
         return ShardJob(
             path=self.folder / self.shards[number].name,
-            rows=self.plan.take(_places(self.order, span.start, span.stop)),
+            rows=self.plan.take(_rows_at(self.order, span.start, span.stop)),
             num_bytes=span.num_bytes,
             transforms=self.transforms,
             threads=self.threads,
             columns=self.columns,
         )
 
-    def subset(self, numbers: Sequence[int], folder: Path) -> Jobs:
-        """Return some of the shards, to be filled in a folder."""
+    def subset(self, numbers: Sequence[int], folder: Path) -> ShardJobs:
+        """Return the jobs with these numbers, which fill their shards in `folder`."""
         spans = [self.spans[number] for number in numbers]
         shards = tuple(self.shards[number] for number in numbers)
         return replace(self, spans=spans, shards=shards, splits={}, folder=folder)
 
     def describe(self) -> PackPlan:
-        """Describe the shards that are going to be written."""
+        """Return the description of the shards for a dry run."""
         num_fields: Counter[str] = Counter()
         for names, count in self.plan.num_fields.items():
             num_fields.update(dict.fromkeys(packed_names(names, self.transforms), count))
-        first, last = (self.plan[int(_places(self.order, at, at + 1)[0])] for at in (0, self.spans[-1].stop - 1))
+        first, last = (self.plan[int(_rows_at(self.order, at, at + 1)[0])] for at in (0, self.spans[-1].stop - 1))
         return PackPlan(self.shards, dict(sorted((+num_fields).items())), first.key, last.key, self.splits)

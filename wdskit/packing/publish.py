@@ -32,8 +32,8 @@ from wdskit.dataset.binary import (
     BINARY_NAME,
     IDENTITIES_NAME,
     BinaryIndex,
+    IdentityChecker,
     ShardEntry,
-    Verified,
     build_binary,
     digest_of_entries,
 )
@@ -54,7 +54,7 @@ from wdskit.files import (
     remove_temp_files,
     temp_path,
 )
-from wdskit.packing.division import Names, PlannedShard, names_of
+from wdskit.packing.division import PlannedShard, ShardNames, names_of
 from wdskit.packing.options import WriteOptions
 from wdskit.packing.plan import Plan
 from wdskit.packing.row import OnProgress, Progress, Row, row_error
@@ -77,7 +77,16 @@ from wdskit.packing.run_journal import (
     values_path,
 )
 from wdskit.packing.sources import Source
-from wdskit.packing.upload import LAST_RUN_NAME, MAX_PENDING, WAYS, SentFile, Upload, Uploaded, digest_of, open_upload
+from wdskit.packing.upload import (
+    LAST_RUN_NAME,
+    MAX_PENDING,
+    PACKED_REMEDY,
+    SentFile,
+    Upload,
+    UploadedShard,
+    digest_of,
+    open_upload,
+)
 from wdskit.shards.column_values import Source as ColumnSource
 from wdskit.shards.column_values import pack_columns, parse_columns
 from wdskit.shards.export import remove_exports
@@ -87,8 +96,8 @@ from wdskit.storage.urls import LocalFile, is_local, local_path
 P = ParamSpec("P")
 Result = TypeVar("Result")
 
-_BEGINS = "begins.lock"
-_PART = "part-{}-of-{}.lock"
+_START_LOCK = "begins.lock"
+_PART_LOCK = "part-{}-of-{}.lock"
 _SHOWN_CHANGES = 5
 _SHOWN_SHARDS = 10
 
@@ -119,25 +128,25 @@ def _raises_pack_errors(
 def open_destination(dest: str, options: WriteOptions) -> Iterator[Destination]:
     """Open a local folder, or a folder of a bucket, to pack into. See `Destination`.
 
-    Errors of the block about the local copy of a bucket's folder name the URL.
+    In the errors of the block, the URL of a bucket's folder replaces the path of its local copy.
 
     Raises:
-        PackError: `dest` is empty, a file, or no folder of a bucket; or an option does not fit it.
+        PackError: `dest` is empty, a file, or a URL that is not a folder of a bucket; or an option does not fit `dest`.
         StorageError: The bucket cannot be read.
     """
     with contextlib.ExitStack() as stack:
         upload = open_upload(dest, options)
         if upload is not None:
             stack.enter_context(upload)
-            stack.enter_context(upload.named())
+            stack.enter_context(upload.show_url())
         yield stack.enter_context(Destination(dest if upload is None else upload.folder, options, upload=upload))
 
 
 class Destination:
     """A folder to pack into. The end of the `with` block frees its locks and removes temporary files.
 
-    The methods are called in the order in which they appear here. Until `room` or `resolve_previous_run` is used, the
-    folder is neither created nor locked, so that errors before it leave nothing behind.
+    The methods are called in the order in which they appear here. The folder is created and locked by `work_folder` or
+    `resolve_previous_run`, so that earlier errors leave no files.
 
     Args:
         folder: Path of the folder; or the path or `file:` URL as a user wrote it.
@@ -151,10 +160,10 @@ class Destination:
         last_run: The run that made this index; None if it is unknown, or if this run replaces the index.
         is_done: True if this run made the index before, so that nothing remains to do.
         path: The folder in which shards are filled, after `start`.
-        log: The file in which this process logs filled shards, after `start`. Its workers hold the file open.
+        log: The file in which this process logs filled shards, after `start`. Its workers share the file's lock.
 
     Raises:
-        PackError: The folder is empty text, a URL, or a file.
+        PackError: `folder` is empty, a URL of a store, or a file.
     """
 
     def __init__(self, folder: str | Path, options: WriteOptions, *, upload: Upload | None = None) -> None:
@@ -170,8 +179,8 @@ class Destination:
         self._disk: Disk = options.disk
         self._appends = options.append
         self._stack = contextlib.ExitStack()
-        self._read: tuple[FileIdentity, FolderIndex] | None = None
-        self._taken: set[str] = set()  # names of the folder at the last `check_folder`
+        self._cached_index: tuple[FileIdentity, FolderIndex] | None = None
+        self._taken: set[str] = set()  # names of the files at the last `check_folder`
 
     def __enter__(self) -> Self:
         """Return this destination."""
@@ -184,7 +193,7 @@ class Destination:
         self._stack.__exit__(kind, error, trace)
 
     def enter(self, resource: contextlib.AbstractContextManager[Any]) -> Any:
-        """Enter a context that ends with this destination's `with` block, and return its value."""
+        """Enter a context that ends with this destination's `with` block. Return the value of the context."""
         return self._stack.enter_context(resource)
 
     @property
@@ -224,24 +233,25 @@ class Destination:
             raise PackError(f"{msg}\n  If others wrote shards there, run `wdskit index {self.folder}` first.")
 
     @functools.cached_property
-    def names(self) -> Sequence[Names]:
-        """File names of the shards; with splits, the names for each split. PackError: The names are invalid."""
+    def names(self) -> Sequence[ShardNames]:
+        """File names of the shards: one item, or one item for each split. PackError: The names are invalid."""
         with raised_as_pack_errors(self.folder):
             return names_of(self.folder, self.options.pattern, self.options.shares)
 
-    def describe_options(self, found: Source) -> dict[str, Any]:
+    def describe_options(self, source: Source) -> dict[str, Any]:
         """Return all values that can change a shard, by name."""
         patterns = [names.pattern for names in self.names]
         return {
             **self.options.to_dict(),
             **{
-                f"digest of {name}": hashlib.sha256(data).hexdigest()[:16] for name, data in (found.lists or {}).items()
+                f"digest of {name}": hashlib.sha256(data).hexdigest()[:16]
+                for name, data in (source.lists or {}).items()
             },
             "pattern": patterns[0] if self.options.shares is None else patterns,
         }
 
     @_raises_pack_errors
-    def refuse_other_options(self, found: Source) -> None:
+    def refuse_other_options(self, source: Source) -> None:
         """Refuse a folder that a run with different options packed, unless this run appends or overwrites.
 
         Raises:
@@ -254,17 +264,21 @@ class Destination:
         last = self._find_last_run()
         if last is None:
             raise self.indexed_already()
-        num_rows = None if found.is_stream else last.run.num_rows or 0
-        now = dataclasses.replace(last.run, options=self.describe_options(found), num_rows=num_rows)
+        num_rows = None if source.is_stream else last.run.num_rows or 0
+        now = dataclasses.replace(last.run, options=self.describe_options(source), num_rows=num_rows)
         if changes := differences(last.run, now):
             raise self.indexed_already(changes)
 
     @functools.cached_property
-    def room(self) -> Path:
+    def work_folder(self) -> Path:
         """The folder for a plan that is too large for memory.
 
-        The first access creates and locks the destination folder until the end of the `with` block. A part of a run
-        holds the part's lock instead. A dry run uses a temporary folder.
+        The first access creates the destination folder, and locks it until the end of the `with` block. A part of a run
+        takes the part's lock instead. A dry run uses a temporary folder.
+
+        Raises:
+            PackError: The folder cannot be written, or another user or program made its `.wdskit-run`.
+            FolderIndexError: Another process is writing in the folder, or the part is running already.
         """
         if self.options.dry_run:
             return Path(self.enter(tempfile.TemporaryDirectory()))
@@ -273,12 +287,13 @@ class Destination:
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[Path]:
+        """Hold the lock of `work_folder` during the block. Yield the folder of all staging folders."""
         root, part = self.folder / RUN_FOLDER, self.options.part_of
         with raised_as_pack_errors(self.folder):
             check_runs(self.folder)
             make_folders(root, disk=self._disk)
         if part is not None:
-            with lock_folder(root, _PART.format(*part), f"part {part[0]}/{part[1]} is running already"):
+            with lock_folder(root, _PART_LOCK.format(*part), f"part {part[0]}/{part[1]} is running already"):
                 yield root
             return
         with lock_folder(self.folder):
@@ -309,29 +324,30 @@ class Destination:
 
     @_raises_pack_errors
     def resolve_previous_run(
-        self, found: Source, *, num_rows: int | None, rows: str, has_labels: bool, first_key: str = ""
+        self, source: Source, *, num_rows: int | None, rows: str, has_labels: bool, first_key: str = ""
     ) -> None:
         """Read the folder's index and compare the run that made it with this run. Locks the folder.
 
         Sets `index`, `last_run` and `is_done`.
 
         Args:
-            found: The source.
-            num_rows: Number of its rows; None for rows that can be read only once.
-            rows: Digest of its rows; empty for rows that can be read only once.
+            source: The source.
+            num_rows: Number of the source's rows; None for rows that can be read only once.
+            rows: Digest of the source's rows; empty for rows that can be read only once.
             has_labels: True if samples of this run have a `cls`.
             first_key: Key of the first row, if rows can be read only once. An addition of such rows is the same run
-                if its first key is also the same.
+                only if the first keys are equal.
 
         Raises:
             PackError: Another run packed the folder, and this run neither appends nor overwrites; a shard of this run
                 is missing; or the classes of an addition differ from those of the folder.
             ShardError: A shard of this run was damaged or replaced.
-            FolderIndexError: This run appends, and the index does not match the shards.
+            FolderIndexError: Another process is writing in the folder; or this run appends, and the index does not
+                match the shards.
         """
-        _ = self.room
+        _ = self.work_folder
         self._check_indexed()
-        self._run = RunDescription(self.describe_options(found), num_rows, rows, None)
+        self._run = RunDescription(self.describe_options(source), num_rows, rows, None)
         if not self._has_index():
             return
         self.index = self._read_index()
@@ -340,8 +356,8 @@ class Destination:
         self.last_run = self._find_last_run()
         if self._appends:
             self._check_sizes(self.index.entries)
-            if found.classes or has_labels:
-                self._check_classes(found.classes)
+            if source.classes or has_labels:
+                self._check_classes(source.classes)
         if self.last_run is None:
             if self._appends:
                 return
@@ -366,8 +382,8 @@ class Destination:
             if num_bytes != entry.num_bytes:
                 what = "is not there" if num_bytes is None else f"has {num_bytes} bytes, not {entry.num_bytes}"
                 msg = f"{self.folder / INDEX_NAME}: it does not match the shards: {entry.name} {what}."
-                way = f"Put the right file there, or run `wdskit index {self.folder}`."
-                raise FolderIndexError(f"{msg}\n  {way}", folder=str(self.folder))
+                remedy = f"Put the right file there, or run `wdskit index {self.folder}`."
+                raise FolderIndexError(f"{msg}\n  {remedy}", folder=str(self.folder))
 
     def _check_classes(self, classes: Mapping[str, int]) -> None:
         """Compare the classes of an addition with those of the folder. PackError: They differ."""
@@ -395,13 +411,13 @@ class Destination:
             ShardError: A shard was damaged or replaced.
         """
         if self.upload is not None:
-            if lost := self.upload.lost(last.entries, last.etags):
+            if lost := self.upload.find_lost(last.entries, last.etags):
                 raise self.indexed_already([f"{name} is gone, or was replaced." for name in lost])
             return
         lost = [entry.name for entry in last.entries if not has_shard(self.folder, entry)]
         if lost:
             raise self.indexed_already([f"{name} or its .idx is gone, or has a different size." for name in lost])
-        verified = Verified()
+        verified = IdentityChecker()
         for entry in last.entries:
             with contextlib.closing(LocalFile(str(self.folder / entry.name))) as file:
                 verified.check(file, entry.identity, entry.sha256)
@@ -414,26 +430,26 @@ class Destination:
 
     @property
     def kept(self) -> tuple[ShardEntry, ...]:
-        """The existing shards that stay before the shards of this run; empty unless this run appends."""
+        """The existing shards that stay, before the shards of this run; empty unless this run appends."""
         if self.index is None or not self._appends:
             return ()
         own = len(self.last_run.entries) if self.last_run is not None and self.is_done else 0
         return self.index.entries[: len(self.index.entries) - own]
 
-    def first_number(self, names: Names) -> int:
-        """Return the number of the first new shard: the largest number of an existing shard in `names`, plus one."""
+    def first_number(self, names: ShardNames) -> int:
+        """Return the number of the first new shard: the largest number of an existing shard with `names`, plus one."""
         numbers = (names.number_of(entry.name) for entry in self.kept)
         return max((number for number in numbers if number is not None), default=-1) + 1
 
     @_raises_pack_errors
     def check_keys(self, plan: Plan) -> None:
-        """Refuse an addition of a row whose key an existing shard has. The headers of these shards are read.
+        """Check that no row of an addition has the key of an existing sample. Reads the headers of existing shards.
 
         Raises:
-            RowError: An existing shard has the key of a row.
+            RowError: An existing sample has the key of a row.
             ShardError: An existing shard is damaged.
         """
-        if not self.is_done and self.kept and (row := plan.find_taken(self.existing_keys())) is not None:
+        if not self.is_done and self.kept and (row := plan.find_row_with_key(self.existing_keys())) is not None:
             raise self.key_exists(row)
 
     def key_exists(self, row: Row) -> RowError:
@@ -442,7 +458,7 @@ class Destination:
         return row_error(row.where, f"its key {row.key!r} is in {self.folder} already", remedy)
 
     def existing_keys(self) -> Iterator[str]:
-        """Yield the keys of the existing shards that stay, read from their headers. ShardError: One is damaged."""
+        """Yield the keys of the existing shards that stay, from their headers. ShardError: A shard is damaged."""
         num_keys = num_bytes = 0
         totals = sum(entry.num_samples for entry in self.kept), sum(entry.num_bytes for entry in self.kept)
         for entry in self.kept:
@@ -455,18 +471,19 @@ class Destination:
             num_bytes += entry.num_bytes
 
     @_raises_pack_errors
-    def lists(self, found: Source) -> dict[str, bytes]:
+    def lists(self, source: Source) -> dict[str, bytes]:
         """Return the bytes of `classes.json`, `rejected.jsonl` and `duplicates.jsonl` by name, without empty files.
 
         An addition keeps the folder's classes, and appends to the other lists.
         """
-        if found.lists is not None:
-            return {} if self._appends else dict(found.lists)
+        if source.lists is not None:
+            return {} if self._appends else dict(source.lists)
         lists = {}
-        if found.classes and not self._appends:
-            lists[CLASSES_NAME] = classes_json(found.classes)
-        rejected: list[object] = [{"where": err.where, "reason": err.problem} for err in found.rejected]
-        for name, listed in ((REJECTED_NAME, rejected), (DUPLICATES_NAME, [one.to_dict() for one in found.duplicates])):
+        if source.classes and not self._appends:
+            lists[CLASSES_NAME] = classes_json(source.classes)
+        rejected: list[object] = [{"where": err.where, "reason": err.problem} for err in source.rejected]
+        duplicates: list[object] = [each.to_dict() for each in source.duplicates]
+        for name, listed in ((REJECTED_NAME, rejected), (DUPLICATES_NAME, duplicates)):
             if listed:
                 lines = "".join(json.dumps(each, ensure_ascii=False) + "\n" for each in listed)
                 before = (read_own(self.folder / name) or b"") if self._appends else b""
@@ -505,14 +522,14 @@ class Destination:
                 raise self._in_the_way(name)
 
     def check_name(self, shard: str) -> None:
-        """Check the name of a new shard against the files that the last `check_folder` found. PackError: It exists."""
+        """Check a new shard's name against the files at the last `check_folder`. PackError: A file has the name."""
         replaces = self.options.overwrite and self.index is not None and shard in self.index.by_name
         for name in () if replaces else shard_files(shard):
             if name in self._taken:
                 raise self._in_the_way(name)
 
     def _uploaded_by_others(self) -> set[str]:
-        """Return the names in the bucket that no run of this machine uploaded. StorageError: It cannot be read."""
+        """Return the names in the bucket that no run here uploaded. StorageError: The bucket cannot be read."""
         if self.upload is None:
             return set()
         sent: dict[str, SentFile] = {}
@@ -526,7 +543,7 @@ class Destination:
     def start(self, shards: tuple[PlannedShard, ...] | None) -> None:
         """Start this run, or resume it if it was stopped. Sets `path` and `log`.
 
-        A run that is done only removes what is left of its staging folder.
+        A run that is done only removes its staging folder, if the folder still exists.
 
         Args:
             shards: The planned shards; None for rows that can be read only once.
@@ -546,22 +563,22 @@ class Destination:
                 self._remove_finished()
             self._open_staging(run, is_alone=lambda: True)
         else:
-            with lock_folder(self.room, _BEGINS, wait=True):
+            with lock_folder(self.work_folder, _START_LOCK, wait=True):
                 is_alone = self.enter(share_folder(self.folder))
                 if is_alone():
                     self._remove_finished()
                 self._open_staging(run, is_alone=is_alone)
 
     def _open_staging(self, run: RunDescription, *, is_alone: Callable[[], bool]) -> None:
-        """Make or reuse the staging folder of `run`, and remove those of other runs. See `start`.
+        """Make or reuse the staging folder of `run`, and remove the staging folders of other runs.
 
-        `is_alone` returns True if no other part is running here.
+        `is_alone` returns True if no other part is running here. PackError: See `start`.
         """
         part, disk = self.options.part_of, self._disk
         path = self.folder / RUN_FOLDER / run.digest
         for other in run_folders(self.folder):
             old = read_description(other)
-            if old is None:  # the run was stopped before it started, or during its removal
+            if old is None:  # the run was stopped before it wrote its description, or during its removal
                 if is_alone():
                     self._remove_run(other)
                 continue
@@ -592,9 +609,9 @@ class Destination:
             remove_temp_files(path, disk=disk)
         if read_own(description) != run.to_json():
             publish_bytes(description, run.to_json(), disk=disk)
-        disk.close(disk.open_log(self.log))  # creates the log, which the workers hold
+        disk.close(disk.open_log(self.log))  # creates the log, whose lock the workers share
         wait_for_workers(self.log)
-        if part is not None and run.shards is not None:  # other parts may be writing theirs
+        if part is not None and run.shards is not None:  # other parts may be writing their own files
             own = run.shards[part[0] :: part[1]]
             remove_temp_files(path, of={name for shard in own for name in shard_files(shard.name)}, disk=disk)
 
@@ -606,8 +623,8 @@ class Destination:
             return {entry.name: entry for entry in self.last_run.entries}
         if self.upload is None:
             return read_filled(self.path)
-        shards = (one for one in read_log(self.path) if isinstance(one, Uploaded))
-        return self.upload.find_there(shards, read_sent(self.path))
+        shards = (item for item in read_log(self.path) if isinstance(item, UploadedShard))
+        return self.upload.find_uploaded(shards, read_sent(self.path))
 
     @_raises_pack_errors
     def add(self, entry: ShardEntry) -> None:
@@ -621,17 +638,18 @@ class Destination:
     def _log_upload(self, names: Sequence[str], known: Mapping[str, str]) -> dict[str, Path]:
         """Log size and digest of files before their upload, so that a later run recognizes the objects.
 
-        `known` has known digests by file name. Returns the path of each file by name.
+        `known` has the known digests by file name. Returns the path of each file by name.
         """
         files = {name: self.path / name for name in names}
         digests = {name: known.get(name) or digest_of(str(path.absolute())) for name, path in files.items()}
         self._write_log({"begun": {name: (path.stat().st_size, digests[name]) for name, path in files.items()}})
         return files
 
-    def _log_uploaded(self, most: int) -> None:
+    def _log_uploaded(self, max_pending: int) -> None:
+        """Wait until at most `max_pending` shards are still uploading, and log the uploaded shards."""
         assert self.upload is not None
-        for one in self.upload.finished(most, self._disk):
-            self._write_log([*_log_line(one.entry), one.etags])
+        for shard in self.upload.finished(max_pending, self._disk):
+            self._write_log([*_log_line(shard.entry), shard.etags])
 
     def _write_log(self, line: object) -> None:
         # The empty line ends a line that was cut short.
@@ -688,10 +706,12 @@ class Destination:
             remove_exports(self.folder, self._disk)
 
     def _write_columns(self, all_entries: Sequence[ShardEntry], new: Sequence[ShardEntry]) -> list[str]:
-        """Write the columns of all shards into the staging folder, from the values of the new shards and the folder's
-        columns. Return the names of the files.
+        """Write the columns of all shards into the staging folder. Return the names of the files.
+
+        The values come from the files of the new shards and from the folder's columns.
 
         Raises:
+            PackError: The file with the values of a new shard is missing.
             SelectionError: The values of a column do not fit together.
         """
         sources = self.columns
@@ -714,7 +734,7 @@ class Destination:
 
     @property
     def columns(self) -> dict[str, ColumnSource]:
-        """Sources of the columns to compute: those of the options; in an addition those of the folder.
+        """The sources of the columns to compute, by name, from the options; in an addition, from the folder.
 
         Raises:
             PackError: An addition has columns that the folder does not have.
@@ -768,14 +788,14 @@ class Destination:
 
     @_raises_pack_errors
     def publish_parts(self) -> tuple[Sequence[ShardEntry], bool]:
-        """Publish a run whose shards were filled in parts: `wdskit pack-finish`. The options are those of that run.
+        """Publish a run whose shards were filled in parts, with the options of that run: `wdskit pack-finish`.
 
         Returns:
-            The shards, and whether they had been published already.
+            The index entries of the shards, and True if the shards had been published already.
 
         Raises:
             PackError: No part of a run was packed here, or shards are missing; the message names them and their parts.
-            FolderIndexError: A part, or another process, is writing there.
+            FolderIndexError: A part of the run, or another process, is writing in the folder.
         """
         with lock_folder(self.folder):
             check_runs(self.folder)
@@ -809,7 +829,7 @@ class Destination:
             return entries, False
 
     def _entries_of_parts(self, shards: Sequence[PlannedShard]) -> list[ShardEntry]:
-        """Return the index entries of all shards. PackError: Some are missing; it names them and their parts."""
+        """Return the index entries of all shards. PackError: Shards are missing; it names them and their parts."""
         filled, parts = read_filled(self.path), self._run.parts
         missing = [number for number, shard in enumerate(shards) if shard.name not in filled]
         if missing:
@@ -829,10 +849,10 @@ class Destination:
     def _finish_publishing(self) -> None:
         """Replay the journal of a run that was stopped while it published, and remove temporary files.
 
-        The folder is locked.
+        The caller has locked the folder.
 
         Raises:
-            PackError: Raised by `check_runs` or `_replay`.
+            PackError: `check_runs` refuses a staging folder, or `_replay` misses a file or refuses the journal.
         """
         check_runs(self.folder)
         for path in self._journals():
@@ -862,7 +882,7 @@ class Destination:
             self._link_all(path, [name for name in journal["come"] if name in shards])
             self._link_all(path, [name for name in journal["come"] if name not in shards])
             publish_bytes(folder / LAST_RUN_NAME, json.dumps(journal["last_run"]).encode() + b"\n", disk=disk)
-            # The identities of shards that stay are known.
+            # The shards that stay keep their known identities.
             entries = [
                 dataclasses.replace(entry, identity=before[entry.name].identity)
                 if entry == before.get(entry.name)
@@ -880,8 +900,10 @@ class Destination:
         self._remove_locks()
 
     def _link_all(self, path: Path, names: Sequence[str]) -> None:
-        """Link the new files into the folder. The files also keep their names in the staging folder: a power loss can
-        lose both names of a file that is renamed from one folder to another.
+        """Link the new files into the folder. PackError: A file of the run is missing.
+
+        The files also keep their names in the staging folder, because a power loss can lose both names of a file that
+        is renamed from one folder to another.
         """
         disk, parents = self._disk, {self.folder: None}
         for name in names:
@@ -890,7 +912,7 @@ class Destination:
                 make_folders(target.parent, disk=disk)
                 parents[target.parent] = None
             temp = temp_path(target)
-            if not source.exists():  # a disk without links
+            if not source.exists():  # without hard links, `disk.link` renames the file
                 if temp.exists():
                     disk.rename(temp, target)
                 elif not target.exists():
@@ -934,7 +956,7 @@ class Destination:
                 self._remove_run(path)
 
     def _remove_locks(self) -> None:
-        """Remove `.wdskit-run` and the locks of parts if no run is left in it. The folder is locked."""
+        """Remove `.wdskit-run` and the locks of parts, if no run is left in it. The caller has locked the folder."""
         root = self.folder / RUN_FOLDER
         for path in run_folders(self.folder):
             if not (path / DESCRIPTION_NAME).exists() and not (path / JOURNAL_NAME).exists():
@@ -951,11 +973,11 @@ class Destination:
         return (self.folder / INDEX_NAME).exists()
 
     def _read_index(self) -> FolderIndex:
-        """Read the folder's index, once as long as the file is the same. FolderIndexError: It is missing or invalid."""
+        """Return the index, read again if its file changed. OSError: It is missing. FolderIndexError: It is invalid."""
         identity = FileIdentity.of(self.folder / INDEX_NAME)
-        if self._read is None or self._read[0] != identity:
-            self._read = identity, read_index(self.folder)
-        return self._read[1]
+        if self._cached_index is None or self._cached_index[0] != identity:
+            self._cached_index = identity, read_index(self.folder)
+        return self._cached_index[1]
 
     def _find_last_run(self) -> LastRun | None:
         """Return the run that made the folder's index; None if the run or the index is unknown."""
@@ -969,7 +991,7 @@ class Destination:
         """Return the error for a folder that is packed already. `changes` are known differences from its last run."""
         msg = f"{self.folder}: this folder is packed and indexed already"
         msg += "." if not changes else f", by a different run:\n  {_first_few(changes)}"
-        return PackError(f"{msg}\n  {WAYS}")
+        return PackError(f"{msg}\n  {PACKED_REMEDY}")
 
     def _in_the_way(self, name: str) -> PackError:
         """Return the error for an existing file that has a needed name and is not in the folder's index."""

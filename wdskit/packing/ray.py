@@ -1,4 +1,4 @@
-"""Filling shards on a Ray cluster: `--on ray`.
+"""Fill shards on a Ray cluster: `--on ray`.
 
 A node needs this version of wdskit, and must see the folder and the source under the same paths. The node reads the
 rows of its shards from the plan in the folder and fills the shards in the folder. The shards have the same bytes as
@@ -18,29 +18,29 @@ from typing import Any
 
 from wdskit import __version__
 from wdskit.dataset.binary import ShardEntry
-from wdskit.dataset.lock import held_meanwhile
+from wdskit.dataset.lock import share_lock
 from wdskit.dataset.unfinished import DESCRIPTION_NAME
 from wdskit.errors import PackError, RowError, WdskitError
 from wdskit.files import Disk
-from wdskit.packing.fill import Count, fill_shard
+from wdskit.packing.fill import ProgressCounter, fill_shard
 from wdskit.packing.plan import FileRows, ShardJob
 from wdskit.packing.row import row_error
 from wdskit.pipeline.cluster import ADDRESS, connect, last_line
 
-_MOST_TRIES = 4
-_LEAST_AHEAD = 64  # least number of waiting shards, so that an autoscaling cluster sees work to grow for
-_END_S = 10
+_MAX_TRIES = 4
+_MIN_SUBMITTED = 64  # tasks that wait or run: an autoscaling cluster adds nodes for waiting tasks
+_CANCEL_S = 10  # the wait for cancelled tasks
 
 
 @dataclass(frozen=True)
-class Site:
-    """The values that a node needs.
+class RunContext:
+    """Values of the run that each node needs.
 
     Attributes:
-        description: The `run.json` of the run, which the node must see.
-        log: The log that the node holds while it fills a shard.
-        cwd: The folder that relative paths start from.
-        host: The machine that started the run.
+        description: Path of the run's `run.json`. The node must see this file.
+        log: The log of the run. The node shares its lock while it fills a shard.
+        cwd: The folder in which relative paths start.
+        host: Name of the machine that started the run.
         disk: Performs the file operations.
         version: Version of wdskit on `host`.
     """
@@ -54,7 +54,7 @@ class Site:
 
 
 def check_address(on: str) -> None:
-    """Check the address of a Ray cluster.
+    """Check the form of the address of a Ray cluster.
 
     Raises:
         PackError: `on` is neither `ray` nor `ray://HOST:PORT`.
@@ -65,13 +65,13 @@ def check_address(on: str) -> None:
 
 
 def fill_on_ray(
-    jobs: Sequence[ShardJob], on: str, *, log: Path, disk: Disk, count: Count
+    jobs: Sequence[ShardJob], on: str, *, log: Path, disk: Disk, count: ProgressCounter
 ) -> Generator[ShardEntry, None, None]:
-    """Fill shards on a cluster. Ray runs a task again whose worker died.
+    """Fill shards on a cluster. If a worker dies, Ray runs its task again.
 
     Args:
         jobs: The shards to fill.
-        on: Address of the cluster, as for `check_address`.
+        on: Address of the cluster: `ray`, or `ray://HOST:PORT`.
         log: The log of the run, in its staging folder.
         disk: Performs the file operations; tests replace it.
         count: Called with the samples and bytes of each filled shard.
@@ -80,26 +80,26 @@ def fill_on_ray(
         The index entries of the shards, in order.
 
     Raises:
-        PackError: Ray is not installed, the cluster cannot be reached, or workers die again and again.
+        PackError: Ray is not installed, the cluster cannot be reached, or a shard's worker died `_MAX_TRIES` times.
         WdskitError: A shard cannot be filled. The error is that of the first such shard.
     """
-    site = Site(log.with_name(DESCRIPTION_NAME), log, os.getcwd(), socket.gethostname(), disk)
+    run = RunContext(log.with_name(DESCRIPTION_NAME), log, os.getcwd(), socket.gethostname(), disk)
     pending: deque[Any] = deque()
     ray, disconnect = connect(on, PackError, starts_cluster=True)
     with contextlib.ExitStack() as stack:
         stack.callback(disconnect)
-        fill = ray.remote(max_retries=_MOST_TRIES - 1, num_cpus=1)(fill_on_node)
+        fill = ray.remote(max_retries=_MAX_TRIES - 1, num_cpus=1)(fill_on_node)
         try:
             for number, job in enumerate(jobs):
-                ahead = max(_LEAST_AHEAD, 2 * int(ray.cluster_resources().get("CPU", 0)))
-                pending.extend(fill.remote(each, site) for each in jobs[number + len(pending) : number + ahead])
+                ahead = max(_MIN_SUBMITTED, 2 * int(ray.cluster_resources().get("CPU", 0)))
+                pending.extend(fill.remote(each, run) for each in jobs[number + len(pending) : number + ahead])
                 try:
                     filled = ray.get(pending[0])
                 except ray.exceptions.RayTaskError as err:
                     msg = f"{job.path}: a node of the cluster cannot write it: {last_line(err)}."
                     raise PackError(f"{msg}\n  Install wdskit {__version__} on all of them.") from err
                 except ray.exceptions.RayError as err:
-                    msg = f"{job.path}: its worker on the cluster died {_MOST_TRIES} times: {last_line(err)}."
+                    msg = f"{job.path}: its worker on the cluster died {_MAX_TRIES} times: {last_line(err)}."
                     raise PackError(f"{msg}\n  Check its memory; run the same command again to continue.") from err
                 pending.popleft()
                 if isinstance(filled, WdskitError):
@@ -110,28 +110,28 @@ def fill_on_ray(
             for each in pending:
                 ray.cancel(each, force=True)
             if pending:
-                ray.wait([*pending], num_returns=len(pending), timeout=_END_S)
+                ray.wait([*pending], num_returns=len(pending), timeout=_CANCEL_S)
 
 
-def fill_on_node(job: ShardJob, site: Site) -> ShardEntry | WdskitError:
-    """`fill_shard` on a node of the cluster; faults as values."""
+def fill_on_node(job: ShardJob, run: RunContext) -> ShardEntry | WdskitError:
+    """Fill a shard on a node of the cluster. Return its index entry, or the error that stopped it."""
     host = socket.gethostname()
-    with contextlib.suppress(OSError):  # only relative paths need it, and are looked for below
-        os.chdir(site.cwd)
+    with contextlib.suppress(OSError):  # only relative paths need the folder; missing paths are found below
+        os.chdir(run.cwd)
     try:
-        if site.version != __version__:
-            msg = f"on: host {host} has wdskit {__version__}, but {site.host} has {site.version}."
+        if run.version != __version__:
+            msg = f"on: host {host} has wdskit {__version__}, but {run.host} has {run.version}."
             raise PackError(f"{msg}\n  Install the same version on all nodes.")
         plan = [Path(job.rows.path)] if isinstance(job.rows, FileRows) else []
-        for path in (site.description, *plan):  # in a folder that is called after the digest of the plan
+        for path in (run.description, *plan):  # a digest names their folder: no other run has these paths
             if not path.exists():
-                msg = f"{path}: host {host} does not see the same file as {site.host}."
+                msg = f"{path}: host {host} does not see the same file as {run.host}."
                 remedy = "Pack into a folder on a disk that all nodes of the cluster have under this path."
                 raise PackError(f"{msg}\n  {remedy}")
-        with held_meanwhile(site.log):
-            return fill_shard(job, disk=site.disk)
+        with share_lock(run.log):
+            return fill_shard(job, disk=run.disk)
     except RowError as err:
-        if host == site.host:
+        if host == run.host:
             return err
         return row_error(
             err.where, f"on host {host}: {err.problem}", "All nodes must see the same source as this machine."

@@ -1,4 +1,4 @@
-"""References to the bytes of a field, which are read when the field is packed. A plan stores references.
+"""References to the bytes of a field. A plan stores the references, and the bytes are read when the field is packed.
 
 Each kind of reference is a tuple of texts and whole numbers. The first item is `path`, `num_bytes` is the size of the
 field, and the last two items are the modification time and inode of the file, or the ETag and modification time of the
@@ -22,17 +22,17 @@ if TYPE_CHECKING:
     from wdskit.storage.objects import ObjectFile
 
 _MAX_OPEN = 128
-"""Most open files. A process may usually open 1,024 files."""
+"""Largest number of open files of one `SourceFiles`. A process may usually open 1,024 files."""
 
 _GAP_BYTES = 4 << 10
 """Two parts of a file are read together if at most this many bytes lie between them."""
 
-ZIP_HEADER_BYTES = 30  # the last four: sizes of name and extra field, which follow (PKWARE APPNOTE 4.3.7)
+ZIP_HEADER_BYTES = 30  # its last 4 bytes: sizes of the name and extra field after it (PKWARE APPNOTE 4.3.7)
 _ZIP_HEADER_START = b"PK\x03\x04"
 
 
 class FileBytes(NamedTuple):
-    """A whole file. It had `num_bytes` bytes when the plan was made."""
+    """A whole file, which had `num_bytes` bytes when the plan was made."""
 
     path: str
     num_bytes: int
@@ -49,13 +49,13 @@ class FileBytes(NamedTuple):
 
         Raises:
             OSError: The file cannot be read.
-            ValueError: The file changed after the plan was made. Other kinds also raise it for damaged content.
+            ValueError: The file changed after the plan was made. Other kinds also raise ValueError for damaged content.
         """
         with self.identity.opened(self.path) as fd:
             return _read_part(fd, 0, self.num_bytes)
 
     def read_into(self, memory: memoryview) -> None:
-        """Read the file into `memory`, which has `num_bytes` bytes. Raises the errors of `read`."""
+        """Read the file into `memory`, which has `num_bytes` bytes. OSError, ValueError: See `read`."""
         with self.identity.opened(self.path) as fd:
             _read_into(fd, memory, 0)
 
@@ -76,7 +76,7 @@ class PartBytes(NamedTuple):
         return FileIdentity(self.file_bytes, self.mtime_ns, self.inode)
 
     def read(self) -> bytes:
-        """Return the bytes. Raises the errors of `FileBytes.read`."""
+        """Return the bytes. OSError, ValueError: See `FileBytes.read`."""
         with self.identity.opened(self.path) as fd:
             return _read_part(fd, self.offset, self.num_bytes)
 
@@ -86,7 +86,7 @@ class ZipBytes(NamedTuple):
 
     Attributes:
         offset: Offset of the member's local header in the zip.
-        packed_bytes: Bytes of the member in the zip.
+        packed_bytes: Size of the member's data in the zip.
         is_deflated: True if the member is compressed.
         crc: CRC-32 of the member.
     """
@@ -107,7 +107,7 @@ class ZipBytes(NamedTuple):
         return FileIdentity(self.file_bytes, self.mtime_ns, self.inode)
 
     def read(self) -> bytes:
-        """Return the member's bytes. Unpacks at most `num_bytes` + 1. Raises the errors of `FileBytes.read`."""
+        """Return the member's bytes. Unpacks at most `num_bytes` + 1. OSError, ValueError: See `FileBytes.read`."""
         with self.identity.opened(self.path) as fd:
             header = _read_part(fd, self.offset, ZIP_HEADER_BYTES)
             if not header.startswith(_ZIP_HEADER_START):
@@ -157,7 +157,7 @@ class CellBytes(NamedTuple):
         return FileIdentity(self.file_bytes, self.mtime_ns, self.inode)
 
     def read(self) -> bytes:
-        """Return the cell's bytes. Raises the errors of `FileBytes.read`."""
+        """Return the cell's bytes. OSError, ValueError: See `FileBytes.read`."""
         from wdskit.packing.sources.parquet import read_cell  # imported only if a plan has cells
 
         data = read_cell(self.path, self.identity, self.group, self.row, self.column)
@@ -184,14 +184,14 @@ class ObjectBytes(NamedTuple):
     modified: str
 
     def open(self) -> ObjectFile:
-        """The object, of the version that it had when the plan was made."""
-        from wdskit.storage.objects import ObjectFile  # only where there are objects
+        """Return a file for the object. Its reads raise StorageError if the object changed after the plan was made."""
+        from wdskit.storage.objects import ObjectFile  # imported only if a plan has objects
 
         modified = datetime.fromisoformat(self.modified) if self.modified else None
         return ObjectFile(self.path, num_bytes=self.object_bytes, etag=self.etag, modified=modified)
 
     def read(self) -> bytes:
-        """The bytes.
+        """Return the bytes.
 
         Raises:
             StorageError: The object cannot be read, or was replaced.
@@ -209,11 +209,11 @@ KINDS: dict[str, type[Reference]] = {
     "cell": CellBytes,
     "object": ObjectBytes,
 }
-"""The kinds of reference, by the name that a plan gives them."""
+"""The kinds of reference, by their names in a plan."""
 
 
 class SourceFiles:
-    """Files that stay open while many of their parts are read, in one thread. `close` closes them."""
+    """Files that stay open while many of their parts are read in one thread. `close` closes the files."""
 
     def __init__(self) -> None:
         self._fds: OrderedDict[str, int] = OrderedDict()
@@ -224,16 +224,17 @@ class SourceFiles:
             os.close(self._fds.popitem()[1])
 
     def read(self, parts: Sequence[PartBytes]) -> list[bytes]:
-        """The bytes of parts of one file. Parts that lie close together, as the fields of a sample in a tar do, are
-        read together. Raises as `FileBytes.read`.
+        """Return the bytes of each part. All parts belong to one file. OSError, ValueError: See `FileBytes.read`.
+
+        Parts that are close together, such as the fields of a sample in a tar, are read at once.
         """
         fd = self._open(parts[0].path)
-        read = _read_parts(fd, parts)
+        data = _read_parts(fd, parts)
         parts[0].identity.check(fd)
-        return read
+        return data
 
     def read_into(self, part: PartBytes, memory: memoryview) -> None:
-        """Write the bytes of a part into memory of `num_bytes` bytes. Raises as `FileBytes.read`."""
+        """Read a part into `memory`, which has `part.num_bytes` bytes. OSError, ValueError: See `FileBytes.read`."""
         fd = self._open(part.path)
         _read_into(fd, memory, part.offset)
         part.identity.check(fd)
@@ -248,17 +249,17 @@ class SourceFiles:
 
 
 def _read_into(fd: int, memory: memoryview, offset: int) -> None:
-    """Fill memory with the bytes of a file from `offset` on."""
+    """Fill `memory` with the bytes of a file from `offset` on. ValueError: The file is too short."""
     count = 0
-    while count < len(memory):  # it comes in parts: from a network, or `MAX_READ_BYTES` at a time
-        more = os.preadv(fd, [memory[count : count + MAX_READ_BYTES]], offset + count)
-        if not more:
+    while count < len(memory):  # one read may return less: a network disk, or `MAX_READ_BYTES`
+        num_read = os.preadv(fd, [memory[count : count + MAX_READ_BYTES]], offset + count)
+        if not num_read:
             raise _cut_short(offset + count, offset + len(memory))
-        count += more
+        count += num_read
 
 
 def read_parts(parts: Sequence[PartBytes]) -> list[bytes]:
-    """As `SourceFiles.read`, of a file that is opened for it."""
+    """Open the file of all parts, and return the bytes of each part. OSError, ValueError: See `FileBytes.read`."""
     with parts[0].identity.opened(parts[0].path) as fd:
         return _read_parts(fd, parts)
 
@@ -276,7 +277,7 @@ def _read_part(fd: int, offset: int, num_bytes: int) -> bytes:
     parts = []
     stop = offset + num_bytes
     file_bytes = os.fstat(fd).st_size
-    if stop > file_bytes:  # before there is memory for what a damaged directory claims
+    if stop > file_bytes:  # checked before memory is allocated: a damaged directory can give any size
         raise _cut_short(file_bytes, stop)
     while offset < stop and (part := os.pread(fd, min(stop - offset, MAX_READ_BYTES), offset)):
         parts.append(part)

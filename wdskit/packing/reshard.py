@@ -28,25 +28,26 @@ from wdskit.text import format_bytes, plural
 
 @dataclass(frozen=True)
 class ReshardResult:
-    """What `reshard` did.
+    """The result of `reshard`.
 
     Attributes:
-        folder: Where the new shards are: a path, or a URL as text.
-        entries: The new shards, in order; none after a dry run.
-        shards: Names, samples and bytes of these shards, planned or written.
+        folder: Folder of the new shards: a path, or a URL as text.
+        entries: Index entries of the new shards, in order; empty after a dry run.
+        shards: Name, samples and bytes of each new shard, planned or written.
         num_source_shards: Shards that were read.
         num_source_samples: Samples in the source shards: the written samples and the samples of the next four counts.
         num_sampled_out: Samples outside the share of `sample`.
         num_filtered: Samples for which the filter is false.
-        num_missing: Samples that were left out because they lack what the filter asks for.
+        num_missing: Samples that were left out because they lack a value of the filter.
         num_duplicates: Samples with the key of an earlier sample.
         num_ignored: Members that belong to no sample; they are not written.
         num_cleaned: Samples whose keys were changed by `keys="clean"`.
-        merged: What was merged, if one name covered shards of several splits (`train`, `val`); else empty.
-        classes_lost: Why there is no `classes.json` although a source has one; else empty.
-        was_done: The folder already held all of it, so there was nothing to do.
-        seconds: How long it took.
-        notes: A sentence each, if exported files are outdated, and if the sources have columns that DEST does not have.
+        merged: A note if one part of the source has shards of several splits (`train`, `val`); else empty.
+        classes_lost: The reason if a source has a `classes.json` and the new folder gets none; else empty.
+        was_done: True if an earlier run wrote all of these shards, so that this run wrote nothing.
+        seconds: Duration of the call in seconds.
+        notes: Sentences about exported files that are outdated or that a user changed, and about columns of the sources
+            that the new folder does not have.
     """
 
     folder: Path | str
@@ -84,28 +85,28 @@ class ReshardResult:
 
 @takes_options(ReshardOptions)
 def reshard(source: str | Sequence[str], dest: str | os.PathLike[str], options: ReshardOptions) -> ReshardResult:
-    """Write new shards from finished ones: merge, split, resize, shuffle, filter: `wdskit reshard`.
+    """Write new shards from finished shards: merge, split, resize, shuffle or filter them. CLI: `wdskit reshard`.
 
-    The new shards are those that `pack` writes for the same samples: members sorted by field, headers as `pack` writes
-    them, an `.idx` beside each shard, the folder's index last. The bytes of a field are copied, and nothing is decoded,
-    unless an option asks for it. The same sources and options give the same bytes, whatever the number of workers.
-    After a stop, the same call continues the run; with other sources, options or another version it is refused. Only
-    `overwrite` replaces files with other content.
+    The new shards have the bytes that `pack` writes for the same samples: the same headers, and members sorted by
+    field. Each shard gets an `.idx` file, and the folder's index is written last. Fields are copied without decoding,
+    unless an option needs their values. The same sources and options give the same bytes for any number of workers.
+    After a stop, the same call continues the run; a call with other sources, other options or another version raises
+    PackError. Existing files with other content are replaced only with `overwrite`.
 
     Args:
         source: Shards, local or remote: a folder, glob or brace pattern, several joined by `::`, or a list. Shards of
-            an indexed folder are compared with its index; others are read from end to end first. Remote shards are read
-            twice.
+            an indexed folder are compared with its index; other shards are first read from end to end. Remote shards
+            are read twice.
         dest: The folder to write to, created if it is missing, or a folder of a bucket, as for `pack`. It cannot be a
             source's folder.
         options: Keyword arguments, each with the name of an option below.
 
     Raises:
-        PackError: An option is wrong, no sample is left, two samples have the same key, or the folder cannot be written
-            or is not free.
+        PackError: An option is invalid, no sample is left, the folder cannot be written, or an existing file is in the
+            way.
+        RowError: Two samples have the same key, or a sample cannot be packed with these options.
         ConfigError: `export` names an unknown kind, or `sample` is not a share.
-        RowError: A sample cannot be written in this form.
-        SelectionError: The filter is invalid, or has no answer for a sample.
+        SelectionError: The filter is invalid, or cannot be evaluated for a sample.
         ShardError: A source shard is invalid, or changed during the run.
         FolderIndexError: A source does not match its folder's index, or another process is writing in `dest`.
         StorageError: A source cannot be read.
@@ -140,7 +141,7 @@ def reshard(source: str | Sequence[str], dest: str | os.PathLike[str], options: 
         planned = jobs.shards
         entries = () if options.dry_run else fill_and_publish(target, found, jobs)
         num_duplicates = len(plan) - plan.num_kept
-    if not options.dry_run:  # the bytes of shards with changed images are not known before
+    if not options.dry_run:  # the plan does not know the bytes of shards with changed images
         planned = tuple(PlannedShard(entry.name, entry.num_samples, entry.num_bytes) for entry in entries)
     return ReshardResult(
         folder=target.shown,
@@ -155,18 +156,18 @@ def reshard(source: str | Sequence[str], dest: str | os.PathLike[str], options: 
         classes_lost=classes_lost,
         was_done=target.is_done,
         seconds=time.perf_counter() - start,
-        notes=(*export_packed(target), *_columns_left(shards, options)),
+        notes=(*export_packed(target), *_note_lost_columns(shards, options)),
         **vars(samples.left_out),
     )
 
 
-def _columns_left(shards: ShardList, options: ReshardOptions) -> Iterator[str]:
-    """Yield a note if local sources have columns that were not asked for."""
+def _note_lost_columns(shards: ShardList, options: ReshardOptions) -> Iterator[str]:
+    """Yield a note if local sources have columns that `options.columns` does not name."""
     names: dict[str, None] = {}
     for folder in dict.fromkeys(os.path.dirname(url) or "." for url in shards.urls if is_local(url)):
         with contextlib.suppress(SelectionError):
             names.update(dict.fromkeys(list_columns(Path(folder))))
-    left = [name for name in names if name not in parse_columns(options.columns)]
-    if left:
-        what = f"the columns {', '.join(left)} of the sources are not in DEST"
+    lost = [name for name in names if name not in parse_columns(options.columns)]
+    if lost:
+        what = f"the columns {', '.join(lost)} of the sources are not in DEST"
         yield f"{what}. `wdskit index DEST --columns NAMES` makes them."

@@ -22,7 +22,7 @@ from wdskit.packing.references import FieldBytes, FileBytes, PartBytes, SourceFi
 from wdskit.packing.transforms import UNTOUCHED, Transforms
 from wdskit.storage.identity import FileChanged
 
-SAME_FIELD = {"jpeg": "jpg"}  # two spellings of one extension become one field, so that `jpg;png` finds them all
+SAME_FIELD = {"jpeg": "jpg"}  # two spellings of an extension become one field, so that `jpg;png` finds all images
 _SHOWN_CHARS = 1000
 _UNCLEAN = re.compile(r"[^A-Za-z0-9_+-]")
 
@@ -74,23 +74,27 @@ class Row:
         return self.transform(self.read_fields(), transforms)
 
     def transform(self, fields: list[tuple[str, bytes]], transforms: Transforms) -> list[tuple[str, bytes]]:
-        """Check and transform the given fields of the row. Returns and raises as documented at `read`."""
+        """Check and transform the given fields. Return name and bytes of each packed field, sorted by name.
+
+        Raises:
+            RowError: A field is damaged, cannot be transformed, or gets an invalid name.
+        """
         try:
             transformed = transforms.apply(fields)
             if transforms.changes_bytes:
                 check_member_name(self.key, max((field for field, _ in transformed), key=len))
         except DecodeError as err:
-            raise self._bad(err) from err
+            raise self._damaged(err) from err
         except KeyRuleError as err:
             raise row_error(self.where, str(err), "Rename it, or use --keys hashed.") from err
         return transformed
 
     def check(self, field: str, data: Buffer, transforms: Transforms) -> None:
-        """Check one field that was read and is packed unchanged. Raises the errors of `transform`."""
+        """Check one field that was read and is packed unchanged. RowError: The field is damaged."""
         try:
             transforms.check(field, data)
         except DecodeError as err:
-            raise self._bad(err) from err
+            raise self._damaged(err) from err
 
     def read_fields(self, files: SourceFiles | None = None) -> list[tuple[str, bytes]]:
         """Return name and bytes of each field, without checks or transforms. `files` keeps the source files open.
@@ -111,7 +115,7 @@ class Row:
         ]
 
     def read_field(self, source: FieldBytes, files: SourceFiles | None = None) -> bytes:
-        """Return the bytes of one field. Raises the errors of `read_fields`."""
+        """Return the bytes of one field. RowError: The file cannot be read or was changed."""
         if isinstance(source, bytes):
             return source
         try:
@@ -122,7 +126,7 @@ class Row:
             raise self._unreadable(source, err) from err
 
     def read_into(self, source: FileBytes | PartBytes, memory: memoryview, files: SourceFiles) -> None:
-        """Read one field into `memory`, which has the size of the field. Raises the errors of `read_field`."""
+        """Read one field into `memory`, which has the size of the field. RowError: See `read_field`."""
         try:
             if isinstance(source, PartBytes):
                 files.read_into(source, memory)
@@ -131,7 +135,7 @@ class Row:
         except (OSError, ValueError) as err:
             raise self._unreadable(source, err) from err
 
-    def _bad(self, err: DecodeError) -> RowError:
+    def _damaged(self, err: DecodeError) -> RowError:
         source: FieldBytes = dict(self.fields).get(err.field, b"")
         return row_error(self.where, _describe(source, err), "Repair, rename or remove it, or use --skip-bad.")
 
@@ -155,17 +159,17 @@ def _describe(source: FieldBytes, err: Exception) -> str:
 
 
 def row_error(where: str, problem: str, remedy: str = "") -> RowError:
-    """Return the error of one row. Line breaks in `where` are escaped, so that it is one line."""
+    """Return the error of one row. Line breaks in `where` are escaped, so that the place is on one line."""
     where = where.replace("\n", "\\n")
     problem = problem.removeprefix(f"{where}: ").rstrip(".")
-    if len(problem) > _SHOWN_CHARS:  # it quotes a cell of megabytes
+    if len(problem) > _SHOWN_CHARS:  # the text quotes a large cell
         problem = f"{problem[: _SHOWN_CHARS // 2]} ... {problem[-_SHOWN_CHARS // 4 :]}"
     msg = f"{where}: {problem}."
     return RowError(f"{msg}\n  {remedy}" if remedy else msg, where=where, problem=problem)
 
 
 def key_taken(row: Row, where: str) -> RowError:
-    """Return the error for a row whose key another row has; `where` is the place of that row."""
+    """Return the error for a row whose key is also the key of the row at `where`."""
     problem = f"its key {row.key!r} is also the key of {where}"
     return row_error(
         row.where,
@@ -175,8 +179,8 @@ def key_taken(row: Row, where: str) -> RowError:
 
 
 def field_of(path: str) -> str:
-    """Return the field name that a file's extension gives, in lower case; `jpeg` gives `jpg`, no extension gives ""."""
-    _, dot, extension = path.rpartition("/")[2].lstrip(".").rpartition(".")  # as splitext, for a third of its 2 us
+    """Return the field name for a file's extension, in lower case: `jpg` for `jpeg`, "" without an extension."""
+    _, dot, extension = path.rpartition("/")[2].lstrip(".").rpartition(".")  # os.path.splitext takes 3 times as long
     extension = extension.lower() if dot else ""
     return SAME_FIELD.get(extension, extension)
 
@@ -185,7 +189,7 @@ def file_bytes(path: str, where: str) -> FileBytes:
     """Return a reference to a file with its current size and time.
 
     Raises:
-        RowError: The path is not a file.
+        RowError: The path does not exist, cannot be read, or is not a file.
     """
     try:
         status = os.stat(path)

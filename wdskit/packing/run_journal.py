@@ -5,9 +5,9 @@ version, so the same command finds its run again. Besides the shards, the folder
 
 - `run.json` describes the run: options, version, digest of the rows, names of the shards.
 - `shards.log` has one line of JSON for each filled shard, and for each upload. Each part of a run writes its own log.
-- `journal.json` exists from the moment at which the run publishes: the files to remove from the destination and to add.
+- `journal.json` is written when the run starts to publish: the files to remove from the destination and to add.
 
-A folder may come from somebody else, so no name and no number of these files is used before it is checked.
+Another user may have made a folder, so each name and number in these files is checked before it is used.
 """
 
 from __future__ import annotations
@@ -32,14 +32,15 @@ from wdskit.dataset.index import INDEX_NAME, RUN_FOLDER, FolderIndex, entry_prob
 from wdskit.dataset.shard import offsets_path
 from wdskit.dataset.unfinished import DESCRIPTION_NAME, JOURNAL_NAME, RUN_NAME
 from wdskit.errors import FolderIndexError, PackError
-from wdskit.files import foreign, is_file_name, owner_of_new_files, read_own
+from wdskit.files import describe_foreign, is_file_name, owner_of_new_files, read_own
 from wdskit.packing.division import PlannedShard
-from wdskit.packing.upload import LAST_RUN_NAME, SentFile, Uploaded
+from wdskit.packing.upload import LAST_RUN_NAME, SentFile, UploadedShard
 
 DESCRIPTION_VERSION = 4
 REJECTED_NAME = "rejected.jsonl"
 DUPLICATES_NAME = "duplicates.jsonl"
 LIST_NAMES = (CLASSES_NAME, REJECTED_NAME, DUPLICATES_NAME)
+"""Names of the lists: files that describe all shards of a folder."""
 _OWN_NAMES = frozenset({INDEX_NAME, BINARY_NAME, IDENTITIES_NAME, LAST_RUN_NAME, *LIST_NAMES})
 """Names of the files of a data set, except its shards and columns."""
 _RUN_FILE = re.compile(r"run\.json|journal\.json|shards(-\d+-of-\d+)?\.log|.*\.tar\.values|\..*\.wdskit-temp")
@@ -72,7 +73,7 @@ class RunDescription:
 
     @property
     def digest(self) -> str:
-        """Hex digest of the run's rows, options and version. Shard numbers and parts do not change the digest."""
+        """16 hex digits that depend on the run's rows, options and version, but not on its shard numbers and parts."""
         same = dataclasses.replace(self, shards=None, first=(0,), parts=0)
         return hashlib.sha256(same.to_json()).hexdigest()[:16]
 
@@ -99,8 +100,8 @@ class RunDescription:
             counts = [run.parts, *first] + ([] if run.num_rows is None else [run.num_rows])
             counts += [count for shard in planned or () for count in (shard.num_samples, shard.num_bytes)]
             names = [shard.name for shard in planned or ()]
-            is_right = all(map(is_file_name, names)) and all(type(count) is int and count >= 0 for count in counts)
-            if is_right and isinstance(run.options, dict) and isinstance(run.rows, str):
+            is_valid = all(map(is_file_name, names)) and all(type(count) is int and count >= 0 for count in counts)
+            if is_valid and isinstance(run.options, dict) and isinstance(run.rows, str):
                 return run
             problem: Exception | None = None
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as err:
@@ -110,7 +111,7 @@ class RunDescription:
 
 
 def differences(old: RunDescription, new: RunDescription) -> list[str]:
-    """Return one sentence for each difference between two runs; an empty list if they are the same.
+    """Return one sentence for each difference between two runs; an empty list for the same run.
 
     Args:
         old: A stopped run, or the run that made the folder's index.
@@ -120,25 +121,26 @@ def differences(old: RunDescription, new: RunDescription) -> list[str]:
     commands = [options.pop("command", "pack") for options in (was, now)]
     if commands[0] != commands[1]:
         return ["it was `wdskit {}` and is `wdskit {}`.".format(*commands)]
-    found = [] if old.wdskit == new.wdskit else [f"wdskit was {old.wdskit} and is {new.wdskit}."]
-    found += [
+    sentences = [] if old.wdskit == new.wdskit else [f"wdskit was {old.wdskit} and is {new.wdskit}."]
+    sentences += [
         f"{name} was {was.get(name)!r} and is {now.get(name)!r}."
         for name in sorted({*was, *now})
         if was.get(name) != now.get(name)
     ]
     if (old.num_rows is None) != (new.num_rows is None):
-        return [*found, "only one of the two sources can be read more than once."]
+        return [*sentences, "only one of the two sources can be read more than once."]
     if old.num_rows != new.num_rows:
-        found.append(f"the source had {old.num_rows} rows and has {new.num_rows}.")
+        sentences.append(f"the source had {old.num_rows} rows and has {new.num_rows}.")
     elif old.rows != new.rows:
-        found.append("the rows of the source are different: a file was changed, renamed or replaced, or their order.")
-    if not found and (old.shards != new.shards or old.first != new.first):
-        found.append("it would write different shards.")
-    return found
+        reasons = "a file was changed, renamed or replaced, or the order changed"
+        sentences.append(f"the rows of the source are different: {reasons}.")
+    if not sentences and (old.shards != new.shards or old.first != new.first):
+        sentences.append("it would write different shards.")
+    return sentences
 
 
 def _plain(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options as JSON would read them back."""
+    """Return the options as `RunDescription.from_json` reads them from JSON."""
     plain: dict[str, Any] = json.loads(json.dumps(dict(options), default=str))
     return plain
 
@@ -182,35 +184,35 @@ def read_last_run(folder: Path, index: FolderIndex) -> LastRun | None:
 
 
 def read_journal(path: Path) -> dict[str, Any]:
-    """Return the journal of a run whose names are all names of files of a data set.
+    """Return the journal in a staging folder. All names in it are file names of a data set.
 
     Raises:
-        PackError: The file is damaged, or wdskit did not write it.
+        PackError: The journal is missing or damaged, or wdskit did not write it.
     """
     file = path / JOURNAL_NAME
     try:
         journal = json.loads(read_own(file) or b"")
         names = [*journal["go"], *journal["come"]]
-        is_right = isinstance(journal["replaces"], bool) and isinstance(journal["last_run"], dict)
+        is_valid = isinstance(journal["replaces"], bool) and isinstance(journal["last_run"], dict)
     except (ValueError, TypeError, KeyError, RecursionError) as err:
-        raise PackError(foreign(file, "is not a journal of a run")) from err
+        raise PackError(describe_foreign(file, "is not a journal of a run")) from err
     for name in names:
         if not is_own_name(name):
-            raise PackError(foreign(file, f"names {name!r:.200}, which is not a file of this folder"))
-    if not is_right:
-        raise PackError(foreign(file, "is not a journal of a run"))
+            raise PackError(describe_foreign(file, f"names {name!r:.200}, which is not a file of this folder"))
+    if not is_valid:
+        raise PackError(describe_foreign(file, "is not a journal of a run"))
     return dict(journal)
 
 
 def read_filled(path: Path) -> dict[str, ShardEntry]:
-    """Return the filled shards of a staging folder, by name. An uploaded shard counts as filled without a check."""
-    found: dict[str, ShardEntry] = {}
+    """Return the filled shards of a staging folder, by name. The bucket is not asked for uploaded shards."""
+    filled: dict[str, ShardEntry] = {}
     for line in read_log(path):
         if isinstance(line, ShardEntry) and has_shard(path, line):
-            found[line.name] = line
-        elif isinstance(line, Uploaded):
-            found[line.entry.name] = line.entry
-    return found
+            filled[line.name] = line
+        elif isinstance(line, UploadedShard):
+            filled[line.entry.name] = line.entry
+    return filled
 
 
 def read_sent(path: Path) -> dict[str, SentFile]:
@@ -219,22 +221,25 @@ def read_sent(path: Path) -> dict[str, SentFile]:
     for line in read_log(path):
         if isinstance(line, dict):
             sent |= {name: file._replace(etags=sent.get(name, file).etags) for name, file in line.items()}
-        elif isinstance(line, Uploaded):
+        elif isinstance(line, UploadedShard):
             for name, etag in line.etags.items():
                 if name in sent and etag is not None:
                     sent[name] = sent[name]._replace(etags=sent[name].etags | {etag})
     return sent
 
 
-def read_log(path: Path) -> Iterator[ShardEntry | Uploaded | dict[str, SentFile]]:
-    """Yield the log entries of a run: filled shards, uploaded shards, and files before their upload."""
+def read_log(path: Path) -> Iterator[ShardEntry | UploadedShard | dict[str, SentFile]]:
+    """Yield the log entries of a run: filled shards, uploaded shards, and the files of an upload that was to start.
+
+    Lines that are damaged, or that wdskit did not write, are left out.
+    """
     for log in sorted(path.glob("*.log")):
         for line in (read_own(log) or b"").splitlines():
             try:
                 noted = json.loads(line)
                 names = noted["begun"] if isinstance(noted, dict) else noted[:1]
                 if not all(map(is_own_name, names)):
-                    continue  # wdskit did not write this line
+                    continue
                 if isinstance(noted, dict):
                     yield {name: SentFile(num_bytes, sha256) for name, (num_bytes, sha256) in names.items()}
                     continue
@@ -243,8 +248,8 @@ def read_log(path: Path) -> Iterator[ShardEntry | Uploaded | dict[str, SentFile]
                 if entry_problem(item if idx_sha256 is None else {**item, "idx_sha256": idx_sha256}):
                     continue
                 entry = ShardEntry(name, num_samples, num_bytes, sha256, tuple(fields), idx_sha256)
-                found = Uploaded(entry, dict(etags[0])) if etags else entry
-            except (ValueError, TypeError, KeyError, RecursionError):  # it was cut short
+                found = UploadedShard(entry, dict(etags[0])) if etags else entry
+            except (ValueError, TypeError, KeyError, RecursionError):  # the line was cut short
                 continue
             yield found
 
@@ -256,8 +261,9 @@ def has_shard(folder: Path, entry: ShardEntry) -> bool:
 
 
 def is_own_name(name: object) -> bool:
-    """True if wdskit may have given a file of a data set this name: a shard, a file next to one, a list, a column,
-    the index. Names that are read back from a folder are compared with this before they are used.
+    """Return True if wdskit may have written a file of this name: a shard, an `.idx`, a list, a column or an index.
+
+    Names that were read from a file are checked with this function before they are used.
     """
     if not isinstance(name, str) or name in _OWN_NAMES:
         return isinstance(name, str)
@@ -265,11 +271,11 @@ def is_own_name(name: object) -> bool:
 
 
 def check_runs(folder: Path) -> None:
-    """Refuse staging folders that this user's wdskit did not make, before anything in them is used or removed.
+    """Check that this user's wdskit made all staging folders of `folder`, before their files are used or removed.
 
     Raises:
-        PackError: `.wdskit-run`, or something in it, is a link, belongs to another user, or has a name that wdskit
-            does not give.
+        PackError: `.wdskit-run`, or a path in it, is a link, belongs to another user, or has a name that wdskit does
+            not use.
     """
     root = folder / RUN_FOLDER
     if not os.path.lexists(root):
@@ -279,27 +285,27 @@ def check_runs(folder: Path) -> None:
     for path in sorted(root.iterdir()):
         is_run = RUN_NAME.fullmatch(path.name) is not None
         if not is_run and not _ROOT_FILE.fullmatch(path.name):
-            raise PackError(foreign(path, "is no file of a run"))
+            raise PackError(describe_foreign(path, "is not a file of a run"))
         _check_own(path, users, is_folder=is_run)
         inners: list[Path] = []
         with contextlib.suppress(FileNotFoundError):  # another part of the run has just removed it
             inners = sorted(path.iterdir()) if is_run else []
         for inner in inners:
             if not _RUN_FILE.fullmatch(inner.name) and not is_own_name(inner.name):
-                raise PackError(foreign(inner, "is no file of a run"))
+                raise PackError(describe_foreign(inner, "is not a file of a run"))
             _check_own(inner, users, is_folder=False)
 
 
 def _check_own(path: Path, users: set[int], *, is_folder: bool) -> None:
-    """Refuse a path that is not a plain file or folder of one of `users`. Adds the owner of new files to `users`."""
+    """Raise PackError if `path` is not a plain file or folder of `users`. Adds the owner of new files to `users`."""
     try:
         status = path.lstat()
     except FileNotFoundError:  # another part of the run has just ended
         return
     if not (stat.S_ISDIR if is_folder else stat.S_ISREG)(status.st_mode):
-        raise PackError(foreign(path, f"is {'a link' if path.is_symlink() else 'not a plain file or folder'}"))
+        raise PackError(describe_foreign(path, f"is {'a link' if path.is_symlink() else 'not a plain file or folder'}"))
     if path.suffix == ".log" and status.st_nlink > 1:
-        raise PackError(foreign(path, "has a second name somewhere"))
+        raise PackError(describe_foreign(path, "has a second hard link"))
     if status.st_uid not in users:
         users.add(owner_of_new_files(path.parent))
     if status.st_uid not in users:
@@ -308,10 +314,10 @@ def _check_own(path: Path, users: set[int], *, is_folder: bool) -> None:
 
 
 def values_path(shard: Path) -> Path:
-    """Return the path of the file that has the column values of a shard's samples until the run is published."""
+    """Return the path of the file for the column values of a shard, which exists until the run is published."""
     return shard.with_name(f"{shard.name}.values")
 
 
 def shard_files(shard: str) -> list[str]:
-    """Return the names of a shard's files: itself and its offsets."""
+    """Return the names of a shard's files: the shard and its `.idx`."""
     return [shard, offsets_path(shard).name]

@@ -1,4 +1,4 @@
-"""`select`: samples chosen as `reshard` chooses them, stored as a column of bool instead of copied."""
+"""`select`: choose samples with the options of `reshard`, and store the choice as a column of bool, without a copy."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from wdskit.dataset.lock import lock_folder
 from wdskit.dataset.patterns import ShardList
 from wdskit.errors import FolderIndexError, PackError, RowError, SelectionError, StorageError, WdskitError
 from wdskit.files import Disk
-from wdskit.packing.choice import Choice, LeftOut
+from wdskit.packing.choice import Choice, LeftOutCounts
 from wdskit.packing.options import SelectOptions, takes_options
 from wdskit.packing.row import Progress
 from wdskit.packing.sources.shards import check_indexed
@@ -28,22 +28,23 @@ from wdskit.packing.sources.tar_samples import TarSamples, list_tars
 from wdskit.shards.parallel import map_shards
 from wdskit.storage.urls import is_local
 
-Numbers = NDArray[np.int64]
+SampleNumbers = NDArray[np.int64]
+"""Numbers of samples in one shard, (n,), rising."""
 
 
 @dataclass(frozen=True)
 class SelectResult:
-    """What `select` chose.
+    """The result of `select`.
 
     Attributes:
-        folders: Folders that have the column now.
-        name: Its name.
+        folders: Folders in which the column was stored.
+        name: Name of the column.
         num_source_shards: Shards that were read.
         num_source_samples: Samples in the shards: `num_samples` and the last three counts together.
         num_samples: Samples that were selected.
         num_sampled_out: Samples outside the share of `sample`.
         num_filtered: Samples for which the filter is false.
-        num_missing: Samples that were left out because they lack what the filter asks for.
+        num_missing: Samples that were left out because they lack a value of the filter.
     """
 
     folders: tuple[Path, ...]
@@ -58,10 +59,10 @@ class SelectResult:
 
 @takes_options(SelectOptions)
 def select(source: str | Sequence[str], name: str, options: SelectOptions) -> SelectResult:
-    """Choose samples and store the choice as a column of bool in their folders: `wdskit reshard --selection`.
+    """Choose samples and store the choice as a column of bool in the shards' folders: `wdskit reshard --selection`.
 
-    Planned sources use it with `split: NAME` or `where: NAME`. The shards do not change. Nothing is selected in shards
-    that `source` does not name. `overwrite` replaces a column of this name that was made in another way.
+    A planned source reads the chosen samples with `split: NAME` or `where: NAME`. The shards do not change. In shards
+    that `source` does not name, no sample is chosen. `overwrite` replaces a column `name` that other options made.
 
     Args:
         source: Local shards of indexed folders.
@@ -69,13 +70,16 @@ def select(source: str | Sequence[str], name: str, options: SelectOptions) -> Se
         options: Keyword arguments, each with the name of an option below.
 
     Raises:
-        SelectionError: The name or the filter is invalid, another column has the name, or the filter has no answer
-            for a sample.
-        FolderIndexError: A folder has no index, or one that does not match its shards.
-        PackError, ShardError, StorageError: As `reshard`.
+        SelectionError: The name or the filter is invalid, another column has the name, the filter cannot be evaluated
+            for a sample, or no sample is chosen.
+        ConfigError: `sample` is not a share.
+        FolderIndexError: A folder has no index or another process writes in it, or the index does not match the shards.
+        PackError: An option is invalid, or a shard is remote.
+        RowError, ShardError: A shard is damaged, or changed after it was indexed.
+        StorageError: A shard cannot be read, or the column cannot be written.
     """
     check_column_name(name)
-    column = _source(options)
+    column = _column_source(options)
     found = list_tars(source)
     remote = next((url for url in found.urls if not is_local(url)), None)
     if remote is not None:
@@ -85,13 +89,13 @@ def select(source: str | Sequence[str], name: str, options: SelectOptions) -> Se
     is_checked = options.check == "sha256"
     if is_checked:
         check_indexed(found)
-    choose = functools.partial(_choose, choice=options.choice, check=is_checked)
+    choose = functools.partial(_choose_samples, choice=options.choice, check=is_checked)
     shards = [(url, entry) for url, entry in zip(found.urls, found.entries, strict=True) if entry is not None]
-    num_samples, left_out, total_bytes = 0, LeftOut(), sum(entry.num_bytes for _, entry in shards)
+    num_samples, left_out, total_bytes = 0, LeftOutCounts(), sum(entry.num_bytes for _, entry in shards)
     with contextlib.ExitStack() as stack:
         folders = _folders_of(found)
-        indexes = {folder: _locked(stack, folder, name, column, overwrite=options.overwrite) for folder in folders}
-        chosen: dict[str, Numbers] = {}
+        indexes = {folder: _lock_index(stack, folder, name, column, overwrite=options.overwrite) for folder in folders}
+        chosen: dict[str, SampleNumbers] = {}
         num_bytes = 0
         with contextlib.closing(map_shards(choose, shards, workers=options.workers)) as results:
             for (url, entry), result in zip(shards, results, strict=True):
@@ -118,15 +122,18 @@ def select(source: str | Sequence[str], name: str, options: SelectOptions) -> Se
     )
 
 
-def _choose(shard: tuple[str, ShardEntry], *, choice: Choice, check: bool) -> tuple[Numbers, LeftOut]:
-    """Numbers of the samples of a shard that stay, int64 (n,), and how many do not.
+def _choose_samples(
+    shard: tuple[str, ShardEntry], *, choice: Choice, check: bool
+) -> tuple[SampleNumbers, LeftOutCounts]:
+    """Return the numbers of the chosen samples of a shard (its URL and index entry), and the counts of the others.
 
     Raises:
         RowError: The shard is damaged.
-        SelectionError, ShardError, FolderIndexError, StorageError: As `TarSamples` and `Choice.keeps`.
+        SelectionError: The filter cannot be evaluated for a sample.
+        ShardError, FolderIndexError, StorageError: Raised by `TarSamples`.
     """
     url, entry = shard
-    numbers, left_out = [], LeftOut()
+    numbers, left_out = [], LeftOutCounts()
     for number, sample in enumerate(TarSamples(url, entry, check=check)):
         if isinstance(sample, RowError):
             raise sample
@@ -135,20 +142,21 @@ def _choose(shard: tuple[str, ShardEntry], *, choice: Choice, check: bool) -> tu
     return np.array(numbers, np.int64), left_out
 
 
-def _source(options: SelectOptions) -> dict[str, Any]:
-    """Return what the column is computed from. Equal choices have equal sources."""
+def _column_source(options: SelectOptions) -> dict[str, Any]:
+    """Return the options that define the column, by name. Equal choices have equal sources."""
     source: dict[str, Any] = {"filter": options.filter}
     source |= {"missing": options.missing} if options.missing != "error" else {}
     return source | ({"sample": options.sample, "seed": options.seed} if options.sample else {})
 
 
 def _folders_of(found: ShardList) -> list[str]:
-    """The folders of the shards, each once however it is spelled."""
+    """Return the folders of the shards in order. Of several spellings of a folder, only the first is returned."""
     parents = dict.fromkeys(os.path.dirname(url) or "." for url in found.urls)
     return list({os.path.realpath(parent): parent for parent in reversed(parents)}.values())[::-1]
 
 
 def _check_sources(found: ShardList) -> None:
+    """Raise FolderIndexError if a folder has no index, SelectionError if a shard is named twice."""
     for url, entry in zip(found.urls, found.entries, strict=True):
         if entry is None:
             folder = os.path.dirname(url) or "."
@@ -158,10 +166,15 @@ def _check_sources(found: ShardList) -> None:
         raise SelectionError("a shard is named twice, but its samples can be selected only once.")
 
 
-def _locked(
+def _lock_index(
     stack: contextlib.ExitStack, folder: str, name: str, source: dict[str, Any], *, overwrite: bool
 ) -> FolderIndex:
-    """The folder's index, with its lock held until `stack` is closed."""
+    """Lock a folder until `stack` is closed, and return the folder's index.
+
+    Raises:
+        SelectionError: The folder has a split `name`; or a column `name` that other options made, without `overwrite`.
+        FolderIndexError: Another process is writing in the folder, or the index does not match the shards.
+    """
     stack.enter_context(lock_folder(Path(folder)))
     index = read_index(folder)
     index.check_files()
@@ -182,17 +195,18 @@ def _write(
     folder: Path,
     index: FolderIndex,
     name: str,
-    chosen: Mapping[str, Numbers],
+    chosen: Mapping[str, SampleNumbers],
     source: dict[str, Any],
     disk: Disk,
 ) -> None:
-    here = os.path.realpath(folder)
+    """Write the column of one folder. `chosen` has the samples of all shards, by URL. StorageError: See `select`."""
+    real_folder = os.path.realpath(folder)
     by_name = {
         os.path.basename(url): numbers
         for url, numbers in chosen.items()
-        if os.path.realpath(os.path.dirname(url)) == here
+        if os.path.realpath(os.path.dirname(url)) == real_folder
     }
-    if by_name.keys() != index.by_name.keys():  # so that the column is the same when it is made again
+    if by_name.keys() != index.by_name.keys():  # so that `wdskit index` computes the same column
         source = {**source, "shards": sorted(by_name)}
     masks = [np.zeros(entry.num_samples, dtype=np.bool_) for entry in index.entries]
     for entry, mask in zip(index.entries, masks, strict=True):

@@ -1,4 +1,4 @@
-"""What happens to a sample on its way into a shard: checked, turned, resized, encoded, described."""
+"""Check and change samples before they are packed: rotate, resize and encode images, and update what describes them."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from typing import Any, cast, get_args
 
 from wdskit.codecs.checks import IMAGE_LEVELS, ImageLevel, check_image, check_image_field, read_header
 from wdskit.codecs.edit.encode import DEFAULT_QUALITY, FORMATS, ImageFormat, encoder_versions, parse_colour
-from wdskit.codecs.edit.geometry import Geometry, fitted
+from wdskit.codecs.edit.geometry import Geometry, resize_move
 from wdskit.codecs.edit.masks import move_mask
 from wdskit.codecs.edit.recode import Recoding
-from wdskit.codecs.edit.resize import RESIZE_MODES, Fit, ResizeMode, Size, resizer_versions
+from wdskit.codecs.edit.resize import RESIZE_MODES, ResizeMode, ResizePlan, Size, resizer_versions
 from wdskit.codecs.fields import decode_field, is_json_field
 from wdskit.codecs.formats import check_magic, image_format, is_image_field, promised_format
 from wdskit.codecs.images import may_be_mask
@@ -22,7 +22,7 @@ from wdskit.codecs.structure import check_pixels
 from wdskit.errors import DecodeError, PackError
 from wdskit.files import Buffer
 from wdskit.limits import MAX_PIXELS
-from wdskit.packing.annotations import Change, follow
+from wdskit.packing.annotations import ImageChange, update_field
 from wdskit.packing.json_merge import add_metadata
 
 Field = tuple[str, bytes]
@@ -36,36 +36,37 @@ class Transforms:
     """The options of `pack` that check and change samples. By default images are checked and no byte is changed.
 
     `resize`, `format` and `orient` change the images of a row: its only image, or the images of `image_fields`. An
-    image that already has the wanted size, format and orientation keeps its bytes, whatever `quality` is. A newly
-    encoded image keeps the colour profile and the EXIF block, and loses XMP, IPTC, comments and texts.
+    image that already has the wanted size, format and orientation keeps its bytes; `quality` does not apply to it. A
+    newly encoded image keeps the colour profile and the EXIF block, and loses XMP, IPTC, comments and texts.
 
     Attributes:
         validate: Check of each image before the transforms. "none" checks nothing, not even JSON. "magic" compares the
             first bytes with the field's name. "structure" also checks that the file is complete: JPEG markers, PNG
-            checksums, WebP sizes. "decode" also decodes the pixels. Default: "structure", without the check of the name
-            for an image that `resize`, `format` or `orient` changes: its new format gives the field's name.
-        resize: Pixels of a side; larger images are made smaller.
-        resize_mode: The "shorter" side, the "longer" side, "crop" to a square in the middle, or "pad" to a square.
-            Default: "shorter".
+            checksums, WebP sizes. "decode" also decodes the pixels. Default: "structure". By default, an image that
+            `resize`, `format` or `orient` changes can have any field's name, because its new format gives the name.
+        resize: Length of a side in pixels, 1 to 65536; larger images are made smaller.
+        resize_mode: "shorter" or "longer" names the side. "crop" makes a square from the middle, "pad" adds pixels to
+            make a square. Default: "shorter".
         upscale: Smaller images are made larger too.
-        format: "jpg", "webp" or "png"; the field is renamed. Default: that of each image.
-        quality: 1 to 100, of jpg and webp. Default: 90.
-        orient: The EXIF orientation is applied to the pixels and removed. Otherwise it stays.
-        background: Colour (`white`, `#rrggbb`) behind transparent images that become jpg, which are refused without,
-            and around padded ones, where the default is black.
-        image_fields: Which images of a row; text with commas, or names. Default: its only one that is not a mask.
-        mask_fields: PNG images that are resized and turned as the image of their row, by nearest neighbour: their
+        format: "jpg", "webp" or "png"; the field is renamed. Default: the format of each image.
+        quality: 1 to 100, for jpg and webp. Default: 90.
+        orient: The EXIF orientation is applied to the pixels and removed. Without `orient`, it stays.
+        background: Colour (`white`, `#rrggbb`) that replaces transparency in jpg and fills padding. Without a colour, a
+            transparent image cannot become jpg, and padding is black or transparent.
+        image_fields: The image fields to change or describe; text with commas, or names. Default: the only image of a
+            row that is not in `mask_fields`.
+        mask_fields: PNG images that are resized and rotated like the image of their row, by nearest neighbour. Their
             numbers, bits and palette stay.
-        mask_fill: The number of mask pixels that padding adds, 0 to 65535. Without it a padded mask is refused.
-        derive: Facts of the packed image to put into `json`: "width", "height", "bytes", "sha256".
-        require: Fields that each sample must have: `jpg;png,json` is jpg or png, and json.
-        missing: What to do with a row that lacks one: "error", "warn", "skip". Default: "error".
-        duplicates: What to do with rows whose images are byte for byte those of an earlier row: "keep", "report"
-            (in `duplicates.jsonl`), "drop" (and report).
-        max_pixels: Most pixels of an image, before and after.
+        mask_fill: The number of the mask pixels that padding adds, 0 to 65535. Without it, padding a mask is an error.
+        derive: Metadata of the packed image to add to `json`: "width", "height", "bytes", "sha256".
+        require: Fields that each sample must have: `jpg;png,json` means jpg or png, and json.
+        missing: What to do with a row that lacks a required field: "error", "warn", "skip". Default: "error".
+        duplicates: What to do with a row whose images have the same bytes as the images of an earlier row: "keep",
+            "report" (in `duplicates.jsonl`), "drop" (and report).
+        max_pixels: Most pixels of an image, width x height, before and after the change.
 
     Raises:
-        PackError: An option is wrong, or would change nothing.
+        PackError: An option is invalid, or has no effect.
     """
 
     validate: str | None = None
@@ -87,14 +88,14 @@ class Transforms:
 
     def __post_init__(self) -> None:
         for name in ("image_fields", "mask_fields", "derive", "require"):
-            object.__setattr__(self, name, _names(name, getattr(self, name)))
-        _one_of("validate", self.validate, (None, *IMAGE_LEVELS))
-        _one_of("resize_mode", self.resize_mode, (None, *RESIZE_MODES))
-        _one_of("format", self.format, (None, *get_args(ImageFormat)))
-        _one_of("missing", self.missing, (None, "error", "warn", "skip"))
-        _one_of("duplicates", self.duplicates, ("keep", "report", "drop"))
-        for fact in self.derive:
-            _one_of("derive", fact, DERIVED)
+            object.__setattr__(self, name, _parse_names(name, getattr(self, name)))
+        _check_choice("validate", self.validate, (None, *IMAGE_LEVELS))
+        _check_choice("resize_mode", self.resize_mode, (None, *RESIZE_MODES))
+        _check_choice("format", self.format, (None, *get_args(ImageFormat)))
+        _check_choice("missing", self.missing, (None, "error", "warn", "skip"))
+        _check_choice("duplicates", self.duplicates, ("keep", "report", "drop"))
+        for name in self.derive:
+            _check_choice("derive", name, DERIVED)
         for name, most in (("resize", 1 << 16), ("quality", 100), ("max_pixels", 1 << 62)):
             value = getattr(self, name)
             if value is not None and (type(value) is not int or not 1 <= value <= most):
@@ -146,13 +147,8 @@ class Transforms:
         """Return True if the whole file of each image is checked."""
         return self.validate not in {"none", "magic"}
 
-    @property
-    def passes(self) -> bool:
-        """Return True if samples are packed without any check or change."""
-        return self.validate == "none" and not self.changes_bytes
-
     def apply(self, fields: Sequence[Field]) -> list[Field]:
-        """Check and transform the fields of a sample. Return the fields to pack, sorted by name. A pure function.
+        """Check and transform the fields of a sample. Return the fields to pack, sorted by name.
 
         Raises:
             DecodeError: A field is invalid or cannot be transformed. The message has the field, the stage ("validate",
@@ -168,7 +164,7 @@ class Transforms:
         if self.changes_images:
             transformed, images = self._change(fields, images)
         if self.derive and images:
-            transformed[JSON_FIELD] = self._describe(transformed, images)
+            transformed[JSON_FIELD] = self._add_derived(transformed, images)
         return sorted(transformed.items())
 
     def field_names(self, fields: Iterable[str]) -> tuple[str, ...]:
@@ -193,10 +189,10 @@ class Transforms:
         if self.resize is not None:
             import torch
 
-            torch.set_num_threads(1)  # of this thread: several images at a time instead of several threads an image
+            torch.set_num_threads(1)  # of this thread: threads work on different images, not on parts of one image
 
     def check(self, field: str, data: Buffer) -> None:
-        """Check an image or JSON field with the checks of `validate`. Raises the errors of `apply`."""
+        """Check an image or JSON field with the checks of `validate`. DecodeError: The field is invalid."""
         if self.validate != "none" and is_json_field(field):
             decode_field(field, data)
         if not is_image_field(field):
@@ -214,14 +210,14 @@ class Transforms:
             raise type(err)(problem, field=field) from err
 
     def check_used(self, fields: Iterable[str]) -> None:
-        """Refuse options for images that no sample has.
+        """Check that the samples have the images that the options are for.
 
         Args:
             fields: Names of the fields of all samples, before they are transformed.
 
         Raises:
-            PackError: A name of `image_fields` or `mask_fields` is not among them, or an option is for images and no
-                sample has one.
+            PackError: A name of `image_fields` or `mask_fields` is not in `fields`; or an option is for images, and no
+                sample has an image.
         """
         names = set(fields)
         has = f"The fields are {', '.join(sorted(names))}."
@@ -238,7 +234,7 @@ class Transforms:
             raise PackError(f"duplicates: no sample has an image to compare. {has} Leave the option out.")
 
     def _images(self, names: Sequence[str]) -> list[str]:
-        """The images that are changed or described."""
+        """Return the names of the images to change or describe. DecodeError: The options do not say which images."""
         images = [name for name in names if is_image_field(name) and name not in self.mask_fields]
         if self.image_fields:
             chosen = [name for name in images if name in self.image_fields]
@@ -254,7 +250,10 @@ class Transforms:
         return images
 
     def _change(self, fields: Sequence[Field], images: list[str]) -> tuple[dict[str, bytes], list[str]]:
-        """All fields with the images as wanted and what describes them, and the names that the images have then."""
+        """Return all fields after the images were changed, and the new names of these images.
+
+        DecodeError: An image cannot be changed, gets the name of another field, or a field cannot be updated.
+        """
         self._refuse_masks(dict(fields), images)
         transformed: dict[str, bytes] = {}
         names, changes = [], {}
@@ -267,7 +266,7 @@ class Transforms:
                 except DecodeError as err:
                     problem = str(err).removeprefix(f"{field}: ")
                     raise type(err)(f"{field}: {problem}", field=field) from err
-                changes[field] = Change(before, data, geometry)
+                changes[field] = ImageChange(before, data, geometry)
                 name = _renamed(field, FORMATS[fmt]) if fmt in FORMATS else field
                 names.append(name)
                 if self.validate != "none":
@@ -278,11 +277,14 @@ class Transforms:
                 )
             transformed[name] = data
         if any(change.after is not change.before for change in changes.values()):
-            self._follow(transformed, dict(fields), changes)
+            self._update_described(transformed, dict(fields), changes)
         return transformed, names
 
     def _refuse_masks(self, fields: dict[str, bytes], images: list[str]) -> None:
-        """Refuse to blend the numbers of a mask: of a lossless grey or palette image next to one of another kind."""
+        """Raise `DecodeError` if one of `images` seems to be a mask: changes would blend the numbers of its pixels.
+
+        A mask is a lossless grey or palette image next to an image of another kind.
+        """
         others = [name for name in fields if is_image_field(name) and name not in self.mask_fields]
         if len(others) < 2:
             return
@@ -292,8 +294,13 @@ class Transforms:
             msg = f"{mask}: it stores one number per pixel, as masks do, which would be blended or made JPEG or WebP"
             raise DecodeError(f"{msg}. Name it in --mask-fields {mask} instead of --image-fields", field=mask)
 
-    def _follow(self, transformed: dict[str, bytes], fields: dict[str, bytes], changes: dict[str, Change]) -> None:
-        """Update what describes the images, or refuse it."""
+    def _update_described(
+        self, transformed: dict[str, bytes], fields: dict[str, bytes], changes: dict[str, ImageChange]
+    ) -> None:
+        """Update the masks and the fields that describe the changed images.
+
+        DecodeError: A field cannot be updated, or an image that stays unchanged has the size of a moved image.
+        """
         moved = [change.geometry for change in changes.values() if not change.geometry.is_same]
         known = [*changes.values()]
         for field, data in fields.items():
@@ -305,12 +312,12 @@ class Transforms:
                 raise type(err)(f"{field}: {err}", field=field) from err
             size = Size(header.width, header.height)
             is_exact = image_format(data) not in {"JPEG", "WebP"}
-            if is_exact and any(size in {one.move.before, one.upright.before} for one in moved):
+            if is_exact and any(size in {other.move.before, other.upright.before} for other in moved):
                 msg = f"{field}: it has the size of the image, which --resize or --orient changes"
                 raise DecodeError(
                     f"{msg}. Name a mask in --mask-fields {field}, an image in --image-fields", field=field
                 )
-            known.append(Change(data, data, Geometry(fitted(size, Fit(0, 0, size, size, size)))))
+            known.append(ImageChange(data, data, Geometry(resize_move(size, ResizePlan(0, 0, size, size, size)))))
         for field, data in fields.items():
             if field in self.mask_fields and moved:
                 try:
@@ -319,10 +326,13 @@ class Transforms:
                 except DecodeError as err:
                     raise type(err)(f"{field}: mask: {err}", field=field) from err
             elif not is_image_field(field):
-                transformed[field] = follow(field, data, known)
+                transformed[field] = update_field(field, data, known)
 
-    def _describe(self, transformed: dict[str, bytes], images: list[str]) -> bytes:
-        """`json` with metadata of the image: width and height as its header has them, whatever EXIF says."""
+    def _add_derived(self, transformed: dict[str, bytes], images: list[str]) -> bytes:
+        """Return `json` with the metadata of `derive`. Width and height are those of the header, without EXIF.
+
+        DecodeError: There are several images, the image is invalid, or `json` has a different value.
+        """
         if len(images) > 1:
             raise DecodeError(
                 f"derive: it has {len(images)} images ({', '.join(images)}), but derive describes only one"
@@ -357,7 +367,7 @@ class Transforms:
 
 
 def transform_versions(transforms: Transforms) -> dict[str, str]:
-    """Versions that the packed bytes depend on beside the transforms: none where no image is encoded."""
+    """Return the version of each library that decides the packed bytes, by name; empty if no image is encoded."""
     if not transforms.changes_images:
         return {}
     versions = encoder_versions() | (resizer_versions() if transforms.resize is not None else {})
@@ -371,8 +381,8 @@ def _renamed(field: str, extension: str) -> str:
     return f"{stem}{dot}{extension}"
 
 
-def _names(option: str, value: str | Sequence[str]) -> tuple[str, ...]:
-    """Names, or a text of them with commas, in lower case as fields are."""
+def _parse_names(option: str, value: str | Sequence[str]) -> tuple[str, ...]:
+    """Return the names in lower case; a text has commas between names. PackError: A name is empty or repeated."""
     parts: Sequence[Any] = value.split(",") if isinstance(value, str) else value
     if not all(isinstance(part, str) and part.strip(" ;") for part in parts):
         raise PackError(f"{option}: {value!r} is not a list of names. Write jpg,json.")
@@ -382,11 +392,11 @@ def _names(option: str, value: str | Sequence[str]) -> tuple[str, ...]:
     return names
 
 
-def _one_of(option: str, value: object, known: Sequence[object]) -> None:
+def _check_choice(option: str, value: object, known: Sequence[object]) -> None:
     if value not in known:
         names = ", ".join(str(each) for each in known if each is not None)
         raise PackError(f"{option}: {value!r} is not one of {names}.")
 
 
 UNTOUCHED = Transforms()
-"""Bytes are checked and pass through."""
+"""The default: images and JSON are checked, and no byte is changed."""

@@ -35,11 +35,11 @@ if TYPE_CHECKING:
 
 LAST_RUN_NAME = ".wdskit.last-run"
 MAX_PENDING = 2
-"""Shards that are uploaded while the next shard is filled. More shards would only take local disk space."""
+"""Number of shards that are uploaded while the next shard is filled. A larger number only takes more local disk."""
 
 ETags = dict[str, str | None]
 """ETag of each file of a shard, by its name."""
-WAYS = "Write to another folder, add to it with --append, or replace it with --overwrite."
+PACKED_REMEDY = "Write to another folder, add to it with --append, or replace it with --overwrite."
 """The remedy in messages about a local folder that is packed already."""
 
 
@@ -51,15 +51,15 @@ class SentFile(NamedTuple):
     etags: frozenset[str] = frozenset()
 
 
-class Uploaded(NamedTuple):
+class UploadedShard(NamedTuple):
     """A shard in the bucket, with the ETags of its files."""
 
     entry: ShardEntry
     etags: ETags
 
 
-class _Pending(NamedTuple):
-    """A shard whose upload has started, with its local files and the futures of their ETags, by name."""
+class _PendingShard(NamedTuple):
+    """A shard whose upload has started, with its local files and the futures of their ETags, by file name."""
 
     entry: ShardEntry
     files: Mapping[str, Path]
@@ -67,7 +67,7 @@ class _Pending(NamedTuple):
 
 
 class Upload:
-    """The destination folder in a bucket. The end of the `with` block cancels the uploads that have not ended.
+    """The destination folder in a bucket. The end of the `with` block cancels the uploads that still run.
 
     Attributes:
         url: URL of the folder, without a slash at the end.
@@ -77,7 +77,7 @@ class Upload:
     def __init__(self, url: str, folder: Path) -> None:
         self.url = url
         self.folder = folder
-        self._pending: deque[_Pending] = deque()
+        self._pending: deque[_PendingShard] = deque()
         self._compared: set[ObjectInfo] = set()  # objects with the digest of a sent file
 
     def __enter__(self) -> Self:
@@ -85,19 +85,19 @@ class Upload:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Cancel the uploads that have not ended."""
-        for one in self._pending:
-            for future in one.etags.values():
+        """Cancel the uploads that still run."""
+        for shard in self._pending:
+            for future in shard.etags.values():
                 future.cancel()
         self._pending.clear()
 
     @contextlib.contextmanager
-    def named(self) -> Iterator[None]:
-        """Write the URL instead of the local folder in errors of the block, except in errors of the local disk."""
+    def show_url(self) -> Iterator[None]:
+        """Replace the local folder by the URL in the errors of the block, except in errors of the local disk."""
         try:
             yield
         except (PackError, FolderIndexError) as err:
-            text = str(err).replace(str(self.folder), self.url).replace(WAYS, "Write to another folder.")
+            text = str(err).replace(str(self.folder), self.url).replace(PACKED_REMEDY, "Write to another folder.")
             if isinstance(err.__cause__, OSError) or isinstance(err, RowError) or text == str(err):
                 raise
             if isinstance(err, FolderIndexError):
@@ -109,28 +109,32 @@ class Upload:
         return join_url(self.url, quote(name))
 
     def objects(self) -> dict[str, ObjectInfo]:
-        """Return the objects that are in the folder now, by name."""
+        """Return the objects that are in the folder now, by name. StorageError: The bucket cannot be read."""
         from wdskit.storage.buckets import list_objects
 
-        return {unquote(one.url.rpartition("/")[2]): one for one in list_objects(self.url)}
+        return {unquote(each.url.rpartition("/")[2]): each for each in list_objects(self.url)}
 
     def copy_index(self, disk: Disk) -> None:
-        """Download the current `index.json` and `.wdskit.last-run`. Remove the local copy of a missing object."""
-        there = self.objects()
+        """Download `index.json` and `.wdskit.last-run`, or remove the local copy if an object is missing.
+
+        Raises:
+            StorageError: The bucket cannot be read.
+        """
+        objects = self.objects()
         for name in (INDEX_NAME, LAST_RUN_NAME):
             path = self.folder / name
-            if name in there:
+            if name in objects:
                 publish_bytes(path, read_bytes(self.object_url(name), limit=MAX_INDEX_BYTES), disk=disk)
             else:
                 disk.remove(path)
 
-    def find_there(self, shards: Iterable[Uploaded], sent: Mapping[str, SentFile]) -> dict[str, ShardEntry]:
-        """Return by name the shards whose objects have the ETags, or sizes and digests, of the upload."""
-        there = self.objects()
+    def find_uploaded(self, shards: Iterable[UploadedShard], sent: Mapping[str, SentFile]) -> dict[str, ShardEntry]:
+        """Return the entries of the shards whose objects still exist and are unchanged, by name. See `_is_sent`."""
+        objects = self.objects()
         return {
-            one.entry.name: one.entry
-            for one in shards
-            if all(name in there and self._is_sent(there[name], sent.get(name)) for name in one.etags)
+            shard.entry.name: shard.entry
+            for shard in shards
+            if all(name in objects and self._is_sent(objects[name], sent.get(name)) for name in shard.etags)
         }
 
     def find_others(self, sent: Mapping[str, SentFile]) -> set[str]:
@@ -141,52 +145,52 @@ class Upload:
         Raises:
             StorageError: The store cannot be reached or refuses.
         """
-        on_way = {name for one in self._pending for name in one.files}
-        there = self.objects()
-        return {name for name in there.keys() - on_way if not self._is_sent(there[name], sent.get(name))}
+        pending = {name for shard in self._pending for name in shard.files}
+        objects = self.objects()
+        return {name for name in objects.keys() - pending if not self._is_sent(objects[name], sent.get(name))}
 
-    def lost(self, entries: Iterable[ShardEntry], etags: Mapping[str, Sequence[str]]) -> list[str]:
-        """Return the names of shards that are missing in the bucket or differ from the upload. `etags` has the known
-        ETags by name; of a shard without one only the size is compared.
+    def find_lost(self, entries: Iterable[ShardEntry], etags: Mapping[str, Sequence[str]]) -> list[str]:
+        """Return the names of the shards that are missing in the bucket or differ from the upload.
+
+        `etags` has the known ETags of each shard, by name. A shard without a known ETag is compared by size only.
         """
-        there = self.objects()
+        objects = self.objects()
 
-        def is_there(entry: ShardEntry) -> bool:
-            found, known = there.get(entry.name), etags.get(entry.name)
-            if found is None or known is None:
-                return found is not None and found.num_bytes == entry.num_bytes
-            return self._is_sent(found, SentFile(entry.num_bytes, entry.sha256, frozenset(known)))
+        def is_unchanged(entry: ShardEntry) -> bool:
+            info, known = objects.get(entry.name), etags.get(entry.name)
+            if info is None or known is None:
+                return info is not None and info.num_bytes == entry.num_bytes
+            return self._is_sent(info, SentFile(entry.num_bytes, entry.sha256, frozenset(known)))
 
-        return [entry.name for entry in entries if not is_there(entry)]
+        return [entry.name for entry in entries if not is_unchanged(entry)]
 
     def start(self, entry: ShardEntry, files: Mapping[str, Path]) -> None:
-        """Begin to upload the files of a filled shard, by name."""
+        """Start to upload the files of a filled shard. `files` has the local path of each file, by name."""
         from wdskit.storage.buckets import start_upload
 
         etags = {name: start_upload(self.object_url(name), path) for name, path in files.items()}
-        self._pending.append(_Pending(entry, files, etags))
+        self._pending.append(_PendingShard(entry, files, etags))
 
-    def finished(self, most: int, disk: Disk) -> Iterator[Uploaded]:
-        """Wait until at most `most` shards are still uploading.
+    def finished(self, max_pending: int, disk: Disk) -> Iterator[UploadedShard]:
+        """Yield uploaded shards until at most `max_pending` shards are still uploading.
 
-        Yields:
-            Each uploaded shard. Its local files are removed after the caller takes the next shard.
+        The local files of a shard are removed when the caller takes the next shard.
 
         Raises:
             StorageError: The store cannot be reached or refuses, or the object differs from the file.
         """
         from wdskit.storage.requests import result
 
-        while len(self._pending) > most:
-            one = self._pending[0]
-            etags = {name: result(future, self.object_url(name)) for name, future in one.etags.items()}
+        while len(self._pending) > max_pending:
+            shard = self._pending[0]
+            etags = {name: result(future, self.object_url(name)) for name, future in shard.etags.items()}
             self._pending.popleft()
-            yield Uploaded(one.entry, etags)
-            for path in one.files.values():
+            yield UploadedShard(shard.entry, etags)
+            for path in shard.files.values():
                 disk.remove(path)
 
     def put(self, files: Mapping[str, Path]) -> None:
-        """Upload files in order, each after the upload of the file before it. Raises the errors of `finished`."""
+        """Upload files one after the other, in order. `files` has local paths by name. StorageError: See `finished`."""
         from wdskit.storage.buckets import start_upload
         from wdskit.storage.requests import result
 
@@ -194,7 +198,7 @@ class Upload:
             result(start_upload(self.object_url(name), path), self.object_url(name))
 
     def remove(self, sent: Mapping[str, SentFile]) -> None:
-        """Delete the objects that a stopped run uploaded; `sent` has its files by name.
+        """Delete the objects that a stopped run uploaded. `sent` has the files of the run, by name.
 
         Raises:
             PackError: Another writer replaced an object of the run. No object is deleted.
@@ -202,9 +206,9 @@ class Upload:
         """
         from wdskit.storage.buckets import delete_object
 
-        there = self.objects()
-        names = sorted(sent.keys() & there.keys())
-        others = [name for name in names if not self._is_sent(there[name], sent.get(name))]
+        objects = self.objects()
+        names = sorted(sent.keys() & objects.keys())
+        others = [name for name in names if not self._is_sent(objects[name], sent.get(name))]
         if others:
             more = f" It has replaced {len(others) - 1} more." if len(others) > 1 else ""
             msg = f"{self.object_url(others[0])}: another writer put this object here, so restart does not delete it."
@@ -213,20 +217,20 @@ class Upload:
         for name in names:
             delete_object(self.object_url(name))
 
-    def _is_sent(self, there: ObjectInfo, sent: SentFile | None) -> bool:
+    def _is_sent(self, info: ObjectInfo, sent: SentFile | None) -> bool:
         """Return True if an object has a logged ETag, or the logged size and digest if its ETag is not logged."""
-        if sent is None or there.num_bytes != sent.num_bytes:
+        if sent is None or info.num_bytes != sent.num_bytes:
             return False
-        if there.etag is not None and (there.etag in sent.etags or there in self._compared):
+        if info.etag is not None and (info.etag in sent.etags or info in self._compared):
             return True
-        if digest_of(there.url) != sent.sha256:
+        if digest_of(info.url) != sent.sha256:
             return False
-        self._compared.add(there)
+        self._compared.add(info)
         return True
 
 
 def digest_of(url: str) -> str:
-    """Return the hex sha256 of a file or an object, read in pieces. Raises StorageError if the bytes cannot be read."""
+    """Return the hex sha256 of a file or an object, which is read in pieces. StorageError: It cannot be read."""
     digest = hashlib.sha256()
     with contextlib.closing(open_stream(url)) as stream:
         while part := stream.read(1 << 20):

@@ -1,1 +1,1 @@
-"""Pipelines: descriptions of one source and its stages, and their running form, a `webdataset.DataPipeline`."""
+"""Describe a pipeline (one source, then stages), check it, and build its running form."""

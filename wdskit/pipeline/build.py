@@ -1,4 +1,4 @@
-"""Build the running form of a pipeline from its description: a `Program`, or a `StreamPipeline`."""
+"""Build the running form of a pipeline from its description: a `Program` or a `StreamPipeline`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from wdskit.config.spec import StageSpec
 from wdskit.engine.program import Program
 from wdskit.engine.reader import SampleReader
-from wdskit.engine.sample import Each, SampleStages
+from wdskit.engine.sample import SampleStages, StreamStages
 from wdskit.engine.stream import Layout, StreamPipeline
 from wdskit.errors import PipelineError
 from wdskit.order.buckets import BucketOrder
@@ -21,7 +21,7 @@ from wdskit.order.picked import PickedOrder
 from wdskit.order.resampled import ResampledOrder
 from wdskit.order.weighted import WeightedOrder
 from wdskit.pipeline.settings import CacheSpec, ErrorsSpec, LoaderSpec
-from wdskit.stages.base import Context, Find, PerSampleStage, RankInfo, Run, Step, bind_steps, takes_masks
+from wdskit.stages.base import Context, FunctionLookup, PerSampleStage, RankInfo, Run, Step, bind_steps, takes_masks
 from wdskit.stages.epoch import plan_epoch
 from wdskit.stages.foreign import Renumber, is_webdatasets, opens_shards, takes_shards
 from wdskit.stages.images.fused import fuse
@@ -46,20 +46,21 @@ def build_pipeline(
     errors: ErrorsSpec | None = None,
     cache: CacheSpec | None = None,
 ) -> StreamPipeline | Program:
-    """Make the running form of a pipeline.
+    """Build the running form of a pipeline: a `Program` for a planned source, a `StreamPipeline` for a stream.
 
     Args:
-        stages: One source, then stages, as `rules.check_order` accepts them; a callable is a foreign stage.
+        stages: One source, then stages, in an order that `rules.check_order` accepts. A callable is a foreign stage.
         rank_info: Rank and world size.
         num_threads: Threads for one-to-one stages, in each process.
-        max_workers: The largest number of worker processes that will run it.
-        functions: The caller's functions by name, used before registered ones.
+        max_workers: The largest number of worker processes that will run the pipeline.
+        functions: The caller's functions by name, used before registered functions.
         errors: The settings `errors`.
         cache: The settings `cache`.
 
     Raises:
-        PipelineError: A function is unknown, or an option does not fit the shards or the threads.
-        StorageError, FolderIndexError: The shards cannot be listed.
+        PipelineError: A function is unknown, an option does not fit the shards or the threads, an epoch is not a whole
+            number of batches, or the cache is too small.
+        StorageError, FolderIndexError: The shards cannot be listed, or a planned source has no index.
     """
     errors = errors or ErrorsSpec()
     parts = [stage for part in getattr(stages[0], "mixture", None) or () for stage in part.stages]
@@ -82,13 +83,19 @@ def build_pipeline(
 
 
 def _build_planned(
-    specs: Sequence[Any], *, rank_info: RankInfo, num_threads: int, find: Find, errors: ErrorsSpec, cache: CacheSpec
+    specs: Sequence[Any],
+    *,
+    rank_info: RankInfo,
+    num_threads: int,
+    find: FunctionLookup,
+    errors: ErrorsSpec,
+    cache: CacheSpec,
 ) -> Program:
-    """Make the running form of a pipeline with a planned source.
+    """Build the `Program` of a pipeline with a planned source.
 
     Raises:
         PipelineError: A function is unknown, an epoch is not a whole number of batches, or the cache is too small.
-        StorageError, FolderIndexError: The shards cannot be listed, or have no index.
+        StorageError, FolderIndexError: The shards cannot be listed, or do not have an index.
     """
     source = specs[0]
     data, layout = plan_epoch(specs, rank_info.world_size)
@@ -101,21 +108,21 @@ def _build_planned(
         )[0]
         for number, part in enumerate(source.mixture or ())
     ]
-    before: list[Step] = []
-    behind: list[Step] = []
+    sample_steps: list[Step] = []
+    batch_steps: list[Step] = []
     collate = None
     for spec in fuse(specs[1:]):
         if spec.kind == "each":
             step, context = spec.step(context)
-            (before if collate is None else behind).append(step)
+            (sample_steps if collate is None else batch_steps).append(step)
         elif spec.kind == "batch":
             collate = spec.make_batcher(context)
     return Program(
         reader=SampleReader(data.tables, data.parts, cache.open()),
-        stages=tuple(SampleStages((*own, *before)) for own in parts or [()]),
+        stages=tuple(SampleStages((*part_steps, *sample_steps)) for part_steps in parts or [()]),
         collate=collate,
         order=data.order,
-        batch_stages=SampleStages(tuple(behind)) if behind else None,
+        batch_stages=SampleStages(tuple(batch_steps)) if batch_steps else None,
         epoch=layout,
         run=run,
         forgives=errors.max_bad != 0,
@@ -125,14 +132,14 @@ def _build_planned(
 
 
 def _fit_cache(data: PlannedData, rank_info: RankInfo, cache: CacheSpec) -> int:
-    """Return how many positions ahead parts of shards are fetched into the cache.
+    """Return how many positions ahead of reading the parts of shards are fetched into the cache.
 
-    It is half a window of all lanes if the cache holds two windows of a node's lanes, else 0, because the fetched parts
-    would displace those that are still read.
+    The number is half a window if the cache holds two windows of a node's lanes. Otherwise it is 0, because the fetched
+    parts would displace parts that are still read.
 
     Raises:
-        PipelineError: The cache does not hold one window, which a node reads again and again: each part would be
-            fetched many times. `small: ranges` allows it.
+        PipelineError: The cache does not hold one window of a node's lanes, so each part would be fetched many times.
+            `small: ranges` allows it.
     """
     orders = data.order.parts if isinstance(data.order, MixtureOrder) else (data.order,)
     needed, ahead = 0.0, 0
@@ -159,19 +166,19 @@ class _StreamBuilder:
     """Binds the stages of a stream in their order.
 
     Attributes:
-        running: The stages that are built.
-        steps: One-to-one stages that are not in `running` yet.
-        is_open: Whether the shards have been opened.
-        batch: Samples of a batch; 0 before `batched`.
-        cut: Index of `with_epoch` in `running`.
-        counted: `with_epoch` and later stages that are not one-to-one; None for a foreign stage.
+        bound: The running stages so far.
+        steps: Bound one-to-one stages that are not in `bound` yet. `_flush` adds them as one stage.
+        is_open: Whether a stage in `bound` opens the shards.
+        batch: Samples per batch; 0 before `batched`.
+        cut: Index of `with_epoch` in `bound`; None before `with_epoch`.
+        counted: `with_epoch` and later stages that are not one-to-one; None stands for a foreign stage.
     """
 
     def __init__(self, stages: Sequence[Any], context: StreamContext) -> None:
         self.stages = fuse(stages)
         self.context = context
         self.run = context.run
-        self.running: list[Any] = []
+        self.bound: list[Any] = []
         self.steps: list[Step] = []
         self.is_open = False
         self.batch = 0
@@ -179,6 +186,7 @@ class _StreamBuilder:
         self.counted: list[StageSpec | None] = []
 
     def build(self, max_workers: int) -> StreamPipeline:
+        """Bind all stages and return the pipeline. Called once."""
         for at, stage in enumerate(self.stages):
             if not isinstance(stage, StageSpec):
                 self._add_foreign(stage, at)
@@ -188,7 +196,7 @@ class _StreamBuilder:
             if isinstance(stage, StreamStage):
                 self._add(stage)
             elif isinstance(stage, PerSampleStage):
-                step, self.context.known = stage.step(self.context.known)
+                step, self.context.stage_context = stage.step(self.context.stage_context)
                 self.steps.append(step)
         self._open_before(len(self.stages))
         self._flush()
@@ -201,27 +209,27 @@ class _StreamBuilder:
             batch=self.batch or 1,
             fingerprint=self._fingerprint(),
         )
-        return StreamPipeline(self.running, self.run, layout, max_workers)
+        return StreamPipeline(self.bound, self.run, layout, max_workers)
 
     def _add(self, stage: StreamStage) -> None:
         """Add a stage of wdskit, after the one-to-one stages before it."""
         self._flush()
         running: Any = stage.bind(self.context)
-        self.context.known = self.context.known.after(stage)
+        self.context.stage_context = self.context.stage_context.after(stage)
         if isinstance(running, EpochCut):
-            self.cut = len(self.running)
+            self.cut = len(self.bound)
         if self.cut is not None:
             self.counted.append(stage)
         if stage.kind == "batch":
             self.batch = self.batch or running.size
         self.is_open = self.is_open or stage.kind == "open"
         if running is not None:
-            self.running.append(running)
+            self.bound.append(running)
 
     def _flush(self) -> None:
         """Add the collected one-to-one stages as one stage."""
         if self.steps:
-            self.running.append(Each(self.run, self.steps))
+            self.bound.append(StreamStages(self.run, self.steps))
             self.steps = []
 
     def _add_foreign(self, stage: Any, at: int) -> None:
@@ -229,23 +237,23 @@ class _StreamBuilder:
         if self.cut is not None:
             self.counted.append(None)
         if at and not self.is_open and takes_shards(stage):
-            self.running.append(self._own_splitter(stage) or stage)
+            self.bound.append(self._own_splitter(stage) or stage)
             return
         opens = opens_shards(stage)
         if at and not opens:
             self._open_before(at)
         self.is_open = self.is_open or opens or (at == 0 and not _opens_later(self.stages))
         self._flush()
-        self.running.append(stage)
-        self.context.known = replace(self.context.known, places=None)
+        self.bound.append(stage)
+        self.context.stage_context = replace(self.context.stage_context, places=None)
         if self.is_open:
-            self.running.append(Renumber(self.run, each_epoch=self.context.is_cut))
+            self.bound.append(Renumber(self.run, each_epoch=self.context.is_after_with_epoch))
 
     def _own_splitter(self, stage: Any) -> Any:
-        """Return wdskit's splitter for webdataset's; None for another stage, or if the source is not wdskit's.
+        """Return wdskit's splitter to replace webdataset's; None for another stage, or if the source is not wdskit's.
 
-        webdataset's splitters count from the first shard that a process receives, not from draw 0, and find no rank in
-        spawned workers.
+        webdataset's splitters count from the first shard that a process receives, not from draw 0, and do not find the
+        rank in spawned workers.
         """
         if self.context.draws is None or not is_webdatasets(stage):
             return None
@@ -269,7 +277,7 @@ class _StreamBuilder:
         if self.context.shards is None:
             return {}
         kinds = ("splitter", "open", "stream", "batch", "epoch")
-        sizes = [getattr(stage, "size", getattr(stage, "n", None)) for stage in self.running]
+        sizes = [getattr(stage, "size", getattr(stage, "n", None)) for stage in self.bound]
         return {
             **self.stages[0].fingerprint(self.context.shards),
             "stages": [stage.name for stage in self.stages[1:] if getattr(stage, "kind", None) in kinds],
@@ -278,7 +286,7 @@ class _StreamBuilder:
 
 
 def _count_items(stages: Sequence[StreamStage], world_size: int, worker: int, num_workers: int) -> int:
-    """Return how many items an epoch of a worker yields, from `with_epoch` and the stages after it."""
+    """Return the number of items in an epoch of a worker, from `with_epoch` and the later stages."""
     count = 0
     for stage in stages:
         count = stage.num_items(count, worker, num_workers, world_size)
@@ -291,9 +299,9 @@ def _opens_later(stages: Sequence[Any]) -> bool:
 
 
 def warn_unused(built: Program | StreamPipeline, spec: LoaderSpec, cache: CacheSpec) -> None:
-    """Log each setting that differs from its default and has no effect, with the reason.
+    """Log a warning, with the reason, for each setting that differs from its default and has no effect.
 
-    It is no error: one script or file serves runs with and without workers, on local and on remote shards.
+    This is not an error, because one script or file serves runs with and without workers, on local and remote shards.
     """
     for name, reason in _find_unused(built, spec, cache):
         logger.warning("%s has no effect: %s.", name, reason)

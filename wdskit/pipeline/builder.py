@@ -1,4 +1,4 @@
-"""The pipeline builder: the same stages under the same names as in YAML, in Python."""
+"""Describe pipelines in Python, with the names of stages in YAML, and open the pipelines of a configuration."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ class Pipeline(StageMethods):
     loader = pipe.loader(workers=4)
     ```
 
-    A function may be a callable or the name it was registered under. A callable with a parameter `rng` gets a numpy
-    Generator that depends on the seed and on the sample's position only.
+    A function may be a callable or the name of a registered function. A callable with a parameter `rng` gets a numpy
+    Generator that depends only on the seed and on the sample's position.
 
     Args:
-        stages: Stages, such as `stages.streaming.Shuffle(size=200)`, and callables: the `stages` of another pipeline.
+        stages: The `stages` of another pipeline: stages, such as `stages.streaming.Shuffle(size=200)`, and callables.
 
     Raises:
-        PipelineError: One of them is neither.
+        PipelineError: An item of `stages` is neither a stage nor a callable.
     """
 
     def __init__(self, stages: Sequence[Any] = ()) -> None:
@@ -52,7 +52,7 @@ class Pipeline(StageMethods):
         return f"Pipeline({' -> '.join(names)})"
 
     def _with(self, name: str, value: object = None) -> Self:
-        """Return this pipeline with one more stage; `value` is the value after its name in YAML."""
+        """Return this pipeline with one more stage. `value` is the value after the stage's name in YAML."""
         return type(self)((*self.stages, parse_stage(name, value, where=f"Pipeline.{name}")))
 
     def stage(self, stage: Callable[..., Any]) -> Pipeline:
@@ -72,24 +72,25 @@ class Pipeline(StageMethods):
         errors: Mapping[str, Any] | ErrorsSpec | None = None,
         cache: Mapping[str, Any] | CacheSpec | None = None,
     ) -> StreamPipeline | Program:
-        """Make the running form for this rank; for a stream it is a `webdataset.DataPipeline`.
+        """Build the running form of the pipeline for this rank. For a stream it is a `webdataset.DataPipeline`.
 
         Args:
-            rank: Needs `world_size`. Default: as for `make_loader`.
-            world_size: Needs `rank`.
+            rank: Rank of this process; needs `world_size`. Default: from `process_group`, torch.distributed, torchrun
+                or Slurm, in this order; else rank 0 of 1.
+            world_size: Number of ranks; needs `rank`.
             process_group: A torch.distributed group, or one dimension of a DeviceMesh, that gives rank and world size.
-                A `rank` must be that of the group.
+                If `rank` is also passed, it must be the rank in this group.
             ranks_per_node: Ranks of each machine. Default: from torchrun or Slurm if they give the rank, else 1.
             threads: Threads in each process, for one-to-one stages.
-            max_workers: The largest number of DataLoader workers that it will be used with.
-            transforms: Functions by name, used before registered ones.
+            max_workers: The largest number of DataLoader workers that will run the pipeline.
+            transforms: Functions by name, used before registered functions.
             errors: What to do with bad samples, as under `errors` in YAML.
             cache: Where to keep parts of remote shards, as under `cache` in YAML.
 
         Raises:
-            ConfigError: `threads`, `errors` or `cache` is wrong.
-            PipelineError: The stages do not fit together.
-            StorageError, FolderIndexError: The shards cannot be listed.
+            ConfigError: `threads`, `errors` or `cache` is not valid.
+            PipelineError: The stages do not fit together or do not fit the shards, or a function is unknown.
+            StorageError, FolderIndexError: The shards cannot be listed, or a planned source has no index.
             RankError: Rank and world size contradict each other.
         """
         from wdskit.pipeline.build import build_pipeline, warn_unused
@@ -118,18 +119,18 @@ class Pipeline(StageMethods):
         """Check that the stages fit together.
 
         Raises:
-            PipelineError: They do not; each line names a stage and its rule.
+            PipelineError: Stages do not fit together. Each line of the message names a stage and the broken rule.
         """
-        found = check_order(self.stages)
-        if found:
+        problems = check_order(self.stages)
+        if problems:
             names = [getattr(stage, "name", repr(stage)) for stage in self.stages]
             raise PipelineError(
-                "\n".join(f"stage {at} ({names[at] if names else 'none'}): {rule}" for at, rule in found)
+                "\n".join(f"stage {at} ({names[at] if names else 'none'}): {rule}" for at, rule in problems)
             )
 
 
-class Opened(NamedTuple):
-    """A checked pipeline, its name, and the settings with which it is run."""
+class OpenedPipeline(NamedTuple):
+    """A checked pipeline, its name, and the settings of its configuration."""
 
     pipe: Pipeline
     name: str
@@ -140,11 +141,19 @@ class Opened(NamedTuple):
 
 def open_pipeline(
     config: Any, pipeline: str | None, overrides: Sequence[str], functions: Iterable[str] = (), *, caller: str
-) -> Opened:
-    """Open one pipeline of a file or dict, or a `Pipeline`. `functions` are further names of stages.
+) -> OpenedPipeline:
+    """Check a configuration and return one of its pipelines, or check a `Pipeline`.
+
+    Args:
+        config: The path of a YAML file, the content as a dict, or a `Pipeline`.
+        pipeline: Name of the pipeline; needed if the configuration has several.
+        overrides: Settings to change, as in `load_config`.
+        functions: Further names to accept as stages.
+        caller: Name of the function or command, for messages.
 
     Raises:
-        ConfigError: The configuration has problems; all of them are listed.
+        ConfigError: The configuration has problems; all are listed.
+        StorageError: The file cannot be read.
         PipelineError: The stages do not fit together, or `pipeline` or `overrides` is passed with a `Pipeline`.
         FolderIndexError: The labels of two pipelines of the configuration mean different classes.
     """
@@ -152,10 +161,10 @@ def open_pipeline(
         if pipeline is not None or overrides:
             raise PipelineError(f"{caller}(Pipeline, ...): `pipeline` and `overrides` belong to a configuration.")
         config.check()
-        return Opened(config, "pipeline", LoaderSpec(), ErrorsSpec(), CacheSpec())
+        return OpenedPipeline(config, "pipeline", LoaderSpec(), ErrorsSpec(), CacheSpec())
 
     loaded = load_config(config, overrides=overrides, functions=functions)
     stages = loaded.pipeline(pipeline)
     check_pipelines(loaded.pipelines)
     name = pipeline or next(iter(loaded.pipelines))
-    return Opened(Pipeline(stages), name, loaded.loader, loaded.errors, loaded.cache)
+    return OpenedPipeline(Pipeline(stages), name, loaded.loader, loaded.errors, loaded.cache)

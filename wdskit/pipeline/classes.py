@@ -18,18 +18,18 @@ _log = logging.getLogger(__name__)
 
 
 def check_pipelines(pipelines: Mapping[str, Sequence[Any]], *, local_only: bool = False) -> None:
-    """Compare the `classes.json` of the folders of all pipelines, because one trains a model and another evaluates it.
+    """Compare the `classes.json` of the folders of all pipelines: one pipeline may train and another evaluate a model.
 
-    Sources with `classes: any` are skipped. A folder that cannot be read is skipped with a warning: perhaps only one of
-    the pipelines is for this machine. A folder with labels but without a `classes.json` gives a warning, because its
-    classes cannot be compared.
+    Sources with `classes: any` are skipped. A folder that cannot be read is skipped with a warning, because perhaps
+    only one of the pipelines is for this machine. A folder with labels but without a `classes.json` causes a warning,
+    because its classes cannot be compared.
 
     Args:
         pipelines: The stages of each pipeline, its source first.
         local_only: Whether remote folders are skipped too.
 
     Raises:
-        FolderIndexError: Two folders give one number to two classes, or a `classes.json` cannot be read.
+        FolderIndexError: Two folders use the same number for different classes, or a `classes.json` cannot be read.
     """
     if len(pipelines) < 2:
         return
@@ -59,15 +59,14 @@ def check_pipelines(pipelines: Mapping[str, Sequence[Any]], *, local_only: bool 
     for pipeline, folder in unnamed:
         named = next(((other, where) for other, where, _ in seen if other != pipeline), None)
         if named is not None and _has_labels(folder):
-            msg = "pipeline %s: %s has labels but no %s, which %s of pipeline %s has: whether their labels mean the "
-            msg += (
-                "same classes is not known.\n  If they do, copy that file there; or set `classes: any` in the source."
-            )
+            msg = "pipeline %s: %s has labels but no %s, which %s of pipeline %s has. It is not known whether their "
+            msg += "labels mean the same classes.\n  If they do, copy that file into the folder without it; or set "
+            msg += "`classes: any` in the source."
             _log.warning(msg, pipeline, folder or ".", CLASSES_NAME, named[1] or ".", named[0])
 
 
 def _has_labels(folder: str) -> bool:
-    """True if the index of a folder lists labels. An index that cannot be read is an error when it is used."""
+    """Return True if the index of a folder lists labels; False if it cannot be read, which raises when it is used."""
     try:
         return folder_has_labels(folder)
     except (FolderIndexError, StorageError):
@@ -75,7 +74,7 @@ def _has_labels(folder: str) -> bool:
 
 
 def _folders_of(stages: Sequence[Any]) -> Iterator[str]:
-    """Yield the folders of a pipeline's shards; nothing for a source that is not wdskit's."""
+    """Yield the folders of a pipeline's shards; no folder for a foreign source or one with `classes: any`."""
     source = stages[0]
     if getattr(source, "classes", None) != "same":
         return
@@ -89,5 +88,5 @@ def _folders_of(stages: Sequence[Any]) -> Iterator[str]:
             heads.add(head)
             try:
                 yield from (found.folder for found in find_folders(pattern))
-            except StorageError:  # the folder is not on this machine
+            except StorageError:  # the folder does not exist on this machine
                 continue

@@ -1,4 +1,4 @@
-"""The connection of this process to a Ray cluster. Ray is imported only when it is used."""
+"""Connect this process to a Ray cluster. Ray is imported only when it is used."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from wdskit.errors import WdskitError
 from wdskit.text import install_extra
 
 ADDRESS = re.compile(r"ray(://[^\s/:@]+:[0-9]{1,5})?")
-"""`ray` is the cluster of the environment; otherwise the address of a server of Ray Client."""
+"""`ray` for the cluster that the environment names, or the address of a Ray Client server."""
 
 _lock = threading.Lock()
-_users: dict[str, int] = {}  # by address, of the connection that `connect` made; Ray allows one per process
+_users: dict[str, int] = {}  # address -> users of the connection that `connect` made; Ray allows one per process
 
 
 def import_ray(error: type[WdskitError]) -> ModuleType:
@@ -33,15 +33,15 @@ def import_ray(error: type[WdskitError]) -> ModuleType:
 
 
 def connect(on: str, error: type[WdskitError], *, starts_cluster: bool) -> tuple[ModuleType, Callable[[], None]]:
-    """Connect this process to a cluster. A connection that the program made itself is used, and stays.
+    """Connect this process to a cluster. An existing connection of the program is used, and is never closed.
 
     Args:
-        on: The address, which `ADDRESS` matches.
+        on: An address that `ADDRESS` matches.
         error: Type of the errors.
-        starts_cluster: Whether Ray starts a cluster on this machine if the environment names none.
+        starts_cluster: With `ray`, whether Ray starts a new cluster on this machine.
 
     Returns:
-        The module of Ray, and a function that closes the connection when its last user has called it.
+        The module of Ray, and a function that each user must call once. The last call closes the connection.
 
     Raises:
         WdskitError: Ray is not installed, the cluster cannot be reached, or the process is connected to another one.
@@ -77,7 +77,7 @@ def connect(on: str, error: type[WdskitError], *, starts_cluster: bool) -> tuple
     return ray, disconnect
 
 
-_DO_START = "Start one with `ray start --head`, and set RAY_ADDRESS to its address where it is another machine."
+_DO_START = "Start one with `ray start --head`. If it runs on another machine, set RAY_ADDRESS to its address."
 
 
 def last_line(err: BaseException) -> str:

@@ -1,6 +1,6 @@
-"""The typed methods of `Pipeline`: one a stage, and `loader`.
+"""The typed methods of `Pipeline`: one method per stage, and `loader`.
 
-`tools/generate.py` writes this file from the stages' settings; change those.
+`tools/generate.py` writes this file from the settings of the stages. Change the stages instead of this file.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class StageMethods(ABC):
 
     @abstractmethod
     def _with(self, name: str, value: object = None) -> Self:
-        """Return this pipeline with one more stage; `value` is the value after its name in YAML."""
+        """Return this pipeline with one more stage. `value` is the value after the stage's name in YAML."""
 
     def exact(
         self,
@@ -666,5 +666,5 @@ class StageMethods(ABC):
 
 
 def _one_or_all(values: Sequence[Any]) -> Any:
-    """Return the argument if there is one, else all arguments."""
+    """Return the only argument, or all arguments if there are several."""
     return values[0] if len(values) == 1 else values

@@ -1,11 +1,11 @@
 """Find rank and world size, once, in the main process. Worker processes receive the result.
 
-Sources, the first that exists is used: the arguments; the process group of the caller; torch.distributed if it is
-initialised; RANK and WORLD_SIZE of torchrun; the variables of Slurm if the step has all tasks of the job; else one
-rank. The choice is logged. Arguments and a process group that disagree are an error.
+The first of these sources that exists is used: the arguments; the process group of the caller; torch.distributed if it
+is initialised; RANK and WORLD_SIZE of torchrun; the variables of Slurm if the step has all tasks of the job. Without a
+source there is one rank. The choice is logged. Arguments that differ from the process group are an error.
 
-Ranks of one node read the same shards, so their number changes which samples a rank reads. All ranks must find the same
-number, or samples would come twice or never. Numbers that contradict each other are therefore an error.
+The number of ranks per node decides which samples a rank reads, because the ranks of a node read the same shards. If
+ranks used different numbers, samples would be repeated or missing. Contradicting numbers are therefore an error.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from wdskit.text import as_int
 
 _TORCHRUN = "LOCAL_WORLD_SIZE"
 _EVEN_TASKS = re.compile(r"(\d+)(?:\(x\d+\))?")  # tasks per node: `4(x8)`, or `4` with one node
-_UNEVEN = "Where machines have different numbers of ranks, set `ranks_per_node: 1` (loader) on all of them."
+_UNEVEN = "If machines have different numbers of ranks, set `ranks_per_node: 1` (loader) on all of them."
 
 logger = logging.getLogger(__name__)
 
@@ -39,57 +39,57 @@ def find_rank(
     """Return rank and world size of this process, and the number of ranks of its machine.
 
     Args:
-        rank: From the caller, who then also passes `world_size`.
-        world_size: From the caller.
+        rank: Rank of this process; needs `world_size`. None: the first other source of the module's docstring.
+        world_size: Number of ranks; needs `rank`.
         process_group: A `torch.distributed` group, or one dimension of a `DeviceMesh`, whose rank and size are used.
         environ: The environment variables.
         ranks_per_node: Ranks of each machine. Default: the number from torchrun or Slurm if the rank comes from them or
             from torch.distributed; else 1.
 
     Raises:
-        RankError: Only one of `rank` and `world_size` is given; they are out of range, or not those of the group; or
-            machines have different numbers of ranks.
+        RankError: Only one of `rank` and `world_size` is passed, they are out of range or differ from the group, an
+            environment variable is not valid, or machines have different numbers of ranks.
     """
     ranks_per_node = as_int(ranks_per_node)
-    found, why = _find(as_int(rank), as_int(world_size), process_group, environ)
-    if found.world_size < 1 or not 0 <= found.rank < found.world_size:
+    rank_info, why = _detect_rank(as_int(rank), as_int(world_size), process_group, environ)
+    if rank_info.world_size < 1 or not 0 <= rank_info.rank < rank_info.world_size:
         raise RankError(
-            f"rank {found.rank} of {found.world_size} ({why}): a rank is 0 or more and below the world size."
+            f"rank {rank_info.rank} of {rank_info.world_size} ({why}): a rank is 0 or more and below the world size."
         )
-    if ranks_per_node is None and rank is None and process_group is None and found.world_size > 1:
-        ranks_per_node = _ranks_per_node(found, environ)
-    found = found._replace(ranks_per_node=1 if ranks_per_node is None else ranks_per_node)
-    if found.world_size % found.ranks_per_node:
-        msg = f"ranks_per_node is {found.ranks_per_node}, and the {found.world_size} ranks are not a multiple of it."
-        raise RankError(f"{msg}\n  {_UNEVEN}")
-    logger.info("rank %d of %d, %d a node, from %s", *found, why)
-    return found
+    if ranks_per_node is None and rank is None and process_group is None and rank_info.world_size > 1:
+        ranks_per_node = _ranks_per_node(rank_info.rank, rank_info.world_size, environ)
+    rank_info = rank_info._replace(ranks_per_node=1 if ranks_per_node is None else ranks_per_node)
+    if rank_info.world_size % rank_info.ranks_per_node:
+        msg = f"ranks_per_node is {rank_info.ranks_per_node}, and the {rank_info.world_size} ranks are not a multiple"
+        raise RankError(f"{msg} of it.\n  {_UNEVEN}")
+    logger.info("rank %d of %d, %d a node, from %s", *rank_info, why)
+    return rank_info
 
 
-def _ranks_per_node(found: RankInfo, environ: Mapping[str, str]) -> int:
-    """Return the ranks of each machine according to torchrun or Slurm, or 1 without them.
+def _ranks_per_node(rank: int, world_size: int, environ: Mapping[str, str]) -> int:
+    """Return the number of ranks on each machine according to torchrun or Slurm; 1 if neither started this process.
 
     Raises:
-        RankError: The machines have different numbers of ranks, or their ranks are not consecutive. At least one rank
-            of such a run sees this.
+        RankError: The machines have different numbers of ranks, or their ranks are not consecutive. In such a run, at
+            least one rank raises.
     """
     num, source = local_ranks(environ)
-    if not source or (source != _TORCHRUN and environ.get("SLURM_STEP_NUM_TASKS") != str(found.world_size)):
+    if not source or (source != _TORCHRUN and environ.get("SLURM_STEP_NUM_TASKS") != str(world_size)):
         return 1
     local = environ.get("LOCAL_RANK" if source == _TORCHRUN else "SLURM_LOCALID")
-    fits = num > 0 and found.world_size % num == 0 and (local is None or local == str(found.rank % num))
-    if not fits or environ.get("GROUP_WORLD_SIZE", str(found.world_size // num)) != str(found.world_size // num):
+    fits = num > 0 and world_size % num == 0 and (local is None or local == str(rank % num))
+    if not fits or environ.get("GROUP_WORLD_SIZE", str(world_size // num)) != str(world_size // num):
         where = f"{source} is {environ[source]}" + ("" if local is None else f" and the local rank {local}")
-        msg = f"rank {found.rank} of {found.world_size}: {where}, so machines do not have equal blocks of ranks."
+        msg = f"rank {rank} of {world_size}: {where}, so machines do not have equal blocks of ranks."
         raise RankError(f"{msg}\n  {_UNEVEN}")
     return num
 
 
 def local_ranks(environ: Mapping[str, str] = os.environ) -> tuple[int, str]:
-    """Return the number of ranks on this machine, and the variable of torchrun or Slurm that gives it.
+    """Return the number of ranks on this machine, and the environment variable of torchrun or Slurm that gives it.
 
     Returns:
-        (0, name) if the variable is invalid or machines differ; (0, "") without a variable.
+        (0, name) if the variable is invalid or machines have different numbers; (0, "") if no variable is set.
     """
     for name in (_TORCHRUN, "SLURM_STEP_TASKS_PER_NODE"):
         if name in environ:
@@ -98,9 +98,10 @@ def local_ranks(environ: Mapping[str, str] = os.environ) -> tuple[int, str]:
     return 0, ""
 
 
-def _find(
+def _detect_rank(
     rank: int | None, world_size: int | None, process_group: Any, environ: Mapping[str, str]
 ) -> tuple[RankInfo, str]:
+    """Return rank and world size from the first source that exists, and the name of the source."""
     if rank is not None or world_size is not None:
         if rank is None or world_size is None:
             raise RankError(f"rank={rank}, world_size={world_size}: give both or neither.")
@@ -124,7 +125,7 @@ def _find(
 
 
 def initialised_rank() -> RankInfo | None:
-    """Return the rank in the default process group; None if torch.distributed is not initialised."""
+    """Return rank and world size of the default process group; None if torch.distributed is not initialised."""
     distributed = sys.modules.get("torch.distributed")
     if distributed is None or not distributed.is_available() or not distributed.is_initialized():
         return None
@@ -132,18 +133,18 @@ def initialised_rank() -> RankInfo | None:
 
 
 def group_rank(process_group: Any) -> RankInfo:
-    """Return the rank of this process in a process group, or in a `DeviceMesh` of one dimension.
+    """Return rank and world size of this process in a process group, or in a `DeviceMesh` of one dimension.
 
     Raises:
-        RankError: This process is not in it, or the mesh has several dimensions.
+        RankError: This process is not in the group, or the mesh has several dimensions.
     """
     import torch.distributed as dist
 
     process_group = as_group(process_group)
-    found = RankInfo(dist.get_rank(process_group), dist.get_world_size(process_group))
-    if found.rank < 0:
+    rank_info = RankInfo(dist.get_rank(process_group), dist.get_world_size(process_group))
+    if rank_info.rank < 0:
         raise RankError("process_group: this process is not in the group. Make the loader in the group's ranks only.")
-    return found
+    return rank_info
 
 
 def as_group(process_group: Any) -> Any:
@@ -158,7 +159,7 @@ def as_group(process_group: Any) -> Any:
         names = process_group.mesh_dim_names
         shape = f"{process_group.ndim} dimensions ({', '.join(names) if names else 'without names'})"
         way = "" if names else "Name its dimensions, mesh_dim_names=(...). "
-        msg = f"process_group: this mesh has {shape}.\n  {way}Pass the one that the data is split over: "
+        msg = f"process_group: this mesh has {shape}.\n  {way}Pass the dimension that the data is split over: "
         raise RankError(f'{msg}process_group=mesh["dp"].')
     return process_group.get_group()
 

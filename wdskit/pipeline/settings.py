@@ -1,4 +1,4 @@
-"""The settings `loader`, `errors` and `cache`; `wdskit.load_config`; the default number of workers and threads."""
+"""The settings `loader`, `errors` and `cache`, `wdskit.load_config`, and the default number of workers and threads."""
 
 from __future__ import annotations
 
@@ -26,14 +26,15 @@ from wdskit.text import as_int, parse_bytes
 DEFAULT_PREFETCH = 4
 
 MAX_THREADS = 8
-"""More threads in one process would wait for the GIL, which a decode and crop holds for a tenth of its time."""
+"""Limit for one process. More threads would wait for the GIL, which decoding and cropping hold 10 % of the time."""
 
-THREADS_A_WORKER = 2
-"""Photographs/s on 4 cores, relative to four threads of the bare chain: one process with four threads 0.65, two with
-two threads 0.87, four with one thread 0.97. Two processes start sooner than four and take a fifth less memory."""
+THREADS_PER_WORKER = 2
+"""Measured in photographs/s on 4 cores, relative to four threads that only decode and crop: one process with four
+threads 0.65, two processes with two threads 0.87, four with one thread 0.97. Two processes start sooner than four and
+take 20 % less memory."""
 
-MAX_AT_WORK = 16
-"""Most threads of all workers together by default; with one thread each, the most processes."""
+MAX_TOTAL_THREADS = 16
+"""Default limit for the threads of all workers together. With one thread per worker it limits the workers."""
 
 ONE_THREAD = "your functions run in one thread per process unless `threads` is set"
 
@@ -41,7 +42,7 @@ _LIGHT = frozenset({"rename", "to_tuple", "to_dict", "batched", "bucketed", "wit
 """Stages that always hold the GIL: with several threads they only wait for each other."""
 
 _CALLS = frozenset({"map", "map_dict", "map_tuple", "select", "torchvision"})
-"""Stages that call a function of the user, or one that runs in one thread at a time."""
+"""Stages that call a function of the user, or a function that only one thread at a time may call."""
 
 
 class LoaderSpec(BaseModel):
@@ -51,58 +52,58 @@ class LoaderSpec(BaseModel):
 
     workers: Natural = Field(
         1,
-        description="Worker processes; 0: this process. Where a planned source's images are decoded or functions are "
-        "called, and `threads` is not set either, the default is one per two cores of this machine, shared by its "
-        "ranks; one per core if functions of yours are called.",
+        description="Worker processes; 0: this process makes the batches. Default: 1. If a planned source's images are "
+        "decoded and `threads` is not set: one per two cores of this machine, which its ranks share. If a planned "
+        "source's samples pass through functions of yours: one per core.",
     )
     threads: Count | None = Field(
         None,
-        description="Threads in each process. Default: 1; where a planned source's images are decoded in workers and "
-        "no functions of yours are called, this machine's cores, shared by its ranks and workers, at most 8.",
+        description="Threads in each process. Default: 1. If a planned source's images are decoded in workers and no "
+        "functions of yours are called: this machine's cores, divided by its ranks and workers, at most 8.",
     )
     on: Cluster | None = Field(
         None,
         description="Where the workers of a planned source run: `ray` (the Ray cluster of the environment) or the "
-        "address of one, as in ray://head:10001. Needs `workers`. Default: on this machine.",
+        "address of a cluster, as in ray://head:10001. Needs `workers`. Default: on this machine.",
     )
     prefetch: Count | None = Field(
         None,
-        description="Most batches made ahead: in total with a planned source, and at least two per worker; by each "
-        "worker with a stream. Default: 4; more of a planned source's small batches, because a worker makes up to 256 "
+        description="Limit for the batches that are made ahead. Planned source: in total, at least two per worker. "
+        "Stream: per worker. Default: 4. More for small batches of a planned source, because a worker makes up to 256 "
         "samples together.",
     )
     persistent_workers: Bool = Field(
-        True, description="Whether workers stay alive between epochs. Those of a stream always do."
+        True, description="Whether workers stay alive between epochs. The workers of a stream always do."
     )
     start_method: Literal["fork", "spawn", "forkserver"] | None = Field(
         None,
-        description="How worker processes start. Default: as torch does, but never forked once CUDA is initialised.",
+        description="How worker processes start. Default: torch's default, but not `fork` after CUDA is initialised.",
     )
     timeout: Timeout | None = Field(
-        None, description="Longest wait for a batch in seconds, after which the loader raises an error. 0: no limit."
+        None, description="Seconds to wait for a batch before the loader raises an error. 0: no limit."
     )
-    pin_memory: Bool = Field(False, description="Whether batches are in page-locked memory, where there is a GPU.")
+    pin_memory: Bool = Field(False, description="Whether batches are in page-locked memory, if there is a GPU.")
     device: Device | None = Field(
         None,
-        description="Device for the batches of a planned source: `cuda` (the current one) or `cuda:1`. Default: "
+        description="Device for the batches of a planned source: `cuda` (the current GPU) or `cuda:1`. Default: "
         "batches stay in main memory.",
     )
     ranks_per_node: Count | None = Field(
         None,
-        description="Ranks of each machine, which share what they read. Default: from torchrun or Slurm, else 1.",
+        description="Ranks of each machine; they read the same shards. Default: from torchrun or Slurm, else 1.",
     )
 
 
 class ErrorsSpec(BaseModel):
-    """The settings `errors`: what to do with bad samples, of which a field is missing, invalid or of a wrong size."""
+    """The settings `errors`: what to do with bad samples (a field is missing, invalid or has a wrong size)."""
 
     model_config = StageSpec.model_config
 
     max_bad: Budget = Field(
-        0, description="How many samples of a rank may be bad in an epoch: a number, or a share such as 0.1%."
+        0, description="Limit for the bad samples of a rank in an epoch: a number, or a share such as 0.1%."
     )
-    dir: Text | None = Field(None, description="Folder for one file per rank that lists them.")
-    transforms: Bool = Field(False, description="Whether samples on which functions of yours fail count too.")
+    dir: Text | None = Field(None, description="Folder for the lists of bad samples, one file per rank.")
+    transforms: Bool = Field(False, description="Whether samples for which functions of yours fail count too.")
 
     @model_validator(mode="after")
     def _check_together(self) -> ErrorsSpec:
@@ -129,7 +130,7 @@ Bytes = Annotated[
 
 
 class CacheSpec(BaseModel):
-    """Where planned sources keep parts of remote shards on this machine."""
+    """The settings `cache`: where planned sources keep parts of remote shards on this machine."""
 
     model_config = StageSpec.model_config
 
@@ -139,8 +140,8 @@ class CacheSpec(BaseModel):
     size: Bytes | None = Field(None, description="Size of the cache: `500GB`.")
     small: Literal["refuse", "ranges"] = Field(
         "refuse",
-        description="What to do if a node must keep more than the cache holds at once: refuse the run, or read what "
-        "does not fit by ranges each time.",
+        description="What to do if a node must keep more at once than the cache holds. `refuse`: raise an error. "
+        "`ranges`: read parts that do not fit by byte ranges each time.",
     )
 
     @model_validator(mode="after")
@@ -153,7 +154,11 @@ class CacheSpec(BaseModel):
         return self
 
     def open(self) -> PartCache | None:
-        """Return the cache; None without `dir`. StorageError: The folder cannot be made."""
+        """Return the cache, or None if `dir` is not set.
+
+        Raises:
+            StorageError: The folder cannot be created.
+        """
         return None if self.dir is None or self.size is None else PartCache(self.dir, self.size)
 
 
@@ -162,7 +167,7 @@ class Config:
     """A checked configuration.
 
     Attributes:
-        pipelines: The stages of each pipeline by name; the single one under `pipeline:` is called "pipeline".
+        pipelines: The stages of each pipeline by name. The single pipeline of `pipeline:` has the name "pipeline".
         loader: The settings `loader`.
         errors: The settings `errors`.
         cache: The settings `cache`.
@@ -194,13 +199,13 @@ class Config:
         raise ConfigError(problems=(Problem(self.origin, "", rule),))
 
     def to_yaml(self) -> str:
-        """Return the configuration as YAML text with every setting that will be used; it reads back as the same.
+        """Return the configuration as YAML text. `load_config` reads the same configuration from this text.
 
-        Settings that are null are left out. The workers and threads that a loader on this machine would choose are
-        comments.
+        The text has every setting that will be used, except those that are null. Comments list the workers and threads
+        that a loader on this machine would choose.
 
         Raises:
-            ConfigError: It contains functions, which YAML can only name.
+            ConfigError: The configuration contains functions, which YAML can only name.
         """
         sections = {"loader": self.loader, "errors": self.errors, "cache": self.cache}
         used = {name: section.model_dump(exclude_none=True) for name, section in sections.items()}
@@ -228,15 +233,15 @@ def load_config(
     """Read and check a configuration.
 
     Args:
-        source: A YAML file, or the same as a dict. A dict may have functions instead of names, callables and stage
-            settings as items of a pipeline, and no `version`.
-        overrides: Settings to change, each as `a.b.c=VALUE`, in this order and before any check. VALUE is YAML. The
-            name of a list's item is its position; a stage that appears once has its own name:
+        source: The path of a YAML file, or its content as a dict. A dict needs no `version`. It may contain functions
+            instead of their names; items of a pipeline may be callables and stage settings.
+        overrides: Settings to change, each as `a.b.c=VALUE`, in this order and before any check. VALUE is YAML. An item
+            of a list is named by its position, or, if it is a stage that appears once, by its name:
             `pipelines.train.stream.seed=3`.
-        functions: Names to accept as stages, besides those of wdskit and the registered ones.
+        functions: Names to accept as stages, besides the built-in and registered stages.
 
     Raises:
-        ConfigError: The configuration has problems; all of them are listed.
+        ConfigError: The configuration has problems; all are listed.
         StorageError: The file cannot be read.
     """
     pipelines, sections, origin = load(source, overrides, _models(functions))
@@ -246,7 +251,7 @@ def load_config(
 def json_schema() -> dict[str, Any]:
     """Return the JSON schema (draft 2020-12) of configuration files, for editors.
 
-    It has names, types and ranges; `wdskit config check` also checks the order of stages.
+    The schema has names, types and ranges. It cannot check the order of stages; `wdskit config check` does.
     """
     return export.json_schema(_models())
 
@@ -255,9 +260,9 @@ class WorkerCount(NamedTuple):
     """The number of processes and threads that make batches.
 
     Attributes:
-        workers: Worker processes; 0 for none.
+        workers: Worker processes; 0 if this process makes the batches.
         threads: Threads in each process.
-        reason: Why a process has one thread, if the user's functions are the reason; else empty.
+        reason: The reason for one thread per process if the user's functions cause it; else empty.
     """
 
     workers: int
@@ -266,47 +271,48 @@ class WorkerCount(NamedTuple):
 
 
 def choose_workers(spec: LoaderSpec, stages: Sequence[Any], environ: Mapping[str, str] = os.environ) -> WorkerCount:
-    """Choose the worker processes of a loader, and the threads of each.
+    """Choose the number of worker processes of a loader, and of the threads in each process.
 
     Numbers that are set are used. Otherwise:
 
-    - A planned pipeline that decodes images with built-in stages has one worker for two cores of this machine, with two
-      threads each. Ranks share the cores. If only `workers` is set, the threads divide the cores.
-    - A planned pipeline that calls functions of the user has one worker per core, with one thread each: two threads may
-      be unable to call such a function at once (a Hugging Face tokenizer keeps its padding from call to call).
-    - All others have one worker with one thread: the samples of a stream depend on the number of workers, and small
-      samples take longer to send to a thread than to make.
-    - Without workers a loader runs in the caller's thread, as torch's does.
-    - Workers on a cluster have one thread, because the cores of this machine say nothing about those of its nodes.
+    - A planned pipeline that decodes images with built-in stages has one worker per two cores of this machine, with two
+      threads each. Ranks share the cores. If only `workers` is set, the workers divide the cores into threads.
+    - A planned pipeline that calls functions of the user has one worker per core, with one thread each, because such a
+      function may not allow two calls at once (a Hugging Face tokenizer keeps its padding between calls).
+    - Other pipelines have one worker with one thread: the samples of a stream depend on the number of workers, and
+      sending a small sample to a thread takes longer than making it.
+    - If `workers` is 0, the loader runs in the caller's thread, as torch's loader does.
+    - Workers on a cluster have one thread, because its nodes may have more or fewer cores than this machine.
 
     Args:
         spec: The settings.
         stages: The stages of the pipeline, its source first.
-        environ: Gives the ranks on this machine, from torchrun or Slurm, if `spec.ranks_per_node` is not set.
+        environ: The environment variables. Those of torchrun or Slurm give the number of ranks on this machine if
+            `spec.ranks_per_node` is not set.
     """
     workers, threads = spec.workers, spec.threads
     if threads is not None or not workers or spec.on is not None or not isinstance(stages[0], PlannedSource):
         return WorkerCount(workers, threads or 1)
     is_one = calls_functions(stages)
     reason = ONE_THREAD if is_one else ""
-    if all(map(_is_light, _at_work(stages))):
+    if all(map(_is_light, _worker_stages(stages))):
         return WorkerCount(workers, 1, reason)
     cores = max(1, usable_cores() // (spec.ranks_per_node or max(1, local_ranks(environ)[0])))
     most = 1 if is_one else MAX_THREADS
     if "workers" not in spec.model_fields_set:
-        most = min(most, THREADS_A_WORKER)
-        workers = max(1, min(MAX_AT_WORK, cores) // most)
+        most = min(most, THREADS_PER_WORKER)
+        workers = max(1, min(MAX_TOTAL_THREADS, cores) // most)
     return WorkerCount(workers, max(1, min(most, cores // workers)), reason)
 
 
 def calls_functions(stages: Sequence[Any]) -> bool:
     """Return True if a planned pipeline calls functions of the user, for samples or batches."""
-    stages = _at_work(stages)
+    stages = _worker_stages(stages)
     names = {getattr(stage, "name", None) for stage in stages}
     return not names <= STAGES.keys() - _CALLS or any(getattr(stage, "collate", None) for stage in stages)
 
 
-def _at_work(stages: Sequence[Any]) -> list[Any]:
+def _worker_stages(stages: Sequence[Any]) -> list[Any]:
     return [*stages[1:], *(stage for part in stages[0].mixture or () for stage in part.stages)]
 
 

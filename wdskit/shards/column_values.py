@@ -1,7 +1,7 @@
 """Compute the columns of samples: `width`, `cls`, `json.score`, `json.caption.length`, splits and filters.
 
 Each column is a function of one sample: its key, the header of its image, and its JSON, number and text fields. So the
-columns of new shards are made while the shards are written, and `wdskit index` makes all columns again.
+columns of new shards are computed while the shards are written, and `wdskit index` computes all columns again.
 """
 
 from __future__ import annotations
@@ -25,31 +25,32 @@ from wdskit.shards.sampling import draw_of_key, parse_share, threshold_of
 from wdskit.shards.split import bounds_of, canonical_text, draws_of, make_draw, parse_by, parse_shares
 
 Source = Mapping[str, Any]
-"""What a column is computed from: {"path": "json.score"}, or the options of `split` or `select`."""
+"""The definition of a column: {"path": "json.score"}, or the options of `split` or `select`."""
 
 ReadPart = Callable[[int], bytes]
-"""Returns the first bytes of a field; fewer if the field ends before."""
+"""Returns the given number of bytes from the start of a field; fewer if the field is shorter."""
 
 _SIDES = ("width", "height")
-_EXAMPLES = "There are width, height, cls, txt, a path in JSON (json.score), and the length of text or of a list "
+_EXAMPLES = "A column is width, height, cls, txt, a path in JSON (json.score), or the length of a text or list "
 _EXAMPLES += "(txt.length, json.boxes.length)"
 
 
 def parse_columns(names: str | Iterable[str]) -> dict[str, Source]:
-    """Return the sources of columns by name.
+    """Parse the names of columns. Return the source of each column by its name.
 
     Args:
-        names: `width,cls,json.score`, or a list of such names. `score=json.aesthetic-score` names a column differently.
+        names: `width,cls,json.score`, or a list of such names. `score=json.aesthetic-score` gives the column the name
+            `score`.
 
     Raises:
-        SelectionError: A name is invalid or comes twice, or no field can have such a value.
+        SelectionError: A name is invalid or comes twice, no field has such a value, or there are over `MAX_COLUMNS`.
     """
-    found: dict[str, Source] = {}
+    sources: dict[str, Source] = {}
     for item in parse_names(names):
         name, equals, path = item.partition("=")
         path = path if equals else name
         check_column_name(name)
-        if name in found:
+        if name in sources:
             raise SelectionError(f"columns: {name!r} is named twice.")
         parts = path.split(".")
         is_json = any(part.lower() in JSON_FIELDS for part in parts)
@@ -57,62 +58,63 @@ def parse_columns(names: str | Iterable[str]) -> dict[str, Source]:
         is_field = bool(plain) and plain[-1].lower() in INT_FIELDS | TEXT_FIELDS
         is_side = parts[-1] in _SIDES and (len(parts) == 1 or is_image_field(path.rpartition(".")[0]))
         if "" in parts or not path.isprintable() or not (is_json or is_field or is_side):
-            raise SelectionError(f"columns: {path!r} is nothing that a sample has. {_EXAMPLES}.")
-        found[name] = {"path": path}
-    if len(found) > MAX_COLUMNS:
-        raise SelectionError(f"{len(found)} columns are more than the {MAX_COLUMNS} that a folder can have.")
-    return found
+            raise SelectionError(f"columns: {path!r} cannot be a column. {_EXAMPLES}.")
+        sources[name] = {"path": path}
+    if len(sources) > MAX_COLUMNS:
+        raise SelectionError(f"{len(sources)} columns are more than the {MAX_COLUMNS} that a folder can have.")
+    return sources
 
 
 def parse_names(names: str | Iterable[str]) -> list[str]:
-    """Return the names in a list, or in a text with commas between them."""
+    """Split a text at its commas, or take a list. Return the names without surrounding spaces and empty names."""
     listed = names.split(",") if isinstance(names, str) else [*names]
     return [name.strip() for name in listed if name.strip()]
 
 
-class _Held:
+class _SampleFields:
     """The fields of one sample that the columns read."""
 
     def __init__(self) -> None:
-        self.problem = ""  # why a field cannot be read
+        self.problem = ""  # why a field cannot be read; "" if all fields can be read
         self.names: list[str] = []
         self.headers: dict[str, ImageHeader] = {}
         self._bytes: dict[str, bytes] = {}
         self._values: dict[str, object] = {}
 
-    def hold(self, name: str, data: bytes) -> None:
-        """Keep the bytes of a field."""
+    def add(self, name: str, data: bytes) -> None:
+        """Store the bytes of a field."""
         self._bytes[name] = data
 
     def value(self, name: str) -> object:
-        """Return the value of a field that is held. DecodeError: Its bytes are not what its name says."""
+        """Return the decoded value of a stored field. DecodeError: The bytes do not match the field's name."""
         if name not in self._values:
             self._values[name] = decode_field(name, self._bytes[name])
         return self._values[name]
 
 
-class _Function(ABC):
-    """A column as a function of a sample."""
+class _ColumnFunction(ABC):
+    """A column as a function of one sample."""
 
     def wants_header(self, name: str) -> bool:  # noqa: ARG002
-        """Whether it reads the header of an image field."""
+        """Return whether the function reads the header of the image field `name`."""
         return False
 
     @abstractmethod
     def wants(self, name: str) -> bool:
-        """Whether it reads a field that is no image."""
+        """Return whether the function reads the bytes of `name`, a field that is not an image."""
 
     @abstractmethod
-    def value(self, key: str, held: _Held) -> object:
-        """Return its value: bool, int, float, text, or None if the sample has none.
+    def value(self, key: str, fields: _SampleFields) -> object:
+        """Return the sample's value: bool, int, float or text; None if the sample has no value.
 
         Raises:
-            ValueError: The sample's value cannot be in a column.
+            ValueError: The value cannot be in a column, or the sample lacks a field that the function needs.
+            DecodeError: The bytes of a field are invalid.
         """
 
 
-class _Size(_Function):
-    """Width or height, in pixels, of one image field, or of the only size of the images of a sample."""
+class _ImageSide(_ColumnFunction):
+    """Width or height in pixels of one image field, or of all images of a sample, which must have one size."""
 
     def __init__(self, path: str) -> None:
         self._field, _, self._side = path.rpartition(".")
@@ -123,8 +125,8 @@ class _Size(_Function):
     def wants(self, name: str) -> bool:  # noqa: ARG002
         return False
 
-    def value(self, key: str, held: _Held) -> object:  # noqa: ARG002
-        headers = {name: held.headers[name] for name in held.headers if self.wants_header(name)}
+    def value(self, key: str, fields: _SampleFields) -> object:  # noqa: ARG002
+        headers = {name: fields.headers[name] for name in fields.headers if self.wants_header(name)}
         sizes = {(header.width, header.height) for header in headers.values()}
         if len(sizes) > 1:
             names = ", ".join(f"{name}.{self._side}" for name in headers)
@@ -132,8 +134,8 @@ class _Size(_Function):
         return getattr(next(iter(headers.values())), self._side) if headers else None
 
 
-class _Path(_Function):
-    """A number or a text in a field. A field of the very name wins over a path in another field."""
+class _FieldValue(_ColumnFunction):
+    """A number or a text in a field. If several fields match the path, the field with the longest name is read."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -141,13 +143,13 @@ class _Path(_Function):
     def wants(self, name: str) -> bool:
         return self._path == name or self._path.startswith(f"{name}.")
 
-    def value(self, key: str, held: _Held) -> object:  # noqa: ARG002
-        name = max((name for name in held.names if self.wants(name)), key=len, default=None)
+    def value(self, key: str, fields: _SampleFields) -> object:  # noqa: ARG002
+        name = max((name for name in fields.names if self.wants(name)), key=len, default=None)
         if name is None:
             return None
         rest = self._path[len(name) + 1 :]
         try:
-            found = follow_path(held.value(name), rest.split(".") if rest else [])
+            found = follow_path(fields.value(name), rest.split(".") if rest else [])
         except KeyError:
             return None
         if isinstance(found, dict | list):
@@ -159,8 +161,8 @@ class _Path(_Function):
         return found
 
 
-class _Split(_Function):
-    """The split of a sample."""
+class _SplitName(_ColumnFunction):
+    """The name of the split of a sample."""
 
     def __init__(self, source: Source) -> None:
         shares = parse_shares(source["split"])
@@ -172,10 +174,10 @@ class _Split(_Function):
     def wants(self, name: str) -> bool:
         return name == self._key.field
 
-    def value(self, key: str, held: _Held) -> object:
+    def value(self, key: str, fields: _SampleFields) -> object:
         text: str | None = key
         if self._key.field is not None:
-            found = held.value(self._key.field) if self._key.field in held.names else None
+            found = fields.value(self._key.field) if self._key.field in fields.names else None
             for part in self._key.path:
                 found = found.get(part) if isinstance(found, dict) else None
             text = canonical_text(found)
@@ -186,8 +188,8 @@ class _Split(_Function):
         return self._names[bisect.bisect_right(self._bounds, int(draws_of([self._draw(text)])[0]))]
 
 
-class _Filter(_Function):
-    """Whether a sample is chosen, as by `wdskit reshard --filter`; never one of other shards than `shards`."""
+class _FilterResult(_ColumnFunction):
+    """Whether a filter and a random share select a sample. If the source has `shards`, false in all other shards."""
 
     def __init__(self, source: Source, shard: str) -> None:
         self._is_read = shard.rpartition("/")[2] in source.get("shards", [shard.rpartition("/")[2]])
@@ -201,26 +203,26 @@ class _Filter(_Function):
     def wants(self, name: str) -> bool:
         return self._is_read and self._expression is not None and name in self._expression.fields
 
-    def value(self, key: str, held: _Held) -> object:
+    def value(self, key: str, fields: _SampleFields) -> object:
         if not self._is_read:
             return False
         if self._threshold is not None and draw_of_key(key, self._seed) >= self._threshold:
             return False
         try:
-            return self._expression is None or self._expression.holds(key, held.names, held.value)
+            return self._expression is None or self._expression.holds(key, fields.names, fields.value)
         except MissingValue:
             if self._skip_missing:
                 return False
             raise
 
 
-def _make(source: Source, shard: str) -> _Function:
+def _build_function(source: Source, shard: str) -> _ColumnFunction:
     if "split" in source:
-        return _Split(source)
+        return _SplitName(source)
     if "filter" in source:
-        return _Filter(source, shard)
+        return _FilterResult(source, shard)
     path = str(source["path"])
-    return _Size(path) if path.rpartition(".")[2] in _SIDES and _is_side(path) else _Path(path)
+    return _ImageSide(path) if path.rpartition(".")[2] in _SIDES and _is_side(path) else _FieldValue(path)
 
 
 def _is_side(path: str) -> bool:
@@ -228,62 +230,62 @@ def _is_side(path: str) -> bool:
     return not owner or is_image_field(owner)
 
 
-class ColumnMaker:
-    """Collects the values of columns, sample after sample.
+class ColumnBuilder:
+    """Computes the values of the columns of one shard, sample by sample.
 
-    Call `add` for each field of a sample while its bytes can be read, then `end`.
+    For each sample, call `add` for each field while its bytes can be read, then `end`.
 
     Args:
         sources: Source of each column by name.
-        shard: Path or URL of the shard, for messages.
+        shard: Path or URL of the shard, for messages and for filters of some shards.
 
     Raises:
-        SelectionError: A source is not understood; or, from the methods, a sample's value cannot be in a column.
+        SelectionError: A source is invalid.
     """
 
     def __init__(self, sources: Mapping[str, Source], shard: str) -> None:
         try:
-            self._functions = {name: _make(source, shard) for name, source in sources.items()}
+            self._functions = {name: _build_function(source, shard) for name, source in sources.items()}
         except (KeyError, TypeError, AttributeError) as err:
             raise SelectionError(f"columns.json: the source of a column is not understood: {err}.") from err
         self._values: dict[str, list[object]] = {name: [] for name in sources}
         self._shard = shard
-        self._held = _Held()
+        self._fields = _SampleFields()
 
     def add(self, name: str, num_bytes: int, part: ReadPart) -> None:
-        """Look at a field of the sample whose `end` comes next."""
-        held = self._held
-        held.names.append(name)
+        """Read what the columns need of one field of the current sample. `end` reports a field that cannot be read."""
+        fields = self._fields
+        fields.names.append(name)
         functions = self._functions.values()
         try:
             if is_image_field(name):
-                if any(one.wants_header(name) for one in functions):
-                    held.headers[name] = read_header(part)
-            elif any(one.wants(name) for one in functions):
+                if any(function.wants_header(name) for function in functions):
+                    fields.headers[name] = read_header(part)
+            elif any(function.wants(name) for function in functions):
                 if num_bytes > MAX_CHECKED_BYTES:
-                    held.problem = f"{name}: it has {num_bytes} bytes, too many to read for a column"
+                    fields.problem = f"{name}: it has {num_bytes} bytes, too many to read for a column"
                 else:
-                    held.hold(name, part(num_bytes))
+                    fields.add(name, part(num_bytes))
         except DecodeError as err:
-            held.problem = f"{name}: {str(err).removeprefix(f'{name}: ')}"
+            fields.problem = f"{name}: {str(err).removeprefix(f'{name}: ')}"
 
     def end(self, key: str) -> None:
-        """Compute the values of the sample whose fields were added."""
-        held, self._held = self._held, _Held()
-        if held.problem:
-            raise self._error(key, held.problem)
+        """Compute the values of the sample whose fields were added. SelectionError: A column cannot have its value."""
+        fields, self._fields = self._fields, _SampleFields()
+        if fields.problem:
+            raise self._error(key, fields.problem)
         for name, function in self._functions.items():
             try:
-                self._values[name].append(function.value(key, held))
+                self._values[name].append(function.value(key, fields))
             except (ValueError, DecodeError, ExpressionError) as err:
                 raise self._error(key, f"column {name}: {err}") from err
 
     def values(self) -> dict[str, list[object]]:
-        """Return the values so far by column, as JSON."""
+        """Return the values so far by column, as types of JSON."""
         return self._values
 
     def parts(self) -> dict[str, Part]:
-        """Return the values so far by column."""
+        """Return the values so far by column, as arrays. SelectionError: A value is invalid."""
         return pack_columns(self._values, self._shard)
 
     def _error(self, key: str, problem: str) -> SelectionError:
@@ -292,18 +294,18 @@ class ColumnMaker:
 
 
 def pack_columns(values: Mapping[str, Sequence[object]], shard: str) -> dict[str, Part]:
-    """Return the values of a shard's samples as arrays. SelectionError: They do not fit together."""
-    found = {}
-    for name, each in values.items():
+    """Return one array per column. SelectionError: Text and numbers are mixed, or a value is too large."""
+    arrays = {}
+    for name, column in values.items():
         try:
-            found[name] = pack_values(each)
+            arrays[name] = pack_values(column)
         except ValueError as err:
             raise SelectionError(f"{shard}: column {name}: {err}.", shard=shard) from err
-    return found
+    return arrays
 
 
-def whole(data: Buffer) -> ReadPart:
-    """Return the function that reads parts of bytes in memory."""
+def reader_of(data: Buffer) -> ReadPart:
+    """Return the `ReadPart` of a field whose bytes are in memory."""
     return functools.partial(_first_bytes, data)
 
 

@@ -1,7 +1,7 @@
-"""`wdskit diff A B`: the samples of two sets of shards, compared by key and not by position.
+"""`wdskit diff A B`: compare the samples of two sets of shards by key, not by position.
 
-Each sample is held as 64 bits of its key, 64 of its fields and its place: 28 bytes, so 280 MB a side for 10**7 samples.
-Whatever differs is read again and compared in full, so that two keys with one hash are two.
+Memory: 28 bytes per sample (64-bit hashes of the key and of the fields, offset and shard): 280 MB for 10**7 samples.
+Listed differences are read again and compared byte by byte, so two keys with the same hash are reported as two keys.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from wdskit.text import shorten
 
 @dataclass(frozen=True)
 class Difference:
-    """One key whose samples are not the same.
+    """One key whose samples in A and B differ.
 
     Attributes:
         key: The key.
-        in_a: Shard of A that has it, or None.
-        in_b: Shard of B that has it, or None.
-        fields: If both have it, the fields that differ: `json` in its bytes, `-txt` only A has, `+cls` only B has.
+        in_a: Shard of A that has the key, or None.
+        in_b: Shard of B that has the key, or None.
+        fields: If both have the key, the fields that differ: `json` (bytes), `-txt` (only in A), `+cls` (only in B).
     """
 
     key: str
@@ -47,12 +47,13 @@ class DiffResult:
 
     Attributes:
         num_samples: Samples in A and in B.
-        num_equal: Keys whose samples are the same.
+        num_equal: Keys whose samples are equal in A and B.
         num_only_a: Keys that only A has.
         num_only_b: Keys that only B has.
-        num_differ: Keys that both have, with different fields.
-        num_repeated: Samples of A and of B with the key of an earlier sample on the same side; they are not compared.
-        differences: The first of each of these three kinds, in the order of A; those that only B has come last.
+        num_differ: Keys that both have, with different fields or bytes.
+        num_repeated: Samples of A, and of B, with the key of an earlier sample of the same side; they are not compared.
+        differences: The first keys that only A has, then keys that differ, then keys that only B has. Each kind is in
+            the order of the shards, and has at most `limit` keys.
     """
 
     num_samples: tuple[int, int]
@@ -65,12 +66,12 @@ class DiffResult:
 
     @property
     def is_same(self) -> bool:
-        """Whether both have the same samples, each once."""
+        """Whether A and B have the same samples, and no key is repeated."""
         return not (self.num_only_a or self.num_only_b or self.num_differ or any(self.num_repeated))
 
 
-class _Samples(NamedTuple):
-    """Arrays of one length: hashes of keys and of fields, and where the samples start."""
+class _SampleHashes(NamedTuple):
+    """Hashes of the keys and the fields of a shard's samples, and the samples' byte offsets: uint64 (num_samples,)."""
 
     keys: NDArray[np.uint64]
     fields: NDArray[np.uint64]
@@ -78,9 +79,9 @@ class _Samples(NamedTuple):
 
 
 class _Side:
-    """The first sample of each key of one side, in the order of the keys' hashes."""
+    """The first sample of each key of A or of B, sorted by the hash of the key."""
 
-    def __init__(self, urls: tuple[str, ...], parts: list[_Samples]) -> None:
+    def __init__(self, urls: tuple[str, ...], parts: list[_SampleHashes]) -> None:
         keys, fields, starts = map(np.concatenate, zip(*parts, strict=True))
         shards = np.repeat(np.arange(len(urls), dtype=np.int32), [len(part.keys) for part in parts])
         self.urls = urls
@@ -89,7 +90,7 @@ class _Side:
         self.fields, self.starts, self.shards = fields[first], starts[first], shards[first]
 
     def first(self, numbers: NDArray[np.intp], limit: int) -> list[int]:
-        """The first of these samples in the order of the shards."""
+        """Return the first `limit` of the samples `numbers`, in the order of the shards."""
         order = np.lexsort((self.starts[numbers], self.shards[numbers]))
         found: list[int] = numbers[order[:limit]].tolist()
         return found
@@ -98,7 +99,7 @@ class _Side:
         return self.urls[int(self.shards[number])]
 
     def shown(self, number: int) -> str:
-        """The shard of a sample, as a message may show it."""
+        """Return the shard of a sample for messages, without secrets."""
         return shown_url(self.url(number))
 
     def key(self, number: int) -> str:
@@ -107,7 +108,7 @@ class _Side:
 
     @contextlib.contextmanager
     def sample(self, number: int) -> Iterator[tuple[LazyShard, dict[str, Any]]]:
-        """A sample again, and what reads its fields."""
+        """Read a sample again: yield its open shard, which reads the fields, and the sample."""
         with LazyShard(self.url(number), start=int(self.starts[number])) as shard:
             yield shard, next(iter(shard))
 
@@ -119,14 +120,14 @@ def diff(
 
     Args:
         a: A shard, folder or pattern, local or remote.
-        b: Another.
-        limit: Most differences of each kind to list; all are counted.
+        b: The other one.
+        limit: Most differences of each kind to list. All differences are counted.
         workers: Processes that read. Default: the CPUs, fewer for little data.
         progress: Called after each shard.
 
     Raises:
         ShardError: Shards are invalid; all of them are listed.
-        StorageError: There is nothing to read, or it cannot be read.
+        StorageError: No shard was found, or a shard cannot be read.
     """
     urls_a, urls_b = find_shards(a).urls, find_shards(b).urls
     urls = [*urls_a, *urls_b]
@@ -154,8 +155,8 @@ def diff(
     )
 
 
-def hash_samples(url: str) -> _Samples:
-    """Hash the keys and the fields of a shard's samples, 64 bits each; the order of fields does not matter."""
+def hash_samples(url: str) -> _SampleHashes:
+    """Hash the keys and the fields of a shard's samples. The order of the fields does not change the hash."""
     keys, fields = bytearray(), bytearray()
     with LazyShard(url) as shard:
         for sample in shard:
@@ -169,11 +170,11 @@ def hash_samples(url: str) -> _Samples:
                     digest.update(piece)
             fields += digest.digest()
     starts = np.array(shard.reader.starts, dtype=np.uint64)
-    return _Samples(np.frombuffer(keys, np.uint64), np.frombuffer(fields, np.uint64), starts)
+    return _SampleHashes(np.frombuffer(keys, np.uint64), np.frombuffer(fields, np.uint64), starts)
 
 
 def _compare(a: _Side, number: int, b: _Side, other: int) -> list[Difference]:
-    """Compare two samples with one hash; return two differences if their keys differ."""
+    """Compare two samples whose keys have the same hash. Return two differences if the keys differ, otherwise one."""
     with a.sample(number) as (shard_a, sample_a), b.sample(other) as (shard_b, sample_b):
         key_a, key_b = sample_a["__key__"], sample_b["__key__"]
         if key_a != key_b:

@@ -1,7 +1,7 @@
-"""`wdskit export`: files next to the shards that other readers need.
+"""`wdskit export`: write the files that other readers need next to the shards.
 
-`.wdskit.exports` lists the files that were written, their digests, and the digest of the index that they were made
-from. So `verify` reports files that are outdated or damaged, and a file that something else wrote is never replaced.
+`.wdskit.exports` lists the written files, their digests, and the digest of the index that they were made from. So
+`verify` reports files that are outdated or damaged, and a file that another program wrote is never replaced.
 """
 
 from __future__ import annotations
@@ -22,7 +22,16 @@ from wdskit.dataset.lock import lock_folder
 from wdskit.dataset.patterns import local_folder
 from wdskit.dataset.unfinished import refuse_unfinished
 from wdskit.errors import ConfigError, FolderIndexError, StorageError
-from wdskit.files import DISK, Disk, foreign, is_file_name, make_folders, publish_bytes, read_own, remove_temp_files
+from wdskit.files import (
+    DISK,
+    Disk,
+    describe_foreign,
+    is_file_name,
+    make_folders,
+    publish_bytes,
+    read_own,
+    remove_temp_files,
+)
 from wdskit.limits import MAX_INDEX_BYTES
 from wdskit.shards.parallel import Progress
 from wdskit.storage.urls import LocalFile, read_bytes
@@ -32,13 +41,13 @@ from wdskit.tar.walk import TarWalk
 KINDS = ("open_clip", "timm", "energon", "dali")
 RECORD_NAME = ".wdskit.exports"
 ENERGON_VERSION = "7.4.1"
-"""The version of Megatron-Energon that was tested with these files."""
+"""The version of Megatron-Energon that these files were tested with."""
 
 _SIZES_NAME, _TIMM_NAME = "sizes.json", "_info.json"
 _META = ".nv-meta"
 _INFO_NAME, _SPLIT_NAME, _DATASET_NAME = f"{_META}/.info.json", f"{_META}/split.yaml", f"{_META}/dataset.yaml"
 _USERS = (_SPLIT_NAME, _DATASET_NAME)
-"""Where a user says what to train on: these files are not replaced after a change."""
+"""Files in which a user chooses what to train on. A file that the user changed is not replaced."""
 _OWN_NAMES = frozenset({_SIZES_NAME, _TIMM_NAME, _INFO_NAME, *_USERS})
 _DATASET_YAML = b"__module__: megatron.energon\n__class__: CrudeWebdataset\n"
 
@@ -54,10 +63,10 @@ class ExportReport:
     """Result of `export`.
 
     Attributes:
-        folder: Where the files are.
-        kinds: What they are for.
-        num_files: How many files it wrote, or left because they are up to date.
-        kept: Names of energon's files that a user has changed. They were not replaced.
+        folder: The folder of the files.
+        kinds: The kinds of all exported files, in the order of `KINDS`.
+        num_files: Number of exported files that are up to date now.
+        kept: Names of energon's files that were not replaced because a user has changed them.
     """
 
     folder: Path
@@ -67,10 +76,10 @@ class ExportReport:
 
 
 def parse_kinds(kinds: str | Sequence[str]) -> tuple[str, ...]:
-    """Return some of `KINDS`, in their order, of names or of a text with commas.
+    """Parse names of kinds, or a text with commas. Return the kinds in the order of `KINDS`.
 
     Raises:
-        ConfigError: A kind is not known.
+        ConfigError: A kind is unknown.
     """
     names = [kind.strip() for kind in kinds.split(",")] if isinstance(kinds, str) else [*kinds]
     for name in names:
@@ -91,21 +100,21 @@ def export(
 ) -> ExportReport:
     """Write the files that other readers need next to the shards: `wdskit export`.
 
-    The files are made from the folder's index, those of DALI also from the headers of the shards. Files of the same
-    kind are replaced if wdskit wrote them; the files of other kinds that were exported before are written again too.
+    The files are made from the folder's index; the files for DALI also need the headers of the shards. Files of the
+    same kind are replaced if wdskit wrote them. Files of other kinds that were exported before are written again too.
 
     Args:
         folder: A local folder with an index.
-        kinds: For which readers: `open_clip` (sizes.json), `timm` (_info.json), `energon` (.nv-meta/) and `dali` (one
-            .idx per shard). wids and webdataset need none.
+        kinds: The readers: `open_clip` (sizes.json), `timm` (_info.json), `energon` (.nv-meta/) and `dali` (one .idx
+            per shard). wids and webdataset need no files.
         split_name: The split of all shards, for timm and energon. Default: the last word of each shard's name.
-        progress: Called after each shard whose headers were read, with the number of bytes done and of all bytes.
+        progress: Called after each shard whose headers were read, with the bytes of these shards and of all shards.
         disk: Performs the file operations; tests replace it.
 
     Raises:
-        ConfigError: A kind is not known.
-        FolderIndexError: The folder has no index, `pack` has not finished here, another process is writing here, or
-            another program's file has a needed name.
+        ConfigError: A kind is unknown, no kind is named, or `split_name` has unprintable characters.
+        FolderIndexError: The folder has no index, `pack` has not finished here, another process is writing here,
+            another program's file has a needed name, or a reader cannot use the name of a shard or field.
         ShardError: A shard is damaged.
         StorageError: The folder does not exist or cannot be written.
     """
@@ -124,8 +133,8 @@ def export(
         raise StorageError(f"{path}: cannot be written: {err.strerror}.", url=str(path)) from err
 
 
-class _Record(NamedTuple):
-    """What is known of exported files: `files` are their digests by name, the last one that of the finished file."""
+class _ExportList(NamedTuple):
+    """Content of `.wdskit.exports`. `files` has the digests of each file by its name; the last digest is the newest."""
 
     index_sha256: str
     kinds: tuple[str, ...]
@@ -139,9 +148,9 @@ class _Record(NamedTuple):
 def _export(path: Path, kinds: tuple[str, ...], split_name: str, progress: Progress | None, disk: Disk) -> ExportReport:
     entries = read_index(path).entries
     index = hashlib.sha256(read_bytes(str(path / INDEX_NAME), limit=MAX_INDEX_BYTES)).hexdigest()
-    before = _read_record(path) or _Record("", (), "", {})
-    kinds = tuple(kind for kind in KINDS if kind in {*kinds, *before.kinds})
-    split_name = split_name or before.split_name
+    previous = _read_export_list(path) or _ExportList("", (), "", {})
+    kinds = tuple(kind for kind in KINDS if kind in {*kinds, *previous.kinds})
+    split_name = split_name or previous.split_name
     for name in sorted(entry.name for entry in entries) if "dali" in kinds else ():
         if (owner := name.removesuffix(".tar")).endswith(".tar"):
             msg = f"{path / name}: its file for dali would be {owner}.idx, which is the name of the offsets of {owner}."
@@ -150,20 +159,20 @@ def _export(path: Path, kinds: tuple[str, ...], split_name: str, progress: Progr
     if "energon" in kinds:
         make_folders(path / _META, disk=disk)
         remove_temp_files(path / _META, disk=disk)
-    small = dict(_folder_files(entries, kinds, split_name))
+    folder_files = dict(_folder_files(entries, kinds, split_name))
     dali_names = [f"{entry.name.removesuffix('.tar')}.idx" for entry in entries] if "dali" in kinds else []
-    kept = _changed_by_user(path, before, small)
-    for name in (*small, *dali_names):
-        if name in kept or name in before.files or not os.path.lexists(path / name):
+    kept = _changed_by_user(path, previous, folder_files)
+    for name in (*folder_files, *dali_names):
+        if name in kept or name in previous.files or not os.path.lexists(path / name):
             continue
-        if name not in small or read_own(path / name) != small[name]:
+        if name not in folder_files or read_own(path / name) != folder_files[name]:
             msg = f"{path / name}: this file exists already, and wdskit did not write it. It was not overwritten."
             raise FolderIndexError(f"{msg}\n  Move it away.", folder=str(path))
-    # Until the end the record says that the files match no index, and which digests they may have.
-    files = {name: before.files.get(name, []) for name in (*before.files, *small, *dali_names)}
-    files |= {name: [*files[name], _digest(data)] for name, data in small.items() if name not in kept}
-    publish_bytes(path / RECORD_NAME, _Record("", kinds, split_name, files).to_json(), disk=disk)
-    for name, data in small.items():
+    # During the export, the list names no index and has the old and the new digest of each file.
+    files = {name: previous.files.get(name, []) for name in (*previous.files, *folder_files, *dali_names)}
+    files |= {name: [*files[name], _digest(data)] for name, data in folder_files.items() if name not in kept}
+    publish_bytes(path / RECORD_NAME, _ExportList("", kinds, split_name, files).to_json(), disk=disk)
+    for name, data in folder_files.items():
         if name not in kept:
             publish_bytes(path / name, data, disk=disk)
     total, done = sum(entry.num_bytes for entry in entries), 0
@@ -174,10 +183,10 @@ def _export(path: Path, kinds: tuple[str, ...], split_name: str, progress: Progr
         done += entry.num_bytes
         if progress:
             progress(done, total)
-    for name in before.files.keys() - {*small, *dali_names}:  # of shards that are gone
+    for name in previous.files.keys() - {*folder_files, *dali_names}:  # the shards of these files were removed
         disk.remove(path / name)
-    files = {name: files[name][-1:] for name in (*small, *dali_names)}
-    publish_bytes(path / RECORD_NAME, _Record(index, kinds, split_name, files).to_json(), disk=disk)
+    files = {name: files[name][-1:] for name in (*folder_files, *dali_names)}
+    publish_bytes(path / RECORD_NAME, _ExportList(index, kinds, split_name, files).to_json(), disk=disk)
     return ExportReport(path, kinds, len(files) - len(kept), tuple(sorted(kept)))
 
 
@@ -186,25 +195,25 @@ def _digest(data: bytes) -> str:
 
 
 def _check_meta(path: Path) -> None:
-    """Refuse to write or remove files through a link in place of energon's folder."""
+    """Raise FolderIndexError if energon's folder is a link: files are not written or removed through links."""
     if (path / _META).is_symlink():
-        raise FolderIndexError(foreign(path / _META, "is a link"), folder=str(path))
+        raise FolderIndexError(describe_foreign(path / _META, "is a link"), folder=str(path))
 
 
-def _changed_by_user(path: Path, before: _Record, small: dict[str, bytes]) -> set[str]:
+def _changed_by_user(path: Path, previous: _ExportList, folder_files: dict[str, bytes]) -> set[str]:
     """Return the names of energon's existing files whose bytes differ from what wdskit wrote."""
-    found = {name: read_own(path / name) for name in _USERS if name in small and os.path.lexists(path / name)}
+    found = {name: read_own(path / name) for name in _USERS if name in folder_files and os.path.lexists(path / name)}
     return {
         name
         for name, data in found.items()
-        if data is not None and data != small[name] and _digest(data) not in before.files.get(name, ())
+        if data is not None and data != folder_files[name] and _digest(data) not in previous.files.get(name, ())
     }
 
 
-def _read_record(folder: Path) -> _Record | None:
-    """What was exported into a folder; None if nothing was, or if the file is not one that wdskit wrote."""
+def _read_export_list(folder: Path) -> _ExportList | None:
+    """Return the list of the exported files of a folder; None if the list does not exist or is invalid."""
     try:
-        found = _Record(**json.loads(read_own(folder / RECORD_NAME) or b""))
+        found = _ExportList(**json.loads(read_own(folder / RECORD_NAME) or b""))
         texts = [found.index_sha256, found.split_name, *found.kinds, *found.files]
         texts += [digest for digests in found.files.values() for digest in digests]
     except (ValueError, TypeError, AttributeError, RecursionError):
@@ -213,48 +222,51 @@ def _read_record(folder: Path) -> _Record | None:
         return None
     others = [name for name in found.files if name not in _OWN_NAMES]
     if not all(is_file_name(name) and name.endswith(".idx") and not name.endswith(".tar.idx") for name in others):
-        return None  # neither a name of another folder nor the offsets of a shard are ever used
+        return None  # a file of another folder, or the offsets of a shard, must not be removed
     return found
 
 
 def remove_exports(folder: Path, disk: Disk) -> None:
-    """Remove the files that were exported into a folder, apart from files of energon that a user has changed. The
-    folder is locked.
+    """Remove the files that were exported into a folder, except files of energon that a user has changed. The caller
+    holds the folder's lock.
 
     Raises:
-        FolderIndexError: There is a link in place of energon's folder.
+        FolderIndexError: Energon's folder is a link.
+        OSError: A file cannot be read or removed.
     """
-    record = _read_record(folder)
-    if record is None:
+    exports = _read_export_list(folder)
+    if exports is None:
         return
     _check_meta(folder)
-    for name, digests in record.files.items():
+    for name, digests in exports.files.items():
         if name not in _USERS or _digest(read_own(folder / name) or b"") in digests:
             disk.remove(folder / name)
     disk.remove(folder / RECORD_NAME)
 
 
-def outdated(folder: Path) -> str:
-    """A sentence about exported files that are older than the folder's index, with what to do; "" if none are."""
-    record = _read_record(folder)
-    if record is None or not (folder / INDEX_NAME).exists():
+def describe_outdated(folder: Path) -> str:
+    """Return a sentence that says which exported files are older than the folder's index, and what to do; "" if all
+    exported files are up to date.
+    """
+    exports = _read_export_list(folder)
+    if exports is None or not (folder / INDEX_NAME).exists():
         return ""
-    if record.index_sha256 == _digest(read_bytes(str(folder / INDEX_NAME), limit=MAX_INDEX_BYTES)):
+    if exports.index_sha256 == _digest(read_bytes(str(folder / INDEX_NAME), limit=MAX_INDEX_BYTES)):
         return ""
-    kinds = ",".join(record.kinds)
+    kinds = ",".join(exports.kinds)
     return f"The files for {kinds} are older than the index. Run `wdskit export {folder} --for {kinds}`."
 
 
 def export_problems(folder: Path) -> Iterator[tuple[str, str]]:
-    """File and problem of each exported file that is outdated, damaged or missing."""
-    record = _read_record(folder)
-    if record is None:
+    """Yield path and problem of each damaged or missing exported file. Outdated files are a single problem."""
+    exports = _read_export_list(folder)
+    if exports is None:
         return
-    problem = outdated(folder)
+    problem = describe_outdated(folder)
     if problem:
         yield str(folder / RECORD_NAME), problem.rstrip(".")
         return
-    for name, digests in record.files.items():
+    for name, digests in exports.files.items():
         path = folder / name
         if not path.is_file():
             yield str(path), "this is not a file" if path.exists() else "it is missing"
@@ -262,11 +274,11 @@ def export_problems(folder: Path) -> Iterator[tuple[str, str]]:
             yield str(path), "it is not what `wdskit export` wrote"
 
 
-# What each program reads.
+# The files of each reader.
 
 
 def _folder_files(entries: Sequence[ShardEntry], kinds: Sequence[str], split_name: str) -> Iterator[tuple[str, bytes]]:
-    """Name and bytes of the files of all shards together."""
+    """Yield the name and the bytes of each file that describes all shards of a folder."""
     if "open_clip" in kinds:
         lines = ",\n".join(f"{json.dumps(one.name, ensure_ascii=False)}: {one.num_samples}" for one in entries)
         yield _SIZES_NAME, f"{{\n{lines}\n}}\n".encode()
@@ -283,7 +295,7 @@ def _folder_files(entries: Sequence[ShardEntry], kinds: Sequence[str], split_nam
         }
         yield _TIMM_NAME, (json.dumps({"splits": splits}, ensure_ascii=False, indent=1) + "\n").encode()
     if "energon" in kinds:
-        counts = {one.name: one.num_samples for one in entries if one.num_samples}  # it refuses shards without samples
+        counts = {one.name: one.num_samples for one in entries if one.num_samples}  # energon refuses empty shards
         info = {"energon_version": ENERGON_VERSION, "shard_counts": counts}
         yield _INFO_NAME, (json.dumps(info, ensure_ascii=False, indent=2) + "\n").encode()
         yield _SPLIT_NAME, _split_yaml(entries, split_name)
@@ -306,7 +318,7 @@ def _split_yaml(entries: Sequence[ShardEntry], split_name: str) -> bytes:
 
 
 def _collapse(names: Sequence[str]) -> Iterator[str]:
-    """The names in their order, each run of consecutive numbers with as many digits as one brace pattern."""
+    """Yield the names in order; consecutive numbers with the same number of digits become one brace pattern."""
     first: re.Match[str] | None = None
     last: re.Match[str] | None = None
     for name in names:
@@ -330,7 +342,7 @@ def _pattern(first: re.Match[str], last: re.Match[str]) -> str:
 
 
 def _shards_by_split(entries: Sequence[ShardEntry], split_name: str) -> dict[str, list[ShardEntry]]:
-    """The shards of each split, in the order of the index."""
+    """Return the shards by split, in the order of the index."""
     splits: dict[str, list[ShardEntry]] = {}
     for one in entries:
         splits.setdefault(split_name or split_of(one.name), []).append(one)
@@ -338,9 +350,9 @@ def _shards_by_split(entries: Sequence[ShardEntry], split_name: str) -> dict[str
 
 
 def split_of(name: str) -> str:
-    """The split that a shard's name says: its last word before the number, if that is one; else `train`.
+    """Return the split in a shard's name: the last word that is not a number, if it is one of `_SPLITS`, or `train`.
 
-    `imagenet1k-validation-0003.tar` is of `validation`, `photos-000000.tar` of `train`.
+    `imagenet1k-validation-0003.tar` belongs to `validation`, `photos-000000.tar` to `train`.
     """
     words = _WORDS.split(name.removesuffix(".tar").lower())
     last = next((word for word in reversed(words) if not word.isdecimal()), "")
@@ -348,14 +360,14 @@ def split_of(name: str) -> str:
 
 
 def dali_index(shard: Path) -> bytes:
-    """DALI's index of a shard: one line per sample with extension, offset, size and name of each field.
+    """Return DALI's index of a shard: one line per sample with extension, offset, size and name of each field.
 
-    Version 1.2 ends each field with the member's name, which a space in it breaks; 1.1 has no names and the same
-    offsets. Format: docs.nvidia.com/deeplearning/dali/user-guide/docs/examples/general/data_loading/
-    dataloading_webdataset.html
+    Version 1.2 ends each field with the member's name, which must not have a space. If a name has a space, version 1.1
+    is written, which has no names. Format:
+    docs.nvidia.com/deeplearning/dali/user-guide/docs/examples/general/data_loading/dataloading_webdataset.html
 
     Raises:
-        FolderIndexError: A field has white space in its name, which no version can hold.
+        FolderIndexError: A field has white space in its name, which neither version allows.
         ShardError: The shard is damaged.
     """
     samples: list[list[tuple[str, str]]] = []
@@ -366,7 +378,7 @@ def dali_index(shard: Path) -> bytes:
             split = split_key(name)
             if split is None:
                 continue
-            extension = name[len(split[0]) + 1 :]  # with its capital letters
+            extension = name[len(split[0]) + 1 :]  # `split[1]` is in lower case
             if _has_space(extension):
                 msg = f"{shard}: DALI's index cannot hold the field {extension!r}, which has white space in its name."
                 raise FolderIndexError(f"{msg}\n  Rename the field.", folder=str(shard.parent))

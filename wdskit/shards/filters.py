@@ -1,10 +1,10 @@
 """Expressions over a sample's key and its JSON, number and text fields: `json.width >= 256 and cls in (1, 2)`.
 
-simpleeval walks Python's syntax tree. The allowed nodes are listed here; an expression with any other node is refused
-before a sample is read: no assignment, comprehension, lambda, format string, slice or power. Of values, only methods of
-text and `get` of an object can be called. The size of numbers, texts and lists is limited, and a text to search for has
-at most as many characters as an expression. So an expression reads nothing but the sample, takes time in proportion to
-the length of its fields, and may come from an untrusted user.
+simpleeval walks Python's syntax tree. This module lists the allowed nodes. An expression with any other node is refused
+before a sample is read: no assignment, comprehension, lambda, format string, slice or power. The only methods are those
+of text in `_TEXT_METHODS`, and `get` of an object. The size of numbers, texts and lists is limited. A text to search
+for has at most as many characters as an expression may have. So an expression reads nothing but the sample, takes time
+in proportion to the length of the sample's fields, and may come from an untrusted user.
 """
 
 from __future__ import annotations
@@ -21,8 +21,10 @@ if TYPE_CHECKING:
     from simpleeval import SimpleEval
 
 MAX_BITS = 4096
+"""Most bits of an integer in a result."""
 
 ReadField = Callable[[str], object]
+"""Returns the value of the field with this name."""
 
 _NAMES = ("key", "fields")
 _FIELDS = JSON_FIELDS | INT_FIELDS | TEXT_FIELDS
@@ -40,26 +42,26 @@ _CONSTANTS = (str, int, float, bool, type(None))
 
 
 class ExpressionError(ValueError):
-    """An expression has no answer for a sample; the message says why, and does not name the sample."""
+    """An expression has no result for a sample. The message says why, and does not name the sample."""
 
 
 class MissingValue(ExpressionError):
-    """The sample lacks a field or a name in its JSON that the expression asks for."""
+    """The sample lacks a field, or its JSON lacks a name or an item, that the expression reads."""
 
 
 class Expression:
-    """A condition on samples. Pickled, it is its text.
+    """A condition on samples. A pickle holds only the text.
 
     Args:
         text: Python's syntax. `key` is the sample's key and `fields` the names of its fields. `json`, `cls`, `txt` and
-            other JSON, number and text fields are their values; `json.a.b` is `json["a"]["b"]`.
+            other JSON, number and text fields are the values of these fields; `json.a.b` is `json["a"]["b"]`.
 
     Attributes:
         text: The expression.
-        fields: The fields that it may read.
+        fields: Names of the fields that the expression may read.
 
     Raises:
-        SelectionError: The expression is not allowed; the message shows the column.
+        SelectionError: The expression is not allowed. The message shows the column.
     """
 
     def __init__(self, text: str) -> None:
@@ -86,11 +88,11 @@ class Expression:
 
         Args:
             key: The sample's key.
-            fields: The names of its fields.
-            read: Returns the value of a field. It is called only for fields that decide the answer.
+            fields: The names of the sample's fields.
+            read: Returns the value of a field. It is called only for fields that decide the result.
 
         Raises:
-            MissingValue: The sample lacks a field or a name in its JSON.
+            MissingValue: The sample lacks a field, or its JSON lacks a name or an item.
             ExpressionError: The result is not true or false, or cannot be computed.
         """
         if self._evaluator is None:
@@ -112,7 +114,7 @@ class Expression:
         return answer
 
     def _value(self, node: ast.expr) -> Any:
-        """Return the value of a node. simpleeval does not get the names: it would check every value of a JSON."""
+        """Return the value of a node. simpleeval does not look up names: it would check every value of a JSON."""
         if type(node) in self._own_nodes:
             return self._own_nodes[type(node)](node)
         assert self._evaluator is not None
@@ -181,7 +183,7 @@ def _item(owner: Any, name: Any) -> Any:
 
 
 def _check_searched(value: object) -> None:
-    """Raise ExpressionError for a text that takes too long to search for."""
+    """Raise ExpressionError if `value` is a text of over `MAX_CHARS` characters, which takes too long to search for."""
     if isinstance(value, str) and len(value) > MAX_CHARS:
         raise ExpressionError(
             f"{short_repr(value)} has {len(value)} characters, more than the {MAX_CHARS} to search for"
@@ -195,7 +197,9 @@ def _contains(item: Any, group: Any) -> bool:
 
 
 def _on_numbers(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Limit a function to numbers, and the size of its result: `*` would repeat texts and lists."""
+    """Return the operator with limits. It raises ExpressionError if a value is not a number, since `*` would repeat
+    texts and lists, or if an integer result has over `MAX_BITS` bits.
+    """
 
     def limited(*values: Any) -> Any:
         for value in values:

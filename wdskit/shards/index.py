@@ -41,12 +41,12 @@ from wdskit.dataset.unfinished import refuse_unfinished
 from wdskit.errors import FolderIndexError, SelectionError, ShardError, StorageError
 from wdskit.files import DISK, Disk, remove_temp_files
 from wdskit.limits import MAX_HELD_BYTES
-from wdskit.shards.column_values import ColumnMaker, Source, parse_columns, parse_names
+from wdskit.shards.column_values import ColumnBuilder, Source, parse_columns, parse_names
 from wdskit.shards.lazy_shard import fields_of
 from wdskit.shards.parallel import Progress, choose_workers, open_path, read_shards
 from wdskit.storage.identity import FileIdentity
 from wdskit.storage.urls import ByteStream, LocalFile, is_local
-from wdskit.tar.window import Passed, size_of
+from wdskit.tar.window import LargeData, size_of
 from wdskit.text import format_bytes, plural
 
 if TYPE_CHECKING:
@@ -61,10 +61,10 @@ class IndexReport:
     """Result of `index_folder`.
 
     Attributes:
-        index: The index that it wrote.
+        index: The written index.
         num_ignored: Members that belong to no sample, in all shards.
-        workers: Processes that it used.
-        changed: Names of shards with other bytes than in the previous index, but the same size.
+        workers: Number of processes that read.
+        changed: Names of shards with the same size as in the previous index, but another digest.
         columns: Names of the columns that the folder has now.
     """
 
@@ -93,26 +93,27 @@ def index_folder(
 ) -> IndexReport:
     """Read every `*.tar` of a folder from end to end and write the folder's index: `wdskit index`.
 
-    It writes `<shard>.idx` for each shard, then `index.bin` and `index.json`, and replaces an existing index. The same
-    shards give the same bytes, whatever `workers` is. Files whose names start with a dot are skipped. The columns that
-    the folder has are made again in the same pass.
+    The function writes `<shard>.idx` for each shard, then `index.bin` and `index.json`, and replaces an existing index.
+    The written bytes depend only on the shards, not on `workers`. Files whose names start with a dot are skipped. The
+    existing columns of the folder are computed again in the same pass.
 
     Args:
-        folder: A local folder, or one of a bucket (`s3://bucket/train/`), into which the index is written last.
+        folder: A local folder, or a folder of a bucket (`s3://bucket/train/`), where `index.json` is written last.
         columns: Columns to add: `width,height,cls,json.score,json.caption.length`, or a list of such names.
-            `name=json.path` gives a column another name. Width and height are those in the image's header; of text and
-            lists, `length` is a column. A sample without the value has NaN, or "" for text.
+            `name=json.path` gives a column another name. Width and height are read from the image's header. `length` is
+            the length of a text or list. A sample without the value has NaN, or "" for text.
         drop_columns: Columns to remove.
-        workers: Processes that read; 1 is this process. Default: the CPUs that this process may use, fewer for little
-            data.
-        progress: Called after each shard with the number of bytes read and of all bytes.
+        workers: Number of processes that read; 1 means this process. Default: the number of CPUs that this process may
+            use, fewer for little data.
+        progress: Called after each shard with the bytes read so far and the bytes of all shards.
         disk: Performs the file operations; tests replace it.
 
     Raises:
-        FolderIndexError: Shards are invalid; all of them are listed, and no index is written. Or `pack` has not
+        FolderIndexError: Shards are invalid; the message lists them, and no index is written. Or `pack` has not
             finished here, or another process is writing in the folder.
-        SelectionError: A column is not known, or the value of a sample cannot be in it.
-        StorageError: The folder does not exist, has no shard or cannot be written.
+        SelectionError: A column is invalid, a column to remove does not exist, another column has the name of a new
+            one, or the value of a sample cannot be in its column.
+        StorageError: The folder does not exist, has no shard, or cannot be read or written.
     """
     new, drop = parse_columns(columns) if columns else {}, parse_names(drop_columns)
     if not is_local(str(folder)):
@@ -124,7 +125,7 @@ def index_folder(
         sizes = _find_shards(path)
         try:
             before = read_index(path).by_name if has_index(str(path)) else {}
-        except FolderIndexError:  # it is damaged, and replaced now
+        except FolderIndexError:  # a damaged index is replaced
             before = {}
         num_workers = choose_workers(len(sizes), sum(sizes.values())) if workers is None else workers
         sources = _sources(list_columns(path), new, drop, str(path))
@@ -150,7 +151,9 @@ def index_folder(
 def _sources(
     known: Mapping[str, Column], new: Mapping[str, Source], drop: Sequence[str], folder: str
 ) -> dict[str, Source]:
-    """The columns to make: those that the folder has and the new ones, without those to remove."""
+    """Return the source of each column to compute: existing and new columns, without those to drop.
+    SelectionError: A column to drop does not exist, or another column has the name of a new one.
+    """
     unknown = next((name for name in drop if name not in known), None)
     if unknown is not None:
         msg = f"{folder}: there is no column {unknown!r} to remove. The columns are {', '.join(known) or 'none'}."
@@ -170,7 +173,7 @@ def _new_columns(sources: Mapping[str, Source], scans: Sequence[ScannedShard]) -
 def _index_bucket(
     url: str, new: Mapping[str, Source], drop: Sequence[str], *, workers: int | None, progress: Progress | None
 ) -> IndexReport:
-    """Index a folder of a bucket as `index_folder` does. Nothing is written before all shards are read."""
+    """Index a folder of a bucket like `index_folder`. The index is uploaded after all shards were read."""
     from wdskit.storage.buckets import check_bucket, list_objects, put_object
 
     check_bucket(url)
@@ -180,7 +183,7 @@ def _index_bucket(
         raise StorageError(f"{url}: there are no shards (*.tar) in this folder.", url=url)
     known: Mapping[str, ShardEntry] = {}
     if INDEX_NAME in objects:
-        with contextlib.suppress(FolderIndexError):  # it is damaged, and replaced now
+        with contextlib.suppress(FolderIndexError):  # a damaged index is replaced
             known = read_index(url).by_name
     sizes = [one.num_bytes for one in shards.values()]
     num_workers = choose_workers(len(sizes), sum(sizes)) if workers is None else workers
@@ -202,7 +205,7 @@ def _index_bucket(
 
 
 def _put_columns(url: str, sources: Mapping[str, Source], scans: Sequence[ScannedShard]) -> None:
-    """Upload the columns of a folder of a bucket, their list last."""
+    """Upload the columns of a folder of a bucket; the list of the columns is uploaded last."""
     from wdskit.storage.buckets import start_upload
     from wdskit.storage.requests import result
 
@@ -241,14 +244,16 @@ def _scan_object(one: ObjectInfo, *, columns: Mapping[str, Source]) -> ScannedSh
 
 
 def _find_shards(folder: Path) -> dict[str, int]:
-    """Return the sizes in bytes of a folder's shards by name, sorted by name."""
+    """Return the size in bytes of each shard of a folder by its name, sorted by name.
+    StorageError: The folder has no shards or cannot be read, or a shard is not a plain file.
+    """
     try:
         paths = sorted(path for path in folder.glob("*.tar") if not path.name.startswith("."))
         stats = {path.name: path.stat() for path in paths}
     except OSError as err:
         raise StorageError(f"{err.filename}: cannot be read: {err.strerror}.", url=str(folder)) from err
     for name, status in stats.items():
-        if not stat.S_ISREG(status.st_mode):  # opening a named pipe would wait for ever
+        if not stat.S_ISREG(status.st_mode):  # opening a named pipe would wait forever
             raise StorageError(
                 f"{folder / name}: this is not a file. Move it away, or rename it.", url=str(folder / name)
             )
@@ -273,7 +278,7 @@ def _read_all(
             path=folder,
             workers=workers,
             progress=progress,
-            so="are invalid, so no index was written",
+            problem="are invalid, so no index was written",
             error=partial(FolderIndexError, folder=folder),
         )
     except (ShardError, StorageError) as err:
@@ -293,13 +298,13 @@ def _checked_name(name: str, path: str) -> str:
 
 
 class ScannedShard(NamedTuple):
-    """Result of reading a whole shard.
+    """Index entry, offsets and columns of a shard that was read from end to end.
 
     Attributes:
-        entry: The shard's line in the index.
+        entry: The shard's entry in the index.
         offsets: Byte offset of each sample, then the end of the last member; 8 bytes a sample.
         num_ignored: Members that belong to no sample.
-        columns: Values of the samples, by column.
+        columns: Values of the samples, by the name of the column.
     """
 
     entry: ShardEntry
@@ -309,10 +314,10 @@ class ScannedShard(NamedTuple):
 
 
 class DigestedFile(Generic[F]):
-    """A shard that is read in order; its digest is computed on the way.
+    """A file that is read in order, with the digest of the bytes read so far.
 
     Args:
-        file: The shard. The caller closes it.
+        file: The open file. The caller closes it.
 
     Attributes:
         num_bytes: Bytes read so far.
@@ -335,12 +340,12 @@ class DigestedFile(Generic[F]):
 def scan_shard(
     path: str, *, name: str, file: ByteStream | None = None, columns: Mapping[str, Source] | None = None
 ) -> ScannedShard:
-    """Read a shard from end to end, check every header, and compute its digest and columns in the same pass.
+    """Read a shard from end to end: check every header, and compute the digest, offsets and columns in one pass.
 
     Args:
         path: Path or URL, for messages.
         name: The shard's name in the index.
-        file: The open shard; None opens the local file `path`.
+        file: The open shard, which is closed at the end; None opens the local file `path`.
         columns: Sources of the columns to compute, by name.
 
     Raises:
@@ -350,7 +355,7 @@ def scan_shard(
     """
     shard: DigestedFile[ByteStream] = DigestedFile(open_path(path) if file is None else file)
     fields: set[str] = set()
-    made = ColumnMaker(columns or {}, path)
+    builder = ColumnBuilder(columns or {}, path)
     with contextlib.closing(shard.file):
         identity = FileIdentity.of(shard.file.fd) if isinstance(shard.file, LocalFile) else None
         spill = tempfile.TemporaryFile if columns else None
@@ -359,10 +364,10 @@ def scan_shard(
             fields.update(sample)
             if columns:
                 for field, data in fields_of(sample):
-                    made.add(field, size_of(data), partial(_part, data))
-                    if isinstance(data, Passed) and data.file is not None:
+                    builder.add(field, size_of(data), partial(_part, data))
+                    if isinstance(data, LargeData) and data.file is not None:
                         data.file.close()
-                made.end(sample["__key__"])
+                builder.end(sample["__key__"])
     offsets = array("Q", (*reader.starts, reader.stop))
     entry = ShardEntry(
         name=name,
@@ -373,12 +378,12 @@ def scan_shard(
         idx_sha256=digest_offsets(offsets),
         identity=identity,
     )
-    return ScannedShard(entry, offsets, reader.num_ignored, made.parts())
+    return ScannedShard(entry, offsets, reader.num_ignored, builder.parts())
 
 
 def _part(data: bytes, num_bytes: int) -> bytes:
-    """Return the first bytes of a field, which may wait in a temporary file."""
-    if isinstance(data, Passed) and data.file is not None:
+    """Return the first bytes of a field, from memory or from its temporary file; fewer if the field is shorter."""
+    if isinstance(data, LargeData) and data.file is not None:
         data.file.seek(0)
         return data.file.read(num_bytes)
     return bytes(data[:num_bytes])

@@ -1,4 +1,4 @@
-"""Look into shards: `wdskit info`, `wdskit ls` and `wdskit cat`."""
+"""Describe, list and read shards: `wdskit info`, `wdskit ls` and `wdskit cat`."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ from wdskit.tar.window import size_of
 from wdskit.text import shorten
 
 _KINDS = {"b": "bool", "u": "int", "i": "int", "f": "float"}
-_MAX_COUNTED = 100  # values of a column whose samples are counted
+_MAX_COUNTED = 100  # samples are counted by value if a column has at most this number of different values
 
 
 @dataclass(frozen=True)
 class FieldSummary:
-    """One field over all shards.
+    """One field of a shard or of several shards.
 
     Attributes:
         name: `jpg`, `json`, `cls`, ...
-        num_shards: Shards in which it occurs.
-        num_samples: Samples that have it; None from an index, which does not store it.
-        num_bytes: Its bytes in all samples; None from an index.
+        num_shards: Shards with the field.
+        num_samples: Samples with the field; None if only the index was read, which does not store this number.
+        num_bytes: Bytes of the field in all samples; None if only the index was read.
     """
 
     name: str
@@ -56,10 +56,10 @@ class ColumnSummary:
     """One column of a folder.
 
     Attributes:
-        source: What its values are computed from: a path, a split, or a filter.
+        source: The definition of the column: a path, a split, or a filter.
         kind: `bool`, `int`, `float` or `text`.
-        values: For text and bool: the number of samples by value, up to 100 values.
-        problem: Why it cannot be used; None if it can.
+        values: Number of samples by value, for a text or bool column with at most 100 different values; else None.
+        problem: Why the column cannot be used; None if it can be used.
     """
 
     name: str
@@ -74,15 +74,16 @@ class Summary:
     """Result of `info`.
 
     Attributes:
-        path: As the user wrote it.
-        source: `index` if the folder's index was enough, `scan` if the shards were read.
-        num_bytes: Size of the files.
+        path: The path or URL that the user wrote, without secrets.
+        source: `index` if only the folder's index was read, `scan` if the shards were read.
+        num_bytes: Size of the shards' files.
         samples_per_shard: Minimum, median and maximum.
         fields: All fields, sorted by name.
-        num_ignored: Members that belong to no sample; None from an index.
-        classes: Names by class number, from `classes.json` beside the shards; None without that file.
+        num_ignored: Members that belong to no sample; None if only the index was read.
+        classes: Class names in the order of the class numbers, from the `classes.json` of the shards' folder; None
+            without that file, or if the shards are in several folders.
         columns: Columns of an indexed folder, local or in a bucket.
-        unfinished: Progress of an unfinished run of `pack` in this folder, and how to resume it; None without one.
+        unfinished: Progress of an unfinished run of `pack` in this folder, and how to resume it; None if no run exists.
     """
 
     path: str
@@ -104,12 +105,12 @@ def info(path: str, *, workers: int | None = None, progress: Progress | None = N
 
     Args:
         path: A shard, folder, glob or brace pattern, local or remote; several joined by `::`.
-        workers: Processes that read. Default: the CPUs, fewer for little data.
+        workers: Number of processes that read. Default: the number of CPUs, fewer for little data.
         progress: Called after each shard.
 
     Raises:
-        ShardError: Shards are invalid; all of them are listed.
-        StorageError: There is nothing to read, or it cannot be read.
+        ShardError: Shards are invalid; the message lists them.
+        StorageError: No shard was found, or a shard cannot be read.
         FolderIndexError: The folder's index does not match its files.
     """
     target = find_shards(path)
@@ -122,7 +123,7 @@ def info(path: str, *, workers: int | None = None, progress: Progress | None = N
     for shard in _read_counts(target, workers=workers, progress=progress):
         counts.append(shard.num_samples)
         num_bytes += shard.num_bytes
-        num_shards.update(tuple(shard.fields))  # names, where a dictionary would add its counts
+        num_shards.update(tuple(shard.fields))  # of names: `update` with a dictionary would add the counts
         if isinstance(shard, ShardContents):
             num_ignored += shard.num_ignored
             num_samples.update(shard.fields)
@@ -148,7 +149,7 @@ def info(path: str, *, workers: int | None = None, progress: Progress | None = N
 
 
 def _read_columns(target: Target, folder: Path | None) -> tuple[ColumnSummary, ...]:
-    """Summarize the columns of a folder: a local one, or one of a bucket."""
+    """Summarize the columns of a local folder, or of a folder of a bucket; return () for any other target."""
     if folder is not None:
         return _summarize_columns(folder)
     if target.kind != "folder" or scheme_of(target.path) not in LISTED_SCHEMES:
@@ -156,7 +157,7 @@ def _read_columns(target: Target, folder: Path | None) -> tuple[ColumnSummary, .
     try:
         url = target.path.rstrip("/")
         return read_copy(url, [COLUMNS_NAME], partial(_summarize_columns, url=url))
-    except SelectionError:  # there is no list of columns
+    except SelectionError:  # the bucket has no columns.json
         return ()
 
 
@@ -183,14 +184,14 @@ def _summarize_columns(folder: Path, url: str = "") -> tuple[ColumnSummary, ...]
 
 
 def read_target_classes(target: Target) -> tuple[str, ...] | None:
-    """Return the class names of the shards' folder; None if there is no classes.json, or several folders."""
+    """Return the class names of the shards' folder; None without classes.json, or for shards in several folders."""
     folders = {Path(local_path(url)).parent.resolve() if is_local(url) else split_url(url)[0] for url in target.urls}
     return read_classes(folders.pop()) if len(folders) == 1 else None
 
 
 @dataclass(frozen=True)
 class ShardRow:
-    """One shard in a listing: `name` is the file name for a folder, else the path or URL."""
+    """One shard in a listing. `name` is the file name if a folder is listed, otherwise the path or URL."""
 
     name: str
     num_samples: int
@@ -200,8 +201,13 @@ class ShardRow:
 
 @dataclass(frozen=True)
 class SampleRow:
-    """One sample in a listing: its number in the shard, from 0; its key; the byte offset of its first header; and name
-    and size in bytes of each field, in the order of the members.
+    """One sample in a listing.
+
+    Attributes:
+        number: Number of the sample in the shard, from 0.
+        key: The sample's key.
+        offset: Byte offset of the first header.
+        fields: Name and size in bytes of each field, in the order of the members.
     """
 
     number: int
@@ -212,7 +218,7 @@ class SampleRow:
 
 @dataclass(frozen=True)
 class MemberRow:
-    """One member in a listing: byte offset of its first header, and size of its data in bytes."""
+    """One member in a listing: its name, the byte offset of its first header, and the size of its data in bytes."""
 
     name: str
     offset: int
@@ -224,16 +230,17 @@ def ls(path: str, *, limit: int | None = None, members: bool = False) -> Iterato
 
     Args:
         path: A shard, folder, glob or brace pattern, local or remote; several joined by `::`.
-        limit: Stop after this many rows.
-        members: List the members of a shard.
+        limit: Most rows to yield; None yields all rows.
+        members: Whether to list the members of a shard instead of its samples.
 
     Yields:
-        Rows of one kind.
+        `ShardRow` for a folder or pattern, `SampleRow` for a shard, or `MemberRow` with `members`.
 
     Raises:
         ConfigError: `members` is set, and `path` is not a single shard.
-        ShardError: A shard is invalid; all valid rows have been yielded before, those of later shards too.
-        StorageError: There is nothing to read, or it cannot be read.
+        ShardError: A shard is invalid. It is raised after the rows of all valid shards, or of all samples before the
+            damage, were yielded.
+        StorageError: No shard was found, or a shard cannot be read.
         FolderIndexError: The folder's index does not match its files.
     """
     target = find_shards(path)
@@ -246,7 +253,7 @@ def ls(path: str, *, limit: int | None = None, members: bool = False) -> Iterato
 
 
 def list_valid_shards(target: Target, *, limit: int | None = None) -> Iterator[ShardRow]:
-    """Yield the rows of the valid shards in order; then raise an error if some shards are invalid."""
+    """Yield the rows of the valid shards in order. Then raise ShardError or StorageError if some shards are invalid."""
     for number, shard in enumerate(_read_counts(target, limit=limit)):
         name = shown_url(shard.url if isinstance(shard, ShardContents) else target.urls[number])
         name = name.rpartition("/")[2] if target.kind == "folder" else name
@@ -254,7 +261,7 @@ def list_valid_shards(target: Target, *, limit: int | None = None) -> Iterator[S
 
 
 def list_samples(url: str) -> Iterator[SampleRow]:
-    """Yield one row for each sample of a shard while it is read; an error comes after the whole samples before it."""
+    """Yield one row for each sample while the shard is read. ShardError comes after all samples before the damage."""
     with LazyShard(url) as shard:
         for number, sample in enumerate(shard):
             fields = tuple((name, field_size(data)) for name, data in fields_of(sample))
@@ -262,7 +269,7 @@ def list_samples(url: str) -> Iterator[SampleRow]:
 
 
 def list_members(url: str) -> Iterator[MemberRow]:
-    """Yield one row for each member of a tar while it is read, also for members that belong to no sample."""
+    """Yield one row for each member while the tar is read, also for members that belong to no sample."""
     with contextlib.closing(open_stream(url)) as stream:
         for name, offset, data in TarReader(stream.read, shard=url, hold_bytes=MAX_HELD_BYTES):
             yield MemberRow(name, offset, size_of(data))
@@ -270,11 +277,11 @@ def list_members(url: str) -> Iterator[MemberRow]:
 
 @dataclass(frozen=True)
 class ShardContents:
-    """The content of a shard in numbers.
+    """Counts and sizes of the samples and fields of a shard.
 
     Attributes:
         num_ignored: Members that belong to no sample.
-        fields: How many samples have each field, sorted by name.
+        fields: Number of samples with each field, sorted by name.
         sizes: Bytes of each field in all samples, without tar headers and padding.
     """
 
@@ -287,7 +294,12 @@ class ShardContents:
 
 
 def read_contents(url: str) -> ShardContents:
-    """Read a shard's headers and count samples and fields; a remote shard is read as a whole."""
+    """Count the samples and fields of a shard. Of a local shard only headers are read, of a remote shard all bytes.
+
+    Raises:
+        ShardError: The shard is invalid.
+        StorageError: The shard cannot be read.
+    """
     counts: Counter[str] = Counter()
     sizes: Counter[str] = Counter()
     with LazyShard(url) as shard:
@@ -303,8 +315,8 @@ def read_contents(url: str) -> ShardContents:
 def _read_counts(
     target: Target, *, limit: int | None = None, workers: int | None = None, progress: Progress | None = None
 ) -> Iterable[ShardEntry | ShardContents]:
-    """Yield the first shards: their index entries, or without an index what reading finds; then raise an error that
-    lists the invalid shards.
+    """Return the index entries of the first `limit` shards. Without an index, read the shards and yield their contents;
+    then raise an error that lists the invalid shards.
     """
     if target.entries is not None:
         return target.entries[:limit]
@@ -320,15 +332,15 @@ def cat(url: str, name: str) -> bytes:
         name: Key and field as in the shard: `photos/cat/000003.json`.
 
     Raises:
-        KeyRuleError: The name has no key and field, or the shard has no such sample or field.
+        KeyRuleError: The name is not a key and a field, or the shard has no such sample or field.
         ShardError: The shard is invalid before the end of the sample.
-        StorageError: The shard cannot be read.
+        StorageError: The shard cannot be read, or `url` is a folder.
     """
     return b"".join(cat_pieces(url, name))
 
 
 def cat_pieces(url: str, name: str) -> Iterator[bytes]:
-    """Yield the field in pieces. The first piece comes when the sample is known to be whole."""
+    """Yield the field that `cat` returns in pieces, after the whole sample was read. Raises the errors of `cat`."""
     split = split_name(name)
     if split is None:
         raise KeyRuleError(f"{name!r} is not KEY.FIELD. Write both, such as photos/cat/000003.json.", name=name)
@@ -343,6 +355,6 @@ def cat_pieces(url: str, name: str) -> Iterator[bytes]:
                 if wanted in sample:
                     yield from shard.pieces(sample[wanted])
                     return
-                there = shorten(", ".join(name for name, _ in fields_of(sample)))
-                raise KeyRuleError(f"{shown}: sample {key!r} has no field {wanted!r}. It has: {there}.", name=name)
+                known = shorten(", ".join(name for name, _ in fields_of(sample)))
+                raise KeyRuleError(f"{shown}: sample {key!r} has no field {wanted!r}. It has: {known}.", name=name)
     raise KeyRuleError(f"{shown}: none of its {shard.reader.num_samples} samples has the key {key!r}.", name=name)

@@ -1,4 +1,4 @@
-"""The samples of a shard with fields that are read on request and in pieces: in bounded memory."""
+"""Read the samples of a shard in bounded memory: fields are read on request and in pieces."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from wdskit.dataset.samples import HeaderReader, ShardReader, read_span
 from wdskit.limits import MAX_HELD_BYTES
 from wdskit.storage.urls import LocalFile, RangeFile, open_ranges, open_stream
 from wdskit.tar.walk import Span
-from wdskit.tar.window import Passed, size_of
+from wdskit.tar.window import LargeData, size_of
 
 PIECE_BYTES = 1 << 20
 
 LazyField: TypeAlias = Span | bytes | memoryview
-"""A field as `LazyShard` yields it: a range of the file, or bytes (`Passed` for a large field of a stream)."""
+"""A field as `LazyShard` yields it: a range of the file, or bytes (`LargeData` for a large field of a stream)."""
 
 
 class LazyShard(contextlib.ExitStack):
-    """An open shard, as a context. Iterate it for its samples.
+    """An open shard, used as a context manager. Iterate it once for its samples.
 
-    Of a local file, only the headers and the requested fields are read. A remote shard is read in the same way if
-    `start` is given, which is for few samples; otherwise it is read as a stream.
+    From a local file, only headers and requested fields are read. A remote shard is read in this way if `start` is
+    given, which is fast for a few samples; otherwise the remote shard is read as a stream.
 
     Args:
         url: Path or URL of the shard.
         start: Byte offset of the first sample to read; None for the first sample of the shard.
 
     Attributes:
-        reader: Counts the samples.
+        reader: The reader of the samples, with their number and offsets.
 
     Raises:
         StorageError: The shard cannot be opened.
@@ -55,19 +55,28 @@ class LazyShard(contextlib.ExitStack):
             self.reader = ShardReader(self._read, shard=url, hold_bytes=MAX_HELD_BYTES, spill=self._spill)
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        """Yield the samples as `ShardReader` does. Their fields can be read until the next sample."""
+        """Yield the samples in order, as `ShardReader` does. The fields of a sample can be read until the next sample.
+
+        Raises:
+            ShardError: The shard is invalid.
+            StorageError: The shard cannot be read.
+        """
         for sample in self.reader:
             yield sample
             for data in sample.values():
-                if isinstance(data, Passed) and data.file is not None:
+                if isinstance(data, LargeData) and data.file is not None:
                     data.file.close()
 
     def part(self, field: LazyField, start: int, num_bytes: int) -> bytes:
-        """Return the bytes of a field from `start`, fewer if the field ends before."""
+        """Return `num_bytes` bytes of a field from `start`; fewer if the field ends before.
+
+        Raises:
+            StorageError: The file cannot be read, or has become shorter.
+        """
         if isinstance(field, Span):
             assert self._file is not None
             return read_span(self._file, Span(field.offset + start, min(num_bytes, field.size - start)))
-        if isinstance(field, Passed) and field.file is not None:
+        if isinstance(field, LargeData) and field.file is not None:
             field.file.seek(start)
             return field.file.read(num_bytes)
         return bytes(field[start : start + num_bytes])
@@ -83,7 +92,7 @@ class LazyShard(contextlib.ExitStack):
 
     @property
     def num_bytes(self) -> int:
-        """Size of the shard; of a stream, known at its end."""
+        """Size of the shard in bytes; for a stream, the bytes read so far."""
         return self._num_read if self._file is None else self._file.num_bytes
 
     def _spill(self) -> IO[bytes]:
@@ -98,7 +107,7 @@ class LazyShard(contextlib.ExitStack):
 
 
 def fields_of(sample: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield name and data of each field of a sample."""
+    """Return an iterator of the name and the data of each field of a sample."""
     return ((name, data) for name, data in sample.items() if not name.startswith("__"))
 
 

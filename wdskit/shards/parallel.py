@@ -1,4 +1,4 @@
-"""Call a function on many shards in worker processes; results come in order."""
+"""Call a function on many shards in worker processes. The results come in the order of the shards."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from typing import TypeVar
 from wdskit.dataset.binary import ShardEntry
 from wdskit.errors import ShardError, WdskitError
 from wdskit.limits import MAX_LISTED
-from wdskit.processes import block_sigint, end_with_parent, hear_ctrl_c, usable_cores
+from wdskit.processes import block_sigint, end_with_parent, exit_on_ctrl_c, usable_cores
 from wdskit.storage.urls import LocalFile, is_local, local_path
 
 S = TypeVar("S")
 T = TypeVar("T")
 
 Progress = Callable[[int, int | None], None]
-"""Called while shards are read: bytes read so far, bytes in all or None where that is unknown (http)."""
+"""Called while shards are read, with the bytes read so far and the bytes of all shards; None if unknown (http)."""
 
 WORKER_BYTES = 64 << 20
-"""Bytes per process below which starting another process, a quarter of a second, costs more than it saves."""
+"""Bytes of shards for each process. For fewer bytes, the start of a process (0.25 s) takes longer than it saves."""
 
 
 def choose_workers(num_shards: int, num_bytes: int | None) -> int:
-    """Return how many processes to use: at most one a shard and one a CPU that this process may run on.
+    """Return the number of processes to use: 1 or more, at most one per shard and one per CPU of this process.
 
     Args:
         num_shards: Shards to read.
-        num_bytes: Their size, None if it is unknown.
+        num_bytes: Size of these shards together; None if unknown.
     """
     num_cpus = usable_cores()
     num_wanted = num_cpus if num_bytes is None else num_bytes // WORKER_BYTES
@@ -43,18 +43,18 @@ def choose_workers(num_shards: int, num_bytes: int | None) -> int:
 def map_shards(
     function: Callable[[S], T], shards: Sequence[S], *, workers: int
 ) -> Generator[T | WdskitError, None, None]:
-    """Call `function` on each shard, and yield its result or the `WdskitError` that it raised, in order.
+    """Call `function` on each shard. Yield its result, or the `WdskitError` that it raised, in the order of the shards.
 
-    If the generator is closed early, it waits for the running calls and starts no more.
+    If the generator is closed early, it waits for the running calls and starts no further call.
 
     Args:
         function: With more than one worker, the function, its argument and its result must be picklable.
         shards: The arguments of the calls: URLs, or descriptions of shards to fill.
-        workers: Processes; 1, or a single shard, means this process. Processes are spawned, so a script that calls
-            this needs the `if __name__ == "__main__":` of every Python program that spawns.
+        workers: Number of processes. With 1, or for a single shard, `function` runs in this process. Processes are
+            spawned, so the calling script needs `if __name__ == "__main__":`.
 
     Raises:
-        WdskitError: A process died (memory, a signal), so that results are missing.
+        WdskitError: A process was killed (by a signal, or because memory ran out), so results are missing.
     """
     attempt = functools.partial(_catch_error, function)
     if workers == 1 or len(shards) < 2:
@@ -62,7 +62,7 @@ def map_shards(
         return
     pool = ProcessPoolExecutor(min(workers, len(shards)), mp_context=get_context("spawn"), initializer=_start_worker)
     try:
-        ahead = 4 * workers  # enough to keep all workers busy; a million futures at once would take gigabytes
+        ahead = 4 * workers  # keeps all workers busy; a million futures at once would take gigabytes
         with block_sigint():  # all workers start here
             pending: list[Future[T | WdskitError]] = [pool.submit(attempt, shard) for shard in shards[:ahead]]
         for number in range(len(shards)):
@@ -86,8 +86,8 @@ def _catch_error(function: Callable[[S], T], shard: S) -> T | WdskitError:
 
 
 def _start_worker() -> None:
-    """Let a worker end at Ctrl-C without a traceback, and with the main process, so that no two runs write at once."""
-    hear_ctrl_c()
+    """Make a worker end without a traceback at Ctrl-C, and with the main process, so that no two runs write at once."""
+    exit_on_ctrl_c()
     end_with_parent()
 
 
@@ -99,24 +99,25 @@ def read_shards(
     path: str,
     workers: int | None,
     progress: Progress | None,
-    so: str = "are invalid",
+    problem: str = "are invalid",
     error: Callable[[str], WdskitError] = ShardError,
 ) -> Iterator[T]:
-    """Yield the result of `function` for each shard, in order. After the last shard, raise the error of the one invalid
-    shard, or one error that lists several.
+    """Yield the result of `function` for each valid shard, in order. After the last shard, raise an error if shards are
+    invalid.
 
     Args:
         function: Called as by `map_shards`.
         shards: The arguments of the calls.
-        sizes: Bytes of each shard, None if unknown; then the result has `num_bytes`.
+        sizes: Bytes of each shard; None if unknown. For an unknown size, the `num_bytes` of the result is counted.
         path: The path that the user named, for the error.
-        workers: Processes; None lets `choose_workers` decide.
+        workers: Number of processes; None lets `choose_workers` decide.
         progress: Called after each shard.
-        so: The end of the sentence "2 of 5 shards ...", in the error.
-        error: Makes the error that lists several shards.
+        problem: What is wrong with the shards: the end of the sentence "2 of 5 shards ..." in the error.
+        error: Returns the error with a message that lists several shards.
 
     Raises:
-        WdskitError: Shards are invalid.
+        WdskitError: One shard is invalid (the error of `function`), several shards are invalid (the error that `error`
+            returns), or a process was killed.
     """
     num_bytes = None if None in sizes else sum(size or 0 for size in sizes)
     num_workers = choose_workers(len(shards), num_bytes) if workers is None else workers
@@ -135,12 +136,14 @@ def read_shards(
         raise faults[0]
     if faults:
         more = [f"... and {len(faults) - MAX_LISTED} more."] if len(faults) > MAX_LISTED else []
-        lines = [f"{path}: {len(faults)} of {len(shards)} shards {so}.", *map(str, faults[:MAX_LISTED]), *more]
+        lines = [f"{path}: {len(faults)} of {len(shards)} shards {problem}.", *map(str, faults[:MAX_LISTED]), *more]
         raise error("\n".join(lines)) from faults[0]
 
 
 def file_sizes(urls: Iterable[str], entries: Iterable[ShardEntry | None] = ()) -> list[int | None]:
-    """Return the size of each file in bytes, of a remote file as its index entry says; None if unknown."""
+    """Return the size of each file in bytes: of a local file from the disk, of a remote file from its index entry. None
+    if unknown.
+    """
     sizes: list[int | None] = []
     for url, entry in itertools.zip_longest(urls, entries):
         try:
@@ -152,5 +155,5 @@ def file_sizes(urls: Iterable[str], entries: Iterable[ShardEntry | None] = ()) -
 
 
 def open_path(path: str) -> LocalFile:
-    """Open a path, even one that looks like a file URL."""
+    """Open a local path, also if it looks like a file URL. StorageError: The file cannot be opened."""
     return LocalFile(f"./{path}" if path.lower().startswith("file:") else path)

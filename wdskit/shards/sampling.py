@@ -1,4 +1,4 @@
-"""A share of the samples of each shard: `--sample 10%`."""
+"""Choose a share of the samples of each shard: `--sample 10%`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def parse_share(text: str) -> Fraction:
     """Parse `1%`, `0.5 %` or `100%` to an exact fraction.
 
     Raises:
-        ConfigError: The text is not a percentage, or not over 0 and at most 100.
+        ConfigError: The text is not a percentage, is 0, or is over 100.
     """
     match = _PERCENTAGE.fullmatch(text.strip())
     share = Fraction(match[1]) / 100 if match else Fraction(0)
@@ -33,7 +33,7 @@ def parse_share(text: str) -> Fraction:
 
 
 def threshold_of(share: Fraction) -> int | None:
-    """Return the number below which `draw_of_key` is for `share` of all keys; None for all keys."""
+    """Return the bound that `draw_of_key` is below for `share` of all keys; None if `share` is 1."""
     return None if share == 1 else int(share * _DRAWS)
 
 
@@ -47,10 +47,10 @@ def draw_of_key(key: str, seed: int) -> int:
 def choose_samples(
     count: int, share: Fraction, *, seed: int, shard: int, purpose: Literal["verify", "stats"]
 ) -> NDArray[np.int64]:
-    """Choose the share of a shard of `count` samples. Return the rising numbers of the chosen samples, int64.
+    """Choose a share of the samples of a shard with `count` samples. Return their numbers: int64, ascending.
 
-    The share is exact within one sample, and exact in total for shards of equal size. The choice depends on seed,
-    number of the shard and purpose.
+    The share is exact within one sample, and exact in total for shards of equal size. The choice depends on
+    `seed`, `purpose`, `count` and the number `shard` of the shard.
     """
     quota = ceil(share * (shard + 1) * count) - ceil(share * shard * count)
     return np.sort(permutation(count, purpose, seed, shard)[:quota])

@@ -1,7 +1,8 @@
 """Split a folder of shards: `wdskit split` writes the column `split`.
 
-The draw of a sample is a keyed hash of its key, or of a value in its JSON, from 0 to 2**64. It depends on that text and
-the seed only: a sample keeps its draw in another shard or folder, and all samples of one patient have the same draw.
+The draw of a sample is a keyed hash of its key, or of a value in its JSON: an integer from 0 to 2**64 - 1. It depends
+only on this text and the seed. So a sample keeps its draw in another shard or folder, and all samples of one patient
+have the same draw.
 """
 
 from __future__ import annotations
@@ -37,24 +38,24 @@ from wdskit.storage.urls import LocalFile
 from wdskit.text import as_int, plural
 
 SPLIT_SEED = 0
-"""The seed that `wdskit split` has by default, so that `pack --split` gives a key the same split."""
+"""Default seed of `wdskit split`. `pack --split` uses this seed, so both give a key the same split."""
 
 _SHARE = re.compile(r"(\d{1,18}(\.\d{1,18})?|\.\d{1,18})%?|\d{1,18}/0{0,9}[1-9]\d{0,17}", re.ASCII)
 _MAX_SPLITS = 100
 _EXAMPLE = "Write train=0.8,val=0.1,test=0.1."
 
 Shares = Mapping[str, Fraction]
-"""Share of each split: more than 0, together 1, in the order in which they divide the range of draws."""
+"""Share of each split by its name. Each share is over 0, their sum is 1, and their order divides the range of draws."""
 
-_SAMPLE_BYTES = 1 << 10  # a process is worth its start for some 65,000 samples: 30 us each against half a second
+_SAMPLE_BYTES = 1 << 10  # counted per sample: a process starts (0.5 s) for about 65,000 samples of 30 us each
 _SHOWN_CHARS = 60
 _MAX_CHARS = 1000
 
 
 @dataclass(frozen=True)
 class SplitPart:
-    """One split: its wanted share, rounded; its samples; and the number of different values of the JSON field, or None
-    for a split by key.
+    """One split. `wanted_ratio` is its share as a float. `num_groups` is the number of different values of the JSON
+    field; None for a split by key.
     """
 
     name: str
@@ -68,7 +69,7 @@ class SplitReport:
     """Result of `split`.
 
     Attributes:
-        folder: The folder as given.
+        folder: The folder that the caller named.
         parts: The splits, in the order of their shares.
         num_missing: Samples without the value to split by.
     """
@@ -79,7 +80,7 @@ class SplitReport:
 
     @property
     def num_samples(self) -> int:
-        """Samples in all splits: all samples of the folder."""
+        """Number of samples in all splits, which is the number of samples of the folder."""
         return sum(part.num_samples for part in self.parts)
 
 
@@ -97,26 +98,27 @@ def split(
 ) -> SplitReport:
     """Assign each sample of an indexed folder to a split, and write the splits as the column `split`: `wdskit split`.
 
-    A sample's split depends only on the seed, the shares, and its key or the value that `by` names. It stays the same
-    when shards are added, reordered or packed again with other sizes; after such a change, run the same split again.
+    A sample's split depends only on the seed, the shares, and its key or the value that `by` names. The split stays the
+    same if shards are added, reordered or packed again with other sizes. After such a change, run the same split again.
 
     Args:
-        folder: A local folder with its index.
-        shares: `train=0.8,val=0.1,test=0.1`, or a mapping; they add up to 1.
-        by: `key`, or a JSON field and the path of a value in it (`json:patient.id`): samples with the same value stay
-            together.
+        folder: A local folder with an index.
+        shares: `train=0.8,val=0.1,test=0.1`, or a mapping of names to shares. The shares add up to 1.
+        by: `key`, or a JSON field and the path of a value in it (`json:patient.id`). Samples with the same value get
+            the same split.
         seed: 0 <= seed < 2**64; a different seed gives a different split.
-        missing: The split for samples without that value. Default: they are an error.
-        overwrite: Whether to replace splits that were made in another way.
-        workers: Processes that read. Default: the CPUs, fewer for little data. The result does not depend on it.
+        missing: The split for samples without the value that `by` names. Default: such a sample is an error.
+        overwrite: Whether to replace splits with other shares, another seed or another `by`.
+        workers: Number of processes that read. Default: the number of CPUs, fewer for little data. The result does not
+            depend on this number.
         progress: Called after each shard.
         disk: Performs the file operations; tests replace it.
 
     Raises:
-        SelectionError: The shares or `by` are wrong, samples lack the value, a split would get no sample, or the folder
-            is split in another way.
-        FolderIndexError: The folder has no index, or one that does not match its shards; or another process is writing.
-        ShardError: Shards are invalid; all of them are listed.
+        SelectionError: The shares, `by` or `seed` are invalid, samples lack the value, a split would get no sample, or
+            the folder has another split already. Several invalid shards are listed in a SelectionError too.
+        FolderIndexError: The folder has no index, its index does not match its shards, or another process is writing.
+        ShardError: One shard is invalid.
         StorageError: The folder does not exist, or cannot be read or written.
     """
     parsed = parse_shares(shares)
@@ -172,7 +174,7 @@ def _refuse_empty(folder: Path, shares: Shares, counts: Mapping[str, int]) -> No
 
 
 def _source(shares: Shares, split_key: SplitKey, missing: str | None) -> dict[str, Any]:
-    """Return what the column is computed from: equal for equal splits, whatever the spelling of the shares."""
+    """Return the source of the column `split`. Equal splits have equal sources, however the shares are written."""
     source: dict[str, Any] = {"split": format_shares(shares)}
     source |= {"by": split_key.text} if split_key.field else {}
     source |= {"missing": missing} if missing else {}
@@ -180,7 +182,7 @@ def _source(shares: Shares, split_key: SplitKey, missing: str | None) -> dict[st
 
 
 def _refuse_others(folder: Path, known: Columns, shares: Shares, source: dict[str, Any], *, overwrite: bool) -> None:
-    """Refuse to replace another split, or to make one with the name of a selection of `wdskit reshard`."""
+    """Raise SelectionError if another split would be replaced, or if a split has the name of a bool column."""
     taken = next((name for name in shares if name in known and known.column(name).dtype == "|b1"), None)
     if taken is not None:
         msg = f"{folder}: it has a column {taken!r} already, which `split: {taken}` reads."
@@ -193,8 +195,13 @@ def _refuse_others(folder: Path, known: Columns, shares: Shares, source: dict[st
 
 def _draw_all(
     folder: Path, index: FolderIndex, split_key: SplitKey, workers: int | None, progress: Progress | None
-) -> list[Drawn]:
-    """Return the draws of all shards, or raise an error that lists the invalid shards."""
+) -> list[ShardDraws]:
+    """Return the draws of all shards.
+
+    Raises:
+        FolderIndexError: A shard has another number of samples than its index entry.
+        WdskitError: Shards cannot be split, as in `read_shards`.
+    """
     entries = index.entries
     num_workers = choose_workers(len(entries), index.num_samples * _SAMPLE_BYTES) if workers is None else workers
     results = read_shards(
@@ -204,7 +211,7 @@ def _draw_all(
         path=str(folder),
         workers=num_workers,
         progress=progress,
-        so="cannot be split, so nothing was written",
+        problem="cannot be split, so nothing was written",
         error=partial(SelectionError, folder=str(folder)),
     )
     drawn = list(results)
@@ -216,8 +223,8 @@ def _draw_all(
     return drawn
 
 
-def _count_groups(drawn: list[Drawn], parts: list[NDArray[np.bool_]]) -> int:
-    """Count the different values that the samples of a split have."""
+def _count_groups(drawn: list[ShardDraws], parts: list[NDArray[np.bool_]]) -> int:
+    """Count the different values of the JSON field in one split. `parts` are the split's samples in each shard."""
     pairs = zip(drawn, parts, strict=True)
     groups = [np.unique(shard.draws[chosen & ~shard.missing]) for shard, chosen in pairs]
     return len(np.unique(np.concatenate([np.zeros(0, np.uint64), *groups])))
@@ -225,7 +232,7 @@ def _count_groups(drawn: list[Drawn], parts: list[NDArray[np.bool_]]) -> int:
 
 @dataclass(frozen=True)
 class SplitKey:
-    """The text of a sample that decides its split: its key, or the value at `path` in a JSON field."""
+    """The text that decides a sample's split: its key (`field` is None), or the value at `path` in a JSON field."""
 
     field: str | None
     path: tuple[str, ...]
@@ -234,12 +241,12 @@ class SplitKey:
 
     @property
     def text(self) -> str:
-        """The text that `parse_by` reads."""
+        """The text that `parse_by` parses."""
         return "key" if self.field is None else f"{self.field}:{'.'.join(self.path)}"
 
 
-class Drawn(NamedTuple):
-    """The draws of a shard's samples: uint64 (num_samples,). `missing` is true where a sample has no value."""
+class ShardDraws(NamedTuple):
+    """Draws of a shard's samples, uint64 (num_samples,). `missing`, bool (num_samples,), is true without a value."""
 
     draws: NDArray[np.uint64]
     missing: NDArray[np.bool_]
@@ -249,7 +256,7 @@ def parse_by(by: str, *, seed: int, may_miss: bool) -> SplitKey:
     """Parse `key`, or a JSON field and the path of a value in it: `json:patient.id`.
 
     Raises:
-        SelectionError: The text is neither, or the seed is out of range.
+        SelectionError: The text is neither, `may_miss` is set for `key`, or the seed is not from 0 to 2**64 - 1.
     """
     if type(seed) is not int or not 0 <= seed < 1 << 64:
         raise SelectionError(f"seed: {seed!r} must be a whole number, 0 or more, and below 2**64.")
@@ -265,12 +272,14 @@ def parse_by(by: str, *, seed: int, may_miss: bool) -> SplitKey:
     return SplitKey(field, path, seed, may_miss)
 
 
-def draw_shard(path: str, split_key: SplitKey) -> Drawn:
-    """Return the draws of a local shard's samples, in order. Only headers and the one JSON field are read.
+def draw_shard(path: str, split_key: SplitKey) -> ShardDraws:
+    """Return the draws of a local shard's samples, in order. Only headers and the JSON field of the key are read.
 
     Raises:
-        SelectionError: A sample lacks the value, or the value is a list or an object; the error names shard, key and
+        SelectionError: A sample lacks the value, or the value is a list or an object. The error names shard, key and
             field.
+        ShardError: The shard is invalid.
+        StorageError: The shard cannot be read.
     """
     draw = make_draw(split_key.seed)
     digests: list[bytes] = []
@@ -280,11 +289,13 @@ def draw_shard(path: str, split_key: SplitKey) -> Drawn:
             text = sample["__key__"] if split_key.field is None else _text_of(file, path, sample, split_key)
             missing.append(text is None)
             digests.append(draw(text or ""))
-    return Drawn(draws_of(digests), np.array(missing, dtype=np.bool_))
+    return ShardDraws(draws_of(digests), np.array(missing, dtype=np.bool_))
 
 
 def _text_of(file: LocalFile, path: str, sample: dict[str, Any], split_key: SplitKey) -> str | None:
-    """Return the text of the value that decides a sample's split; None if it is missing and may be missing."""
+    """Return the text that decides a sample's split; None if the value is missing and `split_key.may_miss` is set.
+    SelectionError: The value is missing and must not be, cannot be read, or is a list or an object.
+    """
     name, remedy = str(split_key.field), ""
     cause: Exception | None = None
     try:
@@ -306,10 +317,10 @@ def _text_of(file: LocalFile, path: str, sample: dict[str, Any], split_key: Spli
 
 
 def canonical_text(value: Any) -> str | None:
-    """Return the text of a JSON value as the name of a group; None for null, NaN and the empty text.
+    """Return a JSON value as the name of a group; None for null, NaN and the empty text.
 
-    17, 17.0 and "17" are one group, because types may differ between two versions of a table. A divided group is worse
-    than two groups that share a split.
+    17, 17.0 and "17" are one group, because the types may differ between two versions of a table. A group in two splits
+    is worse than two groups that always get the same split.
 
     Raises:
         ValueError: The value is a list or an object.
@@ -333,7 +344,7 @@ def canonical_text(value: Any) -> str | None:
 
 
 def make_draw(seed: int) -> Callable[[str], bytes]:
-    """Return the function that draws for a text: 8 bytes, which `draws_of` reads."""
+    """Return the function that hashes a text with `seed` to 8 bytes, which `draws_of` converts to a number."""
     keyed = hashlib.blake2b(digest_size=8, person=b"wdskit split", salt=seed.to_bytes(16, "little"))
 
     def draw(text: str) -> bytes:
@@ -345,19 +356,20 @@ def make_draw(seed: int) -> Callable[[str], bytes]:
 
 
 def draws_of(digests: Iterable[bytes]) -> NDArray[np.uint64]:
-    """Return draws as numbers, 0 to 2**64: uint64 (num_texts,)."""
+    """Return hashes of 8 bytes as draws from 0 to 2**64 - 1: uint64 (num_texts,)."""
     return np.frombuffer(b"".join(digests), dtype="<u8").astype(np.uint64)
 
 
 def parse_shares(shares: str | Mapping[str, object]) -> Shares:
-    """Parse and check names and shares.
+    """Parse the names and shares of splits. Return the share of each split, in the given order.
 
     Args:
         shares: `train=0.8,val=0.1,test=0.1`, or a mapping. A share is a decimal, a fraction (`1/3`) or a percentage
             (`80%`); a float means the decimal that it is written as.
 
     Raises:
-        SelectionError: A share is not a number or not over 0, a name is invalid or comes twice, or the sum is not 1.
+        SelectionError: A share is not a number over 0 and at most 1, a name is invalid or comes twice, the sum is not
+            1, or there are over 100 splits.
     """
     pairs = _split_text(shares) if isinstance(shares, str) else list(shares.items()) or _split_text("")
     if len(pairs) > _MAX_SPLITS:
@@ -388,7 +400,7 @@ def _split_text(text: str) -> list[tuple[str, object]]:
 
 
 def _parse_share(name: str, value: object) -> Fraction:
-    """Parse one share. A float means its shortest decimal: 0.1 is a tenth."""
+    """Parse one share exactly. A float is read as its decimal: 0.1 is 1/10. SelectionError: `value` is not a share."""
     share = Fraction(0)
     if isinstance(value, int | Fraction) and not isinstance(value, bool):
         share = Fraction(value)
@@ -412,16 +424,16 @@ def format_share(share: Fraction) -> str:
 
 
 def format_shares(shares: Shares) -> str:
-    """The text that `parse_shares` reads back."""
+    """Return the text from which `parse_shares` returns the same shares."""
     return ",".join(f"{name}={format_share(share)}" for name, share in shares.items())
 
 
 def bounds_of(shares: Shares) -> NDArray[np.uint64]:
-    """Return the first draw of each split but the first, 0 to 2**64: uint64 (num_splits - 1,)."""
+    """Return the smallest draw of each split except the first, ascending: uint64 (num_splits - 1,)."""
     sums = list(accumulate(shares.values()))[:-1]
     return np.array([int(total * (1 << 64)) for total in sums], dtype=np.uint64)
 
 
 def choose_splits(draws: NDArray[np.uint64], shares: Shares) -> NDArray[np.int64]:
-    """Return the number of the split that each draw belongs to, in the order of the shares: int64 (num_draws,)."""
+    """Return the number of the split of each draw, where split 0 is the first of `shares`: int64 (num_draws,)."""
     return np.searchsorted(bounds_of(shares), draws, side="right")

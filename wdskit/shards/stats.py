@@ -1,4 +1,4 @@
-"""Count what shards hold: `wdskit stats`. One pass over each shard reads headers, labels, JSON and image headers."""
+"""Count samples, fields, classes, images and JSON keys: `wdskit stats`. Each shard is read in one pass."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ from wdskit.shards.inspect import read_target_classes
 from wdskit.shards.lazy_shard import LazyField, LazyShard, field_size
 from wdskit.shards.parallel import Progress, file_sizes, read_shards
 from wdskit.shards.sampling import choose_samples, parse_share
-from wdskit.shards.tally import BadField, ImageStats, JsonKeyStats, Numbers, NumberStats, Tally, count_values
+from wdskit.shards.tally import BadField, ImageStats, JsonKeyStats, NumberStats, NumberTally, Tally, count_values
 from wdskit.storage.urls import is_local, local_path, open_ranges, shown_url
 from wdskit.text import shorten
 
 
 @dataclass(frozen=True)
 class FieldStats:
-    """One field, `jpg`, `json`, ...: how many samples have it, and its bytes without tar headers and padding."""
+    """One field, such as `jpg`: the number of samples with the field, and its bytes without tar headers and padding."""
 
     name: str
     num_samples: int
@@ -45,9 +45,9 @@ class FieldStats:
 
 @dataclass(frozen=True)
 class ClassStats:
-    """One class: its number in `cls`, and its name in classes.json, or None.
+    """One class: its number in `cls`, and its name in classes.json; None if classes.json does not name it.
 
-    `num_samples` is 0 for a class that only classes.json names.
+    `num_samples` is 0 for a class that only classes.json has.
     """
 
     number: int
@@ -60,10 +60,11 @@ class ShardStats:
     """Result of `stats`.
 
     Attributes:
-        path: As the user wrote it.
-        sample: The share that was read, such as `10%`, chosen by `seed`; None for all.
+        path: The path or URL that the user wrote, without secrets.
+        sample: The share of the samples that was read, such as `10%`; None if all samples were read.
+        seed: The seed that chose this share.
         num_samples: Samples in all shards.
-        num_read: Samples that were read; all other figures except those of shards count only these.
+        num_read: Samples that were read. All figures about samples, fields, classes, images and keys count only these.
         num_bytes: Bytes of the shards' files.
         num_ignored: Members that belong to no sample; None if only a share was read.
         shard_least: Name of the first shard with the fewest samples.
@@ -76,7 +77,7 @@ class ShardStats:
         json_keys: Sorted by field, then in the order in which they first appear.
         num_more_keys: Keys beyond the first 1,000 different ones of a field, which are not counted separately.
         num_bad: Fields that cannot be read: images without a valid header, invalid JSON or `cls`.
-        bad: The first of them.
+        bad: The first of these fields.
     """
 
     path: str
@@ -102,12 +103,12 @@ class ShardStats:
     bad: tuple[BadField, ...]
 
     def as_dict(self) -> dict[str, Any]:
-        """The same as dicts, lists, texts and numbers; `wdskit stats --json` prints it."""
+        """Return the statistics as dicts, lists, texts and numbers, which `wdskit stats --json` prints."""
         return dataclasses.asdict(self)
 
 
 def choose_classes(classes: Sequence[ClassStats], limit: int) -> list[ClassStats]:
-    """Return all classes in their order if there are at most `limit`, otherwise the largest and the smallest ones."""
+    """Return all classes if there are at most `limit`, otherwise the `limit // 2` largest and smallest."""
     if len(classes) <= limit:
         return list(classes)
     ranked = sorted(classes, key=lambda one: -one.num_samples)
@@ -122,26 +123,25 @@ def stats(
     workers: int | None = None,
     progress: Progress | None = None,
 ) -> ShardStats:
-    """Count what shards hold: `wdskit stats`.
+    """Count the samples, fields, classes, images and JSON keys of shards: `wdskit stats`.
 
-    Tar headers, labels, JSON and the headers of images are read; the other bytes stay on disk.
-    Remote shards are read from end to end, unless `sample` is set and the folder has an index. The result does not
-    depend on `workers`.
+    Only tar headers, labels, JSON and the headers of images are read from local shards. Remote shards are read from end
+    to end, unless `sample` is set and the folder has an index. The result does not depend on `workers`.
 
-    Memory: a few MB, whatever the number of samples, plus 16 bytes per sample of one shard in each process.
+    Memory: a few MB for any number of samples, plus 16 bytes per sample of one shard in each process.
 
     Args:
         path: A shard, a folder, or a pattern; several joined by `::`.
-        sample: Read only this share of the samples of each shard, such as `10%`.
-        seed: Chooses the share.
-        workers: Processes that read. Default: the CPUs, fewer for little data.
-        progress: Called after each shard with the number of bytes read and of all bytes.
+        sample: Share of the samples of each shard to read, such as `10%`; None reads all samples.
+        seed: Chooses the samples of the share.
+        workers: Number of processes that read. Default: the number of CPUs, fewer for little data.
+        progress: Called after each shard with the bytes read so far and the bytes of all shards.
 
     Raises:
-        ShardError: Shards are invalid; all of them are listed. Bad fields are counted instead.
-        StorageError: There is nothing to read, or it cannot be read.
+        ShardError: Shards are invalid; the message lists them. A field that cannot be read is counted and not an error.
+        StorageError: No shard was found, or a shard cannot be read.
         FolderIndexError: The folder's index does not match its files.
-        ConfigError: `sample` is not a share.
+        ConfigError: `sample` is not a percentage over 0 % and at most 100 %.
     """
     return collect(path, sample=sample, seed=seed, workers=workers, progress=progress)[0]
 
@@ -155,7 +155,9 @@ def collect(
     workers: int | None = None,
     progress: Progress | None = None,
 ) -> tuple[ShardStats, tuple[tuple[str, int], ...]]:
-    """Return the statistics, and shard and offset of `num_shown` samples with an image, drawn by the seed."""
+    """Return the statistics, and the URL of the shard and the byte offset of up to `num_shown` samples with an image,
+    drawn by the seed. Raises the errors of `stats`.
+    """
     share = parse_share(sample) if sample else None
     target = find_shards(str(path))
     urls = target.urls
@@ -174,7 +176,7 @@ def collect(
         file_bytes.append(one.num_bytes)
         tally.merge(one.tally)
         tally.shown = heapq.nsmallest(num_shown, (*tally.shown, *one.tally.shown))
-    shard_samples, shard_bytes = Numbers(), Numbers()
+    shard_samples, shard_bytes = NumberTally(), NumberTally()
     for count, num_bytes in zip(counts, file_bytes, strict=True):
         shard_samples.add(count)
         shard_bytes.add(num_bytes)
@@ -211,7 +213,7 @@ def collect(
 
 
 def _classes(target: Target, counts: Mapping[int, int]) -> tuple[ClassStats, ...] | None:
-    """Return the classes of the samples, and those that only classes.json names."""
+    """Return the classes of samples and of classes.json, sorted by number; None if no sample has a class."""
     if not counts:
         return None
     names = dict(enumerate(read_target_classes(target) or ()))
@@ -219,30 +221,30 @@ def _classes(target: Target, counts: Mapping[int, int]) -> tuple[ClassStats, ...
 
 
 class StatsJob(NamedTuple):
-    """One shard to count. It is sent to a worker process."""
+    """One shard to count. A job is sent to a worker process."""
 
-    number: int  # its number among the shards
+    number: int  # of the shard, from 0, in the order of the shards
     url: str
-    entry: ShardEntry | None  # its index entry
-    share: Fraction | None  # the share of its samples to read, None for all
-    seed: int  # chooses these samples, and the samples to show
-    num_shown: int  # samples with an image to choose
+    entry: ShardEntry | None  # in the index, None without an index
+    share: Fraction | None  # of the samples to read, None for all
+    seed: int  # chooses the samples to read and the samples to show
+    num_shown: int  # most samples with an image to choose
 
 
-class Tallied(NamedTuple):
-    """The counts of a shard, and its size."""
+class TallyResult(NamedTuple):
+    """The counts of a shard, and the size of its file."""
 
     tally: Tally
     num_bytes: int
 
 
-def tally_shard(job: StatsJob) -> Tallied:
-    """Count what a shard holds.
+def tally_shard(job: StatsJob) -> TallyResult:
+    """Count the samples and fields of a shard, and choose samples to show.
 
     Raises:
         ShardError: The shard is invalid.
         StorageError: The shard cannot be read.
-        FolderIndexError: Its offsets belong to another shard.
+        FolderIndexError: The shard's .idx belongs to another shard.
     """
     tally = Tally()
     with_image = array("Q")
@@ -253,13 +255,13 @@ def tally_shard(job: StatsJob) -> Tallied:
                 with_image.append(start)
         num_bytes = shard.num_bytes
     draws = philox("stats-shown", job.seed, job.number).random_raw(len(with_image))
-    for at in np.argsort(draws, kind="stable")[: job.num_shown].tolist():  # the least of all shards are shown
+    for at in np.argsort(draws, kind="stable")[: job.num_shown].tolist():  # `collect` keeps the smallest draws
         tally.shown.append((int(draws[at]), job.number, with_image[at]))
-    return Tallied(tally, num_bytes)
+    return TallyResult(tally, num_bytes)
 
 
 def _samples(shard: LazyShard, job: StatsJob, tally: Tally) -> Iterator[tuple[str, int, Mapping[str, LazyField]]]:
-    """Yield key, byte offset and fields of the samples to count."""
+    """Yield key, byte offset and fields of each sample to count, and count samples and ignored members in `tally`."""
     reader = shard.reader
     if job.share is None:
         for sample in shard:

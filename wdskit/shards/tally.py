@@ -1,4 +1,4 @@
-"""Count in bounded memory. Counts of several shards, merged in order, equal the counts of one pass over all."""
+"""Count in bounded memory. Merging the counts of shards in order gives the counts of one pass over all shards."""
 
 from __future__ import annotations
 
@@ -22,15 +22,19 @@ from wdskit.text import shorten
 T = TypeVar("T", bound=Hashable)
 
 MAX_DIFFERENT = 100_000
-"""Different values that are counted separately: all widths of images there are, all sizes in most data sets."""
+"""Most different values that are counted separately: enough for all widths of images, and for most sizes of fields."""
 
 MAX_FIELDS = 1000
+"""Most fields that are counted separately."""
+
 MAX_KEYS = 1000
+"""Most JSON keys of a field that are counted separately."""
+
 MAX_DEPTH = 4
-"""Levels of JSON whose keys are counted."""
+"""Levels of nested JSON whose keys are counted."""
 
 MAX_ITEMS = 100
-"""Items of a list that are looked at."""
+"""Items of a JSON list that are counted."""
 
 MAX_RESOLUTIONS = 10
 NUM_BINS = 40
@@ -50,13 +54,14 @@ _TYPES: dict[type, str] = {
 
 @dataclass(frozen=True)
 class NumberStats:
-    """Statistics of whole numbers; all are 0 if there is no number.
+    """Statistics of whole numbers of 0 or more. Without numbers, all statistics are 0.
 
     Attributes:
         p50: The smallest number that at least half of the numbers do not exceed.
         p99: The smallest number that at least 99 % of the numbers do not exceed.
         is_exact: Whether p50 and p99 are exact; otherwise they are within 0.05 %. The other values are always exact.
-        bins: (low, high, count): how many numbers are at least `low` and below `high`; rising, without a gap.
+        bins: (low, high, count), ascending: `count` numbers are at least `low` and below `high`. Each bin starts where
+            the last one ends.
     """
 
     count: int
@@ -72,14 +77,14 @@ class NumberStats:
 
 @dataclass(frozen=True)
 class ImageStats:
-    """The images of one field whose headers read; sides in pixels.
+    """The images of one field with valid headers. Widths and heights are in pixels.
 
     Attributes:
-        formats: Images per format, `JPEG`, `PNG`, `WebP`, ..., by their first bytes; the most common first.
-        modes: Images per mode, `RGB`, `L`, ...: Pillow's names, followed by `;16` for a PNG of 16 bits.
+        formats: Images by format (`JPEG`, `PNG`, `WebP`, ...), which the first bytes decide; the most common first.
+        modes: Images by Pillow's mode (`RGB`, `L`, ...), with `;16` added for a PNG of 16 bits; the most common first.
         aspects: Width / height in thousandths, rounded.
-        num_resolutions: Number of different (width, height); None over 100,000.
-        resolutions: The most common, as (width, height, count); empty over 100,000 different ones.
+        num_resolutions: Number of different (width, height); None if there are over 100,000.
+        resolutions: The most common as (width, height, count), at most 10; empty if there are over 100,000.
     """
 
     field: str
@@ -101,10 +106,10 @@ class JsonKeyStats:
     Attributes:
         key: `label`, `box.width`, `objects[].name`; `["a b"]` for a key that is not a plain word. Empty for a document
             that is not an object.
-        num_samples: Samples that have it.
+        num_samples: Samples with the key.
         types: Number of values per type: `text`, `integer`, `number`, `boolean`, `null`, `object`, `list`.
-        min: The smallest of its numbers, None without numbers.
-        max: The largest of its numbers, None without numbers.
+        min: The smallest number; None without numbers.
+        max: The largest number; None without numbers.
     """
 
     field: str
@@ -117,7 +122,7 @@ class JsonKeyStats:
 
 @dataclass(frozen=True)
 class BadField:
-    """A field whose content does not match its name."""
+    """A field of a sample that cannot be read."""
 
     shard: str
     key: str
@@ -126,7 +131,9 @@ class BadField:
 
 
 def count_values(counts: Counter[T] | None, more: Iterable[T] | None) -> Counter[T] | None:
-    """Add values, or the counts of another `Counter`, in place. Return None over `MAX_DIFFERENT` different values."""
+    """Add values, or the counts of another `Counter`, to `counts` in place and return `counts`. Return None if an
+    argument is None, or if there are over `MAX_DIFFERENT` different values.
+    """
     if counts is None or more is None:
         return None
     counts.update(more)
@@ -134,25 +141,28 @@ def count_values(counts: Counter[T] | None, more: Iterable[T] | None) -> Counter
 
 
 def round_number(value: int) -> int:
-    """Round to one of 1,024 steps per power of two: at most 0.05 % off, exact below 2,048, and idempotent."""
+    """Round an integer of 0 or more to one of 1,024 values per power of two: exact below 2,048, else within 0.05 %.
+    Rounding the result again does not change it.
+    """
     shift = value.bit_length() - _EXACT_BITS
     return value if shift <= 0 else (value >> shift << shift) + (1 << shift >> 1)
 
 
-def _widen(least: Any, most: Any, *values: float | None) -> tuple[Any, Any]:
-    """Return the smallest and the largest of the values that are not None; None without any."""
+def _min_and_max(least: Any, most: Any, *values: float | None) -> tuple[Any, Any]:
+    """Return the smallest and the largest of the values that are not None; (None, None) if all values are None."""
     known = [value for value in (least, most, *values) if value is not None]
     return min(known, default=None), max(known, default=None)
 
 
 @dataclass
-class Numbers:
-    """Whole numbers of 0 or more.
+class NumberTally:
+    """Counts of whole numbers of 0 or more, in bounded memory.
 
     Attributes:
-        counts: Occurrences of each number. Over `MAX_DIFFERENT` different numbers, they are rounded by `round_number`.
+        counts: Occurrences of each number. If there are over `MAX_DIFFERENT` different numbers, `round_number` rounds
+            them.
         is_exact: Whether no number was rounded.
-        total: Exact sum.
+        total: The exact sum of the numbers.
         least: The exact minimum; None without numbers.
         most: The exact maximum; None without numbers.
     """
@@ -164,19 +174,19 @@ class Numbers:
     most: int | None = None
 
     def add(self, value: int) -> None:
-        """Count one."""
+        """Count one number."""
         self.counts[value if self.is_exact else round_number(value)] += 1
         self.total += value
         if self.least is None or self.most is None or not self.least <= value <= self.most:
-            self.least, self.most = _widen(self.least, self.most, value)
+            self.least, self.most = _min_and_max(self.least, self.most, value)
         if self.is_exact and len(self.counts) > MAX_DIFFERENT:
             self._round()
 
-    def merge(self, other: Numbers) -> None:
-        """Count those of another."""
+    def merge(self, other: NumberTally) -> None:
+        """Add the counts of another tally."""
         self.counts.update(other.counts)
         self.total += other.total
-        self.least, self.most = _widen(self.least, self.most, other.least, other.most)
+        self.least, self.most = _min_and_max(self.least, self.most, other.least, other.most)
         if not (self.is_exact and other.is_exact and len(self.counts) <= MAX_DIFFERENT):
             self._round()
 
@@ -202,7 +212,7 @@ class Numbers:
         )
 
     def quantile(self, share: Fraction) -> int:
-        """Return the smallest number that at least this share of the numbers do not exceed; 0 without numbers."""
+        """Return the smallest number that at least `share` of the numbers do not exceed; 0 without numbers."""
         if self.least is None or self.most is None:
             return 0
         values = sorted(self.counts)
@@ -211,9 +221,10 @@ class Numbers:
         return min(max(found, self.least), self.most)
 
     def bins(self) -> tuple[tuple[int, int, int], ...]:
-        """Return (low, high, count): how many numbers are at least `low` and below `high`; rising, without a gap.
+        """Return up to `NUM_BINS` bins (low, high, count): `count` numbers are at least `low` and below `high`.
 
-        The bins are equally wide, or equally wide on a logarithmic scale if the maximum is over 20 times the minimum.
+        The bins are ascending, without gaps, and equally wide; on a logarithmic scale if the maximum is over 20 times
+        the minimum.
         """
         if self.least is None or self.most is None:
             return ()
@@ -227,20 +238,20 @@ class Numbers:
 
 
 def json_values(value: Any, path: str = "", depth: int = 0) -> Iterator[tuple[str, Any]]:
-    """Yield the path and the value of each key in a document, `MAX_DEPTH` levels deep."""
+    """Yield the path and the value of each key in a JSON document, down to `MAX_DEPTH` levels."""
     if path or not isinstance(value, dict):
         yield path, value
     if depth >= MAX_DEPTH:
         return
     if isinstance(value, dict):
         for key, one in value.items():
-            yield from json_values(one, _join(path, key), depth + 1)
+            yield from json_values(one, _join_path(path, key), depth + 1)
     elif isinstance(value, list):
         for one in value[:MAX_ITEMS]:
             yield from json_values(one, f"{path}[]", depth + 1)
 
 
-def _join(path: str, key: str) -> str:
+def _join_path(path: str, key: str) -> str:
     if _WORD.fullmatch(key):
         return f"{path}.{shorten(key)}" if path else shorten(key)
     return f"{path}[{json.dumps(shorten(key))}]"
@@ -248,23 +259,23 @@ def _join(path: str, key: str) -> str:
 
 @dataclass
 class FieldTally:
-    """One field: its bytes, its images, and the keys of its JSON.
+    """Counts of one field: its bytes, its images, and the keys of its JSON.
 
     Attributes:
-        sizes: Bytes.
+        sizes: Bytes of the field in each sample.
         formats: Images by format.
         modes: Images by Pillow's mode.
-        resolutions: Images by width and height.
-        numbers: Of images the sides in pixels, their product, and their ratio in thousandths.
-        keys: By path, in the order in which they first came.
-        num_more_keys: Values of keys beyond `MAX_KEYS`.
+        resolutions: Images by width and height; None if there are over `MAX_DIFFERENT`.
+        numbers: Width and height of images in pixels, width x height, and width / height in thousandths.
+        keys: JSON keys by path, in the order in which they first appear.
+        num_more_keys: Values of keys that were not counted separately, because there are over `MAX_KEYS`.
     """
 
-    sizes: Numbers = field(default_factory=Numbers)
+    sizes: NumberTally = field(default_factory=NumberTally)
     formats: Counter[str] = field(default_factory=Counter)
     modes: Counter[str] = field(default_factory=Counter)
     resolutions: Counter[tuple[int, int]] | None = field(default_factory=Counter)
-    numbers: dict[str, Numbers] = field(default_factory=lambda: {name: Numbers() for name in _IMAGE_NUMBERS})
+    numbers: dict[str, NumberTally] = field(default_factory=lambda: {name: NumberTally() for name in _IMAGE_NUMBERS})
     keys: dict[str, JsonKeyStats] = field(default_factory=dict)
     num_more_keys: int = 0
 
@@ -279,7 +290,7 @@ class FieldTally:
             self.numbers[name].add(value)
 
     def add_json(self, document: Any) -> None:
-        """Count one document."""
+        """Count the keys of one JSON document."""
         seen: set[str] = set()
         for path, value in json_values(document):
             kind = _TYPES[type(value)]
@@ -298,10 +309,10 @@ class FieldTally:
             known.num_samples += more.num_samples
             for kind, times in more.types.items():
                 known.types[kind] = known.types.get(kind, 0) + times
-            known.min, known.max = _widen(known.min, known.max, more.min, more.max)
+            known.min, known.max = _min_and_max(known.min, known.max, more.min, more.max)
 
     def merge(self, other: FieldTally) -> None:
-        """Add the counts of the samples that come next."""
+        """Add the counts of the same field in the next shard."""
         self.sizes.merge(other.sizes)
         self.formats.update(other.formats)
         self.modes.update(other.modes)
@@ -313,46 +324,46 @@ class FieldTally:
         self.num_more_keys += other.num_more_keys
 
     def images(self, name: str) -> ImageStats:
-        """The images of the field `name`."""
-        pairs = _ranked(self.resolutions or Counter())[:MAX_RESOLUTIONS]
+        """Return the statistics of the images of this field, which is called `name`."""
+        pairs = _sort_by_count(self.resolutions or Counter())[:MAX_RESOLUTIONS]
         return ImageStats(
             field=name,
             num_images=self.formats.total(),
-            formats=dict(_ranked(self.formats)),
-            modes=dict(_ranked(self.modes)),
+            formats=dict(_sort_by_count(self.formats)),
+            modes=dict(_sort_by_count(self.modes)),
             num_resolutions=None if self.resolutions is None else len(self.resolutions),
             resolutions=tuple((*pair, times) for pair, times in pairs),
             **{key: numbers.result() for key, numbers in self.numbers.items()},
         )
 
 
-def _ranked(counts: Counter[Any]) -> list[tuple[Any, int]]:
-    """Return values and their counts, the most common first; of equally common values the smallest."""
+def _sort_by_count(counts: Counter[Any]) -> list[tuple[Any, int]]:
+    """Return (value, count) pairs, the most common value first. Equally common values are sorted ascending."""
     return sorted(counts.items(), key=lambda item: (-item[1], item[0]))
 
 
 @dataclass
 class Tally:
-    """The counts of one shard or, merged in order, of several."""
+    """The counts of one shard, or of several shards merged in order. `sizes` are the bytes of each sample's fields."""
 
     num_samples: int = 0
     num_ignored: int = 0
-    sizes: Numbers = field(default_factory=Numbers)
+    sizes: NumberTally = field(default_factory=NumberTally)
     fields: dict[str, FieldTally] = field(default_factory=dict)
     num_more_fields: int = 0
     classes: Counter[int] | None = field(default_factory=Counter)
     num_bad: int = 0
     bad: list[BadField] = field(default_factory=list)
-    shown: list[tuple[int, int, int]] = field(default_factory=list)  # draw, shard, start of the sample
+    shown: list[tuple[int, int, int]] = field(default_factory=list)  # draw, shard number, byte offset
 
     def find_field(self, name: str) -> FieldTally | None:
-        """Return the counts of a field; None if there are already `MAX_FIELDS` other fields."""
+        """Return the counts of a field, which are created if needed; None if there are `MAX_FIELDS` other fields."""
         if name not in self.fields and len(self.fields) >= MAX_FIELDS:
             return None
         return self.fields.setdefault(name, FieldTally())
 
     def merge(self, other: Tally) -> None:
-        """Add the counts of the shard that comes next."""
+        """Add the counts of the next shard."""
         self.num_samples += other.num_samples
         self.num_ignored += other.num_ignored
         self.sizes.merge(other.sizes)

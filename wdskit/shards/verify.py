@@ -1,7 +1,7 @@
-"""Check shards against their index, their structure and their content: `wdskit verify`. All faults are reported.
+"""Check the index, structure and content of shards, and report all faults: `wdskit verify`.
 
-One shard is checked in `shards.verify_shard`, perhaps in another process. The checks of all shards together are here:
-the two forms of the index, missing and unlisted shards, repeated keys, different fields, and uneven shards.
+`shards.verify_shard` checks one shard, perhaps in another process. This module compares all shards: both forms of the
+index, missing and unlisted shards, repeated keys, different fields, and uneven shards.
 """
 
 from __future__ import annotations
@@ -56,13 +56,13 @@ class VerifyResult:
     Attributes:
         path: The path that the user named.
         num_shards: Shards that were read.
-        num_samples: Whole samples that were read; of a damaged shard, those before the damage.
+        num_samples: Whole samples that were read; in a damaged shard, the samples before the damage.
         num_bytes: Bytes that were read.
         num_images: Images that were checked.
-        num_large: Members that are too large to check; only their bytes were compared with the digest.
+        num_large: Members that are too large to check. Only the digest of the shard covers them.
         num_ignored: Members that belong to no sample.
-        is_indexed: Whether there was an index to compare with.
-        findings: All faults and notes, in the order of the shards.
+        is_indexed: Whether a folder has an index, which its shards were compared with.
+        findings: Faults and notes: of the indexes, then of each shard in order, then of all shards together.
     """
 
     path: str
@@ -83,7 +83,7 @@ class VerifyResult:
 
     @property
     def is_clean(self) -> bool:
-        """Whether no fault was found; there may be notes (`NOTES`)."""
+        """True if no fault was found. Notes (`NOTES`) are not faults."""
         return all(finding.kind in NOTES for finding in self.findings)
 
 
@@ -99,27 +99,27 @@ def verify(
     max_pixels: int = MAX_PIXELS,
     progress: Progress | None = None,
 ) -> VerifyResult:
-    """Read every shard from end to end and report all that is invalid: `wdskit verify`.
+    """Read every shard from end to end and report all faults: `wdskit verify`.
 
     Memory: 24 bytes per sample, and in each process up to 32 MiB of one member.
 
     Args:
-        path: A shard, folder, glob or brace pattern, local or remote; several joined by `::`. Where a folder has an
-            index, the shards are compared with it; a remote folder or glob needs one.
-        images: `none`, `structure` (the format against the name, JPEG markers up to the end marker, PNG checksums) or
-            `decode` (all pixels too).
-        sample: Check only the images of this share of each shard's samples, such as `1%`. It is exact within one sample
-            per shard, and exact in total for shards of equal size.
-        seed: Chooses the share; 0 <= seed < 2**64.
-        world_size: Ranks of a stream, to check that each gets the same share.
+        path: A shard, folder, glob or brace pattern, local or remote; several joined by `::`. If a folder has an index,
+            the shards are compared with it. A remote folder or glob needs an index.
+        images: `none`, `structure` (compare the format with the name, JPEG markers up to the end marker, PNG checksums)
+            or `decode` (decode all pixels too).
+        sample: Check the images of this share of each shard's samples only, such as `1%`. The share is exact within one
+            sample per shard, and exact in total for shards of equal size.
+        seed: Chooses the samples of the share; 0 <= seed < 2**64.
+        world_size: Number of ranks. If it is set, check that all workers of all ranks get the same number of samples.
         loader_workers: Worker processes of each rank's loader.
-        workers: Processes that read. Default: the CPUs, fewer for little data.
-        max_pixels: Most pixels of an image; an image whose header gives more is a finding.
+        workers: Number of processes that read. Default: the number of CPUs, fewer for little data.
+        max_pixels: Most pixels of an image. An image whose header gives more is a finding.
         progress: Called after each shard.
 
     Raises:
-        StorageError: There is nothing to read.
-        ConfigError: An option has an unknown value.
+        StorageError: No shard was found, a folder cannot be listed, or a remote folder has no index.
+        ConfigError: An option has an invalid value.
     """
     if images not in IMAGE_CHECKS:
         raise ConfigError(f"images are checked as {', '.join(IMAGE_CHECKS)}, not {images!r}.")
@@ -177,10 +177,10 @@ class Targets:
     """The shards to verify.
 
     Attributes:
-        shards: Path or URL of each existing shard, with its index entry, in the order of the index, then by name. Of a
+        shards: Index entry of each existing shard by its path or URL, in the order of the index, then by name. For a
             remote folder, the shards that its index lists.
         findings: Faults of the indexes, and shards that are missing or not listed.
-        indexes: Folders with an index; None for an index that cannot be read.
+        indexes: Index of each folder that has one; None for an index that cannot be read.
     """
 
     shards: dict[str, ShardEntry | None] = field(default_factory=dict)
@@ -223,7 +223,7 @@ def find_targets(path: str) -> Targets:
 
 
 def check_index(folder: Path) -> tuple[FolderIndex | None, tuple[Finding, ...]]:
-    """Return the index of a folder, None if it does not exist or cannot be read, and the faults of its two forms."""
+    """Return the index of a folder and the faults of its two forms. The index is None if missing or unreadable."""
     path, twin = folder / INDEX_NAME, folder / BINARY_NAME
     if not path.is_file():
         if twin.exists():
@@ -234,18 +234,18 @@ def check_index(folder: Path) -> tuple[FolderIndex | None, tuple[Finding, ...]]:
     try:
         index = read_index(folder)
     except FolderIndexError as err:
-        problems[path] = _plain(err, path)
+        problems[path] = _summary(err, path)
     try:
-        problem = _compare(BinaryIndex(folder), index) if twin.is_file() else f"it is missing beside {INDEX_NAME}"
+        problem = _compare_forms(BinaryIndex(folder), index) if twin.is_file() else f"it is missing beside {INDEX_NAME}"
     except FolderIndexError as err:
-        problem = _plain(err, twin)
+        problem = _summary(err, twin)
     if problem:
         problems[twin] = problem
     return index, tuple(Finding("index", str(file), problem) for file, problem in problems.items())
 
 
 def check_columns(folder: str) -> list[Finding]:
-    """Compare the columns of an indexed folder with their digests, and their list with the index."""
+    """Compare the columns of an indexed folder with their digests and with the index. Return at most one finding."""
     path = join_url(folder, COLUMNS_NAME)
     if is_local(folder) and not all(
         (Path(local_path(folder)) / name).is_file() for name in (BINARY_NAME, COLUMNS_NAME)
@@ -258,27 +258,29 @@ def check_columns(folder: str) -> list[Finding]:
         for name in found:
             found.column(name).check()
     except StorageError as err:
-        return [] if err.status in ABSENT_STATUSES else [Finding("index", shown_url(path), _plain(err, Path(path)))]
+        return [] if err.status in ABSENT_STATUSES else [Finding("index", shown_url(path), _summary(err, Path(path)))]
     except FolderIndexError:
-        return []  # which is a finding of its own
+        return []  # `check_index` reports a damaged index
     except SelectionError as err:
-        return [Finding("index", shown_url(path), _plain(err, Path(path)))]
+        return [Finding("index", shown_url(path), _summary(err, Path(path)))]
     return []
 
 
 def read_classes_of(folder: str, findings: list[Finding]) -> tuple[str, ...] | None:
-    """Return the class names of a folder, None without `classes.json`. An invalid file is added to `findings`."""
+    """Return the class names of a folder; None without a valid `classes.json`. Add an invalid file to `findings`."""
     try:
         return read_classes(folder)
     except (FolderIndexError, StorageError) as err:
         path = join_url(folder, CLASSES_NAME)
-        findings.append(Finding("index", shown_url(path), _plain(err, Path(path))))
+        findings.append(Finding("index", shown_url(path), _summary(err, Path(path))))
         return None
 
 
 def _check_remote_index(url: str) -> tuple[FolderIndex | None, tuple[Finding, ...]]:
-    """Check the index of a remote folder as `check_index` does, and find unlisted shards of a bucket."""
-    with tempfile.TemporaryDirectory() as room:
+    """Check the index of a remote folder like `check_index`, and add the unlisted shards of a bucket to the findings.
+    StorageError: The index or the bucket cannot be read.
+    """
+    with tempfile.TemporaryDirectory() as copy:
         for name in (INDEX_NAME, BINARY_NAME):
             try:
                 data = read_bytes(join_url(url, name), limit=MAX_INDEX_BYTES)
@@ -286,8 +288,8 @@ def _check_remote_index(url: str) -> tuple[FolderIndex | None, tuple[Finding, ..
                 if err.status not in ABSENT_STATUSES:
                     raise
             else:
-                publish_bytes(Path(room) / name, data)
-        index, findings = check_index(Path(room))
+                publish_bytes(Path(copy) / name, data)
+        index, findings = check_index(Path(copy))
         found = [replace(one, file=join_url(url, Path(one.file).name)) for one in findings]
     if index is None:
         return None, tuple(found)
@@ -300,8 +302,8 @@ def _check_remote_index(url: str) -> tuple[FolderIndex | None, tuple[Finding, ..
     return index, tuple(found)
 
 
-def _compare(twin: BinaryIndex, index: FolderIndex | None) -> str:
-    """Return how index.bin, whose digests are right, differs from index.json; "" if they agree."""
+def _compare_forms(twin: BinaryIndex, index: FolderIndex | None) -> str:
+    """Return how `twin`, an index.bin with valid digests, differs from index.json; "" if both agree."""
     if index is None:
         return ""
     entries = index.entries
@@ -317,22 +319,22 @@ def _compare(twin: BinaryIndex, index: FolderIndex | None) -> str:
     return "" if same else "it disagrees with index.json about a shard"
 
 
-def _plain(err: WdskitError, path: Path) -> str:
-    """Return the first line of an error without the path, which the finding names."""
+def _summary(err: WdskitError, path: Path) -> str:
+    """Return the first line of an error without `path`, because the finding names the path."""
     return shorten(str(err).removeprefix(f"{path}: ").partition("\n")[0].rstrip("."))
 
 
 def find_odd(folder: str, reports: Sequence[ShardReport]) -> tuple[Finding, ...]:
-    """Return one finding for each set of fields but the most common, the rarest last. All image formats count as one
-    field: samples with `jpg` and samples with `png` have the same fields.
+    """Return one finding for each set of fields except the most common set; the rarest set comes last. All image
+    formats count as one field: samples with `jpg` and samples with `png` have the same fields.
 
     Args:
-        folder: The path that the last finding names if only some are listed.
-        reports: The shards.
+        folder: The path in the last finding, which counts the sets after the first `MAX_LISTED`.
+        reports: The reports of all shards.
     """
     counts: Counter[Fields] = Counter()
-    first: dict[Fields, tuple[str, str]] = {}  # path and key
-    spellings: dict[str, set[str]] = {}  # the fields of each kind: of images all extensions
+    first: dict[Fields, tuple[str, str]] = {}  # path and key of the first sample
+    spellings: dict[str, set[str]] = {}  # field names by kind: all extensions of an image
     for report in reports:
         for names, one in report.field_sets.items():
             kinds = tuple(sorted(map(_kind_of, names)))
@@ -360,7 +362,7 @@ def find_odd(folder: str, reports: Sequence[ShardReport]) -> tuple[Finding, ...]
 
 
 def _kind_of(name: str) -> str:
-    """Return a field's name, with one extension for all images."""
+    """Return the name of a field, where every image format has the extension `<image>`."""
     return f"{name.rpartition('.')[0]}.<image>" if is_image_field(name) else name
 
 
@@ -369,9 +371,9 @@ def find_skew(folder: str, reports: Sequence[ShardReport], world_size: int, load
 
     Args:
         folder: The path that the finding names.
-        reports: The shards in order.
-        world_size: Ranks, 1 or more.
-        loader_workers: Workers of each rank, 1 or more.
+        reports: The reports of the shards, in order.
+        world_size: Number of ranks, 1 or more.
+        loader_workers: Number of workers of each rank, 1 or more.
 
     Raises:
         ConfigError: `world_size` or `loader_workers` is less than 1.
@@ -386,7 +388,7 @@ def find_skew(folder: str, reports: Sequence[ShardReport], world_size: int, load
         problem = f"{shards}: {num - len(counts):,} of {num:,} workers get none"
     elif len(counts) % num:
         problem = f"{shards}: some workers get {plural(len(counts) // num, 'shard')}, others {len(counts) // num + 1}"
-    elif max(counts) - min(counts) <= 1:  # as even as whole numbers can be
+    elif max(counts) - min(counts) <= 1:  # samples cannot be divided more evenly
         return ()
     else:
         shares = [sum(counts[worker::num]) for worker in range(num)]
@@ -396,15 +398,15 @@ def find_skew(folder: str, reports: Sequence[ShardReport], world_size: int, load
 
 
 MAX_PLACES = 3
-"""Samples with one key hash that are compared by their keys."""
+"""Most samples with the same key hash whose keys are read and compared."""
 
 
 def find_repeats(folder: str, reports: Sequence[ShardReport]) -> tuple[Finding, ...]:
-    """Return one finding for each repeated key, up to `MAX_LISTED`.
+    """Return one finding for each repeated key, at most `MAX_LISTED`; the last one has the number of the others.
 
     Args:
-        folder: The path that a finding names if the shard has none.
-        reports: The shards, which should have no key in common.
+        folder: The path that a finding names if the shard has no path.
+        reports: The reports of all shards.
     """
     repeated = find_repeated(*(one.hashes for one in reports))
     if not len(repeated):
@@ -417,14 +419,16 @@ def find_repeats(folder: str, reports: Sequence[ShardReport]) -> tuple[Finding, 
                 known = places.setdefault(digest, [])
                 if len(known) < MAX_PLACES:
                     known.append((report, number))
-    found = [finding for known in places.values() if (finding := _confirm(folder, known))]
+    found = [finding for known in places.values() if (finding := _compare_keys(folder, known))]
     if found:
         found[-1] = replace(found[-1], more=len(repeated) - len(places))
     return tuple(found)
 
 
-def _confirm(folder: str, places: Sequence[tuple[ShardReport, int]]) -> Finding | None:
-    """Return the finding, or None if only the hashes of the keys are equal: once in 400,000 data sets of 10**7 keys."""
+def _compare_keys(folder: str, places: Sequence[tuple[ShardReport, int]]) -> Finding | None:
+    """Return the finding for samples with one key hash; None if their keys differ, which occurs once in 400,000 data
+    sets of 10**7 keys.
+    """
     seen: dict[str, ShardReport] = {}
     for report, number in places:
         key, path = read_key(report, number), shown_url(report.path)
@@ -443,7 +447,7 @@ def _confirm(folder: str, places: Sequence[tuple[ShardReport, int]]) -> Finding 
 
 
 def read_key(report: ShardReport, number: int) -> str | None:
-    """Return the key of a sample from its headers, or None if they cannot be read any more."""
+    """Return the key of a sample from its headers; None if the headers cannot be read any more."""
     start = int(report.starts[number])
     try:
         with contextlib.closing(open_ranges(report.path)) as file:

@@ -1,4 +1,4 @@
-"""Check one shard in one pass, and continue after each fault."""
+"""Check one shard in one pass. The check continues after each fault."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from wdskit.codecs.formats import is_image_field
 from wdskit.dataset.binary import ShardEntry
 from wdskit.dataset.classes import CLASSES_NAME
 from wdskit.dataset.keys import hash_key
-from wdskit.dataset.patterns import ABSENT, GONE
+from wdskit.dataset.patterns import ABSENT, LISTED_ABSENT
 from wdskit.dataset.samples import ShardReader
 from wdskit.dataset.shard import IDX_SUFFIX, IndexedShard, digest_offsets, offsets_path, parse_offsets, read_offsets
 from wdskit.errors import DecodeError, FolderIndexError, ShardError, StorageError
@@ -31,38 +31,39 @@ from wdskit.limits import MAX_CHECKED_BYTES, MAX_IDX_BYTES, MAX_LISTED, MAX_PIXE
 from wdskit.shards.index import DigestedFile
 from wdskit.shards.sampling import choose_samples
 from wdskit.storage.urls import ByteStream, is_local, open_ranges, open_stream, read_bytes, shown_url
-from wdskit.tar.window import Passed
+from wdskit.tar.window import LargeData
 from wdskit.text import shorten
 
 Kind = Literal[
     "structure", "digest", "bytes", "samples", "fields", "missing", "unlisted", "unreadable", "index", "offsets",
     "name", "repeated", "odd", "json", "image", "skew", "outdated", "unfinished", "label",
 ]  # fmt: skip
-"""What a finding is about.
+"""The kind of a finding.
 
-`structure` the tar or the order of its members; `digest`, `bytes`, `samples`, `fields` differ from the index, or there
-are no samples at all; `missing` and `unlisted` shards; `unreadable` files; `index` index.json or index.bin themselves;
-`offsets` the .idx; `name` a member whose name no sample should have; `repeated` keys in two shards, or twice in one;
-`odd` samples without the fields of the others; `json`, `image` a field that does not read; `skew` shards that do not
-feed all workers alike; `outdated` files for other readers (`wdskit export`) that do not match the shards or the
-index; `unfinished` a folder with a run of `pack` that is not finished;
-`label` a `cls` that is not a whole number, or not the number of a class in classes.json.
+`structure`: the tar is damaged or its members are in a wrong order. `digest`, `bytes`, `fields`: the shard differs from
+the index. `samples`: their number differs from the index, or the shards have no samples. `missing`: a listed shard does
+not exist. `unlisted`: the index lacks a shard. `unreadable`: a file cannot be read. `index`: index.json, index.bin, the
+columns or classes.json are damaged. `offsets`: the .idx is damaged. `name`: a member has an unsafe or invalid name.
+`repeated`: a key comes twice. `odd`: samples have other fields than most. `json`, `image`: a field cannot be decoded.
+`skew`: workers get different numbers of samples. `outdated`: files for other readers (`wdskit export`) do not match the
+index, or are damaged. `unfinished`: the folder has an unfinished run of `pack`. `label`: a `cls` is not a whole number,
+or not the number of a class in classes.json.
 """
 
 NOTES: frozenset[Kind] = frozenset({"odd"})
-"""Kinds that are worth a look and no fault: samples may have other fields than most."""
+"""Kinds that are not faults: samples may have other fields than most samples."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One fault, or a note.
+    """One fault or note.
 
     Attributes:
-        kind: What it is about.
-        file: Path of the shard or index file, or of the folder if it concerns all shards.
+        kind: The kind of the fault or note.
+        file: Path of the shard or index file, or of the folder if the finding concerns all shards.
         problem: What is wrong, with the value.
-        offset: Byte in the file, if known.
-        key: Key of the sample, if it concerns one.
+        offset: Byte offset in the file; None if unknown.
+        key: Key of the sample; None if the finding does not concern one sample.
         more: Number of further findings of this kind in this file, which are not listed.
     """
 
@@ -81,6 +82,7 @@ class Finding:
 
 
 Fields = tuple[str, ...]
+"""Sorted names of fields."""
 
 _OWN_FIELDS = {"__key__", "__url__"}
 
@@ -88,11 +90,11 @@ MAX_FIELD_SETS = 100
 """Most sets of fields that are counted separately in one shard."""
 
 OTHER_FIELDS: Fields = ("...",)
-"""Stands for all other field sets."""
+"""Replaces all field sets after the first `MAX_FIELD_SETS`."""
 
 DRAIN_BYTES = 1 << 20
 
-_HOSTILE = {
+_UNSAFE_KEYS = {
     "it is an absolute path": re.compile(r"\A/"),
     "it leads outside the folder that it is unpacked into": re.compile(r"(\A|/)\.\./"),
     "it holds a control character": re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]"),
@@ -100,22 +102,22 @@ _HOSTILE = {
 
 
 class FindingList:
-    """Collects the findings of one file: the first few of each kind, and the number of the rest."""
+    """Collects the findings of one file: the first `MAX_LISTED` of each kind, and the number of the others."""
 
     def __init__(self, file: str) -> None:
         self.file = file
-        self._found: list[Finding] = []
+        self._findings: list[Finding] = []
         self._counts: dict[Kind, int] = {}
 
     def add(self, kind: Kind, problem: str, *, offset: int | None = None, key: str | None = None) -> None:
-        """Add a finding."""
+        """Add a finding; if `MAX_LISTED` findings of its kind are listed, count it only."""
         count = self._counts[kind] = self._counts.get(kind, 0) + 1
         if count <= MAX_LISTED:
-            self._found.append(Finding(kind, self.file, shorten(problem), offset, key and shorten(key)))
+            self._findings.append(Finding(kind, self.file, shorten(problem), offset, key and shorten(key)))
 
     def listed(self) -> tuple[Finding, ...]:
-        """Return the findings in order; the last one of each kind has the number of those that are not listed."""
-        found = list(self._found)
+        """Return the listed findings in order. The last finding of each kind has the number of unlisted findings."""
+        found = list(self._findings)
         for kind, count in self._counts.items():
             if count > MAX_LISTED:
                 last = max(at for at, one in enumerate(found) if one.kind == kind)
@@ -125,18 +127,18 @@ class FindingList:
 
 @dataclass(frozen=True)
 class CheckJob:
-    """One shard to check. It is sent to a worker process.
+    """One shard to check. A job is sent to a worker process.
 
     Attributes:
-        path: The file.
-        number: Its number among the shards.
-        entry: Its entry in the folder's index; None without an index.
-        has_offsets: Whether it must have an .idx.
+        path: Path or URL of the shard.
+        number: Number of the shard, from 0, in the order of the shards.
+        entry: The shard's entry in the folder's index; None without an index.
+        has_offsets: Whether the shard must have an .idx.
         images: How images are checked.
-        share: The share of its samples whose images are checked, None for all.
-        seed: Chooses these samples.
+        share: Share of the samples whose images are checked; None for all samples.
+        seed: Chooses the samples of the share.
         max_pixels: Most pixels of an image.
-        num_classes: Classes in its folder's classes.json; None without this file.
+        num_classes: Number of classes in the folder's classes.json; None without this file.
     """
 
     path: str
@@ -152,7 +154,7 @@ class CheckJob:
 
 @dataclass
 class FieldSet:
-    """Number of samples of a shard with the same fields, and the key of the first."""
+    """Number of samples of a shard with the same fields, and the key of the first such sample."""
 
     count: int
     key: str
@@ -160,20 +162,20 @@ class FieldSet:
 
 @dataclass
 class ShardReport:
-    """The result of one pass.
+    """Result of checking one shard.
 
     Attributes:
-        path: The file.
-        num_samples: Whole samples; in a damaged shard, those before the damage.
-        num_bytes: Bytes of the file.
-        is_whole: Whether it was read to its end marker.
+        path: Path or URL of the shard.
+        num_samples: Whole samples; in a damaged shard, the samples before the damage.
+        num_bytes: Bytes of the file that were read.
+        is_whole: Whether the shard was read to its end marker without damage.
         num_images: Images that were checked.
-        num_large: Members over `limits.MAX_CHECKED_BYTES`.
+        num_large: Members over `limits.MAX_CHECKED_BYTES`, whose content was not checked.
         num_ignored: Members that belong to no sample.
         findings: The faults.
-        starts: Byte offset of each sample, then the end of the last, (num_samples + 1,) uint64; 8 bytes a sample.
-        hashes: A 64-bit hash of each sample's key, (num_samples,) uint64; 8 bytes a sample.
-        field_sets: Number of samples for each sorted set of fields.
+        starts: Byte offset of each sample, then the end of the last one: uint64 (num_samples + 1,).
+        hashes: Hash of each sample's key: uint64 (num_samples,).
+        field_sets: Number of samples and first key by set of fields.
     """
 
     path: str
@@ -190,33 +192,33 @@ class ShardReport:
 
 
 def check_shard(job: CheckJob) -> ShardReport:
-    """Read a shard from end to end, and report all faults.
+    """Read a shard from end to end, and report all faults. A shard that cannot be read is a finding, not an error.
 
-    After damage to the tar's structure, samples are not checked any more; the digest is that of the whole file.
+    After damage to the tar's structure, no more samples are checked, but the digest covers the whole file.
     """
     return _ShardCheck(job).run()
 
 
 class _ShardCheck:
-    """The state of one pass."""
+    """The state of the check of one shard."""
 
     def __init__(self, job: CheckJob) -> None:
         self._job = job
         self._shown = shown_url(job.path)
-        self._found = FindingList(self._shown)
+        self._findings = FindingList(self._shown)
         self._report = ShardReport(job.path)
         self._hashes = bytearray()
-        self._stop = 0  # of the last whole sample
+        self._stop = 0  # end of the last whole sample
         self._check_of = functools.lru_cache(maxsize=MAX_FIELD_SETS)(
             lambda name: field_check(name, job.images if job.share is None else "none", job.max_pixels)
         )
 
     def run(self) -> ShardReport:
-        """Read the file."""
+        """Check the shard and its .idx, and return the report."""
         job, report = self._job, self._report
         try:
-            if is_local(job.path) and not stat.S_ISREG(Path(job.path).stat().st_mode):  # a pipe would wait for ever
-                self._found.add("unreadable", "this is not a file")
+            if is_local(job.path) and not stat.S_ISREG(Path(job.path).stat().st_mode):  # a pipe would block
+                self._findings.add("unreadable", "this is not a file")
             else:
                 shard = DigestedFile(open_stream(job.path))
                 with contextlib.closing(shard.file):
@@ -228,27 +230,27 @@ class _ShardCheck:
         except StorageError as err:
             report.is_whole = False
             if err.status == HTTPStatus.NOT_FOUND:
-                self._found.add("missing", ABSENT if job.entry is None else GONE)
-                report.findings = self._found.listed()
+                self._findings.add("missing", ABSENT if job.entry is None else LISTED_ABSENT)
+                report.findings = self._findings.listed()
                 return report
-            self._found.add("unreadable", str(err))
+            self._findings.add("unreadable", str(err))
         except OSError as err:
-            self._found.add("unreadable", f"it cannot be opened: {err.strerror}")
-        report.findings = self._found.listed()
+            self._findings.add("unreadable", f"it cannot be opened: {err.strerror}")
+        report.findings = self._findings.listed()
         if job.has_offsets:
             problem = compare_offsets(job.path, report, entry=job.entry)
             report.findings += (Finding("offsets", f"{self._shown}{IDX_SUFFIX}", problem),) if problem else ()
         return report
 
     def _read(self, shard: DigestedFile[ByteStream]) -> None:
-        """Check every member, then the images of the share."""
+        """Check every member, then the images of the share. StorageError: The shard cannot be read."""
         report = self._report
         reader = ShardReader(
             shard.read,
             shard=self._job.path,
             on_member=self._check_member,
             on_sample=self._count,
-            on_fault=lambda start, key, problem: self._found.add("name", problem, offset=start, key=key),
+            on_fault=lambda start, key, problem: self._findings.add("name", problem, offset=start, key=key),
             hold_bytes=MAX_CHECKED_BYTES,
         )
         try:
@@ -257,7 +259,7 @@ class _ShardCheck:
             self._stop = reader.stop
             report.is_whole = True
         except ShardError as err:
-            self._found.add("structure", f"{err.problem} ({reader.num_samples} samples read)", offset=err.offset)
+            self._findings.add("structure", f"{err.problem} ({reader.num_samples} samples read)", offset=err.offset)
         finally:
             report.num_samples, report.num_ignored = reader.num_samples, reader.num_ignored
             report.starts = np.array([*reader.starts, self._stop], dtype=np.uint64)
@@ -268,29 +270,29 @@ class _ShardCheck:
             self._check_share(self._job.share)
 
     def _check_member(self, _: str, split: tuple[str, str] | None, start: int, data: bytes) -> None:
-        """Check the content of a member. The sample does not keep its data."""
+        """Check the content of a member. Return None, so that the sample does not keep the data."""
         if split is not None:
             check = self._check_of(split[1])
             if check:
                 self._check_field(check, split[1], data, start, split[0])
-            if split[1] == "cls" and not isinstance(data, Passed):
+            if split[1] == "cls" and not isinstance(data, LargeData):
                 self._check_label(data, start, split[0])
 
     def _check_label(self, data: bytes, start: int, key: str) -> None:
-        """Compare a label with the classes of the folder; -1 is a sample without a class."""
+        """Check that a label is the number of a class of the folder. -1 is valid: a sample without a class."""
         num_classes = self._job.num_classes
         try:
             number = decode_field("cls", data)
         except DecodeError as err:
-            self._found.add("label", str(err), offset=start, key=key)
+            self._findings.add("label", str(err), offset=start, key=key)
             return
         if num_classes is not None and not (isinstance(number, int) and -1 <= number < num_classes):
             problem = f"cls: {number} is not the number of one of the {num_classes} classes in {CLASSES_NAME}"
-            self._found.add("label", problem, offset=start, key=key)
+            self._findings.add("label", problem, offset=start, key=key)
 
     def _check_field(self, check: Check, name: str, data: Buffer, start: int, key: str) -> None:
-        """Check a JSON field or an image."""
-        if isinstance(data, Passed):
+        """Check a JSON field or an image, and add a finding if it is invalid."""
+        if isinstance(data, LargeData):
             self._report.num_large += 1
             return
         is_image = not is_json_field(name)
@@ -299,10 +301,10 @@ class _ShardCheck:
             check(data)
         except DecodeError as err:
             problem = f"{name}: {err}" if is_image else str(err)
-            self._found.add("image" if is_image else "json", problem, offset=start, key=key)
+            self._findings.add("image" if is_image else "json", problem, offset=start, key=key)
 
     def _check_share(self, share: Fraction) -> None:
-        """Read a share of the samples again, and check their images."""
+        """Read a share of the samples again, and check the images of these samples."""
         job, starts = self._job, self._report.starts.astype(np.int64)
         chosen = choose_samples(len(starts) - 1, share, seed=job.seed, shard=job.number, purpose="verify")
         with IndexedShard(job.path, open_ranges(job.path), starts, is_trusted=True) as shard:
@@ -315,7 +317,7 @@ class _ShardCheck:
                     key, fields = shard.read(number)
                 except ShardError as err:
                     problem = f"reading its images again: {err.problem}"
-                    self._found.add("structure", problem, offset=err.offset)
+                    self._findings.add("structure", problem, offset=err.offset)
                     continue
                 for name, data in fields.items():
                     check = field_check(name, job.images, job.max_pixels) if is_image_field(name) else None
@@ -323,12 +325,12 @@ class _ShardCheck:
                         self._check_field(check, name, data, start, key)
 
     def _count(self, number: int, start: int, stop: int, sample: Mapping[str, object]) -> None:  # noqa: ARG002
-        """Count a whole sample."""
+        """Check the key of a whole sample, and count the sample."""
         key = str(sample["__key__"])
-        if ".." in key or key[0] == "/" or not key.isprintable():  # 0.1 us a sample
-            for problem, pattern in _HOSTILE.items():
+        if ".." in key or key[0] == "/" or not key.isprintable():  # faster than three regular expressions
+            for problem, pattern in _UNSAFE_KEYS.items():
                 if pattern.search(key):
-                    self._found.add("name", problem, offset=start, key=key)
+                    self._findings.add("name", problem, offset=start, key=key)
         self._stop = stop
         self._hashes += hash_key(key)
         report = self._report
@@ -338,34 +340,34 @@ class _ShardCheck:
         report.field_sets.setdefault(names, FieldSet(0, shorten(key))).count += 1
 
     def _compare_entry(self, shard: DigestedFile[ByteStream], *, is_whole: bool) -> None:
-        """Compare the file with its index entry; its samples only if the shard was read to its end."""
+        """Compare the file with its index entry. Compare samples and fields only if the shard was read to its end."""
         entry = self._job.entry
         if entry is None:
             return
         digest = shard.sha256.hexdigest()
         if shard.num_bytes != entry.num_bytes:
-            self._found.add("bytes", f"it has {shard.num_bytes} bytes, the index says {entry.num_bytes}")
+            self._findings.add("bytes", f"it has {shard.num_bytes} bytes, the index says {entry.num_bytes}")
         elif digest != entry.sha256:
-            self._found.add("digest", f"its sha256 is {digest}, the index says {entry.sha256}")
+            self._findings.add("digest", f"its sha256 is {digest}, the index says {entry.sha256}")
         if not is_whole:
             return
         num_samples, field_sets = self._report.num_samples, self._report.field_sets
         if num_samples != entry.num_samples:
-            self._found.add("samples", f"it has {num_samples} samples, the index says {entry.num_samples}")
+            self._findings.add("samples", f"it has {num_samples} samples, the index says {entry.num_samples}")
         fields = sorted({name for names in field_sets for name in names})
         if fields != sorted(entry.fields) and OTHER_FIELDS not in field_sets:
             problem = f"its fields are {', '.join(fields)}; the index says {', '.join(entry.fields)}"
-            self._found.add("fields", problem)
+            self._findings.add("fields", problem)
 
 
 def compare_offsets(path: str, report: ShardReport, *, entry: ShardEntry | None) -> str:
-    """Return the fault of a shard's .idx, "" if it is valid.
+    """Return the fault of a shard's .idx; "" if the .idx is valid.
 
     Args:
-        path: The shard.
-        report: The start of each sample, and the size of the file if there is no index. Of a damaged shard, only the
-            offsets before the damage are compared.
-        entry: The shard's index entry.
+        path: Path or URL of the shard.
+        report: The report of the shard, with the offset of each sample. In a damaged shard, only the offsets before the
+            damage are compared.
+        entry: The shard's index entry; None without an index.
     """
     num_bytes = report.num_bytes if entry is None else entry.num_bytes
     starts, is_whole = report.starts, report.is_whole
@@ -390,6 +392,6 @@ def compare_offsets(path: str, report: ShardReport, *, entry: ShardEntry | None)
         at = int(wrong[0])
         what = "the last sample ends" if at == len(starts) - 1 else f"sample {at} starts"
         return f"it says {offsets[at]}, but {what} at byte {starts[at]}"
-    if entry and entry.idx_sha256 not in (None, digest_offsets(offsets.tolist())):  # planned sources refuse them then
+    if entry and entry.idx_sha256 not in (None, digest_offsets(offsets.tolist())):  # loaders refuse such an .idx
         return "its sha256 is not the one in the index"
     return ""

@@ -1,8 +1,8 @@
 """Classes that all stages share: the origin of a value, the running pipeline, and the context while it is built.
 
-Stages that run are plain callables `iterator -> iterator`, so that webdataset's and ours mix freely. Values travel
-through them bare. The origin of a value (`Origin`) travels separately: a stage sets `run.origin` before it yields a
-value. A stage that delays values (shuffle, threads) stores their origins with them.
+Running stages are plain callables `iterator -> iterator`, so that webdataset's stages and wdskit's can be mixed. The
+iterators yield values without their origins. A stage writes the origin of a value (`Origin`) to `run.origin` before it
+yields the value. A stage that delays values (shuffle, threads) stores their origins with them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from wdskit.config.spec import Kind, StageSpec, refuse
 from wdskit.errors import PipelineError, SampleError, WdskitError, error_text
 from wdskit.order.buckets import Buckets
 from wdskit.order.keys import PositionRng
-from wdskit.stages.marks import hand_on, marks_in
+from wdskit.stages.marks import marks_in, transfer_marks
 from wdskit.stages.progress import IDLE, Board, Slot
 from wdskit.stages.timing import Timings
 
@@ -34,12 +34,12 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class RankInfo(NamedTuple):
-    """Which rank of how many, as captured in the main process.
+    """Rank and world size, as read in the main process.
 
     Attributes:
         rank: 0 <= rank < world_size.
-        world_size: Ranks that share the data.
-        ranks_per_node: Neighbouring ranks of one machine, which read the same shards: a divisor of `world_size`.
+        world_size: Number of ranks that share the data.
+        ranks_per_node: Number of consecutive ranks on one machine, which read the same shards; divides `world_size`.
     """
 
     rank: int
@@ -48,12 +48,12 @@ class RankInfo(NamedTuple):
 
 
 class Origin(NamedTuple):
-    """Where a value comes from. `major`, `minor` and `part` are its position, the key of its random numbers.
+    """The origin of a value. `major`, `minor` and `part` are the position, which is the key of its random numbers.
 
-    For a sample of a planned source: 0, its position in the endless sequence, and the number of its part in a mixture.
-    For one of a stream: the draw, its number in the shard, and 0 (or, behind `unbatched`, its number in the batch + 1).
-    Behind a stage that is not ours: its number among what that stage yielded, the epoch, and rank and worker. A batch
-    has the origin of its last sample, and `members`, those of all its samples.
+    Planned source: 0, the position in the endless sequence, and the number of the mixture part. Stream: the number of
+    the draw, the number of the sample in the shard, and 0. If `unbatched` gets samples without origins, `part` is the
+    number in the batch + 1. After a foreign stage: the number among the values of that stage, the epoch, and `FOREIGN`
+    with rank and worker. A batch has the origin of its last sample; `members` are the origins of all its samples.
     """
 
     url: str
@@ -64,7 +64,7 @@ class Origin(NamedTuple):
     members: tuple[Origin, ...] = ()
 
     def __str__(self) -> str:
-        """Return the known ones of shard and key; for a batch, those of its first and its last sample."""
+        """Return "shard: key", without a part that is empty; for a batch, "first sample to last sample"."""
         first = self.members[0] if self.members else self
         if first[:2] == self[:2]:
             return ": ".join(part for part in (self.url, self.key) if part) or "a value"
@@ -72,31 +72,33 @@ class Origin(NamedTuple):
 
 
 FOREIGN = 1 << 63
-"""`part` of values that a stage which is not wdskit's has numbered, and more."""
+"""The bit of `Origin.part` that is set for all values after a foreign stage."""
 
-NOWHERE = Origin("", "", 0, 0, 0)
+NO_ORIGIN = Origin("", "", 0, 0, 0)
 
 
 class Run:
-    """The state of one pipeline in one process. Cheap to pickle: it reaches workers before it is used.
+    """The state of one pipeline in one process. It is pickled to worker processes before its first use.
 
     Attributes:
         rank_info: Rank and world size.
         seed: Seed of the source.
-        worker: Number of this worker process, and of how many; (0, 1) in the main process.
-        first_epoch: The epoch in which the running stream began, for stages before with_epoch.
+        num_threads: Number of threads in this process that run the stages.
+        worker: Number of this worker process; 0 in the main process.
+        num_workers: Number of worker processes of the rank; 1 in the main process.
+        first_epoch: The epoch in which the running stream started, for stages before with_epoch.
         epoch: The running epoch, for stages after with_epoch.
         origin: Origin of the value that was yielded last.
-        first_draw: The draw with which the running stream began.
-        stop_draw: The number after the last draw; None for an endless stream.
-        num_heard: How many values the pipeline has yielded, or its with_epoch has taken.
-        board: What the threads of this process are working on.
+        first_draw: Number of the first draw of the running stream.
+        stop_draw: Number of the last draw + 1; None for an endless stream.
+        num_yielded: Number of values that the pipeline has yielded, or that its with_epoch has passed on.
+        board: The positions of the values that the threads of this process work on.
         is_watched: Whether a loader in another thread or process reads `board`, and reports a wait that is too long.
-        timings: Timings of a stream's stages since they were last taken.
-        max_bad: Bad samples that a stream skips in an epoch; 0 skips none.
-        forgives_functions: Whether it also skips those on which a transform or a user's function fails.
-        num_bad: Skipped samples of the running epoch.
-        bad: Those that were not taken yet.
+        timings: Timings of a stream's stages since the last call of `take_timings`.
+        max_bad: Number of bad samples that a stream may skip in an epoch; with 0, a bad sample is an error.
+        forgives_functions: Whether the stream also skips samples on which a transform or a user's function fails.
+        num_bad: Number of samples that were skipped in the running epoch.
+        bad: The skipped samples that `take_bad` has not returned yet.
     """
 
     def __init__(self, rank_info: RankInfo, seed: int, num_threads: int = 1) -> None:
@@ -107,23 +109,23 @@ class Run:
         self.num_workers = 1
         self.first_epoch = 0
         self.epoch = 0
-        self.origin = NOWHERE
+        self.origin = NO_ORIGIN
         self.first_draw = 0
         self.stop_draw: int | None = None
-        self.num_heard = 0
+        self.num_yielded = 0
         self.is_watched = False
         self.timings = Timings()
         self.max_bad = 0
         self.forgives_functions = False
         self.num_bad = 0
         self.bad: list[Any] = []
-        self._start()
+        self._init_process_state()
 
-    def _start(self) -> None:
-        """Make what belongs to this process alone."""
+    def _init_process_state(self) -> None:
+        """Create the attributes that are not pickled."""
         self.board = Board()
         self._local = threading.local()
-        self._functions = threading.RLock()  # held by the thread that calls a function of the user's
+        self._functions = threading.RLock()  # held by the thread that calls a user's function
 
     def __getstate__(self) -> dict[str, Any]:
         own = ("board", "_local", "_functions")
@@ -131,46 +133,46 @@ class Run:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._start()
+        self._init_process_state()
 
     def take_bad(self) -> tuple[Any, ...]:
-        """Return the samples that were skipped since the last call."""
+        """Return the samples that were skipped since the last call, in order."""
         bad, self.bad = tuple(self.bad), []
         return bad
 
-    def note(self, slot: Slot, origin: Origin) -> None:
-        """Say on the board that a thread now works on this value of a stream."""
+    def mark_busy(self, slot: Slot, origin: Origin) -> None:
+        """Write the position of the value that a thread starts on into its slot; (-1, 0) after a foreign stage."""
         slot[0] = origin.major if origin.part < FOREIGN else -1
         slot[1] = origin.minor if origin.part < FOREIGN else 0
 
-    def turn_of(self, function: Callable[..., Any], origin: Origin) -> contextlib.AbstractContextManager[object]:
-        """Hold this while `function` runs on a value: the user's functions run in one thread at a time, except those
-        that are declared `thread_safe`.
+    def call_lock(self, function: Callable[..., Any], origin: Origin) -> contextlib.AbstractContextManager[object]:
+        """Return a context manager to hold while `function` runs on a value. Only one thread at a time calls functions
+        of the user, except functions that are declared `thread_safe`.
         """
-        return _AT_ANY_TIME if self.num_threads == 1 or is_thread_safe(function) else self._turn(origin)
+        return _NULL_CONTEXT if self.num_threads == 1 or is_thread_safe(function) else self._hold_lock(origin)
 
     @contextlib.contextmanager
-    def _turn(self, origin: Origin) -> Iterator[None]:
+    def _hold_lock(self, origin: Origin) -> Iterator[None]:
         with self._functions:
-            self.note(self.board.turn, origin)
+            self.mark_busy(self.board.turn, origin)
             try:
                 yield
             finally:
                 self.board.turn[1] = IDLE
 
     def begin(self, first_epoch: int, *, first_draw: int, stop_draw: int | None = None) -> None:
-        """Stand at the first sample of a draw, before anything is read."""
+        """Set the range of draws of a stream. Called before the stream reads its first shard."""
         self.first_epoch = first_epoch
-        self.origin = NOWHERE
+        self.origin = NO_ORIGIN
         self.first_draw = first_draw
         self.stop_draw = stop_draw
 
     def keep_timings(self, timings: Timings) -> None:
-        """Add timings of this thread."""
+        """Add `timings` to the timings of the stream, without a lock."""
         self.timings.merge(timings)
 
     def take_timings(self) -> Timings | None:
-        """What was measured since this was called last; None where nothing was, as of most small samples."""
+        """Return the timings since the last call; None if nothing was measured, as for most small samples."""
         timings = self.timings
         if not timings.stages and not timings.bytes_read:
             return None
@@ -178,7 +180,7 @@ class Run:
         return timings
 
     def rng_of(self, stage: str) -> Callable[[Origin], Generator]:
-        """Random numbers by position for one stage; each thread has a generator of its own."""
+        """Return a function from origins to Generators; a Generator is valid until the thread's next call of it."""
         known: dict[str, PositionRng] | None = getattr(self._local, "known", None)
         if known is None:
             known = self._local.known = {}
@@ -188,22 +190,22 @@ class Run:
         return lambda origin: rng.at(origin.major, origin.minor, origin.part)
 
 
-Find: TypeAlias = Callable[[str], Callable[..., Any]]
-"""Gives the function of a name, of those that were given and those that are registered."""
+FunctionLookup: TypeAlias = Callable[[str], Callable[..., Any]]
+"""Returns the function with a name, from `make_loader(transforms=...)` or the registry. PipelineError: Unknown name."""
 
 ValueFunction: TypeAlias = Callable[[Any, Origin], Any]
-"""What a per-sample stage does to a value of known origin."""
+"""The running form of a per-sample stage: maps a value and its origin to the new value."""
 
 
 @dataclass(frozen=True)
 class Step:
-    """A per-sample stage that runs.
+    """A bound per-sample stage.
 
     Attributes:
-        name: As the user wrote it.
-        function: What it does to a value.
-        ordinal: Number of stages of this name before it in the pipeline, or in its part of a mixture.
-        part: Number of its part of a mixture; None if it takes all samples.
+        name: Name of the stage in YAML.
+        function: Maps a value and its origin to the new value.
+        ordinal: Number of earlier stages with this name in the pipeline, or in the stage's part of a mixture.
+        part: Number of the mixture part whose samples the stage takes; None if it takes all samples.
     """
 
     name: str
@@ -213,12 +215,12 @@ class Step:
 
     @property
     def label(self) -> str:
-        """Name in statistics: the second `map` is `map:1`, that of part 2 of a mixture `mixture[2].map:1`."""
+        """The name in statistics. The second `map` is `map:1`; in part 2 of a mixture it is `mixture[2].map:1`."""
         name = f"{self.name}:{self.ordinal}" if self.ordinal else self.name
         return name if self.part is None else f"mixture[{self.part}].{name}"
 
 
-_AT_ANY_TIME = contextlib.nullcontext()
+_NULL_CONTEXT = contextlib.nullcontext()
 
 _SAFE = "__thread_safe__"
 
@@ -227,12 +229,12 @@ def thread_safe(function: F) -> F:
     """Declare that several threads may call a function, or an object, at the same time.
 
     Without this, the threads of a process take turns to call the functions of `map`, `map_dict`, `map_tuple`, `select`
-    and `collate`, because many objects keep values from call to call: a Hugging Face tokenizer its padding, an
-    albumentations pipeline its random state. Use it as a decorator, before `wdskit.register` too, or call it:
-    `map(wdskit.thread_safe(my_object))`.
+    and `collate`, because many objects keep state between calls: a Hugging Face tokenizer keeps its padding, an
+    albumentations pipeline its random state. Use `thread_safe` as a decorator, with or without `wdskit.register`, or
+    call it: `map(wdskit.thread_safe(my_object))`.
 
     Returns:
-        The same object; if it cannot be marked, a `functools.partial` of it.
+        The same object; if no attribute can be set on the object, a `functools.partial` of the object.
     """
     try:
         setattr(function, _SAFE, True)
@@ -244,7 +246,7 @@ def thread_safe(function: F) -> F:
 
 
 def is_thread_safe(function: Callable[..., Any]) -> bool:
-    """True if `function`, or the function or class that it was made from, was declared `thread_safe`."""
+    """Return True if `function` was declared `thread_safe`; for a partial also if the function inside was."""
     while not getattr(function, _SAFE, False):
         if not isinstance(function, functools.partial):
             return False
@@ -253,7 +255,7 @@ def is_thread_safe(function: Callable[..., Any]) -> bool:
 
 
 class StepFailed(Exception):
-    """One of several fused stages failed: its name and its error."""
+    """Error of one of several fused stages, with the name of the stage and the original error."""
 
     def __init__(self, stage: str, err: Exception) -> None:
         super().__init__(stage, err)
@@ -262,7 +264,7 @@ class StepFailed(Exception):
 
 
 class FunctionFailed(Exception):
-    """A function of the user's raised `err`."""
+    """Error of a user's function; `err` is the original error."""
 
     def __init__(self, err: Exception) -> None:
         super().__init__(err)
@@ -270,14 +272,14 @@ class FunctionFailed(Exception):
 
 
 def cause_of(err: Exception) -> Exception:
-    """The error that a stage or a function of the user's raised."""
+    """Return the original error of a `FunctionFailed`, and any other error unchanged."""
     return err.err if isinstance(err, FunctionFailed) else err
 
 
 def stage_error(stage: str, origin: Origin, err: Exception) -> SampleError:
-    """The error of a stage that failed on one value, with shard and key, to be raised from `cause_of(err)`.
+    """Return the SampleError that names the shard and key on which a stage failed. Raise it from `cause_of(err)`.
 
-    It is always a SampleError: only building a pipeline raises errors that no sample can cause.
+    Errors that no sample can cause are raised earlier, when the pipeline is built.
     """
     cause = cause_of(err)
     text = str(cause) if isinstance(cause, WdskitError) else error_text(cause)
@@ -287,17 +289,17 @@ def stage_error(stage: str, origin: Origin, err: Exception) -> SampleError:
     return failed
 
 
-def note_place(stage: str, origin: Origin, err: BaseException) -> None:
-    """Add the origin and the stage to an exception that is raised unchanged, such as asyncio.CancelledError or
-    SystemExit. KeyboardInterrupt gets no note, because no sample causes it.
+def add_origin_note(stage: str, origin: Origin, err: BaseException) -> None:
+    """Add a note with the origin and the stage to an exception that is raised unchanged, such as SystemExit or
+    asyncio.CancelledError. KeyboardInterrupt gets no note, because no sample causes it.
     """
-    add_note = getattr(err, "add_note", None)  # from Python 3.11 on
+    add_note = getattr(err, "add_note", None)  # Python 3.10 has no notes
     if add_note is not None and not isinstance(err, KeyboardInterrupt):
         add_note(f"{origin}: {stage} failed")
 
 
 def is_function_name(name: object) -> bool:
-    """True if `name` is valid for a registered function."""
+    """Return True if `name` is valid for a registered function: an identifier that is not a keyword of Python."""
     return isinstance(name, str) and name.isidentifier() and not keyword.iskeyword(name)
 
 
@@ -312,18 +314,18 @@ def _check_function(value: object) -> object:
 
 
 Function = Annotated[str | Callable[..., Any], PlainValidator(_check_function), WithJsonSchema({"type": "string"})]
-"""A function as a setting: a callable, or the name that one is registered under."""
+"""The type of a setting that is a function: a callable, or the name of a registered function."""
 
 
-class Call:
-    """A function of the user's at work; one with a parameter `rng` gets the Generator of the value's position.
+class BoundFunction:
+    """A user's function in a pipeline. If it has a parameter `rng`, it gets the Generator of the value's position.
 
     Args:
-        run: Gives the random numbers.
-        stage: Name and ordinal of the stage, their key.
-        function: Takes the value.
+        run: The running pipeline, which has the random numbers.
+        stage: Name and ordinal of the stage, the key of its random numbers.
+        function: Takes the value, and `rng` if it has this parameter.
         global_rng: Whether to seed random, numpy and torch by position before each call.
-        is_map: Whether the result is the next value, so that None can only be a forgotten `return`.
+        is_map: Whether the result is the next value. None is then an error, as after a forgotten `return`.
     """
 
     def __init__(
@@ -343,17 +345,17 @@ class Call:
         self.wants_rng = _wants_rng(function)
 
     def __call__(self, value: Any, origin: Origin) -> Any:
-        """The function's result for `value`.
+        """Return the function's result for `value`, with the marks of `value`.
 
         Raises:
-            FunctionFailed: It raised an Exception; or it returned None, and `is_map`.
+            FunctionFailed: The function raised an Exception, or it returned None and `is_map` is set.
         """
-        known = marks_in(value)
+        marks = marks_in(value)
         options = {"rng": self.run.rng_of(self.stage)(origin)} if self.wants_rng else {}
         try:
             with (
-                self.run.turn_of(self.function, origin),
-                self._seeded_globals(origin) if self.global_rng else _AT_ANY_TIME,
+                self.run.call_lock(self.function, origin),
+                self._seeded_globals(origin) if self.global_rng else _NULL_CONTEXT,
             ):
                 result = self.function(value, **options)
         except Exception as err:
@@ -361,12 +363,12 @@ class Call:
         if result is None and self.is_map:
             msg = "the function returned None. Return the value; to leave samples out, use `select`."
             raise FunctionFailed(WdskitError(msg))
-        return hand_on(known, result)
+        return transfer_marks(marks, result)
 
     @contextlib.contextmanager
     def _seeded_globals(self, origin: Origin) -> Iterator[None]:
-        """Seed the CPU's global generators by position; afterwards they are as before, because
-        without workers they are those of the user's training loop.
+        """Seed the global generators of random, numpy and torch (CPU) by position, and restore their states afterwards:
+        without workers, the user's training loop uses the same generators.
         """
         import torch
 
@@ -385,20 +387,20 @@ class Call:
 
 @dataclass(frozen=True)
 class Context:
-    """The state of building at one place of a pipeline. Binding a stage returns the context of the next place.
+    """The state of building a pipeline at one stage. Binding a stage returns the context of the next stage.
 
     Attributes:
         run: The running pipeline.
-        find: See `Find`.
-        has_masks: Whether a transform takes fields for masks, so that `decode` must find out which images it changes.
-        part: Number of the part of a mixture whose stages are bound; None for the stages of all samples.
-        places: The fields of a tuple by their places; None where values are dicts, or came from a function.
-        ordinals: Number of stages of each name before this place.
+        find: Returns the function with a name.
+        has_masks: Whether a transform takes fields as masks, so that `decode` must note which images it changes.
+        part: Number of the mixture part whose stages are bound; None for the stages of all samples.
+        places: The field of each item of a tuple; None if the values are dicts, or a function has made them.
+        ordinals: For each name, the number of earlier stages with this name.
         buckets: The buckets of a pipeline with `bucketed`; None without.
     """
 
     run: Run
-    find: Find
+    find: FunctionLookup
     has_masks: bool = False
     part: int | None = None
     places: tuple[str, ...] | None = None
@@ -406,15 +408,15 @@ class Context:
     buckets: Buckets | None = None
 
     def ordinal(self, stage: StageSpec) -> int:
-        """Return the number of stages of the same name before this one."""
+        """Return the number of earlier stages with the same name."""
         return self.ordinals.get(stage.name, 0)
 
     def label(self, stage: StageSpec) -> str:
-        """Name and ordinal of a stage: the key of its random numbers. Those of a part depend on no other part."""
+        """Return the key of a stage's random numbers: name and ordinal, which do not depend on other mixture parts."""
         return f"{'' if self.part is None else 'part '}{stage.name}:{self.ordinal(stage)}"
 
     def after(self, stage: StageSpec) -> Context:
-        """Return the context of the place after this stage."""
+        """Return the context of the next stage."""
         return replace(
             self,
             places=stage.places_after(self.places) if isinstance(stage, PerSampleStage) else self.places,
@@ -422,60 +424,60 @@ class Context:
         )
 
     def resolve(self, stage: str, fn: Any, settings: Mapping[str, Any] | None = None) -> Callable[..., Any]:
-        """Return a function unchanged; for a name, its function with the settings bound, or an instance of its class.
+        """Return a callable unchanged; for a name, its function with the settings, or an instance of its class.
 
         Raises:
-            PipelineError: The name is unknown, or the function does not accept the settings. The message starts with
-                `stage`.
+            PipelineError: The name is unknown, or the function or class does not accept the settings. The message
+                starts with `stage`.
         """
         if not isinstance(fn, str):
             return fn  # type: ignore[no-any-return]  # its setting has checked that it is callable
         try:
-            found = self.find(fn)
+            function = self.find(fn)
         except PipelineError as err:
             raise PipelineError(f"{stage}: {err}") from err
-        return _with_settings(stage, found, settings or {})
+        return _with_settings(stage, function, settings or {})
 
-    def call(self, stage: str, fn: Any, label: str, *, global_rng: bool = False, is_map: bool = False) -> Call:
-        """A function of the user's, or the name of one, at work on the values of this place."""
-        return Call(self.run, label, self.resolve(stage, fn), global_rng=global_rng, is_map=is_map)
+    def call(self, stage: str, fn: Any, label: str, *, global_rng: bool = False, is_map: bool = False) -> BoundFunction:
+        """Return a function, or the function with a name, bound to the run. PipelineError: The name is unknown."""
+        return BoundFunction(self.run, label, self.resolve(stage, fn), global_rng=global_rng, is_map=is_map)
 
 
 class PerSampleStage(StageSpec):
-    """A stage that makes one value of one: settings, and `bind`, which gives what runs."""
+    """The settings of a stage that maps one value to one value. `bind` returns the function that runs."""
 
     kind: ClassVar[Kind] = "each"
 
     def bind(self, context: Context, label: str) -> ValueFunction:
-        """What this stage does to a value; it can be pickled.
+        """Return the function that runs, which can be pickled. `label` is the key of the stage's random numbers.
 
         Raises:
-            PipelineError: A function is unknown, or cannot run with the threads there are.
+            PipelineError: The stage cannot run in this pipeline, for example because a function's name is unknown.
         """
         raise NotImplementedError
 
     def step(self, context: Context) -> tuple[Step, Context]:
-        """Return the bound stage with its name and ordinal, and the context after it."""
+        """Return the bound stage with its name and ordinal, and the context of the next stage."""
         step = Step(self.name, self.bind(context, context.label(self)), context.ordinal(self), context.part)
         return step, context.after(self)
 
     def places_after(self, places: tuple[str, ...] | None) -> tuple[str, ...] | None:
-        """`Context.places` after this stage, which is None after a user's function for whole samples."""
+        """Return `Context.places` for the next stage; None after a user's function for whole samples."""
         return None if self.takes_any else places
 
     @property
     def mask_names(self) -> tuple[str, ...]:
-        """The fields that it takes for masks, `;` between alternatives."""
+        """The fields that the stage takes as masks, with `;` between alternatives."""
         return ()
 
 
 def takes_masks(stages: Sequence[Any]) -> bool:
-    """Whether one of the stages takes fields for masks."""
+    """Return whether one of the stages takes fields as masks."""
     return any(isinstance(stage, PerSampleStage) and stage.mask_names for stage in stages)
 
 
 def bind_steps(stages: Sequence[Any], context: Context) -> tuple[tuple[Step, ...], Context]:
-    """Return the steps of per-sample stages, and the context after them."""
+    """Bind per-sample stages in order. Return their steps, and the context after the last stage."""
     steps = []
     for stage in stages:
         step, context = stage.step(context)
@@ -484,7 +486,7 @@ def bind_steps(stages: Sequence[Any], context: Context) -> tuple[tuple[Step, ...
 
 
 def _wants_rng(function: Callable[..., Any]) -> bool:
-    """Whether a parameter `rng` is free: neither the first one, which gets the value, nor bound by a partial."""
+    """Return whether `function` has a parameter `rng` that is not its first parameter and not bound by a partial."""
     if isinstance(function, functools.partial) and "rng" in function.keywords:
         return False
     try:
@@ -499,7 +501,7 @@ def check_settings(stage: str, function: Callable[..., Any], settings: Mapping[s
     """Compare settings with the parameters of a function, or of a class.
 
     Raises:
-        PipelineError: It does not take one of them; `stage` is said first.
+        PipelineError: The function has no parameter for a setting. The message starts with `stage`.
     """
     try:
         parameters = inspect.signature(function).parameters
@@ -516,7 +518,7 @@ def check_settings(stage: str, function: Callable[..., Any], settings: Mapping[s
 
 def _with_settings(stage: str, function: Callable[..., Any], settings: Mapping[str, Any]) -> Callable[..., Any]:
     check_settings(stage, function, settings)
-    # A class whose instances are called; others, such as `int`, are called themselves.
+    # A class with `__call__` is instantiated; another class, such as `int`, is called for each value.
     if not (isinstance(function, type) and any("__call__" in base.__dict__ for base in function.__mro__)):
         return functools.partial(function, **settings) if settings else function
     try:

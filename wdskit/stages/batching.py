@@ -1,4 +1,4 @@
-"""Values into batches and back: `batched` and `unbatched`, the settings of each beside what runs."""
+"""`batched` makes batches of values, `unbatched` splits them: the settings of each stage, and the class that runs."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from pydantic import Field, model_validator
 from wdskit.config.spec import Kind, refuse
 from wdskit.config.values import Bool, Count, FieldNames
 from wdskit.errors import PipelineError
-from wdskit.stages.base import Context, Function, FunctionFailed, Origin, Run, cause_of, note_place, stage_error
+from wdskit.stages.base import Context, Function, FunctionFailed, Origin, Run, add_origin_note, cause_of, stage_error
 from wdskit.stages.marks import mark_of, marked
 from wdskit.stages.streaming import StreamContext, StreamStage
-from wdskit.stages.timing import Pace
+from wdskit.stages.timing import TimingSampler
 
 if TYPE_CHECKING:
     from wdskit.stages.collate import Memory
@@ -52,7 +52,7 @@ class Batched(StreamStage):
         """Return the number of samples in a batch of one of `world_size` ranks.
 
         Raises:
-            PipelineError: The global batch does not divide.
+            PipelineError: `global_size` is not a multiple of `world_size`.
         """
         if self.size is not None:
             return self.size
@@ -65,14 +65,15 @@ class Batched(StreamStage):
         return size
 
     def bind(self, context: StreamContext) -> Batcher:
-        """See `make_batcher`."""
-        return self.make_batcher(context.known)
+        """See `StreamStage.bind`."""
+        return self.make_batcher(context.stage_context)
 
     def make_batcher(self, context: Context) -> Batcher:
-        """What makes the batches.
+        """Return the callable that makes the batches.
 
         Raises:
-            PipelineError: The global batch does not divide, or a function or a ragged field is unknown.
+            PipelineError: `global_size` is not a multiple of the number of ranks, or the name of a function or of a
+                ragged field is unknown.
         """
         from wdskit.stages.collate import Collate
 
@@ -84,26 +85,26 @@ class Batched(StreamStage):
         return Batcher(context.run, collate, self.size_on(context.run.rank_info.world_size), partial=self.partial)
 
     def num_items(self, num_values: int, worker: int, num_workers: int, world_size: int) -> int:  # noqa: ARG002
-        """Return the number of full batches, plus one for a smaller last batch if `partial` is set."""
+        """Return the number of full batches, plus 1 for a smaller last batch if `partial` is set."""
         size = self.size_on(world_size)
         return -(-num_values // size) if self.partial else num_values // size
 
 
 class Batcher:
-    """Collates lists of `size` values. It yields a batch as soon as the batch is full."""
+    """Collates lists of `size` values, and yields each batch as soon as it is full."""
 
     def __init__(self, run: Run, collate: Callable[..., Any], size: int, *, partial: bool) -> None:
         self.run = run
         self.collate = collate
         self.size = size
         self.partial = partial
-        self._pace = Pace()
+        self._sampler = TimingSampler()
 
     def __call__(self, source: Iterable[Any]) -> Iterator[Any]:
-        """Yield batches; the last may be shorter where `partial` allows it.
+        """Yield batches. A smaller last batch is yielded if `partial` is set, and dropped otherwise.
 
         Raises:
-            SampleError: The values do not make a batch; it names the first and the last.
+            SampleError: The values cannot be collated. The message names the first and the last sample of the batch.
         """
         values: list[Any] = []
         origins: list[Origin] = []
@@ -117,7 +118,7 @@ class Batcher:
             yield self._timed(values, origins)
 
     def _timed(self, values: list[Any], origins: list[Origin]) -> Any:
-        timings = self._pace.begin()
+        timings = self._sampler.begin()
         from wdskit.stages.collate import Collate, as_tensors
 
         batch, self.run.origin = self.collated(values, origins)
@@ -135,16 +136,16 @@ class Batcher:
         memory: Memory | None = None,
         ready: Mapping[Any, Any] | None = None,
     ) -> tuple[Any, Origin]:
-        """Return a batch of these values, and its origin. The default collate makes arrays, not tensors.
+        """Return a batch of these values, and the batch's origin. The default collate makes arrays, not tensors.
 
         Args:
-            values: At least one.
+            values: At least one value.
             origins: Origin of each value.
-            memory: Where the default collate writes; a function of the user's uses its own memory.
-            ready: For the default collate: slots whose batch already exists.
+            memory: Memory for the arrays of the default collate; a user's function allocates its own memory.
+            ready: For the default collate: maps slots to batches that already exist.
 
         Raises:
-            SampleError: They do not make one; it names the first and the last.
+            SampleError: The values cannot be collated. The message names the first and the last sample of the batch.
         """
         from wdskit.stages.collate import FRESH, Collate
 
@@ -153,14 +154,14 @@ class Batcher:
             if isinstance(self.collate, Collate):
                 return self.collate(values, memory or FRESH, ready), origin
             try:
-                with self.run.turn_of(self.collate, origin):
+                with self.run.call_lock(self.collate, origin):
                     return self.collate(values), origin
             except Exception as err:
                 raise FunctionFailed(err) from err
         except Exception as err:  # noqa: BLE001 (the SampleError has it as its cause)
             raise stage_error("batched", origin, err) from cause_of(err)
         except BaseException as err:
-            note_place("batched", origin, err)
+            add_origin_note("batched", origin, err)
             raise
 
 
@@ -171,34 +172,38 @@ class Unbatched(StreamStage):
     kind: ClassVar[Kind] = "stream"
 
     def bind(self, context: StreamContext) -> Unbatcher:
-        """What takes the batches apart."""
+        """See `StreamStage.bind`."""
         return Unbatcher(context.run)
 
 
 class Unbatcher:
-    """Batches into their samples again."""
+    """Splits batches into samples."""
 
     def __init__(self, run: Run) -> None:
         self.run = run
 
     def __call__(self, source: Iterable[Any]) -> Iterator[Any]:
-        """Yield the samples of each batch in order, each with the origin it had before it was batched."""
+        """Yield the samples of each batch in order, each with its origin from before `batched`.
+
+        Raises:
+            SampleError: The columns of a batch differ in length, or the batch cannot be iterated.
+        """
         for batch in source:
             origin = self.run.origin
             try:
-                samples = list(_samples(batch))
+                samples = list(_split_batch(batch))
             except Exception as err:  # noqa: BLE001 (the SampleError has it as its cause)
                 raise stage_error("unbatched", origin, err) from cause_of(err)
             if len(samples) == len(origin.members):
                 origins = origin.members
-            else:  # a function between has made other samples of them
+            else:  # a function after `batched` has changed the number of samples
                 origins = tuple(Origin(origin.url, "", *origin[2:4], part=part + 1) for part in range(len(samples)))
             for self.run.origin, value in zip(origins, samples, strict=True):
                 yield value
 
 
-def _samples(batch: Any) -> Iterator[Any]:
-    """The samples of a collated batch: a tuple or a dict of columns, or one column."""
+def _split_batch(batch: Any) -> Iterator[Any]:
+    """Return the samples of a tuple or dict of columns, or of one column. PipelineError: Columns differ in length."""
     if isinstance(batch, Mapping):
         _check_lengths(batch)
         return (dict(zip(batch, row, strict=True)) for row in zip(*map(_rows, batch.values()), strict=True))
@@ -209,7 +214,7 @@ def _samples(batch: Any) -> Iterator[Any]:
 
 
 def _rows(column: Any) -> Iterator[Any]:
-    """The values of a column, which have its mark."""
+    """Return the values of a column. Each value gets the mark of the column."""
     mark = mark_of(column)
     return iter(column) if mark is None else (marked(row, mark) for row in column)
 
@@ -217,9 +222,9 @@ def _rows(column: Any) -> Iterator[Any]:
 def _check_lengths(columns: Mapping[Any, Any]) -> None:
     lengths = {name: _length(column) for name, column in columns.items()}
     if len(set(lengths.values())) > 1:
-        found = {name: "no column" if length is None else length for name, length in lengths.items()}
+        by_name = {name: "no column" if length is None else length for name, length in lengths.items()}
         raise PipelineError(
-            f"unbatched: the columns of a batch differ in length: {found}. Put it directly after batched."
+            f"unbatched: the columns of a batch differ in length: {by_name}. Put it directly after batched."
         )
 
 

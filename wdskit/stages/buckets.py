@@ -1,4 +1,4 @@
-"""`bucketed`: batches of one shape, or of one length of text; and `resize_to_bucket`, which crops to the shape."""
+"""`bucketed` makes batches of one image shape or of similar text length; `resize_to_bucket` crops to the shape."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def _check_shapes(value: object) -> tuple[Shape, ...]:
 
 
 def _make_shapes(value: Mapping[Any, Any]) -> tuple[Shape, ...]:
-    """The shapes of at most area x area pixels with sides that are multiples of `divisible_by`."""
+    """Return all shapes of at most area x area pixels whose sides are multiples of `divisible_by`, sorted by ratio."""
     area, step = as_int(value.get("area")), as_int(value.get("divisible_by", 64))
     ratio = value.get("ratio", [0.5, 2.0])
     if set(value) - {"area", "divisible_by", "ratio"} or not _is_count(area) or not _is_count(step):
@@ -167,17 +167,17 @@ class Bucketed(StageSpec):
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The columns that decide the bucket of a sample."""
+        """The columns from which `assign` finds the bucket of a sample."""
         return ("width", "height") if self.by == ASPECT else (self.by,)
 
     @property
     def labels(self) -> tuple[Any, ...]:
-        """The shape, or the largest length, of each bucket."""
+        """The shape (height, width), or the largest length, of each bucket."""
         return self.shapes or self.edges or ()
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """Samples of a global batch of each bucket."""
+        """The number of samples in a global batch of each bucket. PydanticCustomError: The budget is too small."""
         if isinstance(self.global_size, int):
             return (self.global_size,) * len(self.labels)
         pixels = self.global_size["pixels"] if self.global_size else 0
@@ -195,7 +195,7 @@ class Bucketed(StageSpec):
         """Return the number of samples in the largest batch of one of `world_size` ranks.
 
         Raises:
-            PipelineError: A global batch does not divide.
+            PipelineError: The global batch of a bucket is not a multiple of `world_size`.
         """
         for size in self.sizes:
             if size % world_size:
@@ -205,13 +205,14 @@ class Bucketed(StageSpec):
         return max(self.sizes) // world_size
 
     def assign(self, values: Sequence[NDArray[Any]]) -> NDArray[np.int64]:
-        """Return the bucket of each sample, (n,).
+        """Return the number of each sample's bucket, int64 (n,).
 
         Args:
-            values: The values of `columns`, (n,) each.
+            values: The values of each of `columns`, (n,).
 
         Raises:
-            ValueError: A sample fits in no bucket; its number is the second argument.
+            ValueError: A value is invalid, or a sample is longer than the last edge. The arguments of the error are the
+                message and the sample's number in `values`.
         """
         numbers = [np.asarray(each, dtype=np.float64) for each in values]
         for name, each in zip(self.columns, numbers, strict=True):
@@ -236,10 +237,11 @@ class Bucketed(StageSpec):
         return by_ratio[found].astype(np.int64)
 
     def make_batcher(self, context: Context) -> Batcher:
-        """What makes the batches.
+        """Return the callable that makes the batches.
 
         Raises:
-            PipelineError: The global batch does not divide, or a function or a ragged field is unknown.
+            PipelineError: A global batch is not a multiple of the number of ranks, or the name of a function or of a
+                ragged field is unknown.
         """
         from wdskit.stages.collate import Collate
 
@@ -251,8 +253,8 @@ class Bucketed(StageSpec):
         return Batcher(context.run, collate, self.size_on(context.run.rank_info.world_size), partial=True)
 
 
-class ToShape(GeometricTransform):
-    """Resize images so that they cover a shape, and crop it. `ResizeToBucket` makes one for each shape."""
+class ResizeToShape(GeometricTransform):
+    """Resize images so that they cover a shape, and crop to it. `ResizeToBucket` makes one instance per shape."""
 
     name: ClassVar[str] = "resize_to_bucket"
     draws: ClassVar[bool] = True
@@ -262,11 +264,11 @@ class ToShape(GeometricTransform):
     crop: Literal["center", "random"] = "center"
 
     def draw(self, rng: np.random.Generator, images: Mapping[str, Any]) -> tuple[float, float]:  # noqa: ARG002
-        """Share of the free rows above, and of the free columns left of the crop."""
+        """Return the share of the surplus rows above the crop, and of the surplus columns left of it, 0-1."""
         return (0.5, 0.5) if self.crop == "center" else (float(rng.random()), float(rng.random()))
 
     def change(self, image: Any, drawn: Any, *, nearest: bool) -> Any:
-        """As `ImageTransform.change`."""
+        """See `ImageTransform.change`."""
         from wdskit.stages.images import geometry
 
         height, width = geometry.image_size(image)
@@ -287,11 +289,11 @@ class ResizeToBucket(GeometricTransform):
     crop: Literal["center", "random"] = Field("center", description="Which part is kept.")
 
     def change(self, image: Any, drawn: Any, *, nearest: bool) -> Any:  # noqa: ARG002
-        """`bind` makes a transform for each shape, which is called in its place."""
+        """Never called: `bind` returns the transforms for the single shapes instead."""
         raise AssertionError
 
     def bind(self, context: Context, label: str) -> Any:
-        """As `PerSampleStage.bind`.
+        """Return a callable that resizes each sample to the shape of its bucket.
 
         Raises:
             PipelineError: The pipeline has no `bucketed: {by: aspect}`.
@@ -299,17 +301,18 @@ class ResizeToBucket(GeometricTransform):
         if context.buckets is None or not isinstance(context.buckets.labels[0], tuple):
             raise PipelineError(f"{self.name}: it needs `bucketed: {{by: aspect, ...}}` later in the pipeline.")
         own = {"fields": self.fields, "masks": self.masks, "crop": self.crop}
-        made = [ToShape(shape=shape, **own) for shape in context.buckets.labels]
-        return BoundToBucket(context.buckets.plan, tuple(BoundTransform(one, context.run, label) for one in made))
+        stages = [ResizeToShape(shape=shape, **own) for shape in context.buckets.labels]
+        transforms = tuple(BoundTransform(stage, context.run, label) for stage in stages)
+        return BoundResizeToBucket(context.buckets.plan, transforms)
 
 
 @dataclass(frozen=True)
-class BoundToBucket:
-    """`resize_to_bucket` in a pipeline; the bucket of a sample follows from its position. It can be pickled."""
+class BoundResizeToBucket:
+    """`resize_to_bucket` in a pipeline, one transform per bucket. The position decides the bucket. Can be pickled."""
 
     plan: BucketPlan
     transforms: tuple[BoundTransform, ...]
 
     def __call__(self, sample: Sample, origin: Origin) -> Sample:
-        """See `BoundTransform`."""
+        """Return a copy of the sample with its images resized. Raises the errors of `BoundTransform.__call__`."""
         return self.transforms[self.plan.bucket_at(origin.minor)](sample, origin)

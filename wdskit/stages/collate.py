@@ -1,8 +1,8 @@
-"""A list of samples -> one batch: what each kind of value becomes, images in channels_last memory, and arrays of
-different lengths end to end.
+"""The default collate: makes a batch of a list of samples, with images in channels_last memory and arrays of different
+lengths joined end to end.
 
-Batches are made as numpy arrays, so that a worker process does not need torch. `as_tensors` makes tensors of them, in
-the process that uses the batch.
+Batches are made of numpy arrays, so that a worker process does not need torch. `as_tensors` makes tensors of the
+arrays, in the process that uses the batch.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from wdskit.stages.marks import ARRAY, IMAGE, IMAGE_CHANNELS, MASK, is_tensor, l
 if TYPE_CHECKING:
     import torch
 
-_NUMBERS = "biufc"  # kinds of numpy dtypes that torch has
+_NUMBERS = "biufc"  # kinds of numpy dtypes that torch supports
 
 
 class Memory(Protocol):
-    """Gives the arrays that batches are written into."""
+    """Allocates the arrays that batches are written to."""
 
     def empty(self, shape: Sequence[int], dtype: DTypeLike) -> NDArray[Any]:
         """Return a C-contiguous array of this shape and dtype with undefined values."""
@@ -33,10 +33,10 @@ class Memory(Protocol):
 
 
 class FreshMemory:
-    """New memory for each batch, which costs 9,408 page faults for a float batch of 64 x 3 x 224 x 224."""
+    """Allocates new memory for each batch: 9,408 page faults for a float batch of 64 x 3 x 224 x 224."""
 
     def empty(self, shape: Sequence[int], dtype: DTypeLike) -> NDArray[Any]:
-        """See `Memory`."""
+        """See `Memory.empty`."""
         return np.empty(tuple(shape), dtype)
 
 
@@ -44,20 +44,20 @@ FRESH = FreshMemory()
 
 
 def empty_images(memory: Memory, shape: Sequence[int], dtype: DTypeLike) -> NDArray[Any]:
-    """Return an array (batch, channels, height, width) with undefined values, in channels_last memory."""
+    """Return an array of `shape` (batch, channels, height, width) with undefined values, in channels_last memory."""
     batch, channels, height, width = shape
     images: NDArray[Any] = memory.empty((batch, height, width, channels), dtype).transpose(0, 3, 1, 2)
     return images
 
 
 def has_torch_dtype(dtype: np.dtype[Any]) -> bool:
-    """Return True if torch has a dtype for these numbers, in the byte order of this machine."""
+    """Return True if torch has a dtype for these numbers, after a conversion to the byte order of this machine."""
     return dtype.kind in _NUMBERS and dtype.itemsize <= (16 if dtype.kind == "c" else 8)
 
 
 def as_tensors(batch: Any) -> Any:
-    """Return a batch of `Collate` with a tensor in place of each array. A tensor shares the memory of its array, and
-    has its mark.
+    """Return a batch of `Collate` with a tensor in place of each array. A tensor has the mark of its array and shares
+    its memory.
     """
     if isinstance(batch, tuple):
         return tuple(map(_as_tensor, batch))
@@ -81,18 +81,18 @@ def _as_tensor(column: Any) -> Any:
 class Collate:
     """Makes batches of samples that are all tuples of one length, all dicts with the same keys, or all bare values.
 
-    In each slot int becomes an array of int64, bool of bool, float of float64, numpy scalars of their dtype. Arrays of
-    one shape are stacked, and so are tensors. Everything else (text, bytes, dicts, lists, None, PIL images, ...) is a
-    list. `as_tensors` makes tensors of the arrays.
+    In each slot, values of int become an array of int64, bool of bool, float of float64, numpy scalars of their dtype.
+    Arrays of one shape are stacked, and so are tensors. Other values (text, bytes, dicts, lists, None, PIL images, ...)
+    become a list. `as_tensors` makes tensors of the arrays.
 
     Arrays (height, width[, 1, 3 or 4 channels]) and tensors ([channels, ]height, width) that are images become (batch,
-    channels, height, width) in channels_last memory; dtypes stay. A value is an image if a decoder or an image stage
-    made it. For a value that no stage made, the name of its field decides. Other arrays are stacked without a change of
-    axes. An array of uint8 or float (height, width, 1, 3 or 4) that nothing identifies is an error.
+    channels, height, width) in channels_last memory, with their dtype. A value is an image if its mark says so (see
+    `marks`). The name of the field decides for a value without a mark. Other arrays are stacked without a change of
+    axes. An unmarked array of uint8 or float (height, width, 1, 3 or 4) in a field of another name is an error.
 
     Attributes:
-        ragged: Fields whose arrays differ in their first axis, which become a `Ragged`. A dict has all of those.
-        places: The fields of tuples by their places; None if a function has made the tuples.
+        ragged: Fields that become a `Ragged`, because their arrays differ in the first axis. A dict must have them all.
+        places: The field of each item of the tuples; None if a function has made the tuples.
 
     Raises:
         PipelineError: `places` has no field of `ragged`.
@@ -111,10 +111,10 @@ class Collate:
         return {place for place, names in enumerate(self.places or ()) if name in names.split(";")}
 
     def ragged_slots(self, sample: Collection[Any]) -> frozenset[str | int]:
-        """The fields of a dict, or the places of a tuple, that become ragged.
+        """Return the keys of a dict sample, or the positions in a tuple sample, that become ragged.
 
         Raises:
-            PipelineError: A field is missing, or a function made the tuple, so that its fields have no names.
+            PipelineError: A field is missing, or a function has made the tuple or the bare value.
         """
         if not self.ragged:
             return self.ragged
@@ -138,16 +138,17 @@ class Collate:
         """Make one batch.
 
         Args:
-            samples: At least one.
-            memory: Where arrays are written.
-            ready: Batches of slots that already exist; the values of these slots are ignored.
+            samples: At least one sample.
+            memory: Allocates the arrays of the batch.
+            ready: Maps slots (keys, or positions in a tuple) to batches that already exist. The values of these slots
+                are ignored.
 
         Returns:
-            A tuple or dict of batches, or the batch of bare values.
+            A tuple or dict with a batch per slot, or the batch of bare values.
 
         Raises:
-            PipelineError: The samples, or their values in one slot, do not fit together, or may be images or not, or a
-                ragged field is missing. The message names the slot.
+            PipelineError: The samples differ in type or fields, the values of a slot differ in type, shape or dtype, a
+                value may or may not be an image, or a ragged field is missing. The message names the slot.
         """
         if not samples:
             raise PipelineError("batched: a batch without samples")
@@ -159,7 +160,7 @@ class Collate:
             _check_same(kinds, "sample")
             columns = enumerate(zip(*samples, strict=True))
             return tuple(
-                ready[place] if place in ready else _slot(place, column, memory, is_ragged=place in ragged)
+                ready[place] if place in ready else _collate_slot(place, column, memory, is_ragged=place in ragged)
                 for place, column in columns
             )
         if isinstance(first, dict):
@@ -167,14 +168,14 @@ class Collate:
             return {
                 key: ready[key]
                 if key in ready
-                else _slot(key, [sample[key] for sample in samples], memory, is_ragged=key in ragged)
+                else _collate_slot(key, [sample[key] for sample in samples], memory, is_ragged=key in ragged)
                 for key in first
             }
-        return _slot(None, samples, memory)
+        return _collate_slot(None, samples, memory)
 
 
-def _slot(slot: object, values: Sequence[Any], memory: Memory, *, is_ragged: bool = False) -> Any:
-    """The batch of one field of a dict, one place of a tuple, or bare values."""
+def _collate_slot(slot: object, values: Sequence[Any], memory: Memory, *, is_ragged: bool = False) -> Any:
+    """Return the batch of one key of dicts, of one position in tuples, or of bare values (slot None)."""
     where = f"slot {slot}" if isinstance(slot, int) else "the value" if slot is None else f"`{slot}`"
     if is_ragged:
         return make_ragged(values, where, memory)
@@ -214,7 +215,7 @@ def _slot(slot: object, values: Sequence[Any], memory: Memory, *, is_ragged: boo
 
 
 def _check_keys(samples: Sequence[Any]) -> None:
-    """All samples are dicts with the keys of the first."""
+    """Raise PipelineError unless all samples are dicts with the keys of the first sample."""
     keys = samples[0].keys()
     for number, sample in enumerate(samples):
         if not isinstance(sample, dict):
@@ -232,7 +233,7 @@ def _check_keys(samples: Sequence[Any]) -> None:
 
 
 def _kind(value: object) -> str:
-    """Equal for values that batch together: "tensor", "array", the dtype of a number, "" for what stays in a list."""
+    """Return the kind of a value: "tensor", "array", the dtype of a number, or "" for values that stay in a list."""
     if isinstance(value, np.ndarray):
         return "array" if value.dtype.kind in _NUMBERS else ""
     if is_tensor(value):
@@ -252,18 +253,14 @@ def _unknown_layout(value: Any, slot: str) -> PipelineError:
         f"batched: {slot} is an {kind} {tuple(value.shape)} of {value.dtype} from a function. Nothing shows whether it "
         "is an image, whose channels come first in a batch.\n  Give an image the name of an image field, such as `jpg` "
         "or `left.png`, or put the function before to_tuple. Give any other array the name of an npy field, such as "
-        "`points.npy`, or return a tensor, which is stacked as it is"
+        "`points.npy`, or return a tensor, which is stacked unchanged"
     )
 
 
 def _check_dtype(dtype: np.dtype[Any], where: str) -> None:
-    """Refuse numbers that no tensor can hold.
-
-    Raises:
-        PipelineError: torch has no such dtype.
-    """
+    """Raise PipelineError if torch has no dtype for numbers of this dtype."""
     if not has_torch_dtype(dtype):
-        raise PipelineError(f"batched: {where}: torch has no dtype for {dtype} of numpy. Convert it before")
+        raise PipelineError(f"batched: {where}: torch has no dtype for {dtype} of numpy. Convert it before batching")
 
 
 def _stack_arrays(arrays: Sequence[NDArray[Any]], slot: str, memory: Memory, *, is_image: bool) -> Any:
@@ -298,7 +295,7 @@ def _stack_tensors(tensors: Sequence[torch.Tensor], slot: str, memory: Memory, *
 
 
 def _empty_tensor(shape: tuple[int, ...], dtype: torch.dtype, memory: Memory) -> torch.Tensor:
-    """Return a contiguous tensor with undefined values; numpy does not have each of torch's dtypes."""
+    """Return a contiguous tensor with undefined values, of any dtype of torch, even if numpy lacks the dtype."""
     import torch
 
     num_bytes = math.prod(shape) * dtype.itemsize
@@ -312,22 +309,21 @@ def _common_shape(values: Sequence[Any], slot: str) -> tuple[int, ...]:
     return tuple(values[0].shape)
 
 
-def _check_same(found: Sequence[object], where: str, *, advice: str = "") -> None:
-    """All samples have in `where` what the first one has."""
-    for number, what in enumerate(found):
-        if what != found[0]:
-            raise PipelineError(
-                f"batched: {where} is {_text(found[0])} in sample 0 but {_text(what)} in sample {number}{advice}"
-            )
+def _check_same(kinds: Sequence[object], where: str, *, advice: str = "") -> None:
+    """Raise PipelineError unless all samples have the kind (or shape, or dtype) of the first sample."""
+    for number, kind in enumerate(kinds):
+        if kind != kinds[0]:
+            what = f"{_describe(kinds[0])} in sample 0 but {_describe(kind)} in sample {number}"
+            raise PipelineError(f"batched: {where} is {what}{advice}")
 
 
-def _text(what: object) -> str:
-    return "neither a number nor an array" if what == "" else str(what)
+def _describe(kind: object) -> str:
+    return "neither a number nor an array" if kind == "" else str(kind)
 
 
 @dataclass(frozen=True, eq=False)
 class RaggedArrays:
-    """A `Ragged` before `as_tensors`: arrays, or tensors where the samples have tensors."""
+    """A `Ragged` before `as_tensors`. `values` is an array, or a tensor if the samples have tensors."""
 
     values: Any
     offsets: NDArray[np.int64]
@@ -337,8 +333,8 @@ class RaggedArrays:
 class Ragged:
     """One field of a batch whose arrays differ in their first axis, as `batched: {ragged: ...}` makes it.
 
-    `ragged[i]` is a view of the array of sample i; `len(ragged)` is the number of samples. Like a tensor it has
-    `ragged.to(device)` and `ragged.pin_memory()`.
+    `ragged[i]` is a view of the array of sample i; `len(ragged)` is the number of samples. `ragged.to(device)` and
+    `ragged.pin_memory()` work as for a tensor.
 
     Attributes:
         values: All arrays end to end, (sum of the lengths, ...).
@@ -349,11 +345,11 @@ class Ragged:
     offsets: torch.Tensor
 
     def __len__(self) -> int:
-        """Number of samples."""
+        """Return the number of samples."""
         return len(self.offsets) - 1
 
     def __getitem__(self, at: int) -> torch.Tensor:
-        """The array of sample `at`, negative numbers count from the end.
+        """Return the array of sample `at`, as a view. Negative numbers count from the end.
 
         Raises:
             IndexError: `at` is out of range.
@@ -365,21 +361,21 @@ class Ragged:
         return self.values[int(self.offsets[number]) : int(self.offsets[number + 1])]
 
     def __iter__(self) -> Iterator[torch.Tensor]:
-        """The arrays of all samples."""
+        """Yield the array of each sample, as a view."""
         return iter(self.values.split(self.offsets.diff().tolist()))
 
     def to(self, *args: Any, **options: Any) -> Ragged:
-        """A copy on another device or with another dtype of the values; arguments as for `torch.Tensor.to`."""
+        """Return a copy on another device, or with another dtype of the values; arguments as for `torch.Tensor.to`."""
         values = self.values.to(*args, **options)
         return Ragged(values, self.offsets.to(values.device, non_blocking=bool(options.get("non_blocking", False))))
 
     def pin_memory(self) -> Ragged:
-        """A copy in page-locked memory."""
+        """Return a copy in page-locked memory."""
         return Ragged(self.values.pin_memory(), self.offsets.pin_memory())
 
 
 def differ_in_length(values: Sequence[Any]) -> bool:
-    """Whether lists of JSON differ in their first axis, and in no other; an empty list fits all."""
+    """Return whether arrays from JSON lists differ only in their first axis. An empty list fits any shape."""
     shapes = {tuple(value.shape) for value in values} - {(0,)}
     return (
         len({tuple(value.shape) for value in values}) > 1 and all(shapes) and len({shape[1:] for shape in shapes}) <= 1
@@ -390,12 +386,13 @@ def make_ragged(values: Sequence[Any], slot: str, memory: Memory) -> RaggedArray
     """Return the batch of arrays, or of tensors, of one dtype that differ in their first axis only.
 
     Args:
-        values: At least one, each with at least one axis.
-        slot: For messages.
-        memory: Where the values are written.
+        values: At least one value, each with at least one axis.
+        slot: Name of the slot for messages.
+        memory: Allocates the joined values.
 
     Raises:
-        PipelineError: The values do not fit together; the message names the slot and the sample.
+        PipelineError: A value is not an array, has no axis or no dtype of torch, or differs from the first value in
+            dtype or in another axis. The message names the slot and the sample.
     """
     for at, value in enumerate(values):
         is_array = isinstance(value, np.ndarray) or is_tensor(value)
@@ -408,7 +405,7 @@ def make_ragged(values: Sequence[Any], slot: str, memory: Memory) -> RaggedArray
         return _ragged_tensors(values, slot, memory)
     arrays = [value.astype(value.dtype.newbyteorder("="), copy=False) for value in values]
     if all(mark is not None and mark.is_list for mark in map(mark_of, values)):
-        arrays = _of_one_kind(arrays)
+        arrays = _unify_lists(arrays)
     _check_rows(arrays, slot)
     offsets = offsets_of([len(array) for array in arrays])
     joined = memory.empty((int(offsets[-1]), *arrays[0].shape[1:]), arrays[0].dtype)
@@ -417,7 +414,7 @@ def make_ragged(values: Sequence[Any], slot: str, memory: Memory) -> RaggedArray
 
 
 def _ragged_tensors(values: Sequence[Any], slot: str, memory: Memory) -> RaggedArrays:
-    """Return the batch of tensors; arrays among them become tensors."""
+    """Return the ragged batch of values of which at least one is a tensor; arrays become tensors."""
     import torch
 
     tensors = [
@@ -432,10 +429,10 @@ def _ragged_tensors(values: Sequence[Any], slot: str, memory: Memory) -> RaggedA
 
 
 def _check_rows(values: Sequence[Any], slot: str) -> None:
-    """Refuse arrays, or tensors, that differ in their dtype or in another axis than the first.
+    """Compare the dtype and all axes but the first of arrays or tensors.
 
     Raises:
-        PipelineError: The message names the slot and the sample.
+        PipelineError: A value differs from the first value. The message names the slot and the sample.
     """
     first = values[0]
     for at, value in enumerate(values):
@@ -445,8 +442,10 @@ def _check_rows(values: Sequence[Any], slot: str) -> None:
             raise PipelineError(f"{msg}. Ragged fields can differ only in their first axis")
 
 
-def _of_one_kind(arrays: list[NDArray[Any]]) -> list[NDArray[Any]]:
-    """Give empty lists of JSON the axes and dtype of the others, and make whole numbers float64 beside fractions."""
+def _unify_lists(arrays: list[NDArray[Any]]) -> list[NDArray[Any]]:
+    """Return arrays from JSON lists with one dtype: float64 if some are int64 and some float64. An empty array gets the
+    axes and the dtype of the others. Other dtypes stay different.
+    """
     dtypes = {array.dtype.name for array in arrays if array.shape != (0,)}
     first = next((array for array in arrays if array.shape != (0,)), arrays[0])
     dtype = np.dtype(np.float64) if dtypes == {"int64", "float64"} else first.dtype
@@ -462,5 +461,5 @@ def _of_one_kind(arrays: list[NDArray[Any]]) -> list[NDArray[Any]]:
 
 
 def offsets_of(lengths: Sequence[int]) -> NDArray[np.int64]:
-    """Return where arrays of these lengths start when they are joined, and the end of the last one: int64 (n + 1,)."""
+    """Return the start of each array after arrays of these lengths are joined, and the total length: int64 (n + 1,)."""
     return np.cumsum([0, *lengths], dtype=np.int64)

@@ -1,4 +1,4 @@
-"""The epochs of a pipeline with a planned source: its data, their order, and the steps, without a sample read."""
+"""The epochs of a pipeline with a planned source: the data, their order and the steps. No sample is read."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ _CHUNK = 1 << 20
 
 @dataclass(frozen=True)
 class EpochLayout:
-    """What the loader must know to count through a planned pipeline.
+    """The length and the steps of an epoch of a planned pipeline, as the loader needs them.
 
     Attributes:
         tail: Whether the positions after the last full global batch are dropped or padded.
-        batch: Samples of a batch of a rank, of buckets the most; 1 without `batched`.
-        num_samples: Positions of an epoch.
-        fingerprint: The settings that decide the order, as plain JSON, for the state.
-        buckets: For `bucketed`; else None.
+        batch: Number of samples in one rank's batch, with `bucketed` in the largest batch; 1 without `batched`.
+        num_samples: Number of positions in an epoch, over all ranks.
+        fingerprint: The settings that decide the order, as plain JSON, for the loader's state.
+        buckets: The buckets of `bucketed`; None without.
     """
 
     tail: Tail
@@ -46,9 +46,9 @@ class EpochLayout:
 
         Args:
             world_size: Number of ranks.
-            start: Position of the epoch's start in the endless sequence.
-            consumed: Positions that were consumed before.
-            num_samples: Positions of the epoch; None for those of every epoch.
+            start: The epoch's first position in the endless sequence.
+            consumed: Number of the epoch's positions that have been consumed already.
+            num_samples: Number of positions in this epoch; None for `self.num_samples`.
         """
         if self.buckets is not None:
             return BucketSteps(self.buckets.plan, start // self.num_samples, world_size, consumed)
@@ -58,22 +58,24 @@ class EpochLayout:
 
 
 def plan_epoch(stages: Sequence[Any], world_size: int) -> tuple[PlannedData, EpochLayout]:
-    """Find the data of a pipeline, and plan its epochs.
+    """Return the data of a pipeline and the layout of its epochs.
 
     Args:
-        stages: One planned source, then stages, as `rules.check_order` accepts them.
+        stages: One planned source, then other stages, in an order that `rules.check_order` accepts.
         world_size: Number of ranks.
 
     Raises:
-        PipelineError: The epoch is not a whole number of batches, or a global batch does not divide.
-        StorageError, FolderIndexError, SelectionError: The shards cannot be listed, or have no index or column.
+        PipelineError: The epoch is not a whole number of batches or has no full batch, a global batch is not a multiple
+            of `world_size`, or `bucketed` is used with `with_epoch` or with weights.
+        StorageError, FolderIndexError: The shards cannot be listed, or have no index.
+        SelectionError: A split, condition or column is missing or invalid, or a sample fits in no bucket.
     """
     source: Any = stages[0]
     bucketed = next((stage for stage in stages if isinstance(stage, Bucketed)), None)
     if bucketed is None:
         data = source.plan()
         length = epoch_length(stages, data.num_samples, world_size)
-        # Always present: torch.distributed.checkpoint loads only the names that the loader's own state has.
+        # The key is always present: torch.distributed.checkpoint loads only keys that the loader's own state has.
         fingerprint = {**data.fingerprint, "with_epoch": length.with_epoch}
         return data, EpochLayout(source.tail, length.batch, length.num_samples, fingerprint)
     if any(getattr(stage, "name", "") == "with_epoch" for stage in stages):
@@ -93,37 +95,37 @@ def plan_epoch(stages: Sequence[Any], world_size: int) -> tuple[PlannedData, Epo
 
 
 def _divide(source: Any, data: PlannedData, bucketed: Bucketed) -> tuple[PlannedData, Buckets]:
-    """Divide the samples into buckets, and give each bucket an order."""
-    own: dict[int, np.ndarray[Any, np.dtype[np.uint8]]] = {}
+    """Return the data in the order of `bucketed`, and its buckets. SelectionError: A sample fits in no bucket."""
+    by_part: dict[int, np.ndarray[Any, np.dtype[np.uint8]]] = {}
     for number, table in zip(data.parts, data.tables, strict=True):
-        if number not in own:
+        if number not in by_part:
             views = [table.column(name)[0] for name in bucketed.columns]
-            own[number] = _assign(bucketed, views, table.used(), table.folders[0])
-    of_samples = np.concatenate([own[number] for number in data.parts])
+            by_part[number] = _assign(bucketed, views, table.used(), table.folders[0])
+    bucket_numbers = np.concatenate([by_part[number] for number in data.parts])
     counts = np.concatenate([table.counts for table in data.tables])
     times = source.times(data.tables[0]) if isinstance(source, Exact) and source.repeat else None
     orders: list[PickedOrder] = []
     digest = hashlib.sha256()
     sizes: list[int] = []
-    num_lanes = default_lanes(len(of_samples))
+    num_lanes = default_lanes(len(bucket_numbers))
     kept = []
     for bucket, size in enumerate(bucketed.sizes):
-        mask = of_samples == bucket
+        mask = bucket_numbers == bucket
         layers = [mask] if times is None else [mask & (times > layer) for layer in range(int(times.max(initial=0)))]
         subsets = [Subset(counts, layer) for layer in layers if layer.any()]
         if not subsets:
             continue
-        inner = np.concatenate([subset.counts for subset in subsets])
-        lanes = min(num_lanes, int(inner.sum()))  # as many for all, so that all buckets read the same shards
-        orders.append(PickedOrder(source.order_of(inner, source.seed, lanes=lanes), subsets))
+        bucket_counts = np.concatenate([subset.counts for subset in subsets])
+        lanes = min(num_lanes, int(bucket_counts.sum()))  # one number for all, so that all buckets read the same shards
+        orders.append(PickedOrder(source.order_of(bucket_counts, source.seed, lanes=lanes), subsets))
         for subset in subsets:
             digest.update(subset.digest())
         sizes.append(size)
         kept.append(bucket)
     plan = BucketPlan(tuple(order.num_samples for order in orders), tuple(sizes), source.tail, source.seed)
     labels = tuple(bucketed.labels[bucket] for bucket in kept)
-    named = {"by": bucketed.by, "labels": [_plain(label) for label in labels], "sizes": sizes}
-    fingerprint = {**data.fingerprint, "buckets": {**named, "digest": digest.hexdigest()}, "with_epoch": None}
+    settings = {"by": bucketed.by, "labels": [_plain(label) for label in labels], "sizes": sizes}
+    fingerprint = {**data.fingerprint, "buckets": {**settings, "digest": digest.hexdigest()}, "with_epoch": None}
     fingerprint.pop("columns", None)
     order = BucketOrder(plan, orders)
     return replace(data, order=order, num_samples=plan.num_samples, fingerprint=fingerprint), Buckets(plan, labels)
@@ -136,7 +138,7 @@ def _plain(label: Any) -> Any:
 def _assign(
     bucketed: Bucketed, views: Sequence[ColumnView], used: np.ndarray[Any, np.dtype[np.bool_]], folder: str
 ) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """Return the bucket of each used sample, uint8 (num_used,)."""
+    """Return the bucket of each used sample, uint8 (num_used,). SelectionError: A sample fits in no bucket."""
     parts = []
     for first in range(0, len(used), _CHUNK):
         numbers = first + np.flatnonzero(used[first : first + _CHUNK])

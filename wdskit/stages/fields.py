@@ -1,4 +1,4 @@
-"""The stages for the fields of a sample. Each class has the settings, the YAML form and the function of one stage."""
+"""The stages that work on the fields of a sample. Each class has the settings, YAML form and function of one stage."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from wdskit.config.spec import refuse
 from wdskit.config.values import Alternatives, Bool, Count, FieldChoices, FieldName, FieldNames, ImageSpec, Items
 from wdskit.errors import DecodeError, PipelineError, WdskitError
 from wdskit.limits import MAX_PIXELS
-from wdskit.stages.base import NOWHERE, Context, Function, Origin, PerSampleStage, ValueFunction
+from wdskit.stages.base import NO_ORIGIN, Context, Function, Origin, PerSampleStage, ValueFunction
 from wdskit.stages.marks import ARRAY, IMAGE, LIST, MASK, Mark, marked
 
 _log = logging.getLogger(__name__)
 
-_MAX_EXACT = 1 << 53  # whole numbers up to this are exact as float64
+_MAX_EXACT = 1 << 53  # float64 is exact for whole numbers up to this number
 
 Functions = Annotated[tuple[Function | None, ...], Field(min_length=1), Items]
 
@@ -55,7 +55,7 @@ class Decode(PerSampleStage):
     max_pixels: Count = Field(MAX_PIXELS, description="Largest width x height that an image's header may give.")
 
     def bind(self, context: Context, label: str) -> FieldDecoder:  # noqa: ARG002 (nothing is drawn)
-        """As `PerSampleStage.bind`."""
+        """See `PerSampleStage.bind`."""
         from wdskit.codecs.images import decode_image, decode_index
 
         image: Callable[..., Any] | None = None
@@ -66,14 +66,14 @@ class Decode(PerSampleStage):
 
 @dataclass(frozen=True)
 class FieldDecoder:
-    """What `decode` does.
+    """The running form of `decode`. It can be pickled.
 
     Attributes:
-        images: See `Decode`.
-        only: The fields to decode, none for all.
-        max_pixels: As in `decode_image`.
-        has_masks: Whether a later stage takes fields for masks, so that each image says whether its numbers changed.
-        decode_image: From the bytes of an image and `max_pixels` to its value.
+        images: The setting of `Decode`.
+        only: The fields to decode; empty for all fields.
+        max_pixels: Largest width x height that an image's header may give.
+        has_masks: Whether a later stage takes fields as masks. `Mark.changed` is then set for images.
+        decode_image: Takes the bytes of an image and `max_pixels`, returns the image. None: images stay bytes.
     """
 
     images: str | None
@@ -82,28 +82,34 @@ class FieldDecoder:
     has_masks: bool
     decode_image: Callable[..., Any] | None
 
-    def __call__(self, sample: Any, origin: Origin = NOWHERE) -> dict[str, Any]:  # noqa: ARG002 (nothing is drawn)
-        """A copy of `sample` with its fields decoded."""
+    def __call__(self, sample: Any, origin: Origin = NO_ORIGIN) -> dict[str, Any]:  # noqa: ARG002 (nothing is drawn)
+        """Return a copy of `sample` with its fields decoded.
+
+        Raises:
+            PipelineError: The sample is not a dict.
+            WdskitError: The sample has none of the fields to decode.
+            DecodeError: The bytes of a field cannot be decoded.
+        """
         check_dict("decode", sample)
         self.check_fields(sample)
         return {field: self.decode_one(field, value) for field, value in sample.items()}
 
     def check_fields(self, fields: Collection[str]) -> None:
-        """Refuse a sample without any of the fields to decode.
+        """Check that a sample with these fields has at least one of the fields to decode.
 
         Raises:
-            WdskitError: The sample has none of them. The message names them.
+            WdskitError: All fields to decode are missing. The message names them.
         """
         if self.only and self.only.isdisjoint(fields):
             names = "`, `".join(sorted(self.only))
             raise WdskitError(f"no field `{names}` (`only`); the sample has: {_listed(fields)}")
 
     def takes(self, field: str, value: Any) -> bool:
-        """Whether a field is one to decode."""
+        """Return whether a field is to be decoded: it holds bytes, and `only` is empty or names it."""
         return not field.startswith("__") and isinstance(value, bytes) and (not self.only or field in self.only)
 
     def decode_one(self, field: str, value: Any) -> Any:
-        """The value of one field."""
+        """Return the decoded value of a field, or `value` if it is not to be decoded. DecodeError: It is damaged."""
         if not self.takes(field, value):
             return value
         if not is_image_field(field):
@@ -112,7 +118,7 @@ class FieldDecoder:
         if self.decode_image is None:
             return value
         try:
-            changed = self._changed(field, value) if self.has_masks else ""
+            changed = self._describe_change(field, value) if self.has_masks else ""
             image = self.decode_image(value, max_pixels=self.max_pixels)
         except DecodeError as err:
             err.field = field
@@ -121,8 +127,8 @@ class FieldDecoder:
             image, MASK if self.images == INDEX_SPEC else Mark("image", changed=changed) if changed else IMAGE
         )
 
-    def _changed(self, field: str, value: bytes) -> str:
-        """See `Mark.changed`."""
+    def _describe_change(self, field: str, value: bytes) -> str:
+        """Return the text for `Mark.changed`; empty if decoding keeps the numbers that the file stores."""
         from wdskit.codecs.images import IMAGE_SPECS, stores_other_numbers
 
         if self.images is None or self.images == INDEX_SPEC:
@@ -139,14 +145,14 @@ class FieldDecoder:
         return f"{what}.\n  {way_out}"
 
 
-_ONLY_WEBDATASETS = frozenset({"pyd", "pkl", "pickle", "pth", "mp", "msg", "npz", "ten", "tb", "gz"})
-"""Fields that webdataset decodes and wdskit does not."""
+_UNDECODED = frozenset({"pyd", "pkl", "pickle", "pth", "mp", "msg", "npz", "ten", "tb", "gz"})
+"""Extensions of fields that webdataset decodes and wdskit does not."""
 
 
 @functools.cache
 def warn_of_bytes(field: str) -> None:
-    """Say once in each process that a field stays bytes, if webdataset would decode it."""
-    if field.rpartition(".")[2].lower() in _ONLY_WEBDATASETS:
+    """Log a warning, once per field and process, if a field stays bytes and webdataset would decode it."""
+    if field.rpartition(".")[2].lower() in _UNDECODED:
         _log.warning("decode: `%s` stays bytes, although webdataset decodes such fields. Use `map_dict`.", field)
 
 
@@ -170,7 +176,7 @@ class Map(PerSampleStage):
     global_rng: Bool = Field(False, description="Seed random, numpy and torch by position before each call.")
 
     def bind(self, context: Context, label: str) -> ValueFunction:
-        """As `PerSampleStage.bind`."""
+        """See `PerSampleStage.bind`."""
         if self.global_rng and context.run.num_threads > 1:
             msg = "map: global_rng seeds one generator for the whole process, which "
             msg += f"{context.run.num_threads} threads share."
@@ -191,13 +197,13 @@ class MapDict(PerSampleStage):
 
     @field_validator("fields", mode="before")
     @classmethod
-    def _is_no_setting(cls, fields: Any) -> Any:
+    def _refuse_global_rng(cls, fields: Any) -> Any:
         if isinstance(fields, Mapping) and isinstance(fields.get("global_rng"), bool):
             raise refuse("`global_rng` is a setting of `map`. Give the function a parameter `rng`, or use `map`.")
         return fields
 
     def bind(self, context: Context, label: str) -> ValueFunction:
-        """As `PerSampleStage.bind`."""
+        """See `PerSampleStage.bind`."""
         calls = {field: context.call("map_dict", fn, f"{label}:{field}") for field, fn in self.fields.items()}
         return functools.partial(_map_fields, calls)
 
@@ -223,7 +229,7 @@ class MapTuple(PerSampleStage):
     )
 
     def bind(self, context: Context, label: str) -> ValueFunction:
-        """As `PerSampleStage.bind`."""
+        """See `PerSampleStage.bind`."""
         places = enumerate(self.fns)
         calls = [None if fn is None else context.call("map_tuple", fn, f"{label}:{place}") for place, fn in places]
         return functools.partial(_map_places, calls)
@@ -251,28 +257,29 @@ class Rename(PerSampleStage):
 
     @property
     def sources(self) -> tuple[str, ...]:
-        """The fields that it reads, `;` between alternatives."""
+        """The fields that the stage reads, with `;` between alternatives."""
         return tuple(self.names.values())
 
     def bind(self, context: Context, label: str) -> Rename:  # noqa: ARG002 (nothing is drawn)
-        """As `PerSampleStage.bind`."""
+        """See `PerSampleStage.bind`."""
         return self
 
-    def __call__(self, sample: Any, origin: Origin = NOWHERE) -> dict[str, Any]:  # noqa: ARG002 (nothing is drawn)
-        """A copy of `sample` with its fields renamed; the first alternative wins, the others stay.
+    def __call__(self, sample: Any, origin: Origin = NO_ORIGIN) -> dict[str, Any]:  # noqa: ARG002 (nothing is drawn)
+        """Return a copy of `sample` with its fields renamed. Of alternatives, the first that exists is renamed.
 
         Raises:
-            WdskitError: A field is missing, or a new name is that of a field that stays.
+            PipelineError: The sample is not a dict.
+            WdskitError: A field is missing, or a new name is the name of another field that is kept.
         """
         check_dict("rename", sample)
-        found = {new: _found("rename", sample, olds) for new, olds in self.names.items()}
-        renamed = {old for old in found.values() if old in sample}
-        for new, old in found.items():
+        old_names = {new: _find_name("rename", sample, olds) for new, olds in self.names.items()}
+        renamed = {old for old in old_names.values() if old in sample}
+        for new, old in old_names.items():
             if new in sample and new not in renamed:
                 msg = f"`{new}: {old}` would replace the field `{new}` of the sample"
                 raise WdskitError(f"{msg}. Use another name, or leave `{new}` out first, with to_dict")
         kept = {field: value for field, value in sample.items() if field not in renamed}
-        return kept | {new: pick("rename", sample, old) for new, old in found.items()}
+        return kept | {new: pick("rename", sample, old) for new, old in old_names.items()}
 
 
 class ToTuple(PerSampleStage):
@@ -288,19 +295,19 @@ class ToTuple(PerSampleStage):
 
     @property
     def sources(self) -> tuple[str, ...]:
-        """The fields that it reads, `;` between alternatives."""
+        """The fields that the stage reads, with `;` between alternatives."""
         return self.fields
 
     def bind(self, context: Context, label: str) -> ToTuple:  # noqa: ARG002 (nothing is drawn)
-        """As `PerSampleStage.bind`."""
+        """See `PerSampleStage.bind`."""
         return self
 
     def places_after(self, places: tuple[str, ...] | None) -> tuple[str, ...]:  # noqa: ARG002 (it makes new ones)
-        """As `PerSampleStage.places_after`."""
+        """See `PerSampleStage.places_after`."""
         return self.fields
 
-    def __call__(self, sample: Any, origin: Origin = NOWHERE) -> tuple[Any, ...]:  # noqa: ARG002 (nothing is drawn)
-        """The fields in the order they were named."""
+    def __call__(self, sample: Any, origin: Origin = NO_ORIGIN) -> tuple[Any, ...]:  # noqa: ARG002 (nothing is drawn)
+        """Return the values of `fields`, in their order. WdskitError: A field is missing."""
         return tuple(pick("to_tuple", sample, names) for names in self.fields)
 
 
@@ -326,15 +333,15 @@ class ToDict(PerSampleStage):
 
     @property
     def sources(self) -> tuple[str, ...]:
-        """The fields that it reads, `;` between alternatives."""
+        """The fields that the stage reads, with `;` between alternatives."""
         return self.fields
 
     def bind(self, context: Context, label: str) -> ToDict:  # noqa: ARG002 (nothing is drawn)
-        """As `PerSampleStage.bind`."""
+        """See `PerSampleStage.bind`."""
         return self
 
-    def __call__(self, sample: Any, origin: Origin = NOWHERE) -> dict[str, Any]:  # noqa: ARG002 (nothing is drawn)
-        """The fields in the order they were named."""
+    def __call__(self, sample: Any, origin: Origin = NO_ORIGIN) -> dict[str, Any]:  # noqa: ARG002 (nothing is drawn)
+        """Return a dict of `fields`, in their order. WdskitError: A field is missing."""
         return {name: pick("to_dict", sample, names) for name, names in self._names.items()}
 
     @functools.cached_property
@@ -359,16 +366,16 @@ class MultiHot(PerSampleStage):
 
     @classmethod
     def expand(cls, value: object) -> dict[str, Any]:
-        """As `StageSpec.expand`; Python calls the setting `from` `source`."""
+        """See `StageSpec.expand`. The setting `source` of Python is `from` in YAML, because `from` is a keyword."""
         settings = super().expand(value)
         return {("from" if name == "source" else name): each for name, each in settings.items()}
 
     def write_settings(self) -> Any:
-        """As `StageSpec.write_settings`."""
+        """See `StageSpec.write_settings`."""
         return {("from" if name == "source" else name): value for name, value in super().write_settings().items()}
 
     def bind(self, context: Context, label: str) -> MultiHot:  # noqa: ARG002 (nothing is drawn)
-        """As `PerSampleStage.bind`."""
+        """See `PerSampleStage.bind`."""
         return self
 
     @functools.cached_property
@@ -376,14 +383,15 @@ class MultiHot(PerSampleStage):
         names: Sequence[Any] = range(self.classes) if isinstance(self.classes, int) else self.classes
         return {name: number for number, name in enumerate(names)}
 
-    def __call__(self, sample: Any, origin: Origin = NOWHERE) -> dict[str, Any]:  # noqa: ARG002 (nothing is drawn)
-        """A copy of `sample` with the vector.
+    def __call__(self, sample: Any, origin: Origin = NO_ORIGIN) -> dict[str, Any]:  # noqa: ARG002 (nothing is drawn)
+        """Return a copy of `sample` with the vector in the field `to`.
 
         Raises:
-            WdskitError: A field is missing, or a label is no class.
+            PipelineError: The sample is not a dict, or its JSON field is not decoded yet.
+            WdskitError: The field is missing, or a label is not one of `classes`.
         """
-        found = pick("multi_hot", sample, self.source)
-        labels = found.tolist() if isinstance(found, np.ndarray) else found
+        value = pick("multi_hot", sample, self.source)
+        labels = value.tolist() if isinstance(value, np.ndarray) else value
         vector = np.zeros(len(self._numbers), np.float32)
         for label in labels if isinstance(labels, list) else [labels]:
             if isinstance(label, bool) or not isinstance(label, int | str) or label not in self._numbers:
@@ -394,10 +402,10 @@ class MultiHot(PerSampleStage):
 
 
 class UserStage(PerSampleStage):
-    """A function or class of the user's under the name it was registered by: `- my_augment: {strength: 3}`.
+    """A stage that calls a user's registered function or class: `- my_augment: {strength: 3}`.
 
-    A function gets the settings as keyword arguments in each call. Of a class one instance is made with them, in the
-    process that makes the loader; each worker process calls its own copy of it with each value.
+    A function gets the settings as keyword arguments in each call. A class is instantiated once with the settings, in
+    the process that makes the loader. Each worker process has a copy of the instance and calls it for each value.
     """
 
     shorthand: ClassVar[str | None] = "settings"
@@ -408,27 +416,27 @@ class UserStage(PerSampleStage):
 
     @classmethod
     def expand(cls, value: object) -> dict[str, Any]:
-        """Return the settings that YAML gives after the name: null, or a mapping."""
+        """Return the settings from the value after the name in YAML: null, or a mapping. ValueError: Another value."""
         if value is not None and not isinstance(value, Mapping):
             raise ValueError(f"{describe(value)}; settings of `{cls.name}` are a mapping, as in {{strength: 3}}.")
         return {} if value is None else {"settings": dict(value)}
 
     def bind(self, context: Context, label: str) -> ValueFunction:
-        """As `PerSampleStage.bind`."""
+        """See `PerSampleStage.bind`."""
         return context.call(self.name, context.resolve(self.name, self.name, self.settings), label, is_map=True)
 
     def __reduce__(self) -> tuple[object, tuple[str, dict[str, Any]]]:
-        """Its name and settings: the class is made when it is asked for."""
+        """Pickle the name and the settings. The class is made by `user_stage`, so pickle cannot import it."""
         return _make_user_stage, (self.name, self.settings)
 
 
 @functools.cache
-def user_stage(called: str) -> type[UserStage]:
-    """Return the stage class of a registered name."""
+def user_stage(registered_name: str) -> type[UserStage]:
+    """Return the stage class for the name of a registered function or class."""
 
     class Registered(UserStage):
-        __doc__ = f"The registered `{called}`."
-        name: ClassVar[str] = called
+        __doc__ = f"The registered `{registered_name}`."
+        name: ClassVar[str] = registered_name
 
     return Registered
 
@@ -438,32 +446,35 @@ def _make_user_stage(name: str, settings: dict[str, Any]) -> UserStage:
 
 
 def pick(stage: str, sample: Any, names: str) -> Any:
-    """The value of the first of the `;` alternatives that a sample has: a field, or else a path in a JSON field.
+    """Return the value of the first `;` alternative that a sample has as a field, or as a path in a JSON field.
 
-    A list of numbers in JSON becomes an array, which batches as one.
+    A list of numbers in JSON is returned as an array, see `as_array`.
 
     Raises:
-        WdskitError: The sample has none of them.
+        PipelineError: The sample is not a dict, or the JSON field of a path is not decoded yet.
+        WdskitError: The sample has none of the alternatives.
     """
     check_dict(stage, sample)
-    name = _found(stage, sample, names)
-    return sample[name] if name in sample else _at_path(stage, sample, name)
+    name = _find_name(stage, sample, names)
+    return sample[name] if name in sample else _value_at_path(stage, sample, name)
 
 
-def _found(stage: str, sample: Mapping[str, Any], names: str) -> str:
-    """The first of the `;` alternatives that a sample has."""
+def _find_name(stage: str, sample: Mapping[str, Any], names: str) -> str:
+    """Return the first `;` alternative that a sample has. WdskitError: The sample has none of them."""
     for name in names.split(";"):
         if name in sample:
             return name
         if is_path(name):
             with contextlib.suppress(KeyError):
-                _at_path(stage, sample, name)
+                _value_at_path(stage, sample, name)
                 return name
     raise WdskitError(f"no field `{names}`; the sample has: {_listed(sample)}")
 
 
-def _at_path(stage: str, sample: Mapping[str, Any], name: str) -> Any:
-    """The value at a path, in the field with the longest name that begins it. KeyError: The path leads nowhere."""
+def _value_at_path(stage: str, sample: Mapping[str, Any], name: str) -> Any:
+    """Return the value at a path, in the JSON field with the longest name that starts the path. Raises KeyError if the
+    path does not exist, PipelineError if the field is not decoded yet.
+    """
     parts = name.split(".")
     for stop in range(len(parts) - 1, 0, -1):
         field = ".".join(parts[:stop])
@@ -476,8 +487,8 @@ def _at_path(stage: str, sample: Mapping[str, Any], name: str) -> Any:
 
 
 def as_array(value: Any) -> Any:
-    """A list of numbers, or of such lists of one length, as an array of int64 or float64 if that is exact. Other values
-    are returned unchanged.
+    """Return a list of numbers, or nested lists of equal lengths, as an array of int64 or float64, if that is exact.
+    Return any other value unchanged.
     """
     if not isinstance(value, list):
         return value

@@ -1,4 +1,4 @@
-"""Stages of webdataset and other callables `iterator -> iterator`: which kind they are, and positions after them."""
+"""Foreign stages, such as webdataset's: their kind, and positions for the values that they yield."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ _OPENERS = frozenset(["tarfile_samples", "tarfile_to_samples"])
 
 
 def check_stage(stage: object, at: int) -> None:
-    """Refuse an object that cannot be a stage when it is added, before the pipeline runs.
+    """Check that an object can be stage number `at` of a pipeline.
 
     Raises:
-        PipelineError: `stage` is not a spec, a callable or a stage of webdataset.
+        PipelineError: `stage` is not a spec, a callable or a stage of webdataset. The first stage may also be a
+            DataLoader or IterableDataset of torch.
     """
     if isinstance(stage, StageSpec) or hasattr(stage, "run"):
         return
@@ -32,34 +33,36 @@ def check_stage(stage: object, at: int) -> None:
 
 
 def splits_nodes(stage: Any) -> bool:
-    """Whether what runs keeps the shards of one rank; wdskit's own and webdataset's have the same name."""
-    return _name(stage) in _BY_NODE
+    """Return whether a running stage keeps the shards of one rank. wdskit's and webdataset's have the same name."""
+    return _function_name(stage) in _BY_NODE
 
 
 def splits_workers(stage: Any) -> bool:
-    """Whether what runs keeps the shards of one worker; wdskit's own and webdataset's have the same name."""
-    return _name(stage) in _BY_WORKER
+    """Return whether a running stage keeps the shards of one worker. wdskit's and webdataset's have the same name."""
+    return _function_name(stage) in _BY_WORKER
 
 
 def takes_shards(stage: Any) -> bool:
-    """Whether a stage that is not ours takes shards and gives shards."""
-    return splits_nodes(stage) or splits_workers(stage) or _name(stage) == "non_empty"
+    """Return whether a foreign stage takes shards and yields shards."""
+    return splits_nodes(stage) or splits_workers(stage) or _function_name(stage) == "non_empty"
 
 
 def opens_shards(stage: Any) -> bool:
-    """Whether a stage, ours or not, turns shards into samples."""
-    return (stage.name if isinstance(stage, StageSpec) else _name(stage)) in _OPENERS
+    """Return whether a stage, wdskit's or foreign, takes shards and yields samples."""
+    return (stage.name if isinstance(stage, StageSpec) else _function_name(stage)) in _OPENERS
 
 
 def is_webdatasets(stage: Any) -> bool:
-    """Whether a stage comes from webdataset."""
+    """Return whether a stage is defined in webdataset."""
     return str(getattr(stage, "__module__", "")).partition(".")[0] == "webdataset"
 
 
 class Renumber:
-    """Gives each value a new position after a stage that is not wdskit's.
+    """Gives each value a new position after a foreign stage.
 
-    `each_epoch` is as in `streaming.ShuffleBuffer`.
+    Args:
+        run: The running pipeline.
+        each_epoch: Whether the stage is after `with_epoch`.
     """
 
     def __init__(self, run: Run, *, each_epoch: bool) -> None:
@@ -67,7 +70,7 @@ class Renumber:
         self.each_epoch = each_epoch
 
     def __call__(self, source: Iterable[Any]) -> Iterator[Any]:
-        """Yield each value, with its number as its position."""
+        """Yield each value. `run.origin` gets the value's number and the epoch as its position."""
         run = self.run
         part = FOREIGN | run.rank_info.rank << 31 | run.worker
         epoch = run.epoch if self.each_epoch else run.first_epoch
@@ -77,8 +80,8 @@ class Renumber:
             yield value
 
 
-def _name(stage: Any) -> str:
-    """Return the name of a function. Filters of webdataset have it as `f`, partials as `func`."""
+def _function_name(stage: Any) -> str:
+    """Return the name of a stage's function: `f` of a filter of webdataset, `func` of a partial, else the stage."""
     inner = getattr(stage, "f", None) or getattr(stage, "func", None) or stage
     return str(getattr(inner, "__name__", ""))
 

@@ -1,8 +1,8 @@
-"""Marks of values: whether an array is an image, and whether its numbers are those of a mask.
+"""Marks of values: whether an array is an image, and whether the image is a mask.
 
-A mark belongs to the value. Decoders and image stages mark their results, and an array, a tensor or a PIL image keeps
-its mark when a stage or a function moves it to another field or place. Batches have the channels of images first, and
-no transform blends a mask. The name of a field decides only for values without a mark (`layout_of`).
+A mark belongs to the value. Decoders and image stages mark their results. An array, a tensor or a PIL image keeps its
+mark when a stage or a function moves it to another field. Collating puts the channels of images first, and no transform
+blends a mask. The name of a field decides only for values without a mark (`layout_of`).
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ IMAGE_CHANNELS = frozenset({1, 3, 4})
 
 @dataclass(frozen=True)
 class Mark:
-    """What is known about one value.
+    """The known properties of one value.
 
     Attributes:
         layout: "image": an array (height, width[, channels]) or a tensor ([channels, ]height, width). "array": a batch
             stacks the value without a change of axes. "lost": a function replaced an image of a tuple with a new array,
             which may be an image or not. None: unknown.
-        is_mask: Its numbers are classes or depths: no transform may blend or scale them.
-        changed: Why its numbers are not those that its file stores, as a sentence; "" if they may be.
-        is_list: It is a list of JSON: values of different lengths batch as `Ragged`.
+        is_mask: Whether the numbers are classes or depths, which no transform may blend or scale.
+        changed: The reason why the numbers differ from the numbers in the file, for messages; "" if they may be equal.
+        is_list: Whether the value was a JSON list. Lists of different lengths are collated to a `Ragged`.
     """
 
     layout: Layout
@@ -62,43 +62,43 @@ class _Reference(weakref.ref[Any]):
 
 
 _REFERENCES: dict[int, _Reference] = {}
-"""By the identity of the value; an entry ends with its value."""
+"""Maps `id(value)` to the value's reference. An entry is removed when its value is deleted."""
 
 
-def _forget(reference: weakref.ref[Any], references: dict[int, _Reference] = _REFERENCES) -> None:
-    references.pop(reference.key, None)  # type: ignore[attr-defined]  # the value's memory is not free before this ends
+def _remove_entry(reference: weakref.ref[Any], references: dict[int, _Reference] = _REFERENCES) -> None:
+    references.pop(reference.key, None)  # type: ignore[attr-defined]  # a new value cannot have this id yet
 
 
 def marked(value: T, mark: Mark) -> T:
-    """The value itself, with this mark: an array, a tensor or a PIL image."""
-    reference = _Reference(value, _forget)
+    """Mark an array, a tensor or a PIL image, and return the same object."""
+    reference = _Reference(value, _remove_entry)
     reference.key, reference.mark = id(value), mark
     _REFERENCES[reference.key] = reference
     return value
 
 
 def mark_of(value: object) -> Mark | None:
-    """The value's mark, None if it has none."""
+    """Return the mark of a value; None if the value has no mark."""
     reference = _REFERENCES.get(id(value))
     return reference.mark if reference is not None and reference() is value else None
 
 
 def is_tensor(value: object) -> TypeIs[torch.Tensor]:
-    """Return True for a tensor of torch. It does not import torch."""
+    """Return True for a tensor of torch. Does not import torch."""
     return hasattr(value, "untyped_storage")
 
 
 def names_image(field: str) -> bool:
-    """Whether a field of a sample holds an image by its name."""
+    """Return whether the name of a field is the name of an image field, such as `jpg`."""
     return not field.startswith("__") and is_image_field(field)
 
 
 def layout_of(slot: object, value: object) -> Layout:
-    """The layout of a value: that of its mark; without one, the name of the value's field decides.
+    """Return the layout of a value from its mark, or if the value has no mark, from the name of its field.
 
     Args:
-        slot: Name of the field; the number of a place in a tuple and None for a bare value name no layout.
-        value: The value.
+        slot: Name of the field; the position in a tuple or None for a bare value, which say nothing about the layout.
+        value: Any value.
     """
     mark = mark_of(value)
     if mark is not None and mark.layout is not None:
@@ -111,23 +111,23 @@ def layout_of(slot: object, value: object) -> Layout:
 
 
 def is_image_in(field: str, value: object) -> bool:
-    """Whether a field of a sample holds an image that a stage may change: fields that start with `__` do not."""
+    """Return whether a field holds an image that a stage may change. Fields that start with `__` do not."""
     return not field.startswith("__") and layout_of(field, value) == "image"
 
 
 def may_be_image(array: NDArray[Any]) -> bool:
-    """Whether it is of a shape and kind that could be an image with channels, or else something with three axes."""
+    """Return whether the shape and dtype fit an image with channels; the array may still be something else."""
     is_pixels = array.dtype == np.uint8 or array.dtype.kind == "f"
     return is_pixels and array.ndim == 3 and array.shape[2] in IMAGE_CHANNELS
 
 
-Known = list[tuple[object, Any, Mark | None]]
-"""Slot, value and mark of each marked value of a sample, and of its other arrays and tensors."""
+SampleMarks = list[tuple[object, Any, Mark | None]]
+"""Slot, value and mark of each marked value of a sample, and of its unmarked arrays and tensors."""
 
 
-def marks_in(sample: Any) -> Known:
-    """The values of a sample with their marks; none if no value is marked."""
-    found: Known = []
+def marks_in(sample: Any) -> SampleMarks:
+    """Return the marks of a sample; empty if no value is marked."""
+    found: SampleMarks = []
     for slot, item in _items(sample):
         mark = mark_of(item)
         if mark is not None or isinstance(item, np.ndarray) or is_tensor(item):
@@ -135,17 +135,17 @@ def marks_in(sample: Any) -> Known:
     return found if any(mark for _, _, mark in found) else []
 
 
-def hand_on(known: Known, result: Any) -> Any:
-    """A function's result, in which the values that it made from marked ones are marked.
+def transfer_marks(known: SampleMarks, result: Any) -> Any:
+    """Return a function's result in which values that the function made from marked values are marked.
 
-    A view or a copy of a value has its mark. A new value under the same name of a dict, or in place of the one value
-    that the function took, has the mark of the value before. A new array at the place of an image in a tuple gets the
-    layout "lost": it may be an image or another array.
+    A view or a copy of a marked value gets the value's mark. A new value under the same key of a dict, or in place of a
+    bare value, gets the mark of the old value. A new array in place of an image in a tuple gets the layout "lost",
+    because it may be an image or another array.
 
     Args:
         known: The marks of the function's argument.
-        result: The function's result. Its objects get no marks, because the function may return them again elsewhere.
-            New views of them, in a new dict or tuple, get the marks.
+        result: The function's result. It is not changed, because the function may return the same objects again. New
+            views of its values, in a new dict or tuple, get the marks.
     """
     changed = {}
     if known:
@@ -164,17 +164,18 @@ def hand_on(known: Known, result: Any) -> Any:
     return changed[None]
 
 
-def _mark_from(known: Known, slot: object, item: Any) -> Mark | None:
-    for same in (_is_part, _is_copy):
-        found = {mark: at == slot for at, value, mark in known if same(item, value)}
+def _mark_from(known: SampleMarks, slot: object, item: Any) -> Mark | None:
+    """Return the mark of a function's result `item` in `slot`; None if no marked value of its argument fits."""
+    for is_same in (_is_view, _is_copy):
+        found = {mark: at == slot for at, value, mark in known if is_same(item, value)}
         if found:
             return max(found, key=lambda mark: (found[mark], mark is not None and mark.is_mask))
-    if any(mark is not None and mark.is_mask and _shares_numbers(item, value) for _, value, mark in known):
+    if any(mark is not None and mark.is_mask and _shares_memory(item, value) for _, value, mark in known):
         return Mark(None, is_mask=True)
     before, value = next(((mark, value) for at, value, mark in known if at == slot), (None, None))
     similar = [other for _, other, _ in known if _form(other) == _form(item)]
     if before is None or (similar and _form(value) != _form(item)):
-        return None  # it is rather made from a value under another name
+        return None  # `item` was probably made from a value in another slot
     if isinstance(slot, int):
         return _LOST if before.layout != "array" and isinstance(item, np.ndarray) else None
     is_float = item.dtype.kind == "f" if isinstance(item, np.ndarray) else item.dtype.is_floating_point
@@ -185,8 +186,8 @@ def _form(value: Any) -> tuple[object, ...]:
     return type(value), getattr(value, "dtype", None), getattr(value, "ndim", None)
 
 
-def _is_part(item: Any, value: Any) -> bool:
-    """Whether it is a view of some rows and columns of the value, in any order."""
+def _is_view(item: Any, value: Any) -> bool:
+    """Return whether `item` is a view of rows and columns of `value`, in any order."""
     if type(item) is not type(value) or item.ndim != value.ndim or item.dtype != value.dtype:
         return False
     if isinstance(item, np.ndarray):
@@ -203,13 +204,13 @@ def _is_copy(item: Any, value: Any) -> bool:
     return bool(item.device == value.device and (item == value).all())
 
 
-def _shares_numbers(item: Any, value: Any) -> bool:
-    """Whether a tensor is in the memory of an array."""
+def _shares_memory(item: Any, value: Any) -> bool:
+    """Return whether `item` is a tensor that starts in the memory of the array `value`."""
     return is_tensor(item) and isinstance(value, np.ndarray) and bool(item.data_ptr() == value.ctypes.data)
 
 
 def _items(value: Any) -> Iterator[tuple[object, Any]]:
-    """The slots of a sample and their values; a bare value has the slot None."""
+    """Yield slot and value for each item of a sample; a bare value has the slot None."""
     if isinstance(value, dict):
         yield from value.items()
     elif isinstance(value, (tuple, list)):

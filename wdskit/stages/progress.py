@@ -1,4 +1,4 @@
-"""What the threads of a process work on, in memory that another process can read while this one hangs or is stopped."""
+"""Positions of the samples that threads work on, readable by another process while this process hangs or is stopped."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 REPORT_S = 60.0
-"""A wait for a batch is reported after this time, and each time that it has lasted as long again."""
+"""Time between two reports of a wait for a batch; also the time before the first report."""
 
 IDLE = -1
-"""In place of `minor`: the thread works on nothing."""
+"""The value of `minor` in a slot whose thread works on no sample."""
 
 TURN = 1
-"""The row of `Board.turn`."""
+"""The row of `Board.turn` in `Board.slots`."""
 
-_SLOTS = 64  # threads that work at the same time; further ones work unseen
+_SLOTS = 64  # further threads get a slot that no other process can read
 _WORDS = 3
 BOARD_BYTES = _SLOTS * _WORDS * 8
 
@@ -26,17 +26,17 @@ Slot: TypeAlias = "memoryview[int]"
 
 
 class Board:
-    """One slot for each thread that works: `major` and `minor` of the sample's `Origin`, and how many samples it read.
+    """The slots of the working threads: `major` and `minor` of the sample's `Origin`, and the number of samples read.
 
-    A slot is written before its thread touches a sample: two stores of 40 ns.
+    A thread writes its slot before it touches a sample: two stores of 40 ns.
 
     Args:
-        memory: `BOARD_BYTES` of shared memory; without, this process's own.
+        memory: `BOARD_BYTES` of shared memory; None for memory of this process.
 
     Attributes:
-        slots: As `slots_in` returns them.
-        main: The slot of the thread that reads a stream, and runs its stages where they have no threads.
-        turn: The slot of the thread whose turn it is to call a function of the user's: others wait for it.
+        slots: All slots, int64 (slots, 3).
+        main: The slot of the thread that reads a stream, and that runs the stages if they have no threads.
+        turn: The slot of the thread that holds `Run.call_lock`, for which other threads wait.
     """
 
     def __init__(self, memory: Any = None) -> None:
@@ -46,40 +46,40 @@ class Board:
         self._free: deque[Slot] = deque(others)
 
     def claim(self) -> Slot:
-        """Take a slot for this thread."""
+        """Return a free slot for this thread."""
         try:
             return self._free.pop()
         except IndexError:
             return memoryview(bytearray(_WORDS * 8)).cast("q")
 
     def release(self, slot: Slot) -> None:
-        """Give a slot back, idle."""
+        """Mark a slot as idle, and make it free."""
         slot[1] = IDLE
         self._free.append(slot)
 
 
 def slots_in(memory: Any) -> NDArray[np.int64]:
-    """Return the slots of a `Board` in its memory, int64 (slots, 3)."""
+    """Return the slots of a `Board` as a view of its memory, int64 (slots, 3)."""
     return np.frombuffer(memory, np.int64).reshape(_SLOTS, _WORDS)
 
 
-class Silence:
-    """The time since something came out of a stream, for streams that no loader watches from another thread."""
+class SilenceTimer:
+    """The time since a stream yielded its last value, for streams that no loader watches from another thread."""
 
-    def __init__(self, num_heard: int) -> None:
-        self.begin(num_heard)
+    def __init__(self, num_yielded: int) -> None:
+        self.restart(num_yielded)
 
-    def begin(self, num_heard: int) -> None:
-        """Count from here on, where `num_heard` values have come out."""
-        self._num_heard = num_heard
+    def restart(self, num_yielded: int) -> None:
+        """Measure from now on. The stream has yielded `num_yielded` values."""
+        self._num_yielded = num_yielded
         self._started_s = time.monotonic()
         self._next_s = self._started_s + REPORT_S
         self._num_samples = 0
 
-    def after(self, num_heard: int, num_samples: int) -> str:
-        """Note samples that were read. Returns the line to log if nothing has come out for long, else an empty text."""
-        if num_heard != self._num_heard:
-            self.begin(num_heard)
+    def update(self, num_yielded: int, num_samples: int) -> str:
+        """Add `num_samples` samples that were read. Return the line to log after a long silence, else an empty text."""
+        if num_yielded != self._num_yielded:
+            self.restart(num_yielded)
         self._num_samples += num_samples
         now_s = time.monotonic()
         if now_s < self._next_s:
@@ -89,7 +89,7 @@ class Silence:
 
 
 def describe_silence(who: str, waited_s: float, num_samples: int) -> str:
-    """Return the message about a stream that reads samples and yields nothing."""
+    """Return the message about a stream that reads samples and yields no value. `who` is the name of the stream."""
     return (
         f"no sample has come out of {who} for {waited_s:.0f} s: {num_samples} samples were read in this time, and all "
         "were dropped or are held by its stages. Check its select and shuffle stages."

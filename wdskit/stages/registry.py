@@ -1,6 +1,6 @@
-"""What YAML and the builder call by name: wdskit's stages, and the functions and classes that users register.
+"""The names that YAML and the builder know: wdskit's stages, and the functions and classes that users register.
 
-Nothing runs that was not registered or handed over in Python.
+YAML can only name them: no function runs that was not registered or passed in Python.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import difflib
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
-from wdskit.config.spec import StageSpec, checked, read_stage
+from wdskit.config.spec import StageSpec, read_stage, require_valid
 from wdskit.errors import PipelineError
 from wdskit.stages import batching, buckets, fields, shard_reader, sources, stream_source, streaming, vision
 from wdskit.stages.base import check_settings, is_function_name
@@ -53,17 +53,17 @@ STAGES: dict[str, type[StageSpec]] = {
         streaming.WithLength,
     )
 }
-"""Every stage of wdskit by its name."""
+"""Maps the name of each stage of wdskit to its class."""
 
 _FUNCTIONS: dict[str, Callable[..., Any]] = {}
 
 
 def register(name: str) -> Callable[[F], F]:
-    """Decorator that gives a function or class a name, for `- map: name` in YAML and `.map("name")` in Python.
+    """Return a decorator that registers a function or class for `- map: name` in YAML and `.map("name")` in Python.
 
-    In YAML the name is also a stage with settings: a function gets them as keyword arguments; a class gets them when
-    its instance is made, and the instance is called. If it has a parameter `rng`, it gets a numpy Generator that
-    depends on the seed and on the sample's position only.
+    In YAML the name is also a stage with settings. A function gets the settings as keyword arguments. A class gets them
+    when its instance is made, and the instance is called. If the function or `__call__` has a parameter `rng`, it gets
+    a numpy Generator that depends only on the seed and the sample's position.
 
     ```python
     @wdskit.register("brighten")  # - brighten: {by: 0.2}
@@ -75,8 +75,8 @@ def register(name: str) -> Callable[[F], F]:
     Running the same definition again (a notebook cell, a reloaded module) replaces the function.
 
     Raises:
-        PipelineError: The name is not an identifier or that of a stage of wdskit, the decorated object is not callable,
-            or another function has the name.
+        PipelineError: The name is not an identifier or is the name of a stage of wdskit, the decorated object is not
+            callable, or another function has the name.
     """
     if not is_function_name(name):
         raise PipelineError(
@@ -98,10 +98,10 @@ def register(name: str) -> Callable[[F], F]:
 
 
 def refuse_stage_name(where: str, name: str) -> None:
-    """Refuse a function under the name of a stage of wdskit, which would be called in its place.
+    """Check that the name of a user's function is not the name of a stage, which YAML would call instead.
 
     Raises:
-        PipelineError: There is such a stage; `where` is said first.
+        PipelineError: A stage of wdskit has the name. The message starts with `where`.
     """
     if name in STAGES:
         raise PipelineError(f"{where}: `{name}` is a stage of wdskit. Use another name: `my_{name}`.")
@@ -111,7 +111,7 @@ def check_registered(stages: Iterable[Any], *, where: str) -> None:
     """Compare the settings of registered stages with the parameters of their functions and classes.
 
     Raises:
-        PipelineError: A function does not take a setting; `where` is said first.
+        PipelineError: A function or class has no parameter for a setting. The message starts with `where`.
     """
     for stage in stages:
         if isinstance(stage, fields.UserStage) and stage.name in _FUNCTIONS:
@@ -121,10 +121,10 @@ def check_registered(stages: Iterable[Any], *, where: str) -> None:
 
 
 def resolve(name: str, extra: Mapping[str, Callable[..., Any]]) -> Callable[..., Any]:
-    """The function called `name`: one of `extra` (`make_loader(transforms=...)`), else a registered one.
+    """Return the function with a name: from `extra` (`make_loader(transforms=...)`), or else a registered function.
 
     Raises:
-        PipelineError: The name is unknown. The message gives the most similar name.
+        PipelineError: The name is unknown. The message suggests the most similar name.
     """
     if name in extra:
         return extra[name]
@@ -139,28 +139,28 @@ def resolve(name: str, extra: Mapping[str, Callable[..., Any]]) -> Callable[...,
 
 
 def registered_names() -> tuple[str, ...]:
-    """All registered names, sorted."""
+    """Return all registered names, sorted."""
     return tuple(sorted(_FUNCTIONS))
 
 
 def known_stages(functions: Iterable[str] = ()) -> dict[str, type[StageSpec]]:
-    """Return wdskit's stages by name, then registered names and `functions` that are not names of wdskit's stages."""
+    """Return a stage class for each name: wdskit's stages, then registered names and `functions` with other names."""
     own = {name: fields.user_stage(name) for name in (*registered_names(), *functions) if name not in STAGES}
     return {**STAGES, **own}
 
 
 def parse_stage(name: str, value: object = None, *, where: str = "pipeline") -> StageSpec:
-    """A stage of wdskit with its settings.
+    """Return a stage of wdskit with its settings.
 
     Args:
         name: A key of `STAGES`.
         value: As in YAML: None, a bare value as in `parse_stage("shuffle", 200)`, or a mapping of settings.
-        where: First in messages.
+        where: Start of messages.
 
     Raises:
-        ConfigError: The stage is unknown, or settings are wrong. The message lists all wrong settings.
+        ConfigError: The stage is unknown, or settings are invalid. The message lists all problems.
     """
-    return checked(*read_stage(STAGES, name, value), where=where)
+    return require_valid(*read_stage(STAGES, name, value), where=where)
 
 
 def _is_same_definition(one: Callable[..., Any], other: Callable[..., Any]) -> bool:

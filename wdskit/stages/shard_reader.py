@@ -1,4 +1,4 @@
-"""The stage `tarfile_to_samples`: each shard opened, compared with its folder's index, and read in order."""
+"""The stage `tarfile_to_samples`: opens each shard, compares it with its folder's index, and yields its samples."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, ClassVar
 
 from wdskit.config.spec import Kind
-from wdskit.dataset.binary import ShardEntry, Verified, changed_bytes, check_digest
+from wdskit.dataset.binary import IdentityChecker, ShardEntry, changed_bytes, check_digest
 from wdskit.dataset.samples import ShardReader, refuse_divided
 from wdskit.dataset.shard import offsets_path, read_offsets
 from wdskit.errors import PipelineError, ShardError
 from wdskit.stages.base import Origin, Run
-from wdskit.stages.progress import Silence
+from wdskit.stages.progress import SilenceTimer
 from wdskit.stages.stream_source import DRAW
 from wdskit.stages.streaming import StreamContext, StreamStage
-from wdskit.stages.timing import clocked
+from wdskit.stages.timing import time_iteration
 from wdskit.storage.urls import ByteStream, LocalFile, is_local, local_path, open_stream, shown_url
 
 logger = logging.getLogger(__name__)
@@ -28,49 +28,57 @@ class TarfileToSamples(StreamStage):
     name: ClassVar[str] = "tarfile_to_samples"
     kind: ClassVar[Kind] = "open"
 
-    def bind(self, context: StreamContext) -> OpenTars:
-        """Draws into samples; a source that is not wdskit's need not number its draws."""
+    def bind(self, context: StreamContext) -> ShardOpener:
+        """See `StreamStage.bind`."""
         source, shards = context.stages[0], context.shards
         if shards is None:
-            return OpenTars(context.run, {}, frozenset(), check="size")
-        known = zip(shards.urls, shards.entries, strict=True)
-        entries = {url: entry for url, entry in known if entry is not None}
+            return ShardOpener(context.run, {}, frozenset(), check="size")
+        pairs = zip(shards.urls, shards.entries, strict=True)
+        entries = {url: entry for url, entry in pairs if entry is not None}
         check = getattr(source, "check", "size")
-        return OpenTars(context.run, entries, frozenset(shards.urls), check=check)
+        return ShardOpener(context.run, entries, frozenset(shards.urls), check=check)
 
 
-class OpenTars:
-    """Opens the shard of each draw and yields its samples.
+class ShardOpener:
+    """Opens the shard of each draw and yields its samples. Draws of a foreign source need no number.
 
     Args:
         run: The running pipeline.
-        entries: The index entries of the shards by URL, if they have one.
-        urls: All shards, if they are known. If none of them has a sample, the stream is an error.
+        entries: Maps the URL of each indexed shard to its index entry.
+        urls: The URLs of all shards; empty if they are unknown.
         check: `size` compares a shard with its entry: its size when it is opened, and its samples when they are read.
-            `sha256` also reads the whole shard before. `none` compares nothing. Unless it is `none`, a local shard
-            without an entry is read once before, to find keys that are in two places.
+            `sha256` also compares the digest of the whole shard, for a local shard before its first sample. `none`
+            compares nothing. With `size` and `sha256`, a local shard without an entry is scanned before its first
+            sample, to find samples that are split over non-adjacent members.
     """
 
     def __init__(self, run: Run, entries: dict[str, ShardEntry], urls: frozenset[str], *, check: str) -> None:
         self.run = run
         self._entries = entries
         self._urls = urls
-        self._silence = Silence(0)
+        self._silence = SilenceTimer(0)
         self._check = check
-        self._digested: set[str] = set()
-        self._looked_at: set[str] = set()
-        self._verified = Verified()
+        self._hashed: set[str] = set()
+        self._scanned: set[str] = set()
+        self._identities = IdentityChecker()
 
     def __call__(self, source: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-        """Yield the samples of each draw in order."""
-        return clocked(self._samples(source), "read", self.run.keep_timings)
+        """Yield the samples of each draw in order.
+
+        Raises:
+            PipelineError: The stream is endless and all shards are empty.
+            ShardError: A shard is damaged or differs from its index entry.
+            FolderIndexError: The `.idx` file next to a shard belongs to another shard.
+            StorageError: A shard cannot be opened or read.
+        """
+        return time_iteration(self._samples(source), "read", self.run.keep_timings)
 
     def _samples(self, source: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
         run, slot = self.run, self.run.board.main
-        self._silence.begin(run.num_heard)
+        self._silence.restart(run.num_yielded)
         empty: set[str] = set()
         for number, item in enumerate(source):
-            draw = item.get(DRAW, number)  # another library's shard list has no draws
+            draw = item.get(DRAW, number)  # a foreign source does not number its draws
             shown = shown_url(item["url"])
             slot[0], slot[1] = draw, 0
             index = -1
@@ -89,12 +97,12 @@ class OpenTars:
                     raise PipelineError(f"{shown}: all {len(empty)} shards hold no samples. Pack them again.")
 
     def _report(self, num_samples: int) -> None:
-        """Log that nothing comes out of the stream, where no loader does."""
-        if not self.run.is_watched and (line := self._silence.after(self.run.num_heard, num_samples)):
+        """Log a long time without a value from the stream, unless a loader watches the stream."""
+        if not self.run.is_watched and (line := self._silence.update(self.run.num_yielded, num_samples)):
             logger.warning("%s", line)
 
     def read(self, url: str) -> Iterator[dict[str, Any]]:
-        """The samples of one shard, the shard checked against the index first."""
+        """Compare a shard with its index entry, and yield its samples. Raises the errors of `__call__`."""
         entry = self._entries.get(url) if self._check != "none" else None
         stream = open_stream(url)
         comparison = None
@@ -102,18 +110,18 @@ class OpenTars:
             if entry is not None:
                 comparison = IndexComparison(url, entry, stream)
                 if isinstance(stream, LocalFile) and self._check == "size":
-                    self._verified.check(stream, entry.identity, entry.sha256)
-            elif self._check != "none" and url not in self._looked_at:
+                    self._identities.check(stream, entry.identity, entry.sha256)
+            elif self._check != "none" and url not in self._scanned:
                 if isinstance(stream, LocalFile) and stream.is_regular:
                     refuse_divided(stream, shard=url)
-                self._looked_at.add(url)
+                self._scanned.add(url)
             if self._check == "sha256" and entry is not None:
                 if not is_local(url):
-                    stream = _Digesting(stream, url, entry)
-                elif url not in self._digested:
+                    stream = _HashingStream(stream, url, entry)
+                elif url not in self._hashed:
                     assert isinstance(stream, LocalFile)
                     check_digest(stream, entry.sha256)
-                    self._digested.add(url)
+                    self._hashed.add(url)
             yield from ShardReader(self._counted(stream), shard=shown_url(url), on_sample=comparison)
             if comparison is not None:
                 comparison.end()
@@ -121,7 +129,7 @@ class OpenTars:
             stream.close()
 
     def _counted(self, stream: ByteStream) -> Callable[[int], bytes]:
-        """The stream's `read`, which counts the bytes."""
+        """Return the stream's `read`, which also adds the bytes to the timings."""
 
         def read(size: int) -> bytes:
             part = stream.read(size)
@@ -132,16 +140,16 @@ class OpenTars:
 
 
 class IndexComparison:
-    """Compares the samples of a shard with the folder's index while they are read: their number and their fields, and
-    for a local shard its size and the offsets of each sample.
+    """Compares the samples of a shard with the folder's index while they are read: the number of samples and their
+    fields, and for a local shard also its size and the offsets of each sample.
 
     Args:
         url: URL of the shard.
-        entry: Its index entry.
+        entry: The index entry of the shard.
         stream: The open shard.
 
     Raises:
-        ShardError: The shard has another size.
+        ShardError: The size of the local shard differs from the index.
         FolderIndexError: The `.idx` file next to the shard belongs to another shard.
     """
 
@@ -162,10 +170,16 @@ class IndexComparison:
             self._offsets = read_offsets(path, num_bytes=entry.num_bytes, sha256=entry.idx_sha256).tolist()
 
     def __call__(self, number: int, start: int, stop: int, sample: Mapping[str, Any]) -> None:
-        """Compare a sample before anybody gets it.
+        """Compare a sample with the index before it is yielded.
+
+        Args:
+            number: Number of the sample in the shard, from 0.
+            start: Byte offset of the sample's first header.
+            stop: Byte offset of the sample's end.
+            sample: The fields of the sample.
 
         Raises:
-            ShardError: It is another one than the index says.
+            ShardError: The number, the offsets or the fields of the sample differ from the index.
         """
         if number >= self._entry.num_samples:
             raise self._error(start, f"it holds more samples than the {self._entry.num_samples} in the index")
@@ -182,10 +196,10 @@ class IndexComparison:
         self._num_samples = number + 1
 
     def end(self) -> None:
-        """Compare what can be known at the end only.
+        """Compare the numbers of samples and the fields after the last sample.
 
         Raises:
-            ShardError: Samples or fields are missing.
+            ShardError: Samples are missing, or no sample has a field that the index lists.
         """
         if self._num_samples != self._entry.num_samples:
             problem = f"it holds {self._num_samples} samples, but the index says {self._entry.num_samples}"
@@ -199,8 +213,8 @@ class IndexComparison:
         return _changed(self._url, offset, problem).after(self._num_samples)
 
 
-class _Digesting:
-    """A stream that is compared with its digest at its end."""
+class _HashingStream:
+    """A stream whose `read` compares the sha256 of all bytes with the index at the end. ShardError: They differ."""
 
     def __init__(self, stream: ByteStream, url: str, entry: ShardEntry) -> None:
         self._stream = stream

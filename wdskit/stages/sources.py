@@ -1,4 +1,4 @@
-"""The planned sources `exact`, `resampled` and `sequential`: settings, mixtures, data and order, without torch."""
+"""The planned sources `exact`, `resampled` and `sequential`: their settings, mixtures, data and order. No torch."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ _POSITION = re.compile(r"\d{1,18}")
 
 _NEEDS_TIMES = "a column of bool and a number are needed, as in {rare: 3}, or {column: NAME} for a column of numbers"
 MAX_TIMES = 16
-"""Most times that `repeat` puts a sample into an epoch."""
+"""The largest number of times that `repeat` can put a sample into an epoch."""
 
 _MAX_LANES = 2**20
-_MAX_IN_WINDOWS = 2**28  # lanes x window of `resampled`, which needs up to 8 bytes for each of them
+_MAX_IN_WINDOWS = 2**28  # lanes x window of `resampled`, which needs up to 8 bytes per sample in a window
 
 
 def _check_bounds(value: object) -> tuple[int | str, int | str]:
@@ -59,7 +59,7 @@ def _check_bounds(value: object) -> tuple[int | str, int | str]:
 
 
 def _bound_of(value: object) -> int | Fraction:
-    """One end of a range: a sample's number, or a share of all."""
+    """Return one end of a range: a sample's number as an int, or a share of all samples as a Fraction, 0-1."""
     value = as_int(value)
     if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
         return value
@@ -74,17 +74,17 @@ def _bound_of(value: object) -> int | Fraction:
 
 def _check_weight(value: object) -> float | dict[int, float]:
     if not isinstance(value, Mapping):
-        weight = _number(value)
+        weight = _weight_number(value)
         if not weight:
             raise refuse("a part with weight 0 is never drawn. Leave it out, or give it a schedule.")
         return weight
-    schedule = {_position(key): _number(weight) for key, weight in value.items()}
+    schedule = {_schedule_key(key): _weight_number(weight) for key, weight in value.items()}
     if len(schedule) < len(value) or min(schedule, default=-1) != 0:
         raise refuse("a schedule maps samples to weights, each once and from sample 0 on: {0: 1.0, 10000000: 0.2}.")
     return dict(sorted(schedule.items()))
 
 
-def _position(key: object) -> int:
+def _schedule_key(key: object) -> int:
     key = as_int(key)
     if isinstance(key, int) and not isinstance(key, bool) and key >= 0:
         return key
@@ -93,7 +93,7 @@ def _position(key: object) -> int:
     raise refuse(f"{show(key)} is not a number of samples; write a schedule as {{0: 1.0, 10000000: 0.2}}.")
 
 
-def _number(value: object) -> float:
+def _weight_number(value: object) -> float:
     value = as_int(value)
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < float("inf"):
         raise refuse(wrong_kind(value, "a weight is a number of 0 or more, or a schedule such as {0: 1.0, 10000: 0.2}"))
@@ -107,7 +107,7 @@ def _check_stages(value: object, info: ValidationInfo) -> tuple[StageSpec, ...]:
 
 
 def _check_stage(at: int, item: object, stages: Stages) -> StageSpec:
-    """A stage of one part, which has to make one sample of one."""
+    """Return stage number `at` of a part. Stages of a part must map one dict to one dict."""
     spec, flaws = read_item(stages, item)
     if spec is None:
         raise refuse(f"{dotted((at, *flaws[0].path))}: {flaws[0].rule}")
@@ -202,24 +202,26 @@ class MixturePart(BaseModel):
     stages: PartStages = Field((), description="Stages for its samples only, before those of the pipeline.")
 
     def write_settings(self) -> dict[str, Any]:
-        """Return its settings as YAML has them, except those that are null."""
+        """Return the settings for YAML, without settings that are null."""
         fields = {name: value for name, value in self if value is not None}
         return fields | {"stages": [stage.written() for stage in self.stages]}
 
     def table(self, *, has_columns: bool = False) -> ShardTable:
-        """Its shards and the samples that are selected of them.
+        """Return the shards of the part, with its selected samples. With `has_columns`, the table can read columns.
 
         Raises:
-            StorageError, FolderIndexError, SelectionError: They cannot be listed, or have no index.
+            StorageError: The shards cannot be listed.
+            FolderIndexError: A folder has no valid index, or no sample is selected.
+            SelectionError: The split or a column is missing, or the condition is invalid.
         """
         bounds = self.range and (_bound_of(self.range[0]), _bound_of(self.range[1]))
         return ShardTable(self.shards, split=self.split, where=self.where, has_columns=has_columns, bounds=bounds)
 
     def fingerprint(self, table: ShardTable) -> dict[str, Any]:
-        """What the order of its samples follows from, as plain JSON."""
+        """Return everything that decides the order of the part's samples, as plain JSON."""
         weight: Any = self.weight
         if isinstance(weight, Mapping):
-            weight = {str(at): value for at, value in weight.items()}  # keys as JSON gives them back
+            weight = {str(at): value for at, value in weight.items()}  # JSON has only text keys
         shares = {"weight": weight, "repeat": self.repeat, "where": self.where}
         return {
             "digest": table.digest(),
@@ -230,14 +232,14 @@ class MixturePart(BaseModel):
 
 @dataclass(frozen=True)
 class PlannedData:
-    """The data of a planned source, without a sample read.
+    """The data of a planned source. No sample is read.
 
     Attributes:
-        tables: The shards of each part. A part that is repeated n times is in it n times.
-        parts: For each of `tables`, the number of its part.
+        tables: The shards of each part. A part with `repeat: n` is listed n times.
+        parts: The number of the part of each of `tables`.
         order: Maps positions to samples.
-        num_samples: Samples of one pass over the data; None for a mixture by weights, which is endless.
-        fingerprint: What the order follows from, as plain JSON.
+        num_samples: Number of samples in one pass over the data; None for a mixture by weights, which is endless.
+        fingerprint: Everything that decides the order, as plain JSON.
     """
 
     tables: tuple[ShardTable, ...]
@@ -254,7 +256,7 @@ class PlannedSource(StageSpec):
     shorthand: ClassVar[str | None] = "shards"
     is_planned: ClassVar[bool] = True
     order_version: ClassVar[int] = 1
-    """Part of each state: raised when the same settings give another sequence of samples."""
+    """Stored in each state. It is increased when the same settings give another sequence of samples."""
     items: ClassVar[dict[str, type[BaseModel]]] = {"mixture": MixturePart}
 
     shards: Shards | None = Field(
@@ -306,18 +308,18 @@ class PlannedSource(StageSpec):
 
     @property
     def is_weighted(self) -> bool:
-        """True for a mixture by weights, which is endless. Without `weight` and `repeat` all weights are 1."""
+        """Whether the source is an endless mixture by weights. Without `weight` and `repeat`, all weights are 1."""
         return self.mixture is not None and self.mixture[0].repeat is None
 
     @property
     def parts(self) -> tuple[MixturePart, ...]:
-        """The parts of the mixture; of `shards` the one part that they are."""
+        """The parts of the mixture; without a mixture, one part that has the settings of the source."""
         return self.mixture or (
             MixturePart(shards=self.shards or "", split=self.split, where=self.where, range=self.range),
         )
 
     def write_settings(self) -> Any:
-        """As `StageSpec.write_settings`, the parts of a mixture included."""
+        """See `StageSpec.write_settings`."""
         fields = super().write_settings()
         return (
             fields if self.mixture is None else fields | {"mixture": [part.write_settings() for part in self.mixture]}
@@ -325,16 +327,19 @@ class PlannedSource(StageSpec):
 
     @abstractmethod
     def order_of(self, counts: NDArray[np.int64], seed: int, *, lanes: int | None = None) -> Order:
-        """Return the order of shards with these numbers of samples, int64 (num_shards,); `lanes` is for `exact` without
-        a number of lanes.
+        """Return the order of shards with these numbers of samples, int64 (num_shards,).
+
+        `lanes` is the number of lanes for `exact` if the user has not set `lanes`; other sources ignore it.
         """
 
     def plan(self, *, has_columns: bool = False) -> PlannedData:
-        """Find the shards and put their samples in order. With `has_columns`, the tables can read columns.
+        """Return the shards and the order of their samples. With `has_columns`, the tables can read columns.
 
         Raises:
-            StorageError, FolderIndexError: The shards cannot be listed, or have no index; or their labels mean
+            StorageError: The shards cannot be listed.
+            FolderIndexError: A folder has no valid index, no sample is selected, or the labels of two folders mean
                 different classes.
+            SelectionError: A split or a column is missing, or a column has values that the setting cannot use.
         """
         parts = self.parts
         tables = [part.table(has_columns=has_columns or self.reads_columns) for part in parts]
@@ -352,17 +357,17 @@ class PlannedSource(StageSpec):
         }
         if self.is_weighted:
             seeds = [self.seed]
-            if len(parts) > 1:  # else parts with the same shards would have the same order
+            if len(parts) > 1:  # with one seed, parts with the same shards would have the same order
                 seeds = [int(philox("mixture-part", self.seed, number).random_raw()) for number in range(len(parts))]
             orders = [self.order_of(table.counts, seed) for table, seed in zip(tables, seeds, strict=True)]
             weights = [1.0 if part.weight is None else part.weight for part in parts]
             order = MixtureOrder(orders, [len(table) for table in tables], weights, change=self.schedule)
             return PlannedData(tuple(tables), tuple(numbers), order, None, fingerprint)
         repeated = [tables[number] for number in numbers]
-        chosen = self.plan_columns(repeated[0])
-        if chosen is not None:
-            fingerprint["columns"] = chosen[1]
-            return PlannedData((repeated[0],), (0,), chosen[0], chosen[0].num_samples, fingerprint)
+        planned = self.plan_columns(repeated[0])
+        if planned is not None:
+            column_order, fingerprint["columns"] = planned
+            return PlannedData((repeated[0],), (0,), column_order, column_order.num_samples, fingerprint)
         counts = np.concatenate([table.counts for table in repeated])
         return PlannedData(
             tuple(repeated), tuple(numbers), self.order_of(counts, self.seed), int(counts.sum()), fingerprint
@@ -370,14 +375,14 @@ class PlannedSource(StageSpec):
 
     @property
     def reads_columns(self) -> bool:
-        """Whether the order of the samples follows from columns."""
+        """Whether columns decide the order of the samples."""
         return False
 
     def plan_columns(self, table: ShardTable) -> tuple[PickedOrder | WeightedOrder, str] | None:  # noqa: ARG002
-        """Return the order that follows from columns, and a digest of them; None for the order of `order_of`.
+        """Return the order that columns decide, and a digest of their values; None for the order of `order_of`.
 
         Raises:
-            SelectionError: A column is missing, damaged, or has other values than the setting needs.
+            SelectionError: A column is missing or damaged, or has values that the setting cannot use.
         """
         return None
 
@@ -388,7 +393,7 @@ class Exact(PlannedSource):
     """
 
     name: ClassVar[str] = "exact"
-    order_version: ClassVar[int] = 2  # 1: which cut is which lane was a random permutation
+    order_version: ClassVar[int] = 2  # in version 1, the cuts were assigned to lanes at random
 
     lanes: LaneCount | None = Field(
         None,
@@ -416,14 +421,15 @@ class Exact(PlannedSource):
 
     @property
     def reads_columns(self) -> bool:
-        """See the base class."""
+        """See `PlannedSource.reads_columns`."""
         return self.repeat is not None
 
     def times(self, table: ShardTable) -> NDArray[Any]:
-        """Return how often each used sample is in an epoch, (num_used,).
+        """Return how often an epoch has each used sample, integers (num_used,).
 
         Raises:
-            SelectionError: The column is missing, damaged, or has other values than `repeat` needs.
+            SelectionError: The column is missing or damaged, has values that `repeat` cannot use, or leaves out all
+                samples.
         """
         assert self.repeat is not None
         [(name, number)] = self.repeat.items()
@@ -445,7 +451,7 @@ class Exact(PlannedSource):
         return times
 
     def plan_columns(self, table: ShardTable) -> tuple[PickedOrder | WeightedOrder, str] | None:
-        """See the base class."""
+        """See `PlannedSource.plan_columns`."""
         if self.repeat is None:
             return None
         times = self.times(table)
@@ -455,7 +461,7 @@ class Exact(PlannedSource):
         return PickedOrder(self.order_of(counts, self.seed), layers), digest
 
     def order_of(self, counts: NDArray[np.int64], seed: int, *, lanes: int | None = None) -> Order:
-        """Shards shuffled, cut into lanes, each lane shuffled in windows."""
+        """Return shuffled shards, divided into lanes, with each lane shuffled in windows."""
         return ExactOrder(counts, seed=seed, lanes=self.lanes or lanes, window=self.window, homes=self.homes)
 
 
@@ -495,11 +501,11 @@ class Resampled(PlannedSource):
 
     @property
     def reads_columns(self) -> bool:
-        """See the base class."""
+        """See `PlannedSource.reads_columns`."""
         return self.weights is not None or self.balance is not None
 
     def plan_columns(self, table: ShardTable) -> tuple[PickedOrder | WeightedOrder, str] | None:
-        """See the base class."""
+        """See `PlannedSource.plan_columns`."""
         name = self.weights or self.balance
         if name is None:
             return None
@@ -511,7 +517,7 @@ class Resampled(PlannedSource):
         return order, weights.digest
 
     def order_of(self, counts: NDArray[np.int64], seed: int, *, lanes: int | None = None) -> Order:  # noqa: ARG002
-        """Chunks of consecutive samples, drawn uniformly."""
+        """Return chunks of consecutive samples that are drawn uniformly."""
         return ResampledOrder(counts, seed=seed, chunk=self.chunk, lanes=self.lanes, window=self.window)
 
 
@@ -523,18 +529,18 @@ class Sequential(PlannedSource):
     tail: Literal["drop", "pad"] = Field("pad", description="What to do with an incomplete last global batch.")
 
     def order_of(self, counts: NDArray[np.int64], seed: int, *, lanes: int | None = None) -> Order:  # noqa: ARG002
-        """The order of the index."""
+        """Return the order of the index."""
         return SequentialOrder(counts)
 
 
 @dataclass(frozen=True)
 class EpochLength:
-    """How long an epoch is.
+    """The length of an epoch.
 
     Attributes:
-        num_samples: Positions of an epoch, over all ranks.
-        batch: Samples of a rank's batch; 1 without `batched`.
-        with_epoch: The number of `with_epoch`, None without.
+        num_samples: Number of positions in an epoch, over all ranks.
+        batch: Number of samples in one rank's batch; 1 without `batched`.
+        with_epoch: `n` of `with_epoch`; None without.
     """
 
     num_samples: int
@@ -546,12 +552,13 @@ def epoch_length(stages: Sequence[Any], num_samples: int | None, world_size: int
     """Return the length of an epoch on `world_size` ranks.
 
     Args:
-        stages: One planned source, then stages, as `rules.check_order` accepts them.
-        num_samples: Samples of one pass over the data; None for a mixture by weights.
+        stages: One planned source, then other stages, in an order that `rules.check_order` accepts.
+        num_samples: Number of samples in one pass over the data; None for a mixture by weights.
         world_size: Number of ranks.
 
     Raises:
-        PipelineError: The epoch is not a whole number of batches, or the global batch does not divide.
+        PipelineError: The epoch is not a whole number of batches or has no full batch, or the global batch is not a
+            multiple of `world_size`.
     """
     names = [stage.name for stage in stages]
     batch = stages[names.index("batched")].size_on(world_size) if "batched" in names else 1

@@ -1,4 +1,4 @@
-"""The source `stream`, and `split_by_node` and `split_by_worker`: which shards a process opens, and in which order."""
+"""The source `stream`, and `split_by_node` and `split_by_worker`: select the shards that a process opens, in order."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from wdskit.stages.streaming import StreamContext, StreamStage
 
 DRAW = "__draw__"
 _ORDINAL = "__ordinal__"
-_JOINT = re.compile(r"::(?![^\[\]/]*\])")  # between parts of `shards`; not the one inside http://[::1]/
+_PART_SEPARATOR = re.compile(r"::(?![^\[\]/]*\])")  # in `shards`; does not match inside http://[::1]/
 
 
 class Stream(StreamStage):
@@ -73,7 +73,7 @@ class Stream(StreamStage):
         if self.resampled and not self.shuffle_shards:
             raise refuse("`resampled` draws shards at random, so `shuffle_shards: false` has no effect; remove one.")
         parts = [self.shards] if isinstance(self.shards, str) else self.shards
-        num_parts = sum(len(_JOINT.split(part)) for part in parts)
+        num_parts = sum(len(_PART_SEPARATOR.split(part)) for part in parts)
         if self.weights is not None and len(self.weights) != num_parts:
             msg = f"{len(self.weights)} `weights` for {num_parts} parts of `shards`. Give one weight for each "
             raise refuse(f"{msg}`::`-part or list item.")
@@ -85,11 +85,12 @@ class Stream(StreamStage):
         return self
 
     def bind(self, context: StreamContext) -> StreamSource:
-        """Find the shards and order their draws.
+        """Find the shards and the order of their draws, and return the source.
 
         Raises:
-            StorageError, FolderIndexError: The shards cannot be listed, or have no index where `check` needs one; or
-                their labels mean different classes.
+            StorageError: The shards cannot be listed.
+            FolderIndexError: `check: sha256` is set and the shards have no index, or the labels of two folders mean
+                different classes.
         """
         shards = list_shards(self.shards, need_index=self.check == "sha256")
         refuse_part(self.shards, shards)
@@ -106,7 +107,7 @@ class Stream(StreamStage):
         return StreamSource(context.run, shards, draws)
 
     def _shard_weights(self, shards: ShardList) -> list[float] | None:
-        """Return the weights of the shards: the part's weight divided by its number of shards, or the part's factor."""
+        """Return the weight of each shard: its part's weight / number of shards in the part, or its part's factor."""
         if self.weights is not None:
             sizes = Counter(shards.parts)
             return [self.weights[part] / sizes[part] for part in shards.parts]
@@ -116,7 +117,7 @@ class Stream(StreamStage):
         return None
 
     def fingerprint(self, shards: ShardList) -> dict[str, Any]:
-        """What the draws follow from, as plain JSON. The folders of the shards are left out."""
+        """Return everything that decides the draws, as plain JSON. The folders of the shards are left out."""
         names = "\n".join(url.rpartition("/")[2] for url in shards.urls)
         digests = [entry.sha256 if entry else "" for entry in shards.entries]
         settings = self.model_dump(exclude={"shards", "check", "classes"})
@@ -130,9 +131,9 @@ class Stream(StreamStage):
 
 
 class StreamSource:
-    """Yields draws, `{"url", "__draw__", "__ordinal__"}`, from the run's first draw on.
+    """Yields draws, `{"url", "__draw__", "__ordinal__"}`, starting with `run.first_draw`.
 
-    The ordinal starts as the number of the draw. Each splitter divides it, so that the next splitter can use it.
+    The ordinal starts as the number of the draw. Each splitter divides it by its number of parts for the next splitter.
     """
 
     def __init__(self, run: Run, shards: ShardList, draws: Draws) -> None:
@@ -155,7 +156,7 @@ class SplitByNode(StreamStage):
     kind: ClassVar[Kind] = "splitter"
 
     def bind(self, context: StreamContext) -> Callable[..., Iterator[Any]]:
-        """Keep every R-th draw."""
+        """See `StreamStage.bind`."""
         return functools.partial(split_by_node, context.run)
 
 
@@ -166,21 +167,21 @@ class SplitByWorker(StreamStage):
     kind: ClassVar[Kind] = "splitter"
 
     def bind(self, context: StreamContext) -> Callable[..., Iterator[Any]]:
-        """Keep every W-th draw."""
+        """See `StreamStage.bind`."""
         return functools.partial(split_by_worker, context.run)
 
 
 def split_by_node(run: Run, source: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Yield the draws of this rank. `foreign.splits_nodes` finds it by this name, as it does webdataset's."""
-    return _deal(source, run.rank_info.rank, run.rank_info.world_size)
+    """Yield every R-th draw, for this rank of R ranks. `foreign.splits_nodes` knows the name of this function."""
+    return _keep_share(source, run.rank_info.rank, run.rank_info.world_size)
 
 
 def split_by_worker(run: Run, source: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Yield the draws of this worker. `foreign.splits_workers` finds it by this name, as it does webdataset's."""
-    return _deal(source, run.worker, run.num_workers)
+    """Yield every W-th draw, for this worker of W workers. `foreign.splits_workers` knows the name of this function."""
+    return _keep_share(source, run.worker, run.num_workers)
 
 
-def _deal(source: Iterable[dict[str, Any]], part: int, num_parts: int) -> Iterator[dict[str, Any]]:
+def _keep_share(source: Iterable[dict[str, Any]], part: int, num_parts: int) -> Iterator[dict[str, Any]]:
     for item in source:
         ordinal, rest = divmod(item[_ORDINAL], num_parts)
         if rest == part:

@@ -1,8 +1,8 @@
-"""Stages of streams only: `shuffle`, `select`, `slice`, `with_epoch`, `with_length`.
+"""Stages for streams only: `shuffle`, `select`, `slice`, `with_epoch`, `with_length`.
 
 A class has the stage's settings and its YAML form. Its `bind(context)` returns a callable `iterator -> iterator` that
-can be pickled before its first use. Copy `Slice` to write a new stage. The source `stream` and its splitters are in
-`stream_source`, `tarfile_to_samples` is in `shard_reader`.
+can be pickled before its first use. `Slice` is a template for a new stage. The source `stream` and its splitters are in
+`stream_source`; `tarfile_to_samples` is in `shard_reader`.
 """
 
 from __future__ import annotations
@@ -22,31 +22,32 @@ from wdskit.dataset.patterns import ShardList
 from wdskit.errors import PipelineError
 from wdskit.order.draws import Draws, share
 from wdskit.order.keys import philox
-from wdskit.stages.base import Context, Function, Origin, Run, cause_of, note_place, stage_error
+from wdskit.stages.base import Context, Function, Origin, Run, add_origin_note, cause_of, stage_error
 
 _END = object()
-_WORDS = 1024  # random words drawn at a time: 0.1 us each, against 5 us one by one
+_CHUNK = 1024  # random words per call: 0.1 us each, against 5 us in single calls
 
 
 class StreamContext:
-    """The state of building a stream, whose stages are bound in their order.
+    """The state of building a stream. Stages are bound in their order, and change the context.
 
     Attributes:
-        known: The context of the stage that is bound.
+        stage_context: The context of the stage that is bound.
+        run: The running pipeline.
         stages: All stages of the pipeline.
-        shards: The shards of `stream`; None for a source that is not wdskit's.
-        draws: Their order; None for a source that is not wdskit's.
-        is_cut: Whether `with_epoch` is an earlier stage.
-        length: The number of `with_length`.
+        shards: The shards of `stream`; None for a foreign source.
+        draws: The order of the shards; None for a foreign source.
+        is_after_with_epoch: Whether `with_epoch` is an earlier stage.
+        length: `n` of `with_length`; None without.
     """
 
-    def __init__(self, known: Context, stages: Sequence[Any]) -> None:
-        self.known = known
-        self.run = known.run
+    def __init__(self, stage_context: Context, stages: Sequence[Any]) -> None:
+        self.stage_context = stage_context
+        self.run = stage_context.run
         self.stages = stages
         self.shards: ShardList | None = None
         self.draws: Draws | None = None
-        self.is_cut = False
+        self.is_after_with_epoch = False
         self.length: int | None = None
 
 
@@ -61,10 +62,14 @@ class StreamStage(StageSpec):
 
     @abstractmethod
     def bind(self, context: StreamContext) -> Callable[..., Iterator[Any]] | None:
-        """Return the callable that runs; None for a stage that changes no values."""
+        """Return the callable that runs; None for a stage that changes no values.
+
+        Raises:
+            PipelineError: The stage cannot run in this pipeline, for example because a function's name is unknown.
+        """
 
     def num_items(self, num_values: int, worker: int, num_workers: int, world_size: int) -> int:  # noqa: ARG002
-        """Return the number of results for `num_values` values, in worker `worker` of `num_workers` of a rank."""
+        """Return the number of values that the stage yields for `num_values` values, in one worker of a rank."""
         return num_values
 
 
@@ -88,89 +93,89 @@ class Shuffle(StreamStage):
         return initial
 
     def bind(self, context: StreamContext) -> ShuffleBuffer:
-        """Return a buffer with its own random numbers."""
+        """See `StreamStage.bind`."""
         initial = 100 if self.initial is None else self.initial
         draws = context.draws
-        shards_a_pass = None if draws is None or draws.resampled else draws.num_shards
-        label, each_epoch = context.known.label(self), context.is_cut
-        return ShuffleBuffer(context.run, label, self.size, initial, each_epoch=each_epoch, shards_a_pass=shards_a_pass)
+        num_shards = None if draws is None or draws.resampled else draws.num_shards
+        label, each_epoch = context.stage_context.label(self), context.is_after_with_epoch
+        return ShuffleBuffer(context.run, label, self.size, initial, each_epoch=each_epoch, num_shards=num_shards)
 
 
 class ShuffleBuffer:
     """webdataset's buffer shuffle, seeded by (seed, epoch, rank, worker).
 
-    Before with_epoch, the epoch is the one in which the stream began; after with_epoch (`each_epoch`), the running one.
+    The epoch of the seed is the one in which the stream started; after with_epoch (`each_epoch`), the running epoch.
 
-    While the buffer fills, it takes two values for each value that it yields. It yields from `initial` values on. The
-    buffer is emptied at the end of each pass over the shards, so that `with_epoch` of all samples yields each of them
-    once. The n-th pick depends on n and not on the running epoch, so that threads of later stages may read beyond the
-    end of an epoch.
+    While the buffer fills, it takes two values for each value that it yields. It yields the first value when it holds
+    `initial` values. At the end of each pass over the shards, the buffer yields all its values, so that an epoch of the
+    size of the data has each sample once. The n-th pick depends on n and not on the running epoch, so that threads of
+    later stages may read beyond the end of an epoch.
 
     Args:
         run: The running pipeline.
         name: The stage's label, a key of its random numbers.
-        size: Most values in the buffer.
-        initial: Values in the buffer before the first one comes out.
+        size: Largest number of values in the buffer.
+        initial: Number of values in the buffer before the first value is yielded.
         each_epoch: Whether the stage is after `with_epoch`.
-        shards_a_pass: Draws of a pass over the shards; None if the source has no passes.
+        num_shards: Number of draws in a pass over the shards; None if the source has no passes.
     """
 
     def __init__(
-        self, run: Run, name: str, size: int, initial: int, *, each_epoch: bool, shards_a_pass: int | None = None
+        self, run: Run, name: str, size: int, initial: int, *, each_epoch: bool, num_shards: int | None = None
     ) -> None:
         self.run = run
         self.name = name
         self.each_epoch = each_epoch
-        self.shards_a_pass = shards_a_pass
+        self.num_shards = num_shards
         self.size = size
         self.initial = min(initial, size)
 
     def __call__(self, source: Iterable[Any]) -> Iterator[Any]:
         """Yield the values of `source` in another order."""
         run = self.run
-        kept: list[tuple[Origin, Any]] = []
+        buffer: list[tuple[Origin, Any]] = []
         values = iter(source)
         words = self._words()
 
         def pick(num: int) -> Any:
-            """Take a uniform member of the first `num` values out of the buffer."""
+            """Remove one of the first `num` values from the buffer, each with the same probability, and return it."""
             at = next(words) * num >> 64
-            kept[at], kept[num - 1] = kept[num - 1], kept[at]
-            run.origin, value = kept.pop(num - 1)
+            buffer[at], buffer[num - 1] = buffer[num - 1], buffer[at]
+            run.origin, value = buffer.pop(num - 1)
             return value
 
         def starts_pass() -> bool:
-            """Whether the newest value belongs to another pass than the rest of the buffer."""
-            return len(kept) > 1 and self._pass_of(kept[0][0]) != self._pass_of(kept[-1][0])
+            """Return whether the newest value is from a later pass than the rest of the buffer."""
+            return len(buffer) > 1 and self._pass_of(buffer[0][0]) != self._pass_of(buffer[-1][0])
 
         while True:
             if starts_pass():
-                yield pick(len(kept) - 1)
+                yield pick(len(buffer) - 1)
                 continue
             value = next(values, _END)
             if value is _END:
                 break
-            kept.append((run.origin, value))
-            if len(kept) < self.size and not starts_pass():
-                kept += ((run.origin, value) for value in itertools.islice(values, 1))
-            if len(kept) >= self.initial and not starts_pass():
-                yield pick(len(kept))
-        while kept:
-            yield pick(len(kept))
+            buffer.append((run.origin, value))
+            if len(buffer) < self.size and not starts_pass():
+                buffer += ((run.origin, value) for value in itertools.islice(values, 1))
+            if len(buffer) >= self.initial and not starts_pass():
+                yield pick(len(buffer))
+        while buffer:
+            yield pick(len(buffer))
 
     def _pass_of(self, origin: Origin) -> int:
-        """The number of the pass; 0 if the source, or a stage of another library before this one, hides it."""
-        if self.shards_a_pass is None or origin.part >> 63:
+        """Return the number of the pass; 0 if the source has no passes or an earlier stage is foreign."""
+        if self.num_shards is None or origin.part >> 63:
             return 0
-        return origin.major // self.shards_a_pass
+        return origin.major // self.num_shards
 
     def _words(self) -> Iterator[int]:
-        """Random words of the epoch."""
+        """Yield the random 64-bit words of the epoch, without end."""
         run = self.run
         epoch = run.epoch if self.each_epoch else run.first_epoch
         for chunk in itertools.count():
             bits = philox(f"shuffle:{self.name}", run.seed, epoch, run.rank_info.rank, run.worker, chunk)
-            yield from bits.random_raw(_WORDS).tolist()
+            yield from bits.random_raw(_CHUNK).tolist()
 
 
 class Select(StreamStage):
@@ -183,20 +188,21 @@ class Select(StreamStage):
     fn: Function = Field(description="A function, or the name of a registered one.", examples=["my_filter"])
 
     def bind(self, context: StreamContext) -> Callable[..., Iterator[Any]]:
-        """Return the filter, whose function is found by its name."""
-        return functools.partial(_select, context.run, context.known.call("select", self.fn, context.known.label(self)))
+        """See `StreamStage.bind`."""
+        stage_context = context.stage_context
+        return functools.partial(_select, context.run, stage_context.call("select", self.fn, stage_context.label(self)))
 
 
 def _select(run: Run, predicate: Callable[[Any, Origin], Any], source: Iterable[Any]) -> Iterator[Any]:
-    """Yield the values for which `predicate` is true."""
+    """Yield the values for which `predicate` is true. SampleError: `predicate` raised an Exception."""
     for value in source:
-        run.note(run.board.main, run.origin)
+        run.mark_busy(run.board.main, run.origin)
         try:
             keep = bool(predicate(value, run.origin))
         except Exception as err:  # noqa: BLE001 (the SampleError has it as its cause)
             raise stage_error("select", run.origin, err) from cause_of(err)
         except BaseException as err:
-            note_place("select", run.origin, err)
+            add_origin_note("select", run.origin, err)
             raise
         if keep:
             yield value
@@ -219,7 +225,7 @@ class Slice(StreamStage):
 
     @classmethod
     def expand(cls, value: object) -> dict[str, Any]:
-        """`stop`, `[start, stop]` or `[start, stop, step]`, as a mapping."""
+        """See `StageSpec.expand`. A list is `[start, stop]` or `[start, stop, step]`. ValueError: Another list."""
         if not isinstance(value, (list, tuple)):
             return super().expand(value)
         if not 2 <= len(value) <= 3:
@@ -237,18 +243,18 @@ class Slice(StreamStage):
         return self
 
     def bind(self, context: StreamContext) -> Callable[..., Iterator[Any]]:
-        """Return the slice of the *rank*'s values: value n of worker w of W is number n * W + w, as in a loader."""
+        """Return the slice of the *rank*'s values. Value n of worker w of W is the rank's value n * W + w."""
         return functools.partial(_slice, context.run, self.start, self.stop, self.step)
 
     def num_items(self, num_values: int, worker: int, num_workers: int, world_size: int) -> int:  # noqa: ARG002
-        """Return how many numbers of this worker are in the slice."""
+        """Return the number of values that the slice keeps in this worker."""
         stop = num_workers * num_values if self.stop is None else min(self.stop, num_workers * num_values)
         mine = range(worker, stop, num_workers)
         return sum(number >= self.start and (number - self.start) % self.step == 0 for number in mine)
 
 
 def _slice(run: Run, start: int, stop: int | None, step: int, source: Iterable[Any]) -> Iterator[Any]:
-    """Yield the values of the slice, and do not read after its end."""
+    """Yield the values of the slice. The values after it are not read."""
     values = iter(source)
     number = run.worker
     while (stop is None or number < stop) and (value := next(values, _END)) is not _END:
@@ -268,20 +274,20 @@ class WithEpoch(StreamStage):
     n: Count = Field(description="Number per rank: of samples before `batched`, of batches after it.", examples=[1000])
 
     def bind(self, context: StreamContext) -> EpochCut:
-        """Return the end of the epoch. Later stages start again in each epoch."""
-        context.is_cut = True
+        """Return the callable that ends epochs. Later stages start again in each epoch."""
+        context.is_after_with_epoch = True
         return EpochCut(context.run, self.n)
 
     def num_items(self, num_values: int, worker: int, num_workers: int, world_size: int) -> int:  # noqa: ARG002
-        """This worker's share of n, whatever goes in."""
+        """Return this worker's share of `n`, for any `num_values`."""
         return share(self.n, worker, num_workers)
 
 
 class EpochCut:
-    """Takes this worker's share of n values from a stream. The stream continues with the next epoch.
+    """Takes this worker's share of n values per epoch from a stream.
 
     Attributes:
-        left: Values of the running epoch that are still to be taken.
+        left: Number of values of the running epoch that have not been read yet.
     """
 
     def __init__(self, run: Run, n: int) -> None:
@@ -290,10 +296,10 @@ class EpochCut:
         self.left = 0
 
     def __call__(self, source: Iterable[Any]) -> Iterator[Any]:
-        """Yield this worker's share of one epoch.
+        """Yield this worker's values of one epoch. A later call with the same iterator continues there.
 
         Raises:
-            PipelineError: The stream ended before.
+            PipelineError: The stream ended before the epoch was complete.
         """
         values = iter(source)
         wanted = share(self.n, self.run.worker, self.run.num_workers)
@@ -304,13 +310,13 @@ class EpochCut:
                 number = wanted - 1 - self.left
                 msg = f"with_epoch: the stream ended after {number} of the {wanted} values of this worker's epoch."
                 raise PipelineError(f"{msg}\n  No stage before with_epoch can end the stream.")
-            self.run.num_heard += 1
+            self.run.num_yielded += 1
             yield value
 
     def finish(self, source: Iterator[Any]) -> None:
-        """Skip the values of the epoch that later stages, such as a slice, did not take."""
+        """Read and drop the values of the epoch that later stages, such as a slice, have not read."""
         for _ in itertools.islice(source, self.left):
-            self.run.num_heard += 1
+            self.run.num_yielded += 1
         self.left = 0
 
 
@@ -325,5 +331,5 @@ class WithLength(StreamStage):
     n: Count = Field(description="The length.", examples=[1000])
 
     def bind(self, context: StreamContext) -> None:
-        """Nothing runs."""
+        """Set `context.length`, and return None."""
         context.length = self.n

@@ -1,4 +1,4 @@
-"""How long each stage takes, measured on some of the work: timing everything would double the cost of small samples."""
+"""Time that each stage takes, measured on a part of the samples: timing all would double the cost of small samples."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from typing import Any, NamedTuple
 from wdskit.storage.traffic import NO_TRAFFIC, Traffic
 
 INTERVAL_S = 0.05
-"""Least time between two tasks that are timed. A task has up to 50 laps of 3 us, so that timing takes 0.3 %."""
+"""Shortest time between two timed tasks. A task has up to 50 laps of 3 us each, so timing takes 0.3 % of the time."""
 
 _END = object()
 
 
 class NodeCounts(NamedTuple):
-    """What a node of a cluster has made.
+    """Counts of the batches from one node of a cluster.
 
     Attributes:
         batches: Number of batches that came from the node.
-        num_bytes: Bytes of these batches.
+        num_bytes: Size of these batches.
         repeated: Number of jobs that the node lost, and that were run again.
     """
 
@@ -29,21 +29,21 @@ class NodeCounts(NamedTuple):
     repeated: int = 0
 
     def plus(self, other: NodeCounts) -> NodeCounts:
-        """Return the sum."""
+        """Return the sums of the counts."""
         return NodeCounts(*(mine + others for mine, others in zip(self, other, strict=True)))
 
 
 @dataclass(slots=True)
 class Timings:
-    """Time of stages, traffic, and bytes read, measured in one thread; its clock runs when it is made. Not locked.
+    """Times of stages, traffic and bytes read, measured in one thread. The clock starts on creation. Not thread-safe.
 
     Attributes:
-        bytes_read: From shards.
-        traffic: What came from stores, for these samples and others.
-        stages: The number of samples on which each stage was timed and the seconds that these took, in the order of the
+        bytes_read: Number of bytes read from shards.
+        traffic: Traffic with stores, which may include traffic for other samples.
+        stages: Maps each stage to the number of timed samples and their total time in seconds, in the order of the
             first laps.
-        nodes: By the name of the node, where workers run on a cluster. The main process counts them.
-        lap_start_s: When the running lap began.
+        nodes: Maps the nodes of a cluster to the counts of their batches. Only the main process has them.
+        lap_start_s: Value of `perf_counter` at the start of the running lap.
     """
 
     bytes_read: int = 0
@@ -53,20 +53,20 @@ class Timings:
     lap_start_s: float = field(default_factory=perf_counter, compare=False)
 
     def __reduce__(self) -> tuple[object, ...]:
-        """Without names and clock: it travels with each batch."""
+        """Pickle without `nodes` and the clock: each batch is sent with its timings, which must be small."""
         return Timings, (self.bytes_read, self.traffic, self.stages)
 
     def start(self) -> None:
-        """Begin the first lap now."""
+        """Start the first lap."""
         self.lap_start_s = perf_counter()
 
     def lap(self, stage: str, num: int = 1) -> None:
-        """End a lap in which a stage worked on `num` samples, and begin the next; what this takes is in neither."""
+        """End the lap of a stage that worked on `num` samples, and start the next lap. This call is in neither lap."""
         self._add(stage, num, perf_counter() - self.lap_start_s)
         self.lap_start_s = perf_counter()
 
     def merge(self, other: Timings) -> None:
-        """Add the counts of another."""
+        """Add the times and counts of `other`."""
         self.bytes_read += other.bytes_read
         self.traffic = self.traffic.plus(other.traffic)
         for stage, (num, total_s) in other.stages.items():
@@ -79,11 +79,11 @@ class Timings:
         self.stages[stage] = num_before + num, before_s + total_s
 
 
-class Pace:
-    """Decides which tasks are timed: the first one, and then one every `INTERVAL_S`. Threads may share a pace.
+class TimingSampler:
+    """Selects the tasks that are timed: the first task, and then one task every `INTERVAL_S`. Threads may share it.
 
     Args:
-        every: Number of tasks of which one looks at the clock, for tasks that take microseconds.
+        every: Read the clock only for one of `every` tasks, because a task may take microseconds.
     """
 
     def __init__(self, every: int = 1) -> None:
@@ -92,7 +92,7 @@ class Pace:
         self._next_s = 0.0
 
     def begin(self) -> Timings | None:
-        """Return a running clock for the task that begins now, or None if the task is not timed."""
+        """Return timings with a running clock for the task that starts now; None if the task is not timed."""
         self._num_tasks += 1
         if self._num_tasks % self._every or (now_s := perf_counter()) < self._next_s:
             return None
@@ -100,18 +100,18 @@ class Pace:
         return Timings()
 
 
-def clocked(values: Iterable[Any], stage: str, keep: Callable[[Timings], None]) -> Iterator[Any]:
-    """Yield the values of an iterator, and time how long it takes to make some of them.
+def time_iteration(values: Iterable[Any], stage: str, keep: Callable[[Timings], None]) -> Iterator[Any]:
+    """Yield the values of an iterable, and measure the time to make some of them.
 
     Args:
-        values: What the stage yields.
-        stage: Its name.
+        values: The values that the stage yields.
+        stage: Name of the stage.
         keep: Receives the timings, in this thread.
     """
-    pace = Pace(every=8)
+    sampler = TimingSampler(every=8)
     values = iter(values)
     while True:
-        timings = pace.begin()
+        timings = sampler.begin()
         value = next(values, _END)
         if value is _END:
             return

@@ -1,6 +1,6 @@
-"""`torchvision`: transforms of torchvision.transforms.v2, for images with their masks, boxes, keypoints and labels.
+"""The stage `torchvision`: transforms of torchvision.transforms.v2 for images with masks, boxes, keypoints and labels.
 
-torchvision is imported when a pipeline with this stage is checked or built, and is an extra: `wdskit[torchvision]`.
+torchvision is an extra, `wdskit[torchvision]`. It is imported when a pipeline with this stage is checked or built.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def _check_fields(value: object) -> dict[str, Any]:
         is_boxes = isinstance(kind, Mapping) and list(kind) == ["boxes"] and kind["boxes"] in BOXES
         if kind not in KINDS and not is_boxes:
             known = f"{', '.join(KINDS)}, or {{boxes: {'|'.join(BOXES)}}}"
-            raise refuse(f"{name}: {show(kind)} is no kind of field; there are {known}.")
+            raise refuse(f"{name}: {show(kind)} is not a kind of field; the kinds are {known}.")
     return dict(value)
 
 
@@ -43,18 +43,18 @@ def _check_transforms(value: object) -> tuple[Any, ...]:
     if not isinstance(value, (list, tuple)) or not value:
         raise refuse(wrong_kind(value, _NEEDS_LIST))
     for item in value:
-        _split(item)
+        _name_and_settings(item)
     try:
         import torchvision.transforms.v2  # noqa: F401
     except (ImportError, RuntimeError):
-        return tuple(value)  # `bind` says why
+        return tuple(value)  # `bind` raises the error
     for item in value:
         make_transform(item)
     return tuple(value)
 
 
-def _split(item: object) -> tuple[str, dict[str, Any]] | None:
-    """Name and settings of a transform; None for one that is ready."""
+def _name_and_settings(item: object) -> tuple[str, dict[str, Any]] | None:
+    """Return the name and settings of a transform in YAML; None for an object that is a transform already."""
     if isinstance(item, str):
         return item, {}
     if isinstance(item, Mapping):
@@ -69,22 +69,22 @@ def _split(item: object) -> tuple[str, dict[str, Any]] | None:
 
 
 def make_transform(item: Any) -> Any:
-    """Return the transform of an item of a list in YAML; one that is ready is returned.
+    """Return the transform of an item of a list in YAML, and an object that is a transform unchanged.
 
     Raises:
-        PydanticCustomError: The name is not that of a transform, or its settings are wrong.
+        PydanticCustomError: torchvision has no transform with this name, or its settings are invalid.
     """
     from torchvision.transforms import v2
 
-    parts = _split(item)
+    parts = _name_and_settings(item)
     if parts is None:
         return item
     name, settings = parts
     kind: Any = getattr(v2, name, None) if not name.startswith("_") else None
     is_transform = isinstance(kind, type) and issubclass(kind, v2.Transform) and kind is not v2.Transform
     if name == "Lambda" or not is_transform:
-        what = "runs code" if name == "Lambda" else "is no transform of torchvision.transforms.v2"
-        raise refuse(f"`{name}` {what}; functions of yours are called by `map`.")
+        what = "runs code" if name == "Lambda" else "is not a transform of torchvision.transforms.v2"
+        raise refuse(f"`{name}` {what}. Call your own functions with `map`.")
     parameters = inspect.signature(kind).parameters
     for setting, value in settings.items():
         if setting not in parameters:
@@ -103,7 +103,7 @@ def make_transform(item: Any) -> Any:
 
 
 def _value_of(setting: str, value: Any) -> Any:
-    """Return the value that a setting in YAML stands for: transforms, dtypes and ways to interpolate have names."""
+    """Return the value of a setting in YAML, in which transforms, dtypes and interpolation modes are names."""
     import torch
     from torchvision.transforms import v2
 
@@ -112,7 +112,7 @@ def _value_of(setting: str, value: Any) -> Any:
     if setting == "dtype" and isinstance(value, str):
         dtype = getattr(torch, value, None)
         if not isinstance(dtype, torch.dtype):
-            raise refuse(f"dtype: {show(value)} is no dtype of torch, such as float32.")
+            raise refuse(f"dtype: {show(value)} is not a dtype of torch, such as float32.")
         return dtype
     if setting == "interpolation" and isinstance(value, str):
         known = [mode.value for mode in v2.InterpolationMode]
@@ -123,11 +123,11 @@ def _value_of(setting: str, value: Any) -> Any:
 
 
 def labels_of(sample: Mapping[str, Any]) -> Any:
-    """Return the labels of a sample that `SanitizeBoundingBoxes` drops with their boxes."""
-    found = (
+    """Return the labels of a sample, for `SanitizeBoundingBoxes`; None if the sample has no labels."""
+    labels = (
         tuple(value for name, value in sample.items() if name.startswith("labels")) if isinstance(sample, dict) else ()
     )
-    return found or None
+    return labels or None
 
 
 FieldKinds = Annotated[dict[str, Any], PlainValidator(_check_fields), WithJsonSchema({"type": "object"})]
@@ -158,11 +158,11 @@ class Torchvision(PerSampleStage):
 
     @property
     def mask_names(self) -> tuple[str, ...]:
-        """As `PerSampleStage.mask_names`."""
+        """See `PerSampleStage.mask_names`."""
         return tuple(name for name, kind in (self.fields or {}).items() if kind == "mask")
 
     def bind(self, context: Context, label: str) -> BoundTorchvision:
-        """As `PerSampleStage.bind`.
+        """See `PerSampleStage.bind`.
 
         Raises:
             PipelineError: torchvision is not installed, or its build does not fit torch.
@@ -171,19 +171,19 @@ class Torchvision(PerSampleStage):
             from torchvision.transforms import v2
         except ImportError as err:
             raise PipelineError(f"torchvision: it is not installed.\n  {_INSTALL}.") from err
-        except RuntimeError as err:  # of an operator that is missing
+        except RuntimeError as err:  # as "operator torchvision::nms does not exist"
             msg = f"torchvision: it cannot be imported: {err}."
             raise PipelineError(
                 f"{msg}\n  Install the build that belongs to your torch (CPU, or the same CUDA)."
             ) from err
-        made = [make_transform(item) for item in self.transforms]
-        names = [type(one).__name__ for one in made]
-        return BoundTorchvision(v2.Compose(made), dict(self.fields or {}), context.run, label, tuple(names))
+        transforms = [make_transform(item) for item in self.transforms]
+        names = [type(transform).__name__ for transform in transforms]
+        return BoundTorchvision(v2.Compose(transforms), dict(self.fields or {}), context.run, label, tuple(names))
 
 
 @dataclass(frozen=True)
 class BoundTorchvision:
-    """`torchvision` in a pipeline."""
+    """`torchvision` in a pipeline. `fields` is empty for the only image field; `names` are the transforms' classes."""
 
     transform: Any
     fields: dict[str, Any]
@@ -195,7 +195,9 @@ class BoundTorchvision:
         """Return a copy of the sample, or of the batch, with the fields changed.
 
         Raises:
-            WdskitError: A field is missing, or is not what `fields` says.
+            WdskitError: A field is missing, or is not of the kind that `fields` gives.
+            PipelineError: The sample is not a dict, a field is not decoded, or `MixUp` or `CutMix` cannot find images
+                and labels in the batch.
         """
         import torch
 
@@ -203,12 +205,12 @@ class BoundTorchvision:
             return self._mix(sample, origin)
         check_dict("torchvision", sample)
         kinds = self.fields or {self._only_image(sample): "image"}
-        given, names = self._given(sample, kinds)
-        # The generators of the process belong to its threads together.
-        with self.run.turn_of(self.transform, origin), torch.random.fork_rng(devices=[]):
+        inputs, keys = self._inputs_of(sample, kinds)
+        # All threads share the generators of the process, so seeding and drawing happen under a lock.
+        with self.run.call_lock(self.transform, origin), torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(int(self.run.rng_of(self.label)(origin).integers(1 << 63)))
-            changed = self.transform(given)
-        return {**sample, **{name: _as_value(changed[key], kinds[name]) for name, key in names.items()}}
+            changed = self.transform(inputs)
+        return {**sample, **{name: _as_value(changed[key], kinds[name]) for name, key in keys.items()}}
 
     def _only_image(self, sample: Mapping[str, Any]) -> str:
         images = [name for name, value in sample.items() if is_image_in(name, value)]
@@ -217,20 +219,20 @@ class BoundTorchvision:
             raise PipelineError(f"torchvision: {found} in this sample. Name the fields, as in `fields: {{jpg: image}}`")
         return images[0]
 
-    def _given(self, sample: Mapping[str, Any], kinds: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
-        """What the transforms get, and the name of each field in it: they know labels by their name."""
-        given: dict[str, Any] = {}
-        names: dict[str, str] = {}
+    def _inputs_of(self, sample: Mapping[str, Any], kinds: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
+        """Return the dict for the transforms, and its key for each field. Keys of labels start with "labels"."""
+        inputs: dict[str, Any] = {}
+        keys: dict[str, str] = {}
         size: tuple[int, int] | None = None
         for name, kind in sorted(kinds.items(), key=lambda item: item[1] not in ("image", "mask")):
             key = f"labels {name}" if kind == "labels" else name
-            given[key], found = _as_input(name, pick("torchvision", sample, name), kind, size)
-            size = size or found
-            names[name] = key
-        return given, names
+            inputs[key], image_size = _as_input(name, pick("torchvision", sample, name), kind, size)
+            size = size or image_size
+            keys[name] = key
+        return inputs, keys
 
     def _mix(self, batch: Any, origin: Origin) -> Any:
-        """Apply `MixUp` or `CutMix` to a batch."""
+        """Apply `MixUp` or `CutMix` to a batch. PipelineError: The batch has no clear images and labels."""
         import torch
 
         other = next((name for name in self.names if name not in AFTER_BATCHED), None)
@@ -250,7 +252,7 @@ class BoundTorchvision:
             raise PipelineError(
                 "torchvision: after `batched` it takes images and labels, as a dict or the first of a tuple"
             )
-        with self.run.turn_of(self.transform, origin), torch.random.fork_rng(devices=[]):
+        with self.run.call_lock(self.transform, origin), torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(int(self.run.rng_of(self.label)(origin).integers(1 << 63)))
             mixed = self.transform(*pair)
         if isinstance(batch, dict):
@@ -259,7 +261,13 @@ class BoundTorchvision:
 
 
 def _as_input(name: str, value: Any, kind: Any, size: tuple[int, int] | None) -> tuple[Any, tuple[int, int] | None]:
-    """A value as torchvision knows it, and the height and width of an image or a mask."""
+    """Return a value as torchvision takes it, and the height and width of an image or a mask, else None. Boxes and
+    keypoints need `size`, the height and width of the sample's image.
+
+    Raises:
+        PipelineError: The value is not decoded.
+        WdskitError: The value is not of this kind, or `size` is missing.
+    """
     import torch
     from torchvision import tv_tensors
 
@@ -295,7 +303,7 @@ def _as_input(name: str, value: Any, kind: Any, size: tuple[int, int] | None) ->
 
 
 def _as_value(value: Any, kind: Any) -> Any:
-    """A result of torchvision as wdskit's stages take it."""
+    """Return a result of torchvision as wdskit's stages take it: a marked image, or a marked array for other kinds."""
     import torch
 
     if hasattr(value, "getbands"):

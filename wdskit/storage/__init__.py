@@ -1,1 +1,1 @@
-"""Bytes by URL: local files and http(s)."""
+"""Read and write bytes by URL: local files, http(s), buckets and other object stores; and the local cache."""

@@ -1,4 +1,4 @@
-"""Objects of a bucket: listed, written and deleted."""
+"""List, write and delete the objects of a bucket."""
 
 from __future__ import annotations
 
@@ -9,20 +9,21 @@ from typing import Any, NamedTuple
 from urllib.parse import quote
 
 from wdskit.errors import StorageError
-from wdskit.storage.objects import PART_S, quoted
-from wdskit.storage.requests import LARGE_UNITS, loop_of_this_process, result, try_whole
+from wdskit.storage.objects import PART_S, quote_etag
+from wdskit.storage.requests import LARGE_UNITS, call_with_retries, loop_of_this_process, result
 from wdskit.storage.stores import Location, locate
 from wdskit.storage.urls import LISTED_SCHEMES
 
 PART_BYTES = 16 << 20
-"""Larger files are uploaded in parts of so many bytes; S3 takes 10,000 of them."""
+"""Size of the parts in which larger files are uploaded."""
 MAX_PARTS = 10_000
+"""Most parts of one object in S3. Files of over 156 GiB have larger parts."""
 PARTS_AT_ONCE = 4
-"""Parts of a file that are held in memory and on their way."""
+"""Parts of a file that are held in memory and uploaded at the same time."""
 
 
 class ObjectInfo(NamedTuple):
-    """One object of a folder: `etag` is None where the store has none."""
+    """One object of a folder. `etag` is None if the store has no ETags."""
 
     url: str
     num_bytes: int
@@ -30,10 +31,10 @@ class ObjectInfo(NamedTuple):
 
 
 def list_objects(url: str) -> list[ObjectInfo]:
-    """The objects of a folder of a bucket, by URL; those of the folders in it are not listed.
+    """Return the objects of a folder of a bucket, sorted by URL. Objects of its subfolders are not listed.
 
     Raises:
-        StorageError: The store cannot be reached or refuses; or it is of a kind that has no lists.
+        StorageError: The store cannot be reached, refuses the request, or cannot list objects.
     """
     location = locate(url)
     if location.scheme not in LISTED_SCHEMES:
@@ -41,17 +42,17 @@ def list_objects(url: str) -> list[ObjectInfo]:
         raise StorageError(f"{location.url}: only folders of {known} can be listed. Name each file.", url=location.url)
     reply = _call(location, lambda store: store.list_with_delimiter_async(location.key or None))
     base = f"{location.scheme}://{location.root}"
-    found = [ObjectInfo(f"{base}/{quote(one['path'])}", one["size"], quoted(one["e_tag"])) for one in reply["objects"]]
-    return sorted(found)
+    objects = reply["objects"]
+    return sorted(ObjectInfo(f"{base}/{quote(one['path'])}", one["size"], quote_etag(one["e_tag"])) for one in objects)
 
 
 def _call(location: Location, call: Callable[[Any], Awaitable[Any]]) -> Any:
-    """Return the result of a call with the store of a location; raise `StorageError` if it fails after all tries."""
-    return result(loop_of_this_process(location.url).submit(try_whole(location, call, PART_S)), location.url)
+    """Return the result of a call with the store of a location. StorageError: The call failed after all tries."""
+    return result(loop_of_this_process(location.url).submit(call_with_retries(location, call, PART_S)), location.url)
 
 
 def check_bucket(url: str) -> Location:
-    """Return the location of a URL below which objects can be written; raise `StorageError` for any other URL."""
+    """Return the location of a URL. StorageError: The URL is not in a bucket that can be written."""
     location = locate(url)
     if location.scheme not in LISTED_SCHEMES:
         known = ", ".join(f"{scheme}://" for scheme in LISTED_SCHEMES)
@@ -60,21 +61,22 @@ def check_bucket(url: str) -> Location:
 
 
 def put_object(url: str, data: bytes) -> None:
-    """Write an object, or replace it. Readers see all of it or nothing.
+    """Write or replace an object. Readers see the whole new object, or the state before.
 
     Raises:
-        StorageError: The URL cannot be written, or the store cannot be reached or refuses.
+        StorageError: The URL cannot be written, or the store cannot be reached or refuses the request.
     """
     location = check_bucket(url)
     _call(location, lambda store: store.put_async(location.key, data))
 
 
 def start_upload(url: str, path: Path) -> Future[str | None]:
-    """Start to upload a file in the background. It replaces an existing object; readers see all of it or nothing.
+    """Start to upload a file in the background. The object replaces an existing one when it is complete.
 
     Returns:
-        A future of its ETag, set when the store confirms the object and its size; None if the store has no ETags. The
-        future raises `StorageError` if the store cannot be reached, refuses the object, or reports another one.
+        A future of the object's ETag, or of None if the store has no ETags. It is set after the store confirmed the
+        size and the ETag. It raises StorageError if the store cannot be reached, refuses the object, or reports
+        another size or ETag.
 
     Raises:
         StorageError: The URL cannot be written.
@@ -89,7 +91,7 @@ async def _upload(location: Location, path: Path, num_bytes: int) -> str | None:
     in_parts = num_bytes > PART_BYTES
     limit_s = PART_S * (1 + num_bytes // PART_BYTES)
     async with loop_of_this_process(location.url).slot(LARGE_UNITS if in_parts else 1):
-        reply = await try_whole(
+        reply = await call_with_retries(
             location,
             lambda store: store.put_async(
                 location.key, path, use_multipart=in_parts, chunk_size=chunk_bytes, max_concurrency=PARTS_AT_ONCE
@@ -97,17 +99,19 @@ async def _upload(location: Location, path: Path, num_bytes: int) -> str | None:
             limit_s,
             extra_s=limit_s,
         )
-        meta = await try_whole(location, lambda store: store.head_async(location.key), PART_S)
-    sent, there = quoted(reply["e_tag"]), quoted(meta["e_tag"])
-    if meta["size"] != num_bytes or (sent is not None and there != sent):
-        what = f"{meta['size']} bytes with ETag {there}, but {num_bytes} with ETag {sent} were sent"
+        meta = await call_with_retries(location, lambda store: store.head_async(location.key), PART_S)
+    sent, stored = quote_etag(reply["e_tag"]), quote_etag(meta["e_tag"])
+    if meta["size"] != num_bytes or (sent is not None and stored != sent):
+        what = f"{meta['size']} bytes with ETag {stored}, but {num_bytes} with ETag {sent} were sent"
         msg = f"{location.url}: the store has {what}. Another program writes there too. Wait until it ends, or stop it."
         raise StorageError(msg, url=location.url)
-    return there
+    return stored
 
 
 def delete_object(url: str) -> None:
-    """Delete an object; a missing object is no error. Raises as `put_object` does."""
+    """Delete an object. Do nothing if the object does not exist.
+    StorageError: The URL cannot be written, or the store cannot be reached or refuses the request.
+    """
     location = check_bucket(url)
     try:
         _call(location, lambda store: store.delete_async(location.key))

@@ -1,11 +1,11 @@
-"""Parts of remote shards that are kept on a local disk, shared by all processes of a user on a machine.
+"""Cache parts of remote shards on a local disk, shared by all processes of a user on a machine.
 
 No daemon is needed. The process that fetches a part holds a lock file, which the kernel frees when the process ends.
-Other processes wait for the part, and read from the store if it does not come. A part (`storage.parts`) gets its name
-when it is whole. A damaged part is removed and fetched again.
+Other processes wait for the part, and read from the store if the part does not come. A part (`storage.parts`) gets its
+name when it is whole. A damaged part is removed and fetched again.
 
-If the folder is full, old parts are removed: a random one of the half that was used longest ago. To remove the oldest
-part would be wrong for data that is read again and again in one order: each part would be removed just before its use.
+If the folder is full, old parts are removed: each time a random part of the least recently used half. Removing the
+oldest part would be wrong for data that is read again in the same order: each part would go just before its use.
 """
 
 from __future__ import annotations
@@ -47,36 +47,36 @@ if TYPE_CHECKING:
     from wdskit.storage.parts import PartFile
 
 MAX_OPEN = 128
-"""Parts that stay open in a process."""
+"""Most parts that stay open in a process."""
 MAX_FETCHING = 4
-"""Parts that a process fetches at once."""
+"""Most parts that a process fetches at the same time."""
 SCAN_EVERY = 8
-"""Parts that a process keeps at least before it counts again what others keep."""
+"""Least number of parts that a process stores before it lists the parts of all processes again."""
 SCAN_SHARE = 1 / 16
-"""Share of the free room that a process fills before it counts again: sixteen processes may fill it together."""
+"""Share of the free space that a process fills before it lists all parts again: sixteen processes may share it."""
 FREE_SHARE = 0.05
-"""Share of the cache that is freed at once where it is full: to count and sort all parts takes a second a terabyte."""
+"""Share of a full cache that is freed at once, because listing and sorting all parts takes a second per terabyte."""
 IN_USE_S = 30.0
-"""A part that was used so lately makes no room."""
+"""A part that was used within this time is not removed."""
 WAIT_S = 0.02
-"""How often a process looks whether a part has come that another one fetches."""
+"""Time between two checks for a part that another process fetches."""
 CLAIM_S = 60.0
-"""Another process that fetches a part and takes longer is not waited for."""
+"""Longest wait for a part that another process fetches."""
 FULL_S = 60.0
-"""How long nothing is kept after the disk was full, and least time between two warnings about the disk."""
+"""Time without new parts after the disk was full, and least time between two warnings about the disk."""
 
 _log = logging.getLogger(__name__)
 
 
 class PartCache:
-    """Parts that are kept below a folder. Pickled, it is its folder and size.
+    """A cache of parts in a folder. A pickle holds only folder and size.
 
     Args:
-        folder: Made if it is not there.
-        num_bytes: Most bytes of all parts in it, but for those that other processes are just writing.
+        folder: Folder of the cache, which is created if it does not exist.
+        num_bytes: Most bytes of all parts in the folder, without the parts that other processes are writing now.
 
     Raises:
-        StorageError: It cannot be made or written, belongs to another user, or other users may write to it.
+        StorageError: The folder cannot be created or written, belongs to another user, or other users may write to it.
     """
 
     def __init__(self, folder: str | os.PathLike[str], num_bytes: int) -> None:
@@ -84,13 +84,13 @@ class PartCache:
         self.num_bytes = num_bytes
         self._owner = make_private_folder(self.folder, "the cache", "Name another folder in cache.dir")
         self._open: OrderedDict[PartName, CachedPart] = OrderedDict()
-        self._wanted: dict[PartName, Future[None]] = {}
+        self._fetches: dict[PartName, Future[None]] = {}
         self._lock = threading.Lock()
-        self._room = threading.Lock()
+        self._space_lock = threading.Lock()
         self._slots: asyncio.Semaphore | None = None
-        self._used_bytes = 0  # by all parts: the last count, and the parts that were stored since
-        self._writing = 0  # of those that are being written
-        self._num_left = 0  # parts that may be kept before they are counted again
+        self._used_bytes = 0  # by all parts: as last listed, and the parts of this process since then
+        self._writing_bytes = 0  # by the parts that this process is writing
+        self._until_scan = 0  # parts to store before all parts are listed again
         self._full_until = 0.0
         self._warned_s = -FULL_S
 
@@ -98,7 +98,7 @@ class PartCache:
         return PartCache, (self.folder, self.num_bytes)
 
     def find(self, name: PartName) -> CachedPart | None:
-        """Return a part if it is on the disk and can be read now, otherwise None."""
+        """Return a part if it is on the disk and can be read now, otherwise None. A damaged part is removed."""
         with self._lock:
             part = self._open.get(name)
             if part is not None:
@@ -108,7 +108,7 @@ class PartCache:
                 part = CachedPart(name, self.folder, self._owner)
             except FileNotFoundError:
                 return None
-            except OSError as err:  # no descriptor is left, say: the part may be sound
+            except OSError as err:  # for example no free descriptor: the part may be valid
                 self._warn("parts cannot be read now", err)
                 return None
             except DamagedPart as err:
@@ -121,13 +121,14 @@ class PartCache:
         now = time.monotonic()
         if now - part.used_s > IN_USE_S / 2:
             part.used_s = now
-            with contextlib.suppress(OSError):  # another process has removed it: it can be read to the end
+            with contextlib.suppress(OSError):  # another process removed the file, which stays readable
                 os.utime(part.fd)
         return part
 
     def read(self, name: PartName, number: int, start: int, stop: int) -> bytes | None:
-        """Return a sample of a part with the block after it, as `CachedPart.read`; None if the part does not exist,
-        cannot be read now, or is damaged. A damaged part is removed.
+        """Return a sample of a part with the block after it. The arguments are those of `CachedPart.read`.
+
+        Return None if the part does not exist, cannot be read now, or is damaged. A damaged part is removed.
         """
         part = self.find(name)
         try:
@@ -139,7 +140,7 @@ class PartCache:
         return None
 
     def _drop(self, name: PartName, problem: str) -> None:
-        """Remove a part that is damaged, and only that: not what a link in the place of its folder leads to."""
+        """Remove a damaged part. Do nothing if its folder is a link or not private: the path may lead elsewhere."""
         _log.warning("%s It is fetched again.", problem)
         with self._lock:
             self._open.pop(name, None)
@@ -149,43 +150,43 @@ class PartCache:
                 path.unlink()
 
     def _warn(self, problem: str, err: OSError) -> None:
-        """Log what the disk refuses, once a minute at most."""
+        """Log an error of the disk, at most once a minute."""
         now = time.monotonic()
         if now - self._warned_s >= FULL_S:
             self._warned_s = now
             _log.warning("%s: %s: %s.", self.folder, problem, err.strerror or err)
 
     def has(self, name: PartName) -> bool:
-        """Return whether a part is on the disk, or being fetched by this process."""
-        return name in self._wanted or name in self._open or name.path(self.folder).exists()
+        """Return whether a part is on the disk, or this process is fetching it."""
+        return name in self._fetches or name in self._open or name.path(self.folder).exists()
 
     def keep(self, name: PartName, file: ObjectFile, starts: Sequence[int]) -> bool:
-        """Start to fetch a part if it is not being fetched. Return False if the disk is full.
+        """Start to fetch a part, unless this process is fetching it. Return False if the disk or the cache is full.
 
         Args:
             name: The part.
             file: The shard.
-            starts: Offsets of its samples in the shard, and the end of the last one.
+            starts: Offsets of the part's samples in the shard, and the end of the last sample.
         """
-        from wdskit.storage.requests import loop_of_this_process  # which needs obstore
+        from wdskit.storage.requests import loop_of_this_process  # needs obstore
 
         loop = loop_of_this_process(file.url)
         with self._lock:
-            if name in self._wanted:
+            if name in self._fetches:
                 return True
             if time.monotonic() < self._full_until:
                 return False
-            self._wanted[name] = loop.submit(self._fetch(name, file, starts))
+            self._fetches[name] = loop.submit(self._fetch(name, file, starts))
         return True
 
     def wait_for(self, name: PartName) -> None:
-        """Wait until a part is on the disk or no process fetches it; at most `CLAIM_S` for another process, which may
-        be stopped.
+        """Wait until a part is on the disk, or no process is fetching it. Wait at most `CLAIM_S` for another process,
+        which may hang.
         """
         path, start_s = name.path(self.folder), time.monotonic()
         while not path.exists():
             with self._lock:
-                fetch = self._wanted.get(name)
+                fetch = self._fetches.get(name)
             if fetch is not None and not fetch.done():
                 concurrent.futures.wait([fetch], WAIT_S)
                 start_s = time.monotonic()
@@ -195,27 +196,27 @@ class PartCache:
                 return
 
     def wait(self, num: int = 0) -> None:
-        """Wait until at most `num` parts are being fetched."""
-        while len(self._wanted) > num:
+        """Wait until this process is fetching at most `num` parts."""
+        while len(self._fetches) > num:
             time.sleep(WAIT_S)
 
     async def _fetch(self, name: PartName, file: ObjectFile, starts: Sequence[int]) -> None:
-        import asyncio  # a worker that reads local shards does without
+        import asyncio  # not needed for local shards
 
         self._slots = self._slots or asyncio.Semaphore(MAX_FETCHING)
         try:
             async with self._slots:
-                with _claimed(name.path(self.folder), self._owner) as is_mine:
-                    if is_mine:
+                with _claim(name.path(self.folder), self._owner) as is_writer:
+                    if is_writer:
                         await self._fetch_claimed(name, file, starts)
         except StorageError as err:
-            _log.info("%s Its part is not cached.", err)  # an error only if a sample of it is read
+            _log.info("%s Its part is not cached.", err)  # reading a sample of the part raises the error
         except OSError as err:
             self._warn("parts cannot be stored now", err)
             self._full_until = time.monotonic() + FULL_S
         finally:
             with self._lock:
-                self._wanted.pop(name, None)
+                self._fetches.pop(name, None)
 
     async def _fetch_claimed(self, name: PartName, file: ObjectFile, starts: Sequence[int]) -> None:
         import asyncio
@@ -229,54 +230,54 @@ class PartCache:
             if sum(len(chunk.data) for chunk in chunks) == name.stop - name.start + BLOCK_BYTES:
                 await loop.run_in_executor(None, write_part, self.folder, name, chunks, starts)
         finally:
-            with self._room:
-                self._writing -= num_bytes
+            with self._space_lock:
+                self._writing_bytes -= num_bytes
 
     def _make_room(self, num_bytes: int) -> bool:
-        """Remove old parts until `num_bytes` fit, and reserve them. Return False if they do not fit."""
-        with self._room:
-            if not self._num_left or self._used_bytes + num_bytes > self.num_bytes:
+        """Remove old parts until `num_bytes` fit, and reserve these bytes. Return False if they do not fit."""
+        with self._space_lock:
+            if not self._until_scan or self._used_bytes + num_bytes > self.num_bytes:
                 parts = sorted(parts_of(self.folder), key=lambda part: part.used_s)
-                self._used_bytes = sum(part.num_bytes for part in parts) + self._writing
+                self._used_bytes = sum(part.num_bytes for part in parts) + self._writing_bytes
                 if self._used_bytes + num_bytes > self.num_bytes:
-                    self._free(parts, self.num_bytes - max(num_bytes, int(self.num_bytes * FREE_SHARE)))
+                    self._remove_old_parts(parts, self.num_bytes - max(num_bytes, int(self.num_bytes * FREE_SHARE)))
                 if self._used_bytes + num_bytes > self.num_bytes:
-                    self._full_until = time.monotonic() + IN_USE_S / 3  # all of it is in use
+                    self._full_until = time.monotonic() + IN_USE_S / 3  # all parts are in use
                     return False
-                self._num_left = max(SCAN_EVERY, int((self.num_bytes - self._used_bytes) * SCAN_SHARE) // num_bytes)
-            self._num_left -= 1
+                self._until_scan = max(SCAN_EVERY, int((self.num_bytes - self._used_bytes) * SCAN_SHARE) // num_bytes)
+            self._until_scan -= 1
             self._used_bytes += num_bytes
-            self._writing += num_bytes
+            self._writing_bytes += num_bytes
             return True
 
-    def _free(self, parts: list[PartFile], num_bytes: int) -> None:
+    def _remove_old_parts(self, parts: list[PartFile], num_bytes: int) -> None:
         """Remove old parts until at most `num_bytes` are used. Stop at a part that is in use.
 
         Args:
-            parts: All parts, the least recently used first. The removed parts are taken out of the list.
-            num_bytes: The bytes that may remain.
+            parts: All parts, the least recently used first. Removed parts are removed from the list too.
+            num_bytes: Most bytes that may remain.
         """
         while self._used_bytes > num_bytes and parts:
-            gone = parts.pop(random.SystemRandom().randrange(-(-len(parts) // 2)))
-            if time.time() - gone.used_s < IN_USE_S:
+            part = parts.pop(random.SystemRandom().randrange(-(-len(parts) // 2)))
+            if time.time() - part.used_s < IN_USE_S:
                 return
-            gone.path.unlink(missing_ok=True)
-            self._used_bytes -= gone.num_bytes
+            part.path.unlink(missing_ok=True)
+            self._used_bytes -= part.num_bytes
 
 
 def make_private_folder(folder: Path, what: str, remedy: str) -> int:
-    """Make a folder that only this user may write to, or check that it is one.
+    """Create a folder that only this user may write to, or check an existing folder.
 
     Args:
-        folder: Its path.
-        what: Description of its content, for messages.
-        remedy: Advice for a folder that cannot be used.
+        folder: Path of the folder.
+        what: Description of the content, for messages.
+        remedy: Advice for a folder that cannot be used, for messages.
 
     Returns:
-        The id of the user who owns its files.
+        The id of the user who owns new files in the folder.
 
     Raises:
-        StorageError: It cannot be made or written, belongs to another user, or other users may write to it.
+        StorageError: The folder cannot be created or written, belongs to another user, or other users may write to it.
     """
     try:
         if not folder.is_dir():
@@ -293,10 +294,10 @@ def make_private_folder(folder: Path, what: str, remedy: str) -> int:
 
 
 def _is_claimed(path: Path) -> bool:
-    """Whether a process is making a file."""
+    """Return whether a process holds the lock for writing the file `path`."""
     try:
         fd = os.open(path.with_suffix(".lock"), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-    except OSError:  # it does not exist, or this process may open no more files: then the bytes are read by ranges
+    except OSError:  # no lock file, or no free descriptor: the caller reads from the store
         return False
     try:
         fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -308,9 +309,10 @@ def _is_claimed(path: Path) -> bool:
 
 
 @contextlib.contextmanager
-def _claimed(path: Path, owner: int) -> Iterator[bool]:
-    """Whether this process is to make a file: it is not there, and no other is at it. `OSError` where its folder is not
-    private to `owner`.
+def _claim(path: Path, owner: int) -> Iterator[bool]:
+    """Lock the file `path` for writing. Yield True if this process must write the file: the file does not exist, and no
+    other process holds the lock.
+    OSError: The folder of the file cannot be created or written, or is not private to `owner`.
     """
     with contextlib.suppress(FileExistsError):
         os.mkdir(path.parent, FOLDER_MODE)  # noqa: PTH102 (no flush: lost files are fetched again)

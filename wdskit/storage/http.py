@@ -1,4 +1,4 @@
-"""http(s) bodies as streams, with the standard library's client."""
+"""Read http(s) bodies as streams, with the standard library's client."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from wdskit.text import hide_secrets, printable, public_url
 TIMEOUT_S = 60.0
 """Longest wait for a connection or for the next bytes."""
 TRIES = 5
-"""GETs for one body, those that resume it included."""
+"""Most GETs for one body, including GETs that resume it."""
 WAIT_S = 0.5
-"""Wait before the second; it doubles for each that follows."""
+"""Wait before the second GET. The wait doubles for each further GET."""
 MAX_WAIT_S = 60.0
 """Longest wait that a server may ask for with Retry-After."""
 MAX_ASKED_S = 86400
-"""A longer Retry-After counts as a day: a server may send any number."""
+"""A longer Retry-After counts as one day: a server may send any number."""
 RATE_S = 60.0
-"""Time of reading, without the time between reads, in which `RATE_BYTES` must arrive."""
+"""Time in which `RATE_BYTES` must arrive. The time between two reads does not count."""
 RATE_BYTES = 1024
-"""A server that sends less is treated like one that sends nothing: `TIMEOUT_S` alone allows a byte a minute."""
+"""A server that sends fewer bytes counts as failed: `TIMEOUT_S` alone would allow one byte a minute."""
 
 _PHRASES = {status.value: f" {status.phrase}" for status in http.HTTPStatus}
 _HOST = re.compile(r"https?://[^/?#]*", re.IGNORECASE)
@@ -44,20 +44,20 @@ _PAGE = re.compile(rb"\s*<(!doctype|html)\b", re.IGNORECASE)
 class HttpBody:
     """The body of a GET, read in order. A body shorter than its Content-Length is an error.
 
-    A failure that may pass (no connection, 429, 5xx, a body that is cut, fewer than `RATE_BYTES` in `RATE_S`) is tried
-    again, `TRIES` times in all. A cut body continues after the cut if its ETag or Last-Modified shows that the file has
-    not changed.
+    After a temporary failure (no connection, 408, 429, 5xx, a cut body, fewer than `RATE_BYTES` in `RATE_S`) the GET is
+    repeated, with at most `TRIES` GETs in total. A cut body is resumed after the cut if its ETag or Last-Modified shows
+    that the file has not changed.
 
     Args:
         url: The URL to read. Characters beyond ASCII are sent as percent-encoded UTF-8. Proxies are those of the
             environment, as for curl: `http_proxy`, `https_proxy`, `no_proxy`.
 
     Attributes:
-        url: Names it in messages: without the query, which may hold a signature.
+        url: The URL for messages, without the query, which may have a signature.
 
     Raises:
         StorageError: No connection, a status other than 200, a redirect from https to http or to another scheme, a
-            compressed body, a URL with a password; or, from `read`, a web page.
+            compressed body, or a URL with a password.
     """
 
     def __init__(self, url: str) -> None:
@@ -68,11 +68,11 @@ class HttpBody:
         self._start()
 
     def read(self, size: int) -> bytes:
-        """Up to `size` bytes from where the last call stopped.
+        """Return up to `size` bytes from where the last call stopped; empty only at the end.
 
         Raises:
-            StorageError: The connection failed, or closed before the promised length, and the body cannot be resumed;
-                or it is a web page, such as the list of a folder or a sign-in.
+            StorageError: The connection failed or closed before the promised length, and the body cannot be resumed. Or
+                the body is a web page, such as the list of a folder or a sign-in.
         """
         while True:
             try:
@@ -95,19 +95,19 @@ class HttpBody:
 
     def _start(self) -> None:
         self._response = self._open({})
-        self._expected: int | None = self._response.length  # None where it comes in chunks, which have an end marker
+        self._expected: int | None = self._response.length  # None for chunked bodies, which have an end marker
         self._validator = _validator(self._response.headers)
 
     def _open(self, headers: Mapping[str, str]) -> http.client.HTTPResponse:
-        """The response to a GET, tried again where it fails for now."""
+        """Return the response to a GET, which is repeated after temporary failures. StorageError: The GET failed."""
         while True:
             try:
                 return _get(self._full_url, headers)
-            except _PassingError as err:
+            except _TransientError as err:
                 self._wait(str(err), err, err.after_s, err.status)
 
     def _wait(self, problem: str, cause: BaseException | None, after_s: float | None = None, status: int = 0) -> None:
-        """Wait before the next try, or raise after the last one."""
+        """Wait before the next GET. StorageError with `problem`: This was the last GET, or the wait is too long."""
         wait_s = WAIT_S * 2 ** (self._num_tries - 1) if after_s is None else after_s
         if self._num_tries >= TRIES or wait_s > MAX_WAIT_S:
             asked = f" The server asks to wait for {wait_s:.0f} s." if wait_s > MAX_WAIT_S else ""
@@ -117,7 +117,7 @@ class HttpBody:
         time.sleep(wait_s)
 
     def _resume(self, problem: str, cause: BaseException | None) -> None:
-        """Go on behind the bytes that came, or raise where that cannot be done."""
+        """Request the bytes after the received ones. StorageError: The body cannot be resumed."""
         self._response.close()
         if self._num_bytes and self._validator is None:
             raise StorageError(f"{problem}.", url=self.url) from cause
@@ -138,8 +138,8 @@ class HttpBody:
             raise StorageError(f"{problem}, and the server cannot continue from there: {why}.", url=self.url) from cause
 
 
-class _PassingError(Exception):
-    """A GET failed and may succeed later. `after_s` is the wait that the server asks for, None without one."""
+class _TransientError(Exception):
+    """A GET failed and may succeed later. `after_s` is the wait that the server asks for, or None."""
 
     def __init__(self, message: str, *, after_s: float | None = None, status: int = 0) -> None:
         super().__init__(message)
@@ -148,13 +148,13 @@ class _PassingError(Exception):
 
 
 def _validator(headers: Message) -> str | None:
-    """Return the value for If-Range: a strong ETag, or the time of the last change."""
+    """Return the value for If-Range: a strong ETag, otherwise Last-Modified; None if the server sends neither."""
     etag: str = headers.get("ETag", "")
     return etag if etag.startswith('"') else headers.get("Last-Modified")
 
 
 def _retry_after(headers: Message) -> float | None:
-    """Seconds that a server asks to wait: as a number, or as a date."""
+    """Return the seconds that a server asks to wait, from a number or a date; None if it asks for no wait."""
     text = headers.get("Retry-After", "").strip()
     if text.isdecimal() and text.isascii():
         return float(min(int(text[:12]), MAX_ASKED_S))
@@ -166,30 +166,30 @@ def _retry_after(headers: Message) -> float | None:
 
 
 class _BoundedSocket(io.RawIOBase):
-    """Reads what a server sends, with a minimum rate and a limit for bytes outside bodies.
+    """Reads a socket with a minimum rate and with a limit for bytes outside bodies.
 
-    It counts every byte: status lines, headers, sizes and trailers of chunks, bodies, the replies of proxies.
+    Every byte counts: status lines, headers, sizes and trailers of chunks, bodies, and replies of proxies.
 
     Args:
-        sock: The file of a socket.
+        sock: The unbuffered file of a socket.
     """
 
     def __init__(self, sock: io.RawIOBase) -> None:
         self._sock = sock
         self._num_bytes = 0
         self._spent_s = 0.0
-        self.left = MAX_HTTP_HEADER_BYTES
+        self.left = MAX_HTTP_HEADER_BYTES  # bytes that the server may still send
 
     def readable(self) -> bool:
-        """True."""
+        """Return True."""
         return True
 
     def readinto(self, buffer: Any) -> int | None:
-        """As a socket's.
+        """Read bytes into `buffer`. Return their number, 0 at the end.
 
         Raises:
-            TimeoutError: The server is slower than the least rate.
-            http.client.HTTPException: It sent more than was allowed.
+            TimeoutError: The server is slower than the minimum rate.
+            http.client.HTTPException: The server sent more bytes than allowed.
         """
         start = time.monotonic()
         num_bytes = self._sock.readinto(buffer)
@@ -219,7 +219,7 @@ class _Response(http.client.HTTPResponse):
         self.fp = io.BufferedReader(self._socket)
 
     def read1(self, n: int = -1) -> bytes:
-        """As `HTTPResponse.read1`: each call may take `n` bytes of data, and the headers or trailers of a chunk."""
+        """See `HTTPResponse.read1`. Each call may take `n` bytes of data, and the headers or trailers of a chunk."""
         self._socket.left = n + io.DEFAULT_BUFFER_SIZE + MAX_HTTP_HEADER_BYTES
         return super().read1(n)
 
@@ -233,26 +233,26 @@ class _SafeConnection(http.client.HTTPSConnection):
 
 
 class _Http(urllib.request.HTTPHandler):
-    """Opens http."""
+    """Opens http URLs with `_Connection`."""
 
     def http_open(self, req: urllib.request.Request) -> http.client.HTTPResponse:
-        """The response to a request."""
+        """See `HTTPHandler.http_open`."""
         return self.do_open(_Connection, req)
 
 
 class _Https(urllib.request.HTTPSHandler):
-    """Opens https."""
+    """Opens https URLs with `_SafeConnection`."""
 
     def https_open(self, req: urllib.request.Request) -> http.client.HTTPResponse:
-        """The response to a request."""
+        """See `HTTPSHandler.https_open`."""
         return self.do_open(_SafeConnection, req, context=_tls())
 
 
-class _HttpOnly(urllib.request.HTTPRedirectHandler):
-    """Redirects to http(s) only, and not from https to http; urllib would follow one to ftp too.
+class _SafeRedirects(urllib.request.HTTPRedirectHandler):
+    """Follows redirects to http(s) only, and never from https to http. urllib also allows redirects to ftp.
 
-    Only the headers of `_OWN_HEADERS` go on: urllib would send the password of a proxy to a server that is reached
-    without the proxy.
+    Only the headers in `_OWN_HEADERS` are sent again. urllib would send the password of a proxy to a server that is
+    reached without the proxy.
 
     Attributes:
         last: The URL that the last redirect named; empty before the first.
@@ -261,7 +261,7 @@ class _HttpOnly(urllib.request.HTTPRedirectHandler):
     last = ""
 
     def http_error_302(self, req: Any, fp: Any, code: int, msg: str, headers: Any) -> Any:
-        """The response of the place that the redirect names."""
+        """See `HTTPRedirectHandler.http_error_302`."""
         try:
             return super().http_error_302(req, fp, code, msg, headers)
         except ValueError:  # the Location header is not a URL
@@ -271,7 +271,7 @@ class _HttpOnly(urllib.request.HTTPRedirectHandler):
     http_error_301 = http_error_303 = http_error_307 = http_error_308 = http_error_302  # 3.10 does not know 308
 
     def redirect_request(self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> Any:
-        """The request to go on with."""
+        """Return the request to the new URL. StorageError: The redirect is not followed."""
         is_safe = req.full_url.lower().startswith("https:")
         if not newurl.lower().startswith("https://" if is_safe else ("http://", "https://")):
             fp.close()
@@ -289,37 +289,37 @@ class _HttpOnly(urllib.request.HTTPRedirectHandler):
 _OWN_HEADERS = ("accept-encoding", "range", "if-range")
 
 
-def _get(url: str, headers: Mapping[str, str], redirects: _HttpOnly | None = None) -> http.client.HTTPResponse:
+def _get(url: str, headers: Mapping[str, str], redirects: _SafeRedirects | None = None) -> http.client.HTTPResponse:
     """Return the response to one GET: status 200, or 206 for a range.
 
     Raises:
-        _PassingError: The request failed, and may succeed later.
+        _TransientError: The request failed, and may succeed later.
         StorageError: The request failed, and would fail again.
     """
     shown = public_url(url)
     host = _HOST.match(url)
-    if host and "@" in host[0]:  # urllib would ask the name server for all of it
+    if host and "@" in host[0]:  # urllib would send user and password to the name server
         msg = f"{shown}: a user or password in a URL is not supported. Name a URL that carries a token or signature."
         raise StorageError(msg, url=shown)
     start = host.end() if host else 0
     try:
         address = url[:start] + quote(url[start:], safe=bytes(range(128)))
         request = urllib.request.Request(address, headers={"Accept-Encoding": "identity", **headers})  # noqa: S310
-        opener = urllib.request.build_opener(redirects or _HttpOnly, _Http, _Https(context=_tls()))
+        opener = urllib.request.build_opener(redirects or _SafeRedirects, _Http, _Https(context=_tls()))
         response: http.client.HTTPResponse = opener.open(request, timeout=TIMEOUT_S)
     except urllib.error.HTTPError as err:
         err.close()
-        # What the server calls it may repeat the URL, or hold control characters.
+        # The server's own reason phrase may repeat the URL or have control characters.
         err.msg = phrase = _PHRASES.get(err.code, "")
         problem = f"{shown}: the server answered {err.code}{phrase}"
         if err.code in (408, 429) or err.code >= http.HTTPStatus.INTERNAL_SERVER_ERROR:
-            raise _PassingError(problem, after_s=_retry_after(err.headers), status=err.code) from err
+            raise _TransientError(problem, after_s=_retry_after(err.headers), status=err.code) from err
         raise StorageError(f"{problem}.", url=shown, status=err.code) from err
     except (OSError, http.client.HTTPException, ValueError) as err:
         reason = getattr(err, "reason", err)
         problem = f"{shown}: cannot be opened: {str(reason).replace(url[len(shown) :], '')}"
         if isinstance(reason, (OSError, http.client.RemoteDisconnected)) and not isinstance(reason, ssl.SSLError):
-            raise _PassingError(problem) from err
+            raise _TransientError(problem) from err
         raise StorageError(f"{problem}.", url=shown) from err
     encoding = response.headers.get("Content-Encoding", "identity").strip()
     if response.status != http.HTTPStatus.OK and not (headers and response.status == http.HTTPStatus.PARTIAL_CONTENT):
@@ -332,20 +332,19 @@ def _get(url: str, headers: Mapping[str, str], redirects: _HttpOnly | None = Non
     raise StorageError(msg, url=shown, status=response.status)
 
 
-def follow(url: str) -> str:
-    """Return the URL at the end of the redirects of `url`, or `url` itself. A refusal there is left to the next read.
-
-    Raises:
-        StorageError: No server answers, or it answers 429 or 5xx, `TRIES` times.
+def resolve_redirects(url: str) -> str:
+    """Return the last URL of the redirects of `url`, or `url` without redirects. If a server refuses the request, the
+    next read reports the refusal.
+    StorageError: `TRIES` times, no server answers or it answers 408, 429 or 5xx.
     """
     url = quote(url, safe=bytes(range(33, 127)))
     for num_tries in range(1, TRIES + 1):
-        redirects = _HttpOnly()
+        redirects = _SafeRedirects()
         try:
             _get(url, {"Range": "bytes=0-0"}, redirects).close()
         except StorageError:
             break
-        except _PassingError as err:
+        except _TransientError as err:
             if num_tries == TRIES:
                 msg = f"{err} ({TRIES} tries)."
                 raise StorageError(msg, url=public_url(url), status=err.status) from err
@@ -357,7 +356,7 @@ def follow(url: str) -> str:
 
 @functools.cache
 def _tls() -> ssl.SSLContext:
-    """Return a TLS context with the system's certificates, read once (30 ms); urllib would read them for every body."""
+    """Return the TLS context. Its certificates are read once (30 ms); urllib would read them for every body."""
     context = ssl.create_default_context()
     context.set_alpn_protocols(["http/1.1"])
     return context

@@ -1,6 +1,4 @@
-"""Whether a file is still the one that was read before: its size, its time of change and its inode; of an object its
-ETag.
-"""
+"""Detect that a file was replaced or rewritten: compare its size, its time of change and its inode."""
 
 from __future__ import annotations
 
@@ -13,7 +11,7 @@ from typing_extensions import Self
 
 
 class FileIdentity(NamedTuple):
-    """Identifies a file: it differs after the file was replaced or rewritten."""
+    """Size, time of change and inode of a file. They change if the file is replaced or rewritten."""
 
     num_bytes: int
     mtime_ns: int
@@ -21,12 +19,17 @@ class FileIdentity(NamedTuple):
 
     @classmethod
     def of(cls, file: int | str | os.PathLike[str]) -> Self:
-        """The identity of an open file, by its descriptor, or of one by its path; `OSError` without one."""
+        """Return the identity of a file, given by descriptor or path. OSError: The file does not exist."""
         status = os.stat(file)  # noqa: PTH116 (a descriptor too)
         return cls(status.st_size, status.st_mtime_ns, status.st_ino)
 
     def check(self, file: int | str) -> None:
-        """Raise `FileChanged` if a file was replaced or rewritten, `OSError` if it does not exist."""
+        """Compare the identity with that of a file, given by descriptor or path.
+
+        Raises:
+            FileChanged: The file was replaced or rewritten.
+            OSError: The file does not exist.
+        """
         now = self.of(file)
         if now.num_bytes != self.num_bytes:
             raise FileChanged(f"the file has {now.num_bytes} bytes now, but had {self.num_bytes} when packing began")
@@ -35,7 +38,12 @@ class FileIdentity(NamedTuple):
 
     @contextlib.contextmanager
     def opened(self, path: str) -> Iterator[int]:
-        """Open the file, and compare its identity before and after the block. Raises as `check` does."""
+        """Open the file and yield its descriptor. Compare the identity before and after the block.
+
+        Raises:
+            FileChanged: The file was replaced or rewritten.
+            OSError: The file does not exist, or may not be read.
+        """
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
             self.check(fd)
@@ -46,4 +54,4 @@ class FileIdentity(NamedTuple):
 
 
 class FileChanged(ValueError):
-    """A file is not the one that was read before."""
+    """A file was replaced or rewritten since its identity was read."""

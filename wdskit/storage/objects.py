@@ -1,10 +1,10 @@
-"""Objects of a store, read by ranges: S3, Google Cloud Storage, Azure, Hugging Face, AIStore and http(s) servers.
+"""Read ranges of objects in a store: S3, Google Cloud Storage, Azure, Hugging Face, AIStore and http(s) servers.
 
 All reads of a process go through one event loop in one thread. It limits the requests in flight and repeats failed
 requests. Every reply is compared with the request and with the known version of the object, since a server may ignore a
 range or If-Match, and an object may be replaced while it is read. A wrong reply is an error.
 
-obstore hangs forever in a process that was forked after its first use. Such a process gets an error instead.
+obstore would hang forever in a process that was forked after the first use of obstore. Such a process gets an error.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from wdskit.errors import StorageError
 from wdskit.storage.requests import (
     LARGE_UNITS,
     STORE_ERRORS,
+    RetryState,
     ShortBodyError,
-    Tries,
     loop_of_this_process,
     result,
 )
@@ -33,18 +33,18 @@ from wdskit.storage.traffic import Traffic
 PART_BYTES = 16 << 20
 """Most bytes of one request."""
 STREAM_BYTES = 8 << 20
-"""Bytes of one request where an object is read in order."""
+"""Bytes of one request of `ObjectStream`."""
 GAP_BYTES = 64 << 10
-"""Ranges with less than this between them are one request: a request costs more than these bytes."""
+"""Ranges with fewer bytes between them become one request: a request costs more than these bytes."""
 CHUNK_BYTES = 1 << 20
-"""What has come is kept in pieces of this size, when a connection breaks."""
+"""Size of the pieces of a reply. Complete pieces are kept if the connection breaks."""
 PROBE_BYTES = 2
-"""Bytes of a request that asks for the size only: some servers take `bytes=0-0` for the whole object."""
+"""Bytes of a request that needs the size only. Some servers send the whole object for `bytes=0-0`."""
 PART_S = 720.0
-"""Longest time for one part, all tries included."""
+"""Longest time for one part, including all tries."""
 
-_BEHIND_END = ("status code: 416", "RangeNotSupported", "StartTooLarge")
-"""How obstore names the replies of servers to a range that starts behind the end: 416, all that there is, or none."""
+_PAST_END = ("status code: 416", "RangeNotSupported", "StartTooLarge")
+"""Text in obstore's errors if a range starts after the end: the server sends 416, the whole object, or no range."""
 
 Range: TypeAlias = tuple[int, int]
 
@@ -52,18 +52,19 @@ Range: TypeAlias = tuple[int, int]
 class ObjectFile:
     """One object, read by ranges. The first request is sent at the first read.
 
-    Size, ETag and time come from the first reply if they are not given. All later replies must agree with it: bytes of
-    two versions are never mixed. Safe to share between threads. A pickle holds URL, size and ETag.
+    Size, ETag and time of change come from the first reply if they are not given. All later replies must have the same
+    values, so bytes of two versions are never mixed. Safe to share between threads. A pickle holds URL, size and ETag.
 
     Args:
         url: s3://BUCKET/KEY, gs://BUCKET/KEY, az://CONTAINER/KEY, hf://datasets/OWNER/NAME[@REVISION]/PATH,
             ais://BUCKET/KEY or http(s)://...
-        num_bytes: Its size, None if unknown.
-        etag: Its ETag, None if unknown.
-        modified: Time of its last change, None if unknown; compared if the store has no ETags.
+        num_bytes: Size of the object in bytes; None if unknown.
+        etag: ETag of the object; None if unknown.
+        modified: Time of the object's last change; None if unknown. It is compared if the store has no strong ETag.
 
     Attributes:
-        url: Names it in messages: without the query, which may hold a signature.
+        url: The URL for messages, without the query, which may have a signature.
+        fd: -1: an object has no descriptor (see `RangeFile.fd`).
 
     Raises:
         StorageError: The URL names no object.
@@ -80,14 +81,14 @@ class ObjectFile:
         self.url = self._location.url
         self._full_url = url
         self._num_bytes = num_bytes
-        self._etag = quoted(etag)
+        self._etag = quote_etag(etag)
         self._modified = modified
         self._is_closed = False
         self._has_replied = modified is not None
-        self._is_followed = self._location.scheme not in ("http", "https") or self._full_url == self.url
+        self._is_resolved = self._location.scheme not in ("http", "https") or self._full_url == self.url
 
     def __reduce__(self) -> tuple[object, ...]:
-        """Pickle the arguments. A URL with a query is refused, since the query may be a secret."""
+        """Pickle URL, size and ETag. StorageError: The URL has a query, which may be a secret."""
         if self._full_url != self.url:
             msg = f"{self.url}: an open URL with a query cannot be pickled. Pass the URL as text to the other process."
             raise StorageError(msg, url=self.url)
@@ -95,7 +96,7 @@ class ObjectFile:
 
     @property
     def num_bytes(self) -> int:
-        """Size of the object; its first bytes are read if it is unknown. Raises as `read_at` does."""
+        """Size of the object in bytes. If unknown, the first bytes are read, which raises the errors of `read_at`."""
         if self._num_bytes is None:
             self.read_at(0, PROBE_BYTES)
         assert self._num_bytes is not None
@@ -103,22 +104,22 @@ class ObjectFile:
 
     @property
     def etag(self) -> str | None:
-        """ETag of the object, None if the store has no ETags. Raises as `read_at` does."""
+        """ETag of the object; None if the store has no ETags. If unknown, it is read as for `num_bytes`."""
         if self._etag is None and not self._has_replied:
             self.read_at(0, PROBE_BYTES)
         return self._etag
 
     @property
     def modified(self) -> datetime | None:
-        """Time of the object's last change; None if it has a strong ETag. Raises as `read_at` does."""
-        return None if is_strong(self.etag) else self._modified
+        """Time of the object's last change; None if unknown, or if the ETag is strong. Reads `etag` first."""
+        return None if is_strong_etag(self.etag) else self._modified
 
     def read_at(self, offset: int, size: int) -> bytes:
-        """`size` bytes from `offset`, fewer only where the object ends.
+        """Return `size` bytes from `offset`; fewer only if the object ends before.
 
         Raises:
-            StorageError: The store cannot be reached, refuses, or sends something else than was asked for; the object
-                was replaced; this process was forked after it had read an object; or this is closed.
+            StorageError: The store cannot be reached, refuses the request, or sends other bytes than requested. Or the
+                object was replaced, this process was forked after it had read an object, or the object was closed.
         """
         return _join(self._read([(offset, offset + size)]), offset, offset + size)
 
@@ -126,44 +127,49 @@ class ObjectFile:
 
     @property
     def version(self) -> str | None:
-        """Text that another version of the object has not: its size, and its ETag or time of change. None where the
-        store gives neither a strong ETag nor a time of change: a weak ETag may stay while the bytes change. Raises as
-        `read_at`.
+        """Text that differs for every version of the object: its size, and its ETag or time of change.
+
+        None if the store gives neither a strong ETag nor a time of change: a weak ETag may stay while the bytes change.
         """
-        if is_strong(self.etag):
+        if is_strong_etag(self.etag):
             return f"{self._etag} {self.num_bytes}"
         return f"{self._etag} {self._modified} {self.num_bytes}" if self._modified else None
 
     def close(self) -> None:
-        """Let no more be read; twice is fine."""
+        """Close the object: later reads raise StorageError. A second call does nothing."""
         self._is_closed = True
 
     def ahead(self, ranges: Sequence[Range]) -> ReadAhead:
-        """Start to read some ranges, and return the object with them. Raises as `start_reading` does."""
+        """Start to read some ranges in the background. Return a file that has their bytes.
+        StorageError: See `start_reading`.
+        """
         return ReadAhead(self, ranges)
 
     def start_reading(self, ranges: Sequence[Range]) -> Future[list[Chunk]]:
-        """Start to read ranges in the background. The future's chunks cover them, sorted by offset, or it raises."""
+        """Start to read ranges in the background. Return a future of chunks that cover the ranges, sorted by offset.
+        StorageError: The object was closed, a redirect cannot be followed, or this process was forked after it had read
+        an object. The future raises the errors of `read_at`.
+        """
         if self._is_closed:
             raise self._error("it has been closed")
-        if not self._is_followed:
-            self._follow()
+        if not self._is_resolved:
+            self._resolve_redirects()
         return loop_of_this_process(self.url).submit(self._read_parts(plan_parts(ranges)))
 
-    def _follow(self) -> None:
-        """Follow redirects before obstore does, which would send the query to other hosts, as Referer."""
-        from wdskit.storage.http import follow
+    def _resolve_redirects(self) -> None:
+        """Resolve redirects before obstore follows them: obstore would send the query to other hosts, as Referer."""
+        from wdskit.storage.http import resolve_redirects
 
-        last = follow(self._full_url)
+        last = resolve_redirects(self._full_url)
         if last != self._full_url:
             self._location = replace(self._location, root=last, key="")
-        self._is_followed = True
+        self._is_resolved = True
 
     def _read(self, ranges: Sequence[Range]) -> list[Chunk]:
         return result(self.start_reading(ranges), self.url)
 
     async def _read_parts(self, parts: list[Range]) -> list[Chunk]:
-        """The chunks of all parts; the first is read alone where the size is not known yet."""
+        """Return the chunks of all parts. The first part is read alone if the size is unknown."""
         chunks: list[Chunk] = []
         if parts and (self._num_bytes is None or len(parts) == 1):
             chunks = await self._read_part(*parts[0])
@@ -179,7 +185,7 @@ class ObjectFile:
         return chunks
 
     async def _read_part(self, start: int, stop: int) -> list[Chunk]:
-        """The chunks of one part, as far as the object goes."""
+        """Return the chunks of one part, up to the end of the object."""
         if self._num_bytes is not None:
             stop = min(stop, self._num_bytes)
         if start >= stop:
@@ -192,14 +198,14 @@ class ObjectFile:
                 raise self._error(f"bytes {start} to {stop} did not arrive within {PART_S:.0f} s") from err
 
     async def _request_part(self, start: int, stop: int) -> list[Chunk]:
-        """Request the chunks of one part until all have come. A broken body continues where it broke."""
+        """Request one part until all its bytes have arrived. After a broken reply, only the rest is requested."""
         chunks: list[Chunk] = []
-        tries = Tries(self._location)
+        tries = RetryState(self._location)
         while (at := chunks[-1].stop if chunks else start) < (stop := min(stop, self._num_bytes or stop)):
             try:
                 await self._try_part(tries.store(), at, stop, chunks)
             except STORE_ERRORS as err:
-                if self._num_bytes is None and any(sign in str(err) for sign in _BEHIND_END):
+                if self._num_bytes is None and any(sign in str(err) for sign in _PAST_END):
                     return await self._read_end(start, tries, err)
                 await tries.failed(err)
             else:
@@ -207,9 +213,9 @@ class ObjectFile:
         return chunks
 
     async def _try_part(self, store: Any, start: int, stop: int, chunks: list[Chunk]) -> None:
-        """Request a part once, and append the bytes that come."""
+        """Request a part once, and append the received bytes to `chunks`."""
         options: Any = {"range": (start, stop)}
-        if is_strong(self._etag):
+        if is_strong_etag(self._etag):
             options["if_match"] = self._etag
         reply = await store.get_async(self._location.key, options=options)
         at, stop = start, self._check(reply, start, stop)
@@ -222,29 +228,33 @@ class ObjectFile:
         if at < stop:
             raise ShortBodyError(f"the server sent {at - start} of {stop - start} bytes")
 
-    async def _read_end(self, start: int, tries: Tries, behind: Exception) -> list[Chunk]:
-        """Learn the size of an object that ends before the first byte that was asked for: often it is empty."""
+    async def _read_end(self, start: int, tries: RetryState, past_end: Exception) -> list[Chunk]:
+        """Learn the size of an object that ends before `start`, for example an empty object. Return no chunks.
+        StorageError: The object is longer than `start` (after all tries), or cannot be read.
+        """
         try:
             reply = await tries.store().get_async(self._location.key)
             if reply.meta["size"] > start:
-                raise behind
+                raise past_end
         except STORE_ERRORS as err:
             await tries.failed(err)
-            return await self._read_end(start, tries, behind)
+            return await self._read_end(start, tries, past_end)
         self._check(reply, 0, 0)
         return []
 
     def _check(self, reply: Any, start: int, stop: int) -> int:
-        """Compare a reply with the known size and version, or learn them. Return the offset where the part ends."""
+        """Compare a reply with the known size and version, or store them. Return the offset of the part's end.
+        StorageError: The object was replaced, or the reply is compressed or has another range.
+        """
         meta = reply.meta
-        etag, modified, num_bytes = quoted(meta["e_tag"]), meta["last_modified"], meta["size"]
-        if not modified.timestamp():  # what obstore gives where the store does not say it
+        etag, modified, num_bytes = quote_etag(meta["e_tag"]), meta["last_modified"], meta["size"]
+        if not modified.timestamp():  # obstore's value if the store sends no time
             modified = None
         if self._num_bytes not in (None, num_bytes):
             raise self._replaced(f"it has {num_bytes} bytes now, but had {self._num_bytes}")
         if self._etag is not None and etag != self._etag:
             raise self._replaced(f"its ETag is {etag} now, but was {self._etag}")
-        if self._modified is not None and not is_strong(etag) and modified != self._modified:
+        if self._modified is not None and not is_strong_etag(etag) and modified != self._modified:
             raise self._replaced(f"its last change is {modified} now, but was {self._modified}")
         encoding = str(reply.attributes.get("Content-Encoding", "identity")).lower()
         if encoding not in ("", "identity", "aws-chunked"):
@@ -263,23 +273,23 @@ class ObjectFile:
 
 
 class Chunk(NamedTuple):
-    """Bytes of an object, and their place in it."""
+    """Bytes of an object, and their offset in the object."""
 
     offset: int
     data: memoryview
 
     @property
     def stop(self) -> int:
-        """The offset of the byte after the last one."""
+        """The offset after the last byte."""
         return self.offset + len(self.data)
 
 
 class ReadAhead:
-    """An object of which some ranges are read in the background; the others when they are asked for.
+    """An object whose given ranges are read in the background; other bytes are read when they are requested.
 
     Args:
-        file: The object, which stays open.
-        ranges: (start, stop) of each, by offset.
+        file: The object. `close` does not close it.
+        ranges: (start, stop) of each range, sorted by offset.
     """
 
     fd = -1
@@ -293,29 +303,37 @@ class ReadAhead:
 
     @property
     def num_bytes(self) -> int:
-        """Size of the object, as in `ObjectFile`."""
+        """See `ObjectFile.num_bytes`."""
         return self._file.num_bytes
 
     def covers(self, offset: int, size: int) -> bool:
-        """Whether bytes are in one of the ranges."""
+        """Return whether `size` bytes from `offset` are inside one of the ranges."""
         at = bisect.bisect_right(self._ranges, (offset, 1 << 63)) - 1
         return at >= 0 and offset + size <= self._ranges[at][1]
 
     def read_at(self, offset: int, size: int) -> bytes:
-        """Read as `ObjectFile` does; if one of the ranges has the bytes, wait for all ranges."""
+        """See `ObjectFile.read_at`. If one of the ranges has the bytes, wait for all ranges."""
         if not self.covers(offset, size):
             return self._file.read_at(offset, size)
         return _join(result(self._chunks, self._file.url), offset, offset + size)
 
     def close(self) -> None:
-        """Nothing: others may read the object on."""
+        """Do nothing: other code may still read the object."""
 
 
 class ObjectStream:
-    """An object read in order, one part ahead. Raises as `ObjectFile` does.
+    """An object that is read in order. The next part is read ahead. Close the stream when done.
+
+    Args:
+        url: See `ObjectFile`.
+        num_bytes: Size of the object in bytes; None if unknown.
+        etag: ETag of the object; None if unknown.
 
     Attributes:
-        file: The object; its first part has been read.
+        file: The object, whose first part has been read.
+
+    Raises:
+        StorageError: The URL names no object, or the object cannot be read (see `ObjectFile.read_at`).
     """
 
     def __init__(self, url: str, *, num_bytes: int | None = None, etag: str | None = None) -> None:
@@ -325,10 +343,12 @@ class ObjectStream:
         self._chunks: deque[memoryview] = deque()
         self._ahead: Future[list[Chunk]] | None = None
         self._read_ahead()
-        self._take()  # raises at the opening, as a file does
+        self._take()  # errors are raised when the stream is opened, as for a file
 
     def read(self, size: int) -> bytes:
-        """Up to `size` bytes from where the last call stopped; empty at the end and only there."""
+        """Return up to `size` bytes from where the last call stopped; empty only at the end.
+        StorageError: The object cannot be read (see `ObjectFile.read_at`).
+        """
         if not self._chunks and not self._take():
             return b""
         chunk = self._chunks[0]
@@ -339,7 +359,7 @@ class ObjectStream:
         return bytes(chunk[:size])
 
     def close(self) -> None:
-        """Cancel the read ahead."""
+        """Cancel the read ahead, and close the object."""
         self.file.close()
         if self._ahead is not None:
             self._ahead.cancel()
@@ -351,7 +371,7 @@ class ObjectStream:
         self._next += STREAM_BYTES
 
     def _take(self) -> bool:
-        """Take the part that was read ahead, and begin with the next; whether there was one."""
+        """Append the part that was read ahead to the chunks, and start the next part. Return False at the end."""
         if self._ahead is None:
             return False
         loop_of_this_process(self.url)
@@ -363,7 +383,9 @@ class ObjectStream:
 
 
 def plan_parts(ranges: Iterable[Range]) -> list[Range]:
-    """The requests that cover all ranges, by offset: near ranges in one, none longer than `PART_BYTES`."""
+    """Return the requests that cover all ranges, sorted by offset. Near ranges are joined; no request is longer than
+    `PART_BYTES`.
+    """
     runs: list[list[int]] = []
     for start, stop in sorted(ranges):
         assert 0 <= start <= stop, f"no range: {(start, stop)}"
@@ -377,7 +399,7 @@ def plan_parts(ranges: Iterable[Range]) -> list[Range]:
 
 
 def _join(chunks: list[Chunk], start: int, stop: int) -> bytes:
-    """The bytes of a range, from chunks by offset that cover as much of it as there is."""
+    """Return the bytes of a range from chunks that are sorted by offset; fewer bytes if the object ends before."""
     pieces: list[memoryview] = []
     for offset, data in chunks[max(0, bisect.bisect_right(chunks, start, key=lambda chunk: chunk.offset) - 1) :]:
         if offset >= stop:
@@ -386,13 +408,13 @@ def _join(chunks: list[Chunk], start: int, stop: int) -> bytes:
     return b"".join(pieces)
 
 
-def quoted(etag: str | None) -> str | None:
-    """An ETag as headers have it: in lists some stores leave the quotes out."""
+def quote_etag(etag: str | None) -> str | None:
+    """Return an ETag with quotes, as in headers: some stores omit the quotes in lists. Return None for no ETag."""
     return f'"{etag}"' if etag and not etag.endswith('"') else etag or None
 
 
-def is_strong(etag: str | None) -> bool:
-    """Whether two versions of an object never share an ETag. Of a weak one HTTP does not promise that."""
+def is_strong_etag(etag: str | None) -> bool:
+    """Return whether an ETag is strong: two versions of an object never have the same strong ETag."""
     return etag is not None and not etag.startswith("W/")
 
 

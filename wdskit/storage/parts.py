@@ -1,15 +1,15 @@
-"""Parts of remote shards as files in a folder: their names, and their format.
+"""Name and format of the files of cached parts of remote shards.
 
-A part has consecutive samples of a shard and the block after the last one. Its file is
+A part has consecutive samples of a shard and the block after the last sample. Its file is
 `<dir>/<digest>/<first byte>-<end byte>.part`, where the digest is computed from the shard's sha256 in its index and the
-object's ETag (its URL and time of change if the store has no ETags). The file has these bytes; then the offset of each
-sample in the shard and the end of the last one (uint64 each), CRC-32 of each sample with the block after it (uint32
-each), and a trailer: the digest, the first byte and the end byte, the number of samples (uint64 each), CRC-32 of
-everything after the samples, and 8 bytes of magic; little-endian. The name identifies the bytes: two data sets, or two
-versions of an object, never share a file. The trailer repeats the name, so a renamed or exchanged file is found.
+object's ETag (its URL and time of change if the store has no ETags). The file has the bytes of the part; the offset of
+each sample in the shard and the end of the last sample (uint64 each); CRC-32 of each sample with the block after it
+(uint32 each); and a trailer: the digest, the first byte, the end byte, the number of samples (uint64 each), CRC-32 of
+everything after the samples, and 8 bytes of magic. Numbers are little-endian. The name identifies the bytes: two data
+sets, or two versions of an object, never share a file. The trailer repeats the name, so a renamed file is detected.
 
-A part is used only by the user who wrote it, since its checksums find damage but not forgery. So the folder, the
-shard's folder and the file belong to that user, other users have no write access, and links are not followed.
+A part is used only by the user who wrote it, since its checksums detect damage but not forgery. So the folder, the
+shard's folder and the file belong to this user, other users have no write access, and links are not followed.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from wdskit.files import DRAFT_PREFIX
+from wdskit.files import TEMP_PREFIX
 from wdskit.limits import BLOCK_BYTES
 
 if TYPE_CHECKING:
     from wdskit.storage.objects import Chunk
 
-LEFT_S = 3600.0
-"""A draft or lock so old belongs to nobody."""
+STALE_S = 3600.0
+"""A temporary or lock file that is older belongs to a killed process, and may be removed."""
 
 FOLDER_MODE = 0o700
-"""Of the folders of a cache: no other user may write to them, or read what the store lets only this one read."""
+"""Mode of the cache's folders. Other users must not write to them, or read bytes that only this user may read."""
 
 _MAGIC = b"WDSKPRT2"
 _RANGE = struct.Struct("<32sQQQ")
@@ -49,54 +49,54 @@ _END = struct.Struct("<I8s")
 _TRAILER_BYTES = _RANGE.size + _END.size
 _SHARD = re.compile(r"[0-9a-f]{64}")
 _NAME = re.compile(r"(\d+)-(\d+)\.part")
-_LEFT = re.compile(rf"\d+-\d+\.lock|{re.escape(DRAFT_PREFIX)}\d+-\d+\.part\.[0-9a-f]{{8}}")
+_TEMP_NAME = re.compile(rf"\d+-\d+\.lock|{re.escape(TEMP_PREFIX)}\d+-\d+\.part\.[0-9a-f]{{8}}")
 
 
 class PartName(NamedTuple):
-    """A range of a shard: its digest in hex, the first byte, and the end, without the block after the last sample."""
+    """Names a part: digest of the shard in hex, first byte, and end of the last sample without the block after it."""
 
     shard: str
     start: int
     stop: int
 
     def path(self, folder: Path) -> Path:
-        """Return the path of its file."""
+        """Return the path of the part's file in the cache `folder`."""
         return folder / self.shard / f"{self.start}-{self.stop}.part"
 
 
 def part_bytes(name: PartName, num_samples: int) -> int:
-    """Size of the file of a part."""
+    """Return the size in bytes of the file of a part."""
     return name.stop - name.start + BLOCK_BYTES + 8 * (num_samples + 1) + 4 * num_samples + _TRAILER_BYTES
 
 
 def is_private(status: os.stat_result, owner: int) -> bool:
-    """Whether a file or folder belongs to a user, and no other user may write to it."""
+    """Return whether a file or folder belongs to the user `owner`, and no other user may write to it."""
     return status.st_uid == owner and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
 
 
 def is_private_folder(path: Path, owner: int) -> bool:
-    """Whether a path is a folder, no link to one, that is private to a user. Raises `OSError` if it does not exist."""
+    """Return whether `path` is a folder, not a link, that is private to a user. OSError: `path` does not exist."""
     status = path.lstat()
     return stat.S_ISDIR(status.st_mode) and is_private(status, owner)
 
 
 def write_part(folder: Path, name: PartName, chunks: Sequence[Chunk], starts: Sequence[int]) -> None:
-    """Write the file of a part, all of it or nothing. It is not flushed: after a power cut, the checksums find damage.
+    """Write the whole file of a part, or no file. The file is not synced: checksums detect damage after a power cut.
 
     Args:
-        folder: The cache's folder. The folder of the shard exists.
+        folder: The cache's folder, in which the folder of the shard exists.
         name: The part.
-        chunks: Its bytes with the block after them.
-        starts: Offsets of its samples in the shard, and the end of the last one.
+        chunks: The bytes of the part with the block after them.
+        starts: Offsets of the part's samples in the shard, and the end of the last sample.
 
     Raises:
         OSError: The file cannot be written.
     """
-    sums = [_sum(chunks, start, stop + BLOCK_BYTES) for start, stop in itertools.pairwise(starts)]
+    sums = [_checksum(chunks, start, stop + BLOCK_BYTES) for start, stop in itertools.pairwise(starts)]
     end = np.array(starts, dtype="<u8").tobytes() + np.array(sums, dtype="<u4").tobytes()
     end += _RANGE.pack(bytes.fromhex(name.shard), name.start, name.stop, len(sums))
     path = name.path(folder)
-    temp = path.with_name(f"{DRAFT_PREFIX}{path.name}.{secrets.token_hex(4)}")  # another process may be at it too
+    temp = path.with_name(f"{TEMP_PREFIX}{path.name}.{secrets.token_hex(4)}")  # another process may write the part too
     try:
         with temp.open("xb") as file:
             os.fchmod(file.fileno(), 0o600)
@@ -108,8 +108,8 @@ def write_part(folder: Path, name: PartName, chunks: Sequence[Chunk], starts: Se
         raise
 
 
-def _sum(chunks: Sequence[Chunk], start: int, stop: int) -> int:
-    """Return CRC-32 of a range of a shard."""
+def _checksum(chunks: Sequence[Chunk], start: int, stop: int) -> int:
+    """Return CRC-32 of the bytes from `start` to `stop` of a shard."""
     found = 0
     for chunk in chunks:
         if chunk.offset < stop and start < chunk.stop:
@@ -118,20 +118,20 @@ def _sum(chunks: Sequence[Chunk], start: int, stop: int) -> int:
 
 
 class DamagedPart(Exception):
-    """A file does not match its name. It can be removed."""
+    """The file of a part is damaged, or does not match its name. It can be removed."""
 
 
 class CachedPart:
-    """An open part.
+    """An open part. Its file is closed when the object is deleted.
 
     Args:
-        name: Which.
-        folder: The cache's.
-        owner: The user who wrote it.
+        name: The part.
+        folder: The cache's folder.
+        owner: The id of the user who wrote the part.
 
     Raises:
-        DamagedPart: The file is not this part as this user wrote it: it is cut, exchanged, a link, or of another user.
-        OSError: It does not exist, or cannot be read now. That says nothing about its bytes.
+        DamagedPart: The file is cut, damaged, renamed, a link, or not private to `owner`.
+        OSError: The file does not exist, or cannot be read now. Its bytes may be valid.
     """
 
     def __init__(self, name: PartName, folder: Path, owner: int) -> None:
@@ -145,18 +145,18 @@ class CachedPart:
                 raise
             raise DamagedPart(f"{path}: it is a link.") from err
         self.fd = fd
-        weakref.finalize(self, os.close, fd)  # at the end of the program too, before its modules are gone
+        weakref.finalize(self, os.close, fd)  # also when the program ends, before modules are unloaded
         status = os.fstat(fd)
         if not (
             stat.S_ISREG(status.st_mode)
             and is_private(status, owner)
             and is_private_folder(path.parent, owner)
-            and self._read_end(status.st_size)
+            and self._read_trailer(status.st_size)
         ):
             raise DamagedPart(f"{path}: it is damaged, renamed, or a file that other users may write to.")
 
-    def _read_end(self, num_bytes: int) -> bool:
-        """Read the checksums of the samples. False if the file is not the part that its name says."""
+    def _read_trailer(self, num_bytes: int) -> bool:
+        """Read the checksums of the samples. Return False if the file is damaged or does not match its name."""
         data_bytes = self.name.stop - self.name.start + BLOCK_BYTES
         end = _read(self.fd, data_bytes, max(0, num_bytes - data_bytes))
         if len(end) < _TRAILER_BYTES:
@@ -169,16 +169,16 @@ class CachedPart:
         return PartName(shard.hex(), start, stop) == self.name
 
     def __len__(self) -> int:
-        """Samples in it."""
+        """Return the number of samples of the part."""
         return len(self._sums)
 
     def read(self, number: int, start: int, stop: int) -> bytes:
         """Return a sample with the block after it.
 
         Args:
-            number: Number of the sample in this part.
-            start: Its offset in the shard.
-            stop: Its end in the shard.
+            number: Number of the sample in this part, from 0.
+            start: Offset of the sample in the shard.
+            stop: End of the sample in the shard.
 
         Raises:
             DamagedPart: The bytes are damaged.
@@ -191,7 +191,7 @@ class CachedPart:
 
 
 def _read(fd: int, offset: int, size: int) -> bytes:
-    """`size` bytes of a file, fewer only if it ends."""
+    """Return `size` bytes of a file from `offset`; fewer only if the file ends before."""
     data = os.pread(fd, size, offset)
     while len(data) < size and (more := os.pread(fd, size - len(data), offset + len(data))):
         data += more
@@ -199,7 +199,7 @@ def _read(fd: int, offset: int, size: int) -> bytes:
 
 
 class PartFile(NamedTuple):
-    """A file of the cache: which part, its size, and when it was last used, in seconds since 1970."""
+    """A file of the cache: its part, its size, and the time of its last use in seconds since 1970."""
 
     path: Path
     name: PartName
@@ -208,7 +208,7 @@ class PartFile(NamedTuple):
 
 
 def parts_of(folder: Path) -> Iterator[PartFile]:
-    """The parts below a folder. Files of other names are passed over, and links are not followed."""
+    """Yield the parts in a cache folder. Files with other names are ignored, and links are not followed."""
     for shard in _shards_of(folder):
         with contextlib.suppress(FileNotFoundError), os.scandir(shard) as files:
             for file in files:
@@ -221,7 +221,7 @@ def parts_of(folder: Path) -> Iterator[PartFile]:
 
 
 def _shards_of(folder: Path) -> Iterator[Path]:
-    """The folders of shards below a folder; no links to folders."""
+    """Yield the folders of shards in a cache folder. Links are ignored."""
     with contextlib.suppress(FileNotFoundError), os.scandir(folder) as shards:
         for shard in shards:
             if _SHARD.fullmatch(shard.name) and shard.is_dir(follow_symlinks=False):
@@ -229,23 +229,25 @@ def _shards_of(folder: Path) -> Iterator[Path]:
 
 
 def prune(folder: Path, num_bytes: int) -> list[PartFile]:
-    """Remove the least recently used parts until at most `num_bytes` remain, and temporary files of killed processes.
-    Return the removed files.
+    """Remove the least recently used parts until at most `num_bytes` remain. Return the removed parts.
+
+    Temporary files of killed processes and empty folders are removed too.
+    OSError: A file cannot be removed.
     """
     parts = sorted(parts_of(folder), key=lambda part: part.used_s)
-    left = sum(part.num_bytes for part in parts)
+    remaining = sum(part.num_bytes for part in parts)
     removed = []
     for part in parts:
-        if left <= num_bytes:
+        if remaining <= num_bytes:
             break
         part.path.unlink(missing_ok=True)
-        left -= part.num_bytes
+        remaining -= part.num_bytes
         removed.append(part)
     for shard in _shards_of(folder):
         for file in shard.iterdir():
             with contextlib.suppress(FileNotFoundError):
-                if _LEFT.fullmatch(file.name) and time.time() - file.lstat().st_mtime > LEFT_S:
+                if _TEMP_NAME.fullmatch(file.name) and time.time() - file.lstat().st_mtime > STALE_S:
                     file.unlink()
-        with contextlib.suppress(OSError):  # there is something in it
+        with contextlib.suppress(OSError):  # the folder is not empty
             shard.rmdir()
     return removed

@@ -1,7 +1,7 @@
-"""Send requests to stores: one event loop, a limit of requests in flight, and repeated tries.
+"""Send requests to stores with one event loop, a limit of requests in flight, and retries.
 
 obstore's own retries are off, since they would hide a server's 503 and try a bad certificate ten times. Its errors
-contain whole URLs, headers' names and the server's reply, so their text is never used in a message.
+contain whole URLs, names of headers and the server's reply, so messages never use the text of these errors.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ from wdskit.storage.stores import OBSTORE_ERRORS, Location, is_metadata_failure,
 from wdskit.storage.traffic import NO_TRAFFIC, Traffic
 
 MAX_IN_FLIGHT = 64
-"""Units in flight at once: a request takes one, a large one `LARGE_UNITS`."""
+"""Most units in flight. A request takes one unit, a large request takes `LARGE_UNITS`."""
 LARGE_UNITS = 8
 RETRIES = 8
-"""Tries behind the first for one part. A server that is busy gets more, as obstore does not show its Retry-After."""
+"""Retries of one part. A busy server gets more retries, because obstore does not show its Retry-After."""
 RETRY_S = 120.0
-"""No try begins later than this after the first."""
+"""Longest time between the first try and the start of the last one."""
 WAIT_S = 0.1
-"""Wait before the second try; it doubles for each that follows."""
+"""Wait before the second try. The wait doubles for each further try, up to `MAX_WAIT_S`."""
 MAX_WAIT_S = 15.0
 END_S = 2.0
-"""Longest wait, when the process ends, for requests that are given up."""
+"""Longest wait for the cancelled requests when the process ends."""
 LEAVE_S = 0.05
-"""How long obstore's threads may take to leave Python."""
+"""Wait for obstore's threads to leave Python when the process ends."""
 MAX_STORES = 64
-"""Stores that stay open: a signed URL has one of its own."""
+"""Most stores that stay open. Each signed URL has its own store."""
 
 T = TypeVar("T")
 _STATUS = re.compile(r"status code: (\d{3})((?: [A-Z][A-Za-z-]*)*)")
@@ -51,16 +51,16 @@ _EXPIRED = (
     "ExpiredToken", "ExpiredTokenException", "InvalidAccessKeyId", "InvalidToken", "TokenRefreshRequired",
     "RequestExpired",
 )  # fmt: skip
-"""What stores say of credentials that are no longer right: the environment's files may hold newer ones."""
+"""Error codes for expired or invalid credentials: the credential files may have newer ones."""
 _BUSY = (429, 503)
 
 
 class EventLoop:
-    """The event loop of this process, in its own thread, and the requests in flight.
+    """The event loop of this process in its own thread, with a limit of requests in flight.
 
     Attributes:
-        limit: Units that may be in flight now: halved by a busy server, one more after each success.
-        stores: The open stores by scheme and root, the most recently opened last.
+        limit: Most units in flight now: halved by each reply of a busy server, increased by one after each success.
+        stores: The open stores by scheme and root; the most recently opened store is last.
     """
 
     def __init__(self) -> None:
@@ -75,23 +75,24 @@ class EventLoop:
         self._thread.start()
 
     def count(self, traffic: Traffic) -> None:
-        """Add received bytes to the count."""
+        """Add bytes and requests to the counts. Safe to call from several threads."""
         with self._lock:
             self._traffic = self._traffic.plus(traffic)
 
     def take_count(self) -> Traffic:
-        """Return the count since the last call."""
+        """Return the counts since the last call."""
         with self._lock:
             found, self._traffic = self._traffic, NO_TRAFFIC
         return found
 
     def submit(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
-        """Run a coroutine on this loop, from another thread."""
+        """Start a coroutine on this loop from another thread. Return the future of its result."""
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
 
     def end(self) -> None:
-        """Cancel all requests. A thread of obstore that enters Python while the interpreter ends would abort the
-        process, even after a successful request.
+        """Cancel all requests, and stop the loop and its thread.
+
+        Otherwise a thread of obstore could enter Python while the interpreter ends, which would abort the process.
         """
         with contextlib.suppress(TimeoutError, concurrent.futures.TimeoutError):
             self.submit(_cancel_all()).result(END_S)
@@ -101,7 +102,7 @@ class EventLoop:
 
     @contextlib.asynccontextmanager
     async def slot(self, units: int) -> AsyncIterator[None]:
-        """Wait until `units` more may be in flight, first come first served, and hold them during the block."""
+        """Wait, in the order of the calls, until `units` more units may be in flight. Hold them during the block."""
         turn = self._loop.create_future()
         self._waiting.append((turn, units))
         self._grant()
@@ -130,15 +131,16 @@ async def _cancel_all() -> None:
 
 
 class OpenStore(NamedTuple):
-    """A store of obstore, and whether it sends unsigned requests only because no credentials were found."""
+    """A store of obstore. `is_anonymous` is true if requests are unsigned because no credentials were found."""
 
     store: Any
     is_anonymous: bool
 
 
-class Tries:
-    """The tries of one request, each with the store of its location. `extra_s` is how long one may take besides what
-    `RETRY_S` allows for. Used on the event loop only.
+class RetryState:
+    """Decides after each failed try of one request whether and when to try again. Used on the event loop only.
+
+    `extra_s` is added to `RETRY_S`, for a request that takes long itself.
     """
 
     def __init__(self, location: Location, extra_s: float = 0.0) -> None:
@@ -153,21 +155,21 @@ class Tries:
         self._is_renewed = False
 
     def store(self) -> Any:
-        """Return the open store for the next try; raises as `open_store` does."""
+        """Return the open store for the next try. StorageError: The store cannot be opened (see `open_store`)."""
         self._used = self._loop.stores.get(self._key) or self._open(anonymous=False)
         return self._used.store
 
     def succeeded(self) -> None:
-        """Let one more be in flight."""
+        """Increase the limit of units in flight by one."""
         self._loop.limit = min(MAX_IN_FLIGHT, self._loop.limit + 1)
 
     async def failed(self, err: Exception) -> None:
-        """Wait for the next try; raise `StorageError` after the last one."""
-        failure = explain(err)
+        """Handle an error of `STORE_ERRORS`: wait until the next try. StorageError: No try is left."""
+        failure = classify_error(err)
         has_none = is_metadata_failure(str(err)) and not self._used.is_anonymous
         if has_none or (failure.is_expired and not self._is_renewed):
             self._is_renewed = True
-            if self._loop.stores.get(self._key) is self._used:  # no other request has opened it again
+            if self._loop.stores.get(self._key) is self._used:  # no other request has reopened the store
                 self._open(anonymous=has_none)
             return
         is_busy = failure.status in _BUSY
@@ -177,7 +179,7 @@ class Tries:
         wait_s = min(MAX_WAIT_S, WAIT_S * 2 ** (self._num - 1)) * random.SystemRandom().uniform(0.75, 1.25)
         elapsed_s = time.monotonic() - self._start
         is_last = self._num > RETRIES and not (is_busy and self._waited_s + wait_s <= RETRY_S)
-        if is_last or not failure.is_passing or elapsed_s + wait_s > RETRY_S + self._extra_s:
+        if is_last or not failure.is_transient or elapsed_s + wait_s > RETRY_S + self._extra_s:
             raise self._error(failure, elapsed_s) from None
         self._loop.count(Traffic(retries=1))
         self._waited_s += wait_s
@@ -191,10 +193,10 @@ class Tries:
         stores[self._key] = opened = OpenStore(open_store(self._location, anonymous=anonymous), anonymous)
         return opened
 
-    def _error(self, failure: Failure, elapsed_s: float) -> StorageError:
+    def _error(self, failure: RequestFailure, elapsed_s: float) -> StorageError:
         url, advice = self._location.url, failure.advice or _ADVICE.get(failure.status, "")
         if failure.status in (401, 403) and self._used.is_anonymous:
-            self._loop.stores.pop(self._key, None)  # there may be credentials later
+            self._loop.stores.pop(self._key, None)  # look for credentials again at the next read
             advice = "No credentials were found, and it is not public. Set the credentials for this store."
         elif failure.reason.startswith(_NO_CONNECTION) and self._location.scheme == "s3":
             advice = "Check AWS_ENDPOINT_URL and AWS_REGION."
@@ -216,31 +218,37 @@ _ADVICE = {
 _NO_CONNECTION = "the connection failed"
 
 
-class Failure(NamedTuple):
-    """Why a request failed; `is_passing` where it may succeed later, `is_expired` where new credentials may help.
-    `advice` is what to do where the status alone does not say it.
+class RequestFailure(NamedTuple):
+    """Why a request failed.
+
+    Attributes:
+        reason: The problem, for messages, without secrets.
+        status: Status of the HTTP response, or 0.
+        is_transient: Whether the request may succeed later.
+        is_expired: Whether new credentials may help.
+        advice: What to do; "" takes the advice for the status from `_ADVICE`.
     """
 
     reason: str
     status: int = 0
-    is_passing: bool = False
+    is_transient: bool = False
     is_expired: bool = False
     advice: str = ""
 
 
 class ShortBodyError(Exception):
-    """A reply that ended too early, though its server says that it is whole."""
+    """A reply has fewer bytes than requested, without an error of the server."""
 
 
 STORE_ERRORS = (*OBSTORE_ERRORS, ShortBodyError)
-"""What `Tries.failed` decides about."""
+"""Errors of a try, which `RetryState.failed` handles."""
 
 
-def explain(err: Exception) -> Failure:
-    """Describe an error of obstore without secrets."""
+def classify_error(err: Exception) -> RequestFailure:
+    """Return the reason for an error of `STORE_ERRORS`, without secrets."""
     text = str(err)
     if isinstance(err, ShortBodyError):
-        return Failure(text, is_passing=True)
+        return RequestFailure(text, is_transient=True)
     if found := _STATUS.search(text):
         status = int(found[1])
         code = _CODE.search(text)
@@ -250,41 +258,43 @@ def explain(err: Exception) -> Failure:
             reason = "the object was replaced while it was read"
         elif code is not None and code[1] == "NoSuchBucket":
             advice = "Check its name, or create it with your store's tools."
-            return Failure("there is no such bucket", advice=advice)  # without 404, which says that a file is missing
+            return RequestFailure("there is no such bucket", advice=advice)  # 404 would mean a missing file
         elif status == 404:
             reason = "there is no such object" + (f" ({code[1]})" if code else "")
         is_slow = code is not None and code[1] == "RequestTimeout"  # with status 400
-        return Failure(reason, status, status in (408, 429) or status >= 500 or is_slow, is_expired)
+        return RequestFailure(reason, status, status in (408, 429) or status >= 500 or is_slow, is_expired)
     if "RangeNotSupported" in text:
-        return Failure("the server does not support range requests")
+        return RequestFailure("the server does not support range requests")
     if "UnexpectedRange" in text:
-        return Failure("the server sent a different range than the one requested")
+        return RequestFailure("the server sent a different range than the one requested")
     if "Could not parse path" in text:
-        return Failure("the key has an empty part, or a part of dots only, which is not supported")
+        return RequestFailure("the key has an empty part, or a part of dots only, which is not supported")
     if found := _HEADER.search(text):
-        return Failure(f"a header of the server's reply is missing or invalid ({found[1]})")
+        return RequestFailure(f"a header of the server's reply is missing or invalid ({found[1]})")
     if "ParseContentRange" in text:
-        return Failure("a header of the server's reply is missing or invalid (Content-Range)")
+        return RequestFailure("a header of the server's reply is missing or invalid (Content-Range)")
     if "InvalidListResponse" in text:
-        return Failure("the server's list of objects is cut or invalid")
+        return RequestFailure("the server's list of objects is cut or invalid")
     if _CERTIFICATE.search(text):
-        return Failure("its TLS certificate is not trusted. Name your own CA in SSL_CERT_FILE or AWS_CA_BUNDLE")
+        return RequestFailure("its TLS certificate is not trusted. Name your own CA in SSL_CERT_FILE or AWS_CA_BUNDLE")
     if "kind: Redirect" in text:
-        return Failure("its redirect is not followed: it leads from https to http, or in a loop")
+        return RequestFailure("its redirect is not followed: it leads from https to http, or in a loop")
     if "HttpError {" in text:
         kind = "no reply came in time" if "kind: Timeout" in text or "TimedOut" in text else _NO_CONNECTION
         system = _SYSTEM.search(text)
-        return Failure(kind + (f": {system[1]}" if system else ""), is_passing=True)
-    return Failure(f"it cannot be read: {type(err).__name__}. Check the settings of its store")
+        return RequestFailure(kind + (f": {system[1]}" if system else ""), is_transient=True)
+    return RequestFailure(f"it cannot be read: {type(err).__name__}. Check the settings of its store")
 
 
-async def try_whole(
+async def call_with_retries(
     location: Location, call: Callable[[Any], Awaitable[Any]], limit_s: float, *, extra_s: float = 0.0
 ) -> Any:
-    """Return the result of a call with the store of a location, repeated until it succeeds. Each try may take `limit_s`
-    seconds; `extra_s` is that of `Tries`.
+    """Await `call` with the store of a location, with retries. Return its result. `extra_s` is that of `RetryState`.
+
+    Raises:
+        StorageError: A try took longer than `limit_s` seconds, or the last try failed.
     """
-    tries = Tries(location, extra_s)
+    tries = RetryState(location, extra_s)
     while True:
         try:
             reply = await asyncio.wait_for(call(tries.store()), limit_s)
@@ -299,7 +309,7 @@ async def try_whole(
 
 
 class _Process:
-    """The state of this process: its event loop, and whether it was forked from a process with one."""
+    """The state of this process: its event loop, and whether it was forked from a process with an event loop."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -308,12 +318,12 @@ class _Process:
         self.is_ending = False
 
     def after_fork(self) -> None:
-        """In a forked child, no thread runs the loop: replace the lock, and remember the fork."""
+        """Replace the lock in a forked child, and remember the fork: no thread runs the parent's loop here."""
         self.lock = threading.Lock()
         self.was_forked = self.was_forked or self.event_loop is not None
 
     def end(self) -> None:
-        """At exit: let no more be read."""
+        """End the event loop at exit. Later reads raise StorageError."""
         self.is_ending = True
         if self.event_loop is not None and not self.was_forked:
             self.event_loop.end()
@@ -325,7 +335,10 @@ atexit.register(_PROCESS.end)
 
 
 def loop_of_this_process(url: str) -> EventLoop:
-    """The event loop, started with the first call; `StorageError` naming `url` where obstore would hang."""
+    """Return the event loop of this process. The first call starts it.
+    StorageError: Obstore would hang: this process is ending, or was forked after its parent had read from a store. The
+    message names `url`.
+    """
     if _PROCESS.was_forked:
         msg = f"{url}: this process was forked after its parent had read from a store, so reading would hang."
         raise StorageError(f'{msg}\n  Start processes with the method "forkserver" or "spawn".', url=url)
@@ -338,7 +351,9 @@ def loop_of_this_process(url: str) -> EventLoop:
 
 
 def result(future: Future[T], url: str) -> T:
-    """Wait for the result of a coroutine; an interrupted wait cancels it."""
+    """Wait for the result of a future and return it. An interrupted wait cancels the future.
+    StorageError: The future was cancelled. Errors of its coroutine are raised too.
+    """
     try:
         return future.result()
     except concurrent.futures.CancelledError:

@@ -1,8 +1,8 @@
-"""Find and open the store of a URL. Credentials come from the environment, as for the cloud's own tools.
+"""Find and open the store of a URL.
 
-A URL is percent-encoded, as all are: `%23` is a `#` in the object's key. Settings and secrets come from the
-environment and from the files of the cloud's own tools, never from a URL, except the query of an http(s) URL, which no
-message shows.
+URLs are percent-encoded: `%23` is a `#` in the object's key. Settings and secrets come from the environment and from
+the files of the cloud's own tools, never from a URL. The exception is the query of an http(s) URL, which no message
+shows.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ except ImportError as error:
     raise StorageError(message) from error
 
 OBSTORE_ERRORS = (BaseError, OSError, ValueError)
-"""What obstore raises: its own, FileNotFoundError and the like, and ValueError for a key that it does not take."""
+"""Errors that obstore raises: its own errors, OSError, and ValueError for an invalid key."""
 REQUEST_S = 600.0
-"""Longest time for one request with its body."""
+"""Longest time for one request, including the body of the reply."""
 READ_S = 15.0
 """Longest wait for the next bytes."""
 CONNECT_S = 5.0
@@ -50,10 +50,10 @@ class Location:
     """The location of an object.
 
     Attributes:
-        scheme: The scheme of its URL.
-        root: The bucket or container; or a URL whose path the key continues, with the query that each request has.
-        key: The object's name there, not percent-encoded.
-        url: Names it in messages: without its query, which may hold a signature.
+        scheme: The scheme of the object's URL.
+        root: The bucket or container; or a URL that ends before the key, with the query of every request.
+        key: The object's name in `root`, not percent-encoded.
+        url: The URL for messages, without the query, which may have a signature.
     """
 
     scheme: str
@@ -63,7 +63,9 @@ class Location:
 
 
 def locate(url: str) -> Location:
-    """Return the location of a URL's object; raise `StorageError` if it names no object, or has a password."""
+    """Return the location of a URL's object. Nothing is opened.
+    StorageError: The URL is invalid, has a user, password or fragment, or a variable of the environment is missing.
+    """
     scheme = scheme_of(url)
     shown = shown_url(url)
     host = _HOST.match(url.partition("?")[0])
@@ -90,7 +92,7 @@ def locate(url: str) -> Location:
 
 
 def _locate_http(scheme: str, host: str, path: str, query: str, shown: str) -> Location:
-    """Locate an object by http: one store per host, except for a path that obstore would change."""
+    """Return the location of an http(s) URL: one store per host, except for paths that obstore would change."""
     end = f"?{query}" if query else ""
     if "%2F" in path.upper() or "//" in path:
         return Location(scheme, f"{scheme}://{host}{path}{end}", "", shown)
@@ -98,7 +100,7 @@ def _locate_http(scheme: str, host: str, path: str, query: str, shown: str) -> L
 
 
 def _locate_hugging_face(kind: str, path: str, shown: str) -> Location:
-    """The resolve URL of `hf://datasets/OWNER/NAME[@REVISION]/path`."""
+    """Return the location of `hf://datasets/OWNER/NAME[@REVISION]/path`. StorageError: The URL has another form."""
     owner, _, rest = path[1:].partition("/")
     name, _, key = rest.partition("/")
     name, _, revision = name.partition("@")
@@ -111,11 +113,11 @@ def _locate_hugging_face(kind: str, path: str, shown: str) -> Location:
 
 
 def open_store(location: Location, *, anonymous: bool = False) -> Any:
-    """The obstore store of a location. Its requests are tried once: `storage.objects` tries again.
+    """Open the obstore store of a location. The store tries each request once; `storage.requests` repeats requests.
 
     Args:
-        location: What it is opened for.
-        anonymous: Whether to sign nothing, though the environment does not ask for it.
+        location: The location of an object in the store.
+        anonymous: Whether to send unsigned requests, even if the environment does not set this.
 
     Raises:
         StorageError: A setting of the environment is missing or invalid.
@@ -125,22 +127,26 @@ def open_store(location: Location, *, anonymous: bool = False) -> Any:
         if opener is not None:
             return opener(location, anonymous=anonymous)
         headers = {"Authorization": f"Bearer {token}"} if location.scheme == "hf" and (token := _hub_token()) else {}
-        return HTTPStore(location.root, **_common(location.root, headers=headers))
+        return HTTPStore(location.root, **_options(location.root, headers=headers))
     except OSError as err:  # a file of certificates or credentials
         raise StorageError(f"{location.url}: its store cannot be opened: {err}", url=location.url) from None
-    except (BaseError, ValueError) as err:  # their text may repeat a setting
+    except (BaseError, ValueError) as err:  # the text of these errors may have a setting
         msg = f"{location.url}: its store cannot be opened: {type(err).__name__}. Check the environment variables."
         raise StorageError(msg, url=location.url) from None
 
 
 def is_metadata_failure(text: str) -> bool:
-    """Whether obstore says that the machine has no credentials of its own, the last place where it looks for some."""
+    """Return whether the text of an error of obstore says that the cloud's metadata service has no credentials. obstore
+    asks this service last.
+    """
     return any(path in text for path in _METADATA_PATHS)
 
 
-def _common(url: str, *, ca_bundle: str = "", headers: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """What all stores have: timeouts, who is trusted, and no tries beyond the first. `url` is whom they speak to: a
-    server that is named by https is never followed to http.
+def _options(url: str, *, ca_bundle: str = "", headers: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """Return the options of all stores: timeouts, trusted certificates, headers, and no retries.
+
+    `url` is the server; "" is the default server. Redirects to http are allowed only if `url` is http.
+    ValueError: `url` is invalid.
     """
     if url and not _SERVER.fullmatch(url):  # obstore would panic
         raise ValueError(url)
@@ -157,7 +163,7 @@ def _common(url: str, *, ca_bundle: str = "", headers: Mapping[str, str] | None 
 
 
 def _open_s3(location: Location, *, anonymous: bool) -> Any:
-    """An S3 bucket: the environment first, then the profile, then the machine's own credentials."""
+    """Open an S3 bucket. Credentials: the environment, then the profile, then the machine's own credentials."""
     env = os.environ
     profile = _aws_profile(location.url)
     settings: dict[str, Any] = {}
@@ -166,9 +172,9 @@ def _open_s3(location: Location, *, anonymous: bool) -> Any:
         settings |= {name: profile[f"aws_{name}"] for name in names if f"aws_{name}" in profile}
     found = env.get("AWS_ACCESS_KEY_ID") or settings
     if not (found or any(env.get(name) for name in _AWS_PROVIDERS)):
-        odd = next((name for name in profile if name in ("role_arn", "credential_process") or "sso" in name), None)
-        if odd is not None and not (anonymous or _is_set("AWS_NO_SIGN_REQUEST")):
-            msg = f"{location.url}: the AWS profile has `{odd}`, which wdskit does not read."
+        other = next((name for name in profile if name in ("role_arn", "credential_process") or "sso" in name), None)
+        if other is not None and not (anonymous or _is_set("AWS_NO_SIGN_REQUEST")):
+            msg = f"{location.url}: the AWS profile has `{other}`, which wdskit does not read."
             msg += ' Run `eval "$(aws configure export-credentials --format env)"` first.'
             raise StorageError(msg, url=location.url)
         anonymous = anonymous or _is_set("AWS_EC2_METADATA_DISABLED")
@@ -179,7 +185,7 @@ def _open_s3(location: Location, *, anonymous: bool) -> Any:
         settings["endpoint"] = endpoint
     if anonymous or _is_set("AWS_NO_SIGN_REQUEST"):
         settings["skip_signature"] = True
-    common = _common(endpoint, ca_bundle=env.get("AWS_CA_BUNDLE") or profile.get("ca_bundle", ""))
+    common = _options(endpoint, ca_bundle=env.get("AWS_CA_BUNDLE") or profile.get("ca_bundle", ""))
     return S3Store(location.root, region=region, **settings, **common)
 
 
@@ -191,7 +197,9 @@ _AWS_PROVIDERS = (
 
 
 def _aws_profile(url: str) -> dict[str, str]:
-    """Return the settings of the chosen profile in ~/.aws/config and ~/.aws/credentials."""
+    """Return the settings of the chosen profile in ~/.aws/config and ~/.aws/credentials.
+    StorageError: A file is invalid, or the profile does not exist.
+    """
     chosen = os.environ.get("AWS_PROFILE") or os.environ.get("AWS_DEFAULT_PROFILE")
     name = chosen or "default"
     values: dict[str, str] = {}
@@ -203,7 +211,7 @@ def _aws_profile(url: str) -> dict[str, str]:
         parser = configparser.RawConfigParser(strict=False)
         try:
             parser.read(path, encoding="utf-8")
-        except (configparser.Error, UnicodeDecodeError):  # their text repeats lines of the file
+        except (configparser.Error, UnicodeDecodeError):  # the text of these errors has lines of the file
             raise StorageError(f"{url}: {path} is not a valid file of AWS profiles. Correct it.", url=url) from None
         if parser.has_section(section):
             values.update(parser[section])
@@ -214,42 +222,42 @@ def _aws_profile(url: str) -> dict[str, str]:
 
 
 def _open_gs(location: Location, *, anonymous: bool) -> Any:
-    """A bucket of Google Cloud Storage: application default credentials, or the emulator."""
+    """Open a bucket of Google Cloud Storage with application default credentials, or of the emulator."""
     host = os.environ.get("STORAGE_EMULATOR_HOST", "")
     if host:
         host = host if "://" in host else f"http://{host}"
-        nobody = {"gcs_base_url": host.rstrip("/"), "disable_oauth": True, "client_email": "", "private_key": ""}
-        return GCSStore(location.root, service_account_key=json.dumps(nobody | {"private_key_id": ""}), **_common(host))
+        empty = {"gcs_base_url": host.rstrip("/"), "disable_oauth": True, "client_email": "", "private_key": ""}
+        return GCSStore(location.root, service_account_key=json.dumps(empty | {"private_key_id": ""}), **_options(host))
     settings: dict[str, Any] = {"skip_signature": True} if anonymous else {}
-    return GCSStore(location.root, **settings, **_common(os.environ.get("GOOGLE_BASE_URL", "")))
+    return GCSStore(location.root, **settings, **_options(os.environ.get("GOOGLE_BASE_URL", "")))
 
 
 def _open_az(location: Location, *, anonymous: bool) -> Any:
-    """A container of Azure: its account by name or connection string, or the emulator."""
+    """Open a container of Azure. The account is set by name or connection string, or is the emulator's."""
     env = os.environ
     text = env.get("AZURE_STORAGE_CONNECTION_STRING", "")
-    given = dict(part.split("=", 1) for part in text.split(";") if "=" in part)
-    if given.get("UseDevelopmentStorage", "").lower() in _YES or _is_set("AZURE_STORAGE_USE_EMULATOR"):
-        return AzureStore(location.root, use_emulator=True, **_common("http://127.0.0.1"))
+    parts = dict(part.split("=", 1) for part in text.split(";") if "=" in part)
+    if parts.get("UseDevelopmentStorage", "").lower() in _YES or _is_set("AZURE_STORAGE_USE_EMULATOR"):
+        return AzureStore(location.root, use_emulator=True, **_options("http://127.0.0.1"))
     names = ("AZURE_STORAGE_ACCOUNT_NAME", "AZURE_STORAGE_ACCOUNT")
-    account = given.get("AccountName") or next(filter(None, map(env.get, names)), "")
+    account = parts.get("AccountName") or next(filter(None, map(env.get, names)), "")
     if not account:
         account = _required(names[0], location.url, "the name of the storage account")
-    endpoint = given.get("BlobEndpoint") or env.get("AZURE_STORAGE_ENDPOINT") or env.get("AZURE_ENDPOINT") or ""
-    if not endpoint and "EndpointSuffix" in given:
-        endpoint = f"{given.get('DefaultEndpointsProtocol', 'https')}://{account}.blob.{given['EndpointSuffix']}"
+    endpoint = parts.get("BlobEndpoint") or env.get("AZURE_STORAGE_ENDPOINT") or env.get("AZURE_ENDPOINT") or ""
+    if not endpoint and "EndpointSuffix" in parts:
+        endpoint = f"{parts.get('DefaultEndpointsProtocol', 'https')}://{account}.blob.{parts['EndpointSuffix']}"
     settings: dict[str, Any] = {
         "account_name": account,
         "endpoint": endpoint.rstrip("/"),
-        "account_key": given.get("AccountKey") or env.get("AZURE_STORAGE_KEY"),
-        "sas_key": given.get("SharedAccessSignature"),
+        "account_key": parts.get("AccountKey") or env.get("AZURE_STORAGE_KEY"),
+        "sas_key": parts.get("SharedAccessSignature"),
         "skip_signature": anonymous,
     }
-    return AzureStore(location.root, **{k: v for k, v in settings.items() if v}, **_common(endpoint))
+    return AzureStore(location.root, **{k: v for k, v in settings.items() if v}, **_options(endpoint))
 
 
 def _hub_token() -> str:
-    """The bearer token of the Hugging Face hub: from HF_TOKEN, or from the file where its own tools keep it."""
+    """Return the token of the Hugging Face hub, from HF_TOKEN or from the file of the hub's own tools; "" without."""
     env = os.environ
     if env.get("HF_TOKEN"):
         return env["HF_TOKEN"].strip()
@@ -259,7 +267,7 @@ def _hub_token() -> str:
 
 
 def _required(name: str, url: str, what: str) -> str:
-    """A variable of the environment that must be set."""
+    """Return a variable of the environment. StorageError: The variable is not set. The message says to set `what`."""
     value = os.environ.get(name)
     if not value:
         raise StorageError(f"{url}: {name} is not set. Set it to {what}.", url=url)
@@ -267,5 +275,5 @@ def _required(name: str, url: str, what: str) -> str:
 
 
 def _is_set(name: str) -> bool:
-    """Whether a switch of the environment is on."""
+    """Return whether a variable of the environment is on: 1, true or yes."""
     return os.environ.get(name, "").lower() in _YES

@@ -1,4 +1,4 @@
-"""Counts of the bytes that are read from stores."""
+"""Count the bytes that are read from stores and from the cache."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from typing import NamedTuple
 
 
 class Traffic(NamedTuple):
-    """Bytes and requests of stores and of the cache.
+    """Counts of bytes and requests of stores and of the cache.
 
     Attributes:
-        fetched: Bytes received from stores, also those that were fetched ahead or twice.
-        by_ranges: Bytes of samples that were read from a store.
+        fetched: Bytes received from stores, including bytes that were read ahead or twice.
+        by_ranges: Bytes of samples that were read directly from a store.
         from_cache: Bytes of samples that were read from cached parts.
         retries: Repeated requests.
-        wait_s: Seconds that all threads together waited for samples from a store.
+        wait_s: Seconds that threads waited for samples from a store, summed over all threads.
     """
 
     fetched: int = 0

@@ -1,4 +1,4 @@
-"""Parse URLs and paths, and open them as streams or for reads at any offset."""
+"""Parse URLs and paths, and open files and objects as streams or for reads at any offset."""
 
 from __future__ import annotations
 
@@ -14,35 +14,36 @@ from wdskit.errors import StorageError
 from wdskit.limits import MAX_READ_BYTES
 from wdskit.text import CONTROL, public_url
 
-_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):(?!:)")  # `a::b` are two folders
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):(?!:)")  # `a::b` is two folders
 _HTTP = ("http", "https")
 ABSENT_STATUSES = (HTTPStatus.FORBIDDEN, HTTPStatus.NOT_FOUND, HTTPStatus.GONE)
-"""Replies for a file that does not exist; S3 replies 403 to a client without the right to list."""
+"""Statuses for a file that does not exist. S3 sends 403 to a client without the permission to list."""
 LISTED_SCHEMES = ("s3", "gs", "az")
-"""Buckets: their folders can be listed and written."""
+"""Schemes of buckets, whose folders can be listed and written."""
 _STORES = (*LISTED_SCHEMES, "hf", "ais")
 
 
 class ByteStream(Protocol):
-    """Bytes in order. Close it when done."""
+    """A stream of bytes that are read in order. Close the stream when done."""
 
     def read(self, size: int) -> bytes:
-        """Up to `size` bytes; empty at the end and only there."""
+        """Return up to `size` bytes; empty only at the end. StorageError: The bytes cannot be read."""
 
     def close(self) -> None:
-        """Give back the descriptor or connection."""
+        """Release the descriptor or connection."""
 
 
 def scheme_of(url: str) -> str:
-    """`file` for a path or a file URL, `http`, `https`, `s3`, `gs`, `az`, `hf` or `ais`; `StorageError` for others:
-    `pipe:` is never run.
+    """Return `file` for a path or a file URL, otherwise `http`, `https`, `s3`, `gs`, `az`, `hf` or `ais`.
+    StorageError: The scheme is not supported (`pipe:` is never run), or the URL has a control character, or a space in
+    its query.
     """
     match = _SCHEME.match(url)
     if match is None:
         return "file"
     scheme = match[1].lower()
     if scheme in (*_HTTP, *_STORES):
-        if CONTROL.search(url) or " " in url.partition("?")[2]:  # each library shows, cuts or removes them otherwise
+        if CONTROL.search(url) or " " in url.partition("?")[2]:  # libraries treat these differently
             msg = (
                 f"{public_url(url)}: a URL has no control characters, and no space in its query. Write %20 for a space."
             )
@@ -60,19 +61,19 @@ def scheme_of(url: str) -> str:
 
 
 def is_local(url: str) -> bool:
-    """Return whether `url` is a path or a file URL; raises as `scheme_of` does."""
+    """Return whether `url` is a path or a file URL. StorageError: The URL is invalid (see `scheme_of`)."""
     return scheme_of(url) == "file"
 
 
 def shown_url(url: str) -> str:
-    """Return a path unchanged, a URL without user, password and query, which may be secrets. Raises as `scheme_of`
-    does.
+    """Return a path unchanged, and a URL without user, password and query, which may be secrets.
+    StorageError: The URL is invalid (see `scheme_of`).
     """
     return url if is_local(url) else public_url(url)
 
 
 def local_path(url: str) -> str:
-    """The path that a local URL names; `StorageError` for another host, a query or a fragment."""
+    """Return the path that a path or file URL names. StorageError: The URL has another host, a query or a fragment."""
     if not url.lower().startswith("file:"):
         return url
     host, path = "", url[5:]
@@ -85,12 +86,12 @@ def local_path(url: str) -> str:
     if "?" in path or "#" in path:
         msg = f"{url}: `?` and `#` end the path of a URL. Write %3F and %23 there, or the path without `file:`."
         raise StorageError(msg, url=url)
-    return unquote(path, errors="surrogateescape")  # a file name may be any bytes
+    return unquote(path, errors="surrogateescape")  # file names may have any bytes
 
 
 def open_stream(url: str) -> ByteStream:
-    """Open a local file, a named pipe, an http(s) body or an object of a store for reading in order; `StorageError`
-    where it cannot be.
+    """Open a local file, a named pipe, an http(s) body or an object of a store for reading in order.
+    StorageError: The file or object cannot be opened.
     """
     scheme = scheme_of(url)
     if scheme in _STORES:
@@ -105,28 +106,30 @@ def open_stream(url: str) -> ByteStream:
 
 
 class RangeFile(Protocol):
-    """A file or object of which any bytes can be read. Close it when done."""
+    """A file or object whose bytes can be read at any offset. Close it when done."""
 
     url: str
 
     @property
     def fd(self) -> int:
-        """Descriptor of a local file, -1 for others."""
+        """Descriptor of a local file; -1 for an object."""
 
     @property
     def num_bytes(self) -> int:
-        """Size of it."""
+        """Size in bytes. StorageError: The size cannot be read."""
 
     def read_at(self, offset: int, size: int) -> bytes:
-        """`size` bytes from `offset`, fewer only where it ends. Safe to call from several threads."""
+        """Return `size` bytes from `offset`; fewer only if the file ends before. Safe to call from several threads.
+        StorageError: The bytes cannot be read.
+        """
 
     def close(self) -> None:
-        """Give back the descriptor or connection."""
+        """Release the descriptor or connection."""
 
 
 def open_ranges(url: str) -> RangeFile:
-    """Open a local file, or an object of a store or http(s) server, for reading anywhere; `StorageError` where it
-    cannot be. Of an object nothing is read yet.
+    """Open a local file, or an object of a store or http(s) server, for reading at any offset.
+    StorageError: A local file cannot be opened, or the URL names no object. An object is not requested yet.
     """
     if is_local(url):
         return LocalFile(url)
@@ -136,14 +139,14 @@ def open_ranges(url: str) -> RangeFile:
 
 
 class LocalFile:
-    """A file read in order through its descriptor `fd`, -1 once it is closed; a named pipe too.
+    """A local file or named pipe, read in order or at any offset. `fd` is its descriptor; -1 after `close`.
 
     Args:
         url: Path or `file:` URL.
-        takes_pipe: Whether it may be a named pipe, whose opening waits for a writer.
+        takes_pipe: Whether pipes and devices are allowed. Opening a named pipe waits for a writer.
 
     Raises:
-        StorageError: The file does not exist, may not be read, or is a pipe or device where none is taken.
+        StorageError: The file does not exist, may not be read, or is a pipe or device although `takes_pipe` is false.
     """
 
     def __init__(self, url: str, *, takes_pipe: bool = True) -> None:
@@ -151,33 +154,33 @@ class LocalFile:
         try:
             self.fd = os.open(local_path(url), os.O_RDONLY | os.O_CLOEXEC | (0 if takes_pipe else os.O_NONBLOCK))
         except OSError as err:
-            cause = None if "://" in url else err  # which would show all of a URL
+            cause = None if "://" in url else err  # `err` shows the whole URL
             raise StorageError(f"{url}: cannot be opened: {err.strerror}.", url=url) from cause
         except ValueError as err:  # a NUL, or a text that is not a file name in this locale
             raise StorageError(f"{url!r}: cannot be opened: {err}.", url=url) from err
         if not takes_pipe and stat.S_IFMT(os.fstat(self.fd).st_mode) not in {stat.S_IFREG, stat.S_IFDIR}:
-            self.close()  # a folder fails when it is read
+            self.close()  # a folder is accepted here: reading it raises an error
             raise StorageError(f"{url}: this is not a plain file.", url=url)
 
     @property
     def num_bytes(self) -> int:
-        """Size of the file now; 0 for a pipe."""
+        """Current size of the file in bytes; 0 for a pipe."""
         return os.fstat(self.fd).st_size
 
     @property
     def is_regular(self) -> bool:
-        """Whether it is a file with a size, and no pipe."""
+        """Whether this is a regular file, not a pipe, device or folder."""
         return stat.S_ISREG(os.fstat(self.fd).st_mode)
 
     def read(self, size: int) -> bytes:
-        """Up to `size` bytes from where the last call stopped."""
+        """Return up to `size` bytes from where the last call stopped. StorageError: The file cannot be read."""
         try:
             return os.read(self.fd, size)
         except OSError as err:
             raise self._failed(err) from err
 
     def read_at(self, offset: int, size: int) -> bytes:
-        """`size` bytes from `offset`, fewer only where the file ends. Safe to call from several threads."""
+        """See `RangeFile.read_at`."""
         try:
             data = os.pread(self.fd, min(size, MAX_READ_BYTES), offset)
             while len(data) < size and (  # one pread returns at most MAX_READ_BYTES, and less on network disks
@@ -189,7 +192,7 @@ class LocalFile:
         return data
 
     def close(self) -> None:
-        """Close the descriptor; twice is fine."""
+        """Close the descriptor. A second call does nothing."""
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
@@ -199,8 +202,8 @@ class LocalFile:
 
 
 def read_bytes(url: str, *, limit: int, takes_pipe: bool = False) -> bytes:
-    """All bytes of a small file, or with `takes_pipe` of a named pipe; `StorageError` if it cannot be read, or has more
-    than `limit` bytes.
+    """Return all bytes of a small file or object, or of a named pipe with `takes_pipe`.
+    StorageError: The file cannot be read, or has more than `limit` bytes.
     """
     data = bytearray()
     opened = LocalFile(url, takes_pipe=takes_pipe) if is_local(url) else open_stream(url)

@@ -1,8 +1,8 @@
-"""Headers of many plain members at once, by numpy: a batch of small samples is mostly headers.
+"""Parse the headers of many plain members at once with numpy: a batch of small samples is mostly headers.
 
-Plain is what our writer and most others write: a regular file, ustar without a prefix, 11 octal digits and a NUL for
-the size, 6 and NUL and space for the checksum, an ASCII name. A header that is not plain is not refused here: the exact
-reader (`tar.reader`) has to read it.
+wdskit and most other writers write plain headers: a regular file, ustar without a prefix, 11 octal digits and a NUL for
+the size, 6 octal digits, NUL and space for the checksum, an ASCII name. Other headers are marked here and not refused:
+the strict reader (`tar.reader`) has to read them.
 """
 
 from __future__ import annotations
@@ -17,13 +17,14 @@ from wdskit.tar.header import USTAR
 
 _TYPE_AT, _PREFIX_AT = 156, 345
 _FIXED = {135: 0, 154: 0, 155: ord(" "), _TYPE_AT: ord("0"), **dict(enumerate(USTAR, start=257)), _PREFIX_AT: 0}
-_DIGITS = [*range(124, 135), *range(148, 154)]  # of the size, then of the checksum
-_PLACES = np.array(_DIGITS + list(_FIXED))
-_LEAST = np.array([ord("0")] * len(_DIGITS) + list(_FIXED.values()), dtype=np.uint8)
+_DIGITS = [*range(124, 135), *range(148, 154)]  # offsets of the size's digits, then of the checksum's
+_OFFSETS = np.array(_DIGITS + list(_FIXED))
+_LOWEST = np.array([ord("0")] * len(_DIGITS) + list(_FIXED.values()), dtype=np.uint8)
 _RANGE = np.array([7] * len(_DIGITS) + [0] * len(_FIXED), dtype=np.uint8)
 # Columns: the size, the checksum, the sum of the checksum's digits.
 _WEIGHTS = np.array([[8.0**n, 0, 0] for n in range(10, -1, -1)] + [[0, 8.0**n, 1] for n in range(5, -1, -1)])
-_UNCOUNTED = 6 * ord("0") + ord(" ") - 8 * ord(" ")  # bytes of the checksum's own field but for its digits, for spaces
+# The checksum counts its own field as eight spaces; the sum of the block counts six digits, a NUL and a space there.
+_UNCOUNTED = 6 * ord("0") + ord(" ") - 8 * ord(" ")
 _SUM_MODULUS = 1 << 16
 _IS_ALNUM = np.array([chr(code).isalnum() and code < 128 for code in range(256)])
 
@@ -32,13 +33,13 @@ Ints = NDArray[np.int64]
 
 
 class Headers(NamedTuple):
-    """Headers by columns. Where `plain` is false, the other columns are undefined.
+    """Parsed headers, one array per value. If `plain` is false for a header, its other values are undefined.
 
     Attributes:
-        plain: Whether the header is that of a plain member and its checksum holds, bool (n,). A sum that is off by
-            exactly 2**16 passes: it would need 257 damaged bytes of 255.
+        plain: Whether the header describes a plain member and its checksum is right, bool (n,). A checksum that is
+            wrong by exactly 2**16 is accepted: that would need 257 damaged bytes of 255.
         sizes: Bytes of the member's data, int64 (n,).
-        names: Names, uint8 (n, bytes of the longest); bytes after the end of a name are undefined.
+        names: Names, uint8 (n, bytes of the longest name); bytes after the end of a name are undefined.
         name_sizes: Bytes of each name, int64 (n,).
     """
 
@@ -49,9 +50,9 @@ class Headers(NamedTuple):
 
 
 def parse_headers(blocks: NDArray[np.uint8]) -> Headers:
-    """Read header blocks, uint8 (n, 512), n at least 1."""
-    found = blocks[:, _PLACES]
-    found -= _LEAST  # a smaller byte wraps around to more than any range
+    """Parse header blocks, uint8 (n, 512), with n at least 1."""
+    found = blocks[:, _OFFSETS]
+    found -= _LOWEST  # a smaller byte wraps around to more than any range
     numbers = (found[:, : len(_DIGITS)].astype(np.float64) @ _WEIGHTS).astype(np.int64)  # at most 8**11, so exact
     sizes, checksums, digits = numbers.T
     names = blocks[:, :MAX_NAME_BYTES]
@@ -70,43 +71,43 @@ def parse_headers(blocks: NDArray[np.uint8]) -> Headers:
 
 
 def _checksums_hold(blocks: NDArray[np.uint8], checksums: Ints, digits: Ints) -> NDArray[np.bool_]:
-    """Return whether each header has the checksum that it states; a test replaces this function."""
+    """Return whether the checksum of each header is right, bool (n,). A test replaces this function."""
     sums = blocks.sum(axis=1, dtype=np.uint16)
     hold: NDArray[np.bool_] = sums == (checksums + digits + _UNCOUNTED) % _SUM_MODULUS
     return hold
 
 
 def key_sizes(headers: Headers) -> Ints:
-    """Return the bytes of each name before the first dot after its last slash, int64 (n,); 0 if the name has no key, or
-    if only `names.split_name` can decide.
+    """Return the number of bytes of the key in each name, int64 (n,): the bytes before the first dot after the last
+    slash. Return 0 if the name has no key, or if only `names.split_name` can decide.
     """
     names, columns = headers.names, np.arange(headers.names.shape[1])
     is_meta = (names[:, :2] == ord("_")).all(axis=1)
     dots = names == ord(".")
-    behind: Ints | int = 0
+    base_starts: Ints | int = 0
     slashes = names == ord("/")
     if slashes.any():
         slashes &= headers.name_sizes[:, None] > columns
-        behind = np.where(slashes.any(axis=1), len(columns) - slashes[:, ::-1].argmax(axis=1), 0)  # of the last one
-        dots &= behind[:, None] <= columns
+        base_starts = np.where(slashes.any(axis=1), len(columns) - slashes[:, ::-1].argmax(axis=1), 0)  # the last slash
+        dots &= base_starts[:, None] <= columns
     sizes: Ints = dots.argmax(axis=1)  # 0 without a dot, or with a dot at the start
-    sizes[(sizes <= behind) | (sizes + 1 >= headers.name_sizes) | is_meta] = 0
+    sizes[(sizes <= base_starts) | (sizes + 1 >= headers.name_sizes) | is_meta] = 0
     return sizes
 
 
-def says_its_name(blocks: NDArray[np.uint8]) -> NDArray[np.bool_]:
-    """Return whether each block, uint8 (n, 512), has the whole name of a member at its start, or is not a header: bool
-    (n,). It is false if an extension header or a prefix has the name.
+def has_inline_name(blocks: NDArray[np.uint8]) -> NDArray[np.bool_]:
+    """Return whether each block, uint8 (n, 512), is a header with the whole name at its start, or is not a header: bool
+    (n,). The result is false for an extension header, and for a header with a prefix.
     """
     kinds = blocks[:, _TYPE_AT]
-    says: NDArray[np.bool_] = ((kinds == ord("0")) | (kinds == 0)) & (blocks[:, _PREFIX_AT] == 0)
-    return says
+    is_inline: NDArray[np.bool_] = ((kinds == ord("0")) | (kinds == 0)) & (blocks[:, _PREFIX_AT] == 0)
+    return is_inline
 
 
-def start_alike(names: NDArray[np.uint8], others: NDArray[np.uint8], sizes: Ints) -> NDArray[np.bool_]:
-    """Return whether the first `sizes` bytes of two names are equal, bool (n,); no name is shorter."""
+def have_equal_starts(names: NDArray[np.uint8], others: NDArray[np.uint8], sizes: Ints) -> NDArray[np.bool_]:
+    """Return whether the first `sizes` bytes of two names are equal, bool (n,). Each name has at least these bytes."""
     width = min(names.shape[1], others.shape[1])
     same = names[:, :width] == others[:, :width]
     same |= sizes[:, None] <= np.arange(width)
-    alike: NDArray[np.bool_] = same.all(axis=1)
-    return alike
+    is_equal: NDArray[np.bool_] = same.all(axis=1)
+    return is_equal

@@ -1,4 +1,4 @@
-"""Member names: how a name splits into key and field, and whether the name of an extension header can be trusted."""
+"""Split the names of members into key and field, and compare names in extension headers with the member's own."""
 
 from __future__ import annotations
 
@@ -7,19 +7,18 @@ import re
 from wdskit.limits import MAX_NAME_BYTES
 from wdskit.tar.header import HeaderError
 
-_META = re.compile(r"__[^/]*__($|/)")  # webdataset passes these over; energon and others keep notes there
+_META = re.compile(r"__[^/]*__($|/)")  # webdataset skips these members; energon stores notes in them
 
 
 def split_name(name: str) -> tuple[str, str] | None:
-    """Split a member's name into key and lower-cased field: WebDataset's rule, the path up to the first dot after the
-    last slash, and the rest.
+    """Split a member's name into key and lower-case field at the first dot after the last slash (WebDataset's rule).
 
     Returns:
-        None for a member that belongs to no sample: its basename starts with a dot, has none, or ends in its only one,
-        or its name begins with `__meta__`-like text.
+        (key, field), or None for a member that belongs to no sample: its basename starts with a dot, has no dot, or
+        has its only dot at the end, or the name starts with a part like `__meta__`.
     """
     key, _, field = name.partition(".")
-    if "/" in field:  # the first dot is a folder's
+    if "/" in field:  # the first dot belongs to a folder
         base = name.rfind("/") + 1
         stem, _, field = name[base:].partition(".")
         key = name[:base] + stem
@@ -29,19 +28,20 @@ def split_name(name: str) -> tuple[str, str] | None:
 
 
 def check_long_name(name: str, own: bytes) -> None:
-    """Compare the name in an extension header, which no checksum covers, with the one in the member's own header.
+    """Compare the name in an extension header, which no checksum covers, with the name in the member's own header.
 
-    GNU tar, Python's tarfile and most others write the first 100 bytes of the long name there, or all of a name that is
-    not ASCII, with `?` for other characters or without them. An abbreviation (libarchive) says nothing. What follows
-    the first 100 bytes is covered by the shard's sha256 only. One changed byte there can take the key away, and the
-    member would be passed over in silence; so only a name that the header confirms may have no key.
+    GNU tar, Python's tarfile and most other writers put the first 100 bytes of the long name into the member's header,
+    or a whole name that is not ASCII, where `?` or nothing replaces other characters. libarchive puts an abbreviation
+    there, which confirms nothing. Only the shard's sha256 covers the bytes after the first 100. One damaged byte there
+    can remove the key, and the member would be skipped silently. So a name without a key is accepted only if the
+    member's header confirms it.
 
     Args:
         name: The name in the extension header.
-        own: The name in the member's header, with its prefix.
+        own: The name in the member's own header, with the prefix.
 
     Raises:
-        HeaderError: One byte differs, or the name has no key and the header does not confirm it.
+        HeaderError: The names differ in one byte, or `name` has no key and the member's header does not confirm it.
     """
     raw, replaced = name.encode(), name.encode("ascii", "replace")
     if own in (raw, replaced, name.encode("ascii", "ignore")):
@@ -55,14 +55,15 @@ def check_long_name(name: str, own: bytes) -> None:
 
 
 def restored_field(name: str, key: str) -> str:
-    """Return the field that a member adds to the sample `key` if one byte of its name that no checksum covers is put
-    right; "" if that does not make it a member of that sample.
+    """Return the field that a member adds to the sample `key` if one damaged byte of its name is repaired.
+
+    Only a byte that no header checksum covers can be repaired. Return "" if the repaired name is not a field of `key`.
     """
     text, known = name.encode(), f"{key}.".encode()
     wrong = [at for at, (one, other) in enumerate(zip(text, known, strict=False)) if one != other]
     if len(text) <= len(known) or len(wrong) != 1:
         return ""
     [at] = wrong
-    is_weak = at >= MAX_NAME_BYTES or (text[at] >= 128 and known[at] >= 128)  # others are in the member's own header
+    is_weak = at >= MAX_NAME_BYTES or (text[at] >= 128 and known[at] >= 128)  # a checksum covers all other bytes
     field = text[len(known) :].decode(errors="replace").lower()
     return field if is_weak and not field.startswith(".") else ""  # `n10.jpg` after `n1.jpg` is another sample

@@ -1,8 +1,8 @@
-"""The strict reader: members of a tar stream, each whole and checked, or a `ShardError`.
+"""Strict reader of a tar stream: every member is whole and checked, otherwise `ShardError` is raised.
 
 The reader accepts ustar, v7, pax (`path` and `size`; other harmless keywords are ignored) and GNU long names.
-Directories are skipped. Everything else is an error: every header with a wrong checksum, a stream that stops before its
-end marker, and a byte other than zero after the marker.
+Directories are skipped. Everything else is an error, for example a header with a wrong checksum, a stream that stops
+before its end marker, and a byte other than zero after the marker.
 """
 
 from __future__ import annotations
@@ -47,22 +47,22 @@ _OTHER_FILES = {
     b"version https://git-lfs": ("a Git LFS pointer", "not the shard", "Fetch the shard: `git lfs pull`."),
 }
 _PLAIN = struct.Struct("100s24x11sB20xc100x8s80xB")  # name, size and the byte after it, type, magic, prefix
-_ADLERS: dict[bytes, int] = {}  # `expected_adler` of checksum fields: shards have a few hundred different ones
+_ADLERS: dict[bytes, int] = {}  # `expected_adler` by checksum field: shards have a few hundred different fields
 _MAX_ADLERS = 4096
 
 
 class TarReader:
-    """Every regular member of a tar stream, in order; iterate it once.
+    """Iterator over the regular members of a tar stream, in order. Iterate it once.
 
     Args:
-        read: Takes the number of bytes wanted and returns some; `b""` is the end.
+        read: Returns the next bytes, at most the given number; `b""` only at the end.
         shard: Path or URL, for messages.
-        hold_bytes: A larger member is read in pieces and not kept; `Passed` replaces its data. The limit is exact from
-            512 KiB; a smaller member may be kept if it was read together with its neighbours.
-        spill: Opens a file for the data of each such member; None discards them.
+        hold_bytes: `LargeData` replaces the data of a larger member, which is read in pieces. The limit is exact from
+            512 KiB on; below, a larger member is kept in memory if it was read together with its neighbours.
+        spill: Opens a temporary file for the data of each larger member; None discards the data.
 
     Attributes:
-        stop: Offset of the end marker, once the stream is read; before, 0.
+        stop: Offset of the end marker after the stream was read to its end; 0 before.
     """
 
     def __init__(
@@ -77,10 +77,10 @@ class TarReader:
         return self._window.offset
 
     def __iter__(self) -> Iterator[tuple[str, int, bytes]]:
-        """Yield (name, offset of the member's first header block with its extension headers, data).
+        """Yield (name, offset of the member's first header, data). The first header may be an extension header.
 
         Raises:
-            ShardError: A byte is invalid. All members before it were yielded.
+            ShardError: A byte is invalid. All members before this byte were yielded.
         """
         window = self._window
         while True:
@@ -113,16 +113,16 @@ class TarReader:
 
 
 def locate_members(data: bytes, *, shard: str, offset: int, stop: int) -> Iterator[tuple[str, int, int]]:
-    """Yield the regular members inside a part of a shard that begins and ends between members.
+    """Yield the regular members in a part of a shard. The part starts and ends between two members.
 
     Args:
-        data: The part's bytes.
+        data: The bytes of the part.
         shard: Path or URL, for messages.
         offset: Offset of the part in the shard, for messages.
         stop: Offset in `data` where the last member ends; the bytes after it are ignored.
 
     Yields:
-        (name, start, stop): the member's data are `data[start:stop]`.
+        (name, start, stop): the member's data is `data[start:stop]`.
 
     Raises:
         ShardError: A header is invalid, or the part ends inside a member.
@@ -146,7 +146,7 @@ def locate_members(data: bytes, *, shard: str, offset: int, stop: int) -> Iterat
 
 def plain_member(block: bytes) -> tuple[str, int] | None:
     """Return name and size of a plain member: a file with one header, a size in octal digits, an ASCII name and no
-    prefix. For any other block return None; then `next_member` has to read it.
+    prefix. Return None for any other block, which `next_member` has to read.
     """
     if len(block) < BLOCK_BYTES:
         return None
@@ -172,7 +172,7 @@ def plain_member(block: bytes) -> tuple[str, int] | None:
 
 
 def any_member(window: Window) -> tuple[str, int, int] | None:
-    """Read the headers of one member as `next_member` does; three times as fast for a plain member."""
+    """Read the headers of one member like `next_member`, but three times as fast for a plain member."""
     plain = plain_member(window.data[window.at : window.at + BLOCK_BYTES])
     if plain is None:
         return next_member(window)
@@ -182,8 +182,9 @@ def any_member(window: Window) -> tuple[str, int, int] | None:
 
 
 def next_member(window: Window) -> tuple[str, int, int] | None:
-    """Check the headers of one member and consume them: its name, the offset of its first header block, and the size of
-    the data that follow. None for a directory, and for a global header alone.
+    """Check and consume the headers of one member. Return (name, offset of its first header, size of its data); None
+    for a directory, and for a global header without a member.
+    ShardError: A header is invalid, or the stream ends.
     """
     start = window.offset
     overrides = Overrides()
@@ -215,7 +216,7 @@ def next_member(window: Window) -> tuple[str, int, int] | None:
             except HeaderError as err:
                 raise window.damaged(offset, str(err)) from err
             if kind == PAX_GLOBAL_TYPE and offset == start:
-                return None  # no member's own: `git archive` of no file ends with one
+                return None  # it belongs to no member: `git archive` without files ends with it
             continue
         if kind not in REGULAR_TYPES and kind != DIRECTORY_TYPE:
             raise window.damaged(offset, f"a member has the unknown type {chr(kind)!r}")
@@ -240,19 +241,19 @@ def next_member(window: Window) -> tuple[str, int, int] | None:
 
 
 def _extend(overrides: Overrides, kind: int, data: bytes) -> Overrides:
-    """Add an extension header to the ones before it."""
+    """Return `overrides` with those of one more extension header. HeaderError: The header is invalid."""
     if kind == GNU_LONG_NAME_TYPE:
-        return overrides.joined(Overrides(name=parse_long_name(data)))
+        return overrides.combined(Overrides(name=parse_long_name(data)))
     found = parse_pax(data)
     if kind == PAX_GLOBAL_TYPE:
         if found != Overrides():
             raise HeaderError("a global pax header sets a path or a size for all members")
         return overrides
-    return overrides.joined(found)
+    return overrides.combined(found)
 
 
 def _decode(window: Window, name: bytes, offset: int) -> str:
-    """A member's name as text."""
+    """Return a member's name as text. ShardError: The name is empty, has a NUL byte, or is not UTF-8."""
     if not name:
         raise window.damaged(offset, "a member has no name")
     if b"\x00" in name:
@@ -264,7 +265,7 @@ def _decode(window: Window, name: bytes, offset: int) -> str:
 
 
 def no_end_marker(window: Window) -> ShardError:
-    """Return the error for a stream that ends in place of a header."""
+    """Return the error for a stream that ends where a header is expected."""
     rest = window.data[window.at :]
     if rest:
         return _other_file(window, rest) or window.cut("the shard stops inside a header")
@@ -272,20 +273,20 @@ def no_end_marker(window: Window) -> ShardError:
 
 
 def _other_file(window: Window, start: bytes) -> ShardError | None:
-    """Return the error for a file of another well-known kind, None for an unknown one."""
+    """Return the error for a file that is gzip, zstd, xz, bzip2, zip or a Git LFS pointer; None for any other file."""
     if window.offset:
         return None
-    for magic, (what, rather, remedy) in _OTHER_FILES.items():
+    for magic, (what, instead, remedy) in _OTHER_FILES.items():
         if start.startswith(magic):
-            return window.damaged(0, f"this is {what}, {rather}", remedy)
+            return window.damaged(0, f"this is {what}, {instead}", remedy)
     return None
 
 
 def check_end(window: Window) -> None:
-    """Check the bytes after the first zero block: a second one, then only zeros, at most `MAX_END_ZEROS_BYTES`.
+    """Check the end of the stream: two zero blocks, then at most `MAX_END_ZEROS_BYTES` zeros.
 
     Raises:
-        ShardError: They are something else.
+        ShardError: The second zero block is missing, other bytes follow, or there are too many zeros.
     """
     first = window.offset
     if not window.fill(2 * BLOCK_BYTES):

@@ -1,6 +1,6 @@
-"""The members of a tar by their headers: as strict as `tar.reader`, but the data of large members are not read.
+"""List the members of a tar by their headers: as strict as `tar.reader`, but the data of large members is not read.
 
-Damage inside the data is not found; every other fault is refused with the same message as in the reader.
+Damage inside the data is not found. For every other fault, the error is the same as in `tar.reader`.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from typing import NamedTuple
 from wdskit.limits import BLOCK_BYTES
 from wdskit.tar.header import padded
 from wdskit.tar.reader import any_member, check_end, no_end_marker
-from wdskit.tar.window import CAREFUL_READS, Window
+from wdskit.tar.window import NUM_EXACT_READS, Window
 
 ReadAt = Callable[[int, int], bytes]
-"""(offset, size): up to `size` bytes from `offset`; empty at the end and only there."""
+"""(offset, size): returns up to `size` bytes from `offset`; empty only at the end."""
 
-JUMP_BYTES = 32 << 10  # data that end this far after the last read are skipped by a jump; shorter data are read
-PEEK_BYTES = 4 << 10  # read after a jump: small fields, and the next header
+JUMP_BYTES = 32 << 10  # data that ends at least this far after the last read is skipped; nearer data is read
+PEEK_BYTES = 4 << 10  # read after a skip: small fields, and the next header
 
 _ZERO_BLOCK = bytes(BLOCK_BYTES)
 
@@ -30,24 +30,24 @@ class Span(NamedTuple):
 
 
 class _JumpingWindow(Window):
-    """A window over a file that does not read large skipped ranges."""
+    """A window over a file, which can skip large ranges without reading them."""
 
     def __init__(self, read_at: ReadAt, num_bytes: int, shard: str, start: int) -> None:
-        super().__init__(self._read_on, shard)
+        super().__init__(self._read_next, shard)
         self._read_at = read_at
         self._num_bytes = num_bytes
         self._next = self.base = start
-        if start:  # perhaps only one sample is read
-            self.data = self._read_on(PEEK_BYTES)
-            self.careful = CAREFUL_READS
+        if start:  # the caller may want a single sample
+            self.data = self._read_next(PEEK_BYTES)
+            self.num_exact_reads = NUM_EXACT_READS
 
-    def _read_on(self, size: int) -> bytes:
+    def _read_next(self, size: int) -> bytes:
         data = self._read_at(self._next, size)
         self._next += len(data)
         return data
 
     def jump(self, size: int) -> None:
-        """Consume `size` bytes and their padding without reading them, if that saves time."""
+        """Consume `size` bytes and their padding; read them if faster. ShardError: The file ends before."""
         stop = self.offset + padded(size)
         if stop - self._next < JUMP_BYTES:
             self.skip(size)
@@ -56,21 +56,21 @@ class _JumpingWindow(Window):
         if stop > self._num_bytes:
             raise self.cut_member(size)
         self._next = stop
-        self.data = self._read_on(PEEK_BYTES)
-        self.careful = CAREFUL_READS
+        self.data = self._read_next(PEEK_BYTES)
+        self.num_exact_reads = NUM_EXACT_READS
 
 
 class TarWalk:
-    """Every regular member of a tar, in order, without its data; iterate it once.
+    """Iterator over the regular members of a tar, in order, without their data. Iterate it once.
 
     Args:
         read_at: Reads the file.
-        num_bytes: Its size.
-        shard: Path, for messages.
-        start: Where the first member to see starts.
+        num_bytes: Size of the file.
+        shard: Path or URL, for messages.
+        start: Byte offset of the first member to yield.
 
     Attributes:
-        stop: Offset of the end marker, once the tar is walked; before, 0.
+        stop: Offset of the end marker after the tar was read to its end; 0 before.
     """
 
     def __init__(self, read_at: ReadAt, num_bytes: int, *, shard: str, start: int = 0) -> None:
@@ -78,10 +78,11 @@ class TarWalk:
         self.stop = 0
 
     def __iter__(self) -> Iterator[tuple[str, int, Span]]:
-        """Yield (name, offset of the member's first header block with its extension headers, where its data lie).
+        """Yield (name, offset of the member's first header, range of its data). The first header may be an extension
+        header.
 
         Raises:
-            ShardError: At the first byte that is invalid.
+            ShardError: A byte is invalid. All members before this byte were yielded.
         """
         window = self._window
         while True:

@@ -1,4 +1,4 @@
-"""A moving window over a stream of bytes: how a shard is read, in few reads and few copies."""
+"""A moving window over a stream of bytes, which reads a shard in few reads and with few copies."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from wdskit.limits import BLOCK_BYTES, MAX_READ_MEMBER_BYTES
 from wdskit.tar.header import padded
 
 Read = Callable[[int], bytes]
-"""Up to n bytes from where the last call stopped; empty at the end and only there."""
+"""Returns up to n bytes from where the last call stopped; empty only at the end."""
 
 Spill = Callable[[], IO[bytes]]
-"""Opens a temporary file for the data of one member that is too large for memory."""
+"""Opens a temporary file for the data of one member that is too large to keep in memory."""
 
-# CPU microseconds a sample (image and `cls`) in chunks of 64 KiB, 256 KiB, 1 MiB, and with images read for themselves:
+# CPU microseconds per sample (image and `cls`) with chunks of 64 KiB, 256 KiB, 1 MiB, and with one read per image:
 #   5 KB 7.6, 7.3, 8.4, 14.6;  64 KB 17.5, 16.8, 25.1, 16.7;  100 KB 28.6, 24.7, 36.9, 22.4;  2 MB 346, 1222, 1292, 190
 CHUNK_BYTES = 256 << 10
 LARGE_BYTES = 64 << 10
-CAREFUL_READS = 8  # small members after a large one until reading ahead pays again
+NUM_EXACT_READS = 8  # reads without reading ahead after a large member, because the next one is often large too
 MAX_READ_BYTES = 16 << 20  # os.read allocates the requested size before it reads
 
 _CUT = "It was cut short. Fetch it again, or pack it again."
 _DAMAGED = "It is damaged, or not a tar of plain files. Fetch it again, or pack it again."
 
 
-class Passed(bytes):
-    """Replaces the data of a member over `hold_bytes`: empty bytes with the member's size, and with the open file that
-    has the data from its start; None if the data were discarded.
+class LargeData(bytes):
+    """Replaces the data of a member over `hold_bytes`: empty bytes with the member's size in `num_bytes`. `file` is an
+    open file with the whole data from its start; None if the data was discarded.
     """
 
     num_bytes: int
@@ -44,15 +44,16 @@ class Passed(bytes):
 
 
 def size_of(data: bytes) -> int:
-    """Return the number of bytes of a member, in memory or not."""
-    return data.num_bytes if isinstance(data, Passed) else len(data)
+    """Return the number of bytes of a member's data, which may be `LargeData`."""
+    return data.num_bytes if isinstance(data, LargeData) else len(data)
 
 
 class Window:
-    """A moving window over a stream: `data[at:]` are the bytes not yet consumed, `base` the offset of `data[0]`.
+    """A moving window over a stream. `data[at:]` are the bytes that are read but not consumed; `base` is the offset of
+    `data[0]` in the shard.
 
-    Small members are read many at a time. A large member is read alone, because its bytes that came with its header
-    would have to be copied. The next `careful` reads fetch no more than they need.
+    Many small members are read at once. The rest of a large member is read alone, which saves a copy of its data. The
+    next `num_exact_reads` reads fetch no more bytes than needed.
     """
 
     def __init__(
@@ -61,7 +62,7 @@ class Window:
         self._read = read
         self._hold_bytes = hold_bytes
         self._spill = spill
-        self.careful = 0
+        self.num_exact_reads = 0
         self.shard = shard
         self.data = b""
         self.at = 0
@@ -69,17 +70,17 @@ class Window:
 
     @property
     def offset(self) -> int:
-        """Offset in the shard of the next byte."""
+        """Offset in the shard of the next byte to consume."""
         return self.base + self.at
 
     def fill(self, size: int) -> bool:
-        """Read until at least `size` bytes are available; return False if the stream ends before."""
+        """Read until at least `size` bytes are available. Return False if the stream ends before."""
         have = len(self.data) - self.at
         if have >= size:
             return True
         parts = [self.data[self.at :]]
-        ahead = 0 if self.careful else CHUNK_BYTES
-        self.careful = max(0, self.careful - 1)
+        ahead = 0 if self.num_exact_reads else CHUNK_BYTES
+        self.num_exact_reads = max(0, self.num_exact_reads - 1)
         while have < size:
             part = self._read(max(ahead, min(size - have, MAX_READ_BYTES)))
             if not part:
@@ -92,7 +93,11 @@ class Window:
         return have >= size
 
     def take(self, size: int) -> bytes:
-        """Return the next `size` bytes, and consume their padding."""
+        """Return the next `size` bytes of data, and consume them and their padding.
+
+        `LargeData` is returned if they are over `hold_bytes`.
+        ShardError: The stream ends before.
+        """
         if size >= LARGE_BYTES and len(self.data) - self.at < size:
             return self._take_large(size)
         self.skip(size)
@@ -100,7 +105,7 @@ class Window:
         return self.data[start : start + size]
 
     def skip(self, size: int) -> None:
-        """Consume `size` bytes and their padding; the next header is read with them."""
+        """Consume `size` bytes and their padding; the next header is read too. ShardError: The stream ends before."""
         if not self.fill(padded(size) + BLOCK_BYTES) and len(self.data) - self.at < padded(size):
             raise self.cut_member(size)
         self.at += padded(size)
@@ -121,12 +126,12 @@ class Window:
                 file.write(part)
             have += len(part)
         self.base += have
-        self.careful = CAREFUL_READS
+        self.num_exact_reads = NUM_EXACT_READS
         padding = padded(size) - size
         if have < size or (not self.fill(padding + BLOCK_BYTES) and len(self.data) < padding):
             raise self.cut_member(size)
         self.at = padding
-        return b"".join(parts) if is_held else Passed(size, file)
+        return b"".join(parts) if is_held else LargeData(size, file)
 
     def cut_member(self, size: int) -> ShardError:
         """Return the error for a stream that ended inside a member of `size` bytes."""

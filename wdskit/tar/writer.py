@@ -1,4 +1,4 @@
-"""The deterministic writer: only the subset of tar that every reader understands."""
+"""Write tars deterministically, with only the subset of tar that every reader understands."""
 
 from __future__ import annotations
 
@@ -12,25 +12,28 @@ END_BYTES = 2 * BLOCK_BYTES
 """The end marker: two zero blocks."""
 
 _JOIN_BYTES = 1 << 20
-"""Members are collected in buffers of this size, which are used again. Fresh memory for each megabyte would take four
-times as long as the writing (0.5 against 0.12 s for 200 MB)."""
+"""Size of the buffers that collect members. Buffers are reused: new memory for each megabyte would take four times as
+long as the writing (0.5 against 0.12 s for 200 MB)."""
 
 _ZEROS = bytes(BLOCK_BYTES)
 
 
 def member_bytes(size: int) -> int:
-    """Bytes that a member with `size` bytes of data adds to a shard."""
-    return BLOCK_BYTES + size + -size % BLOCK_BYTES  # called for each field that is packed
+    """Return the bytes that a member with `size` bytes of data adds to a shard: header, data and padding."""
+    return BLOCK_BYTES + size + -size % BLOCK_BYTES  # inline for speed: called for each packed field
 
 
 class TarWriter:
-    """Writes ustar members with mode 0644, no owner, no time, names of at most 100 bytes; the next starts at `offset`.
+    """Writes ustar members with mode 0644, no owner, no time, and names of at most 100 bytes.
 
     Args:
-        write: Takes bytes in order, and does not use them after it returns.
-        hand_over: Takes a buffer and the number of bytes to write from it, keeps the buffer, and returns a free buffer,
-            or None if it has none yet: `TempFile.hand_over`, which writes while the next buffer is filled. Without it,
-            one buffer is filled and written in turn.
+        write: Writes the given bytes, and does not use them after it returns.
+        hand_over: Takes a buffer and the number of bytes to write from it. It owns this buffer from then on, and
+            returns a free buffer, or None to make the writer allocate one. `TempFile.hand_over` writes while the next
+            buffer is filled. Without `hand_over`, one buffer is filled and written in turn.
+
+    Attributes:
+        offset: Byte offset of the next member.
     """
 
     def __init__(
@@ -46,21 +49,22 @@ class TarWriter:
         self.offset = 0
 
     def add(self, name: str, data: Buffer) -> None:
-        """Append one member. Its data are copied or written before the call returns.
+        """Append one member. Its data is copied or written before the call returns.
 
         Raises:
-            HeaderError: The name is empty, over 100 bytes of UTF-8 or a directory's, or the data are over 8 GiB.
+            HeaderError: The name is empty, over 100 bytes of UTF-8, has a NUL, or ends in a slash; or the data has 8
+                GiB or more.
             TypeError: `data` is a view that is not contiguous.
         """
         if isinstance(data, memoryview):
-            data = data.cast("B")  # its length would count items, which may be larger than bytes
+            data = data.cast("B")  # `len` must count bytes, not items
         size = len(data)
         self._put(_header(name, size), data, size)
 
-    def room(self, name: str, size: int) -> memoryview | None:
+    def reserve(self, name: str, size: int) -> memoryview | None:
         """Append the header of one member, and return the memory for its data, which saves a copy. The caller fills all
-        `size` bytes before it appends anything else. Return None, and append nothing, if the data are too large.
-        Raise `HeaderError` as `add` does.
+        `size` bytes before the next call. Return None, and append nothing, if the data does not fit a buffer.
+        HeaderError: The name or the size is invalid, as in `add`.
         """
         num_bytes = member_bytes(size)
         if num_bytes > len(self._buffer):
@@ -78,13 +82,13 @@ class TarWriter:
         return memoryview(self._buffer)[start:stop]
 
     def finish(self) -> None:
-        """Write the pending bytes and the end marker. Nothing may be added afterwards."""
+        """Write the pending bytes and the end marker. Call it once, after the last member."""
         self._put(_ZEROS, b"", 0)
         self._put(_ZEROS, b"", 0)
         self._flush()
 
     def _put(self, block: bytes, data: Buffer, size: int) -> None:
-        """Append a block and `size` bytes of data, padded."""
+        """Append a block, `size` bytes of data, and padding."""
         start = self._used + BLOCK_BYTES
         stop = start + size
         end = stop + -size % BLOCK_BYTES

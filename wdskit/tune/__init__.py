@@ -1,1 +1,1 @@
-"""What looks at a pipeline before a run: `wdskit.plan` and `wdskit.bench`."""
+"""Plan and measure a pipeline before a run: `wdskit.plan` and `wdskit.bench`."""

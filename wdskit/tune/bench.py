@@ -1,4 +1,4 @@
-"""`wdskit.bench`: how fast loaders with several workers and threads are on this machine, next to a bare loop."""
+"""`wdskit.bench`: measure loaders with different numbers of workers and threads, and a bare loop, on this machine."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from wdskit.engine.program import Job, Program
 from wdskit.errors import PipelineError
 from wdskit.loader.make import make_loader
 from wdskit.loader.planned import PlannedLoader
-from wdskit.pipeline.builder import Opened, Pipeline, open_pipeline
+from wdskit.pipeline.builder import OpenedPipeline, Pipeline, open_pipeline
 from wdskit.pipeline.ranks import find_rank
 from wdskit.pipeline.settings import calls_functions, choose_workers
 from wdskit.processes import cpu_s_of_tree, usable_cores
@@ -24,13 +24,13 @@ from wdskit.text import as_int
 
 Progress = Callable[[str, int, int], None]
 
-_ENDLESS = 10**9  # batches of the measured epoch, because loaders pause between epochs
+_ENDLESS = 10**9  # batches of the measured epoch: it never ends, because loaders pause between epochs
 _WARM_UP_S = 0.2
-_MANY = 16  # most processes that are tried with one thread each, because of their memory
+_MAX_WORKERS = 16  # limit for the workers with one thread each in the default settings, because of their memory
 
 
 class Measured(NamedTuple):
-    """The median of repeats, and the least and the most of them."""
+    """The median, the smallest and the largest value of repeated measurements."""
 
     median: float
     least: float
@@ -38,12 +38,12 @@ class Measured(NamedTuple):
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Measured:
-        """Summarise at least one value."""
+        """Return the summary of one or more values."""
         return cls(statistics.median(values), min(values), max(values))
 
     @property
     def spread_ratio(self) -> float:
-        """Largest difference of a repeat from the median, divided by the median."""
+        """Largest difference between a value and the median, divided by the median; 0 if the median is 0."""
         return max(self.most - self.median, self.median - self.least) / self.median if self.median else 0.0
 
 
@@ -62,7 +62,7 @@ _ALONE = Setting(0, 1)
 
 @dataclass(frozen=True)
 class LoaderBench:
-    """The whole loader with one setting.
+    """The measurements of the loader with one setting.
 
     Attributes:
         setting: Workers and threads.
@@ -83,14 +83,14 @@ class BenchResult:
 
     Attributes:
         sample_bytes: Mean bytes of a sample, headers and padding included.
-        batch: Samples of a batch of a rank; 1 without `batched`.
-        world_size: Ranks of the run, of which one is measured.
-        num_cpus: CPUs that this process may use.
-        repeats: Number of measurements of each setting, made in turn.
+        batch: Size of a rank's batch; 1 without `batched`.
+        world_size: Number of ranks of the run; one of them is measured.
+        num_cpus: Number of CPUs that this process may use.
+        repeats: Number of measurements of each setting.
         configured: The setting of the configuration, or the default of a loader.
-        bare_samples_per_s: Rate at which one thread makes the same batches in a loop, without a loader.
+        bare_samples_per_s: Samples per second of one thread that makes the same batches in a loop, without a loader.
         bare_cpu_ms: CPU time per sample of this loop.
-        loaders: The result of each setting.
+        loaders: The measurements of each setting.
     """
 
     sample_bytes: float
@@ -118,31 +118,32 @@ def bench(
     repeats: int = 3,
     progress: Progress | None = None,
 ) -> BenchResult:
-    """Measure a planned pipeline on this machine: a bare loop, and the loader with several workers and threads.
+    """Measure a planned pipeline on this machine: a bare loop, and loaders with different workers and threads.
 
-    All measurements take turns, `repeats` times, with the samples in the order of a run; after the end of an epoch the
-    next one follows without a pause. Nothing is written, not even to `errors.dir`.
+    Each setting is measured once, in turn, and this is done `repeats` times. Samples have the order of a run, and
+    epochs follow each other without a pause. Nothing is written, not even to `errors.dir`.
 
     Args:
-        config: A YAML file, the same as a dict, or a `Pipeline`.
+        config: The path of a YAML file, its content as a dict, or a `Pipeline`.
         pipeline: Name of the pipeline; needed only if the configuration has several.
         overrides: Settings to change, each as `a.b.c=VALUE`, as for `make_loader`.
         transforms: Functions by name, as for `make_loader`.
         plugins: Modules to import first, so that they register their functions.
-        world_size: Ranks of the run; one of them is measured. Default: 1.
-        workers: Worker processes to try, each with each of `threads`. Default: what suits the CPUs that this process
-            may use, and the configured setting; if only `threads` is given, the configured workers.
-        threads: Threads to try, with a default as for `workers`.
+        world_size: Number of ranks of the run; one of them is measured. Default: 1.
+        workers: Numbers of worker processes to try, each with every number in `threads`. Default: the configured
+            number, and, if `threads` is not passed either, settings that suit the CPUs that this process may use.
+        threads: Numbers of threads to try. The default is chosen like the default of `workers`.
         seconds: Length of each measurement in seconds.
-        repeats: Number of times that each measurement is made.
-        progress: Called with the name of the next measurement, the number of those done, and the number of all.
+        repeats: Number of times that each setting is measured.
+        progress: Called before each measurement with its name, the number of finished measurements, and the number of
+            all measurements.
 
     Raises:
-        ConfigError: The configuration has problems; all of them are listed.
-        PipelineError: The pipeline is a stream, or cannot run with a given setting or with any; an argument is out of
-            range; this process is one of several ranks; or a worker died.
-        StorageError, FolderIndexError, SelectionError: The shards cannot be listed, or have no index.
-        ShardError, SampleError: Reading or decoding fails.
+        ConfigError: The configuration has problems; all are listed.
+        PipelineError: The pipeline is a stream, or cannot run at all or with a setting that you passed; an argument is
+            out of range; this process is one of several ranks; or a worker died.
+        StorageError, FolderIndexError, SelectionError: The shards cannot be listed, or do not have an index or column.
+        ShardError, SampleError: Reading or decoding a sample failed.
     """
     world_size, repeats, seconds = as_int(world_size), as_int(repeats), as_int(seconds)
     workers, threads = (
@@ -168,12 +169,12 @@ def bench(
         raise PipelineError(f"{msg}\n  {once}, on the CPUs of one rank (taskset).")
     subject = _Subject(opened, transforms, plugins, world_size or 1)
     settings = _choose_settings(subject, workers, threads)
-    found = subject.measure_in_turns(settings, seconds, repeats, progress or (lambda *_: None))
-    bare, bare_cpu_ms = map(Measured.of, zip(*found[None], strict=True))
+    results = subject.measure_in_turns(settings, seconds, repeats, progress or (lambda *_: None))
+    bare, bare_cpu_ms = map(Measured.of, zip(*results[None], strict=True))
     loaders = []
     for setting in settings:
-        rates, of_cpu, first_batch_s = zip(*found[setting], strict=True)
-        cpu_ms = None if None in of_cpu else Measured.of(of_cpu)
+        rates, cpu_times, first_batch_s = zip(*results[setting], strict=True)
+        cpu_ms = None if None in cpu_times else Measured.of(cpu_times)
         loaders.append(LoaderBench(setting, Measured.of(rates), cpu_ms, Measured.of(first_batch_s)))
     return BenchResult(
         sample_bytes=subject.sample_bytes,
@@ -192,10 +193,10 @@ class _Subject:
     """The measured pipeline, with an endless epoch, and its loaders.
 
     Raises:
-        WdskitError: The pipeline cannot run.
+        WdskitError: The pipeline cannot run. The error is that of `make_loader`.
     """
 
-    def __init__(self, opened: Opened, transforms: Any, plugins: Sequence[str], world_size: int) -> None:
+    def __init__(self, opened: OpenedPipeline, transforms: Any, plugins: Sequence[str], world_size: int) -> None:
         self.spec = opened.loader
         workers, threads, _ = choose_workers(self.spec, opened.pipe.stages)
         self.configured = Setting(workers, threads)
@@ -210,7 +211,7 @@ class _Subject:
             self._cache = opened.cache.model_dump()
             self.loader(_ALONE)
         if opened.errors.max_bad:
-            self._errors["max_bad"] = 2**62  # the same bad sample may come again and again
+            self._errors["max_bad"] = 2**62  # the endless epoch repeats bad samples
         stages = [stage for stage in opened.pipe.stages if not isinstance(stage, WithEpoch)]
         self._pipe = Pipeline([*stages, WithEpoch(n=_ENDLESS)])
         self.program: Program = self.loader(_ALONE).program
@@ -220,11 +221,11 @@ class _Subject:
         self._step = 0
 
     def loader(self, setting: Setting) -> PlannedLoader:
-        """Make a new loader. Nothing starts before it is iterated."""
+        """Return a new loader with this setting; raises if the pipeline cannot run with it. No worker starts yet."""
         settings = (
             self.spec.model_dump() | setting._asdict() | {"persistent_workers": False, "on": None}
-        )  # its workers end with a pass, and run on this machine
-        if not setting.workers:  # else each loader would log that these have no effect
+        )  # the workers end with the measurement, and run on this machine
+        if not setting.workers:  # otherwise each loader would warn that these settings have no effect
             settings |= {"persistent_workers": None, "start_method": None}
             settings |= {"prefetch": None} if setting.threads == 1 else {}
         settings |= {"pin_memory": None} if self.spec.device is not None else {}
@@ -237,18 +238,18 @@ class _Subject:
     def measure_in_turns(
         self, settings: Sequence[Setting], seconds: float, repeats: int, progress: Progress
     ) -> dict[Setting | None, list[Any]]:
-        """Return the results of `measure_loader` by setting; under None those of `run_bare`."""
+        """Return the results of `measure_loader` for each setting, and of `run_bare` for the key None."""
         jobs: list[Setting | None] = [None, *settings]
-        found: dict[Setting | None, list[Any]] = {job: [] for job in jobs}
+        results: dict[Setting | None, list[Any]] = {job: [] for job in jobs}
         self.run_bare(min(_WARM_UP_S, seconds))
-        for number, job in enumerate([*found] * repeats):
-            progress(str(job or "bare loop"), number, repeats * len(found))
-            found[job].append(measure_loader(self.loader(job), seconds) if job else self.run_bare(seconds))
-        progress("done", repeats * len(found), repeats * len(found))
-        return found
+        for number, job in enumerate([*results] * repeats):
+            progress(str(job or "bare loop"), number, repeats * len(results))
+            results[job].append(measure_loader(self.loader(job), seconds) if job else self.run_bare(seconds))
+        progress("done", repeats * len(results), repeats * len(results))
+        return results
 
     def run_bare(self, seconds: float) -> tuple[float, float]:
-        """Make the next batches in this thread. Return samples/s and CPU ms per sample."""
+        """Make batches in this thread for this time. Return samples/s and CPU ms per sample."""
         layout, make = self.program.epoch, PlannedBatches(self.program)
         steps = layout.steps(self.world_size)
         count, elapsed, cpu_s, start = 0, 0.0, time.process_time(), time.perf_counter()
@@ -261,7 +262,7 @@ class _Subject:
 
 
 def measure_loader(loader: PlannedLoader, seconds: float) -> tuple[float, float | None, float]:
-    """Run a new loader with an endless epoch.
+    """Run a new loader with an endless epoch, and close it.
 
     Returns:
         Samples/s, CPU ms per sample (None on systems other than Linux), and seconds to the first batch.
@@ -294,30 +295,34 @@ def measure_loader(loader: PlannedLoader, seconds: float) -> tuple[float, float 
 
 
 def _choose_settings(subject: _Subject, workers: Sequence[int] | None, threads: Sequence[int] | None) -> list[Setting]:
-    """Return the settings to measure. Default settings with which the pipeline cannot run are left out."""
-    here = subject.configured
-    wanted = [Setting(w, t) for w in workers or [here.workers] for t in threads or [here.threads]]
-    is_asked = workers is not None or threads is not None
-    if not is_asked:
+    """Return the settings to measure, sorted. Default settings with which the pipeline cannot run are left out.
+
+    Raises:
+        PipelineError: The pipeline cannot run with a setting that the user passed.
+    """
+    configured = subject.configured
+    wanted = [Setting(w, t) for w in workers or [configured.workers] for t in threads or [configured.threads]]
+    is_user_choice = workers is not None or threads is not None
+    if not is_user_choice:
         wanted += default_settings(usable_cores(), one_thread=subject.one_thread)
-    found = []
+    usable = []
     for setting in sorted(set(wanted)):
         try:
             subject.loader(setting)
         except PipelineError:
-            if is_asked:
+            if is_user_choice:
                 raise
         else:
-            found.append(setting)
-    return found
+            usable.append(setting)
+    return usable
 
 
 def default_settings(num_cpus: int, *, one_thread: bool = False) -> list[Setting]:
-    """Return the settings to try: one decoding thread per CPU, in this process, in one worker and in several.
+    """Return the default settings: about one thread per CPU in total, in this process or divided by several workers.
 
-    With `one_thread`, each process has one thread.
+    The first setting is this process with one thread. With `one_thread`, each process has one thread.
     """
     tried = [(0, 1), (0, 1 if one_thread else num_cpus)]
-    workers = [each for each in (1, 2, 4, 8, min(num_cpus, _MANY)) if each <= num_cpus]
+    workers = [each for each in (1, 2, 4, 8, min(num_cpus, _MAX_WORKERS)) if each <= num_cpus]
     tried += [(each, 1 if one_thread else num_cpus // each) for each in workers]
     return [Setting(*each) for each in dict.fromkeys(tried)]

@@ -1,4 +1,4 @@
-"""`wdskit.plan`: the steps of a run and what its nodes download, from the index alone, without a sample read."""
+"""`wdskit.plan`: compute the steps of a run and the downloads of its nodes, from the index, without reading samples."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from wdskit.dataset.table import ShardTable
 from wdskit.errors import PipelineError
 from wdskit.limits import BLOCK_BYTES
 from wdskit.order.base import Ints
-from wdskit.order.lanes import cuts_of
+from wdskit.order.lanes import lane_cuts
 from wdskit.order.mixture import MixtureOrder
-from wdskit.order.steps import AnySteps, nodes_of
+from wdskit.order.steps import AnySteps, find_nodes
 from wdskit.pipeline.builder import Pipeline, open_pipeline
 from wdskit.pipeline.settings import CacheSpec, ErrorsSpec, LoaderSpec, choose_workers
 from wdskit.stages.epoch import EpochLayout, plan_epoch
 from wdskit.stages.sources import PlannedData, PlannedSource
 from wdskit.text import as_int, format_bytes
 
-QUICK = 1 << 22
-"""Downloads are computed by default for epochs of up to this number of samples, which takes a few seconds."""
+QUICK_SAMPLES = 1 << 22
+"""Largest epoch, in samples, for which downloads are computed by default; this takes a few seconds."""
 MAX_OFFSETS = 4096
-"""Most shards whose offsets are read for exact downloads. For more shards, the mean size of a sample is used."""
-_OPENED = 64  # shards whose offsets are requested at once
-_CHANNELS = {"l": 1, "index": 1, "rgba": 4}  # by the end of `decode.images`; all others have 3
+"""Limit for the shards whose offsets are read for exact downloads. With more shards, mean sample sizes are used."""
+_SHARDS_AT_ONCE = 64  # shards whose offsets are requested at once
+_CHANNELS = {"l": 1, "index": 1, "rgba": 4}  # image spec without prefix and 8 -> channels; other specs have 3
 _MUCH_SHARED = 1.25
-_MAX_DEALT = 1 << 21  # positions after which the deal of lanes to nodes is known well enough
+_MAX_POSITIONS = 1 << 21  # limit for the positions that are checked to find the lanes of each node
 
 
 @dataclass(frozen=True)
@@ -43,9 +43,9 @@ class LanesPlan:
 
     Attributes:
         num_lanes: L.
-        per_node: Most lanes from which one node takes samples.
+        per_node: Number of lanes from which a node takes samples; the largest number of all nodes.
         num_shared: Number of nodes that take samples from one lane, on average.
-        fitting: Numbers of lanes near L of which each node has its own.
+        fitting: Numbers of lanes near L with which no lane is shared by nodes.
     """
 
     num_lanes: int
@@ -56,13 +56,14 @@ class LanesPlan:
 
 @dataclass(frozen=True)
 class DownloadPlan:
-    """What nodes fetch into their caches, in parts of about 8 MB, if a cache holds all that its node needs again.
+    """What nodes fetch into their caches, in parts of about 8 MB. Each cache is large enough to fetch no part twice.
 
     Attributes:
-        is_exact: Whether sizes are those of the parts; otherwise samples count with the mean size of their shard.
-        node_bytes: The most that one node fetches in the epoch.
-        next_bytes: The most that one node fetches in the next epoch, if it keeps the parts of the first.
-        cache_bytes: The most that one node needs again at one moment: the smallest useful size of its cache.
+        is_exact: Whether the sizes of parts are exact. If False, the mean sample size of each shard is used.
+        node_bytes: Bytes that a node fetches in the epoch; the largest number of all nodes.
+        next_bytes: Bytes that a node fetches in the next epoch if it keeps the parts of this epoch; the largest number.
+        cache_bytes: Bytes that a node must keep at one moment to fetch no part twice; the largest number. This is the
+            smallest useful size of its cache.
     """
 
     is_exact: bool
@@ -73,11 +74,11 @@ class DownloadPlan:
 
 @dataclass(frozen=True)
 class NetworkPlan:
-    """What a rank receives for each sample if its workers run on other machines: the pixels of the image.
+    """Bytes that a rank receives per sample if its workers run on other machines: the pixels of one image.
 
     Attributes:
-        uint8_bytes: With uint8 images.
-        float32_bytes: With float32 images, as `normalize` makes them.
+        uint8_bytes: For uint8 images.
+        float32_bytes: For float32 images, which `normalize` makes.
     """
 
     uint8_bytes: int
@@ -89,12 +90,12 @@ class BucketRow:
     """One bucket of `bucketed`.
 
     Attributes:
-        bucket: Its shape, height x width, or its largest length.
-        num_samples: Samples in it.
-        global_batch: Samples of its batches, on all ranks.
-        steps: Its batches in an epoch.
-        num_dropped: Samples of it that are in no step.
-        num_padded: Rows of its last batch without a sample.
+        bucket: Shape of its images, height x width, or its largest length.
+        num_samples: Number of its samples.
+        global_batch: Size of its batches, on all ranks together.
+        steps: Number of its batches in an epoch.
+        num_dropped: Number of its samples that are in no step.
+        num_padded: Number of rows of its last batch without a sample.
     """
 
     bucket: str
@@ -112,23 +113,24 @@ class EpochPlan:
     Attributes:
         source: "exact", "resampled" or "sequential".
         world_size: Number of ranks, R.
-        workers: Worker processes per rank, 0 for none. If they are not set, those of a loader on this machine.
+        workers: Worker processes per rank; 0 if there are no workers. If the setting is not set, the default of a
+            loader on this machine.
         gpus_per_node: Ranks per node, with consecutive numbers: a divisor of R.
         epoch: Number of the epoch.
-        num_samples: Samples of the epoch, over all ranks.
-        batch: B, samples of a rank's batch; 1 without `batched`.
+        num_samples: Number of samples of the epoch, over all ranks.
+        batch: B, the size of a rank's batch; 1 without `batched`.
         global_batch: R x B.
-        steps: Batches of each rank.
-        num_dropped: Samples at the end of the epoch that are in no step.
-        num_padded: Rows of the last step without a sample.
-        num_shards: Shards with a selected sample. A shard that a source lists several times counts each time.
+        steps: Number of batches of each rank.
+        num_dropped: Number of samples at the end of the epoch that are in no step.
+        num_padded: Number of rows of the last step without a sample.
+        num_shards: Number of shards with a selected sample. A shard that a source lists several times counts each time.
         num_bytes: Bytes of the selected samples, headers and padding included.
-        lanes: The lanes of the order; None for `sequential`.
-        buckets: Those of `bucketed`, empty without.
-        downloads: What nodes download of shards in a store; None if it was not computed.
-        network: What a rank receives from workers on a cluster (`loader.on`); None without, and if the stages do not
-            say the size of the images.
-        warnings: What to change, and how.
+        lanes: The lanes of the order; None for an order without lanes.
+        buckets: The buckets of `bucketed`; empty without `bucketed`.
+        downloads: What nodes download from a store; None if it was not computed.
+        network: What a rank receives from workers on a cluster (`loader.on`); None if the workers are on this machine,
+            or if the stages do not determine the size of the images.
+        warnings: Messages with a problem and what to change.
     """
 
     source: str
@@ -158,10 +160,10 @@ class StreamPlan:
     Attributes:
         source: "stream".
         world_size: Number of ranks.
-        workers: Worker processes per rank, 0 for none.
-        num_shards: Shards of the stream.
-        batch: Samples of a batch; 1 without `batched`.
-        steps: Items of each rank in an epoch; None if it is unknown before the run.
+        workers: Worker processes per rank; 0 if there are no workers.
+        num_shards: Number of shards of the stream.
+        batch: Size of a batch; 1 without `batched`.
+        steps: Number of items of each rank in an epoch; None if it is unknown before the run.
     """
 
     source: str
@@ -183,22 +185,23 @@ def plan(
     epoch: int = 0,
     downloads: bool | None = None,
 ) -> EpochPlan | StreamPlan:
-    """Plan an epoch from the index alone.
+    """Plan an epoch from the index, without reading samples.
 
     Args:
-        config: A YAML file, the same as a dict, or a `Pipeline`.
+        config: The path of a YAML file, its content as a dict, or a `Pipeline`.
         pipeline: Name of the pipeline; needed only if the configuration has several.
         overrides: Settings to change, each as `a.b.c=VALUE`, as for `make_loader`.
         world_size: Number of ranks, R.
-        workers: Worker processes per rank. Default: those of the configuration, or of a loader on this machine.
-        gpus_per_node: Most ranks per node; the largest divisor of R up to this number is used.
+        workers: Worker processes per rank. Default: the number of the configuration, or of a loader on this machine.
+        gpus_per_node: Limit for the ranks per node. The largest divisor of R up to this number is used.
         epoch: Number of the epoch; epochs differ if weights have a schedule.
-        downloads: Whether to compute what each node downloads from a store. Default: only if that takes a few seconds.
+        downloads: Whether to compute what each node downloads from a store. Default: only if it takes at most a few
+            seconds.
 
     Raises:
-        ConfigError: The configuration has problems; all of them are listed.
-        PipelineError: It cannot run on this number of ranks and workers, or an argument is out of range.
-        StorageError, FolderIndexError, SelectionError: The shards cannot be listed, or have no index.
+        ConfigError: The configuration has problems; all are listed.
+        PipelineError: The pipeline cannot run on this number of ranks and workers, or an argument is out of range.
+        StorageError, FolderIndexError, SelectionError: The shards cannot be listed, or do not have an index or column.
     """
     world_size, gpus_per_node, epoch, workers = map(as_int, (world_size, gpus_per_node, epoch, workers))
     numbers = {"world_size": (world_size, 1), "gpus_per_node": (gpus_per_node, 1), "epoch": (epoch, 0)}
@@ -214,12 +217,12 @@ def plan(
         return _plan_stream(pipe, world_size, loader.workers, errors)
     data, layout = plan_epoch(pipe.stages, world_size)
     steps = layout.steps(world_size, start=epoch * layout.num_samples)
-    node_size = fitting_node(gpus_per_node, world_size)
+    node_size = choose_ranks_per_node(gpus_per_node, world_size)
     own_tables = [data.tables[data.parts.index(number)] for number in range(len(source.parts))]
     lanes = _plan_lanes(data, steps, world_size // node_size)
     fetched = None
     is_remote = any(table.is_remote for table in data.tables)
-    if is_remote and (steps.num_samples <= QUICK if downloads is None else downloads):
+    if is_remote and (steps.num_samples <= QUICK_SAMPLES if downloads is None else downloads):
         fetched = _plan_downloads(data, own_tables, layout, world_size, epoch, node_size)
     return EpochPlan(
         source=source.name,
@@ -244,6 +247,7 @@ def plan(
 
 
 def _plan_network(stages: Sequence[Any]) -> NetworkPlan | None:
+    """Return the bytes of an image after these stages; None if the stages do not determine its size."""
     size: object = None
     channels = 3
     for stage in stages:
@@ -254,7 +258,7 @@ def _plan_network(stages: Sequence[Any]) -> NetworkPlan | None:
             size = getattr(stage, "size", None)
         elif name == "decode" and stage.images is not None:
             channels = _CHANNELS.get(stage.images.removeprefix("torch").removeprefix("pil").removesuffix("8"), 3)
-    if not isinstance(size, tuple):  # the images keep sizes of their own
+    if not isinstance(size, tuple):  # images have different sizes
         return None
     num_values = size[0] * size[1] * channels
     return NetworkPlan(num_values, 4 * num_values)
@@ -272,7 +276,7 @@ def _bucket_rows(layout: EpochLayout) -> Iterator[BucketRow]:
         yield BucketRow(name, count, size, number, max(0, -rest), max(0, rest))
 
 
-def fitting_node(gpus_per_node: int, world_size: int) -> int:
+def choose_ranks_per_node(gpus_per_node: int, world_size: int) -> int:
     """Return the ranks of a node: the largest divisor of `world_size` that is at most `gpus_per_node`."""
     return max(each for each in range(1, gpus_per_node + 1) if world_size % each == 0)
 
@@ -288,19 +292,20 @@ def _plan_lanes(data: PlannedData, steps: AnySteps, num_nodes: int) -> LanesPlan
 
 
 def lanes_of_nodes(num_lanes: int, num_nodes: int, batch: int, *, is_dealt: bool = True) -> NDArray[np.bool_]:
-    """Return whether each node takes samples from each cut of the data: bool (num_nodes, num_lanes).
+    """Return bool (num_nodes, num_lanes): True if a node takes samples from a cut of the data.
 
     Args:
         num_lanes: L.
         num_nodes: Number of nodes.
-        batch: Positions of a step, on all ranks.
-        is_dealt: Whether positions are dealt by their depth in the data (`tail: drop`), or in order.
+        batch: Number of positions of a step, on all ranks.
+        is_dealt: Whether the positions of a step are sorted by their depth in the data before the nodes take them
+            (`tail: drop`).
     """
     if num_nodes == 1:
         return np.ones((1, num_lanes), dtype=np.bool_)
-    period = num_lanes // math.gcd(batch, num_lanes)  # number of steps after which the lanes repeat
-    num_steps = min(period, -(-_MAX_DEALT // batch))
-    cuts = cuts_of(num_lanes)[np.arange(num_steps * batch).reshape(num_steps, batch) % num_lanes]
+    period = num_lanes // math.gcd(batch, num_lanes)  # the lanes of steps repeat after this number of steps
+    num_steps = min(period, -(-_MAX_POSITIONS // batch))
+    cuts = lane_cuts(num_lanes)[np.arange(num_steps * batch).reshape(num_steps, batch) % num_lanes]
     if is_dealt:
         cuts.sort(axis=1)
     is_taken = np.zeros((num_nodes, num_lanes), dtype=np.bool_)
@@ -309,9 +314,9 @@ def lanes_of_nodes(num_lanes: int, num_nodes: int, batch: int, *, is_dealt: bool
 
 
 def fitting_lanes(num_lanes: int, num_nodes: int, batch: int) -> tuple[int, ...]:
-    """Return the nearest numbers of lanes, at most one below and one above, with which each node has lanes of its own.
+    """Return the nearest numbers of lanes with which no lane is shared by nodes, at most one below and one above.
 
-    They are multiples of `num_nodes` that divide `batch`, the positions of a step.
+    These numbers are multiples of `num_nodes` that divide `batch`, the number of positions of a step.
     """
     below = range(num_lanes - num_lanes % num_nodes, 0, -num_nodes)
     above = range(-(-num_lanes // num_nodes) * num_nodes, 4 * num_lanes + num_nodes, num_nodes)
@@ -327,7 +332,7 @@ def _plan_downloads(
     epoch: int,
     node_size: int,
 ) -> DownloadPlan:
-    """Compute which node reads which parts of shards in two epochs, position by position.
+    """Plan downloads: find the parts of shards that each node reads in two epochs, position by position.
 
     Raises:
         StorageError, FolderIndexError: The offsets of shards cannot be read.
@@ -335,7 +340,7 @@ def _plan_downloads(
     is_exact = sum(map(len, own_tables)) <= MAX_OFFSETS
     firsts: list[Ints] = []  # number of the first sample of each part; samples are numbered over all shards
     sizes: list[Ints] = []  # bytes of the download of each part; 0 for local shards
-    before: list[Ints] = []  # of each data set: number of the first sample of each shard
+    before: list[Ints] = []  # for each dataset: number of the first sample of each shard
     num_samples = 0
     for table in own_tables:
         before.append(num_samples + np.cumsum(table.file_counts) - table.file_counts)
@@ -348,7 +353,7 @@ def _plan_downloads(
     table_stops = np.cumsum([len(table) for table in data.tables])
 
     def parts_of(shards: Ints, samples: Ints) -> Ints:
-        """Return the part of each sample from `Order.take`."""
+        """Return the number of the part that holds each sample. `shards` and `samples` are from `Order.take`."""
         tables = np.searchsorted(table_stops, shards, side="right")
         numbers = np.empty_like(samples)
         for at in np.unique(tables).tolist():
@@ -357,22 +362,22 @@ def _plan_downloads(
             numbers[rows] = before[data.parts[at]][inner] + table.numbers(inner, samples[rows])
         return np.searchsorted(first_samples, numbers, side="right") - 1
 
-    # The first and the last step at which each node reads each part; -1 if it never does.
+    # The first and the last step at which each node reads each part; -1 if it never reads the part.
     shape = 2, world_size // node_size, len(part_bytes)
-    came, went = (np.full(shape, -1, dtype=np.int32) for _ in range(2))
+    first_steps, last_steps = (np.full(shape, -1, dtype=np.int32) for _ in range(2))
     for number in range(2):
         start = (epoch + number) * layout.num_samples
         steps = layout.steps(world_size, start=start)
         for step in range(len(steps)):
             positions = np.arange(steps.first(step), steps.consumed_after(step))
-            nodes = nodes_of(data.order, start, steps, step, ranks_per_node=node_size)
+            nodes = find_nodes(data.order, start, steps, step, ranks_per_node=node_size)
             parts = parts_of(*data.order.take(positions + start))
-            is_new = came[number, nodes, parts] < 0
-            came[number, nodes[is_new], parts[is_new]] = step
-            went[number, nodes, parts] = step
-    is_taken = went >= 0
+            is_new = first_steps[number, nodes, parts] < 0
+            first_steps[number, nodes[is_new], parts[is_new]] = step
+            last_steps[number, nodes, parts] = step
+    is_taken = last_steps >= 0
     cache_bytes = 0
-    for taken, first, last in zip(is_taken[0], came[0], went[0], strict=True):
+    for taken, first, last in zip(is_taken[0], first_steps[0], last_steps[0], strict=True):
         moments = np.concatenate([first[taken], last[taken] + 1])
         changes = np.concatenate([part_bytes[taken], -part_bytes[taken]])
         cache_bytes = max(cache_bytes, int(np.cumsum(np.bincount(moments, changes)).max(initial=0)))
@@ -385,10 +390,14 @@ def _plan_downloads(
 
 
 def _offsets(table: ShardTable, *, is_exact: bool) -> Iterator[Ints]:
-    """Yield the byte offsets of the samples of each shard, and of its end; evenly spaced unless `is_exact`."""
+    """Yield for each shard the byte offsets of its samples and of its end; evenly spaced unless `is_exact`.
+
+    Raises:
+        StorageError, FolderIndexError: The offsets of a remote shard cannot be read.
+    """
     if is_exact and table.is_remote:
-        for first in range(0, len(table), _OPENED):
-            named = [(table.path(at), table.entry(at)) for at in range(first, min(len(table), first + _OPENED))]
+        for first in range(0, len(table), _SHARDS_AT_ONCE):
+            named = [(table.path(at), table.entry(at)) for at in range(first, min(len(table), first + _SHARDS_AT_ONCE))]
             yield from (np.asarray(shard.offsets) for shard in open_remote_shards(named))
     else:
         for count, size in zip(table.file_counts.tolist(), table.sample_bytes().tolist(), strict=True):
@@ -418,7 +427,7 @@ def _warnings(
 
 def _plan_stream(pipe: Pipeline, world_size: int, workers: int, errors: ErrorsSpec) -> StreamPlan:
     """Plan a stream: build it as for a run, but without the functions of the user."""
-    from wdskit.engine.stream import (  # these import torch, a planned source needs none
+    from wdskit.engine.stream import (  # imported here, because it imports torch
         StreamPipeline,
         check_splits,
     )

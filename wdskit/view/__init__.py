@@ -1,1 +1,1 @@
-"""A page on this machine that shows the samples of shards: `wdskit view`."""
+"""The local page of `wdskit view`, which shows the samples of shards, and the report of `wdskit stats --html`."""

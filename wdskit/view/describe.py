@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 MAX_BOXES = 300
 MAX_CHARS = 200_000
-"""Characters of a text or JSON field that are shown."""
+"""Most characters of a text or JSON field that are shown."""
 
 _PRETTY = json.JSONEncoder(indent=2, ensure_ascii=False)
 _LISTS = ("annotations", "objects")
@@ -59,7 +59,9 @@ def describe(sample: ViewedSample) -> dict[str, Any]:
 
 
 def find_images(sample: ViewedSample) -> tuple[str | None, list[str]]:
-    """Return the field of the image and the fields of its masks: further images that store one number per pixel."""
+    """Return the field of the main image, None without images, and the fields of its masks. Masks are other images that
+    store one number per pixel.
+    """
     images = [name for name in sample.fields if is_image_field(name)]
     masks = [name for name in images if may_be_mask(sample.fields[name], max_pixels=MAX_PIXELS)]
     main = next((name for name in images if name not in masks), images[0] if images else None)
@@ -67,9 +69,7 @@ def find_images(sample: ViewedSample) -> tuple[str | None, list[str]]:
 
 
 def class_name(fields: Mapping[str, Buffer], classes: Sequence[str]) -> str:
-    """Return the class in the field `cls` by its name, or by its number if `classes` does not name it; empty without
-    the field.
-    """
+    """Return the name in `classes` of the class in the field `cls`, or its text without a name; empty without `cls`."""
     label = bytes(fields.get(CLASS_FIELD, b"")[:20]).decode(errors="replace").strip()
     if label.isascii() and label.isdecimal() and int(label) < len(classes):
         label = classes[int(label)]
@@ -84,7 +84,7 @@ def boxes_of(sample: ViewedSample) -> list[dict[str, Any]]:
             try:
                 value = decode_field(name, data)
             except DecodeError:
-                continue  # the text of the field says so
+                continue  # `_text_of` shows the error
             for box, label in _boxes(value):
                 numbers = dict(zip(("x", "y", "width", "height"), box, strict=True))
                 found.append(numbers | {"label": "" if label is None else printable(shorten(str(label)))})
@@ -94,14 +94,16 @@ def boxes_of(sample: ViewedSample) -> list[dict[str, Any]]:
 
 
 def _boxes(value: object) -> Iterator[tuple[list[float], object]]:
-    """Yield boxes as COCO stores them: `bbox` or `boxes` of the sample, or `bbox` of its annotations or objects."""
+    """Yield box and label of the boxes in COCO's form: `bbox` or `boxes` of the JSON, or `bbox` of its annotations or
+    objects.
+    """
     if not isinstance(value, Mapping):
         return
     categories = value.get("categories")
     for name in _LISTS:
-        for one in value[name] if isinstance(value.get(name), list) else ():
-            if isinstance(one, Mapping) and (box := _box(one.get("bbox"))):
-                label = next((one[key] for key in _NAMES if isinstance(one.get(key), str | int)), None)
+        for item in value[name] if isinstance(value.get(name), list) else ():
+            if isinstance(item, Mapping) and (box := _box(item.get("bbox"))):
+                label = next((item[key] for key in _NAMES if isinstance(item.get(key), str | int)), None)
                 known = categories.get(str(label)) if isinstance(categories, Mapping) else None
                 yield box, known if isinstance(known, str) else label
     labels: list[Any] = next((value[key] for key in ("labels", "classes") if isinstance(value.get(key), list)), [])
@@ -110,8 +112,8 @@ def _boxes(value: object) -> Iterator[tuple[list[float], object]]:
         if box := _box(boxes):
             yield box, None
         elif isinstance(boxes, list):
-            for place, one in enumerate(boxes):
-                if box := _box(one):
+            for place, numbers in enumerate(boxes):
+                if box := _box(numbers):
                     yield box, labels[place] if len(labels) == len(boxes) else None
 
 
@@ -119,17 +121,17 @@ def _box(value: object) -> list[float] | None:
     """Return four numbers whose last two are positive; None for any other value."""
     if not isinstance(value, list) or len(value) != 4:
         return None
-    if any(isinstance(one, bool) or not isinstance(one, int | float) for one in value):
+    if any(isinstance(number, bool) or not isinstance(number, int | float) for number in value):
         return None
     try:
-        box = [float(one) for one in value]
+        box = [float(number) for number in value]
     except OverflowError:
         return None
     return box if all(map(math.isfinite, box)) and min(box[2:]) > 0 else None
 
 
 def _text_of(name: str, data: Any) -> str | None:
-    """Return the content of a text, JSON or number field, or why it is invalid; None for other fields."""
+    """Return the content of a text, JSON or number field as text, or the error of the field; None for other fields."""
     if name.rpartition(".")[2].lower() not in JSON_FIELDS | TEXT_FIELDS | INT_FIELDS:
         return None
     try:
@@ -143,7 +145,7 @@ def _text_of(name: str, data: Any) -> str | None:
             text += next(parts)
     except StopIteration:
         pass
-    except RecursionError:  # nested deeper than the standard library writes
+    except RecursionError:  # nested too deeply for `json` to write
         text = bytes(data).decode(errors="replace")
     shown = "\n".join(map(printable, text[:MAX_CHARS].split("\n")))
     return f"{shown}\n... and more" if len(text) > MAX_CHARS else shown

@@ -2,7 +2,7 @@
 
 Keys, class names, JSON and paths come from the shards, so they may be hostile. jinja2 escapes every text, `finalize`
 replaces characters that cannot be seen, and the page's policy refuses scripts, network requests and style attributes.
-The length of a bar is therefore one of 101 classes of the style sheet.
+Because style attributes are refused, the style sheet has 101 classes for the lengths of bars.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from wdskit.codecs.images import make_thumbnail
 from wdskit.dataset.classes import read_classes
 from wdskit.dataset.patterns import split_url
 from wdskit.errors import ConfigError, DecodeError, StorageError
-from wdskit.files import publish_bytes, why_not
+from wdskit.files import explain_unwritable, publish_bytes
 from wdskit.limits import MAX_PIXELS
 from wdskit.shards.lazy_shard import LazyShard, field_size, fields_of
 from wdskit.shards.parallel import Progress
@@ -40,9 +40,9 @@ class Thumbnail:
     """One sample of the contact sheet.
 
     Attributes:
-        key: Its key.
-        shard: Name of its shard.
-        label: Its class, empty without one.
+        key: Key of the sample.
+        shard: Name of the sample's shard.
+        label: Class of the sample; empty without a class.
         size: Width and height of the image, as text.
         picture: A small JPEG in base64, empty if the image cannot be decoded.
         sides: Width and height of the small JPEG in pixels.
@@ -70,21 +70,21 @@ def write_report(
     """Count what shards hold, and write a report with bar charts and some of the images: `wdskit stats --html`.
 
     Args:
-        path: As for `stats`, and so `sample`, `workers` and `progress`.
-        file: The HTML file. It is replaced as a whole. jinja2 is needed.
-        sample: Read only this share of the samples of each shard, such as `10%`.
-        seed: Chooses the share and the images.
-        workers: Processes that read. Default: the CPUs, fewer for little data.
-        progress: Called after each shard with the number of bytes read and of all bytes.
+        path: A shard, a folder, or a pattern; several joined by `::`.
+        file: The HTML file. An existing file is replaced as a whole.
+        sample: Share of the samples of each shard to read, such as `10%`; None reads all samples.
+        seed: Chooses the samples of the share and the images.
+        workers: Number of processes that read. Default: the number of CPUs, fewer for little data.
+        progress: Called after each shard with the bytes read so far and the bytes of all shards.
 
     Raises:
-        ConfigError: jinja2 is missing, or `sample` is not a share.
-        StorageError: The report cannot be written, or as `stats` raises.
+        ConfigError: jinja2 is not installed, or `sample` is not a share.
+        StorageError: No shard was found, a shard cannot be read, or the report cannot be written.
         ShardError: Shards are invalid, or have changed since they were counted.
         FolderIndexError: The folder's index does not match its files.
     """
     shown = os.fspath(file)
-    problem = why_not(Path(file))
+    problem = explain_unwritable(Path(file))
     if problem:
         raise StorageError(f"{shown}: the report cannot be written: {problem}.", url=shown)
     try:
@@ -92,7 +92,7 @@ def write_report(
     except ImportError as err:
         raise ConfigError(f"a report needs jinja2.\n  {install_extra('report')}") from err
     stats, places = collect(path, sample=sample, seed=seed, num_shown=NUM_SHOWN, workers=workers, progress=progress)
-    thumbnails = sorted((_make_thumbnail(*place) for place in places), key=lambda one: (one.label, one.key))
+    thumbnails = sorted((_make_thumbnail(*place) for place in places), key=lambda each: (each.label, each.key))
     page = render(stats, thumbnails)
     try:
         publish_bytes(Path(file), page.encode())
@@ -102,7 +102,7 @@ def write_report(
 
 
 def _make_thumbnail(url: str, start: int) -> Thumbnail:
-    """Read the sample that starts at an offset of a shard, and scale its first image that can be decoded."""
+    """Return the thumbnail of the sample at the byte offset `start` of a shard: its first image that can be decoded."""
     with LazyShard(url, start=start) as opened:
         sample = next(iter(opened))
         key = sample["__key__"]
@@ -124,7 +124,7 @@ def _make_thumbnail(url: str, start: int) -> Thumbnail:
 
 
 def render(stats: ShardStats, shown: Sequence[Thumbnail]) -> str:
-    """Return the text of the report."""
+    """Return the report as HTML, with the thumbnails `shown`."""
     from jinja2 import Environment, StrictUndefined
     from markupsafe import Markup
 
@@ -156,8 +156,8 @@ def render(stats: ShardStats, shown: Sequence[Thumbnail]) -> str:
         style_hash="sha256-" + base64.b64encode(hashlib.sha256(sheet.encode()).digest()).decode(),
         stats=stats,
         shown=shown,
-        classes=[*zip(chosen, bar_levels(one.num_samples for one in chosen), strict=True)],
-        class_total=sum(one.num_samples for one in classes),
-        empty_classes=[one.name for one in classes if not one.num_samples],
+        classes=[*zip(chosen, bar_levels(each.num_samples for each in chosen), strict=True)],
+        class_total=sum(each.num_samples for each in classes),
+        empty_classes=[each.name for each in classes if not each.num_samples],
         version=__version__,
     )

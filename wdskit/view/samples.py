@@ -1,4 +1,4 @@
-"""The samples of a data set in an order. Only indexes are read first; each sample is read on request."""
+"""The samples of a data set in a fixed order. Opening reads only indexes; a sample is read on request."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ from wdskit.errors import PipelineError, WdskitError
 from wdskit.files import Buffer
 from wdskit.order.base import Ints, Order
 from wdskit.order.buckets import BucketSteps
-from wdskit.order.steps import AnySteps, dealt
+from wdskit.order.steps import AnySteps, rank_positions
 from wdskit.pipeline.builder import open_pipeline
 from wdskit.shards.filters import Expression, ExpressionError
 from wdskit.stages.epoch import plan_epoch
 from wdskit.stages.sources import PlannedData, PlannedSource, Sequential
-from wdskit.tune.plan import fitting_node
+from wdskit.tune.plan import choose_ranks_per_node
 
-_ROWS_AT_ONCE = 256  # samples that are looked up together, and read together
-_BYTES_AT_ONCE = 32 << 20  # where they have no more than this
-_STEPS_KEPT = 64  # whose positions need not be found again
+_ROWS_AT_ONCE = 256  # most rows that are read together
+_BYTES_AT_ONCE = 32 << 20  # samples with more bytes are read one at a time
+_STEPS_KEPT = 64  # steps whose positions are cached
 
 
 class ViewedSample(NamedTuple):
-    """One sample.
+    """A sample of the page.
 
     Attributes:
-        row: Its number among the shown samples.
-        shard: Path or URL of its shard.
-        key: Its key.
-        fields: The bytes of its fields; they may be views of one buffer.
-        classes: Names by class number of its folder, empty without classes.json.
+        row: Number of the sample among the shown samples, from 0.
+        shard: Path or URL of the shard.
+        key: Key of the sample.
+        fields: The bytes of each field, by field name; they may be views of one buffer.
+        classes: Class names of the shard's folder, in the order of their numbers; empty without `classes.json`.
     """
 
     row: int
@@ -49,11 +49,11 @@ class ViewedSample(NamedTuple):
 
 
 class SearchResult(NamedTuple):
-    """What a search has found so far.
+    """The result of one part of a search.
 
     Attributes:
-        rows: Rows that match, rising.
-        stop: The row where the search continues, None at the end.
+        rows: Rows that match, ascending.
+        stop: The row where the search continues; None if all rows were checked.
         num_unanswered: Rows for which the filter has no answer, or that cannot be read.
         problem: The reason for the first of these rows.
     """
@@ -68,13 +68,13 @@ class _RankPositions(Sequence[int]):
     """The positions that a rank takes in an epoch, without padding. They are computed on request."""
 
     def __init__(self, order: Order, start: int, steps: AnySteps, rank: int, ranks_per_node: int) -> None:
-        dealt_to = functools.partial(dealt, order, start, steps, rank=rank, ranks_per_node=ranks_per_node)
-        self._dealt = functools.lru_cache(_STEPS_KEPT)(dealt_to)
+        positions_at = functools.partial(rank_positions, order, start, steps, rank=rank, ranks_per_node=ranks_per_node)
+        self._positions_at = functools.lru_cache(_STEPS_KEPT)(positions_at)
         self._start = start
-        if isinstance(steps, BucketSteps):  # whose batches differ in size, and may all be padded
-            counts = [int(np.count_nonzero(self._dealt(step) < steps.num_samples)) for step in range(len(steps))]
+        if isinstance(steps, BucketSteps):  # the batches differ in size, and each can be padded
+            counts = [int(np.count_nonzero(self._positions_at(step) < steps.num_samples)) for step in range(len(steps))]
         else:
-            in_last = np.count_nonzero(self._dealt(len(steps) - 1) < steps.num_samples) if len(steps) else 0
+            in_last = np.count_nonzero(self._positions_at(len(steps) - 1) < steps.num_samples) if len(steps) else 0
             counts = [*[steps.batch] * (len(steps) - 1), int(in_last)]
         self._stops = np.cumsum(counts)
         self._num = sum(counts)
@@ -86,16 +86,16 @@ class _RankPositions(Sequence[int]):
         number = range(self._num)[row]
         step = int(np.searchsorted(self._stops, number, side="right"))
         at = number - (int(self._stops[step - 1]) if step else 0)
-        return self._start + int(self._dealt(step)[at])
+        return self._start + int(self._positions_at(step)[at])
 
 
 class SampleView:
-    """The samples of a planned source by row. Safe to share between threads.
+    """The samples of a planned source, by row. Several threads may use it.
 
     Args:
         data: The shards and their order.
-        positions: Position in the order of each row.
-        title: What they are, for people.
+        positions: For each row, the position in the order.
+        title: Title of the samples, for the page.
     """
 
     def __init__(self, data: PlannedData, positions: Sequence[int], title: str) -> None:
@@ -106,14 +106,16 @@ class SampleView:
         self._classes = {folder: read_classes(folder) or () for table in data.tables for folder in table.folders}
 
     def __len__(self) -> int:
-        """Number of rows."""
+        """Return the number of rows."""
         return len(self._positions)
 
     def read(self, row: int) -> ViewedSample:
-        """One sample, compared with its shard's offsets.
+        """Return one sample, after a check against the offsets of its shard.
 
         Raises:
-            ShardError, StorageError, FolderIndexError: It cannot be read.
+            ShardError: The shard is damaged, or does not match its offsets.
+            StorageError: The shard cannot be read.
+            FolderIndexError: The shard does not match the index of its folder.
         """
         sample = next(self.read_each([row]))
         if isinstance(sample, WdskitError):
@@ -121,37 +123,40 @@ class SampleView:
         return sample
 
     def read_each(self, rows: Sequence[int]) -> Iterator[ViewedSample | WdskitError]:
-        """Yield samples in turn; for a sample that cannot be read, its error."""
+        """Yield the sample of each row, or the error of a sample that cannot be read, in the order of `rows`."""
         for first in range(0, len(rows), _ROWS_AT_ONCE):
             part = rows[first : first + _ROWS_AT_ONCE]
             shards, numbers = self._order.take(np.array([self._positions[row] for row in part], dtype=np.int64))
-            yield from self._read_together(part, shards, numbers) or self._read_apart(part, shards, numbers)
+            yield from self._read_together(part, shards, numbers) or self._read_singly(part, shards, numbers)
 
     def _read_together(self, rows: Sequence[int], shards: Ints, numbers: Ints) -> Iterator[ViewedSample] | None:
-        """Read samples together, ten times as fast; None if they are large, differ in fields, or one is invalid."""
+        """Return the samples, read together, which is ten times as fast as one at a time. Return None if the samples
+        are large or differ in fields, or if one sample is invalid.
+        """
         if len(rows) < 2 or self._shards.mean_bytes(shards) > _BYTES_AT_ONCE:
             return None
         try:
-            many = self._shards.read_many(shards, numbers, viewed=lambda _: True)
+            columns = self._shards.read_columns(shards, numbers, viewed=lambda _: True)
         except WdskitError:
             return None
-        if many is None:
+        if columns is None:
             return None
-        places = zip(*(of.places() for of in many.fields.values()), strict=True)  # of the fields of each sample
+        # For each sample, the byte ranges of its fields.
+        ranges = zip(*(column.ranges() for column in columns.fields.values()), strict=True)
         return (
             self._sample(
                 row,
-                many.paths[at],
-                many.keys[at],
+                columns.paths[at],
+                columns.keys[at],
                 {
                     name: memoryview(data)[start:stop]
-                    for name, (data, start, stop) in zip(many.fields, each, strict=True)
+                    for name, (data, start, stop) in zip(columns.fields, each, strict=True)
                 },
             )
-            for at, (row, each) in enumerate(zip(rows, places, strict=True))
+            for at, (row, each) in enumerate(zip(rows, ranges, strict=True))
         )
 
-    def _read_apart(self, rows: Sequence[int], shards: Ints, numbers: Ints) -> Iterator[ViewedSample | WdskitError]:
+    def _read_singly(self, rows: Sequence[int], shards: Ints, numbers: Ints) -> Iterator[ViewedSample | WdskitError]:
         for row, shard, number in zip(rows, shards.tolist(), numbers.tolist(), strict=True):
             try:
                 path, key, _, fields = self._shards.read(shard, number, viewed=lambda _: True)
@@ -166,14 +171,14 @@ class SampleView:
     def find(
         self, start: int, *, text: str = "", expression: Expression | None = None, limit: int, seconds: float
     ) -> SearchResult:
-        """Search rows until `limit` rows are found or the time is over.
+        """Check rows in order until `limit` rows match or about `seconds` have passed.
 
         Args:
             start: The first row to check.
             text: Text that the key must contain.
             expression: Condition that must be true for the sample.
             limit: Most rows to find.
-            seconds: Approximate time; at least one row is checked.
+            seconds: Approximate time limit. At least one row is checked.
         """
         end = time.monotonic() + seconds
         rows: list[int] = []
@@ -205,10 +210,12 @@ def open_folder(shards: str, *, split: str | None = None) -> SampleView:
 
     Args:
         shards: A folder, glob or brace pattern, several joined by `::`.
-        split: Only this selection of each folder.
+        split: Name of the split to show; None shows all samples.
 
     Raises:
-        StorageError, FolderIndexError, SelectionError: They cannot be listed, or have no index or no such selection.
+        StorageError: The shards cannot be listed.
+        FolderIndexError: A folder has no index, or the index is invalid.
+        SelectionError: A folder has no split with this name.
     """
     data = Sequential(shards=shards, split=split, classes="any").plan()
     assert data.num_samples is not None
@@ -230,17 +237,19 @@ def open_order(
 
     Args:
         config: A YAML file.
-        pipeline: Which of its pipelines; may be left out where there is one.
-        overrides: `a.b.c=VALUE` each.
+        pipeline: Name of the pipeline; None if the file has only one.
+        overrides: Settings to change first, each as `a.b.c=VALUE`.
         rank: 0 <= rank < world_size.
         world_size: Number of ranks.
-        gpus_per_node: Ranks of a node, as `plan` takes them, where the configuration has no `ranks_per_node`.
-        epoch: Which epoch, from 0.
+        gpus_per_node: Ranks per node if the configuration has no `ranks_per_node`; see `choose_ranks_per_node`.
+        epoch: Number of the epoch, from 0.
 
     Raises:
         ConfigError: The configuration has problems; all of them are listed.
         PipelineError: The pipeline has no planned source, or cannot run on `world_size` ranks.
-        StorageError, FolderIndexError, SelectionError: The shards cannot be listed, or have no index.
+        StorageError: The shards cannot be listed.
+        FolderIndexError: A folder has no index, or the index is invalid.
+        SelectionError: A folder has no such split or selection.
     """
     if not 0 <= rank < world_size:
         raise PipelineError(f"view: rank {rank} is not one of {world_size}. The ranks are 0 to {world_size - 1}.")
@@ -252,7 +261,7 @@ def open_order(
     data, layout = plan_epoch(opened.pipe.stages, world_size)
     start = epoch * layout.num_samples
     steps = layout.steps(world_size, start=start)
-    node_size = opened.loader.ranks_per_node or fitting_node(gpus_per_node, world_size)
+    node_size = opened.loader.ranks_per_node or choose_ranks_per_node(gpus_per_node, world_size)
     own = _RankPositions(data.order, start, steps, rank, node_size)
     title = f"{PurePath(config).name}, pipeline {opened.name}: epoch {epoch}, rank {rank} of {world_size}"
     return SampleView(data, own, title)

@@ -1,4 +1,4 @@
-"""The page of `wdskit view`, for one person on this machine.
+"""The local web server of `wdskit view`.
 
 The content of shards may be hostile. Text is sent to the page as JSON and becomes text there, never markup; images are
 decoded here and encoded again; and the page's policy runs only its one script. A request without the token is refused,
@@ -30,7 +30,7 @@ from wdskit.codecs.images import make_mask_overlay, make_thumbnail
 from wdskit.errors import ConfigError, DecodeError, StorageError, WdskitError
 from wdskit.limits import MAX_SHOWN_PIXELS
 from wdskit.shards.filters import Expression
-from wdskit.shards.tally import Numbers
+from wdskit.shards.tally import NumberTally
 from wdskit.text import printable
 from wdskit.view.charts import bar_levels, make_histogram
 from wdskit.view.describe import describe, summarize
@@ -44,7 +44,7 @@ NUM_CLASSES = 30
 SEARCH_S = 0.5
 COUNT_S = 10.0
 
-_MOST_CHARS = 4000  # of a search
+_MAX_CHARS = 4000  # of the text of a search
 _ASSETS = {
     "": ("view.html", "text/html"),
     "view.js": ("view.js", "text/javascript"),
@@ -65,14 +65,14 @@ _HEADERS = {
 
 
 class Guard:
-    """Answers only requests that name this host, and the token as the first part of the path."""
+    """Application that answers only requests for this host whose path starts with the token."""
 
     def __init__(self, app: ASGIApp, token: str) -> None:
         self._app = app
         self._token = token.encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on, or refuse it."""
+        """Pass a request on to the application, or answer with 403."""
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
         headers = dict(scope["headers"])
@@ -92,11 +92,11 @@ class Guard:
 
 
 class Page:
-    """Answers the requests of the page. Its methods run in threads."""
+    """Answers the requests of the page. The methods run in threads."""
 
     def __init__(self, samples: SampleView) -> None:
         self._samples = samples
-        self._decoding = threading.Lock()  # one image at a time: many large ones would take all memory
+        self._decoding = threading.Lock()  # one image at a time: several large images could fill the memory
 
     def routes(self) -> list[Route]:
         """Return path and method of each request."""
@@ -112,11 +112,11 @@ class Page:
         return [Route(path, method) for path, method in by_path.items()]
 
     def about(self, _: Request) -> Response:
-        """Answer with the title and the number of samples."""
+        """Answer with the title of the samples and their number."""
         return JSONResponse({"title": printable(self._samples.title), "num_samples": len(self._samples)})
 
     def page(self, request: Request) -> Response:
-        """Answer with the samples of the named rows, or of `count` rows from `start`."""
+        """Answer with the cards of the rows `row`, or of `count` rows from the row `start`."""
         rows = [self._row(text) for text in request.query_params.getlist("row")[:MAX_PAGE]]
         if not rows and "start" in request.query_params:
             start = self._row(request.query_params["start"])
@@ -131,11 +131,11 @@ class Page:
                     "image": None,
                     "masks": [],
                     "boxes": [],
-                    "problem": printable(str(one)),
+                    "problem": printable(str(sample)),
                 }
-                if isinstance(one, WdskitError)
-                else summarize(one)
-                for row, one in zip(rows, self._samples.read_each(rows), strict=True)
+                if isinstance(sample, WdskitError)
+                else summarize(sample)
+                for row, sample in zip(rows, self._samples.read_each(rows), strict=True)
             ]
         )
 
@@ -144,9 +144,12 @@ class Page:
         return JSONResponse(describe(self._samples.read(self._row(request.query_params.get("row", "")))))
 
     def find(self, request: Request) -> Response:
-        """Answer with the next rows whose keys contain `text` and for which `filter` is true; `next` continues."""
+        """Answer with the next rows whose keys contain `text` and for which `filter` is true.
+
+        `next` in the answer is the row where the search continues, or null at the end.
+        """
         query = request.query_params
-        text, condition = query.get("text", "")[:_MOST_CHARS], query.get("filter", "")
+        text, condition = query.get("text", "")[:_MAX_CHARS], query.get("filter", "")
         found = self._samples.find(
             self._row(query.get("start", "0")),
             text=text,
@@ -173,9 +176,9 @@ class Page:
         total = len(self._samples)
         num = min(total, NUM_COUNTED)
         classes: Counter[str] = Counter()
-        numbers = {name: Numbers() for name in _HISTOGRAMS}
+        numbers = {name: NumberTally() for name in _HISTOGRAMS}
         num_read = num_bad = 0
-        places = np.random.default_rng(0).permutation(num).tolist()  # so that an early end leaves them spread
+        places = np.random.default_rng(0).permutation(num).tolist()  # random, so that rows are spread if time ends
         for sample in self._samples.read_each([place * total // num for place in places]):
             num_read += 1
             if isinstance(sample, WdskitError):
@@ -206,14 +209,14 @@ class Page:
         }
 
     def image(self, request: Request) -> Response:
-        """Answer with an image field as a JPEG of at most `side` pixels."""
+        """Answer with an image field as a JPEG of at most `side` x `side` pixels."""
         data, side = self._image(request)
         with self._decoding:
             picture, _ = make_thumbnail(data, side=side, max_pixels=MAX_SHOWN_PIXELS)
         return Response(picture, media_type="image/jpeg")
 
     def mask(self, request: Request) -> Response:
-        """Answer with a mask as a PNG of colours."""
+        """Answer with a mask field as a PNG that colours the numbers of the mask, at most `side` x `side` pixels."""
         data, side = self._image(request)
         with self._decoding:
             picture = make_mask_overlay(data, side=side, max_pixels=MAX_SHOWN_PIXELS)
@@ -238,7 +241,7 @@ def _number(text: str, least: int, most: int) -> int:
 
 
 def make_app(samples: SampleView, token: str) -> Guard:
-    """Make the application. All its paths start with `/<token>/`."""
+    """Return the application. All of its paths start with `/<token>/`."""
 
     def asset(name: str, kind: str) -> Callable[[Request], Response]:
         data = resources.files("wdskit.view").joinpath(name).read_bytes()
@@ -254,15 +257,15 @@ def make_app(samples: SampleView, token: str) -> Guard:
 
 
 def serve(samples: SampleView, *, port: int, on_start: Callable[[str], None]) -> None:
-    """Answer on 127.0.0.1 until Ctrl-C.
+    """Serve the page on 127.0.0.1 until Ctrl-C.
 
     Args:
-        samples: What is shown.
-        port: 0 for any that is free.
+        samples: The samples to show.
+        port: Port number; 0 chooses a free port.
         on_start: Called with the address of the page before the first answer.
 
     Raises:
-        StorageError: The port is in use.
+        StorageError: The port is in use, or this user may not open it.
     """
     token = secrets.token_urlsafe(24)
     with socket.socket() as listening:

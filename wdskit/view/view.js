@@ -1,4 +1,4 @@
-// The page of `wdskit view`. All that comes from shards becomes text or attributes of elements, never markup.
+// The page of `wdskit view`. Content of shards becomes text or attributes of elements, never markup.
 "use strict";
 
 const SVG = "http://www.w3.org/2000/svg";
@@ -8,11 +8,11 @@ const number = new Intl.NumberFormat("en");
 
 const state = {
   numSamples: 0,
-  start: 0,        // first row of the page; in a search, place among what is found
+  start: 0,        // first row of the page; in a search, index of the page's first row in `search.rows`
   search: null,    // {text, filter, rows, next, numUnanswered, problem} while a search is shown
-  rows: [],        // of the page
-  opened: -1,      // place on the page of the sample in the dialog
-  turn: 0,         // of the last request for a page: answers to earlier ones are not shown
+  rows: [],        // rows of the page
+  opened: -1,      // index in `rows` of the sample in the dialog
+  turn: 0,         // number of the last request for a page; answers to earlier requests are not shown
 };
 
 function make(name, settings = {}, ...children) {
@@ -40,7 +40,7 @@ function say(problem) {
   $("problem").hidden = !problem;
 }
 
-// Show what goes wrong in an answer to an event.
+// Return an event handler that shows the errors of `action`.
 const guarded = (action) => async (...values) => {
   try {
     await action(...values);
@@ -49,7 +49,7 @@ const guarded = (action) => async (...values) => {
   }
 };
 
-// Keys may be pressed faster than samples come: what they ask for is done one after the other.
+// Return an event handler that waits for earlier actions: keys may be pressed faster than samples arrive.
 let last = Promise.resolve();
 const inTurn = (action) => (...values) => { last = last.then(() => guarded(action)(...values)); };
 
@@ -68,7 +68,7 @@ function describeImage(sample) {
   return parts.length ? `Image with ${parts.join(" and ")}` : "Image";
 }
 
-// The image with masks and boxes over it, all in pixels of the image.
+// Return the image with its masks and boxes, or the problem of the sample. Coordinates are pixels of the image.
 function drawSample(sample, side, withLabels) {
   const frame = make("div", { className: "frame" });
   if (!sample.image) {
@@ -132,7 +132,7 @@ async function showPage(start, focusOn = null) {
   if (focusOn !== null) focusCard(focusOn === "last" ? rows.length - 1 : focusOn);
 }
 
-// Rows `start` to `start + count` of what is found; the search goes on until there are as many.
+// Return rows `start` to `start + count` of the search; continue the search until it has found these rows.
 async function findRows(start, count, turn) {
   const search = state.search;
   while (search.rows.length < start + count && search.next !== null && turn === state.turn) {
@@ -188,10 +188,10 @@ async function open(place) {
   const sample = await ask("api/sample", { row: state.rows[place] });
   state.opened = place;
   $("key").textContent = sample.key;
-  const facts = [`#${number.format(sample.row + 1)}`, sample.shard];
-  if (sample.class) facts.push(`class ${sample.class}`);
-  if (sample.image) facts.push(`${sample.image.width} x ${sample.image.height}`);
-  const fields = make("div", {}, make("p", { className: "soft field", textContent: facts.join(", ") }));
+  const details = [`#${number.format(sample.row + 1)}`, sample.shard];
+  if (sample.class) details.push(`class ${sample.class}`);
+  if (sample.image) details.push(`${sample.image.width} x ${sample.image.height}`);
+  const fields = make("div", {}, make("p", { className: "soft field", textContent: details.join(", ") }));
   for (const field of sample.fields) {
     const head = make("h3", {}, field.name, make("span", { className: "soft", textContent: ` ${counted(field.num_bytes, "byte", "bytes")}` }));
     const part = make("section", { className: "field" }, head);
@@ -210,7 +210,7 @@ async function open(place) {
   if (!$("dialog").contains(document.activeElement) || document.activeElement.disabled) $("close").focus();
 }
 
-async function openBeside(by) {
+async function openNeighbour(by) {
   const place = state.opened + by;
   if (place < 0) {
     if ($("back").disabled) return;
@@ -297,7 +297,7 @@ for (const name of ["boxes", "masks"]) {
 }
 $("show-counts").addEventListener("click", guarded(showCounts));
 const moveInTurn = inTurn(moveFocus);
-const openInTurn = inTurn(openBeside);
+const openInTurn = inTurn(openNeighbour);
 $("grid").addEventListener("keydown", (event) => {
   if (!event.key.startsWith("Arrow")) return;
   event.preventDefault();

@@ -1,4 +1,4 @@
-"""EXIF blocks: the orientation in one, and the block without it."""
+"""EXIF blocks: read the orientation, and remove it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MAKE, ORIENTATION, ARTIST, GPS, EXPOSURE = 0x010F, 0x0112, 0x013B, 0x8825, 0x829
 
 
 def block(tags, order="<"):
-    """As Pillow writes it, without the prefix of a JPEG."""
+    """Return a block as Pillow writes it, without the prefix of a JPEG."""
     exif = Image.Exif()
     exif.endian = order
     exif._info = None
@@ -43,7 +43,7 @@ def test_the_orientation_is_read_in_both_byte_orders(order, value):
 
 @pytest.mark.parametrize("others", [{}, {MAKE: "a camera"}, {ARTIST: "nobody"}, {MAKE: "a camera", ARTIST: "nobody"}])
 def test_only_the_orientation_goes(others):
-    """Texts stand behind the directory and are found by their places in the block, which must stay."""
+    """Texts come after the directory, which has their offsets in the block: the offsets must not change."""
     before = block({**others, ORIENTATION: 6})
     assert orientation_of(before) == 6
     after = without_orientation(before)

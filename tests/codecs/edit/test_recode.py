@@ -1,4 +1,4 @@
-"""One image file into another: every kind of file, and what is kept of it."""
+"""Recode an image file: every kind of file, and the metadata that is kept."""
 
 from __future__ import annotations
 
@@ -172,7 +172,7 @@ def test_a_pngs_orientation_behind_its_pixels_is_seen_too():
 
 
 def test_a_tiff_comes_upright_whatever_is_asked():
-    """Pillow turns it while it decodes."""
+    """Pillow rotates a TIFF while it decodes."""
     data = file_with("TIFF", exif=oriented(6))
     for orient in (False, True):
         made, *_ = Recoding(format="png", orient=orient).apply(data)
@@ -204,11 +204,11 @@ def test_grey_with_a_profile_becomes_srgb_where_it_has_to_become_rgb():
     made, *_ = Recoding(size=20, format="webp").apply(data)
     assert "icc_profile" not in opened(made).info
     plain, *_ = Recoding(size=20, format="webp").apply(encoded(photo(40, 60)[..., 0], "PNG"))
-    assert np.asarray(opened(made)).astype(int).mean() > 10 + np.asarray(opened(plain)).mean()  # linear light
+    assert np.asarray(opened(made)).astype(int).mean() > 10 + np.asarray(opened(plain)).mean()  # the profile is linear
 
 
 def _grey_profile():
-    """A smallest profile of grey (ICC.1:2022, 8.4): linear, so that converting shows."""
+    """Return a minimal grey profile (ICC.1:2022, 8.4). It is linear, so that a conversion is visible."""
 
     def tag(kind, body):
         return kind + bytes(4) + body + bytes(-(8 + len(body)) % 4)
@@ -275,7 +275,7 @@ def pgm_16(deep):
 
 
 def png_16(channels):
-    """A PNG of 16 bits a channel, which Pillow does not write."""
+    """Return a PNG with 16 bits per channel, which Pillow cannot write."""
     rows = b"".join(b"\0" + pixels(7, 2 * channels, seed=n).tobytes() for n in range(5))
     head = b"".join(n.to_bytes(4, "big") for n in (7, 5)) + bytes((16, {2: 4, 3: 2, 4: 6}[channels], 0, 0, 0))
     chunks = ((b"IHDR", head), (b"IDAT", zlib.compress(rows)), (b"IEND", b""))
@@ -379,7 +379,7 @@ def test_quality_is_that_of_the_file():
 
 
 def test_a_jpg_has_the_pixels_that_its_decoder_gives_back():
-    """The segments that are put in between do not disturb a decoder."""
+    """The inserted segments do not change the decoded pixels."""
     data = file_with("PNG", exif=oriented(6), icc_profile=SRGB)
     plain = file_with("PNG")
     a, b = (Recoding(format="jpg", quality=90).apply(each)[0] for each in (data, plain))

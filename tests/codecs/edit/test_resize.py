@@ -1,4 +1,4 @@
-"""How large an image becomes; and pixels in that size, beside Pillow's."""
+"""Sizes of resized images, and their pixels compared with Pillow's."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from PIL import Image, ImageOps
 
 from wdskit.codecs.edit import resize
 from wdskit.codecs.edit.recode import decode_original, open_original
-from wdskit.codecs.edit.resize import RESIZE_MODES, Fit, Size, choose_step, fit, pad, resize_part, turn
+from wdskit.codecs.edit.resize import RESIZE_MODES, ResizePlan, Size, choose_step, pad, plan_resize, resize_part, turn
 
 SIZES = [(1, 1), (1, 50), (50, 1), (2, 3), (33, 47), (64, 64), (101, 7), (3, 300), (97, 130)]
 LEVELS = 2
-"""torch's bicubic beside Pillow's, on images that are no noise. Of noise one pass is within 1, but two passes clip in
-between, in another order."""
+"""Largest difference between torch's and Pillow's bicubic, on smooth images. For noise one pass differs by 1, but two
+passes clip the values between them, in another order."""
 
 
 def smooth(height, width, channels=3, *, scale=1):
-    """Waves without an edge."""
+    """Return an image of waves without edges."""
     rows, columns = np.mgrid[0:height, 0:width] / scale
     waves = [127 + 120 * np.sin(rows / (9 + n)) * np.cos(columns / (7 + 2 * n)) for n in range(channels)]
     array = np.stack(waves, axis=-1).astype(np.uint8)
@@ -31,7 +31,7 @@ def smooth(height, width, channels=3, *, scale=1):
 
 
 def whole(array, size, mode="shorter", *, upscale=False):
-    return fit(array.shape[1], array.shape[0], size, mode, upscale=upscale)
+    return plan_resize(array.shape[1], array.shape[0], size, mode, upscale=upscale)
 
 
 def by_pillow(array, to, resampling=Image.Resampling.BICUBIC):
@@ -42,7 +42,7 @@ def by_pillow(array, to, resampling=Image.Resampling.BICUBIC):
 @pytest.mark.parametrize("channels", [1, 2, 3, 4])
 @pytest.mark.parametrize("mode", RESIZE_MODES)
 def test_pixels_are_those_of_pillows_bicubic(mode, channels):
-    """Smaller and larger, one pixel wide or high, odd sides and extreme shapes."""
+    """The sizes are smaller and larger, one pixel wide or high, odd, and of extreme shapes."""
     for height, width in SIZES:
         array = smooth(height, width, channels)
         for size in (1, 2, 17, 40):
@@ -56,7 +56,7 @@ def test_pixels_are_those_of_pillows_bicubic(mode, channels):
 
 
 def test_pixels_are_near_those_of_lanczos():
-    """What an encoder at q95 changes is more (41 dB)."""
+    """An encoder at q95 changes more (41 dB)."""
     array = smooth(300, 400)
     to = whole(array, 128)
     error = resize_part(array, to, 1).astype(float) - by_pillow(array, to, Image.Resampling.LANCZOS)
@@ -82,7 +82,7 @@ def test_what_is_transparent_does_not_colour_its_neighbours():
 @pytest.mark.parametrize("step", [1, 2, 4, 8])
 @pytest.mark.parametrize("mode", ["shorter", "crop"])
 def test_a_jpeg_at_a_smaller_scale_gives_the_same_image(step, mode):
-    """Sides that are no multiple of the scale: the last pixels reach beyond the image."""
+    """Sides are not a multiple of the scale, so that the last pixels reach beyond the image."""
     for height, width in ((400, 600), (397, 611)):
         array = smooth(height, width, scale=2 * step)
         data = encoded(array, "JPEG", quality=98, subsampling=0)
@@ -98,7 +98,7 @@ def test_a_jpeg_at_a_smaller_scale_gives_the_same_image(step, mode):
 
 def test_a_smaller_scale_is_taken_only_where_twice_the_size_is_left():
     steps = {
-        reduction: choose_step(Fit(0, 0, Size(reduction * 10, 10 * reduction), Size(10, 10), Size(10, 10)))
+        reduction: choose_step(ResizePlan(0, 0, Size(reduction * 10, 10 * reduction), Size(10, 10), Size(10, 10)))
         for reduction in range(1, 40)
     }
     assert all(reduction >= 2 * step or step == 1 for reduction, step in steps.items())
@@ -156,7 +156,7 @@ def all_fits(mode):
         for height in FIT_SIDES:
             for size in FIT_SIZES:
                 for upscale in (False, True):
-                    yield width, height, size, upscale, fit(width, height, size, mode, upscale=upscale)
+                    yield width, height, size, upscale, plan_resize(width, height, size, mode, upscale=upscale)
 
 
 @pytest.mark.parametrize("mode", RESIZE_MODES)
@@ -219,7 +219,7 @@ def test_padding_always_makes_a_square_of_the_size_or_of_what_is_larger():
     st.booleans(),
 )
 def test_a_mirrored_or_turned_image_fits_alike(width, height, size, mode, upscale):
-    to = fit(width, height, size, mode, upscale=upscale)
-    turned = fit(height, width, size, mode, upscale=upscale)
+    to = plan_resize(width, height, size, mode, upscale=upscale)
+    turned = plan_resize(height, width, size, mode, upscale=upscale)
     assert turned == (to.top, to.left, to.part[::-1], to.size[::-1], to.canvas[::-1])
     assert min(to.size) >= 1

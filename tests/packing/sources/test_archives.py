@@ -1,4 +1,4 @@
-"""What `pack` makes of tars and zips, and what it refuses."""
+"""Packing tars and zips, and refusals."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_a_folder_of_tars_is_packed_again(tmp_path):
     pack(tmp_path / "photos", tmp_path / "first", max_samples=1)
     pack(tmp_path / "first", tmp_path / "second", shuffle=1, workers=2, max_samples=2)
     assert samples_in(tmp_path / "first") == samples_in(tmp_path / "second")
-    (tmp_path / "first" / "x.jpg").write_bytes(b"")  # now it could be one of images, as it always was
+    (tmp_path / "first" / "x.jpg").write_bytes(b"")  # now the folder could be one of images
     with pytest.raises(RowError, match=r"x\.jpg"):
         pack(tmp_path / "first", tmp_path / "third")
     pack(tmp_path / "first", tmp_path / "third", from_="tar")
@@ -69,7 +69,7 @@ def test_a_folder_of_tars_is_packed_again(tmp_path):
 
 
 def test_class_names_beside_tars_come_along_where_they_are_those_of_all(tmp_path):
-    """Else a number would stand for another name, or for none."""
+    """Otherwise a number would mean another name, or no name."""
     make_folder(tmp_path / "photos", {"cat": 1, "dog": 2})
     pack(tmp_path / "photos", tmp_path / "a")
     names = tmp_path / "a" / "classes.json"
@@ -140,7 +140,7 @@ def test_a_damaged_tar_is_an_error_and_nothing_is_published(tmp_path, damage, er
 
 @pytest.mark.parametrize("is_indexed", [False, True])
 def test_the_whole_samples_before_the_damage_are_packed_where_bad_rows_are_skipped(tmp_path, is_indexed):
-    """Wherever the tar is cut, or a header is damaged; never a part of a sample, and the damage is listed."""
+    """The tar is cut, or a header is damaged, at any place: no partial sample is packed, and the damage is listed."""
     (tmp_path / "t").mkdir()
     path = write_shard(tmp_path / "t" / "t.tar", SAMPLES)
     if is_indexed:
@@ -156,7 +156,7 @@ def test_the_whole_samples_before_the_damage_are_packed_where_bad_rows_are_skipp
         except ShardError:
             assert is_indexed  # the headers are whole, and a field differs
             continue
-        except PackError:  # no sample is before the damage
+        except PackError:  # there is no sample before the damage
             continue
         saved = samples_in(tmp_path / f"{number}")
         assert list(saved) == list(SAMPLES)[: len(saved)]
@@ -169,7 +169,7 @@ def test_the_whole_samples_before_the_damage_are_packed_where_bad_rows_are_skipp
 
 
 def test_a_shard_that_differs_from_its_index_is_never_packed(tmp_path):
-    """Also where bad rows are skipped: which of its fields are changed is not known."""
+    """This includes `skip_bad`, because it is unknown which fields are changed."""
     (tmp_path / "t").mkdir()
     path = write_shard(tmp_path / "t" / "t.tar", SAMPLES)
     index_folder(tmp_path / "t", disk=HastyDisk())
@@ -209,6 +209,15 @@ def test_samples_of_a_zip_are_packed_by_their_keys(tmp_path, method):
     assert result.num_other == 2
 
 
+def test_a_folder_of_zips_is_packed_without_a_name_for_its_kind(tmp_path):
+    (tmp_path / "zips").mkdir()
+    names = sorted(SAMPLES)
+    for at in range(2):
+        make_zip(tmp_path / "zips" / f"{at}.zip", {name: SAMPLES[name] for name in names[at::2]})
+    pack(tmp_path / "zips", tmp_path / "out", workers=1)
+    assert samples_in(tmp_path / "out") == SAMPLES
+
+
 def test_members_of_a_sample_need_not_stand_together_in_a_zip(tmp_path):
     with zipfile.ZipFile(tmp_path / "z.zip", "w") as file:
         for name in ("b/x.txt", "a.txt", "a.js/x.txt", "b/x.json", "a.json"):
@@ -232,7 +241,7 @@ def test_a_zip_with_numbers_beyond_four_bytes_and_a_comment_is_read(tmp_path):
 
 
 def test_a_zip_of_more_members_than_two_bytes_count_is_read(tmp_path):
-    """70,000 times the one that zipfile wrote, under a zip64 end record as it writes it."""
+    """The zip repeats one entry of zipfile 70,000 times, with a zip64 end record like zipfile's."""
     num = 70_000
     path = make_zip(tmp_path / "z.zip", {"a": {"txt": b"1"}})
     data = path.read_bytes()
@@ -334,7 +343,7 @@ def test_any_damage_of_a_zip_gives_its_members_or_an_error_of_wdskit(tmp_path_fa
 
 
 def test_a_name_in_utf8_without_its_flag_is_read_as_such(tmp_path):
-    """As macOS writes it; zipfile takes it for cp437."""
+    """Archives of macOS have such names; zipfile decodes them as cp437."""
     with zipfile.ZipFile(tmp_path / "z.zip", "w") as file:
         file.writestr("\u00e4.txt", b"hello")
     data = (tmp_path / "z.zip").read_bytes()
@@ -366,7 +375,7 @@ def test_an_archive_that_grows_while_it_is_packed_is_an_error(tmp_path, kind):
 def test_parts_that_are_not_there_are_errors(tmp_path):
     path = make_zip(tmp_path / "z.zip", {"a": {"txt": b"1"}}, method=zipfile.ZIP_STORED)
     identity = FileIdentity.of(str(path))
-    for num_bytes in (10, 1 << 60):  # more than there is memory for
+    for num_bytes in (10, 1 << 60):  # more than the memory
         with pytest.raises(ValueError, match="the file stops at byte"):
             PartBytes(str(path), num_bytes, identity.num_bytes - 5, *identity).read()
     with pytest.raises(ValueError, match="no member begins at byte 1"):

@@ -1,4 +1,4 @@
-"""What `pack` makes of Parquet files and of data sets that `datasets` saved, and what it refuses."""
+"""Packing Parquet files and data sets that `datasets` saved, and refusals."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from wdskit.packing.sources.arrow import read_parquet, read_saved_dataset
 from wdskit.packing.sources.records import Records
 
 pack = functools.partial(wdskit.pack, allow_no_image=True)
-"""Most tables here are about something else than images."""
+"""Most tables here do not test images."""
 
 ANY = Records("", allow_no_image=True)
 IMAGE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
@@ -31,7 +31,7 @@ IMAGE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
 
 @pytest.fixture(autouse=True)
 def _closed_groups():
-    """No file of another test stays open."""
+    """Close the files of other tests."""
     yield
     parquet.close_all()
 
@@ -115,7 +115,7 @@ def test_files_of_a_folder_or_pattern_follow_one_another(tmp_path):
 
 
 def test_types_that_json_has_not_are_written_as_the_documentation_says(tmp_path):
-    when = dt.datetime(2024, 2, 29, 12, 30, 1, 5)  # noqa: DTZ001 (that is what is written)
+    when = dt.datetime(2024, 2, 29, 12, 30, 1, 5)  # noqa: DTZ001 (the file has times without a zone)
     columns = {
         "us": pa.array([when], pa.timestamp("us")),
         "s": pa.array([when.replace(microsecond=0)], pa.timestamp("s", tz="Europe/Berlin")),
@@ -236,8 +236,8 @@ def test_without_pyarrow_the_error_says_what_to_install(tmp_path, monkeypatch):
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory) -> Path:
-    """A data set of seven rows in two files, one without image, one without label."""
-    import datasets  # a second, which not each process that collects tests should take
+    """A data set of seven rows in two files, one row without image, one without label."""
+    import datasets  # takes a second, which processes that only collect tests should not spend
 
     datasets.disable_progress_bars()
     folder = tmp_path_factory.mktemp("saved")
@@ -272,7 +272,7 @@ def test_a_saved_data_set_is_packed_without_datasets(tmp_path, saved, monkeypatc
 
 
 def test_a_saved_data_set_gives_what_datasets_gives(tmp_path, saved):
-    """And shuffled, and in workers, the same."""
+    """The result is the same with a shuffle, and in workers."""
     import datasets
 
     pack(saved / "set", tmp_path / "out", shuffle=5, workers=2, max_samples=3)
@@ -301,7 +301,7 @@ def test_splits_are_packed_each_by_itself(tmp_path, saved):
 
 @pytest.mark.parametrize("forgets", [True, False])
 def test_a_large_data_file_does_not_stay_in_memory(tmp_path, monkeypatch, forgets):
-    """64 MB of it. The mutant forgets nothing."""
+    """The file has 64 MB. The mutant keeps all of it."""
     monkeypatch.setattr(arrow, "_HELD_BYTES", 4 << 20 if forgets else 1 << 40)
     cells = pa.array([{"bytes": b"\xff\xd8\xff\xe0" + bytes(100_000), "path": None}] * 10, IMAGE)
     batch = pa.record_batch({"image": cells, "label": pa.array(range(10))})
@@ -319,7 +319,7 @@ def test_a_large_data_file_does_not_stay_in_memory(tmp_path, monkeypatch, forget
 
 
 def mapped_bytes() -> int:
-    """Bytes of files that are mapped and in memory."""
+    """Return the bytes of mapped files that are in memory."""
     (line,) = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("RssFile:")]
     return int(line.split()[1]) * 1024
 
@@ -373,7 +373,7 @@ def test_compressed_batches_are_refused(tmp_path, saved, compression):
 
 
 def test_a_flipped_byte_of_a_data_file_is_an_error_or_other_data_and_never_a_crash(tmp_path, saved):
-    """Offsets that point outside of their buffers are found before they are followed."""
+    """Offsets outside of their buffers are found before they are used."""
     folder = changed(saved, tmp_path, "state.json", lambda data: data)
     path = next(folder.glob("data-00000*"))
     whole = path.read_bytes()
@@ -400,7 +400,7 @@ def test_parquet_files_whose_labels_mean_different_classes_are_never_packed_toge
     assert [fields["cls"] for fields in samples_in(tmp_path / "out").values()] == [b"1", b"1"]
 
 
-# Several images, and columns that are left out.
+# Several images, and unused columns.
 
 
 def test_further_images_of_structs_become_fields(tmp_path):

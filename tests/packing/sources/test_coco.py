@@ -1,4 +1,4 @@
-"""What `pack` makes of COCO's annotations, and what it refuses."""
+"""Packing COCO's annotations, and refusals."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_what_is_no_coco_is_an_error(tmp_path, found, error, problem):
 
 @pytest.mark.parametrize("place", ["train2017", "annotations/pictures"])
 def test_images_elsewhere_are_looked_for_beside_the_annotations(tmp_path, monkeypatch, place):
-    """As COCO is handed out: annotations/instances.json beside train2017/."""
+    """COCO is distributed like this: annotations/instances.json next to train2017/."""
     monkeypatch.chdir(tmp_path)
     Path("annotations").mkdir()
     path = Path("annotations/instances.json")

@@ -1,4 +1,4 @@
-"""What `pack` makes of a folder of images, of the files beside them, and of folders of other files; what it refuses."""
+"""Packing a folder of images, the files next to images, and folders of other files; refusals."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_a_folder_without_an_image_is_an_error(tmp_path, name):
 
 
 def test_classes_are_numbered_by_the_bytes_of_their_names(tmp_path):
-    """Not by a locale's idea of the alphabet."""
+    """The order of the locale does not count."""
     source = make_folder(tmp_path / "photos", {"ä": 1, "b": 1, "B": 1, "a": 1, "10": 1, "9": 1, "a-b": 1})
     names = ["10", "9", "B", "a", "a-b", "b", "ä"]
     assert pack(source, tmp_path / "out").classes == {name: number for number, name in enumerate(names)}
@@ -144,7 +144,7 @@ def test_links_are_followed_and_rings_end(tmp_path):
 def test_what_is_called_as_an_image_and_is_no_file_is_an_error(tmp_path, make, problem):
     source = make_folder(tmp_path / "photos", {"cat": 1})
     make(source / "cat" / "odd.jpg")
-    make(source / "cat" / "odd")  # not an image by its name: among the others, not looked at
+    make(source / "cat" / "odd")  # not an image by its name: counted with the others, not opened
     with pytest.raises(RowError, match=f"odd.jpg.*{problem}"):
         pack(source, tmp_path / "out")
     result = pack(source, tmp_path / "out", skip_bad=True)
@@ -173,9 +173,9 @@ def test_two_files_of_one_key_are_refused_with_both_names(tmp_path):
         pack(source, tmp_path / "out")
     with pytest.raises(
         RowError, match="Rename one; or, for a table, choose a column"
-    ):  # no bad row, but no data set either
+    ):  # not a bad row, but not a data set either
         pack(source, tmp_path / "out", skip_bad=True)
-    pack(source, tmp_path / "hashed", keys="hashed")  # of the whole path
+    pack(source, tmp_path / "hashed", keys="hashed")  # hash of the whole path
     assert len(samples_in(tmp_path / "hashed")) == 2
 
 
@@ -214,7 +214,7 @@ def test_names_that_are_no_utf8_are_errors(tmp_path):
         pack(source, tmp_path / "other", skip_bad=True)
 
 
-# Images, and those that are none.
+# Images, and files that are not images.
 
 
 def pixels_of(kind: str) -> bytes:
@@ -251,7 +251,7 @@ def test_a_mask_beside_an_image_is_an_error_that_names_its_option(tmp_path):
 
 
 def test_what_is_packed_is_clean_to_verify_whatever_the_images_are_called(tmp_path):
-    """ImageNet has a PNG that is called JPEG."""
+    """ImageNet has a PNG with the name of a JPEG."""
     source = make_folder(tmp_path / "photos", {"cat": 3, "dog": 2})
     for name, kind in (("a.png", "PNG"), ("b.webp", "WEBP"), ("c.JPEG", "JPEG"), ("d.gif", "GIF"), ("e.tif", "TIFF")):
         (source / "cat" / name).write_bytes(image_bytes(kind))
@@ -312,7 +312,7 @@ BAD_IMAGES = {
 
 @pytest.mark.parametrize(
     ("kind", "workers"), [*((kind, 1) for kind in BAD_IMAGES), ("cut", 2)]
-)  # once with workers is enough: spawning takes a second
+)  # one case with workers is enough: spawning takes a second
 def test_a_bad_image_is_an_error_that_names_its_file_or_is_listed(tmp_path, kind, workers):
     source = make_folder(tmp_path / "photos", {"cat": 2})
     bad = source / "cat" / "0001.jpg"
@@ -340,7 +340,7 @@ def test_a_jpeg_cut_at_any_byte_is_refused(tmp_path):
 
 
 def test_the_list_of_rejected_rows_is_exact_and_in_order(tmp_path, monkeypatch):
-    """The same for any number of workers; places and reasons as the error of a row has them."""
+    """The list is the same for any number of workers; places and reasons are those of a row's error."""
     make_folder(tmp_path / "photos", {"cat": 3, "ä": 1})
     monkeypatch.chdir(tmp_path)
     Path("photos/cat/0001.jpg").write_bytes(b"")
@@ -384,7 +384,7 @@ def test_a_file_that_changes_while_it_is_packed_is_an_error(tmp_path, change, sk
     source = make_folder(tmp_path / "photos", {"cat": 2})
     path = source / "cat" / "0001.jpg"
     whole = path.read_bytes()
-    os.utime(path, ns=(1, 1))  # times of files are only so exact
+    os.utime(path, ns=(1, 1))  # file systems round the times of files
 
     def change_it(now):
         if (now.stage, now.num_samples) != ("packing", 1):
@@ -407,7 +407,7 @@ def test_a_file_that_changes_while_it_is_packed_is_an_error(tmp_path, change, sk
 
 
 def test_no_more_of_a_file_is_read_than_was_planned(tmp_path):
-    """One that grows for ever ends."""
+    """Packing a file that grows for ever ends."""
     path = tmp_path / "log"
     path.write_bytes(bytes(10))
     source = file_bytes(str(path), "")
@@ -428,7 +428,7 @@ def into_memory(source: FileBytes) -> bytes:
 @pytest.mark.parametrize("change", [-20, -3, -1, 0, 1, 5])
 @pytest.mark.parametrize("read", [FileBytes.read, into_memory])
 def test_a_file_that_comes_in_parts_is_read_whole_or_an_error(tmp_path, monkeypatch, read, change, most):
-    """As network disks give it, and the kernel what is over 2 GiB."""
+    """Network disks return parts, and the kernel does so above 2 GiB."""
     whole = bytes(range(20 + change))
     (tmp_path / "a").write_bytes(bytes(20))
     source = file_bytes(str(tmp_path / "a"), "")
@@ -455,12 +455,12 @@ LARGE = {"a": 16_383, "b": 16_384, "c": (1 << 20) - 512, "d": (1 << 20) - 511, "
 
 @pytest.mark.parametrize("export", [(), ("energon", "dali")])
 def test_large_files_are_packed_as_small_ones(tmp_path, export):
-    """They are read to where they are written from, unless several threads read ahead."""
+    """They are read into the buffer that is written, unless several threads read ahead."""
     for number, (name, size) in enumerate(LARGE.items()):
         path = tmp_path / "photos" / name / "0.jpg"
         path.parent.mkdir(parents=True)
         start = image_bytes("JPEG", number=number)
-        path.write_bytes(start + bytes([number]) * (size - len(start)))  # phones append previews
+        path.write_bytes(start + bytes([number]) * (size - len(start)))  # like the previews that phones append
     pack(tmp_path / "photos", tmp_path / "here", export=export)
     pack(tmp_path / "photos", tmp_path / "threads", export=export, threads=2, pattern="here-%06d.tar")
     assert bytes_in(tmp_path / "here") == bytes_in(tmp_path / "threads")
@@ -474,7 +474,7 @@ def test_a_large_file_that_changed_since_it_was_planned_fails_its_shard(tmp_path
     path = source / "cat" / "0001.jpg"
     whole = path.read_bytes() + bytes(60_000)
     path.write_bytes(whole)
-    os.utime(path, ns=(1, 1))  # times of files are only so exact
+    os.utime(path, ns=(1, 1))  # file systems round the times of files
 
     def change_it(now):
         if (now.stage, now.num_samples) == ("packing", 0):
@@ -506,7 +506,7 @@ def write(folder: Path, files: dict[str, bytes]) -> Path:
     return folder
 
 
-# What stands beside an image.
+# Files next to an image.
 
 
 def test_files_beside_an_image_become_fields_of_its_sample(tmp_path):
@@ -636,7 +636,7 @@ def test_sidecars_belong_to_image_folders(tmp_path):
 
 
 def test_every_file_is_an_image_a_sidecar_of_one_or_counted():
-    """All sets of up to four of these names."""
+    """All sets of up to four of these names are tested."""
     names = ["a.jpg", "a.png", "a.seg.png", "a.b.jpg", "a.b.txt", "a.txt", "a.gif.txt", "a"]
     cars = FileNames(["txt", "seg.png"])
     for size in range(5):
@@ -653,14 +653,14 @@ def test_every_file_is_an_image_a_sidecar_of_one_or_counted():
 
 
 def test_the_walk_is_in_the_order_of_the_paths_bytes(tmp_path):
-    """As if all paths were sorted: a slash stands between a dash and a dot, and 0 comes behind it."""
+    """All paths are sorted by bytes: the slash comes after the dot and before 0."""
     names = ["a.jpg", "a/b.jpg", "a-b/c.jpg", "a0/c.jpg", "a/b/c.jpg", "a/b-/c", "ä/x", "B/x", "a/b.d/x", "a.d/y"]
     for name in names:
         write(tmp_path, {name: b""})
     assert walked(tmp_path) == sorted(names, key=os.fsencode)
 
 
-# Files that are no images.
+# Files that are not images.
 
 
 def test_files_of_other_kinds_are_samples_where_they_are_asked_for(tmp_path):
@@ -717,7 +717,7 @@ def test_a_folder_without_images_says_how_its_files_are_packed(tmp_path):
     ]
 
 
-# Keys that are cleaned.
+# Cleaned keys.
 
 
 def test_cleaned_keys_are_those_that_all_readers_take_and_are_counted(tmp_path):

@@ -1,4 +1,4 @@
-"""Cells of Parquet files are those that pyarrow finds, in any order, and row groups take little memory."""
+"""Cells of Parquet files equal pyarrow's, in any order, and row groups take little memory."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def _closed_groups():
 
 
 def column_of(values, kind: str) -> pa.Array:
-    """Bytes, or structs with bytes, some of which are null."""
+    """Return a column of bytes, or of structs with bytes, some of which are null."""
     if kind == "struct":
         return pa.array([None if n % 11 == 5 else {"bytes": v, "path": "p"} for n, v in enumerate(values)], STRUCT)
     return pa.array(values, {"bytes": pa.binary(), "large": pa.large_binary(), "view": pa.binary_view()}[kind])
@@ -95,7 +95,7 @@ def test_cells_that_were_passed_over_are_read_again(tmp_path, monkeypatch, held)
 
 
 def test_a_row_group_is_decoded_once_for_rows_in_their_order(tmp_path, monkeypatch):
-    """Also where threads ask for them, and every tenth row is left out."""
+    """This includes requests by threads, with every tenth row left out."""
     begun = []
     true_open = parquet.open_parquet
     monkeypatch.setattr(parquet, "open_parquet", lambda path: begun.append(path) or true_open(path))
@@ -108,7 +108,7 @@ def test_a_row_group_is_decoded_once_for_rows_in_their_order(tmp_path, monkeypat
     with ThreadPoolExecutor(8) as pool:
         for number in numbers:
             pending.append(pool.submit(read_cell, str(path), identity, number // 300, number % 300, "image"))
-            if len(pending) > 16:  # as `read_transformed` has it
+            if len(pending) > 16:  # as in `read_transformed`
                 found.append(pending.popleft().result())
         found += [each.result() for each in pending]
     assert found == [data[number] for number in numbers]
@@ -117,11 +117,11 @@ def test_a_row_group_is_decoded_once_for_rows_in_their_order(tmp_path, monkeypat
 
 @pytest.mark.parametrize("use_dictionary", [False, True])
 def test_damaged_pages_give_bytes_or_a_named_error(tmp_path, use_dictionary):
-    """Every third byte of a small file in turn, a bit of it at random."""
+    """In every third byte of a small file, a random bit is changed."""
     options = {"compression": "snappy", "store_schema": False}
     path = write(tmp_path / "m.parquet", column_of(VALUES[:9], "struct"), use_dictionary=use_dictionary, **options)
     whole, rng = path.read_bytes(), random.Random(use_dictionary)
-    stop = len(whole) - 8 - int.from_bytes(whole[-8:-4], "little")  # the footer is pyarrow's to read
+    stop = len(whole) - 8 - int.from_bytes(whole[-8:-4], "little")  # pyarrow reads the footer
     num_known = 0
     for at in range(4, stop, 3):
         path.write_bytes(whole[:at] + bytes([whole[at] ^ 1 << rng.randrange(8)]) + whole[at + 1 :])
@@ -147,7 +147,7 @@ def test_a_cell_of_another_size_than_was_planned_is_an_error(tmp_path):
 
 
 def most_allocated(path: Path) -> int:
-    """The most bytes that pyarrow holds while the rows are listed."""
+    """Return the largest memory of pyarrow while the rows are listed."""
     most = 0
     with open_parquet(str(path)) as file:
         for batch in read_group(file, 0):
@@ -163,7 +163,7 @@ def test_a_large_row_group_is_listed_in_little_memory(tmp_path):
 
 
 def test_values_that_a_page_repeats_are_there_a_few_times(tmp_path, monkeypatch):
-    """The mutant takes as many rows as their bytes in the file allow."""
+    """The mutant reads as many rows as their bytes in the file allow."""
     column = pa.DictionaryArray.from_arrays(pa.array([0] * 1000, pa.int32()), pa.array([bytes(1 << 20)]))
     path = write(tmp_path / "m.parquet", column, store_schema=False)
     assert most_allocated(path) < 48 << 20
@@ -210,7 +210,7 @@ print(kb("VmHWM") - before >> 10)
 
 @pytest.mark.parametrize("order", ["rows", "shuffled"])
 def test_large_pages_are_packed_in_little_more_memory_than_pyarrow_needs(tmp_path, order):
-    """A page of pyarrow has 1,024 values, here 98 MiB; it is held packed and unpacked, beside such a dictionary."""
+    """A page of pyarrow has 1,024 values, here 98 MiB, kept compressed and decompressed, next to such a dictionary."""
     noise = os.urandom(100_000)
     table = pa.table({"image": [b"\xff\xd8\xff\xe0%06d" % number + noise for number in range(4096)]})
     pq.write_table(table, tmp_path / "m.parquet", row_group_size=4096)
@@ -231,7 +231,7 @@ def images_of(num: int) -> list[bytes]:
 
 @pytest.mark.parametrize(("most", "most_bytes"), [(plan.ROWS_IN_MEMORY, 1 << 30), (plan.ROWS_IN_MEMORY, 1000), (1, 1)])
 def test_after_a_shuffle_a_row_group_is_decoded_once(tmp_path, monkeypatch, most, most_bytes):
-    """Whether the plan, which holds the images, is in memory or on disk."""
+    """This holds for a plan, which has the references of images, in memory and on disk."""
     monkeypatch.setattr(plan, "ROWS_IN_MEMORY", most)
     monkeypatch.setattr(plan, "_HELD_BYTES", most_bytes)
     monkeypatch.setattr(parquet, "read_cell", pytest.fail)

@@ -1,4 +1,4 @@
-"""Columns that become fields, from every kind of table."""
+"""Columns of every kind of table that become fields."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ FIELDS = {"txt": "title", "cls": "label"}
 
 
 def write_table(folder: Path, kind: str, columns: dict[str, object]) -> Path:
-    """A table beside `images/`; a saved data set is a folder there."""
+    """Write a table next to `images/`; a saved data set is a folder there."""
     make_folder(folder / "images", {".": 3})
     path = folder / f"t.{kind}"
     rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]

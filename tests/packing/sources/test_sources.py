@@ -1,4 +1,4 @@
-"""What a source is taken for, and sources that come through a pipe."""
+"""The kind of a source, and sources from a pipe."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def pack(source, dest, **options):
     return wdskit.pack(source, dest, **options)
 
 
-"""Most tables here are about something else than images."""
+"""Most tables here do not test images."""
 
 RUN = [sys.executable, "-c", "from wdskit.cli import main; main()"]
 
@@ -134,7 +134,7 @@ def test_a_line_without_end_is_not_taken_into_memory(tmp_path, name):
         pack(tmp_path / name, tmp_path / "out", skip_bad=True)
 
 
-# What a source is taken for.
+# The kind of a source.
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What `pack` makes of JSONL and CSV manifests, and what it refuses."""
+"""Packing JSONL and CSV manifests, and refusals."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from wdskit.packing.sources.records import IMAGE_COLUMNS, Records
 from wdskit.packing.sources.tables import TextTable
 
 pack = functools.partial(wdskit.pack, allow_no_image=True)
-"""Most tables here are about something else than images."""
+"""Most tables here do not test images."""
 
 
 def manifest(tmp_path: Path, name: str, text: str | bytes) -> Path:
-    """A manifest beside `images/0000.jpg` to `0002.jpg`."""
+    """A function that writes a manifest next to `images/0000.jpg` to `0002.jpg`."""
     make_folder(tmp_path / "images", {".": 3})
     path = tmp_path / name
     path.write_bytes(text.encode() if isinstance(text, str) else text)
@@ -38,7 +38,7 @@ def manifest(tmp_path: Path, name: str, text: str | bytes) -> Path:
 
 
 def rows_of(name: str, text: str | bytes) -> list[object]:
-    """The rows of a manifest without images: the object in `json`, or the error."""
+    """Return the rows of a manifest without images: the object in `json`, or the error."""
     folder = Path(tempfile.mkdtemp())
     try:
         path = folder / name
@@ -49,7 +49,7 @@ def rows_of(name: str, text: str | bytes) -> list[object]:
     return [row if isinstance(row, RowError) else json.loads(dict(row.fields)["json"]) for row in rows]
 
 
-# What is kept.
+# Values that are kept.
 
 
 def test_jsonl_keeps_its_columns_and_rows_without_an_image(tmp_path):
@@ -81,7 +81,7 @@ def test_the_json_of_a_row_of_text_is_compact_in_the_order_of_its_columns(tmp_pa
 
 
 def test_a_cell_is_as_long_as_a_row_may_be(tmp_path):
-    """Python's csv refuses cells of over 131,072 characters unless it is asked not to; it is as it was behind that."""
+    """Python's csv refuses cells of over 131,072 characters by default; wdskit restores this limit after reading."""
     before = csv.field_size_limit()
     text = "long " * 400_000
     pack(manifest(tmp_path, "m.csv", f'image,caption\nimages/0000.jpg,"{text}"\n'), tmp_path / "out")
@@ -140,7 +140,7 @@ def test_a_column_of_one_of_these_names_has_the_image(tmp_path, column):
     assert samples_in(tmp_path / "out").keys() == {"images/0001"}
 
 
-# Where images are looked for.
+# Places of images.
 
 
 def test_paths_are_relative_to_the_manifest_wherever_one_stands(tmp_path, monkeypatch):
@@ -150,7 +150,7 @@ def test_paths_are_relative_to_the_manifest_wherever_one_stands(tmp_path, monkey
     pack("../m.csv", "out", pattern="p-%d.tar")
     samples = samples_in(Path("out"))
     assert list(samples) == ["images/0000", "images/0001"]
-    assert json.loads(samples["images/0001"]["json"]) == {"image": "./images//0001.jpg"}  # as it was written
+    assert json.loads(samples["images/0001"]["json"]) == {"image": "./images//0001.jpg"}  # unchanged
     monkeypatch.chdir(tmp_path)
     pack("m.csv", "out", pattern="p-%d.tar")
     assert (tmp_path / "out" / "p-0.tar").read_bytes() == (tmp_path / "elsewhere" / "out" / "p-0.tar").read_bytes()
@@ -176,7 +176,7 @@ def test_images_elsewhere_need_a_key_or_a_hash(tmp_path, kind):
 
 
 def test_one_image_in_two_rows_needs_keys(tmp_path):
-    """As captions have it: five to an image."""
+    """Tables of captions have such rows: five captions per image."""
     path = manifest(tmp_path, "m.csv", "image,id\nimages/0000.jpg,a\nimages/0000.jpg,b\n")
     for keys in ("given", "hashed"):
         with pytest.raises(RowError, match=r"m.csv:3: its key '.*' is also the key of .*m.csv:2"):
@@ -195,7 +195,7 @@ def test_a_hash_is_that_of_the_key_where_a_row_has_one_else_of_the_path(tmp_path
     ]
 
 
-# What is refused.
+# Refusals.
 
 
 @pytest.mark.parametrize(
@@ -240,7 +240,7 @@ def test_a_bad_row_is_an_error_that_names_its_line_or_is_listed(tmp_path, name, 
     assert caught.value.where == f"{path}:{line}"
     assert str(caught.value).startswith(f"{path}:{line}: ")
     if "is also the key of" in problem:
-        return  # two rows of one key are no bad row, but a data set that cannot be
+        return  # two rows with one key are not a bad row, but an invalid data set
     path.write_bytes(path.read_bytes() + (b'{"key": "good"}\n' if name == "m.jsonl" else b",good\n"))
     result = pack(path, tmp_path / "out", skip_bad=True)
     assert [err.where for err in result.rejected] == [f"{path}:{line}"]
@@ -294,7 +294,7 @@ def test_a_row_without_the_key_that_was_asked_for_is_an_error(tmp_path):
 
 
 def test_a_row_with_100_000_names_of_which_two_are_one_is_refused_at_once():
-    """Not after looking each one up in all the others."""
+    """The names are not compared in pairs."""
     text = json.dumps({f"n{n}": n for n in range(100_000)})[:-1] + ', "n99999": 1}'
     (error,) = rows_of("m.jsonl", text)
     assert "the name 'n99999' appears twice" in str(error)
@@ -341,13 +341,13 @@ def test_any_bytes_give_rows_or_an_error_of_wdskit(data, is_csv):
     try:
         found = rows_of("m.csv" if is_csv else "m.jsonl", data)
     except WdskitError as err:
-        assert "m.csv" in str(err)  # noqa: PT017 (a fault of the file; of JSONL each line stands for itself)
+        assert "m.csv" in str(err)  # noqa: PT017 (a fault of the whole file; lines of JSONL are independent)
         assert is_csv
     else:
         assert all(isinstance(row, (dict, RowError)) for row in found)
 
 
-# Images that are missing.
+# Missing images.
 
 NO_COLUMN = (
     "it has no image: among its columns ({}), none is called image, file_name, path or filepath.\n"
@@ -356,7 +356,7 @@ NO_COLUMN = (
 
 
 def saved_data_set(folder, columns):
-    """As `save_to_disk` leaves it."""
+    """Write a data set as `save_to_disk` does."""
     table = pa.table(columns)
     folder.mkdir()
     with pa.ipc.new_stream(folder / "data.arrow", table.schema) as stream:
@@ -367,7 +367,7 @@ def saved_data_set(folder, columns):
 
 
 def write_table(tmp_path, kind, columns):
-    """The same table in each form."""
+    """Write the same table in each form."""
     path = tmp_path / f"table.{kind}"
     rows = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
     if kind == "jsonl":
@@ -424,7 +424,7 @@ def test_an_image_of_bytes_that_is_missing_is_an_error(tmp_path, kind):
 
 
 def test_rows_from_python_and_tars_name_their_fields_themselves(tmp_path):
-    """Texts with labels are as good as images there."""
+    """In these sources, texts with labels are as valid as images."""
     rows = [{"__key__": "a", "json": {"x": 1}, "txt": "a text"}]
     for number, options in enumerate(({}, {"allow_no_image": True})):
         assert wdskit.pack(rows, tmp_path / f"rows{number}", **options).num_samples == 1

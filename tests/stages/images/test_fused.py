@@ -1,5 +1,5 @@
-"""Decode and crop in one step: which stages run so, that they give what they give one after the other, and its places
-in a batch and in a pipeline; how close its pixels come, to Pillow too.
+"""Decode and crop in one fused step: which stages are fused, equal results of fused and single stages, batches and
+pipelines; the difference of its pixels, also from Pillow's.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from shards import listed, write_shard
 
 from wdskit import Pipeline
 from wdskit.codecs.images import IMAGE_SPECS, decode_image
-from wdskit.engine.sample import Each
+from wdskit.engine.sample import StreamStages
 from wdskit.errors import DecodeError, ImageTooLarge, PipelineError, SampleError
 from wdskit.pipeline.build import build_pipeline
 from wdskit.stages.base import RankInfo, StepFailed
 from wdskit.stages.batching import Batched
 from wdskit.stages.fields import Decode, Map, Rename, ToTuple
 from wdskit.stages.images import jpeg_crop
-from wdskit.stages.images.fused import Fused, fuse
+from wdskit.stages.images.fused import FusedStages, fuse
 from wdskit.stages.images.geometry import draw_crop
 from wdskit.stages.images.transforms import (
     CenterCrop,
@@ -46,7 +46,9 @@ from wdskit.stages.streaming import Shuffle
 @pytest.mark.parametrize("ending", sorted(ENDINGS))
 @pytest.mark.parametrize("crop", sorted(CROPS))
 def test_one_step_gives_what_the_stages_give(crop, ending, images):
-    """To the bit where pixels are uint8 until the end; float images are resized as uint8 here, so within one level."""
+    """Results are equal to the bit if pixels are uint8 until the end. Float images are resized as uint8, so they differ
+    by up to one level.
+    """
     specs = [*CROPS[crop], *ENDINGS[ending]]
     one, apart = each_of(*specs, images=images), each_of(*specs, images=images, fuse=False)
     level = 1 / 255 / (0.225 if any(spec.name == "normalize" for spec in specs) else 1)
@@ -57,7 +59,7 @@ def test_one_step_gives_what_the_stages_give(crop, ending, images):
             assert_same(a, b, atol + 1e-6 * (atol > 0))
 
 
-# --- every kind of file, as the present decode stage has it
+# --- every kind of file, as in the stage decode
 
 
 def whole_files():
@@ -84,8 +86,8 @@ WHOLE = whole_files()
 @pytest.mark.parametrize("name", sorted(WHOLE))
 @pytest.mark.parametrize("crop", ["random", "middle"])
 def test_every_kind_of_file_gives_the_same_pixels(name, crop):
-    """Orientation is not applied, grey is three times grey, alpha is dropped, CMYK is Pillow's, 16 bits keep the upper
-    8; none of these is large enough to be decoded at a smaller scale.
+    """Orientation is ignored, grey is repeated three times, alpha is dropped, CMYK is Pillow's, 16 bits keep the upper
+    8. No file is large enough to be decoded at a smaller scale.
     """
     specs = CROPS[crop] if crop == "random" else [Resize(size=30), CenterCrop(size=20)]
     one, apart = each_of(*specs), each_of(*specs, fuse=False)
@@ -93,12 +95,12 @@ def test_every_kind_of_file_gives_the_same_pixels(name, crop):
         assert_same(a, b)
 
 
-SMALL = [RandomResizedCrop(size=2, scale=[0.5, 1.0])]  # of 21x34: a half, a quarter, an eighth
+SMALL = [RandomResizedCrop(size=2, scale=[0.5, 1.0])]  # of 21x34: scales 1/2, 1/4, 1/8
 
 
 @pytest.mark.parametrize("name", sorted(name for name in WHOLE if name not in FILES or name.startswith("jpeg")))
 def test_small_crops_of_odd_files_are_close_or_the_same(name):
-    """What cannot be decoded at a smaller scale is the same to the bit."""
+    """Files that cannot be decoded at a smaller scale are equal to the bit."""
     one, apart = each_of(*SMALL), each_of(*SMALL, fuse=False)
     scaled = name.startswith("jpeg") and "cmyk" not in name and "extraneous" not in name
     for a, b in zip(results(one, {"jpg": WHOLE[name]}, 5), results(apart, {"jpg": WHOLE[name]}, 5), strict=True):
@@ -114,7 +116,7 @@ def failure(each, sample):
 
 @pytest.mark.parametrize("name", ["jpeg", "jpeg progressive", "jpeg grey", "jpeg cmyk", "png", "webp"])
 def test_every_truncated_file_gives_the_same_error(name):
-    """Cut at every byte, whatever the scale: the lost part is found even where no pixel of it is wanted."""
+    """The file is cut at every byte, for all scales: a missing part is found even if none of its pixels is wanted."""
     one, apart = each_of(*SMALL), each_of(*SMALL, fuse=False)
     for cut in range(0, len(FILES[name]), 1 if name.startswith("jpeg") else 7):
         sample = {"cls": b"1", "jpg": FILES[name][:cut]}
@@ -237,10 +239,10 @@ def test_samples_of_every_make_up_give_the_same_or_fail_alike(sample, fields, on
 
 
 def test_a_field_renamed_before_decode_counts_as_an_image():
-    """Beside it stands another one, and which is meant nobody has said: the same as without fusing."""
+    """Another image is next to it, and the pipeline does not say which is meant: the result is as without fusing."""
     specs = [Rename(names={"photo": "jpg"}), Decode(images="rgb8"), RandomResizedCrop(size=8)]
     stages = build_pipeline([Stream(shards=__file__), *specs], rank_info=RankInfo(0, 1)).pipeline
-    [each] = [stage.stages for stage in stages if isinstance(stage, Each)]
+    [each] = [stage.stages for stage in stages if isinstance(stage, StreamStages)]
     result = each.apply({"jpg": PICTURE, "png": PICTURE}, at())
     assert result["photo"] == PICTURE
     assert result["png"].shape == (8, 8, 3)
@@ -258,7 +260,7 @@ def test_the_sample_is_copied_and_other_fields_keep_their_order():
 
 
 def test_the_draws_are_those_of_the_stages_at_each_position(monkeypatch):
-    """The same generators, asked in the same order, and what they drew."""
+    """The generators are the same, with the same calls in the same order and the same draws."""
     boxes, flips = {True: [], False: []}, {True: [], False: []}
     for is_fused in (True, False):
 
@@ -304,7 +306,7 @@ def test_a_step_reaches_workers_by_pickle():
 
 
 def test_a_decoder_of_another_size_than_the_header_draws_again(monkeypatch):
-    """Pillow reads the picture, not simplejpeg, and its size is what counts."""
+    """Pillow decodes this picture, not simplejpeg, and Pillow's size counts."""
     monkeypatch.setattr(jpeg_crop, "jpeg_size", lambda data, max_pixels: (500, 700))
     monkeypatch.setattr(jpeg_crop, "decode_jpeg", lambda *args, **options: None)
     one, apart = (
@@ -321,7 +323,7 @@ def test_a_decoder_of_another_size_than_the_header_draws_again(monkeypatch):
 def test_what_is_written_into_a_batch_is_the_value_itself(images, ending):
     each = each_of(*CROPS["random wide"], *ENDINGS[ending], images=images)
     step = each.steps[0].function
-    batch = np.empty((3, 7, 15, 3), step.ending.dtype).transpose(0, 3, 1, 2)
+    batch = np.empty((3, 7, 15, 3), step.output_format.dtype).transpose(0, 3, 1, 2)
     for number in range(8):
         batch.fill(77)
         sample = {"jpg": FILES["jpeg"], "cls": b"1"}
@@ -360,7 +362,7 @@ def test_a_slot_of_another_shape_or_memory_is_our_own_mistake():
 
 @pytest.mark.parametrize("ending", ["", "flip", "flip normalize tensor"])
 def test_samples_that_are_prepared_together_are_those_that_are_done_one_by_one(ending):
-    """Nothing of one is left to the next: not its draws, its header, or its memory."""
+    """A sample does not affect the next one: not by its draws, its header, or its memory."""
     step = each_of(*CROPS["random"], *ENDINGS[ending]).steps[0].function
     names = ["jpeg", "png", "jpeg cmyk", "jpeg 4:2:2", "jpeg grey", "webp", "jpeg progressive", "jpeg one pixel"]
     samples = [{"cls": b"%d" % number, "jpg": FILES[name]} for number, name in enumerate(names)]
@@ -388,7 +390,7 @@ def test_an_error_of_a_field_behind_the_image_waits_for_the_images_own():
 
 @pytest.fixture(scope="module")
 def shard(tmp_path_factory):
-    """Twenty pictures, JPEG and PNG in turns, that are decoded whole for crops of 24 and at a half for those of 12."""
+    """Twenty pictures, JPEG and PNG in turns, decoded at full scale for crops of 24, and at 1/2 for crops of 12."""
     samples = {
         f"k{number:02d}": {"jpg" if number % 2 else "png": encoded(smooth(number), "JPEG" if number % 2 else "PNG")}
         for number in range(20)
@@ -431,12 +433,12 @@ def test_batches_are_the_same_to_the_bit_in_threads_and_in_a_worker(shard, worke
         assert torch.equal(images, expected)
 
 
-# --- how close
+# --- differences
 
 
 @pytest.fixture(scope="module")
 def pictures(load_tool):
-    """Photographs as they were taken: none is enlarged, which would leave no detail to lose."""
+    """Photographs in their original size: an enlarged one would have no detail to lose."""
     return load_tool("make_photos").load_photos()
 
 
@@ -458,7 +460,7 @@ def test_photographs_decoded_whole_are_within_one_level_of_pillow(name, pictures
 
 
 def difference(one, other):
-    """PSNR in dB, the mean and the largest difference in levels of 255."""
+    """Return the PSNR in dB, and the mean and the largest difference in levels of 255."""
     levels = np.abs(one.astype(np.float64) - other)
     return 10 * np.log10(255**2 / max((levels**2).mean(), 1e-9)), levels.mean(), levels.max()
 
@@ -489,7 +491,7 @@ def test_photographs_decoded_at_a_smaller_scale_are_close(quality, pictures):
 
 
 def hard_edges(size):
-    """Images of black and white without anything between: squares, lines and random squares."""
+    """Return images of only black and white: squares, lines and random squares."""
     rows, columns = np.mgrid[0:size, 0:size]
     for width in (2, 3, 5, 23):
         yield (rows // width + columns // width) % 2 * 255
@@ -502,8 +504,8 @@ def hard_edges(size):
 
 @pytest.mark.parametrize("size", [256, 301])
 def test_hard_edges_decoded_at_a_smaller_scale_are_within_140_levels_of_pillow(size):
-    """Measured over 4,992 images, qualities and sizes: 132 at most, with colour at half the resolution. Decoded whole
-    they are within one level.
+    """Measured over 4,992 images, qualities and sizes: at most 132, with colour at half the resolution. Decoded at full
+    scale they are within one level.
     """
     largest = 0
     for grey, (quality, subsampling) in product(hard_edges(size), [(75, 2), (95, 0)]):
@@ -521,14 +523,14 @@ def test_hard_edges_decoded_at_a_smaller_scale_are_within_140_levels_of_pillow(s
     assert 60 < largest <= 140  # above 60: the images are harder than photographs
 
 
-# --- beside Pillow itself: decoded, cropped and resized by it, every kind of file within one level
+# --- compared with Pillow's decode, crop and resize: every kind of file within one level
 
 
 SCALE, RATIO = (0.08, 1.0), (3 / 4, 4 / 3)
 
 
 def rgb_of(data):
-    """What Pillow makes of a file, in RGB; of 16 bits the upper 8, where it would clip."""
+    """Return the RGB pixels that Pillow decodes; of 16 bits, which Pillow would clip, the upper 8."""
     image = Image.open(io.BytesIO(data))
     if image.mode.startswith("I"):
         return Image.fromarray((np.asarray(image) >> 8).astype(np.uint8)).convert("RGB")
@@ -536,7 +538,7 @@ def rgb_of(data):
 
 
 def compare(data, size, count=2, decoded=None):
-    """The largest difference in levels over some positions, mirrored and not; nothing is decoded at a smaller scale."""
+    """Return the largest difference in levels over some positions, mirrored and not, decoded at full scale."""
     step = each_of(RandomResizedCrop(size=size), RandomFlip(p=0.5)).steps[0].function
     image = decoded or rgb_of(data)
     worst = 0
@@ -586,7 +588,7 @@ def test_every_kind_of_file_is_within_one_level_of_pillow(name):
 
 
 def test_four_one_one_is_within_one_level_of_its_own_pixels():
-    """Pillow does not write it; simplejpeg does. Both decode it to the same pixels."""
+    """Pillow cannot write 4:1:1, simplejpeg can. Both decode it to the same pixels."""
     import simplejpeg
 
     for subsampling in ("411", "440", "420", "422", "444"):
@@ -595,7 +597,7 @@ def test_four_one_one_is_within_one_level_of_its_own_pixels():
 
 
 def test_every_small_size_is_within_one_level_of_pillow():
-    """1x1 to 17x17, all enlarged: an image of one pixel has a crop, too."""
+    """Sizes are 1x1 to 17x17, all enlarged: an image of one pixel has a crop too."""
     for height, width in product(range(1, 18), range(1, 18)):
         data = encoded(photo(height, width), "JPEG", quality=95)
         assert compare(data, (19, 23), count=1) <= 1
@@ -609,7 +611,7 @@ def test_many_sizes_and_crops_are_within_one_level_of_pillow():
 
 
 def test_a_truncated_file_is_bad_whatever_is_wanted_of_it():
-    """Where Pillow would raise, or paint the rest grey: also a crop that ends above the cut."""
+    """Pillow would raise, or fill the rest with grey. A crop that ends above the cut is bad too."""
     step = each_of(RandomResizedCrop(size=16)).steps[0].function
     assert step({"jpg": KINDS["PNG"]}, at())["jpg"].shape == (16, 16, 3)
     each = each_of(RandomResizedCrop(size=16))
@@ -623,7 +625,7 @@ def test_a_truncated_file_is_bad_whatever_is_wanted_of_it():
 
 
 def test_an_image_that_needs_no_resize_is_its_pixels():
-    """Nothing of a thread's memory goes out: the next image does not change this one."""
+    """The result does not share a thread's memory: the next image does not change it."""
     each = each_of(Resize(size=[21, 34]))
     first = each.apply({"jpg": FILES["jpeg"]}, at())["jpg"]
     kept = first.copy()
@@ -632,7 +634,7 @@ def test_an_image_that_needs_no_resize_is_its_pixels():
     assert np.array_equal(first, np.asarray(rgb_of(FILES["jpeg"])))
 
 
-# --- which runs of stages become one, and which do not
+# --- which groups of stages are fused
 
 
 STREAM = Stream(shards="a.tar")
@@ -645,11 +647,11 @@ TUPLE = ToTuple(fields=["jpg;png", "cls"])
 
 
 def lengths(*specs):
-    """How many stages each item of the plan holds; the stages must come out in order and complete."""
+    """Return the number of stages in each item of the plan; check that the stages are complete and in order."""
     planned = fuse(specs)
-    flat = [stage for item in planned for stage in (item.stages if isinstance(item, Fused) else [item])]
+    flat = [stage for item in planned for stage in (item.stages if isinstance(item, FusedStages) else [item])]
     assert flat == list(specs)
-    return [len(item.stages) if isinstance(item, Fused) else 1 for item in planned]
+    return [len(item.stages) if isinstance(item, FusedStages) else 1 for item in planned]
 
 
 @pytest.mark.parametrize(
@@ -735,7 +737,7 @@ def test_the_stages_of_a_run_name_the_same_field():
 
 
 def test_the_plan_is_no_stage_that_a_user_can_name():
-    assert Fused not in STAGES.values()
+    assert FusedStages not in STAGES.values()
     assert not hasattr(Pipeline, "fused")
 
 

@@ -17,7 +17,7 @@ from wdskit.stages.images.transforms import IMAGENET_MEAN, IMAGENET_STD
 
 
 def hwc(image):
-    """Any image as an array (height, width[, channels])."""
+    """Return any image as an array (height, width[, channels])."""
     if isinstance(image, torch.Tensor):
         image = image.numpy()
         return image.transpose(1, 2, 0) if image.ndim == 3 else image
@@ -25,7 +25,7 @@ def hwc(image):
 
 
 def assert_kind(result, kind):
-    """The same kind, dtype and axes as went in, contiguous and writable."""
+    """Check that kind, dtype and axes are those of the input, and that the result is contiguous and writable."""
     source = make(kind, 4, 5)
     assert type(result) is type(source)
     if isinstance(source, Image.Image):
@@ -85,7 +85,7 @@ def test_resize_of_arrays_tensors_and_floats_agrees(source, target):
 
 @pytest.mark.parametrize("size", [(n, m) for n in range(1, 12) for m in range(1, 12)])
 def test_nearest_takes_the_pixel_under_the_middle(size):
-    """Pillow's NEAREST, but for ties: a tie of it is decided by rounding errors."""
+    """The result is that of Pillow's NEAREST, except for ties, which rounding errors decide in Pillow."""
     for kind in ("numpy", "numpy grey", "torch", "torch grey"):
         source = make(kind, 7, 10)
         result = hwc(geometry.resize(source, size, nearest=True))
@@ -125,7 +125,7 @@ def test_other_floats_keep_their_dtype(dtype):
 
 @pytest.mark.parametrize("function", [geometry.flip, lambda i: geometry.resize(i, (3, 3)), geometry.to_tensor])
 def test_read_only_and_reversed_arrays_are_accepted(function):
-    """Of such memory torch.from_numpy warns or refuses."""
+    """torch.from_numpy warns about such memory, or refuses it."""
     frozen = make("numpy", 6, 5)
     expected = hwc(function(frozen.copy()))
     frozen.flags.writeable = False
@@ -167,7 +167,7 @@ def test_crops_and_flips_do_not_hold_the_whole_image(kind):
 
 
 def padded_center_crop(array, height, width):
-    """The center_crop of torchvision, line by line."""
+    """Do the center_crop of torchvision, line by line."""
     full_height, full_width = array.shape[:2]
     if width > full_width or height > full_height:
         left = (width - full_width) // 2 if width > full_width else 0
@@ -240,7 +240,7 @@ def test_a_crop_is_found_for_every_shape(size, scale, ratio):
 
 
 def test_what_does_not_fit_becomes_the_middle():
-    """The last resort of torchvision: the largest part of an allowed shape."""
+    """The fallback is that of torchvision: the largest part of an allowed shape."""
     rng = np.random.default_rng(0)
     assert geometry.draw_crop(rng, 100, 1000, (5, 6), (1, 2)) == (0, 400, 100, 200)
     assert geometry.draw_crop(rng, 1000, 100, (5, 6), (0.5, 1)) == (400, 0, 200, 100)
@@ -265,7 +265,7 @@ def test_normalize_is_torchvisions_to_float32_rounding(kind):
 @pytest.mark.parametrize("mean", [(0.5,), (0.485, 0.456, 0.406)])
 @pytest.mark.parametrize("std", [(0.2,), (0.229, 0.224, 0.225)])
 def test_normalize_is_the_same_whatever_the_memory(mean, std):
-    """Arrays, tensors of either layout, before and after to_tensor, big-endian floats: one result, and sources stay."""
+    """Arrays, tensors in both layouts, before and after to_tensor, big-endian floats: one result, unchanged inputs."""
     image = make("numpy float", 6, 5)
     expected = geometry.normalize(image, mean, std)
     tensor = geometry.to_tensor(image)

@@ -1,4 +1,4 @@
-"""Where the wanted pixels of an image lie when it was decoded at a smaller scale."""
+"""The place of wanted pixels in an image that was decoded at a smaller scale."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from wdskit.codecs.images import STEPS
 from wdskit.stages.images import geometry
 from wdskit.stages.images.jpeg_crop import (
     Axis,
-    Decoded,
-    Wanted,
+    DecodedImage,
+    WantedPart,
+    can_mirror_first,
     choose_scale,
     find_grid,
-    resizes_evenly,
-    take,
-    take_scaled,
+    select_part,
+    select_scaled_part,
 )
 
-SHIFT = 1 / 16  # of a decoded pixel, the most that a result may stand beside its place
+SHIFT = 1 / 16  # of a decoded pixel: the largest allowed shift of a result
 
 
 def crop_axis(low, high, size):
@@ -37,7 +37,7 @@ def middle_axis(side, total, size):
 
 
 def check_grid(axis, step):
-    """Each result stands where it would in the whole image; returns whether there is a grid."""
+    """Check that each result has its place in the whole image; return whether there is a grid."""
     grid = find_grid(axis, step)
     if grid is None:
         return False
@@ -60,12 +60,12 @@ def test_results_stand_in_their_places_for_every_crop_of_a_side(step):
 
 
 def test_nearly_every_crop_has_a_grid():
-    """Else large photographs would be decoded whole. Those that have none are one size, or hardly more than it."""
+    """Otherwise large photographs would be decoded whole. Crops without a grid are hardly larger than the result."""
     rng = np.random.default_rng(0)
     steps = []
     for _ in range(2000):
         top, left, height, width = geometry.draw_crop(rng, 1200, 1600, (0.08, 1), (3 / 4, 4 / 3))
-        step, _ = choose_scale(Wanted(crop_axis(top, top + height, 224), crop_axis(left, left + width, 224)))
+        step, _ = choose_scale(WantedPart(crop_axis(top, top + height, 224), crop_axis(left, left + width, 224)))
         steps.append((min(height, width) >= 448, step > 1))
     assert not any(scaled and not covers for covers, scaled in steps)
     assert sum(scaled for _, scaled in steps) > 0.9 * sum(covers for covers, _ in steps)
@@ -90,7 +90,7 @@ def test_a_grid_is_right_or_none(data):
 
 def test_the_largest_step_that_does_not_enlarge_is_chosen():
     for side, size in product(range(8, 140), range(4, 12)):
-        wanted = Wanted(crop_axis(0, side, size), crop_axis(0, 2 * side, size))
+        wanted = WantedPart(crop_axis(0, side, size), crop_axis(0, 2 * side, size))
         step, grids = choose_scale(wanted)
         assert step == max([step for step in (1, *STEPS) if step * size <= side], default=1)
         assert (grids is None) == (step == 1)
@@ -98,24 +98,24 @@ def test_the_largest_step_that_does_not_enlarge_is_chosen():
 
 def test_an_enlarged_side_and_a_padded_one_need_the_whole_image():
     large = crop_axis(0, 800, 100)
-    assert choose_scale(Wanted(large, large))[0] == 8
-    assert choose_scale(Wanted(large, crop_axis(0, 99, 100))) == (1, None)
-    assert choose_scale(Wanted(middle_axis(800, 100, 120), large)) == (1, None)
+    assert choose_scale(WantedPart(large, large))[0] == 8
+    assert choose_scale(WantedPart(large, crop_axis(0, 99, 100))) == (1, None)
+    assert choose_scale(WantedPart(middle_axis(800, 100, 120), large)) == (1, None)
 
 
 def test_crops_without_a_grid_at_one_scale_take_the_next():
-    """800 pixels to 100 at 1/8, from a quarter of a pixel on: however many whole pixels do not come to a quarter."""
+    """An example is 800 pixels to 100 at 1/8, from a quarter of a pixel on, which no number of whole pixels gives."""
     odd = crop_axis(2, 802, 100)
     assert find_grid(odd, 8) is None
     assert find_grid(odd, 4) is None
-    assert choose_scale(Wanted(odd, odd))[0] == 2
+    assert choose_scale(WantedPart(odd, odd))[0] == 2
 
 
 # --- the pixels
 
 
 def pixels_of(part):
-    """What is wanted of a part, as an array."""
+    """Return the wanted pixels of a part as an array."""
     resized = torch.empty((1, 3, *part.size), dtype=torch.uint8, memory_format=torch.channels_last)
     part.resize_into(resized)
     (top, left), (rows, columns) = part.first, part.wanted
@@ -124,7 +124,7 @@ def pixels_of(part):
 
 @pytest.mark.parametrize("step", STEPS)
 def test_slopes_stay_in_their_places(step):
-    """On an even slope each value is its place. Rounding to whole pixels would be off by up to 4 levels here."""
+    """On a linear slope each value shows its place. Rounding to whole pixels gives errors of up to 4 levels here."""
     side = 248
     rows, columns = np.mgrid[0:side, 0:side]
     whole = np.stack([rows, columns, 255 - columns], axis=-1).astype(np.uint8)
@@ -136,12 +136,12 @@ def test_slopes_stay_in_their_places(step):
         size = int(rng.integers(2, 30))
         top, left = (int(rng.integers(0, side - step * size + 1)) for _ in range(2))
         bottom, right = (int(rng.integers(start + step * size, side + 1)) for start in (top, left))
-        wanted = Wanted(crop_axis(top, bottom, size), crop_axis(left, right, size))
+        wanted = WantedPart(crop_axis(top, bottom, size), crop_axis(left, right, size))
         grids = tuple(find_grid(axis, step) for axis in wanted)
         if None in grids:
             continue
-        scaled = pixels_of(take_scaled(Decoded.of(small), wanted, grids))
-        difference = scaled.astype(float) - pixels_of(take(Decoded.of(whole), wanted))
+        scaled = pixels_of(select_scaled_part(DecodedImage.of(small), wanted, grids))
+        difference = scaled.astype(float) - pixels_of(select_part(DecodedImage.of(whole), wanted))
         inner = difference[1:-1, 1:-1] if size > 2 else difference[:0]
         worst = max(worst, np.abs(inner).max(initial=0))
     assert worst <= 2 + step * SHIFT
@@ -149,42 +149,42 @@ def test_slopes_stay_in_their_places(step):
 
 def test_borders_are_repeated_where_a_grid_reaches_beyond_them():
     small = pixels(20, 30, 3)
-    wanted = Wanted(crop_axis(1, 39, 6), crop_axis(1, 60, 8))
+    wanted = WantedPart(crop_axis(1, 39, 6), crop_axis(1, 60, 8))
     grids = tuple(find_grid(axis, 2) for axis in wanted)
     assert any(grid.start < 0 for grid in grids)
-    result = pixels_of(take_scaled(Decoded.of(small), wanted, grids))
+    result = pixels_of(select_scaled_part(DecodedImage.of(small), wanted, grids))
     assert result.shape == (6, 8, 3)
     wide = np.pad(small, [(40, 40), (40, 40), (0, 0)], mode="edge")
     moved = tuple(grid._replace(start=grid.start + 40, stop=grid.stop + 40) for grid in grids)
-    assert np.array_equal(result, pixels_of(take_scaled(Decoded.of(wide), wanted, moved)))
+    assert np.array_equal(result, pixels_of(select_scaled_part(DecodedImage.of(wide), wanted, moved)))
 
 
 def test_take_is_crop_resize_and_center_crop():
     whole = pixels(50, 60, 3)
     for wanted in (
-        Wanted(crop_axis(3, 40, 9), crop_axis(5, 60, 12)),
-        Wanted(crop_axis(0, 50, 50), crop_axis(0, 60, 60)),
-        Wanted(crop_axis(0, 50, 80), crop_axis(0, 60, 20)),
-        Wanted(middle_axis(50, 32, 20), middle_axis(60, 38, 21)),
-        Wanted(middle_axis(50, 20, 24), middle_axis(60, 24, 24)),
-        Wanted(middle_axis(50, 50, 1), middle_axis(60, 60, 1)),
+        WantedPart(crop_axis(3, 40, 9), crop_axis(5, 60, 12)),
+        WantedPart(crop_axis(0, 50, 50), crop_axis(0, 60, 60)),
+        WantedPart(crop_axis(0, 50, 80), crop_axis(0, 60, 20)),
+        WantedPart(middle_axis(50, 32, 20), middle_axis(60, 38, 21)),
+        WantedPart(middle_axis(50, 20, 24), middle_axis(60, 24, 24)),
+        WantedPart(middle_axis(50, 50, 1), middle_axis(60, 60, 1)),
     ):
         rows, columns = wanted
         part = geometry.crop(whole, rows.low, columns.low, rows.high - rows.low, columns.high - columns.low)
         resized = geometry.resize(part, (rows.total, columns.total))
-        result = pixels_of(take(Decoded.of(whole), wanted))
+        result = pixels_of(select_part(DecodedImage.of(whole), wanted))
         assert np.array_equal(result, geometry.center_crop(resized, (rows.size, columns.size)))
 
 
 def test_mirrored_before_is_mirrored_behind_to_the_bit():
-    """For every size that is said to be so: enlarged, reduced, and to the same size."""
+    """This is tested for every size that the code treats so: enlarged, reduced, and unchanged."""
     rng = np.random.default_rng(0)
     shown = 0
     for width, total in [*product(range(1, 40), range(1, 40)), *product((100, 128, 224, 333, 512), (64, 96, 128, 224))]:
         whole = rng.integers(0, 256, (9, width, 3), dtype=np.uint8)
-        part = take(Decoded.of(whole), Wanted(Axis(0, 9, 7, 0, 7), Axis(0, width, total, 0, total)))
+        part = select_part(DecodedImage.of(whole), WantedPart(Axis(0, 9, 7, 0, 7), Axis(0, width, total, 0, total)))
         mirrored = part.mirrored()
-        assert (mirrored is not None) == resizes_evenly(width, total)
+        assert (mirrored is not None) == can_mirror_first(width, total)
         if mirrored:
             shown += 1
             assert np.array_equal(pixels_of(mirrored), pixels_of(part)[:, ::-1])
@@ -192,10 +192,10 @@ def test_mirrored_before_is_mirrored_behind_to_the_bit():
 
 
 def test_what_is_not_all_wanted_is_mirrored_behind():
-    """So is what was decoded at a smaller scale, and sizes for which nothing is shown."""
-    whole = Decoded.of(pixels(50, 60, 3))
-    assert take(whole, Wanted(middle_axis(50, 32, 20), middle_axis(60, 38, 21))).mirrored() is None
-    wanted = Wanted(crop_axis(0, 100, 20), crop_axis(0, 120, 20))
-    assert take_scaled(whole, wanted, tuple(find_grid(axis, 2) for axis in wanted)).mirrored() is None
-    assert not resizes_evenly(4001, 224)
-    assert not resizes_evenly(128 * 224, 224)
+    """Images decoded at a smaller scale, and sizes that the test above does not cover, are also mirrored at the end."""
+    whole = DecodedImage.of(pixels(50, 60, 3))
+    assert select_part(whole, WantedPart(middle_axis(50, 32, 20), middle_axis(60, 38, 21))).mirrored() is None
+    wanted = WantedPart(crop_axis(0, 100, 20), crop_axis(0, 120, 20))
+    assert select_scaled_part(whole, wanted, tuple(find_grid(axis, 2) for axis in wanted)).mirrored() is None
+    assert not can_mirror_first(4001, 224)
+    assert not can_mirror_first(128 * 224, 224)

@@ -1,4 +1,4 @@
-"""Masks: what a file stores is what a batch holds, whatever is done to the images beside it."""
+"""Masks: a batch has the numbers stored in the file, for any changes of the images next to the mask."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NUMBERS = np.random.default_rng(3).integers(0, 1 << 16, (21, 34))
 
 
 def grey_png(numbers: NDArray[Any], bits: int) -> bytes:
-    """Numbers of 1 to 16 bits as a PNG, which Pillow writes for 8 and 16 only."""
+    """Return numbers of 1 to 16 bits as a PNG; Pillow writes only 8 and 16 bits."""
     rows = b""
     for row in numbers:
         text = "".join(f"{number:0{bits}b}" for number in row)
@@ -47,7 +47,7 @@ def palette_image(numbers: NDArray[Any]) -> Image.Image:
 
 
 def masks() -> dict[str, tuple[bytes, NDArray[Any]]]:
-    """Files, and the numbers that they store."""
+    """Return files, and the numbers that they store."""
     found = {
         f"png {bits} bits": (grey_png(NUMBERS % (1 << bits), bits), NUMBERS % (1 << bits)) for bits in (1, 2, 4, 8)
     }
@@ -60,7 +60,7 @@ def masks() -> dict[str, tuple[bytes, NDArray[Any]]]:
     transparent = encoded(palette_image(NUMBERS % 256), "PNG", transparency=3)
     found["png palette, one transparent"] = transparent, NUMBERS % 256
     for kind in ("GIF", "BMP", "TIFF"):
-        options = {"optimize": False} if kind == "GIF" else {}  # else it stores other numbers
+        options = {"optimize": False} if kind == "GIF" else {}  # otherwise it stores other numbers
         found[f"{kind} palette"] = encoded(palette_image(NUMBERS % 256), kind, **options), NUMBERS % 256
     for kind in ("BMP", "TIFF", "PPM"):
         found[f"{kind} 8 bits"] = encoded((NUMBERS % 256).astype(np.uint8), kind), NUMBERS % 256
@@ -213,7 +213,7 @@ def test_a_mask_smaller_than_the_crop_is_padded_with_a_number_that_was_chosen(tm
     within = base.center_crop([9, 8], fields="jpg", masks="seg.png").loader(workers=0)
     assert np.asarray(next(iter(within))["seg.png"]).shape == (9, 8)
     if spec != "index":
-        with pytest.raises(SampleError, match="300 is no number of this mask, whose largest is 255"):
+        with pytest.raises(SampleError, match="300 does not fit in this mask, whose largest number is 255"):
             list(base.center_crop(40, fields="jpg", masks="seg.png", mask_fill=300).loader(workers=0))
 
 

@@ -16,7 +16,7 @@ from wdskit.stages.marks import IMAGE, marked
 
 
 class Counting(Run):
-    """Counts how often a Generator is asked for."""
+    """Counts how many times a Generator is requested."""
 
     calls = 0
 
@@ -155,7 +155,7 @@ def test_named_fields_with_alternatives(name):
 
 @pytest.mark.parametrize("name", ["resize", "center_crop", "random_resized_crop", "random_flip"])
 def test_masks_go_through_the_same_geometry_with_their_own_values(name):
-    """A mask that is the image's own rows and columns says afterwards where each pixel came from."""
+    """The mask has the row and column of each pixel, so it shows afterwards where each pixel came from."""
     rows, columns = np.mgrid[0:24, 0:28].astype(np.uint8)
     image = np.stack([rows * 10, columns * 9, rows], axis=-1)
     mask = np.stack([rows, columns], axis=-1).astype(np.int32)
@@ -196,7 +196,7 @@ def test_one_generator_gives_one_result():
 
 
 def test_golden_draws():
-    """Draws are part of what a resume repeats: a change here is a change of everybody's epochs."""
+    """A resume repeats the draws: a change here would change the epochs of all users."""
     rng = np.random.Generator(np.random.Philox(7))
     drawn = [geometry.draw_crop(rng, 385, 455, (0.08, 1.0), (3 / 4, 4 / 3)) for _ in range(4)]
     assert drawn == [(29, 38, 306, 293), (59, 261, 190, 191), (180, 141, 161, 187), (26, 7, 200, 153)]

@@ -1,1 +1,1 @@
-"""An image file into another: turned, resized, encoded again."""
+"""Edit image files: turn, resize and encode them again."""

@@ -1,7 +1,7 @@
-"""Pixels -> image files. The same pixels and options give the same bytes with the same versions of the encoders.
+"""Encode pixels as image files. Equal pixels, options and encoder versions give equal bytes.
 
-JPEG: baseline, 4:2:0, libjpeg's default tables for the quality. WebP: lossy, method 4, alpha without loss. PNG: level
-6, filters by Pillow's default. No time, no program's name, nothing of the machine is written.
+JPEG: baseline, 4:2:0, libjpeg's default tables for the quality. WebP: lossy, method 4, lossless alpha. PNG: level 6,
+Pillow's default filters. No time and no name of a program or computer is written.
 """
 
 from __future__ import annotations
@@ -21,26 +21,31 @@ from wdskit.errors import DecodeError
 ImageFormat = Literal["jpg", "webp", "png"]
 
 FORMATS: dict[str, ImageFormat] = {"JPEG": "jpg", "WEBP": "webp", "PNG": "png"}
-"""What is written, by Pillow's name of the format."""
+"""Maps Pillow's name of a format to the format that is written."""
 
 MAX_SIDE: dict[ImageFormat, int] = {"jpg": 65_500, "webp": 16_383, "png": 2**31 - 1}
-"""The longest side that each encoder takes."""
+"""In pixels: the longest side that each encoder accepts."""
 
 DEFAULT_QUALITY = 90
 _WEBP_METHOD = 4
 _PNG_LEVEL = 6
-_MAX_SEGMENT = 65_533  # of a JPEG, without its length
+_MAX_SEGMENT = 65_533  # bytes in a JPEG segment, without its length field
 _ICC_PREFIX = b"ICC_PROFILE\0"
 _MAX_ICC_SEGMENTS = 255
 
 
 def encode_image(pixels: Pixels, fmt: ImageFormat, *, quality: int, exif: bytes = b"", icc: bytes = b"") -> bytes:
-    """One image file with its EXIF block and colour profile, if any; `quality`, 1 to 100, is of JPEG and WebP.
+    """Return one image file.
 
-    JPEG takes grey and RGB, WebP RGB with or without alpha, PNG all that `Pixels` holds.
+    Args:
+        pixels: For jpg, grey or RGB; for webp, RGB with or without alpha; for png, any `Pixels`.
+        fmt: Format of the file.
+        quality: 1 to 100; png ignores it.
+        exif: EXIF block to store; empty stores no block.
+        icc: Colour profile to store; empty stores no profile.
 
     Raises:
-        DecodeError: The format does not hold an image of this size, or such a profile.
+        DecodeError: A side is longer than `MAX_SIDE`, or the colour profile does not fit in a jpg.
     """
     height, width = pixels.shape[:2]
     if max(height, width) > MAX_SIDE[fmt]:
@@ -64,7 +69,7 @@ def encode_image(pixels: Pixels, fmt: ImageFormat, *, quality: int, exif: bytes 
 
 
 def _with_segments(file: bytes, exif: bytes, icc: bytes) -> bytes:
-    """A JPEG with EXIF (APP1) and colour profile (APP2, ICC.1:2022 B.4) after its first segment, which is JFIF's."""
+    """Insert EXIF (APP1) and the colour profile (APP2, ICC.1:2022 B.4) after the first segment of a JPEG, JFIF."""
     room = _MAX_SEGMENT - len(exif_blocks.PREFIX)
     segments = [(0xE1, exif_blocks.PREFIX + exif[at : at + room]) for at in range(0, len(exif), room)]
     room = _MAX_SEGMENT - len(_ICC_PREFIX) - 2
@@ -80,7 +85,7 @@ def _with_segments(file: bytes, exif: bytes, icc: bytes) -> bytes:
 
 
 def parse_colour(text: str) -> tuple[int, int, int]:
-    """Parse a colour: a name, or `#rrggbb`.
+    """Parse a colour name or `#rrggbb` to (red, green, blue), each 0 to 255.
 
     Raises:
         ValueError: The text is not a colour, or has transparency.

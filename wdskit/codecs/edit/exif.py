@@ -1,4 +1,4 @@
-"""EXIF blocks: the orientation in one, and the block without it. Nothing else of them is looked at or changed.
+"""Read the orientation of an EXIF block, or remove it. Other entries are neither read nor changed.
 
 An EXIF block is a TIFF header and a chain of directories whose entries have 12 bytes each: tag, type, count, value
 (CIPA DC-008-2023, 4.6.2).
@@ -9,16 +9,16 @@ from __future__ import annotations
 from typing import Literal
 
 PREFIX = b"Exif\0\0"
-"""What stands before the block in a JPEG."""
+"""The bytes before an EXIF block in a JPEG segment."""
 
 _ORIENTATION = 0x0112
 _ENTRY_BYTES = 12
-_VALUE_BYTES = {3: 2, 4: 4}  # SHORT, as the standard says, and LONG, as some programs write
+_VALUE_BYTES = {3: 2, 4: 4}  # SHORT, the standard's type, and LONG, which some programs write
 _ORDERS: dict[bytes, Literal["little", "big"]] = {b"II*\0": "little", b"MM\0*": "big"}
 
 
 def orientation_of(block: bytes) -> int:
-    """The orientation, 1 to 8; 1 (upright) where the block has none, or none of these."""
+    """Return the orientation, 1 to 8; 1 (upright) if the block has no orientation or an invalid one."""
     order, _, entries = _first_directory(block)
     for entry in entries:
         if int.from_bytes(entry[:2], order) == _ORIENTATION:
@@ -32,17 +32,17 @@ def without_orientation(block: bytes) -> bytes:
     """Remove the orientation from an EXIF block. Only the directory entries after it move."""
     order, first, entries = _first_directory(block)
     kept = [entry for entry in entries if int.from_bytes(entry[:2], order) != _ORIENTATION]
-    num_gone = len(entries) - len(kept)
-    if not num_gone:
+    num_removed = len(entries) - len(kept)
+    if not num_removed:
         return block
     count = int.from_bytes(block[first - 2 : first], order)
     end = first + _ENTRY_BYTES * count + 4  # the offset of the next directory follows the entries
-    rest = b"".join(kept) + block[first + _ENTRY_BYTES * len(entries) : end] + bytes(_ENTRY_BYTES * num_gone)
-    return block[: first - 2] + (count - num_gone).to_bytes(2, order) + rest + block[end:]
+    rest = b"".join(kept) + block[first + _ENTRY_BYTES * len(entries) : end] + bytes(_ENTRY_BYTES * num_removed)
+    return block[: first - 2] + (count - num_removed).to_bytes(2, order) + rest + block[end:]
 
 
 def _first_directory(block: bytes) -> tuple[Literal["little", "big"], int, list[bytes]]:
-    """The byte order, where the entries of the first directory start, and those that the block holds whole."""
+    """Return the byte order, the offset of the first directory's entries, and the entries that are not cut off."""
     order = _ORDERS.get(block[:4])
     directory = int.from_bytes(block[4:8], order) if order else 0
     if order is None or directory < 8:

@@ -12,12 +12,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from wdskit.codecs.edit.resize import Fit, Size
+from wdskit.codecs.edit.resize import ResizePlan, Size
 from wdskit.errors import DecodeError
 
 
 class AxisMap(NamedTuple):
-    """One new coordinate: (old[source] * num + offset) / den, where `source` is 0 for x and 1 for y."""
+    """The formula of one new coordinate: (old[source] * num + offset) / den; `source` is 0 for x and 1 for y."""
 
     source: int
     num: int
@@ -25,7 +25,7 @@ class AxisMap(NamedTuple):
     den: int
 
     def __call__(self, point: tuple[float, float]) -> float:
-        """The new coordinate of an old point; whole numbers stay whole where the result is whole."""
+        """Return the new coordinate of an old point: an int if the old one is an int and the division is exact."""
         value = point[self.source] * self.num + self.offset
         if isinstance(value, int) and value % self.den == 0:
             return value // self.den
@@ -33,7 +33,7 @@ class AxisMap(NamedTuple):
 
 
 class Move(NamedTuple):
-    """A map of points: both new coordinates, and the sizes of the old and the new image."""
+    """A map from points of an old image to points of a new image, and the sizes of both images."""
 
     x: AxisMap
     y: AxisMap
@@ -41,7 +41,7 @@ class Move(NamedTuple):
     after: Size
 
     def __call__(self, x: float, y: float) -> tuple[float, float]:
-        """The new place of a point."""
+        """Return the new coordinates of a point."""
         return self.x((x, y)), self.y((x, y))
 
     @property
@@ -50,18 +50,18 @@ class Move(NamedTuple):
         return abs(self.x.num * self.y.num) / (self.x.den * self.y.den)
 
     def then(self, other: Move) -> Move:
-        """This move, and then another."""
+        """Return the move that applies this move and then `other`."""
         return Move(_chain(other.x, self), _chain(other.y, self), self.before, other.after)
 
     def back(self) -> Move:
-        """The opposite of a turn."""
+        """Return the inverse of a move that only turns or mirrors."""
         axes = {
             axis.source: AxisMap(at, axis.num, -axis.num * axis.offset, 1) for at, axis in enumerate((self.x, self.y))
         }
         return Move(axes[0], axes[1], self.after, self.before)
 
     def nearest(self, pixels: NDArray[Any], fill: int) -> NDArray[Any]:
-        """The moved pixels, each the old pixel at its centre; `fill` where the old image has no pixel."""
+        """Return the pixels of the new image: the old pixel at each centre, or `fill` outside the old image."""
         columns, rows = (_sources(axis, count) for axis, count in zip((self.x, self.y), self.after, strict=True))
         if self.x.source == 1:
             pixels = pixels.swapaxes(0, 1)
@@ -72,19 +72,19 @@ class Move(NamedTuple):
         return np.ascontiguousarray(moved)
 
 
-def fitted(before: Size, to: Fit) -> Move:
-    """The move of `resize.resize_part` and `resize.pad`."""
+def resize_move(before: Size, plan: ResizePlan) -> Move:
+    """Return the move of `resize.resize_part` and `resize.pad` with this plan."""
 
     def axis(source: int, first: int, part: int, size: int, canvas: int) -> AxisMap:
         return _reduced(source, size, (canvas - size) // 2 * part - first * size, part)
 
-    x = axis(0, to.left, to.part.width, to.size.width, to.canvas.width)
-    y = axis(1, to.top, to.part.height, to.size.height, to.canvas.height)
-    return Move(x, y, before, to.canvas)
+    x = axis(0, plan.left, plan.part.width, plan.size.width, plan.canvas.width)
+    y = axis(1, plan.top, plan.part.height, plan.size.height, plan.canvas.height)
+    return Move(x, y, before, plan.canvas)
 
 
-def turned(before: Size, orientation: int) -> Move:
-    """The move of `resize.turn`."""
+def turn_move(before: Size, orientation: int) -> Move:
+    """Return the move of `resize.turn` for an image of size `before` and its EXIF orientation, 1 to 8."""
     after, sources = before, (0, 1)
     if orientation in {5, 6, 7, 8}:
         after, sources = Size(before.height, before.width), (1, 0)
@@ -99,7 +99,7 @@ class Geometry(NamedTuple):
     Attributes:
         move: The move from the old stored image to the new stored image.
         is_cut: Whether a part of the image was cut off.
-        orientation: The EXIF orientation before, 1 to 8.
+        orientation: The EXIF orientation of the old image, 1 to 8.
         is_turned: Whether the orientation was applied to the pixels.
     """
 
@@ -110,30 +110,34 @@ class Geometry(NamedTuple):
 
     @property
     def is_same(self) -> bool:
-        """Whether no point moves."""
-        return self.move == fitted(self.move.before, Fit(0, 0, *[self.move.before] * 3))
+        """True if no point moves."""
+        return self.move == resize_move(self.move.before, ResizePlan(0, 0, *[self.move.before] * 3))
 
     @property
     def upright(self) -> Move:
-        """The move for annotations of the image as its EXIF orientation shows it."""
-        back = turned(self.move.before, self.orientation).back()
+        """The move for annotations that describe the image after its EXIF orientation is applied."""
+        back = turn_move(self.move.before, self.orientation).back()
         move = back.then(self.move)
-        return move if self.is_turned else move.then(turned(self.move.after, self.orientation))
+        return move if self.is_turned else move.then(turn_move(self.move.after, self.orientation))
 
     def moves(self, size: Size | None) -> set[Move]:
         """Return the possible moves for annotations of an image of this size, None for an unknown size.
 
-        Annotations describe the stored image, or the image as its EXIF orientation shows it. If the size fits
+        Annotations describe the stored image, or the image after its EXIF orientation is applied. If the size fits
         both, both moves are returned.
         """
         return {move for move in (self.move, self.upright) if size in {None, move.before}}
 
 
 def only_move(geometries: list[Geometry], size: Size | None) -> Move:
-    """The move that a description of an image of this size needs, None for an unknown size.
+    """Return the one possible move for annotations or a mask of this size.
+
+    Args:
+        geometries: How the images of the sample were edited.
+        size: Size of the image that the annotations describe, or of the mask; None if unknown.
 
     Raises:
-        DecodeError: No image of the sample has this size, or the images and their EXIF leave several moves.
+        DecodeError: No image of the sample has this size, or several different moves are possible.
     """
     moves = {move for geometry in geometries for move in geometry.moves(size)}
     if len(moves) == 1:
@@ -151,18 +155,19 @@ def only_move(geometries: list[Geometry], size: Size | None) -> Move:
 
 
 def _chain(axis: AxisMap, first: Move) -> AxisMap:
+    """Return the axis that applies `first` and then `axis`."""
     before = (first.x, first.y)[axis.source]
     offset = before.offset * axis.num + axis.offset * before.den
     return _reduced(before.source, before.num * axis.num, offset, before.den * axis.den)
 
 
 def _reduced(source: int, num: int, offset: int, den: int) -> AxisMap:
-    by = math.gcd(num, offset, den)
-    return AxisMap(source, num // by, offset // by, den // by)
+    divisor = math.gcd(num, offset, den)
+    return AxisMap(source, num // divisor, offset // divisor, den // divisor)
 
 
 def _sources(axis: AxisMap, count: int) -> NDArray[np.int64]:
-    """The old pixel at the centre of each of `count` new ones."""
+    """Return the old pixel at the centre of each of `count` new pixels along an axis."""
     centres = 2 * np.arange(count, dtype=np.int64) + 1
     numbers: NDArray[np.int64] = (centres * axis.den - 2 * axis.offset) * int(math.copysign(1, axis.num))
     return numbers // (2 * abs(axis.num))

@@ -23,19 +23,21 @@ _LEVEL = 6
 
 
 def move_mask(data: bytes, geometries: list[Geometry], *, fill: int | None, max_pixels: int) -> bytes:
-    """The mask of an image that was resized, cut, padded or turned.
+    """Resize, cut, pad and turn a mask as its image was edited.
 
     Args:
-        data: The PNG file, of grey, a palette, or colours of 8 bits.
-        geometries: What happened to the images of the sample.
-        fill: The number of pixels that are added around the image; None refuses them.
-        max_pixels: Most pixels of the mask.
+        data: The whole PNG file: grey, a palette, or colours with 8 bits per channel.
+        geometries: How the images of the sample were edited.
+        fill: The number that padding stores in added pixels; None raises if pixels are added.
+        max_pixels: Compared with width x height in the file's header.
 
     Returns:
-        The same file if no pixel moves.
+        The new PNG file, or `data` if no pixel moves.
 
     Raises:
-        DecodeError: It is not such a PNG, its size is not that of an image, or a padded mask has no `fill`.
+        ImageTooLarge: The header promises more than `max_pixels`.
+        DecodeError: The file is not such a PNG, is animated or has an EXIF orientation, does not have the size of
+            exactly one edited image, or gets added pixels for which it cannot store `fill`.
     """
     if image_format(data) != "PNG":
         raise DecodeError("a mask must be a PNG file")
@@ -60,7 +62,7 @@ def move_mask(data: bytes, geometries: list[Geometry], *, fill: int | None, max_
             image.load()
             pixels = np.array(image)
     probe = move.nearest(np.zeros((move.before.height, move.before.width), np.uint8), 1)
-    if probe.any():  # the new image has pixels that the old one had not
+    if probe.any():  # pixels are added
         if fill is None:
             raise DecodeError("padding adds pixels to the mask. Choose their number with --mask-fill, for example 255")
         if colours not in {0, 3} or fill >= 1 << bits:
@@ -69,7 +71,7 @@ def move_mask(data: bytes, geometries: list[Geometry], *, fill: int | None, max_
 
 
 def _encode(pixels: NDArray[Any], bits: int, colours: int, chunks: list[tuple[bytes, bytes]]) -> bytes:
-    """A PNG file (ISO 15948) of these numbers."""
+    """Return a PNG file (ISO 15948) that stores these numbers, with these (type, data) chunks before the pixels."""
     height, width = pixels.shape[:2]
     if bits < 8:
         planes = (pixels[..., None] >> np.arange(bits - 1, -1, -1, dtype=np.uint8)) & 1

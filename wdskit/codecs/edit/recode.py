@@ -17,8 +17,8 @@ from PIL.ImageFile import ImageFile
 
 from wdskit.codecs.edit import exif, resize
 from wdskit.codecs.edit.encode import DEFAULT_QUALITY, FORMATS, ImageFormat, encode_image
-from wdskit.codecs.edit.geometry import Geometry, fitted, turned
-from wdskit.codecs.edit.resize import Fit, Pixels, ResizeMode, Size
+from wdskit.codecs.edit.geometry import Geometry, resize_move, turn_move
+from wdskit.codecs.edit.resize import Pixels, ResizeMode, ResizePlan, Size
 from wdskit.codecs.images import (
     decode_image,
     decode_jpeg,
@@ -31,7 +31,7 @@ from wdskit.codecs.images import (
 from wdskit.codecs.structure import check_pixels, png_chunks
 from wdskit.errors import DecodeError
 
-_ORIENTATION = 274  # a tag of TIFF
+_ORIENTATION = 274  # TIFF tag
 _PLAIN = {"1": "L", "L": "L", "LA": "LA", "La": "LA", "P": "RGB", "PA": "RGBA", "RGB": "RGB", "RGBA": "RGBA"}
 _PLAIN |= {"RGBX": "RGB", "RGBa": "RGBA", "YCbCr": "RGB"}
 _SPACES = {"L": b"GRAY", "LA": b"GRAY", "RGB": b"RGB ", "RGBA": b"RGB ", "CMYK": b"CMYK"}
@@ -41,11 +41,12 @@ class Original(NamedTuple):
     """An image file whose header was read.
 
     Attributes:
-        image: Pillow's view of `data`, not loaded.
+        data: The whole file.
+        image: The file opened by Pillow, not loaded.
         format: Pillow's name: JPEG, PNG, WEBP, GIF, BMP, TIFF, PPM.
-        exif: Its EXIF block, empty without one. Those of a TIFF are its own tags, and not taken for one.
-        orientation: 1 to 8. Always 1 for a TIFF, which Pillow turns while it decodes.
-        icc: Its colour profile, empty without one.
+        exif: The EXIF block; empty if the file has no EXIF block. Always empty for a TIFF, whose EXIF is its own tags.
+        orientation: EXIF orientation, 1 to 8. Always 1 for a TIFF, because Pillow applies it when it decodes.
+        icc: The colour profile; empty if the file has no profile.
     """
 
     data: bytes
@@ -61,10 +62,10 @@ def open_original(data: bytes, *, max_pixels: int) -> Original:
 
     Raises:
         ImageTooLarge: The header promises more than `max_pixels`.
-        DecodeError: The format is unknown, or the header damaged.
+        DecodeError: The format is unknown, or the header is damaged.
     """
     image = open_pillow(data, max_pixels=max_pixels)
-    if image.format == "PNG":  # Pillow sees chunks before the pixels only
+    if image.format == "PNG":  # Pillow reads only the chunks before the pixels
         block = next((data[at + 8 : end - 4] for at, kind, end in png_chunks(data) if kind == b"eXIf"), b"")
     else:
         block = image.info.get("exif", b"")
@@ -74,16 +75,18 @@ def open_original(data: bytes, *, max_pixels: int) -> Original:
 
 
 def decode_original(original: Original, *, step: int, max_pixels: int) -> tuple[Pixels, bytes, int]:
-    """Decode to grey, RGB, or one of them with alpha.
+    """Decode to grey or RGB, with or without alpha.
 
-    CMYK becomes RGB: sRGB by its colour profile, else by Pillow's plain formula. A palette becomes RGB, one bit grey. A
-    JPEG is decoded at 1/step of its size where that can be done, as `decode_jpeg` does.
+    CMYK with a colour profile becomes sRGB; without a profile, Pillow's plain formula makes RGB. A palette becomes RGB,
+    one bit becomes grey. `decode_jpeg` decodes a grey or RGB JPEG at 1/step of its size if it can; all other files are
+    decoded at full size, step 1.
 
     Returns:
-        The pixels, owned by the caller; the colour profile that they have, empty for none; and the step that was taken.
+        The pixels, owned by the caller; their colour profile, empty if they have no profile; and the used step.
 
     Raises:
-        DecodeError: The file is damaged, or its pixels have no such form.
+        ImageTooLarge: The header of a JPEG promises more than `max_pixels`.
+        DecodeError: The file is damaged, or its pixels cannot be converted.
     """
     mode = original.image.mode
     if original.format == "JPEG" and mode in {"L", "RGB"}:
@@ -113,10 +116,10 @@ def decode_original(original: Original, *, step: int, max_pixels: int) -> tuple[
 
 
 def to_rgb(pixels: Pixels, icc: bytes) -> tuple[Pixels, bytes]:
-    """RGB of grey, with alpha where there is one, and the colour profile that it has then.
+    """Convert grey to RGB, or grey and alpha to RGB and alpha. Return the pixels and their new colour profile.
 
     Raises:
-        DecodeError: The colour profile is damaged.
+        DecodeError: The colour profile is damaged or is not for grey.
     """
     if pixels.ndim == 2:
         return _to_rgb(Image.fromarray(pixels), icc)
@@ -125,12 +128,12 @@ def to_rgb(pixels: Pixels, icc: bytes) -> tuple[Pixels, bytes]:
 
 
 def _to_rgb(image: Image.Image, icc: bytes) -> tuple[Pixels, bytes]:
-    """RGB of grey or CMYK: sRGB, which needs no profile, where the file has a profile of its colours."""
+    """Convert grey or CMYK to RGB. With a colour profile the result is sRGB, which needs no profile."""
     if not icc:
         return np.array(image.convert("RGB")), b""
     space = icc[16:20]  # ICC.1:2022, 7.2
     if space == _SPACES["RGB"] and image.mode == "L":
-        return np.array(image.convert("RGB")), icc  # grey that was saved with a profile of RGB
+        return np.array(image.convert("RGB")), icc  # some programs save grey with an RGB profile
     if space != _SPACES[image.mode]:
         raise DecodeError(f"its colour profile is for {space!r}, but its pixels are {image.mode}")
     try:
@@ -143,8 +146,8 @@ def _to_rgb(image: Image.Image, icc: bytes) -> tuple[Pixels, bytes]:
     return np.array(converted), b""
 
 
-class Recoded(NamedTuple):
-    """An image as wanted, its format by Pillow's name, and what happened to the places in it."""
+class RecodedImage(NamedTuple):
+    """The edited file, Pillow's name of its format, and how its points moved."""
 
     data: bytes
     format: str
@@ -156,15 +159,15 @@ class Recoding:
     """The changes to make to each image.
 
     Attributes:
-        size: What it is resized to; None keeps its pixels.
-        mode: How, see `resize.fit`.
+        size: Length of a side in pixels, see `resize.plan_resize`; None does not resize.
+        mode: Which side gets this length, see `resize.plan_resize`.
         upscale: Whether smaller images are made larger.
-        format: What it is written as; None keeps the format of each.
-        quality: 1 to 100, of JPEG and WebP, where an image is encoded.
-        orient: Whether the EXIF orientation is applied to the pixels. Otherwise the EXIF block keeps it.
-        background: Colour behind transparent images where the format has no alpha, and around padded ones; None refuses
-            the first, and is black for the second.
-        max_pixels: Most pixels of an image, before and after.
+        format: Format of the written file; None keeps the format of each file.
+        quality: 1 to 100, for JPEG and WebP files that are encoded again.
+        orient: Whether the EXIF orientation is applied to the pixels. If False, the EXIF block keeps it.
+        background: Replaces transparency in formats without alpha, and fills padding. With None, a transparent image
+            raises DecodeError in such formats, and padding is black or transparent.
+        max_pixels: Limit for width x height, before and after the change.
     """
 
     size: int | None = None
@@ -176,47 +179,48 @@ class Recoding:
     background: tuple[int, int, int] | None = None
     max_pixels: int = 1 << 62
 
-    def apply(self, data: bytes) -> Recoded:
-        """The image as wanted.
+    def apply(self, data: bytes) -> RecodedImage:
+        """Edit one image file.
 
-        An image that has the wanted format, size and orientation is returned unchanged. Other images keep the EXIF
-        block and the colour profile, but not XMP, IPTC, comments and texts.
+        A file that already has the format, size and orientation is returned unchanged. Other files keep the EXIF block
+        and the colour profile, but lose XMP, IPTC, comments and texts.
 
         Raises:
-            DecodeError: It cannot be made; the message begins with the stage: "decode", "convert", "resize", "encode".
+            ImageTooLarge: The image, before or after the change, has more than `max_pixels`.
+            DecodeError: The image cannot be edited. The message begins with "decode", "convert", "resize" or "encode".
         """
         with _stage("decode"):
             original = open_original(data, max_pixels=self.max_pixels)
-        to = resize.fit(*original.image.size, self.size, self.mode, upscale=self.upscale)
+        plan = resize.plan_resize(*original.image.size, self.size, self.mode, upscale=self.upscale)
         with _stage("resize"):
-            check_pixels(*to.canvas, max_pixels=self.max_pixels)
+            check_pixels(*plan.canvas, max_pixels=self.max_pixels)
         is_turned = self.orient and original.orientation > 1
         is_right = self.format is None or FORMATS.get(original.format) == self.format
-        if is_right and not is_turned and to.canvas == original.image.size and to.size == to.part:
-            return Recoded(data, original.format, _geometry(original, to, is_turned=False))
+        if is_right and not is_turned and plan.canvas == original.image.size and plan.size == plan.part:
+            return RecodedImage(data, original.format, _geometry(original, plan, is_turned=False))
         if getattr(original.image, "n_frames", 1) > 1:
             raise DecodeError(f"decode: it is animated ({original.format}); only still images are supported")
         fmt = self.format or FORMATS.get(original.format)
         if fmt is None:
             raise DecodeError(f"encode: a {original.format} cannot be written. Choose another format with --format")
-        pixels, icc = self._pixels(original, fmt, to)
+        pixels, icc = self._pixels(original, fmt, plan)
         if is_turned:
             pixels = resize.turn(pixels, original.orientation)
         block = exif.without_orientation(original.exif) if self.orient else original.exif
         with _stage("encode"):
             encoded = encode_image(pixels, fmt, quality=self.quality, exif=block, icc=icc)
         name = next(name for name, known in FORMATS.items() if known == fmt)
-        return Recoded(encoded, name, _geometry(original, to, is_turned=is_turned))
+        return RecodedImage(encoded, name, _geometry(original, plan, is_turned=is_turned))
 
-    def _pixels(self, original: Original, fmt: ImageFormat, to: Fit) -> tuple[Pixels, bytes]:
-        """The pixels as the format holds them, resized, and their colour profile."""
-        # Of grey alone Pillow gives more than 8 bits.
+    def _pixels(self, original: Original, fmt: ImageFormat, plan: ResizePlan) -> tuple[Pixels, bytes]:
+        """Return the resized pixels, converted for the format, and their colour profile."""
+        # Pillow returns more than 8 bits per channel only for grey.
         if fmt == "png" and original.image.mode in _PLAIN and largest_number(original.data, original.image) > 255:
             raise DecodeError(
                 "convert: colour with more than 8 bits per channel cannot be kept. Convert to jpg or webp: --format"
             )
         with _stage("decode"):
-            pixels, icc, step = decode_original(original, step=resize.choose_step(to), max_pixels=self.max_pixels)
+            pixels, icc, step = decode_original(original, step=resize.choose_step(plan), max_pixels=self.max_pixels)
         with _stage("convert"):
             if pixels.dtype == np.uint16 and fmt != "png":
                 pixels = (pixels >> 8).astype(np.uint8)
@@ -224,38 +228,38 @@ class Recoding:
                 pixels = self._without_alpha(pixels)
             if fmt == "webp" and (pixels.ndim == 2 or pixels.shape[2] == 2):
                 pixels, icc = to_rgb(pixels, icc)
-        pixels = resize.resize_part(pixels, to, step)
-        return resize.pad(pixels, to.canvas, self.background), icc
+        pixels = resize.resize_part(pixels, plan, step)
+        return resize.pad(pixels, plan.canvas, self.background), icc
 
     def _without_alpha(self, pixels: Pixels) -> Pixels:
-        """Grey or RGB, composed on the background where any pixel is transparent."""
+        """Return grey or RGB pixels. Transparent pixels are blended with the background."""
         alpha = pixels[..., -1:].astype(np.uint32)
         colours = pixels[..., :-1]
         if alpha.min() < 255:
             if self.background is None:
                 raise DecodeError("it is transparent, which a jpg cannot be. Choose a background colour: --background")
-            behind = resize.fill_value(pixels[..., 0] if colours.shape[2] == 1 else colours, self.background)
-            colours = ((colours * alpha + behind * (255 - alpha) + 127) // 255).astype(np.uint8)
+            background = resize.fill_value(pixels[..., 0] if colours.shape[2] == 1 else colours, self.background)
+            colours = ((colours * alpha + background * (255 - alpha) + 127) // 255).astype(np.uint8)
         return np.ascontiguousarray(colours[..., 0] if colours.shape[2] == 1 else colours)
 
 
-def _geometry(original: Original, to: Fit, *, is_turned: bool) -> Geometry:
+def _geometry(original: Original, plan: ResizePlan, *, is_turned: bool) -> Geometry:
     size, orientation = Size(*original.image.size), original.orientation
-    is_cut = to.part != size
-    if original.format == "TIFF":  # Pillow turns it while it decodes, before it is fitted, and says the turned size
+    is_cut = plan.part != size
+    if original.format == "TIFF":  # Pillow turns it when it decodes, before the resize; `size` is the turned size
         orientation = original.image.tag_v2.get(_ORIENTATION, 1)  # type: ignore[attr-defined]
         orientation = orientation if orientation in range(1, 9) else 1
-        back = turned(size, orientation).after
-        return Geometry(turned(back, orientation).then(fitted(size, to)), is_cut, orientation, is_turned=True)
-    move = fitted(size, to)
+        back = turn_move(size, orientation).after
+        return Geometry(turn_move(back, orientation).then(resize_move(size, plan)), is_cut, orientation, is_turned=True)
+    move = resize_move(size, plan)
     if is_turned:
-        move = move.then(turned(move.after, orientation))
+        move = move.then(turn_move(move.after, orientation))
     return Geometry(move, is_cut, orientation, is_turned)
 
 
 @contextlib.contextmanager
 def _stage(name: str) -> Iterator[None]:
-    """Errors begin with the stage that they come from."""
+    """Put the name of a stage before the message of a DecodeError."""
     try:
         yield
     except DecodeError as err:

@@ -1,10 +1,10 @@
 """Compute the new size of an image, and resize its pixels.
 
-They are antialiased bicubic, as Pillow's BICUBIC, by whichever of torch and Pillow is the quicker.
+The filter is antialiased bicubic. torch resizes uint8 grey and RGB; Pillow resizes alpha and 16 bits.
 
-Figures of 12 photographs, one thread. Decoding, resizing and encoding at q95 a JPEG of 500x375 to 341x256 takes 2.0 ms
-with torch's bicubic, 4.1 with Pillow's, 5.9 with its LANCZOS, from which the two bicubic ones are 46.7 dB apart and the
-encoder 41.9. torch is within 2 levels of Pillow's bicubic on photographs.
+Measured on 12 photographs, one thread: decoding a JPEG of 500x375, resizing to 341x256 and encoding at q95 takes 2.0 ms
+with torch's bicubic, 4.1 ms with Pillow's bicubic and 5.9 ms with Pillow's LANCZOS. Both bicubic results are 46.7 dB
+from the LANCZOS result; the encoder's loss is 41.9 dB. On photographs torch is within 2 levels of Pillow's bicubic.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from PIL import Image
 from wdskit.codecs.images import STEPS
 
 Pixels = NDArray[Any]
-"""(height, width) of grey, or (height, width, channels) of grey and alpha, RGB, or RGB and alpha: uint8; and uint16 for
-16 bits of grey."""
+"""uint8 array: (height, width) for grey, (height, width, channels) for grey and alpha, RGB, or RGB and alpha. 16-bit
+grey is uint16 (height, width)."""
 
-REMAINING = 2
-"""A JPEG is decoded at a smaller scale where this reduction at least is left to the resize. Then the result is 53 to 58
-dB from that of the whole image (49 at worst), and with less 42 to 50; rounding alone costs 58."""
+MIN_RESIZE_FACTOR = 2
+"""A JPEG is decoded at a smaller scale only if the resize still reduces it by this factor. Then the result is 53 to 58
+dB from the result without that scale (49 at worst); with smaller factors 42 to 50. Rounding alone costs 58."""
 
 
 ResizeMode = Literal["shorter", "longer", "crop", "pad"]
@@ -37,10 +37,11 @@ class Size(NamedTuple):
     height: int
 
 
-class Fit(NamedTuple):
-    """A resize: a part of the image is cut out, resized, and placed in the middle of a canvas.
+class ResizePlan(NamedTuple):
+    """The steps of a resize: cut a part out of the image, resize it, place it in the middle of a canvas.
 
-    `left` and `top` are the first column and row of the part; `canvas` is `size` unless the image is padded.
+    `left` and `top` are the first column and row of the part; `part` is its size before the resize and `size` after it;
+    `canvas` equals `size` unless the image is padded.
     """
 
     left: int
@@ -50,60 +51,64 @@ class Fit(NamedTuple):
     canvas: Size
 
 
-def fit(width: int, height: int, size: int | None, mode: ResizeMode, *, upscale: bool) -> Fit:
-    """Fit an image to a size. It keeps its aspect ratio to the pixel, and is cut or padded equally on both sides.
+def plan_resize(width: int, height: int, size: int | None, mode: ResizeMode, *, upscale: bool) -> ResizePlan:
+    """Plan a resize that keeps the aspect ratio to the pixel, and cuts or pads both sides equally.
 
     Args:
         width: Width of the image in pixels, at least 1.
         height: Height of the image in pixels, at least 1.
         size: Length of a side in pixels, at least 1; None keeps the size of the image.
-        mode: "shorter" and "longer" make that side `size`. "crop" makes the shorter one `size` and cuts the other to
-            `size`, "pad" makes the longer one `size` and fills the other up to `size`.
-        upscale: Otherwise no pixel is made larger: an image whose side is `size` or less keeps its pixels, and is only
-            cut where a side is larger, or padded.
+        mode: "shorter" and "longer" make that side `size`. "crop" makes the shorter side `size` and cuts the longer
+            side to `size`; "pad" makes the longer side `size` and pads the shorter side to `size`.
+        upscale: Whether smaller images are enlarged. If False, an image whose side is `size` or less keeps its pixels;
+            "crop" may still cut the other side, and "pad" still pads.
     """
     whole = Size(width, height)
     if size is None:
-        return Fit(0, 0, whole, whole, whole)
+        return ResizePlan(0, 0, whole, whole, whole)
     side = max(whole) if mode in {"longer", "pad"} else min(whole)
     is_resized = upscale or side > size
     if mode == "crop":
         part = Size(side, side) if is_resized else Size(min(width, size), min(height, size))
         resized = Size(size, size) if is_resized else part
-        return Fit((width - part.width) // 2, (height - part.height) // 2, part, resized, resized)
+        return ResizePlan((width - part.width) // 2, (height - part.height) // 2, part, resized, resized)
     resized = Size(_scaled(width, size, side), _scaled(height, size, side)) if is_resized else whole
-    return Fit(0, 0, whole, resized, Size(size, size) if mode == "pad" else resized)
+    return ResizePlan(0, 0, whole, resized, Size(size, size) if mode == "pad" else resized)
 
 
-def _scaled(side: int, size: int, by: int) -> int:
-    """Side * size / by, to the nearest, halves up, 1 at least."""
-    return max(1, (2 * side * size + by) // (2 * by))
+def _scaled(side: int, size: int, divisor: int) -> int:
+    """Return side * size / divisor, rounded to the nearest integer (halves up), at least 1."""
+    return max(1, (2 * side * size + divisor) // (2 * divisor))
 
 
-def choose_step(to: Fit) -> int:
-    """The scale, 1/step, at which a JPEG is decoded."""
-    reduction = min(to.part.width / to.size.width, to.part.height / to.size.height)
-    return next((step for step in STEPS if reduction >= REMAINING * step), 1)
+def choose_step(plan: ResizePlan) -> int:
+    """Return the step for decoding a JPEG at 1/step of its size before this resize: 1 or a value of `STEPS`."""
+    reduction = min(plan.part.width / plan.size.width, plan.part.height / plan.size.height)
+    return next((step for step in STEPS if reduction >= MIN_RESIZE_FACTOR * step), 1)
 
 
-def resize_part(pixels: Pixels, to: Fit, step: int) -> Pixels:
-    """The wanted part of an image, whose pixels are at 1/step of its size, in the wanted size.
+def resize_part(pixels: Pixels, plan: ResizePlan, step: int) -> Pixels:
+    """Cut out and resize the part of the plan. `pixels` is the image decoded at 1/step of its size.
 
-    The part starts within half a step of where `to` says.
+    The part starts within step/2 full-size pixels of the plan's `left` and `top`.
     """
-    top, left = round(to.top / step), round(to.left / step)
-    bottom, right = top - (-to.part.height // step), left - (-to.part.width // step)
+    top, left = round(plan.top / step), round(plan.left / step)
+    bottom, right = top - (-plan.part.height // step), left - (-plan.part.width // step)
     part = pixels[top:bottom, left:right]
-    if to.size == to.part:
+    if plan.size == plan.part:
         return part
     if pixels.dtype == np.uint8 and (pixels.ndim == 2 or pixels.shape[2] == 3):
-        return _by_torch(part, to.size, (to.size.height * step / to.part.height, to.size.width * step / to.part.width))
-    # Alpha and 16 bits; Pillow weighs colours by their alpha.
-    return np.array(Image.fromarray(np.ascontiguousarray(part)).resize(to.size, Image.Resampling.BICUBIC))
+        scales = plan.size.height * step / plan.part.height, plan.size.width * step / plan.part.width
+        return _by_torch(part, plan.size, scales)
+    # Pillow weights colours by their alpha.
+    return np.array(Image.fromarray(np.ascontiguousarray(part)).resize(plan.size, Image.Resampling.BICUBIC))
 
 
 def _by_torch(part: Pixels, size: Size, scales: tuple[float, float]) -> Pixels:
-    """Resize grey or RGB. The scales are given apart: the last pixels at a smaller scale may reach beyond the image."""
+    """Resize grey or RGB, uint8.
+
+    `scales` is (height, width) of the output / exact input, because the last decoded pixels may reach beyond the image.
+    """
     import torch
 
     shaped = np.ascontiguousarray(part).reshape(1, *part.shape[:2], -1)
@@ -116,7 +121,7 @@ def _by_torch(part: Pixels, size: Size, scales: tuple[float, float]) -> Pixels:
 
 
 def pad(pixels: Pixels, canvas: Size, colour: tuple[int, int, int] | None) -> Pixels:
-    """Place an image in the middle of a larger canvas. Without a colour the border is black, or transparent."""
+    """Place an image in the middle of a larger canvas. Without a colour the border is 0: black, or transparent."""
     height, width = pixels.shape[:2]
     if (width, height) == canvas:
         return pixels
@@ -128,7 +133,7 @@ def pad(pixels: Pixels, canvas: Size, colour: tuple[int, int, int] | None) -> Pi
 
 
 def fill_value(pixels: Pixels, colour: tuple[int, int, int]) -> Pixels:
-    """A colour as these pixels have it, opaque; of grey its luma (ITU-R 601-2, as Pillow's)."""
+    """Return an opaque colour in the channels and dtype of `pixels`; for grey, Pillow's luma (ITU-R 601-2)."""
     channels = 1 if pixels.ndim == 2 else pixels.shape[2]
     luma = (colour[0] * 19595 + colour[1] * 38470 + colour[2] * 7471 + 0x8000) >> 16
     values = [luma] if channels < 3 else list(colour)
@@ -137,7 +142,7 @@ def fill_value(pixels: Pixels, colour: tuple[int, int, int]) -> Pixels:
 
 
 def turn(pixels: Pixels, orientation: int) -> Pixels:
-    """The image upright, from how it was stored (CIPA DC-008-2023, tag 274)."""
+    """Apply an EXIF orientation, 1 to 8, to stored pixels (CIPA DC-008-2023, tag 274). Returns a view."""
     if orientation in {5, 6, 7, 8}:
         pixels = pixels.swapaxes(0, 1)
     if orientation in {2, 3, 6, 7}:
@@ -148,7 +153,10 @@ def turn(pixels: Pixels, orientation: int) -> Pixels:
 
 
 def resizer_versions() -> dict[str, str]:
-    """What resized pixels depend on: with and without vector code torch rounds one pixel in a million differently."""
+    """Return the torch version and CPU capability: resized pixels depend on both.
+
+    With and without vector code torch rounds one pixel in a million differently.
+    """
     import torch
 
     capability = torch.backends.cpu.get_cpu_capability()

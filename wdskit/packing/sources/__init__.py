@@ -1,6 +1,7 @@
-"""Sources: find the kind of a source by its path, and read its rows.
+"""Find the kind of a source, and return a reader of its rows.
 
-`KINDS` lists the kinds. The kind depends on the type of the path and its suffix, never on the content of a file.
+`KINDS` lists the kinds. The kind depends on the suffix of a path and on the names in a folder, never on the content of
+a file.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ _SHOWN_REJECTS = 3
 
 
 class Reader(Protocol):
-    """Reads the rows of a source. A reader can have the attributes `classes`, `num_other` and `sha256` of `Source`."""
+    """Reader of a source's rows. A reader can have the attributes `classes`, `num_other` and `sha256` of `Source`."""
 
     def rows(self, *, keys: str) -> Iterator[Row | RowError]:
         """Yield each row, or the error of a row that cannot be packed. `keys` is the argument of `row.make_row`."""
@@ -41,12 +42,12 @@ class Duplicate(NamedTuple):
     """A row with the same images as an earlier row.
 
     Attributes:
-        number: Number of the row in the source.
+        number: Number of the row in the source, from 0.
         key: Key of the row.
-        where: Place of the row.
+        where: Place of the row, for messages.
         first_key: Key of the first row with these images.
-        first_where: Place of that row.
-        sha256: Digest of the image; of several images, of their digests in the order of their names.
+        first_where: Place of the first row with these images.
+        sha256: Digest of the image. A row with several images has the digest of their digests, sorted by field name.
     """
 
     number: int
@@ -57,27 +58,28 @@ class Duplicate(NamedTuple):
     sha256: str
 
     def to_dict(self) -> dict[str, str]:
-        """Return the values of the row's line in `duplicates.jsonl`."""
+        """Return the object for the row's line in `duplicates.jsonl`: all attributes except `number`."""
         return {name: value for name, value in self._asdict().items() if name != "number"}
 
 
 @dataclass
 class Source:
-    """Rows and facts about their source.
+    """The rows of a source, and metadata of the source.
 
     Attributes:
         name: Name of the source in messages.
         rows: Each row, or the error of a row that cannot be packed.
-        kind: Kind of the source, as text for people.
+        kind: Kind of the source, as text for messages.
         is_stream: True if the rows can be read only once. They are then read while shards are written.
         is_held: True if the caller keeps the rows in memory, so that the plan does not store them.
-        classes: Number of each class by name; empty where the source has none.
+        classes: Number of each class by name; empty if the source has no classes.
         reader: Reader of the source; None for rows from Python.
         rejected: Errors of the rows that were left out so far.
         duplicates: The rows with the images of an earlier row, if the options search for duplicates.
         num_cleaned: Rows so far whose keys `--keys clean` changed.
         sha256: Known digests of files that the rows refer to, by path.
-        lists: Bytes of the files that describe all shards, by name; None makes them from the other attributes.
+        lists: Bytes of the files to write next to the shards, such as `classes.json`, by file name; None makes the
+            files from `classes`, `rejected` and `duplicates`.
     """
 
     name: str
@@ -95,10 +97,10 @@ class Source:
 
     @property
     def num_other(self) -> int:
-        """Files of a folder, or members of archives, that are in no row so far."""
+        """Number of files of a folder, or members of archives, that were read so far and belong to no row."""
         return getattr(self.reader, "num_other", 0)
 
-    def nothing(self) -> PackError:
+    def no_rows_error(self) -> PackError:
         """Return the error for a source without a valid row."""
         msg = f"{self.name}: there is nothing to pack"
         if not self.rejected:
@@ -108,7 +110,7 @@ class Source:
 
 
 def streamed_rows(source: Source, transforms: Transforms, *, skip_bad: bool) -> Generator[Row, None, None]:
-    """Yield the valid rows of a stream while they are read.
+    """Yield the valid rows of a stream while they are read. With `skip_bad`, errors go to `source.rejected`.
 
     Raises:
         RowError: A row cannot be packed, and `skip_bad` is False.
@@ -151,21 +153,23 @@ class Kind(NamedTuple):
     options: tuple[str, ...] = ()
 
 
-_COLUMNS = ("image_column", "key_column", "allow_no_image", "fields", "classes", "omit")
+_TABLE_OPTIONS = ("image_column", "key_column", "allow_no_image", "fields", "classes", "omit")
 KINDS: dict[str, Kind] = {
     "folder": Kind(
         "an image folder",
         lambda path, how: ImageFolder(path, FileNames(how.sidecars, how.files), how.class_names, how.omit),
         ("sidecars", "files", "classes", "omit"),
     ),
-    "table": Kind("a table of text", lambda path, how: TextTable(path, how.records), _COLUMNS),
+    "table": Kind("a table of text", lambda path, how: TextTable(path, how.records), _TABLE_OPTIONS),
     "list": Kind("a list of paths", lambda path, how: TextTable(path, how.records, is_list=True)),
     "parquet": Kind(
         "a Parquet table",
         lambda path, how: read_parquet(expand_files(path, ".parquet"), how.records, in_order=how.keeps_order),
-        _COLUMNS,
+        _TABLE_OPTIONS,
     ),
-    "hf": Kind("a saved data set of Hugging Face", lambda path, how: read_saved_dataset(path, how.records), _COLUMNS),
+    "hf": Kind(
+        "a saved data set of Hugging Face", lambda path, how: read_saved_dataset(path, how.records), _TABLE_OPTIONS
+    ),
     "coco": Kind(
         "COCO annotations", lambda path, how: Coco(path, how.images, how.records), ("images", "fields", "classes")
     ),
@@ -177,7 +181,7 @@ KINDS: dict[str, Kind] = {
 """The kinds, by the name that `--from` takes."""
 
 _SUFFIXES = {".parquet": "parquet", ".json": "coco", ".tar": "tar", ".zip": "zip", **dict.fromkeys(SUFFIXES, "table")}
-_FOLDERS_OF = (".parquet", ".tar")  # a folder that has only such files is not an image folder
+_FOLDERS_OF = (".parquet", ".tar", ".zip")  # a folder that has only such files is not an image folder
 
 
 def find_source(source: Any, how: PackOptions) -> Source:
@@ -247,14 +251,18 @@ def _is_remote(path: str) -> bool:
 
 
 def count_cleaned(source: Source, rows: Iterable[Row | RowError]) -> Iterator[Row | RowError]:
-    """Yield the same rows, and count the rows with changed keys in `source.num_cleaned`."""
+    """Yield `rows` unchanged, and count the rows with changed keys in `source.num_cleaned`."""
     for row in rows:
         source.num_cleaned += isinstance(row, Row) and row.is_cleaned
         yield row
 
 
 def _kind_of(path: str) -> str:
-    """Return the kind of a path. The first part decides if the path has several parts."""
+    """Return the kind of a path. If the path has several parts, the first part decides.
+
+    Raises:
+        PackError: The path does not exist, its suffix is unknown, or a folder has files of two kinds.
+    """
     if path == STDIN:
         return "list"
     if os.path.isdir(path):
@@ -276,7 +284,7 @@ def _kind_of_folder(path: str) -> str:
     """Return the kind of a folder.
 
     A folder that `datasets` saved is "hf". A folder with an image or a sub-folder is "folder". Any other folder has the
-    kind of its Parquet files or tars.
+    kind of its Parquet files, tars or zips. PackError: It has files of two of these kinds.
     """
     for names in ({STATE_NAME, INFO_NAME}, {SPLITS_NAME}):
         if all(os.path.exists(os.path.join(path, name)) for name in names):
@@ -291,7 +299,7 @@ def _kind_of_folder(path: str) -> str:
 
 
 def _check_options(path: str, what: str, own: tuple[str, ...], how: PackOptions) -> None:
-    """Refuse an option that would be ignored."""
+    """Raise `PackError` if an option is set that the source would ignore. `own` has the options of its kind."""
     for option in sorted({option for kind in KINDS.values() for option in kind.options} - {*own}):
         if getattr(how, option) not in (None, False, (), [], {}):
             owners = " or ".join(dict.fromkeys(kind.what for kind in KINDS.values() if option in kind.options))
@@ -300,7 +308,7 @@ def _check_options(path: str, what: str, own: tuple[str, ...], how: PackOptions)
 
 def expand_files(path: str, suffix: str) -> list[str]:
     """Return the files of a path: the file itself, the files of a folder that end in `suffix`, or the files that match
-    a pattern. The files of each pattern are sorted by their bytes.
+    a pattern. The files of each folder or pattern are sorted by the bytes of their paths.
 
     Raises:
         PackError: A folder or pattern has no such file.

@@ -22,17 +22,18 @@ from wdskit.storage.identity import FileIdentity
 from wdskit.storage.urls import is_local, local_path
 from wdskit.tar.names import split_name
 
-LEAVE_OUT = "leave the labels out: `wdskit reshard --drop cls`."
-"""The remedy if labels of several sources mean different classes."""
+DROP_LABELS = "leave the labels out: `wdskit reshard --drop cls`."
+"""End of the message about sources that number their classes differently."""
 _NUMBER = re.compile(r"\d+")
-_ENCRYPTED = 0x2041  # or the directory is masked (PKWARE's APPNOTE.TXT 6.3.10, section 4.4.4)
+# Encryption, strong encryption, or a masked directory (PKWARE's APPNOTE.TXT 6.3.10, section 4.4.4)
+_ENCRYPTED = 0x2041
 _IS_UTF8 = 0x800
 _UNIX = 3
 _log = logging.getLogger(__name__)
 
 
 class Tars:
-    """The tars that `list_tars` finds.
+    """Reader of the tars that a path or pattern names.
 
     Only the headers of local tars are read here. Tars of a store are read as streams.
 
@@ -43,8 +44,10 @@ class Tars:
             use `classes.json`, if all folders with labels have the same file.
 
     Raises:
-        PackError, StorageError: Raised by `list_tars`.
-        FolderIndexError: Raised by `list_tars`; or a `classes.json` is invalid or contradicts another.
+        PackError: A URL has a query, or a field cannot be made from JSON.
+        StorageError: No tar matches, a local tar is missing, a URL is invalid, or a store cannot be read.
+        FolderIndexError: The tars belong to an unfinished run, an index is invalid or does not match its tars, or a
+            `classes.json` is invalid or contradicts another.
     """
 
     def __init__(self, shards: str, records: Records) -> None:
@@ -58,7 +61,7 @@ class Tars:
         if CLASS_FIELD in records.fields:
             self.classes = {} if records.classes is None else records.classes.numbers
             return
-        common = common_classes(found.folders, found.folders.__getitem__, way_out=LEAVE_OUT)
+        common = common_classes(found.folders, found.folders.__getitem__, way_out=DROP_LABELS)
         names = common.names or ()
         if common.problem:
             _log.warning("%s, so no %s is written.", common.problem, CLASSES_NAME)
@@ -66,12 +69,14 @@ class Tars:
             self.classes = {name: number for number, name in enumerate(names)}
 
     def rows(self, *, keys: str) -> Iterator[Row | RowError]:
-        """A row a sample, in their order: its members are its fields. Of a damaged tar these are the whole samples
-        before the damage, then one error for the rest.
+        """Yield one row per sample, in the order of the tars, or the error of a row. The members of a sample are its
+        fields. A damaged tar yields the complete samples before the damage, then one error for the rest.
 
         Raises:
+            ShardError: A member is a link, a device or another kind that no sample has; or a tar was replaced after it
+                was indexed.
             StorageError: A tar cannot be read.
-            FolderIndexError: One has other bytes than its folder's index says.
+            FolderIndexError: A tar differs from the index of its folder.
         """
         for url, entry in self._shards:
             samples = TarSamples(url, entry)
@@ -89,9 +94,10 @@ class Tars:
 
 
 class Zips:
-    """Zips on this machine. Only their directories are read here.
+    """Reader of zips on a local disk. Only the directories of the zips are read here.
 
     Attributes:
+        classes: Number of each class by name: the given classes; empty without them.
         num_other: Members read so far that belong to no sample.
     """
 
@@ -103,7 +109,8 @@ class Zips:
         self.num_other = 0
 
     def rows(self, *, keys: str) -> Iterator[Row | RowError]:
-        """A row a sample, by their keys' bytes: its members are its fields.
+        """Yield one row per sample, or the error of a row. The members of a sample are its fields. The rows of each zip
+        are sorted by the bytes of their keys.
 
         Raises:
             PackError: A zip cannot be read, or is damaged.
@@ -127,10 +134,10 @@ class Zips:
 
 
 def read_directory(path: str) -> list[tuple[str, zipfile.ZipInfo]]:
-    """Return name and record of each file in a zip, in the order of the zip's directory.
+    """Return name and directory entry of each file in a zip, in the order of the zip's directory.
 
     Raises:
-        PackError: The file is not a zip of stored or deflated plain files, or members overlap.
+        PackError: The file is not a zip of stored or deflated plain files, or members overlap or are encrypted.
         OSError: The file cannot be read.
     """
     try:
@@ -145,24 +152,27 @@ def read_directory(path: str) -> list[tuple[str, zipfile.ZipInfo]]:
         if member.compress_type not in {zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED}:
             problem = f"{name!r} is compressed by method {member.compress_type}, and only deflate (8) is read"
             raise _damaged(path, problem)
-        if member.create_system == _UNIX and stat.S_ISLNK(member.external_attr >> 16):  # the upper half is a mode
+        if member.create_system == _UNIX and stat.S_ISLNK(member.external_attr >> 16):  # a Unix mode
             raise _damaged(path, f"{name!r} is a symbolic link")
-        if _stop(member) > directory or member.header_offset < 0:
+        if _min_end(member) > directory or member.header_offset < 0:
             raise _damaged(path, f"{name!r} extends past byte {directory}, where the directory begins")
-    # Members that share bytes make terabytes of a zip of some kilobytes (D. Fifield, 2019).
-    starts = sorted((member.header_offset, _stop(member)) for member in found)
-    if any(stop > start for (_, stop), (start, _) in pairwise(starts)):
+    # If members share bytes, a zip of some kilobytes can unpack to terabytes (D. Fifield, 2019).
+    spans = sorted((member.header_offset, _min_end(member)) for member in found)
+    if any(end > start for (_, end), (start, _) in pairwise(spans)):
         raise _damaged(path, "its members overlap, as in a decompression bomb")
     return [(name, member) for name, member in named if not name.endswith("/")]
 
 
-def _stop(member: zipfile.ZipInfo) -> int:
-    """Where a member's bytes end at the earliest: its local header may have an extra field of its own."""
+def _min_end(member: zipfile.ZipInfo) -> int:
+    """Return the first offset at which a member's bytes can end. An extra field of its local header would add bytes."""
     return member.header_offset + ZIP_HEADER_BYTES + len(member.orig_filename) + member.compress_size
 
 
 def _zip_name(path: str, member: zipfile.ZipInfo) -> str:
-    """A member's name: UTF-8, which is written with its flag and, on macOS, without."""
+    """Return a member's name. PackError: The name is not UTF-8, is empty, or has a NUL.
+
+    macOS writes UTF-8 names without the flag for UTF-8.
+    """
     name = member.orig_filename
     if not member.flag_bits & _IS_UTF8:  # zipfile has read it as cp437
         try:
@@ -177,7 +187,12 @@ def _zip_name(path: str, member: zipfile.ZipInfo) -> str:
 def _zip_field(
     path: str, key: str, field: str, member: zipfile.ZipInfo, identity: FileIdentity
 ) -> tuple[str, FieldBytes]:
-    """A member as a field; a RowError of a bomb, and where the dot before the field's name is one in the key."""
+    """Return the name of a member's field and a reference to the member.
+
+    Raises:
+        RowError: The sizes of the member contradict each other or show a decompression bomb; or the dot before the
+            field's name seems to be a decimal point in the key.
+    """
     where = f"{path}: {key}"
     num_bytes, packed_bytes = member.file_size, member.compress_size
     is_deflated = member.compress_type == zipfile.ZIP_DEFLATED

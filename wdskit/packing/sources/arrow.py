@@ -26,12 +26,12 @@ from wdskit.packing.row import Row, row_error
 from wdskit.packing.sources.arrow_columns import (
     START_BYTES,
     Image,
+    assign_columns,
     class_labels,
     encode_cell,
     features_of,
     json_values,
     parse_json,
-    sort_columns,
 )
 from wdskit.packing.sources.parquet import bytes_of, open_parquet, read_group
 from wdskit.packing.sources.records import Records, field_taken, image_path
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 STATE_NAME = "state.json"
 INFO_NAME = "dataset_info.json"
 SPLITS_NAME = "dataset_dict.json"
-_HELD_BYTES = 64 << 20
+_HELD_BYTES = 64 << 20  # most bytes of a mapped file that count as memory of this process
 
 
 def read_parquet(paths: Sequence[str], records: Records, *, in_order: bool = True) -> ArrowTables:
@@ -57,7 +57,10 @@ def read_parquet(paths: Sequence[str], records: Records, *, in_order: bool = Tru
         paths: The files, at least one.
         records: Converts records to rows. An image can be bytes, or a struct of `bytes` and `path`. Without a named
             image column, the image is in one of `IMAGE_COLUMNS` or in the only struct.
-        in_order: See `ParquetFile`.
+        in_order: True if the rows are packed in the order of the files; see `ParquetFile`.
+
+    Raises:
+        PackError: pyarrow is not installed; or the first file cannot be read, or has a column that cannot be packed.
     """
     return ArrowTables(paths, "Parquet", lambda path: ParquetFile(path, in_order=in_order), records)
 
@@ -66,14 +69,17 @@ def read_saved_dataset(folder: str, records: Records) -> ArrowTables:
     """Return a reader of a saved data set, or of one split of a saved `DatasetDict`: a folder with `state.json`.
 
     Raises:
-        PackError: The folder is not a saved data set, or has a column that cannot be packed.
+        PackError: The folder is not a saved data set, has splits or a column that cannot be packed, or pyarrow is not
+            installed.
     """
     info = os.path.join(folder, INFO_NAME)
     return ArrowTables(_data_files(folder), "an Arrow stream", lambda path: StreamFile(path, info), records)
 
 
 class _Cells(NamedTuple):
-    """The cells of a row: values for `json` or their problem, the image, and (field, column, cell) of other fields."""
+    """The cells of a row: values for `json` or a text with their problem, the image, and (field, column, cell) of each
+    other field.
+    """
 
     values: tuple[Any, ...] | str
     image: Image | None
@@ -81,14 +87,14 @@ class _Cells(NamedTuple):
 
 
 class ArrowTables:
-    """Read several tables of one schema in order.
+    """Reader of several tables with one schema, in order.
 
     Args:
         paths: Files of the tables.
         what: Kind of the files, for messages.
         open_file: Opens a file by its path.
-        records: Converts records to rows; its folder is replaced. Without classes, the classes are the class names of
-            the column, or the texts in the column of `cls`, which are read first.
+        records: Converts records to rows; the folder of each file replaces its folder. Without classes, the classes are
+            the class names of the column, or the texts in the column of `cls`, which is read first.
 
     Attributes:
         classes: Number of each class by name; empty if the classes have no names.
@@ -103,7 +109,7 @@ class ArrowTables:
         self._open_file = open_file
         with self._open(paths[0]) as file:
             self._schema = file.schema
-            self._columns = columns = sort_columns(file.schema, file.features, paths[0], records)
+            self._columns = columns = assign_columns(file.schema, file.features, paths[0], records)
         fields = {name: column for name, column in records.fields.items() if name not in columns.own}
         classes = records.classes
         implied = CLASS_FIELD if CLASS_FIELD in {*columns.to_json} - {*records.omit} else None
@@ -125,11 +131,13 @@ class ArrowTables:
         self._records = dataclasses.replace(records, fields=fields, classes=classes, omit=omit)
 
     def rows(self, *, keys: str) -> Iterator[Row | RowError]:
-        """A row a row: `json` with all columns but bytes, the image, `cls` where a column is called so or has the names
-        of classes, and the fields that are made of columns.
+        """Yield one row per row of the tables, or the error of a row.
+
+        A row has `json` with all columns except bytes, the image, and the fields that are made from columns. It has
+        `cls` if a column is called `cls` or has class names.
 
         Raises:
-            PackError: A file cannot be read, or has other columns or classes than the first.
+            PackError: A file cannot be read, or its columns or classes differ from those of the first file.
         """
         number = 0
         for path in self._paths:
@@ -148,14 +156,18 @@ class ArrowTables:
         for batch, images in file.batches(None, columns.image):
             own = [(field, column, batch.column(column)) for field, column in columns.own.items()]
             of_images: Iterable[Image | None] = itertools.repeat(None) if images is None else images
-            # `json_values` is asked first, and alone says how many rows there are.
+            # `json_values` comes first, because `repeat` never ends.
             both = zip(json_values(columns.to_json, batch), of_images, strict=False)
             for at, (values, image) in enumerate(both):
                 yield _Cells(values, image, [(field, column, array[at]) for field, column, array in own])
 
     @contextlib.contextmanager
     def _open(self, path: str) -> Iterator[_File]:
-        """A file of this table; what pyarrow raises of it names it."""
+        """Open a file, and check after use that the file did not change.
+
+        Raises:
+            PackError: pyarrow is not installed, the file cannot be read, or it changes while it is open.
+        """
         try:
             import pyarrow as pa
         except ImportError as err:
@@ -171,7 +183,7 @@ class ArrowTables:
 
     @contextlib.contextmanager
     def _open_same(self, path: str) -> Iterator[_File]:
-        """A file of the same columns and classes as the first."""
+        """Open a file. PackError: Its columns or classes differ from those of the first file; or raised by `_open`."""
         with self._open(path) as file:
             if not file.schema.equals(self._schema):
                 raise PackError(f"{path}: its columns or types differ from those of {self._paths[0]}.")
@@ -184,14 +196,14 @@ class ArrowTables:
             yield file
 
     def _values(self, column: str) -> Iterator[tuple[Any, str]]:
-        """Each value of a column, as JSON has it, with its row."""
+        """Yield the JSON values of a column, each with its place. A value that a file repeats is yielded once."""
         converters = {column: self._columns.to_json[column]}
         for path in self._paths:
             with self._open_same(path) as file:
                 seen: set[tuple[type, Any]] = set()
                 rows = (row for batch, _ in file.batches(column, None) for row in json_values(converters, batch))
                 for number, values in enumerate(rows):
-                    if isinstance(values, str):  # an error of its row
+                    if isinstance(values, str):  # the problem of the row
                         continue
                     kind = type(values[0]), values[0]
                     if kind not in seen:
@@ -234,7 +246,9 @@ class ArrowTables:
         return row
 
     def _label(self, record: dict[str, Any], where: str) -> dict[str, FieldBytes]:
-        """The class: its number as a field, its name beside its number."""
+        """Return the field `cls`, or no field for a row without a label. Add each class name as `{column}_name` to
+        `record`. RowError: A class number is out of range.
+        """
         fields: dict[str, FieldBytes] = {}
         for name, classes in self._columns.labels.items():
             if name not in record:
@@ -305,7 +319,10 @@ class ParquetFile:
 
 
 class StreamFile:
-    """A memory-mapped data file of a saved data set in Arrow's stream format, with the attributes of `ParquetFile`."""
+    """A memory-mapped data file of a saved data set in Arrow's stream format, with the attributes of `ParquetFile`.
+
+    `info` is the path of the data set's `dataset_info.json`. PackError: The file is empty, or `info` cannot be read.
+    """
 
     def __init__(self, path: str, info: str) -> None:
         import pyarrow as pa
@@ -358,8 +375,8 @@ class StreamFile:
         kind = np.int64 if types.is_large_binary(values.type) else np.int32
         ends = [] if offsets is None else np.frombuffer(offsets, kind)[values.offset :][: len(values) + 1].tolist()
         base = 0 if data is None else data.address - self._data.address
-        for number, is_there in enumerate(values.is_valid().to_pylist()):
-            if not is_there:
+        for number, is_valid in enumerate(values.is_valid().to_pylist()):
+            if not is_valid:
                 yield Image(paths[number])
                 continue
             start, num_bytes = base + ends[number], ends[number + 1] - ends[number]
@@ -371,7 +388,11 @@ class StreamFile:
 
 
 def _data_files(folder: str) -> list[str]:
-    """The files that a data set's state names, all in its folder."""
+    """Return the paths of the data files that the `state.json` of a data set lists.
+
+    Raises:
+        PackError: The data set has splits, selects rows, lists no files, or lists a file outside `folder`.
+    """
     splits = os.path.join(folder, SPLITS_NAME)
     if os.path.exists(splits):
         each = ", ".join(os.path.join(folder, str(name)) for name in _read_json(splits).get("splits") or ())

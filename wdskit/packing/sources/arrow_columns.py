@@ -12,7 +12,7 @@ from wdskit.dataset.classes import CLASS_FIELD
 from wdskit.errors import DecodeError, PackError
 from wdskit.packing.references import FieldBytes
 from wdskit.packing.row import row_error
-from wdskit.packing.sources.records import IMAGE_COLUMNS, KEY_COLUMN, MEND, Records, to_array
+from wdskit.packing.sources.records import CORRECT_OR_SKIP, IMAGE_COLUMNS, KEY_COLUMN, Records, to_array
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -24,7 +24,7 @@ _YEAR_DIGITS = 4
 
 
 class Image(NamedTuple):
-    """The image of a row: its path or None, its first bytes or None, and a reference to all bytes."""
+    """The image of a row: its path or None, its first bytes or None, and all its bytes or a reference to them."""
 
     path: Any
     start: bytes | None = None
@@ -36,7 +36,7 @@ class ArrowColumns:
     """The use of each column of a table.
 
     Attributes:
-        image: The column with encoded images; None if the table has no images or only paths of images.
+        image: The column with encoded images; None if the table has no images, or only paths of images.
         labels: Class names by number, for each column with class numbers.
         class_column: The column of `labels` that becomes `cls`; None for no column.
         own: The column of each field that is made from bytes or arrays, by field name.
@@ -50,11 +50,12 @@ class ArrowColumns:
     to_json: Converters
 
 
-def sort_columns(schema: pa.Schema, features: Mapping[str, Any], path: str, records: Records) -> ArrowColumns:
+def assign_columns(schema: pa.Schema, features: Mapping[str, Any], path: str, records: Records) -> ArrowColumns:
     """Return the use of each column of a table.
 
     Raises:
-        PackError: A column is missing, appears twice, or has a type that JSON does not have.
+        PackError: A column is missing, appears twice, or has a type that JSON does not have; or the column of `cls` has
+            a type that is not a label.
     """
     from pyarrow import types
 
@@ -70,14 +71,13 @@ def sort_columns(schema: pa.Schema, features: Mapping[str, Any], path: str, reco
         *(("omit", each) for each in records.omit),
     ):
         if column is not None and column not in names:
-            there = ", ".join(map(repr, names))
-            raise PackError(f"{path}: it has no column {column!r}; it has {there}. Correct --{option}.")
+            known = ", ".join(map(repr, names))
+            raise PackError(f"{path}: it has no column {column!r}; it has {known}. Correct --{option}.")
     labels = class_labels(schema, features)
     for name in labels:
         if f"{name}_name" in names:
-            raise PackError(
-                f"{path}: its column '{name}_name' takes the place of the name of {name!r} should. Rename it."
-            )
+            msg = f"{path}: the class names of {name!r} become '{name}_name', but the table has such a column."
+            raise PackError(f"{msg} Rename it.")
     kinds = {name: _image_kind(schema.field(name).type) for name in names}
     taken = {*records.fields.values(), *records.omit}
     image = records.image_column or next(
@@ -190,13 +190,13 @@ def _is_plain(kind: pa.DataType) -> bool:
     if types.is_nested(kind):
         return all(_is_plain(kind.field(number).type) for number in range(kind.num_fields))
     checks = (types.is_null, types.is_boolean, types.is_integer, types.is_floating)
-    return _image_kind(kind) == "path" or any(is_so(kind) for is_so in checks)
+    return _image_kind(kind) == "path" or any(check(kind) for check in checks)
 
 
 def _to_list(array: pa.Array) -> list[Any]:
     """Return the values as Python objects. Each value of a dictionary array is converted once.
 
-    A page of a few bytes can refer to the same megabyte from a million rows.
+    Without this, a page of a few bytes could make a million copies of a text of one megabyte.
     """
     indices = getattr(array, "indices", None)
     if indices is None:
@@ -242,7 +242,7 @@ def encode_cell(field: str, column: str, cell: pa.Scalar, where: str) -> bytes:
         try:
             decode_field(field, value)
         except DecodeError as err:
-            raise row_error(where, f"its column {column!r}: {err}", MEND) from err
+            raise row_error(where, f"its column {column!r}: {err}", CORRECT_OR_SKIP) from err
         return value
     try:
         dtype = None
@@ -255,11 +255,11 @@ def encode_cell(field: str, column: str, cell: pa.Scalar, where: str) -> bytes:
             dtype = numbers.type.to_pandas_dtype()
         return encode_field(field, to_array(value, dtype))
     except (ValueError, TypeError, NotImplementedError) as err:
-        raise row_error(where, f"its column {column!r}: {err}", MEND) from err
+        raise row_error(where, f"its column {column!r}: {err}", CORRECT_OR_SKIP) from err
 
 
 def json_values(converters: Converters, batch: pa.RecordBatch) -> Iterator[tuple[Any, ...] | str]:
-    """Yield the JSON values of each row, or a text with the problem of the row."""
+    """Yield the JSON values of each row in the order of `converters`, or a text with the problem of the row."""
     parts = [(batch.column(name), convert) for name, convert in converters.items()]
     try:
         found = [convert(array) for array, convert in parts]

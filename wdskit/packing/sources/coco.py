@@ -13,7 +13,7 @@ from wdskit.dataset.classes import CLASS_FIELD
 from wdskit.errors import PackError, RowError
 from wdskit.files import describe_missing
 from wdskit.limits import MAX_COCO_BYTES
-from wdskit.packing.json_merge import refuse_constant, to_json, unique
+from wdskit.packing.json_merge import refuse_constant, to_json, unique_members
 from wdskit.packing.labels import checked_classes, is_utf8
 from wdskit.packing.row import Row, make_row, row_error
 from wdskit.packing.sources.records import Records, image_path, key_of_path
@@ -27,9 +27,9 @@ class Coco:
     Args:
         path: The JSON file.
         images: The folder that `file_name` is relative to; None for the folder of the JSON file.
-        records: The fields to make from an image's data. `category` is the category name of all its annotations,
-            `caption` its captions with one per line. Other names are members of the image's record. The default
-            classes of `cls=category` are the sorted category names.
+        records: The fields to make from the data of an image. The column `category` is the category name that all
+            annotations of the image share, `caption` has their captions, one per line. Other columns are members of the
+            image's object in `images`. The default classes of `cls=category` are the category names, sorted by bytes.
 
     Attributes:
         classes: Number of each class by name; empty if no field needs classes.
@@ -64,7 +64,7 @@ class Coco:
     def rows(self, *, keys: str) -> Iterator[Row | RowError]:
         """Yield one row per image, in the order of the file, or the error of the row.
 
-        A row has the image and `json`. `json` contains the values of the file: `image` (the record of the image),
+        A row has the image and `json`. `json` contains the values of the file: `image` (the object of the image),
         `annotations` (all annotations of the image) and `categories` (names of the used categories, by id).
         """
         for number, image in enumerate(self._images):
@@ -137,13 +137,15 @@ class Coco:
 
 
 def _find_folder(path: str, name: str) -> str | None:
-    """Return a folder with this image, next to the JSON file or next to its folder; None if no such folder exists."""
+    """Return a folder that has the image `name`: a folder next to the JSON file at `path` or next to its folder; None
+    if no such folder exists.
+    """
     folder = os.path.dirname(path) or "."
     for parent in (folder, os.path.join(folder, os.pardir)):
         with contextlib.suppress(OSError):
-            for one in sorted(os.listdir(parent)):
-                if os.path.isfile(os.path.join(parent, one, name)):
-                    return os.path.normpath(os.path.join(parent, one))
+            for folder_name in sorted(os.listdir(parent)):
+                if os.path.isfile(os.path.join(parent, folder_name, name)):
+                    return os.path.normpath(os.path.join(parent, folder_name))
     return None
 
 
@@ -156,7 +158,7 @@ def _read(path: str) -> dict[str, Any]:
         if os.stat(path).st_size > MAX_COCO_BYTES:
             raise PackError(f"{path}: it has more than the {MAX_COCO_BYTES} bytes that wdskit reads at once.")
         with open(path, encoding="utf-8-sig") as file:
-            found = json.load(file, object_pairs_hook=unique, parse_constant=refuse_constant)
+            found = json.load(file, object_pairs_hook=unique_members, parse_constant=refuse_constant)
     except OSError as err:
         raise PackError(f"{path}: cannot be read: {err.strerror}.") from err
     except (ValueError, RecursionError) as err:

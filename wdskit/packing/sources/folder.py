@@ -14,7 +14,7 @@ from wdskit.codecs.formats import is_image_field
 from wdskit.dataset.classes import CLASSES_NAME
 from wdskit.dataset.keys import check_field
 from wdskit.errors import KeyRuleError, PackError, RowError
-from wdskit.packing.json_merge import OtherMetadata, field_with_metadata
+from wdskit.packing.json_merge import MetadataConflict, field_with_metadata
 from wdskit.packing.labels import ClassNames, read_label
 from wdskit.packing.references import FieldBytes
 from wdskit.packing.row import SAME_FIELD, Row, field_of, file_bytes, make_row, row_error
@@ -25,7 +25,7 @@ _SPLITS = frozenset({"train", "training", "val", "valid", "validation", "dev", "
 """Names of folders that contain the classes of one split in published data sets."""
 
 _METADATA = ("path", "class", "cls")
-"""Names of the metadata in `json`."""
+"""Names of the metadata that a row has in `json`."""
 
 _ROLES = frozenset(
     {"images", "imgs", "jpegimages", "masks", "labels", "annotations", "segmentations", "segmentationclass"}
@@ -46,6 +46,10 @@ class FileNames:
         sidecars: Extensions of sidecars, such as `json`, `txt` or `seg.png`, in upper or lower case in file names.
         files: Extensions of the files that are samples; empty for images.
 
+    Attributes:
+        sidecars: Extensions of sidecars.
+        what: Kind of the main files, for messages.
+
     Raises:
         PackError: An extension is not a valid field name.
     """
@@ -57,7 +61,7 @@ class FileNames:
                     check_field(extension)
                 except KeyRuleError as err:
                     raise PackError(f"{option}: {err}\n  Write extensions: {example}.") from err
-        # The shortest stem goes with the longest extension.
+        # The shortest stem is matched: with the sidecars png and seg.png, `a.seg.png` has the extension seg.png.
         self._sidecar = re.compile(rf"(?is)(.+?)\.({'|'.join(map(re.escape, sidecars))})") if sidecars else None
         self._files = frozenset(SAME_FIELD.get(extension, extension) for extension in files)
         self.sidecars = tuple(sidecars)
@@ -70,7 +74,7 @@ class FileNames:
         return wanted and not (self._sidecar and self._sidecar.fullmatch(name))
 
     def samples(self, names: Sequence[str]) -> Samples:
-        """Return the samples among the files of one folder."""
+        """Return the samples of one folder, from the names of its files."""
         if self._sidecar is None:
             return dict.fromkeys(filter(self.is_sample, names), ())
         sidecars: dict[str, list[tuple[str, str]]] = {}
@@ -89,8 +93,9 @@ class ImageFolder:
         num_other: Files found so far that are neither samples nor sidecars.
 
     Raises:
-        PackError: The folder cannot be listed; or the name of a class is not UTF-8, is not one of `classes`, or is the
-            name of a split.
+        PackError: The folder cannot be listed, or `omit` has an unknown name; or the name of a class is not UTF-8 or
+            not in `classes`. Without `classes`: all sub-folders have names of splits, or one has the name of a part of
+            samples, such as `masks`.
     """
 
     def __init__(
@@ -105,7 +110,7 @@ class ImageFolder:
         self._names = names
         self.num_other = 0
         self._sidecars: set[str] = set()  # extensions of the sidecars found so far
-        self._other = ""  # one of them that has an extension
+        self._other = ""  # a file with an extension that is neither a sample nor a sidecar
         files, folders = list_names(root)
         at_top = [name for name in files if names.is_sample(name)]
         self._first_at_top, self._num_at_top = min(at_top, key=os.fsencode, default=""), len(at_top)
@@ -117,7 +122,7 @@ class ImageFolder:
         """Yield one row per image, sorted by the bytes of the paths, or the error of the row.
 
         A row has the image, its sidecars, `cls`, and `json` with the class name, class number and path. A row of a flat
-        folder has no class, and `json` has only the path. All members of a sidecar `json`, an object, are kept.
+        folder has no class, and `json` has only the path. A sidecar `json` is an object; its members are kept.
 
         Raises:
             PackError: No image exists, images are both in sub-folders and next to them, or no image has a sidecar with
@@ -179,14 +184,14 @@ class ImageFolder:
             fields[field] = file_bytes(place, where)
         own = fields.get("json")
         if own is None or isinstance(own, bytes):
-            fields["json"] = orjson.dumps(metadata)  # texts and numbers: what `to_json` gives, for a fifth of 10 us
+            fields["json"] = orjson.dumps(metadata)  # the bytes of `to_json` in a fifth of the time
         else:
             try:
                 fields["json"] = field_with_metadata(own, metadata)
             except (OSError, ValueError) as err:
                 problem = (err.strerror or str(err)) if isinstance(err, OSError) else str(err)
                 remedy = "Repair or rename it, or use --skip-bad."
-                if isinstance(err, OtherMetadata):
+                if isinstance(err, MetadataConflict):
                     remedy = f"To keep its {err.name!r} and not add another: --omit {err.name}."
                 raise row_error(where, f"{own.path}: {problem}", remedy) from err
         try:
@@ -239,17 +244,17 @@ def _classes(root: str, folders: list[str], classes: ClassNames | None) -> dict[
 def walk_files(
     root: str, samples_of: Callable[[Sequence[str]], Samples]
 ) -> Iterator[tuple[str, Sequence[tuple[str, str]]]]:
-    """Walk the folder and those below it, in the order of the paths' bytes.
+    """Yield the samples of a folder and its sub-folders, sorted by the bytes of their paths.
 
-    Hidden files and folders are passed over. Links to files are followed, and links to folders as long as they lead
-    nowhere that is being walked already. Memory holds the names of the largest folder.
+    Hidden files and folders are skipped. Links are followed, except a link to a folder that contains it. Memory holds
+    the names in the current folder and in the folders above it.
 
     Args:
         root: The folder.
-        samples_of: Returns, of the names of each folder's files, those that count, with their sidecars.
+        samples_of: Returns the samples of one folder, from the names of its files.
 
     Yields:
-        Path below `root`, `/` between its parts, and its sidecars, by their names in its folder.
+        The path of the main file, relative to `root` and with `/`, and (field, file name) of its sidecars.
 
     Raises:
         PackError: A folder cannot be listed.
@@ -280,10 +285,10 @@ def walk_files(
 
 
 def list_names(folder: str) -> tuple[list[str], list[str]]:
-    """Names of the files and of the folders in a folder, in no order, hidden ones left out.
+    """Return the names of the files and the names of the sub-folders of a folder, unsorted and without hidden names.
 
     Raises:
-        PackError: It cannot be listed.
+        PackError: The folder cannot be listed.
     """
     files: list[str] = []
     folders: list[str] = []
@@ -300,10 +305,10 @@ def list_names(folder: str) -> tuple[list[str], list[str]]:
 def _is_folder(entry: os.DirEntry[str]) -> bool:
     try:
         return entry.is_dir()
-    except OSError:  # a link that leads to itself, or where this user may not look: a file that cannot be read
+    except OSError:  # a link to itself or to a folder without permission: reading it as a file gives the error
         return False
 
 
 def utf8_name(name: str) -> str:
-    """The name of a file as its bytes read in UTF-8, whatever the locale makes of them; else a UnicodeDecodeError."""
+    """Return the name of a file, decoded as UTF-8 in any locale. UnicodeDecodeError: The name is not UTF-8."""
     return name if name.isascii() else os.fsencode(name).decode()

@@ -1,4 +1,4 @@
-"""Parquet files: their rows, some at a time however large a row group is, and cells of them in the order of rows."""
+"""Read Parquet files: rows in small batches, even of large row groups, and single cells."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ if TYPE_CHECKING:
     import pyarrow.parquet as pq
 
 _READ_BYTES = 1 << 20
-_MOST_ROWS = 1024
+_MAX_ROWS = 1024
 _FEW_ROWS = 8
-"""Rows at a time where a page may say in a few bytes that all of them hold the same megabytes."""
-_BATCH_BYTES = 4 << 20  # also what the pool may keep of batches that are gone
+"""Rows of a batch if a dictionary may repeat a value of megabytes in each row."""
+_BATCH_BYTES = 4 << 20  # also the most memory of freed batches that pyarrow's pool keeps
 _HELD_BYTES = 64 << 20  # most bytes of skipped cells in memory
 
 
 def open_parquet(path: str) -> pq.ParquetFile:
-    """Open a Parquet file to read it in small pieces."""
+    """Open a Parquet file to read it in small pieces. OSError, pyarrow.ArrowException: The file cannot be read."""
     import pyarrow.parquet as pq
 
     return pq.ParquetFile(path, pre_buffer=False, buffer_size=_READ_BYTES)
 
 
 def read_group(file: pq.ParquetFile, group: int, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of a row group in batches of about 4 MB.
+    """Yield the rows of a row group in batches of about 4 MB. `columns` are the columns to read; None reads all.
 
-    Memory also has one page of each column. A page from pyarrow has 1 MB or 1,024 values.
+    Memory also holds one page of each column. A page that pyarrow wrote has 1 MB or 1,024 values.
 
     Raises:
         OSError, pyarrow.ArrowException: The file cannot be read.
@@ -42,27 +42,27 @@ def read_group(file: pq.ParquetFile, group: int, columns: Sequence[str] | None =
     parts = [about.column(number) for number in range(about.num_columns)]
     if columns is not None:
         parts = [part for part in parts if part.path_in_schema.split(".")[0] in columns]
-    bytes_a_row = sum(part.total_uncompressed_size for part in parts) // max(1, about.num_rows)
+    bytes_per_row = sum(part.total_uncompressed_size for part in parts) // max(1, about.num_rows)
     # A value is at most as long as its column, and a dictionary can repeat the value in each row.
     longest = max((part.total_uncompressed_size for part in parts if part.physical_type == "BYTE_ARRAY"), default=0)
-    num_rows = min(_MOST_ROWS, max(_FEW_ROWS, _BATCH_BYTES // max(1, longest)), _BATCH_BYTES // max(1, bytes_a_row))
+    num_rows = min(_MAX_ROWS, max(_FEW_ROWS, _BATCH_BYTES // max(1, longest)), _BATCH_BYTES // max(1, bytes_per_row))
     num_bytes = 0
     for batch in file.iter_batches(max(1, num_rows), row_groups=[group], columns=columns, use_threads=False):
         num_bytes += batch.nbytes
         yield batch
-        if num_bytes >= _BATCH_BYTES:  # otherwise the pool keeps the memory of old pages
+        if num_bytes >= _BATCH_BYTES:  # otherwise the pool keeps the memory of freed pages
             pa.default_memory_pool().release_unused()
             num_bytes = 0
 
 
 def bytes_of(cell: Any) -> bytes | None:
-    """Return the bytes of an image: the cell, or the member `bytes` of a struct."""
+    """Return the bytes of an image: the cell, or the member `bytes` of a struct; None for an image without bytes."""
     data: bytes | None = cell.get("bytes") if isinstance(cell, dict) else cell
     return data
 
 
 class _Column:
-    """The cells of a column in a row group, decoded from the start. A second read of a cell starts the column again."""
+    """The cells of a column in a row group, decoded in row order. A second read of a cell decodes the column again."""
 
     def __init__(self, path: str, group: int, name: str) -> None:
         self._place = path, group, name
@@ -85,6 +85,7 @@ class _Column:
 
         Raises:
             ValueError: The row does not exist, or its cell has no bytes.
+            OSError, pyarrow.ArrowException: The file cannot be read.
         """
         if row < self._next and row not in self._held:
             self._begin()
@@ -98,7 +99,7 @@ class _Column:
             if row < self._next:
                 break
         if self._next == self._num_rows:
-            self._cells.close()  # with its page
+            self._cells.close()  # frees the last page
         if row >= self._next:
             raise ValueError(f"it has no row {row} in row group {self._place[1]}")
         if row not in self._held:
@@ -140,5 +141,5 @@ def read_cell(path: str, identity: FileIdentity, group: int, row: int, column: s
 
 
 def close_all() -> None:
-    """Close the row groups that are open."""
+    """Close the cached row groups."""
     _open_column.cache_clear()

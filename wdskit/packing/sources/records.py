@@ -1,4 +1,4 @@
-"""Rows from records, as tables have them: an image, a key, and columns that become the sample's JSON."""
+"""Rows from records, such as the rows of a table: an image, a key, and columns that become the sample's JSON."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from wdskit.packing.references import FieldBytes
 from wdskit.packing.row import SAME_FIELD, Row, field_of, file_bytes, make_row, row_error
 
 IMAGE_COLUMNS = ("image", "file_name", "path", "filepath")
-MEND = "Correct it, or use --skip-bad."
+CORRECT_OR_SKIP = "Correct it, or use --skip-bad."
 KEY_COLUMN = "key"
 _MAX_FLOAT = 1 << 53  # whole numbers up to here are exact as floats
 _ENCODED = TEXT_FIELDS | INT_FIELDS | JSON_FIELDS | NPY_FIELDS
@@ -35,8 +35,8 @@ class Records:
     Attributes:
         folder: Image paths are relative to it.
         image_column: Column with the image's path. None: the first of `IMAGE_COLUMNS` that a row has.
-        key_column: Column with the key. None: `key` where a row has it, else the image's path without extension, else
-            the row's number.
+        key_column: Column with the key. None: `key` if a row has this column, else the image's path without extension,
+            else the row's number.
         allow_no_image: True accepts a row without an image. False makes such a row an error.
         fields: The column that each additional field is made from, by field name; see `parse_fields`.
         classes: The classes in the column of `cls`; None if the column has class numbers.
@@ -100,17 +100,17 @@ class Records:
         return row
 
     def column_fields(
-        self, record: Mapping[str, Any], there: AbstractSet[str], where: str
+        self, record: Mapping[str, Any], existing: AbstractSet[str], where: str
     ) -> Iterator[tuple[str, FieldBytes]]:
         """Yield the fields that are made from columns. An empty value gives no field.
 
-        `there` has the names of the existing fields. An existing `cls` is kept.
+        `existing` has the names of the fields that the row already has. An existing `cls` is kept.
 
         Raises:
             RowError: A value does not fit its field, the file of a value does not exist, or the field exists already.
         """
         for name, column in self.fields.items():
-            if name in there:
+            if name in existing:
                 if name == CLASS_FIELD:
                     continue
                 raise field_taken(name, where)
@@ -133,14 +133,16 @@ class Records:
                 else:
                     yield name, encode_field(name, value)
             except (DecodeError, ValueError) as err:
-                raise row_error(where, f"its column {column!r}: {err}", MEND) from err
+                raise row_error(where, f"its column {column!r}: {err}", CORRECT_OR_SKIP) from err
 
     def _label(self, value: Any, column: str, where: str) -> Iterator[tuple[str, bytes]]:
         """Yield the field `cls` of a value. A value without a label yields nothing."""
         try:
             number = label_number(value, self.classes)
         except ValueError as err:
-            remedy = MEND if column in self.fields.values() else f"{MEND} Without a label: --omit {CLASS_FIELD}."
+            remedy = CORRECT_OR_SKIP
+            if column not in self.fields.values():
+                remedy += f" Without a label: --omit {CLASS_FIELD}."
             raise row_error(where, f"its column {column!r}: {err}", remedy) from err
         if number is not None:
             yield CLASS_FIELD, b"%d" % number
@@ -152,7 +154,7 @@ class Records:
             encoded = to_json(kept)
         except (ValueError, TypeError) as err:
             column = next((name for name, value in kept.items() if not _is_json(value)), "")
-            remedy = f"{MEND} Or leave the column out of json: --omit {column}."
+            remedy = f"{CORRECT_OR_SKIP} Or leave the column out of json: --omit {column}."
             raise row_error(where, f"its column {column!r} cannot be written as JSON: {err}", remedy) from err
         return encoded if text is None or self.omit else text.encode()
 
@@ -168,7 +170,7 @@ class Records:
         return {field: self._file(path, where)}
 
     def _file(self, path: str, where: str) -> FieldBytes:
-        # Text of a table is UTF-8, and so is the file's name on the disk, whatever the locale says.
+        # The path in a table is UTF-8, and names its file by these bytes in any locale.
         return file_bytes(os.path.join(self.folder, os.fsdecode(path.encode())), where)
 
     def _image_path(self, record: Mapping[str, Any], where: str) -> str | None:
@@ -210,7 +212,7 @@ class Records:
 
 
 def _first_path(record: Mapping[str, Any], columns: Iterable[str | None], where: str) -> str | None:
-    """Return the path in the first column that is not empty; None if all are empty."""
+    """Return the path in the first non-empty column; None if all are empty. RowError: The value is not a path."""
     for name in columns:
         value = None if name is None else record.get(name)
         if name is not None and value is not None and value != "":
@@ -285,16 +287,17 @@ def check_json_fields(records: Records) -> None:
         raise PackError(f"{msg}\n  To number classes anew by their names in json: --drop cls --field cls=class.")
 
 
-def json_fields(records: Records, own: FieldBytes | None, there: AbstractSet[str]) -> dict[str, bytes]:
+def json_fields(records: Records, own: FieldBytes | None, existing: AbstractSet[str]) -> dict[str, bytes]:
     """Return the fields that are made from values in a sample's JSON.
 
     Args:
         records: Maps each field to a name in the JSON.
         own: The sample's field `json`; None for a sample without the field.
-        there: Names of the fields of the sample.
+        existing: Names of the fields of the sample.
 
     Raises:
-        ValueError: The sample has no JSON object, the object lacks a name, or the sample already has a field.
+        ValueError: The sample has no JSON object, the object lacks a name, a value does not fit its field, or the
+            sample already has the field.
         OSError: The JSON cannot be read.
     """
     if own is None:
@@ -305,7 +308,7 @@ def json_fields(records: Records, own: FieldBytes | None, there: AbstractSet[str
         raise ValueError(str(err)) from err
     if not isinstance(record, dict):
         raise ValueError(f"its json holds a {type(record).__name__} and no names")  # noqa: TRY004
-    if taken := sorted(there & records.fields.keys()):
+    if taken := sorted(existing & records.fields.keys()):
         raise ValueError(f"it already has the field {taken[0]!r}")
     try:
         made = records.column_fields(record, frozenset(), "json")

@@ -1,4 +1,4 @@
-"""Rows from finished shards: choose the samples to keep, and make the row of each."""
+"""Rows from finished shards: choose the samples to keep, and make the row of each kept sample."""
 
 from __future__ import annotations
 
@@ -19,43 +19,43 @@ from wdskit.dataset.index import join_url
 from wdskit.dataset.patterns import ShardList, split_url
 from wdskit.errors import PackError, RowError
 from wdskit.packing.changes import Changes
-from wdskit.packing.choice import Choice, LeftOut
+from wdskit.packing.choice import Choice, LeftOutCounts
 from wdskit.packing.row import Row
-from wdskit.packing.sources.archives import LEAVE_OUT
+from wdskit.packing.sources.archives import DROP_LABELS
 from wdskit.packing.sources.tar_samples import TarSample, TarSamples
 from wdskit.shards.export import split_of
 from wdskit.storage.urls import is_local, local_path, read_bytes
 
 
 class ShardSamples:
-    """Read the kept samples of finished shards as rows.
+    """Reader of finished shards. The samples that are kept become rows.
 
     Args:
-        found: The shards.
+        shards: The shards.
         choice: Decides which samples are kept.
         changes: Changes the fields and keys of the samples.
         check: Compare each shard with the sha256 in its folder's index.
 
     Attributes:
-        num_samples: Samples that were read.
-        num_other: Members that belong to no sample.
-        left_out: Numbers of the samples that are left out.
+        num_samples: Number of samples that were read.
+        num_other: Number of members that belong to no sample.
+        left_out: Number of samples that are left out, for each reason.
 
     Raises:
         PackError: `check` is True, and the folder of a shard has no index.
     """
 
-    def __init__(self, found: ShardList, choice: Choice, changes: Changes, *, check: bool = False) -> None:
+    def __init__(self, shards: ShardList, choice: Choice, changes: Changes, *, check: bool = False) -> None:
         self.num_samples = 0
         self.num_other = 0
-        self.left_out = LeftOut()
+        self.left_out = LeftOutCounts()
         self._fields: set[str] = set()
-        self._found = found
+        self._shards = shards
         self._choice = choice
         self._changes = changes
         self._check = check
         if check:
-            check_indexed(found)
+            check_indexed(shards)
 
     def rows(self, *, keys: str) -> Iterator[Row | RowError]:
         """Yield the row of each kept sample, in the order of the shards. `keys` must be the `keys` of the changes.
@@ -63,10 +63,13 @@ class ShardSamples:
         Raises:
             PackError: No sample is kept, or an option names a field that no sample has.
             SelectionError: The filter cannot be evaluated for a sample.
-            ShardError, FolderIndexError, StorageError: Raised by `TarSamples`.
+            ShardError: A shard has a link, a device or another kind of member that no sample has; or the shard was
+                replaced after it was indexed.
+            FolderIndexError: A shard differs from the index of its folder.
+            StorageError: A shard cannot be read.
         """
         assert keys == self._changes.keys
-        for url, entry in zip(self._found.urls, self._found.entries, strict=True):
+        for url, entry in zip(self._shards.urls, self._shards.entries, strict=True):
             samples = TarSamples(url, entry, check=self._check)
             place = local_path(url) if is_local(url) else url
             for sample in samples:
@@ -95,26 +98,26 @@ class ShardSamples:
             raise PackError(f"{msg} Correct --keep, --drop or --rename.")
 
 
-def check_indexed(found: ShardList) -> None:
+def check_indexed(shards: ShardList) -> None:
     """Check that an index has the sha256 of each shard.
 
     Raises:
         PackError: The folder of a shard has no index.
     """
-    unknown = next((url for url, entry in zip(found.urls, found.entries, strict=True) if entry is None), None)
+    unknown = next((url for url, entry in zip(shards.urls, shards.entries, strict=True) if entry is None), None)
     if unknown is not None:
         msg = f"{unknown}: its folder has no index, so its sha256 is unknown."
         raise PackError(f"{msg}\n  Run `wdskit index {os.path.dirname(unknown) or '.'}`, or leave --check out.")
 
 
-def check_dest(folder: Path, found: ShardList, *, overwrite: bool) -> None:
+def check_dest(folder: Path, shards: ShardList, *, overwrite: bool) -> None:
     """Check that the destination does not contain the source shards or the targets of their links.
 
     Raises:
         PackError: A source shard is in the folder; or `overwrite` is True and a source shard links to a file in it.
     """
     here = os.path.realpath(folder)
-    urls = [url for url in found.urls if is_local(url)]
+    urls = [url for url in shards.urls if is_local(url)]
     for parent in dict.fromkeys(os.path.dirname(url) or "." for url in urls):
         if os.path.realpath(parent) == here:
             raise PackError(f"{folder}: the source's shards are in this folder. Write to another folder.")
@@ -122,10 +125,10 @@ def check_dest(folder: Path, found: ShardList, *, overwrite: bool) -> None:
         raise PackError(f"{folder}: the source's shards are links to files in this folder. Write to another folder.")
 
 
-def merged_splits(found: ShardList) -> str:
-    """Return a note if one part of the source has shards of several splits, by their names; otherwise an empty text."""
+def merged_splits(shards: ShardList) -> str:
+    """Return a note for the user if the names of one part's shards show several splits; otherwise an empty text."""
     named: dict[int, dict[str, str]] = {}
-    for url, part in zip(found.urls, found.parts, strict=True):
+    for url, part in zip(shards.urls, shards.parts, strict=True):
         named.setdefault(part, {}).setdefault(split_of(split_url(url)[1]), url)
     splits = next((splits for splits in named.values() if len(splits) > 1), None)
     if splits is None:
@@ -136,7 +139,7 @@ def merged_splits(found: ShardList) -> str:
     return f"{msg}; name a pattern such as {pattern} to keep them apart."
 
 
-def find_classes(found: ShardList, changes: Changes) -> tuple[dict[str, bytes], str]:
+def find_classes(shards: ShardList, changes: Changes) -> tuple[dict[str, bytes], str]:
     """Find the `classes.json` of the new shards.
 
     Returns:
@@ -146,7 +149,7 @@ def find_classes(found: ShardList, changes: Changes) -> tuple[dict[str, bytes], 
     Raises:
         FolderIndexError: Two folders number their classes differently, so one number would have two meanings.
     """
-    folders = found.folders
+    folders = shards.folders
     other = changes.made.fields.get(CLASS_FIELD) if changes.made is not None else None
     if changes.made is not None and changes.made.classes is not None:
         return {CLASSES_NAME: classes_json(changes.made.classes.numbers)}, ""
@@ -156,13 +159,14 @@ def find_classes(found: ShardList, changes: Changes) -> tuple[dict[str, bytes], 
         if named is None:
             return {}, ""
         problem = f"cls is made of {other!r}, and {join_url(named, CLASSES_NAME)} names the classes of another field"
-        return {}, f"{problem}, so none was written. With --field cls={other} --classes FILE there is one."
+        msg = f"{problem}, so no {CLASSES_NAME} was written"
+        return {}, f"{msg}. To write it, use --field cls={other} --classes FILE."
     name = changes.new_name(CLASS_FIELD)
     if name is None:
         return {}, ""
-    classes = common_classes(folders, folders.__getitem__, way_out=LEAVE_OUT)
+    classes = common_classes(folders, folders.__getitem__, way_out=DROP_LABELS)
     if classes.names is None or name != "cls":
         return {}, ""
     if classes.problem:
-        return {}, f"{classes.problem}, so none was written."
+        return {}, f"{classes.problem}, so no {CLASSES_NAME} was written."
     return {CLASSES_NAME: read_bytes(join_url(classes.folder, CLASSES_NAME), limit=MAX_CLASSES_BYTES)}, ""

@@ -1,4 +1,4 @@
-"""Rows from text: a table (JSONL, CSV, TSV) with an image's path and any other columns, or a list of paths."""
+"""Rows from text: a table (JSONL, CSV, TSV) with the path of an image and other columns, or a list of paths."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from typing import IO, Any, TypeAlias
 from wdskit.dataset.classes import CLASS_FIELD
 from wdskit.errors import PackError, RowError
 from wdskit.limits import MAX_ROW_BYTES
-from wdskit.packing.json_merge import refuse_constant, unique
+from wdskit.packing.json_merge import refuse_constant, unique_members
 from wdskit.packing.labels import ClassNames, classes_of, is_utf8
 from wdskit.packing.row import Row, row_error
 from wdskit.packing.sources.records import Records, column_value
@@ -37,7 +37,7 @@ TableRow: TypeAlias = tuple[str, Mapping[str, Any] | RowError, str | None]
 
 
 class TextTable:
-    """A table of text, or a list of paths, relative to the table's folder or to the current one.
+    """A table of text, whose paths are relative to its folder, or a list of paths relative to the current folder.
 
     Args:
         path: The file. The suffix gives the format of a table; a further `.gz` means compressed. `-` reads JSONL or a
@@ -47,6 +47,9 @@ class TextTable:
 
     Attributes:
         classes: Number of each class by name: the given classes, or the texts in the column of `cls`, read in advance.
+
+    Raises:
+        PackError: The file cannot be read, or the column of `cls` mixes numbers and names.
     """
 
     def __init__(self, path: str, records: Records, *, is_list: bool = False) -> None:
@@ -63,23 +66,24 @@ class TextTable:
     def _column_classes(self, records: Records) -> ClassNames | None:
         """Return the classes of the column of `cls`: the column in `fields`, or a column `cls`; None without names."""
         with contextlib.closing(self._table_rows()) as rows:
-            good = ((record, where) for where, record, _ in rows if not isinstance(record, RowError))
-            first = next(good, None)
+            valid = ((record, where) for where, record, _ in rows if not isinstance(record, RowError))
+            first = next(valid, None)
             implied = CLASS_FIELD if first and CLASS_FIELD in first[0] and CLASS_FIELD not in records.omit else None
             column = records.fields.get(CLASS_FIELD, implied)
             if first is None or column is None:
                 return None
-            values = ((record.get(column), where) for record, where in itertools.chain([first], good))
+            values = ((record.get(column), where) for record, where in itertools.chain([first], valid))
             try:
                 return classes_of(values, column)
             except PackError as err:
                 raise PackError(f"{self._name}: {err}") from err
 
     def rows(self, *, keys: str) -> Iterator[Row | RowError]:
-        """Yield one row per record: `json` with the columns, the image, and the fields that are made from columns.
+        """Yield one row per record, or the error of a row. A row has `json` with the columns, the image, and the fields
+        that are made from columns.
 
         Raises:
-            PackError: The file cannot be read, or a line is not valid CSV or not a path.
+            PackError: The file cannot be read, a line is too long, or a table is not valid CSV or TSV.
         """
         for number, (where, record, text) in enumerate(self._table_rows()):
             if isinstance(record, RowError):
@@ -121,8 +125,8 @@ class TextTable:
 
 
 def _json_rows(file: IO[str], path: str) -> Iterator[TableRow]:
-    """Place and object of each line; empty lines are passed over."""
-    decode = json.JSONDecoder(object_pairs_hook=unique, parse_constant=refuse_constant).decode
+    """Yield place, object and text of each line, or place and error. Empty lines are skipped."""
+    decode = json.JSONDecoder(object_pairs_hook=unique_members, parse_constant=refuse_constant).decode
     for number, line in enumerate(_lines(file, path), start=1):
         where = f"{path}:{number}"
         if not line.strip():
@@ -143,7 +147,7 @@ def _json_rows(file: IO[str], path: str) -> Iterator[TableRow]:
 
 
 def _lines(file: IO[str], path: str, *, refuse_nul: bool = False) -> Iterator[str]:
-    """The lines of a file, none of which fills the memory."""
+    """Yield the lines of a file. PackError: A line is too long, or has a NUL and `refuse_nul` is True."""
     for number, line in enumerate(iter(lambda: file.readline(MAX_ROW_BYTES + 1), ""), start=1):
         if len(line) > MAX_ROW_BYTES:
             msg = f"{path}:{number}: this line is longer than the {MAX_ROW_BYTES} bytes that a row can have"
@@ -154,11 +158,11 @@ def _lines(file: IO[str], path: str, *, refuse_nul: bool = False) -> Iterator[st
 
 
 def _csv_rows(file: IO[str], path: str, *, is_tsv: bool) -> Iterator[TableRow]:
-    """Yield place and columns of each row after the header. The place is the first line of the row.
+    """Yield place and columns of each row after the header, or place and error. The place is the row's first line.
 
     A TSV has no quoting: quotes are text, and a cell cannot contain a tab or a line break (IANA's
     text/tab-separated-values). A cell that is quoted as in CSV is an error of its row. Tabs also separate the columns
-    of a `.csv` whose header has tabs and no comma: open_clip has such tables.
+    of a `.csv` whose header has tabs and no comma, such as the tables of open_clip.
 
     Raises:
         PackError: The header is invalid; or the end of a row cannot be found, for example after a quote that is never
@@ -170,7 +174,7 @@ def _csv_rows(file: IO[str], path: str, *, is_tsv: bool) -> Iterator[TableRow]:
     quoting |= {"quoting": csv.QUOTE_NONE} if is_tsv else {}
     reader = csv.reader(itertools.chain([first], lines), strict=True, **quoting)
     start = 1
-    limit = csv.field_size_limit(MAX_ROW_BYTES)  # of the whole process, by default 131,072 characters
+    limit = csv.field_size_limit(MAX_ROW_BYTES)  # of the whole process; 131,072 by default
     try:
         header = next(reader, [])
         if len(header) > 1 and not header[0] and all(header[1:]):
@@ -207,7 +211,7 @@ def _csv_rows(file: IO[str], path: str, *, is_tsv: bool) -> Iterator[TableRow]:
 
 
 def _is_quoted(cell: str) -> bool:
-    """Whether a CSV writer quotes a cell so: each quote inside of the outer ones is doubled."""
+    """Return True if a cell is quoted as in CSV: in quotes, and each quote inside is doubled."""
     return len(cell) > 1 and cell[0] == cell[-1] == '"' and '"' not in cell[1:-1].replace('""', "")
 
 
@@ -216,19 +220,23 @@ def _no_utf8(where: str) -> RowError:
 
 
 def _path_rows(file: IO[bytes], name: str) -> Iterator[TableRow]:
-    """The paths, as they come: a pipe is not waited for longer than it takes. Empty lines are passed over."""
+    """Yield place and path of each line as soon as the line arrives, also from a pipe. Empty lines are skipped.
+
+    Raises:
+        PackError: A line is longer than a path can be.
+    """
     rest, number = b"", 1
     while part := os.read(file.fileno(), _READ_BYTES):
-        *whole, rest = (rest + part).split(b"\n")
-        yield from _places(whole, name, number)
-        number += len(whole)
+        *lines, rest = (rest + part).split(b"\n")
+        yield from _number_paths(lines, name, number)
+        number += len(lines)
         if len(rest) > _MAX_PATH_BYTES:
             msg = f"{name}:{number}: this is longer than the {_MAX_PATH_BYTES} bytes that a path can have."
             raise PackError(f"{msg}\n  Write one path per line.")
-    yield from _places([rest], name, number)
+    yield from _number_paths([rest], name, number)
 
 
-def _places(paths: list[bytes], name: str, number: int) -> Iterator[TableRow]:
+def _number_paths(paths: list[bytes], name: str, number: int) -> Iterator[TableRow]:
     for at, path in enumerate(paths, start=number):
         if path:
             yield f"{name}:{at}", {"path": path.decode(errors="surrogateescape")}, None

@@ -7,7 +7,7 @@ import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from wdskit.dataset.binary import ShardEntry, Verified, check_digest
+from wdskit.dataset.binary import IdentityChecker, ShardEntry, check_digest
 from wdskit.dataset.braces import split_parts
 from wdskit.dataset.patterns import ShardList, list_shards, split_url
 from wdskit.dataset.samples import HeaderReader, ShardReader, read_span
@@ -21,11 +21,11 @@ from wdskit.storage.identity import FileIdentity
 from wdskit.storage.urls import LocalFile, is_local, local_path
 from wdskit.tar.header import padded
 from wdskit.tar.walk import Span
-from wdskit.tar.window import Passed, size_of
+from wdskit.tar.window import LargeData, size_of
 
 
 def refuse_query(url: str) -> None:
-    """Refuse a URL of a store that has a query.
+    """Check that the URL of a file in a store has no query.
 
     Raises:
         PackError: The URL has a query.
@@ -44,9 +44,9 @@ def list_tars(source: str | Sequence[str]) -> ShardList:
 
     Raises:
         PackError: A URL has a query.
-        FolderIndexError: The tars belong to an unfinished run, and the source does not name each tar; or raised by
-            `list_shards`.
-        StorageError: Raised by `list_shards`.
+        FolderIndexError: The tars belong to an unfinished run, and the source does not name each tar; or an index is
+            invalid or does not match its tars.
+        StorageError: No tar matches, a local tar is missing, a URL is invalid, or a store cannot be read.
     """
     for pattern in [source] if isinstance(source, str) else source:
         for url in split_parts(pattern):
@@ -63,7 +63,7 @@ class TarSample(NamedTuple):
     Attributes:
         key: Key of the sample.
         fields: Reference to the bytes of each field, by field name, in the order of the members.
-        read: Returns the bytes of one field. It may be called until the next sample is taken.
+        read: Returns the bytes of one field. Call it before the next sample is taken.
     """
 
     key: str
@@ -72,16 +72,16 @@ class TarSample(NamedTuple):
 
 
 class TarSamples:
-    """The samples of one tar, in order. The headers of a local tar are read; a tar of a store is read as a stream.
+    """The samples of one tar, in order. Only the headers of a local tar are read; a tar of a store is read as a stream.
 
     Args:
         url: Path or URL of the tar.
         entry: Index entry of the tar; None for a tar without an index.
-        check: Compare a local tar with the sha256 of its entry first. A tar of a store always is, at its end.
+        check: Compare a local tar with the sha256 in its entry first. A tar of a store is always compared at its end.
 
     Attributes:
-        num_samples: Samples that were yielded.
-        num_ignored: Members so far that belong to no sample.
+        num_samples: Number of samples that were yielded.
+        num_ignored: Number of members so far that belong to no sample.
     """
 
     def __init__(self, url: str, entry: ShardEntry | None, *, check: bool = False) -> None:
@@ -98,7 +98,7 @@ class TarSamples:
 
         Raises:
             ShardError: A member is a link, a device or another kind that no sample has; or the file was replaced after
-                it was indexed, by one with other bytes.
+                it was indexed and has other bytes.
             FolderIndexError: The tar differs from the index of its folder.
             StorageError: The tar cannot be read.
         """
@@ -137,8 +137,9 @@ class TarSamples:
                 self.num_ignored = samples.num_ignored
 
     def _compare(self, file: LocalFile, entry: ShardEntry) -> ShardError | FolderIndexError | None:
-        """Return how the file differs from its index: an error to raise after the last sample, because an error of a
-        damaged header says more.
+        """Return an error if the file differs from its index entry, else None.
+
+        The error is raised after the last sample, because the error of a damaged header is more precise.
         """
         if file.num_bytes != entry.num_bytes:
             return self._differs(f"it has {file.num_bytes} bytes, but the index says {entry.num_bytes}")
@@ -146,13 +147,13 @@ class TarSamples:
             if self._check:
                 check_digest(file, entry.sha256)
             else:
-                Verified().check(file, entry.identity, entry.sha256)
+                IdentityChecker().check(file, entry.identity, entry.sha256)
         except ShardError as err:
             return err
         return None
 
     def _remote(self) -> Iterator[TarSample]:
-        """Yield the samples of an object, which is read from end to end: a request for each header takes longer."""
+        """Yield the samples of a tar in a store. The tar is read as one stream: a request per header takes longer."""
         from wdskit.storage.objects import ObjectStream  # needs obstore
 
         with contextlib.closing(ObjectStream(self._url)) as stream:
@@ -160,7 +161,7 @@ class TarSamples:
             version = stream.file.num_bytes, stream.file.etag or "", modified.isoformat() if modified else ""
             shard = DigestedFile(stream)
 
-            def locate(_: str, __: object, ___: int, data: bytes | Passed) -> tuple[ObjectBytes, bytes | Passed]:
+            def locate(_: str, __: object, ___: int, data: bytes | LargeData) -> tuple[ObjectBytes, bytes | LargeData]:
                 size = size_of(data)
                 return ObjectBytes(self._url, size, samples.offset - padded(size), *version), data
 
@@ -194,10 +195,10 @@ def _read_local(file: LocalFile, spans: Mapping[str, Span], name: str) -> bytes:
     return read_span(file, spans[name])
 
 
-def _read_remote(found: Mapping[str, tuple[ObjectBytes, bytes | Passed]], name: str) -> bytes:
+def _read_remote(found: Mapping[str, tuple[ObjectBytes, bytes | LargeData]], name: str) -> bytes:
     """Return the bytes of a field. They are in memory, except the bytes of a large field."""
     reference, data = found[name]
-    return reference.read() if isinstance(data, Passed) else data
+    return reference.read() if isinstance(data, LargeData) else data
 
 
 def _damaged_rest(err: ShardError, *, is_indexed: bool) -> RowError:

@@ -1,11 +1,12 @@
-"""Fusion of `decode` with the crop, flip and normalize that follow, into one step.
+"""Fusion of `decode` with the crop, flip and normalize after it, into one step.
 
-The step gives the results of the single stages: the same draws, kinds, dtypes, memory layouts and errors. uint8
-values are the same to the bit, float images differ by up to one level of 255, since they are resized as uint8.
+The step gives the results of the single stages: the same draws, types, dtypes, memory layouts and errors. uint8 values
+are equal to the bit. Float images differ by up to one level of 255, because they are resized as uint8.
 
 JPEGs that are decoded at a smaller scale give other pixels. Measured on photographs at q75 to q95, 4:4:4 and 4:2:0:
-random crops 42 to 44 dB in the mean (1.0 to 1.4 levels of 255), the worst 34; a resize with the middle cut out, whose
-factor may be exactly 2 or 4, 38 to 42 dB, the worst 31 (a lawn, 5.4 levels); single values up to 62 levels.
+random crops differ by 42 to 44 dB in the mean (1.0 to 1.4 levels of 255), at worst 34 dB; `resize` with `center_crop`,
+whose factor may be exactly 2 or 4, by 38 to 42 dB, at worst 31 dB (a lawn, 5.4 levels); single values by up to 62
+levels.
 """
 
 from __future__ import annotations
@@ -27,9 +28,9 @@ from wdskit.stages.fields import Decode, FieldDecoder, check_dict
 from wdskit.stages.images import geometry
 from wdskit.stages.images.jpeg_crop import (
     Axis,
-    Ending,
     JpegPlan,
-    Wanted,
+    OutputFormat,
+    WantedPart,
     as_value,
     decode_part,
     finish,
@@ -52,25 +53,25 @@ from wdskit.stages.marks import Mark, is_image_in, marked, names_image
 from wdskit.stages.progress import Slot
 
 _Roles = tuple[str | None, tuple[str, ...]]  # the image field, and all fields to decode
-_MAX_ROLES = 64  # most sets of field names that are cached
+_MAX_ROLES = 64  # largest number of cached sets of field names
 
 
-class Fused(PerSampleStage):
-    """Stages that run as one step. Only `fuse` makes it: it has no name in YAML and is not in `STAGES`."""
+class FusedStages(PerSampleStage):
+    """Stages that run as one step. Only `fuse` makes instances; YAML has no name for it, and it is not in `STAGES`."""
 
     name: ClassVar[str] = "decode"
 
     stages: tuple[PerSampleStage, ...]
 
     def step(self, context: Context) -> tuple[Step, Context]:
-        """Return the stages as one step, whose name joins their names."""
-        apart, after = bind_steps(self.stages, context)
-        name = "-".join(step.name for step in apart)
-        return Step(name, FusedStep(self.stages, apart), apart[0].ordinal, context.part), after
+        """Return the stages as one step, with their names joined by `-`, and the context of the next stage."""
+        single_steps, after = bind_steps(self.stages, context)
+        name = "-".join(step.name for step in single_steps)
+        return Step(name, FusedStep(self.stages, single_steps), single_steps[0].ordinal, context.part), after
 
 
 def fuse(stages: Sequence[Any]) -> list[Any]:
-    """Return the stages of a pipeline, with one Fused for each run of stages that can be fused.
+    """Return the stages of a pipeline, with one FusedStages in place of each run of stages that can be fused.
 
     A run starts with `decode` of colour images (`rgb8`, `rgb`, `torchrgb8`, ...), followed directly by
     `random_resized_crop`, or by `resize` with or without `center_crop`. `random_flip`, and then `normalize` and
@@ -81,7 +82,7 @@ def fuse(stages: Sequence[Any]) -> list[Any]:
     at = 0
     while at < len(stages):
         run = _run_at(stages, at)
-        fused.append(Fused(stages=tuple(run)) if run else stages[at])
+        fused.append(FusedStages(stages=tuple(run)) if run else stages[at])
         at += len(run) or 1
     return fused
 
@@ -95,7 +96,7 @@ def _run_at(stages: Sequence[Any], at: int) -> list[Any]:
     run: list[Any] = [decode]
 
     def add(*kinds: type[ImageTransform]) -> bool:
-        """Whether the next stage is of one of these kinds, and acts on the same field."""
+        """Add the next stage to the run if it is of one of these kinds and acts on the same field. Return whether."""
         stage = stages[at + len(run)] if at + len(run) < len(stages) else None
         if not isinstance(stage, kinds) or stage.mask_names or (len(run) > 1 and stage.fields != run[1].fields):
             return False
@@ -117,9 +118,15 @@ def _run_at(stages: Sequence[Any], at: int) -> list[Any]:
 
 
 class Prepared(NamedTuple):
-    """One sample before its pixels are decoded. If `field` is None, the single stages must run on it.
+    """One sample before its pixels are decoded.
 
-    `values` are decoded, except for the image. `failed` is the error of a later field.
+    Attributes:
+        origin: Origin of the sample.
+        values: The fields, decoded except for the image; not decoded if `field` is None.
+        field: The image field; None if the single stages must process the sample.
+        plan: The plan to decode the image; None if it is not a JPEG.
+        flip: Whether to mirror the image.
+        failed: The error of a field after the image; None without an error.
     """
 
     origin: Origin
@@ -131,77 +138,78 @@ class Prepared(NamedTuple):
 
 
 class FusedStep:
-    """The step of a run of stages, as `fuse` finds them.
+    """The running form of `FusedStages`.
 
     Attributes:
-        out_ending: The form of images that are written into `out`; `ending` unless `write_uint8` was called.
+        output_format: The form of the resulting images.
+        batch_format: The form of images that are written into `out`: `output_format`, or uint8 after `write_uint8`.
         out_shape: Shape of the image as a tensor, (3, height, width); None if it depends on the file.
 
     Args:
-        stages: Decode, the crop, and what follows.
-        apart: The same stages as steps of their own, for samples that are not the common case: several image fields, or
-            one that is decoded already.
+        stages: `decode`, the crop, and the other stages of a run that `fuse` has found.
+        single_steps: The same stages as one step each, for samples with several image fields, or whose image is decoded
+            already.
     """
 
-    def __init__(self, stages: Sequence[Any], apart: Sequence[Step]) -> None:
-        decoder: Any = apart[0].function
+    def __init__(self, stages: Sequence[Any], single_steps: Sequence[Step]) -> None:
+        decoder: Any = single_steps[0].function
         self.decode: FieldDecoder = decoder
-        self.apart = tuple(apart)
-        self.transforms: dict[str, Any] = {step.name: step.function for step in apart[1:]}
+        self.single_steps = tuple(single_steps)
+        self.transforms: dict[str, Any] = {step.name: step.function for step in single_steps[1:]}
         self.crop = stages[1].name
         self.field: str | None = next(iter(stages[1].fields or ()), None)
         by_kind: dict[type, Any] = {type(stage): stage for stage in stages}
         crop, middle = stages[1], by_kind.get(CenterCrop)
         if isinstance(crop, RandomResizedCrop):
-            self.wanted_of = functools.partial(_drawn_crop, crop, self.transforms[self.crop])
+            self.choose_part = functools.partial(_draw_part, crop, self.transforms[self.crop])
         else:
-            self.wanted_of = functools.partial(_middle, crop, pair(middle.size) if middle else None)
+            self.choose_part = functools.partial(_middle_part, crop, pair(middle.size) if middle else None)
         self.mark: Mark = self.transforms[self.crop].mark_after(None)
         flip, normalize = by_kind.get(RandomFlip), by_kind.get(Normalize)
         self.flip: float | None = flip.p if flip else None
         self._roles: dict[tuple[str, ...], _Roles] = {}
         image = IMAGE_SPECS[stages[0].images]
-        self.ending = Ending(
+        self.output_format = OutputFormat(
             is_array=image.kind == "numpy",
             is_float=image.is_float,
             to_tensor=ToTensor in by_kind,
             normalize=normalize.numbers if normalize else None,
         )
-        self.out_ending = self.ending
+        self.batch_format = self.output_format
         self.out_shape: tuple[int, int, int] | None = None
         if middle or isinstance(crop, RandomResizedCrop) or not isinstance(crop.size, int):
             self.out_shape = (3, *pair((middle or crop).size))
 
     def write_uint8(self) -> None:
-        """Write images into batches as uint8, so that the caller computes floats and normalizes."""
-        self.out_ending = replace(self.ending, is_float=False, to_tensor=False, normalize=None)
+        """Write images into batches as uint8 from now on. The caller converts them with `finish_batch`."""
+        self.batch_format = replace(self.output_format, is_float=False, to_tensor=False, normalize=None)
 
     @property
     def is_native(self) -> bool:
-        """Whether `carry_out_many` may be called, and is faster: without vector code, torch resizes faster."""
+        """Whether `carry_out_many` can be called and is faster. Without vector code, torch resizes faster."""
         module = native()
         return self.out_shape is not None and module is not None and bool(module.HAS_VECTORS)
 
     def value_of(self, written: NDArray[Any]) -> Any:
-        """Return the value of one written image: a view of its memory, or floats if it was left as uint8."""
-        return marked(as_value(written, self.out_ending, self.ending), self.mark)
+        """Return the value of one written image: a view of its memory, or new floats if it was written as uint8."""
+        return marked(as_value(written, self.batch_format, self.output_format), self.mark)
 
     def __call__(self, sample: Any, origin: Origin, out: NDArray[Any] | None = None) -> Any:
-        """`prepare` and `carry_out`, with their errors."""
+        """Return the sample after `prepare` and `carry_out`. Raises their `StepFailed`."""
         return self.carry_out(self.prepare(sample, origin), out)
 
     def prepare(self, sample: Any, origin: Origin) -> Prepared:
         """Decode the other fields, read the image's header, and draw the random values.
 
-        A decoder fills the CPU's caches, so that code after it takes three times as long. Callers should prepare all
-        samples of a chunk before they decode any, which saves 30 us per sample.
+        Decoding an image replaces the contents of the CPU's caches, so that code after it takes three times as long.
+        Callers should prepare all samples of a chunk before they decode the first image: this saves 30 us per sample.
 
         Args:
             sample: Fields as bytes; in a sample that was just read, images may be memoryviews.
-            origin: Its position.
+            origin: Origin of the sample.
 
         Raises:
-            StepFailed: From the error of the stage that failed.
+            StepFailed: A stage failed. The error has the name of the stage and the original error.
         """
         try:
             check_dict("decode", sample)
@@ -210,8 +218,8 @@ class FusedStep:
         field, to_decode = self._roles_of(tuple(sample))
         if field is None or not isinstance(sample[field], (bytes, memoryview)):
             return Prepared(origin, _as_bytes(sample))
-        # Without `fields`, another image makes it unclear which image is cropped. `field` is the only name of an image
-        # here, so another image is a value that a stage has made.
+        # Without `fields`, it must be clear which image to crop. `field` is the only field with the name of an image,
+        # but an earlier stage may have put an image into another field.
         if self.field is None and any(
             not isinstance(value, (bytes, str)) and name != field and is_image_in(name, value)
             for name, value in sample.items()
@@ -231,36 +239,36 @@ class FusedStep:
                 failed = StepFailed("decode", err)
                 if field not in to_decode[:at]:
                     raise failed from err
-                return Prepared(origin, values, field, plan, failed=failed)  # if the image is bad, that comes first
+                return Prepared(origin, values, field, plan, failed=failed)  # an error of the image has precedence
         flip = self.flip is not None and self.transforms["random_flip"].rng_at(origin).random() < self.flip
         return Prepared(origin, values, field, plan, flip)
 
     def carry_out(self, prepared: Prepared, out: NDArray[Any] | None = None) -> Any:
-        """The sample with its fields decoded and its image cropped.
+        """Return the sample with its fields decoded and its image cropped.
 
         Args:
-            prepared: By `prepare`, once.
-            out: Where to write the image, as `jpeg_crop.write` takes it: (1, *out_shape), of `out_ending.dtype`. The
-                field of the result is then `out` itself. A sample on which the single stages run ignores `out`.
+            prepared: Result of `prepare`, used only once because it is changed.
+            out: Receives the image: (1, *out_shape) of `batch_format.dtype`, channels_last. The image field of the
+                result is then `out` itself. If the single stages process the sample, `out` is not used.
 
         Raises:
-            StepFailed: From the error of the stage that failed.
+            StepFailed: A stage failed. The error has the name of the stage and the original error.
         """
         origin, values, field, plan, flip, failed = prepared
         if field is None:
             sample: Any = values
-            for step in self.apart:
+            for step in self.single_steps:
                 try:
                     sample = step.function(sample, origin)
                 except Exception as err:
                     raise StepFailed(step.name, err) from err
             return sample
         try:
-            part = decode_part(values[field], plan, self.wanted_of, origin, max_pixels=self.decode.max_pixels)
+            part = decode_part(values[field], plan, self.choose_part, origin, max_pixels=self.decode.max_pixels)
             if out is None:
-                values[field] = marked(finish(part, self.ending, flip=flip), self.mark)
+                values[field] = marked(finish(part, self.output_format, flip=flip), self.mark)
             else:
-                write(part, self.out_ending, flip=flip, out=out)
+                write(part, self.batch_format, flip=flip, out=out)
                 values[field] = out
         except DecodeError as err:
             err.field = field
@@ -274,19 +282,19 @@ class FusedStep:
     def carry_out_many(
         self, prepared: Sequence[Prepared], images: NDArray[Any], rows: Sequence[int], slot: Slot
     ) -> list[bool]:
-        """Do what `carry_out` does for all samples for which wdskit-native can do it.
+        """Decode, crop and write the images of many samples with wdskit-native.
 
         Args:
-            prepared: By `prepare`, once.
-            images: The batch, (batch, *out_shape), of `out_ending.dtype`, channels_last.
-            rows: The image of the batch that each sample's image is written into.
-            slot: This thread's on the board; the position of each sample is stored before its image is touched.
+            prepared: Results of `prepare`.
+            images: The batch, (batch, *out_shape), of `batch_format.dtype`, channels_last.
+            rows: For each sample, the number of its image in the batch.
+            slot: This thread's slot of the board. It gets the position of each sample before its image is decoded.
 
         Returns:
-            Whether each sample's image is written. `carry_out` must be called for the others.
+            For each sample, whether its image was written. Call `carry_out` for the other samples.
         """
         module = native()
-        plans, files, found = [], [], []
+        plans, files, numbers = [], [], []
         for at, (each, row) in enumerate(zip(prepared, rows, strict=True)):
             plan = each.plan
             if (
@@ -300,20 +308,20 @@ class FusedStep:
             sides = (side for axis in plan.wanted for side in axis[:4])
             plans.append((each.origin.minor, row, *plan.size, *sides, each.flip))
             files.append(each.values[each.field])
-            found.append(at)
+            numbers.append(at)
         done = [False] * len(prepared)
         if not files:
             return done
         out = images.transpose(0, 2, 3, 1)
-        numbers = write_numbers_as(self.out_ending)
-        verdicts = module.decode_jpegs(files, np.array(plans, np.int64), out, *out.shape[1:3], numbers, slot)
-        for at, verdict in zip(found, verdicts, strict=True):
+        values_as = write_numbers_as(self.batch_format)
+        verdicts = module.decode_jpegs(files, np.array(plans, np.int64), out, *out.shape[1:3], values_as, slot)
+        for at, verdict in zip(numbers, verdicts, strict=True):
             done[at] = verdict == 0
         return done
 
     def _plan(self, field: str, data: bytes, origin: Origin) -> JpegPlan | None:
         try:
-            return plan_jpeg(data, self.wanted_of, origin, max_pixels=self.decode.max_pixels)
+            return plan_jpeg(data, self.choose_part, origin, max_pixels=self.decode.max_pixels)
         except DecodeError as err:
             err.field = field
             raise
@@ -331,10 +339,10 @@ class FusedStep:
         return roles
 
     def _field_of(self, names: tuple[str, ...]) -> str | None:
-        """The one image field, if it is one to decode."""
+        """Return the only image field, or the field of `fields`, if it is to be decoded; else None."""
         if self.field is None:
-            found = [name for name in names if names_image(name)]
-            field = found[0] if len(found) == 1 else None
+            images = [name for name in names if names_image(name)]
+            field = images[0] if len(images) == 1 else None
         else:
             field = next((name for name in self.field.split(";") if name in names), None)
         if field is None or not is_image_field(field) or not self.decode.takes(field, b""):
@@ -349,19 +357,19 @@ def _as_bytes(sample: Mapping[str, Any], *, but: str = "") -> dict[str, Any]:
     }
 
 
-def _drawn_crop(crop: RandomResizedCrop, bound: BoundTransform, height: int, width: int, origin: Origin) -> Wanted:
-    """Return the part of an image that random_resized_crop draws at a position."""
+def _draw_part(crop: RandomResizedCrop, bound: BoundTransform, height: int, width: int, origin: Origin) -> WantedPart:
+    """Return the part of an image that `random_resized_crop` draws for the position of `origin`."""
     rows, columns = pair(crop.size)
     rng = bound.rng_at(origin)
     top, left, crop_height, crop_width = geometry.draw_crop(rng, height, width, crop.scale, crop.ratio)
-    return Wanted(Axis(top, top + crop_height, rows, 0, rows), Axis(left, left + crop_width, columns, 0, columns))
+    return WantedPart(Axis(top, top + crop_height, rows, 0, rows), Axis(left, left + crop_width, columns, 0, columns))
 
 
-def _middle(resize: Resize, middle: tuple[int, int] | None, height: int, width: int, _: Origin) -> Wanted:
-    """Return the part of an image that resize, and center_crop if there is one, keep at every position."""
+def _middle_part(resize: Resize, middle: tuple[int, int] | None, height: int, width: int, _: Origin) -> WantedPart:
+    """Return the part of an image that `resize` and `center_crop` keep. `middle` is None without `center_crop`."""
     totals = resize.size_of(height, width)
     rows, columns = (
         Axis(0, side, total, geometry.middle(total, part), part)
         for side, total, part in zip((height, width), totals, middle or totals, strict=True)
     )
-    return Wanted(rows, columns)
+    return WantedPart(rows, columns)

@@ -1,7 +1,7 @@
 """The image transforms. Each class has the settings, the YAML form and the function of one transform.
 
-They change a sample's only image field, or the fields of `fields`. `masks` share the draw and keep their numbers.
-A transform of yours to copy is `CenterCrop`: settings, then `change`.
+A transform changes a sample's only image field, or the fields in `fields`. The fields in `masks` get the same random
+values, and their numbers are not blended. `CenterCrop` is a template for a new transform: settings, then `change`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from wdskit.errors import PipelineError, WdskitError
 from wdskit.stages.base import Context, Origin, PerSampleStage, Run
 from wdskit.stages.marks import IMAGE, MASK, Mark, is_image_in, mark_of, marked
 
-# Each function imports `geometry` itself, and torch with it, so that settings can be checked without.
+# The functions import `geometry`, so that settings can be checked before torch is imported.
 
 Sample: TypeAlias = dict[str, Any]
 
@@ -37,16 +37,17 @@ class ImageTransform(PerSampleStage):
     """The base class of all image transforms."""
 
     colours_only: ClassVar[bool] = False
-    """Whether it makes other numbers of pixels, so that images whose numbers name classes or depths are refused."""
+    """Whether the transform computes new colours. It then refuses masks, whose numbers are classes or depths."""
     draws: ClassVar[bool] = False
+    """Whether the transform draws random values, so that `draw` is called for each sample."""
     blends: ClassVar[bool] = False
-    """Whether it makes new numbers of neighbouring pixels, unless they must stay as they are."""
+    """Whether the transform blends neighbouring pixels, except in masks."""
 
     fields: FieldChoices | None = Field(None, description=_FIELDS)
 
     @abstractmethod
     def change(self, image: Any, drawn: Any, *, nearest: bool) -> Any:
-        """The image changed, as a new one, or the same where nothing changes: see `geometry` for the kinds of images.
+        """Return a changed image, or the same object if nothing changes. `geometry` lists the kinds of images.
 
         Args:
             image: The image of one field.
@@ -55,11 +56,11 @@ class ImageTransform(PerSampleStage):
         """
 
     def draw(self, rng: np.random.Generator, images: Mapping[str, Any]) -> Any:  # noqa: ARG002 (most draw nothing)
-        """What is drawn once for all fields of a sample, with the Generator of its position, where `draws`."""
+        """Return the random values for all fields of a sample, masks included. Called once per sample if `draws`."""
         return None
 
     def bind(self, context: Context, label: str) -> BoundTransform:
-        """As `PerSampleStage.bind`."""
+        """See `PerSampleStage.bind`."""
         return BoundTransform(self, context.run, label)
 
 
@@ -70,7 +71,7 @@ class GeometricTransform(ImageTransform):
 
     @property
     def mask_names(self) -> tuple[str, ...]:
-        """As `PerSampleStage.mask_names`."""
+        """See `PerSampleStage.mask_names`."""
         return self.masks or ()
 
     @model_validator(mode="after")
@@ -83,12 +84,12 @@ class GeometricTransform(ImageTransform):
 
 @dataclass(frozen=True)
 class BoundTransform:
-    """An image transform in a pipeline: finds the fields of each sample, and draws. It can be pickled.
+    """An image transform in a pipeline. Finds the fields of each sample, and draws random values. Can be pickled.
 
     Attributes:
-        transform: What is done.
-        run: Gives the random numbers.
-        stage: Name and ordinal of the stage, their key.
+        transform: The transform, with its settings.
+        run: The running pipeline, which has the random numbers.
+        stage: Name and ordinal of the stage, the key of its random numbers.
     """
 
     transform: ImageTransform
@@ -96,10 +97,12 @@ class BoundTransform:
     stage: str
 
     def __call__(self, sample: Sample, origin: Origin) -> Sample:
-        """A shallow copy of the sample with the fields changed.
+        """Return a shallow copy of the sample with the fields changed.
 
         Raises:
-            PipelineError: It has no image field, or several, or one that is not decoded.
+            PipelineError: The sample has no image field, or several without `fields`, or a field is missing, not an
+                image, not decoded, or a mask that the transform refuses.
+            WdskitError: A field cannot be a mask, because its numbers differ from the numbers in its file.
         """
         transform = self.transform
         masks = self._masks_in(sample)
@@ -119,7 +122,7 @@ class BoundTransform:
         return changed
 
     def mark_after(self, mark: Mark | None, *, is_mask: bool = False) -> Mark:
-        """Return the mark of the result for a value with this mark."""
+        """Return the mark of the result for an image with `mark`. `is_mask` is True for a field in `masks`."""
         if is_mask or (mark is not None and mark.is_mask):
             return MASK
         if self.transform.blends:
@@ -127,29 +130,29 @@ class BoundTransform:
         return IMAGE if mark is None or mark.layout != "image" else mark
 
     def rng_at(self, origin: Origin) -> np.random.Generator:
-        """The Generator of a position, as at its first use."""
+        """Return the Generator of a position, valid until the next call in this thread."""
         return self.run.rng_of(self.stage)(origin)
 
     def _images_in(self, sample: Sample, masks: Sequence[str]) -> list[str]:
-        """The fields that the transform names, or else the one image field."""
+        """Return the fields in `fields`, or the only image field. PipelineError: No field, or several fields, fit."""
         from wdskit.stages.images import geometry
 
         name = self.transform.name
         if self.transform.fields:
-            images = [self._named(sample, names) for names in self.transform.fields]
+            images = [self._find_field(sample, names) for names in self.transform.fields]
             if both := [field for field in images if field in masks]:
                 raise PipelineError(f"{name}: `fields` and `masks` both select `{both[0]}` in this sample")
         else:
-            found = [field for field, value in sample.items() if is_image_in(field, value) and field not in masks]
-            images = [field for field in found if geometry.is_image(sample[field])]
+            named = [field for field, value in sample.items() if is_image_in(field, value) and field not in masks]
+            images = [field for field in named if geometry.is_image(sample[field])]
             if len(images) > 1:
                 msg = f"{name}: several image fields in this sample ({', '.join(images)})."
                 raise PipelineError(f"{msg} Name those to change with `fields`")
-            if not images and found:
-                raise self._undecoded(found[0], sample[found[0]])
+            if not images and named:
+                raise self._no_image_error(named[0], sample[named[0]])
             for field, value in sample.items() if not images else ():
                 if isinstance(value, (bytes, bytearray, memoryview)) and image_format(value):
-                    raise self._undecoded(field, value)
+                    raise self._no_image_error(field, value)
             if not images and masks:
                 msg = f"{name}: `{masks[0]}` is in `masks`, and this sample has no other image field "
                 msg += f"(fields: {_names(sample)})."
@@ -168,20 +171,21 @@ class BoundTransform:
         return images
 
     def _masks_in(self, sample: Sample) -> list[str]:
-        """The fields that the transform takes for masks.
+        """Return the fields in `masks`.
 
         Raises:
-            WdskitError: The numbers of one are not those that its file stores.
+            PipelineError: A field is missing, not an image, or not decoded.
+            WdskitError: The numbers of a field differ from the numbers in its file.
         """
-        masks = [self._named(sample, names) for names in self.transform.mask_names]
+        masks = [self._find_field(sample, names) for names in self.transform.mask_names]
         for field in masks:
             mark = mark_of(sample[field])
             if mark is not None and mark.changed and not mark.is_mask:
                 raise WdskitError(f"`{field}` cannot be a mask: {mark.changed}")
         return masks
 
-    def _named(self, sample: Sample, names: str) -> str:
-        """Return the first of the alternatives `a;b` that is a field of the sample."""
+    def _find_field(self, sample: Sample, names: str) -> str:
+        """Return the first of the alternatives `a;b` in the sample. PipelineError: It is missing or not an image."""
         from wdskit.stages.images import geometry
 
         for name in names.split(";"):
@@ -191,11 +195,12 @@ class BoundTransform:
                     msg = f"{self.transform.name}: `{name}` is a list of JSON, not an image"
                     raise PipelineError(f"{msg}. For boxes and keypoints, use the stage `torchvision`")
                 if not geometry.is_image(sample[name]):
-                    raise self._undecoded(name, sample[name])
+                    raise self._no_image_error(name, sample[name])
                 return name
         raise PipelineError(f"{self.transform.name}: no field `{names}` in this sample (fields: {_names(sample)})")
 
-    def _undecoded(self, field: str, value: object) -> PipelineError:
+    def _no_image_error(self, field: str, value: object) -> PipelineError:
+        """Return the error for a field that is not decoded or not an image."""
         where = f"{self.transform.name}: `{field}`"
         if isinstance(value, bytes | bytearray | memoryview):
             renamed = "" if is_image_field(field) else ", before the field gets this name"
@@ -220,13 +225,13 @@ class Resize(GeometricTransform):
     )
 
     def change(self, image: Any, drawn: Any, *, nearest: bool) -> Any:  # noqa: ARG002 (nothing is drawn)
-        """As `ImageTransform.change`."""
+        """See `ImageTransform.change`."""
         from wdskit.stages.images import geometry
 
         return geometry.resize(image, self.size_of(*geometry.image_size(image)), nearest=nearest)
 
     def size_of(self, height: int, width: int) -> tuple[int, int]:
-        """Height and width that it makes of an image's."""
+        """Return the height and width of the result for an image of this height and width."""
         from wdskit.stages.images import geometry
 
         return geometry.shorter_side(height, width, self.size) if isinstance(self.size, int) else pair(self.size)
@@ -245,19 +250,19 @@ class CenterCrop(GeometricTransform):
     )
 
     def change(self, image: Any, drawn: Any, *, nearest: bool) -> Any:  # noqa: ARG002 (nothing is drawn)
-        """As `ImageTransform.change`.
+        """See `ImageTransform.change`.
 
         Raises:
-            WdskitError: A mask is smaller, and `mask_fill` is not set or no number of its dtype.
+            WdskitError: A mask is smaller, and `mask_fill` is not set or too large for its dtype.
         """
         from wdskit.stages.images import geometry
 
         size = pair(self.size)
-        found = geometry.image_size(image)
-        if not nearest or (found[0] >= size[0] and found[1] >= size[1]):
+        height, width = geometry.image_size(image)
+        if not nearest or (height >= size[0] and width >= size[1]):
             return geometry.center_crop(image, size, fill=0 if nearest else self.fill)
         if self.mask_fill is None:
-            msg = f"a mask of height x width {found[0]} x {found[1]} is smaller than {size[0]} x {size[1]}. "
+            msg = f"a mask of height x width {height} x {width} is smaller than {size[0]} x {size[1]}. "
             raise WdskitError(f"{msg}Resize it first, or set `mask_fill`, the class number around it (often 255)")
         return geometry.center_crop(image, size, fill=self.mask_fill)
 
@@ -275,7 +280,7 @@ class RandomResizedCrop(GeometricTransform):
     ratio: Range = Field((3 / 4, 4 / 3), description="Width over height of the crop, [low, high].")
 
     def draw(self, rng: np.random.Generator, images: Mapping[str, Any]) -> tuple[int, int, int, int]:
-        """Top, left, height and width of the crop."""
+        """Return top, left, height and width of the crop. PipelineError: The images differ in size."""
         from wdskit.stages.images import geometry
 
         sizes = {field: geometry.image_size(image) for field, image in images.items()}
@@ -286,7 +291,7 @@ class RandomResizedCrop(GeometricTransform):
         return geometry.draw_crop(rng, *next(iter(sizes.values())), self.scale, self.ratio)
 
     def change(self, image: Any, drawn: Any, *, nearest: bool) -> Any:
-        """As `ImageTransform.change`."""
+        """See `ImageTransform.change`."""
         from wdskit.stages.images import geometry
 
         return geometry.resize(geometry.crop(image, *drawn), pair(self.size), nearest=nearest)
@@ -302,11 +307,11 @@ class RandomFlip(GeometricTransform):
     p: Annotated[float, Strict(), Field(ge=0, le=1)] = Field(0.5, description="Probability of mirroring.")
 
     def draw(self, rng: np.random.Generator, images: Mapping[str, Any]) -> bool:  # noqa: ARG002 (one for all images)
-        """Whether to mirror."""
+        """Return whether to mirror all fields."""
         return rng.random() < self.p
 
     def change(self, image: Any, drawn: Any, *, nearest: bool) -> Any:  # noqa: ARG002 (no number changes)
-        """As `ImageTransform.change`."""
+        """See `ImageTransform.change`."""
         if not drawn:
             return image
         from wdskit.stages.images import geometry
@@ -339,11 +344,11 @@ class Normalize(ImageTransform):
 
     @property
     def numbers(self) -> tuple[Sequence[float], Sequence[float]]:
-        """Mean and standard deviation, for values 0..1."""
+        """Mean and standard deviation, of 1 or 3 channels, for values 0..1."""
         return (IMAGENET_MEAN, IMAGENET_STD) if self.preset == "imagenet" else (self.mean or (), self.std or ())
 
     def change(self, image: Any, drawn: Any, *, nearest: bool) -> Any:  # noqa: ARG002 (nothing is drawn)
-        """As `ImageTransform.change`."""
+        """See `ImageTransform.change`."""
         from wdskit.stages.images import geometry
 
         return geometry.normalize(image, *self.numbers)
@@ -357,12 +362,12 @@ class ToTensor(ImageTransform):
     colours_only: ClassVar[bool] = True
 
     def change(self, image: Any, drawn: Any, *, nearest: bool) -> Any:  # noqa: ARG002 (nothing is drawn)
-        """As `ImageTransform.change`."""
+        """See `ImageTransform.change`."""
         from wdskit.stages.images import geometry
 
         return geometry.to_tensor(image)
 
 
 def pair(size: int | list[int] | tuple[int, int]) -> tuple[int, int]:
-    """Height and width."""
+    """Return height and width; an int is the length of both sides."""
     return (size, size) if isinstance(size, int) else (size[0], size[1])
