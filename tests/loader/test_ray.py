@@ -170,7 +170,7 @@ def test_a_job_that_ends_each_worker_is_an_error(numbers, ray):
             raise ActorDiedError("The worker ran out of memory.")
 
     ray.before = die
-    message = r"^on: a worker died 5 times while it made the same batches, last on .*: The (actor|worker)"
+    message = r"^on: a worker died 10 times while it made the same batches, last on .*: The (actor|worker)"
     loader = exact(numbers).batched(3).loader(workers=2, on="ray")
     with pytest.raises(PipelineError, match=message):
         list(loader)

@@ -43,7 +43,7 @@ from wdskit.processes import block_sigint, refuse_fork
 from wdskit.stages.timing import NodeCounts
 from wdskit.text import plural
 
-_MOST_DEATHS = 5
+_MOST_DEATHS = 10
 """How often workers may die while they make the same job."""
 
 _MOST_STARTS = 20
