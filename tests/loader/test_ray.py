@@ -129,6 +129,13 @@ def test_lost_jobs_are_made_again_and_each_batch_comes_once_and_in_order(numbers
     assert ray.before.num
 
 
+def test_an_actor_whose_first_answer_is_lost_is_replaced(numbers, ray):
+    failures = iter([ObjectLostError])
+    ray.before = lambda actor, method: raise_next(failures) if method == "begin" else None
+    with exact(numbers).map(number_of).batched(3).loader(workers=1, on="ray", timeout=30) as loader:
+        assert len([*loader]) == 13
+
+
 def test_the_nodes_are_counted(numbers, ray):
     ray.before = lambda actor, method: raise_next([ActorDiedError]) if (actor.number, method) == (0, "make") else None
     pipe = exact(numbers).map(number_of).batched(3)
