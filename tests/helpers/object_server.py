@@ -94,7 +94,7 @@ def s3_server() -> Iterator[str]:
     options = [f"-{name}={port}" for name, port in zip(PORTS, ports, strict=False)]
     options += [f"-{name}.grpc={port}" for name, port in zip(PORTS, ports[len(PORTS) :], strict=True)]
     options += ["-ip=127.0.0.1", "-ip.bind=127.0.0.1", "-s3", "-s3.port.iceberg=0", "-s3.port.lance=0"]
-    options += ["-master.telemetry=false", "-volume.max=10", "-master.volumeSizeLimitMB=256"]
+    options += ["-master.telemetry=false", "-volume.max=64", "-master.volumeSizeLimitMB=256"]
     endpoint = f"http://127.0.0.1:{ports[PORTS.index('s3.port')]}"
     with running([program, "server", "-dir={folder}", *options], lambda: is_ready(endpoint)):
         yield endpoint

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import pickle
 import threading
 import types
@@ -215,7 +216,7 @@ class FakeActor:
     def end(self) -> None:
         with self.lock:
             lost, self.pending = self.pending, None
-        if self in self.cluster.living:
+        with contextlib.suppress(ValueError):  # another thread has ended it
             self.cluster.living.remove(self)
         for future in lost or ():
             future.set_exception(ActorDiedError("The actor died unexpectedly."))

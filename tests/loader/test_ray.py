@@ -129,9 +129,15 @@ def test_lost_jobs_are_made_again_and_each_batch_comes_once_and_in_order(numbers
     assert ray.before.num
 
 
+def test_an_actor_whose_first_answer_is_lost_is_replaced(numbers, ray):
+    failures = iter([ObjectLostError])
+    ray.before = lambda actor, method: raise_next(failures) if method == "begin" else None
+    with exact(numbers).map(number_of).batched(3).loader(workers=1, on="ray", timeout=30) as loader:
+        assert len([*loader]) == 13
+
+
 def test_the_nodes_are_counted(numbers, ray):
-    failures = iter([ActorDiedError])
-    ray.before = lambda actor, method: raise_next(failures) if method == "make" else None
+    ray.before = lambda actor, method: raise_next([ActorDiedError]) if (actor.number, method) == (0, "make") else None
     pipe = exact(numbers).map(number_of).batched(3)
     with pipe.loader(workers=1, on="ray", prefetch=2) as loader:
         assert len([*loader]) == 13
@@ -170,7 +176,7 @@ def test_a_job_that_ends_each_worker_is_an_error(numbers, ray):
             raise ActorDiedError("The worker ran out of memory.")
 
     ray.before = die
-    message = r"^on: a worker died 5 times while it made the same batches, last on .*: The (actor|worker)"
+    message = r"^on: a worker died 10 times while it made the same batches, last on .*: The (actor|worker)"
     loader = exact(numbers).batched(3).loader(workers=2, on="ray")
     with pytest.raises(PipelineError, match=message):
         list(loader)

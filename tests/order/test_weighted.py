@@ -14,7 +14,7 @@ from disks import HastyDisk
 
 import wdskit
 from wdskit import Pipeline, SelectionError, pack, split
-from wdskit.errors import ConfigError
+from wdskit.errors import ConfigError, StateError
 from wdskit.order.weighted import WeightedOrder
 from wdskit.stages.sources import Exact, Resampled
 
@@ -178,6 +178,15 @@ def test_every_sample_is_there_as_often_as_repeat_says(folder: Path):
                 pipe = Pipeline().exact(str(folder), seed=2, tail="pad", **settings)
                 found += Counter(numbers_of(pipe, rank=rank, world_size=world_size))
             assert found == wanted
+
+
+def test_a_state_of_balanced_samples_is_refused_by_samples_weighted_with_the_same_column(folder: Path):
+    balanced, weighted = (
+        Pipeline().resampled(str(folder), seed=5, **{name: "cls"}).batched(4).with_epoch(n=6).loader()
+        for name in ("balance", "weights")
+    )
+    with pytest.raises(StateError, match="columns"):
+        weighted.load_state_dict(balanced.state_dict())
 
 
 @pytest.mark.parametrize("settings", [{"weights": "json.w"}, {"balance": "json.kind"}])

@@ -517,6 +517,16 @@ def test_a_field_of_a_value_that_the_image_loses_is_refused():
     ReshardOptions(fields=["txt=width"])
 
 
+def test_a_column_with_the_path_of_a_mask_is_a_file_and_no_place_in_the_image(tmp_path):
+    Image.new("RGB", (64, 48)).save(tmp_path / "a1.jpg")
+    Image.fromarray(np.arange(64 * 48, dtype=np.uint8).reshape(48, 64) % 7).save(tmp_path / "a1_seg.png")
+    (tmp_path / "pairs.csv").write_text("image,mask,label\na1.jpg,a1_seg.png,2\n")
+    pack(tmp_path / "pairs.csv", tmp_path / "d", fields=["seg.png=mask"], resize=24, mask_fields="seg.png")
+    (sample,) = samples_in(tmp_path / "d").values()
+    assert Image.open(io.BytesIO(sample["jpg"])).size == Image.open(io.BytesIO(sample["seg.png"])).size == (32, 24)
+    assert json.loads(sample["json"]) == {"image": "a1.jpg", "mask": "a1_seg.png", "label": "2"}
+
+
 @pytest.mark.parametrize(
     ("options", "problem"),
     [

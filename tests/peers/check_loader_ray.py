@@ -219,7 +219,7 @@ def run_ranks(cluster: Cluster, shards: Path, kills: list[int], *, workers: int,
     for rank in ranks:
         for pipe in (rank.stdin, rank.stdout, rank.stderr):
             pipe.close()
-    assert [rank.wait() for rank in ranks] == [0, 0], logs
+    assert [rank.wait() for rank in ranks] == [0, 0], "\n".join(log[-2000:] for log in logs)
     digests = [[line["digest"] for line in found[:-1]] for found in lines]
     return digests, [found[-1] for found in lines]
 

@@ -47,6 +47,7 @@ class SampleWeights:
         self._scale: Floats | None = None
         digest = hashlib.sha256("".join(column.sha256 for column in columns).encode())
         digest.update(b"" if self._used is None else self._used.digest())
+        digest.update(b"balance" if balance else b"")
         self.digest = digest.hexdigest()
         if balance:
             self._balance(columns[0], mask)

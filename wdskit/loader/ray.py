@@ -43,7 +43,7 @@ from wdskit.processes import block_sigint, refuse_fork
 from wdskit.stages.timing import NodeCounts
 from wdskit.text import plural
 
-_MOST_DEATHS = 5
+_MOST_DEATHS = 10
 """How often workers may die while they make the same job."""
 
 _MOST_STARTS = 20
@@ -278,7 +278,8 @@ class _Crew:
         if ticket in self._jobs:
             self._jobs[ticket].lost_on.append(actor.node)
             heapq.heappush(self._queue, ticket)
-        if isinstance(error, known.ObjectLostError) or self.actors[actor.number] is not actor:
+        is_alive = isinstance(error, known.ObjectLostError) and ticket != _BEGIN
+        if is_alive or self.actors[actor.number] is not actor:
             return
         with contextlib.suppress(Exception):
             self._ray.kill(actor.handle)

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from wdskit.codecs.edit.geometry import Geometry, Move, only_move
 from wdskit.codecs.edit.resize import Size
 from wdskit.codecs.fields import is_json_field
+from wdskit.codecs.formats import is_image_field
 from wdskit.errors import DecodeError
 from wdskit.packing.json_merge import to_json, unique_members
 
@@ -311,7 +312,7 @@ def _find_places(value: Any, where: str) -> Iterator[tuple[str, str]]:
             yield f"{where}.{corners[0]}".lstrip("."), corners[0]
         for name, each in value.items():
             path = f"{where}.{name}".lstrip(".")
-            is_text = isinstance(each, str) and not any(map(str.isdigit, each))
+            is_text = isinstance(each, str) and (is_image_field(each) or not any(map(str.isdigit, each)))
             if names_places(name) and each not in (None, [], {}) and not is_text and not _is_number(each):
                 yield path, name
             yield from _find_places(each, path)

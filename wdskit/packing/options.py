@@ -302,10 +302,13 @@ class WriteOptions(RunOptions):
         """Raise `PackError` for a field whose column describes an image that changes: the field would be wrong."""
         if not self.transforms.changes_images:
             return
+        from wdskit.codecs.formats import is_image_field
         from wdskit.packing.annotations import names_places
         from wdskit.packing.transforms import DERIVED
 
         for name, column in self.made_fields.items():
+            if is_image_field(name):  # a file, as a mask is
+                continue
             is_place = self.transforms.moves_images and names_places(column)
             if is_place or re.split(r"[./\s]", column.strip())[-1].lower() in DERIVED:
                 msg = f"fields: {name}={column} describes the image, which resize, format or orient changes."

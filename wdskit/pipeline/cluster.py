@@ -81,5 +81,6 @@ _DO_START = "Start one with `ray start --head`. If it runs on another machine, s
 
 
 def last_line(err: BaseException) -> str:
-    """Return the last line of an error's message, without its full stop."""
-    return (str(err).strip() or type(err).__name__).splitlines()[-1].strip().rstrip(".")
+    """Return the last line of an error's message, without Ray's list of possible causes and the full stop."""
+    line = (str(err).strip() or type(err).__name__).splitlines()[-1]
+    return line.partition(" Some common causes include")[0].strip().rstrip(".")
