@@ -193,8 +193,8 @@ def test_workers_that_never_start_are_an_error(numbers, ray, monkeypatch):
 def test_too_small_a_cluster_ends_with_the_numbers_after_the_timeout(numbers, ray):
     ray.num_cpus = 0
     message = (
-        r"^no batch came within 0.2 s \(timeout\): one of 4 workers on ray \(2 CPUs each\) has not started within [01] s. "
-        r"The cluster has 0 CPUs, 0 of them free.\n  Correct what hangs, or raise `timeout`; 0 is no limit.$"
+        r"^no batch came within 0.2 s \(timeout\): one of 4 workers on ray \(2 CPUs each\) has not started within "
+        r"[01] s. The cluster has 0 CPUs, 0 of them free.\n  Correct what hangs, or raise `timeout`; 0 is no limit.$"
     )
     with pytest.raises(PipelineError, match=message):
         list(exact(numbers).batched(3).loader(workers=4, threads=2, on="ray", timeout=0.2))

@@ -54,9 +54,9 @@ class StageMethods(ABC):
             shards: A path, glob, brace pattern or folder, several joined by `::`, or a list of these. The shards need
                 an index.
             mixture: In place of `shards`: data sets, all with `weight` or all with `repeat`.
-            schedule: How weights with a schedule change. `linear`: along a line between two weights, in up to 1,024
-                steps of whole blocks of 4,096 samples or more; a shorter way is one step, with the weights of its
-                middle.
+            schedule: How a weight with a schedule changes. `step`: at once. `linear`: gradually up to the next weight,
+                in up to 1,024 steps of whole blocks of at least 4,096 samples. A shorter interval is one step with its
+                mean weight.
             split: Only this split of the samples, made by `wdskit split`.
             where: Only samples for which this condition on the columns of their folder is true. `wdskit index FOLDER
                 --columns width,cls` makes columns.
@@ -68,8 +68,8 @@ class StageMethods(ABC):
             window: Samples of a lane that are shuffled with each other.
             homes: Groups of shards that keep their part of every epoch, so that a node reads mostly the same shards in
                 each epoch. For shards in a store with a `cache`: a few times the number of nodes.
-            repeat: Samples that an epoch has several times: {rare: 3} those for which the column `rare` is true,
-                {column: NAME} as often as the column says, 0 to 16.
+            repeat: How often an epoch has a sample. {rare: 3}: 3 times if the column `rare` is true, otherwise once.
+                {column: NAME}: as often as the column says, 0 to 16.
             tail: What to do with an incomplete last global batch.
         """
         return self._with(
@@ -115,9 +115,9 @@ class StageMethods(ABC):
             shards: A path, glob, brace pattern or folder, several joined by `::`, or a list of these. The shards need
                 an index.
             mixture: In place of `shards`: data sets, all with `weight` or all with `repeat`.
-            schedule: How weights with a schedule change. `linear`: along a line between two weights, in up to 1,024
-                steps of whole blocks of 4,096 samples or more; a shorter way is one step, with the weights of its
-                middle.
+            schedule: How a weight with a schedule changes. `step`: at once. `linear`: gradually up to the next weight,
+                in up to 1,024 steps of whole blocks of at least 4,096 samples. A shorter interval is one step with its
+                mean weight.
             split: Only this split of the samples, made by `wdskit split`.
             where: Only samples for which this condition on the columns of their folder is true. `wdskit index FOLDER
                 --columns width,cls` makes columns.
@@ -170,9 +170,9 @@ class StageMethods(ABC):
             shards: A path, glob, brace pattern or folder, several joined by `::`, or a list of these. The shards need
                 an index.
             mixture: In place of `shards`: data sets, all with `weight` or all with `repeat`.
-            schedule: How weights with a schedule change. `linear`: along a line between two weights, in up to 1,024
-                steps of whole blocks of 4,096 samples or more; a shorter way is one step, with the weights of its
-                middle.
+            schedule: How a weight with a schedule changes. `step`: at once. `linear`: gradually up to the next weight,
+                in up to 1,024 steps of whole blocks of at least 4,096 samples. A shorter interval is one step with its
+                mean weight.
             split: Only this split of the samples, made by `wdskit split`.
             where: Only samples for which this condition on the columns of their folder is true. `wdskit index FOLDER
                 --columns width,cls` makes columns.
@@ -458,14 +458,14 @@ class StageMethods(ABC):
     ) -> Self:
         """Apply transforms of torchvision.transforms.v2 to an image with its masks, boxes, keypoints and labels.
 
-        Random numbers follow from the seed and the sample's position; the program's own generators stay as they are.
+        Random numbers depend on the seed and the sample's position. The generators of your program are not changed.
         Images become tensors (channels, height, width). After `batched`: `MixUp` and `CutMix`.
 
         Args:
-            transforms: Names of classes of torchvision.transforms.v2, {Name: {setting: value}}, or in Python
-                transforms.
-            fields: What fields are: image, mask, labels, keypoints, or {boxes: xywh}; also xyxy, cxcywh. Paths in JSON
-                become fields of their name. Default: the only image field; after `batched`, images and labels.
+            transforms: Names of classes of torchvision.transforms.v2, {Name: {setting: value}}, or transforms in
+                Python.
+            fields: The kind of each field: image, mask, labels, keypoints, or {boxes: xywh}; also xyxy, cxcywh. A path
+                in JSON becomes a field. Default: the only image field; after `batched`, images and labels.
         """
         return self._with("torchvision", {"transforms": transforms, "fields": fields})
 
@@ -541,8 +541,8 @@ class StageMethods(ABC):
 
         Args:
             by: `aspect`, from the columns width and height; or a column with the length of each sample.
-            shapes: For `aspect`: [[height, width], ...], of which each sample gets the one of the nearest aspect ratio;
-                or {area: 512, divisible_by: 64, ratio: [0.5, 2.0]} for all such shapes of at most 512 x 512 pixels.
+            shapes: For `aspect`: [[height, width], ...]. Each sample gets the shape with the nearest aspect ratio. Or
+                {area: 512, divisible_by: 64, ratio: [0.5, 2.0]} for all such shapes of at most 512 x 512 pixels.
             edges: For a column: the largest length of each bucket.
             global_size: Samples in the batches of all ranks together; {pixels: N} makes batches of N pixels.
             budget: For a column, in place of `global_size`: length x samples of the batches of all ranks.
@@ -611,30 +611,33 @@ class StageMethods(ABC):
                 or Slurm, in this order.
             world_size: Needs `rank`.
             process_group: A torch.distributed group, or one dimension of a DeviceMesh, that gives rank and world size.
-                A `rank` must be that of the group.
-            ranks_per_node: Ranks of each machine, which share what they read; the same on every rank. Default: from
-                torchrun or Slurm if they or torch.distributed give the rank, else 1.
-            workers: Worker processes, 0 for none. This and the next arguments override the configuration's `loader`. If
-                neither this nor `threads` is set, and stages of a planned source decode images or call functions: one
-                per two cores of this machine, shared by its ranks, at most 8, with two threads each; with functions of
-                yours one per core, at most 16, with one thread each. Otherwise 1.
+                If `rank` is given too, it must be the rank in this group.
+            ranks_per_node: Number of ranks on each machine, equal on every rank. Ranks of one machine share the bytes
+                that they read. Default: from torchrun or Slurm if they or torch.distributed give the rank, else 1.
+            workers: Number of worker processes, 0 for none. This and the following arguments override the
+                configuration's `loader`. Default, if the stages of a planned source decode images and `threads` is not
+                set: one per two cores of this machine, at most 8, with two threads each. If the stages call functions
+                of yours: one per core, at most 16, with one thread each. The ranks of a machine divide its cores.
+                Otherwise 1.
             threads: Threads in each process, for one-to-one stages. Default: 1 if `workers` is 0, for a stream, if
                 there is little to do, or if functions of yours are called, because several threads would call them at
-                the same time. Otherwise the cores of this machine, shared by its ranks and workers, at most 8.
+                the same time. Otherwise the cores of this machine, divided among its ranks and workers, at most 8.
             on: Where the workers of a planned source run: "ray" (the Ray cluster of the environment, which RAY_ADDRESS
-                may name) or the address of one, "ray://head:10001". Needs `workers`. Default: on this machine.
-            prefetch: Most batches made ahead: in total with a planned source, and at least two per worker; by each
-                worker with a stream. Default: 4; more of a planned source's small batches, because a worker makes up to
-                256 samples together. After an epoch, a planned source's loader keeps at most 256 MiB of the next one.
-            persistent_workers: Whether workers stay alive between epochs. Those of a stream always do.
-            start_method: "fork", "spawn" or "forkserver". Default: as torch does, but never "fork" once CUDA is
-                initialised.
-            timeout: Longest wait for a batch in seconds, after which the loader raises a PipelineError that names the
-                worker and its sample. Default, and 0: no limit. Every wait of a minute is logged in any case, unless
-                `workers` is 0 and `threads` 1.
+                may name) or the address of a cluster, "ray://head:10001". Needs `workers`. Default: on this machine.
+            prefetch: Largest number of batches made before the consumer asks for them: with a planned source in total,
+                and at least two per worker; with a stream by each worker. Default: 4; with small batches of a planned
+                source more, because a worker makes up to 256 samples together. After an epoch, the loader of a planned
+                source keeps at most 256 MiB of the next epoch.
+            persistent_workers: Whether workers stay alive between epochs. Workers of a stream always stay alive.
+            start_method: "fork", "spawn" or "forkserver". Default: torch's default, but never "fork" once CUDA is
+                initialised, or if a planned source reads shards in a store.
+            timeout: Longest wait for a batch in seconds. Then the loader raises a PipelineError that names the worker
+                and its sample. Default, and 0: no limit. Every wait of a minute is logged in any case, unless `workers`
+                is 0 and `threads` is 1.
             pin_memory: Whether batches are in page-locked memory, if there is a GPU.
-            device: Device for the batches of a planned source: "cuda" (the current one) or "cuda:1". One batch ahead is
-                copied there on a separate CUDA stream; images are copied as uint8 and normalized on the device.
+            device: Device for the batches of a planned source: "cuda" (the current device) or "cuda:1". The next batch
+                is copied there ahead, on a separate CUDA stream; images are copied as uint8 and normalized on the
+                device.
             errors: What to do with bad samples, `{"max_bad": 10, "dir": "bad"}`; overrides the configuration's
                 `errors`.
             cache: Where to keep parts of remote shards, `{"dir": "/nvme/wdskit", "size": "500GB"}`; overrides the

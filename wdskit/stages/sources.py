@@ -193,8 +193,10 @@ class MixturePart(BaseModel):
 
     model_config = StageSpec.model_config
 
-    shards: Shards = Field(description="As for the source.", examples=["photos/photos-*.tar"])
-    weight: Weight | None = Field(None, description="Its share relative to the others', or {sample: weight, ...}.")
+    shards: Shards = Field(description="The shards of the part, as in `shards` of the source.", examples=["photos/photos-*.tar"])
+    weight: Weight | None = Field(
+        None, description="Frequency of its samples, relative to the weights of the other parts; or {sample: weight, ...}."
+    )
     repeat: Count | None = Field(None, description="How often each of its samples appears in a finite epoch.")
     split: Split | None = Field(None, description="Only this split of its samples, made by `wdskit split`.")
     where: Condition | None = Field(None, description="Only its samples for which this condition is true.")
@@ -270,8 +272,8 @@ class PlannedSource(StageSpec):
     )
     schedule: Literal["step", "linear"] = Field(
         "step",
-        description="How weights with a schedule change. `linear`: along a line between two weights, in up to 1,024 "
-        "steps of whole blocks of 4,096 samples or more; a shorter way is one step, with the weights of its middle.",
+        description="How a weight with a schedule changes. `step`: at once. `linear`: gradually up to the next weight, in "
+        "up to 1,024 steps of whole blocks of at least 4,096 samples. A shorter interval is one step with its mean weight.",
     )
     split: Split | None = Field(None, description="Only this split of the samples, made by `wdskit split`.")
     where: Condition | None = Field(
@@ -292,7 +294,7 @@ class PlannedSource(StageSpec):
         parts = self.mixture or ()
         for name in ("range", "split", "where"):
             if parts and getattr(self, name) is not None:
-                raise refuse(f"`{name}` cannot be used beside `mixture`; put it into the part that it belongs to.")
+                raise refuse(f"`{name}` cannot be used together with `mixture`; put it into the part that it belongs to.")
         if any(part.weight is not None for part in parts) and any(part.repeat is not None for part in parts):
             raise refuse("one mixture has `weight` (endless) and `repeat` (finite). Use only one of them.")
         for name in ("weight", "repeat"):
@@ -408,15 +410,15 @@ class Exact(PlannedSource):
     )
     repeat: Times | None = Field(
         None,
-        description="Samples that an epoch has several times: {rare: 3} those for which the column `rare` is true, "
-        f"{{column: NAME}} as often as the column says, 0 to {MAX_TIMES}.",
+        description="How often an epoch has a sample. {rare: 3}: 3 times if the column `rare` is true, otherwise once. "
+        f"{{column: NAME}}: as often as the column says, 0 to {MAX_TIMES}.",
     )
     tail: Literal["drop", "pad"] = Field("drop", description="What to do with an incomplete last global batch.")
 
     @model_validator(mode="after")
     def _check_repeat(self) -> Exact:
         if self.repeat is not None and self.mixture is not None:
-            raise refuse("`repeat` of samples cannot be used beside `mixture`, whose parts have their own `repeat`.")
+            raise refuse("`repeat` of samples cannot be used with `mixture`, whose parts have their own `repeat`.")
         return self
 
     @property
@@ -492,7 +494,7 @@ class Resampled(PlannedSource):
         if self.weights is not None and self.balance is not None:
             raise refuse("`weights` and `balance` exclude each other; remove one.")
         if self.mixture is not None:
-            raise refuse(f"`{own}` cannot be used beside `mixture`, whose parts have weights.")
+            raise refuse(f"`{own}` cannot be used with `mixture`, whose parts have weights.")
         defaults = {"chunk": DEFAULT_CHUNK, "lanes": DEFAULT_LANES, "window": DEFAULT_WINDOW}
         useless = next((name for name, value in defaults.items() if getattr(self, name) != value), None)
         if useless:

@@ -139,7 +139,7 @@ Transforms = Annotated[
 class Torchvision(PerSampleStage):
     """Apply transforms of torchvision.transforms.v2 to an image with its masks, boxes, keypoints and labels.
 
-    Random numbers follow from the seed and the sample's position; the program's own generators stay as they are.
+    Random numbers depend on the seed and the sample's position. The generators of your program are not changed.
     Images become tensors (channels, height, width). After `batched`: `MixUp` and `CutMix`.
     """
 
@@ -147,13 +147,13 @@ class Torchvision(PerSampleStage):
     shorthand: ClassVar[str | None] = "transforms"
 
     transforms: Transforms = Field(
-        description="Names of classes of torchvision.transforms.v2, {Name: {setting: value}}, or in Python transforms.",
+        description="Names of classes of torchvision.transforms.v2, {Name: {setting: value}}, or transforms in Python.",
         examples=[[{"RandomResizedCrop": {"size": 224}}, "RandomHorizontalFlip"]],
     )
     fields: FieldKinds | None = Field(
         None,
-        description="What fields are: image, mask, labels, keypoints, or {boxes: xywh}; also xyxy, cxcywh. Paths in "
-        "JSON become fields of their name. Default: the only image field; after `batched`, images and labels.",
+        description="The kind of each field: image, mask, labels, keypoints, or {boxes: xywh}; also xyxy, cxcywh. A path in "
+        "JSON becomes a field. Default: the only image field; after `batched`, images and labels.",
     )
 
     @property
