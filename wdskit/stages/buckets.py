@@ -123,8 +123,8 @@ class Bucketed(StageSpec):
     )
     shapes: Shapes | None = Field(
         None,
-        description="For `aspect`: [[height, width], ...]. Each sample gets the shape with the nearest aspect ratio. Or "
-        "{area: 512, divisible_by: 64, ratio: [0.5, 2.0]} for all such shapes of at most 512 x 512 pixels.",
+        description="For `aspect`: [[height, width], ...]. Each sample gets the shape with the nearest aspect ratio. "
+        "Or {area: 512, divisible_by: 64, ratio: [0.5, 2.0]} for all such shapes of at most 512 x 512 pixels.",
         examples=[[[512, 512], [384, 640], [640, 384]]],
     )
     edges: Edges | None = Field(

@@ -193,9 +193,12 @@ class MixturePart(BaseModel):
 
     model_config = StageSpec.model_config
 
-    shards: Shards = Field(description="The shards of the part, as in `shards` of the source.", examples=["photos/photos-*.tar"])
+    shards: Shards = Field(
+        description="The shards of the part, as in `shards` of the source.", examples=["photos/photos-*.tar"]
+    )
     weight: Weight | None = Field(
-        None, description="Frequency of its samples, relative to the weights of the other parts; or {sample: weight, ...}."
+        None,
+        description="Frequency of its samples, relative to the weights of the other parts; or {sample: weight, ...}.",
     )
     repeat: Count | None = Field(None, description="How often each of its samples appears in a finite epoch.")
     split: Split | None = Field(None, description="Only this split of its samples, made by `wdskit split`.")
@@ -272,8 +275,9 @@ class PlannedSource(StageSpec):
     )
     schedule: Literal["step", "linear"] = Field(
         "step",
-        description="How a weight with a schedule changes. `step`: at once. `linear`: gradually up to the next weight, in "
-        "up to 1,024 steps of whole blocks of at least 4,096 samples. A shorter interval is one step with its mean weight.",
+        description="How a weight with a schedule changes. `step`: at once. `linear`: gradually up to the next weight, "
+        "in up to 1,024 steps of whole blocks of at least 4,096 samples. A shorter interval is one step with its mean "
+        "weight.",
     )
     split: Split | None = Field(None, description="Only this split of the samples, made by `wdskit split`.")
     where: Condition | None = Field(
@@ -294,7 +298,7 @@ class PlannedSource(StageSpec):
         parts = self.mixture or ()
         for name in ("range", "split", "where"):
             if parts and getattr(self, name) is not None:
-                raise refuse(f"`{name}` cannot be used together with `mixture`; put it into the part that it belongs to.")
+                raise refuse(f"`{name}` cannot be used with `mixture`; put it into the part that it belongs to.")
         if any(part.weight is not None for part in parts) and any(part.repeat is not None for part in parts):
             raise refuse("one mixture has `weight` (endless) and `repeat` (finite). Use only one of them.")
         for name in ("weight", "repeat"):

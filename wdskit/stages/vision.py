@@ -152,8 +152,8 @@ class Torchvision(PerSampleStage):
     )
     fields: FieldKinds | None = Field(
         None,
-        description="The kind of each field: image, mask, labels, keypoints, or {boxes: xywh}; also xyxy, cxcywh. A path in "
-        "JSON becomes a field. Default: the only image field; after `batched`, images and labels.",
+        description="The kind of each field: image, mask, labels, keypoints, or {boxes: xywh}; also xyxy, cxcywh. "
+        "A path in JSON becomes a field. Default: the only image field; after `batched`, images and labels.",
     )
 
     @property
