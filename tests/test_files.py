@@ -24,7 +24,7 @@ from disks import FailingDisk, KillingDisk, PowerLossDisk, SlowDisk, Stopped, St
 from shards import write_shard
 
 from wdskit import pack
-from wdskit.dataset.binary import BINARY_NAME
+from wdskit.dataset.binary_index import BINARY_NAME
 from wdskit.dataset.index import INDEX_NAME
 from wdskit.files import (
     TEMP_SUFFIX,

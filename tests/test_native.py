@@ -345,7 +345,7 @@ def test_the_native_code_is_what_runs(folder, monkeypatch):
 
     noted = SimpleNamespace(HAS_VECTORS=1, decode_jpegs=noting("decode_jpegs"), read_samples=noting("read_samples"))
     monkeypatch.setattr(fused, "native", lambda: noted)
-    monkeypatch.setattr("wdskit.dataset.many.native", lambda: noted)
+    monkeypatch.setattr("wdskit.dataset.sample_columns.native", lambda: noted)
     for name in ("uint8", "columns"):
         for _ in PIPELINES[name](Pipeline().exact(str(folder), seed=3)).loader(workers=0):
             pass
@@ -382,7 +382,7 @@ def test_pins_hold_with_it_and_without(env):
 
 @needs_native
 def test_samples_that_are_not_plain_or_not_alike_are_left_to_python(tmp_path):
-    from wdskit.dataset.many import read_natively
+    from wdskit.dataset.sample_columns import read_natively
     from wdskit.dataset.shard import LocalShard
 
     rows = [{"__key__": f"k{number}", "a": b"x" * number, "b" if number < 4 else "c": b"y"} for number in range(8)]
@@ -431,7 +431,7 @@ def test_large_samples_are_read_once_and_are_those_of_python(tmp_path, fields, m
     """If the start of a sample is not verified yet, the headers of the sample before it are read too; if that has
     several large fields, it is read completely.
     """
-    from wdskit.dataset.many import read_natively
+    from wdskit.dataset.sample_columns import read_natively
     from wdskit.dataset.shard import LocalShard
 
     chance = np.random.default_rng(1)
@@ -462,7 +462,7 @@ def read_bytes() -> int:
 @needs_native
 def test_memory_does_not_grow(folder):
     """The test reads 4,000 images and 60,000 samples, refused ones included."""
-    from wdskit.dataset.many import read_natively
+    from wdskit.dataset.sample_columns import read_natively
     from wdskit.dataset.shard import LocalShard
 
     data, broken = photo(64, 64), photo(64, 64)[:-40]

@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from make_photos import load_photos
 
-from wdskit.dataset.many import SampleColumns, read_natively, read_samples
+from wdskit.dataset.sample_columns import SampleColumns, read_natively, read_samples
 from wdskit.dataset.shard import IndexedShard
 from wdskit.errors import DecodeError, ShardError, StorageError
 from wdskit.native import native

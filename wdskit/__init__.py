@@ -43,7 +43,7 @@ _PUBLIC: dict[str, tuple[str, ...]] = {
     "shards.diff": ("DiffResult", "diff"),
     "shards.export": ("ExportReport", "export"),
     "shards.index": ("IndexReport", "index_folder"),
-    "shards.inspect": ("MemberRow", "SampleRow", "ShardRow", "Summary", "cat", "info", "ls"),
+    "shards.listing": ("MemberRow", "SampleRow", "ShardRow", "Summary", "cat", "info", "ls"),
     "shards.split": ("SplitReport", "split"),
     "shards.stats": ("ShardStats", "stats"),
     "shards.verify": ("VerifyResult", "verify"),
@@ -100,13 +100,13 @@ if TYPE_CHECKING:  # tools/generate.py writes this from _PUBLIC
     from wdskit.shards.export import export as export
     from wdskit.shards.index import IndexReport as IndexReport
     from wdskit.shards.index import index_folder as index_folder
-    from wdskit.shards.inspect import MemberRow as MemberRow
-    from wdskit.shards.inspect import SampleRow as SampleRow
-    from wdskit.shards.inspect import ShardRow as ShardRow
-    from wdskit.shards.inspect import Summary as Summary
-    from wdskit.shards.inspect import cat as cat
-    from wdskit.shards.inspect import info as info
-    from wdskit.shards.inspect import ls as ls
+    from wdskit.shards.listing import MemberRow as MemberRow
+    from wdskit.shards.listing import SampleRow as SampleRow
+    from wdskit.shards.listing import ShardRow as ShardRow
+    from wdskit.shards.listing import Summary as Summary
+    from wdskit.shards.listing import cat as cat
+    from wdskit.shards.listing import info as info
+    from wdskit.shards.listing import ls as ls
     from wdskit.shards.split import SplitReport as SplitReport
     from wdskit.shards.split import split as split
     from wdskit.shards.stats import ShardStats as ShardStats

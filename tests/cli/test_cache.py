@@ -9,7 +9,7 @@ import pytest
 from parts import NAME, keep
 
 from wdskit.storage.cache import PartCache
-from wdskit.storage.parts import PartName, parts_of
+from wdskit.storage.cached_parts import PartName, parts_of
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from shards import key_of, png_of, write_shard
 from wdskit import Pipeline
 from wdskit.codecs.columns import NpyColumn, decode_column
 from wdskit.codecs.fields import decode_field
-from wdskit.dataset.many import Spans
+from wdskit.dataset.sample_columns import Spans
 from wdskit.engine.batch import make_batches
 from wdskit.engine.program import Job
 from wdskit.errors import DecodeError, SampleError, ShardError, WdskitError

@@ -24,7 +24,7 @@ from shards import write_numbers
 
 from wdskit import load_config, make_loader, plan
 from wdskit.cli.config import check, show
-from wdskit.dataset.binary import BinaryIndex
+from wdskit.dataset.binary_index import BinaryIndex
 from wdskit.dataset.classes import CLASSES_NAME
 from wdskit.dataset.columns import NewColumn, add_columns
 from wdskit.errors import ConfigError, WdskitError

@@ -21,7 +21,7 @@ from shards import selected
 import wdskit
 from wdskit import PackError, Pipeline, SelectionError, index_folder, pack, split
 from wdskit.dataset import subset as subset_module
-from wdskit.dataset.binary import BinaryIndex
+from wdskit.dataset.binary_index import BinaryIndex
 from wdskit.dataset.columns import (
     Columns,
     NewColumn,
@@ -33,8 +33,8 @@ from wdskit.dataset.columns import (
     list_columns,
     pack_values,
 )
+from wdskit.dataset.conditions import Where
 from wdskit.dataset.subset import Subset
-from wdskit.dataset.where import Where
 
 NAMES = "cls,json.score,json.kind,cap=json.caption.length,boxes=json.boxes.length,txt.length,json.deep.n"
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from wdskit import Pipeline, pack, reshard
-from wdskit.dataset import binary
+from wdskit.dataset import binary_index as binary
 from wdskit.dataset.index import read_index
 from wdskit.dataset.samples import ShardReader
 from wdskit.dataset.shard import LocalShard

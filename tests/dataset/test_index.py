@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from shards import write_numbers, write_shard
 
 from wdskit.dataset import index as index_module
-from wdskit.dataset.binary import BINARY_NAME, BinaryIndex, ShardEntry
+from wdskit.dataset.binary_index import BINARY_NAME, BinaryIndex, ShardEntry
 from wdskit.dataset.index import (
     INDEX_NAME,
     FolderIndex,

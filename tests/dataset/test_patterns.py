@@ -24,7 +24,7 @@ from wdskit.dataset import patterns as patterns_module
 from wdskit.dataset.braces import _count_names, expand_braces
 from wdskit.dataset.index import read_index
 from wdskit.dataset.patterns import find_shards, list_shards
-from wdskit.dataset.table import find_indexed_shards
+from wdskit.dataset.shard_table import find_indexed_shards
 from wdskit.errors import FolderIndexError, StorageError
 from wdskit.limits import MAX_SHARD_NAMES
 from wdskit.shards.index import index_folder

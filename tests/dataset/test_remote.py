@@ -23,7 +23,7 @@ from wdskit.errors import SelectionError
 from wdskit.shards.index import index_folder
 from wdskit.shards.split import split
 from wdskit.storage import requests
-from wdskit.storage.parts import parts_of
+from wdskit.storage.cached_parts import parts_of
 
 ALL = "WDSKIT_ALL_REMOTE" in os.environ  # set by `make remote`
 

@@ -15,9 +15,9 @@ from disks import ALL, HastyDisk, Stopped, WatchedDisk
 from shards import bytes_in
 
 from wdskit import FolderIndexError, Pipeline, WdskitError, finish_pack, info, pack, reshard, verify
-from wdskit.dataset import table
+from wdskit.dataset import shard_table as table
 from wdskit.dataset.index import INDEX_NAME, RUN_FOLDER
-from wdskit.dataset.unfinished import DESCRIPTION_NAME, find_unfinished, run_folders
+from wdskit.dataset.unfinished_runs import DESCRIPTION_NAME, find_unfinished, run_folders
 from wdskit.shards.index import index_folder
 
 OPTIONS: dict[str, Any] = {"max_samples": 2, "pattern": "p-%02d.tar"}

@@ -8,8 +8,8 @@ from concurrent.futures import Future
 from typing import Any
 
 from wdskit.storage.cache import PartCache
+from wdskit.storage.cached_parts import PartName
 from wdskit.storage.objects import Chunk
-from wdskit.storage.parts import PartName
 
 SHA = "ab" * 32
 STARTS = [512, 2048, 5120, 6144]

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from wdskit import LocalShard, Pipeline
-from wdskit.dataset.binary import BinaryIndex
+from wdskit.dataset.binary_index import BinaryIndex
 from wdskit.dataset.columns import Columns
 from wdskit.dataset.index import read_index
 from wdskit.dataset.samples import ShardReader

@@ -24,7 +24,7 @@ from wdskit import ConfigError, Pipeline, PipelineError, SampleError, make_loade
 from wdskit.engine.outcome import WorkerTraceback
 from wdskit.loader import node
 from wdskit.loader import ray as on_ray
-from wdskit.pipeline import cluster as connections
+from wdskit.pipeline import ray_connection as connections
 from wdskit.shards.index import index_folder
 
 
@@ -418,7 +418,7 @@ def test_a_loader_without_persistent_workers_ends_its_actors_with_the_epoch(numb
 def test_local_loaders_do_not_import_ray(numbers):
     script = (
         "import sys, wdskit; loader = wdskit.Pipeline().exact(sys.argv[1]).batched(3).loader(workers=0); list(loader);"
-        "assert not {'ray', 'wdskit.loader.ray', 'wdskit.pipeline.cluster'} & sys.modules.keys()"
+        "assert not {'ray', 'wdskit.loader.ray', 'wdskit.pipeline.ray_connection'} & sys.modules.keys()"
     )
     subprocess.run([sys.executable, "-c", script, numbers], check=True)
 

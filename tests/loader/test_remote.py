@@ -26,7 +26,7 @@ from shards import number_of, write_numbers, write_pictures, write_shard
 import wdskit
 from wdskit import ConfigError, FolderIndexError, Pipeline, PipelineError, SelectionError, ShardError, StorageError
 from wdskit.dataset import remote
-from wdskit.dataset.binary import build_binary
+from wdskit.dataset.binary_index import build_binary
 from wdskit.dataset.index import index_json, read_index
 from wdskit.engine.program import Job
 from wdskit.order.steps import Steps
@@ -34,8 +34,8 @@ from wdskit.shards.index import index_folder
 from wdskit.shards.split import split
 from wdskit.storage import requests
 from wdskit.storage.cache import MAX_FETCHING, PartCache
+from wdskit.storage.cached_parts import PartName, parts_of
 from wdskit.storage.objects import PROBE_BYTES, ObjectFile
-from wdskit.storage.parts import PartName, parts_of
 
 
 @pytest.fixture(scope="module")

@@ -24,8 +24,8 @@ from wdskit.dataset.subset import Subset
 from wdskit.errors import ConfigError
 from wdskit.order.buckets import BucketOrder, BucketPlan, BucketSteps
 from wdskit.order.exact import ExactOrder
-from wdskit.order.picked import PickedOrder
 from wdskit.order.steps import rank_positions
+from wdskit.order.subset import PickedOrder
 from wdskit.stages.buckets import Bucketed
 
 

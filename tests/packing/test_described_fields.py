@@ -22,7 +22,7 @@ from wdskit.codecs.edit.geometry import turn_move
 from wdskit.codecs.edit.resize import Size, turn
 from wdskit.codecs.fields import encode_field
 from wdskit.codecs.images import decode_index
-from wdskit.packing.annotations import _decode_counts, _encode_counts
+from wdskit.packing.described_fields import _decode_counts, _encode_counts
 from wdskit.packing.options import PackOptions, ReshardOptions
 from wdskit.packing.transforms import Transforms
 

@@ -23,7 +23,7 @@ from pack_cases import copy, rows
 import wdskit
 from wdskit import PackError, WdskitError, finish_pack, pack
 from wdskit.dataset.index import RUN_FOLDER
-from wdskit.dataset.unfinished import JOURNAL_NAME
+from wdskit.dataset.unfinished_runs import JOURNAL_NAME
 from wdskit.packing import run_journal
 from wdskit.packing.select import select
 
@@ -438,7 +438,7 @@ def test_links_that_nobody_looks_for_are_caught(states, tmp_path, monkeypatch):
     assert not try_command(states, tmp_path, name, "pack --append --restart")
     monkeypatch.setattr(run_journal, "_check_own", lambda *_, **__: None)
     monkeypatch.setattr(run_journal, "_RUN_FILE", run_journal.re.compile(".*"))
-    monkeypatch.setattr("wdskit.dataset.unfinished.is_own_folder", Path.is_dir)
+    monkeypatch.setattr("wdskit.dataset.unfinished_runs.is_own_folder", Path.is_dir)
     assert try_command(states, tmp_path, name, "pack --append --restart")
 
 

@@ -21,7 +21,7 @@ import wdskit
 from wdskit import FolderIndexError, PackError, finish_pack, pack, split
 from wdskit.dataset.index import RUN_FOLDER, read_index
 from wdskit.dataset.lock import lock_folder, share_folder
-from wdskit.dataset.unfinished import DESCRIPTION_NAME, JOURNAL_NAME
+from wdskit.dataset.unfinished_runs import DESCRIPTION_NAME, JOURNAL_NAME
 from wdskit.packing import publish, run_journal
 from wdskit.packing.options import parse_part
 from wdskit.packing.run_journal import RunDescription, read_description, read_filled

@@ -22,7 +22,7 @@ from wdskit.packing.references import ObjectBytes, PartBytes, SourceFiles
 from wdskit.packing.row import file_bytes
 from wdskit.packing.sources import parquet
 from wdskit.storage import urls
-from wdskit.storage.identity import FileIdentity
+from wdskit.storage.file_identity import FileIdentity
 from wdskit.storage.objects import ObjectFile
 from wdskit.storage.urls import LocalFile
 

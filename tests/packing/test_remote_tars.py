@@ -20,7 +20,7 @@ from shards import bytes_in, samples_in, write_shard
 from store_proxy import DROP, StoreProxy
 
 from wdskit import FolderIndexError, PackError, RowError, StorageError, pack, reshard, verify
-from wdskit.packing import ahead
+from wdskit.packing import remote_prefetch as ahead
 from wdskit.shards.index import index_folder
 from wdskit.storage import requests
 from wdskit.storage.urls import read_bytes

@@ -26,9 +26,9 @@ from wdskit import FolderIndexError, PackError, RowError, SelectionError, ShardE
 from wdskit.dataset.index import read_index
 from wdskit.dataset.keys import hashed_key
 from wdskit.packing import fill, references
-from wdskit.packing.choice import Choice
 from wdskit.packing.options import SelectOptions
 from wdskit.packing.reshard import ReshardResult
+from wdskit.packing.sample_filter import Choice
 from wdskit.packing.sources.shards import ShardSamples
 from wdskit.shards.index import index_folder
 from wdskit.shards.sampling import draw_of_key

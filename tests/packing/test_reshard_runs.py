@@ -17,7 +17,7 @@ from shards import bytes_in, samples_in, write_shard
 import wdskit
 from wdskit import FolderIndexError, PackError, finish_pack, pack, split
 from wdskit.dataset.index import INDEX_NAME, RUN_FOLDER
-from wdskit.dataset.unfinished import DESCRIPTION_NAME
+from wdskit.dataset.unfinished_runs import DESCRIPTION_NAME
 from wdskit.packing import publish
 from wdskit.packing.plan import Plan
 from wdskit.packing.run_journal import RunDescription, read_description

@@ -19,7 +19,7 @@ from shards import bytes_in, samples_in
 
 from wdskit import PackError, RowError, ShardError, finish_pack, pack
 from wdskit.dataset.index import INDEX_NAME, RUN_FOLDER
-from wdskit.dataset.unfinished import JOURNAL_NAME
+from wdskit.dataset.unfinished_runs import JOURNAL_NAME
 from wdskit.files import Disk
 from wdskit.packing import publish
 from wdskit.packing.run_journal import RunDescription

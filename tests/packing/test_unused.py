@@ -7,7 +7,7 @@ from images import encoded, pixels
 from PIL import Image
 
 from wdskit import pack
-from wdskit.codecs.unused import find_unused
+from wdskit.codecs.ignored_parts import find_unused
 
 FRAMES = [Image.fromarray(pixels(8, 9, 3)), Image.fromarray(255 - pixels(8, 9, 3))]
 MANY = {"save_all": True, "append_images": FRAMES[1:]}

@@ -10,7 +10,7 @@ from tests.peers.packed import Samples
 from wdskit import LocalShard, Pipeline, make_loader
 from wdskit.dataset.samples import ShardReader
 from wdskit.shards.index import index_folder
-from wdskit.shards.inspect import info, list_samples
+from wdskit.shards.listing import info, list_samples
 
 
 def check_read(folder: Path, samples: Samples) -> None:

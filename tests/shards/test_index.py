@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from disks import run_child
 
-from wdskit.dataset.binary import BinaryIndex
+from wdskit.dataset.binary_index import BinaryIndex
 from wdskit.dataset.index import read_index
 from wdskit.dataset.lock import LOCK_NAME, lock_folder
 from wdskit.dataset.shard import LocalShard

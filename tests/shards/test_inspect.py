@@ -10,7 +10,7 @@ import pytest
 from shards import write_shard
 
 from wdskit import KeyRuleError, ShardError, StorageError
-from wdskit.shards.inspect import cat
+from wdskit.shards.listing import cat
 
 SAMPLES = {
     "cat/1": {"jpg": b"\xff\xd8 image", "json": b"{}"},

@@ -19,7 +19,7 @@ from shards import write_shard
 
 import wdskit
 from wdskit import FolderIndexError, SelectionError, ShardError, StorageError
-from wdskit.dataset.binary import BinaryIndex
+from wdskit.dataset.binary_index import BinaryIndex
 from wdskit.dataset.columns import COLUMNS_NAME, Columns, list_columns
 from wdskit.dataset.index import read_index
 from wdskit.dataset.lock import lock_folder

@@ -26,7 +26,7 @@ from wdskit.files import TEMP_PREFIX
 from wdskit.limits import BLOCK_BYTES
 from wdskit.storage import cache as cache_module
 from wdskit.storage.cache import PartCache
-from wdskit.storage.parts import PartName, part_bytes, parts_of, prune
+from wdskit.storage.cached_parts import PartName, part_bytes, parts_of, prune
 
 
 def read_all(cache: PartCache, name: PartName = NAME, starts: Any = STARTS) -> list[bytes | None] | None:
@@ -427,7 +427,7 @@ def test_what_a_process_cannot_read_now_is_kept(tmp_path, monkeypatch, caplog, n
         if name == "pread":
             assert cache.find(NAME) is not None
         with monkeypatch.context() as patched:
-            patched.setattr(f"wdskit.storage.parts.os.{name}", refuse)
+            patched.setattr(f"wdskit.storage.cached_parts.os.{name}", refuse)
             found = [cache.read(NAME, 0, *STARTS[:2]) for _ in range(3)]
         assert found == [None] * 3
         assert read_all(cache) == expected()

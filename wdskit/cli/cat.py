@@ -27,7 +27,7 @@ def cat_command(
     from wdskit.cli.console import escape_lines, plural
     from wdskit.errors import DecodeError
     from wdskit.limits import MAX_HELD_BYTES
-    from wdskit.shards.inspect import cat_pieces
+    from wdskit.shards.listing import cat_pieces
 
     pieces = cat_pieces(shard, name)
     if not sys.stdout.isatty():

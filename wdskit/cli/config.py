@@ -104,7 +104,7 @@ def _check_pipelines(config: Config) -> None:
         typer.Exit: With code 1 if a check fails. The error is printed.
     """
     from wdskit.errors import WdskitError
-    from wdskit.pipeline.classes import check_pipelines
+    from wdskit.pipeline.class_check import check_pipelines
     from wdskit.stages.registry import check_registered
 
     try:

@@ -24,7 +24,7 @@ from wdskit.cli.options import PathArgument
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from wdskit.shards.inspect import Summary
+    from wdskit.shards.listing import Summary
 
 NUM_CLASSES_SHOWN = 8
 NUM_VALUES_SHOWN = 5
@@ -44,7 +44,7 @@ def info_command(
         wdskit info data/train
         wdskit info https://host/data/train-000000.tar
     """
-    from wdskit.shards.inspect import info
+    from wdskit.shards.listing import info
 
     with show_bytes("reading") as show:
         summary = info(path, progress=show)

@@ -13,7 +13,7 @@ from wdskit.cli.options import PathArgument
 from wdskit.errors import WdskitError
 
 if TYPE_CHECKING:
-    from wdskit.shards.inspect import MemberRow, SampleRow, ShardRow
+    from wdskit.shards.listing import MemberRow, SampleRow, ShardRow
 
 Row = tuple[dict[str, object], tuple[str, ...]]
 """One line, as a JSON object and as cells."""
@@ -41,7 +41,7 @@ def ls_command(
         wdskit ls data/train/train-000000.tar --limit 5
     """
     from wdskit.dataset.patterns import find_shards
-    from wdskit.shards.inspect import list_members, list_samples, list_valid_shards
+    from wdskit.shards.listing import list_members, list_samples, list_valid_shards
 
     target = find_shards(path)
     if target.kind != "shard" and members:

@@ -9,7 +9,7 @@ import typer
 
 from wdskit.cli.console import escape, print_json, show_packing
 from wdskit.cli.options import JsonOption, takes
-from wdskit.cli.packed import print_result, to_json
+from wdskit.cli.pack_result import print_result, to_json
 from wdskit.packing.options import PackOptions
 from wdskit.processes import usable_cores
 

@@ -10,7 +10,7 @@ import typer
 
 from wdskit.cli.console import format_bytes, format_count, plural, print_json, print_summary, show_packing
 from wdskit.cli.options import JsonOption, flag_of, takes
-from wdskit.cli.packed import WAS_DONE, format_names, format_rates
+from wdskit.cli.pack_result import WAS_DONE, format_names, format_rates
 from wdskit.packing.options import ReshardOptions, SelectOptions
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from wdskit.codecs.fields import INT_FIELDS, JSON_FIELDS, NPY_FIELDS, TEXT_FIELDS, decode_field, has_long_number
 from wdskit.codecs.npy_header import read_npy_header
-from wdskit.dataset.many import Spans
+from wdskit.dataset.sample_columns import Spans
 from wdskit.errors import DecodeError
 
 

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from wdskit.dataset.binary import BinaryIndex
+from wdskit.dataset.binary_index import BinaryIndex
 from wdskit.errors import SelectionError
 from wdskit.files import DISK, Disk, publish, publish_bytes, read_own
 from wdskit.limits import MAX_INDEX_BYTES

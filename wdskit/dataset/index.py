@@ -1,7 +1,8 @@
 """The folder's index: names, samples, sizes, digests and fields of its shards.
 
 `index.json` is for people and other tools: a valid wids index, one shard per line, whose entries also have sha256 and
-field names. `index.bin` is its binary form for programs (`dataset.binary`). Both are written together, the JSON last.
+field names. `index.bin` is its binary form for programs (`dataset.binary_index`). Both are written together, the JSON
+last.
 `index.bin` has the digest of its `index.json`, so that files of two versions are never used together.
 """
 
@@ -23,11 +24,11 @@ from urllib.parse import quote
 
 import orjson
 
-from wdskit.dataset.binary import BINARY_NAME, ShardEntry, build_binary, read_identities, write_identities
+from wdskit.dataset.binary_index import BINARY_NAME, ShardEntry, build_binary, read_identities, write_identities
 from wdskit.errors import FolderIndexError, StorageError
 from wdskit.files import DISK, Disk, is_file_name, publish_bytes
 from wdskit.limits import MAX_INDEX_BYTES
-from wdskit.storage.identity import FileIdentity
+from wdskit.storage.file_identity import FileIdentity
 from wdskit.storage.urls import ABSENT_STATUSES, is_local, local_path, read_bytes
 
 INDEX_NAME = "index.json"

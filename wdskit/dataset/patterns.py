@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 from urllib.parse import unquote
 
-from wdskit.dataset.binary import ShardEntry
+from wdskit.dataset.binary_index import ShardEntry
 from wdskit.dataset.braces import expand_parts, expand_patterns
 from wdskit.dataset.index import RUN_FOLDER, FolderIndex, has_index, is_label, join_url, read_index
 from wdskit.errors import FolderIndexError, StorageError, WdskitError

@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from wdskit.dataset.binary import BINARY_NAME, ShardEntry, changed_bytes
+from wdskit.dataset.binary_index import BINARY_NAME, ShardEntry, changed_bytes
 from wdskit.dataset.index import INDEX_NAME, join_url
 from wdskit.dataset.lock import lock_folder
 from wdskit.dataset.shard import IDX_SUFFIX, IndexedShard, foreign_offsets, parse_offsets
@@ -38,7 +38,7 @@ from wdskit.errors import FolderIndexError, SelectionError, StorageError
 from wdskit.files import publish, publish_bytes, read_own, remove_temp_files
 from wdskit.limits import BLOCK_BYTES, MAX_IDX_BYTES, MAX_INDEX_BYTES
 from wdskit.storage.cache import PartCache, make_private_folder
-from wdskit.storage.parts import PartName
+from wdskit.storage.cached_parts import PartName
 from wdskit.storage.traffic import Traffic
 
 if TYPE_CHECKING:

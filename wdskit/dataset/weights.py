@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wdskit.dataset.columns import Column
+from wdskit.dataset.shard_table import ShardTable
 from wdskit.dataset.subset import Subset
-from wdskit.dataset.table import ShardTable
 
 _MAX_RANGE = 1 << 24  # largest range of whole numbers that is counted in an array
 _CHUNK = 1 << 20

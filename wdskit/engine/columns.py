@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from wdskit.codecs.columns import NpyColumn, decode_column
 from wdskit.codecs.fields import NPY_FIELDS, is_path
 from wdskit.codecs.formats import is_image_field
-from wdskit.dataset.many import Spans
+from wdskit.dataset.sample_columns import Spans
 from wdskit.engine.reader import ColumnarSamples, SampleReader
 from wdskit.order.base import Ints
 from wdskit.stages.base import Origin, Step

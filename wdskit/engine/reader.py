@@ -14,11 +14,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from wdskit.dataset.binary import IdentityChecker
-from wdskit.dataset.many import LARGE_BYTES, Run, Spans, read_natively, read_samples
+from wdskit.dataset.binary_index import IdentityChecker
 from wdskit.dataset.remote import RemoteShard, open_remote_shards
+from wdskit.dataset.sample_columns import LARGE_BYTES, Run, Spans, read_natively, read_samples
 from wdskit.dataset.shard import IndexedShard, LocalShard
-from wdskit.dataset.table import ShardTable
+from wdskit.dataset.shard_table import ShardTable
 from wdskit.errors import ShardError
 from wdskit.native import native
 from wdskit.order.base import Ints

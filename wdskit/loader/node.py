@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wdskit import __version__
-from wdskit.dataset.binary import BinaryIndex
+from wdskit.dataset.binary_index import BinaryIndex
 from wdskit.dataset.columns import Column
 from wdskit.dataset.remote import read_copy
 from wdskit.engine.batch import BatchFactory

@@ -19,7 +19,7 @@ from wdskit.loader.budget import Budget
 from wdskit.loader.device import make_mover, move_ahead
 from wdskit.loader.pools import Pool, make_pool
 from wdskit.loader.prefetch import Prefetch, jobs_ahead
-from wdskit.loader.starting import start_fork_server, start_method_of
+from wdskit.loader.start_method import start_fork_server, start_method_of
 from wdskit.loader.state import EpochCounter, Pass
 from wdskit.loader.watch import Watch
 from wdskit.pipeline.settings import ErrorsSpec, LoaderSpec

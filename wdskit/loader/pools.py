@@ -26,7 +26,7 @@ from wdskit.engine.outcome import Outcome
 from wdskit.engine.threads import JOIN_S, Threads
 from wdskit.errors import PipelineError
 from wdskit.loader.shared_memory import Bytes, Message, Ring, borrow, keep_freed_memory, receive_block, unpack
-from wdskit.loader.starting import (
+from wdskit.loader.start_method import (
     GUARD,
     StartMethod,
     check_guard,

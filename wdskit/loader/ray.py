@@ -38,7 +38,7 @@ from wdskit.errors import PipelineError
 from wdskit.loader.node import ActorStart, Answer, NodeWorker, find_versions, lacks_module, pickle_by_reference
 from wdskit.loader.shared_memory import MIN_BYTES, Bytes, Ring, keep_freed_memory
 from wdskit.loader.watch import Watch
-from wdskit.pipeline.cluster import connect, import_ray, last_line
+from wdskit.pipeline.ray_connection import connect, import_ray, last_line
 from wdskit.processes import block_sigint, refuse_fork
 from wdskit.stages.timing import NodeCounts
 from wdskit.text import plural
@@ -97,7 +97,7 @@ class _Crew:
     It has no reference to the pool, so that a pool without references is collected and closes its crew.
 
     Args:
-        connection: Result of `pipeline.cluster.connect`.
+        connection: Result of `pipeline.ray_connection.connect`.
         pickled: The program and its factory, for `NodeWorker.begin`.
         num_workers: Number of actors.
         num_loops: How many jobs an actor makes at the same time.

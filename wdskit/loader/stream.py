@@ -15,7 +15,7 @@ from wdskit.loader.base import Loader
 from wdskit.loader.budget import Budget
 from wdskit.loader.device import move_ahead, pin_mover
 from wdskit.loader.pools import make_pool
-from wdskit.loader.starting import start_fork_server, start_method_of
+from wdskit.loader.start_method import start_fork_server, start_method_of
 from wdskit.loader.state import compare_fingerprints, unused_state
 from wdskit.pipeline.settings import DEFAULT_PREFETCH, ErrorsSpec, LoaderSpec
 

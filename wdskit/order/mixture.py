@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from wdskit.order.base import Ints, Order, group_indices
-from wdskit.order.shares import Change, PartInterleaver, Schedule
+from wdskit.order.interleave import Change, PartInterleaver, Schedule
 
 
 class MixtureOrder:
@@ -21,7 +21,7 @@ class MixtureOrder:
         parts: The order of each part.
         num_shards: Number of shards of each part.
         weights: Weight of each part: a number, or a schedule over positions.
-        change: Whether weights of a schedule jump or change linearly, see `order.shares.PartInterleaver`.
+        change: Whether weights of a schedule jump or change linearly, see `order.interleave.PartInterleaver`.
 
     Raises:
         ValueError: A weight is negative or not finite, a schedule does not start at 0, or all weights are 0.

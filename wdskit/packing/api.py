@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from wdskit.dataset.binary import ShardEntry
+from wdskit.dataset.binary_index import ShardEntry
 from wdskit.errors import FolderIndexError, PackError, RowError, ShardError, StorageError
 from wdskit.files import DISK, Disk, describe_missing
 from wdskit.packing.division import PlannedShard
@@ -22,7 +22,7 @@ from wdskit.packing.publish import Destination, open_destination, raised_as_pack
 from wdskit.packing.ray import fill_on_ray
 from wdskit.packing.sources import Duplicate, Source, find_source
 from wdskit.packing.stream import pack_stream
-from wdskit.pipeline.cluster import import_ray
+from wdskit.pipeline.ray_connection import import_ray
 from wdskit.shards.export import describe_outdated, export
 from wdskit.shards.split import format_share
 from wdskit.tar.writer import END_BYTES

@@ -13,15 +13,15 @@ from pathlib import Path
 from typing import NamedTuple, TypeGuard
 
 from wdskit.codecs.formats import is_image_field
-from wdskit.codecs.unused import find_unused
-from wdskit.dataset.binary import ShardEntry
+from wdskit.codecs.ignored_parts import find_unused
+from wdskit.dataset.binary_index import ShardEntry
 from wdskit.dataset.lock import share_lock_until_exit
 from wdskit.dataset.shard import digest_offsets, write_offsets
 from wdskit.errors import PackError, WdskitError
 from wdskit.files import DISK, Buffer, Disk, TempFile, describe_os_error, publish, publish_bytes
-from wdskit.packing.ahead import read_ahead
 from wdskit.packing.plan import ShardJob
 from wdskit.packing.references import FieldBytes, FileBytes, PartBytes, SourceFiles
+from wdskit.packing.remote_prefetch import read_ahead
 from wdskit.packing.row import OnProgress, Progress, Row, size_of
 from wdskit.packing.run_journal import values_path
 from wdskit.packing.transforms import Field, Transforms

@@ -30,10 +30,10 @@ from wdskit.text import as_int, parse_bytes
 
 if TYPE_CHECKING:
     from wdskit.packing.changes import Changes
-    from wdskit.packing.choice import Choice
     from wdskit.packing.division import Limits
     from wdskit.packing.labels import ClassNames
     from wdskit.packing.row import OnProgress
+    from wdskit.packing.sample_filter import Choice
     from wdskit.packing.sources.records import Records
     from wdskit.packing.transforms import Transforms
     from wdskit.shards.split import Shares
@@ -182,7 +182,7 @@ class SelectOptions(RunOptions):
     @cached_property
     def choice(self) -> Choice:
         """The rule that decides which samples are kept."""
-        from wdskit.packing.choice import make_choice
+        from wdskit.packing.sample_filter import make_choice
 
         return make_choice(filter=self.filter, missing=self.missing, sample=self.sample, seed=self.seed)
 
@@ -303,7 +303,7 @@ class WriteOptions(RunOptions):
         if not self.transforms.changes_images:
             return
         from wdskit.codecs.formats import is_image_field
-        from wdskit.packing.annotations import names_places
+        from wdskit.packing.described_fields import names_places
         from wdskit.packing.transforms import DERIVED
 
         for name, column in self.made_fields.items():

@@ -34,9 +34,9 @@ from wdskit.errors import DecodeError, PackError, RowError, WdskitError
 from wdskit.files import describe_os_error, temp_path
 from wdskit.limits import BLOCK_BYTES
 from wdskit.order.keys import permutation
-from wdskit.packing.ahead import read_ahead
 from wdskit.packing.division import Limits, PlannedShard, RowRange, RowTooLarge, divide, row_bytes
 from wdskit.packing.references import KINDS, FieldBytes, Reference, SourceFiles
+from wdskit.packing.remote_prefetch import read_ahead
 from wdskit.packing.row import OnProgress, Progress, Row, key_taken, row_error, size_of
 from wdskit.packing.sources import Duplicate, Source
 from wdskit.packing.transforms import UNTOUCHED, Transforms

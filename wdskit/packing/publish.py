@@ -28,7 +28,7 @@ from typing import Any, Concatenate, TypeVar
 
 from typing_extensions import ParamSpec, Self
 
-from wdskit.dataset.binary import (
+from wdskit.dataset.binary_index import (
     BINARY_NAME,
     IDENTITIES_NAME,
     BinaryIndex,
@@ -42,7 +42,7 @@ from wdskit.dataset.columns import Columns, NewColumn, Part, as_part, is_column_
 from wdskit.dataset.index import INDEX_NAME, RUN_FOLDER, FolderIndex, compare_names, index_json, read_index, write_index
 from wdskit.dataset.lock import lock_folder, share_folder, wait_for_workers
 from wdskit.dataset.samples import HeaderReader
-from wdskit.dataset.unfinished import DESCRIPTION_NAME, JOURNAL_NAME, run_folders
+from wdskit.dataset.unfinished_runs import DESCRIPTION_NAME, JOURNAL_NAME, run_folders
 from wdskit.errors import FolderIndexError, PackError, RowError
 from wdskit.files import (
     Disk,
@@ -90,7 +90,7 @@ from wdskit.packing.upload import (
 from wdskit.shards.column_values import Source as ColumnSource
 from wdskit.shards.column_values import pack_columns, parse_columns
 from wdskit.shards.export import remove_exports
-from wdskit.storage.identity import FileIdentity
+from wdskit.storage.file_identity import FileIdentity
 from wdskit.storage.urls import LocalFile, is_local, local_path
 
 P = ParamSpec("P")

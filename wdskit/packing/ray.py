@@ -17,15 +17,15 @@ from pathlib import Path
 from typing import Any
 
 from wdskit import __version__
-from wdskit.dataset.binary import ShardEntry
+from wdskit.dataset.binary_index import ShardEntry
 from wdskit.dataset.lock import share_lock
-from wdskit.dataset.unfinished import DESCRIPTION_NAME
+from wdskit.dataset.unfinished_runs import DESCRIPTION_NAME
 from wdskit.errors import PackError, RowError, WdskitError
 from wdskit.files import Disk
 from wdskit.packing.fill import ProgressCounter, fill_shard
 from wdskit.packing.plan import FileRows, ShardJob
 from wdskit.packing.row import row_error
-from wdskit.pipeline.cluster import ADDRESS, connect, last_line
+from wdskit.pipeline.ray_connection import ADDRESS, connect, last_line
 
 _MAX_TRIES = 4
 _MIN_SUBMITTED = 64  # tasks that wait or run: an autoscaling cluster adds nodes for waiting tasks

@@ -16,7 +16,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from wdskit.limits import MAX_READ_BYTES
-from wdskit.storage.identity import FileIdentity
+from wdskit.storage.file_identity import FileIdentity
 
 if TYPE_CHECKING:
     from wdskit.storage.objects import ObjectFile

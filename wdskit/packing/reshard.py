@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from wdskit.dataset.binary import ShardEntry
+from wdskit.dataset.binary_index import ShardEntry
 from wdskit.dataset.classes import CLASSES_NAME, parse_classes
 from wdskit.dataset.columns import list_columns
 from wdskit.dataset.patterns import ShardList

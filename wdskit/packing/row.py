@@ -20,7 +20,7 @@ from wdskit.packing.json_merge import field_with_metadata
 from wdskit.packing.labels import ClassNames, label_number
 from wdskit.packing.references import FieldBytes, FileBytes, PartBytes, SourceFiles, read_parts
 from wdskit.packing.transforms import UNTOUCHED, Transforms
-from wdskit.storage.identity import FileChanged
+from wdskit.storage.file_identity import FileChanged
 
 SAME_FIELD = {"jpeg": "jpg"}  # two spellings of an extension become one field, so that `jpg;png` finds all images
 _SHOWN_CHARS = 1000

@@ -25,12 +25,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from wdskit import __version__
-from wdskit.dataset.binary import BINARY_NAME, IDENTITIES_NAME, ShardEntry
+from wdskit.dataset.binary_index import BINARY_NAME, IDENTITIES_NAME, ShardEntry
 from wdskit.dataset.classes import CLASSES_NAME
 from wdskit.dataset.columns import is_column_file
 from wdskit.dataset.index import INDEX_NAME, RUN_FOLDER, FolderIndex, entry_problem
 from wdskit.dataset.shard import offsets_path
-from wdskit.dataset.unfinished import DESCRIPTION_NAME, JOURNAL_NAME, RUN_NAME
+from wdskit.dataset.unfinished_runs import DESCRIPTION_NAME, JOURNAL_NAME, RUN_NAME
 from wdskit.errors import FolderIndexError, PackError
 from wdskit.files import describe_foreign, is_file_name, owner_of_new_files, read_own
 from wdskit.packing.division import PlannedShard

@@ -13,16 +13,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from wdskit.dataset.binary import BinaryIndex, ShardEntry
+from wdskit.dataset.binary_index import BinaryIndex, ShardEntry
 from wdskit.dataset.columns import SPLIT_COLUMN, Columns, NewColumn, add_columns, check_column_name
 from wdskit.dataset.index import FolderIndex, read_index
 from wdskit.dataset.lock import lock_folder
 from wdskit.dataset.patterns import ShardList
 from wdskit.errors import FolderIndexError, PackError, RowError, SelectionError, StorageError, WdskitError
 from wdskit.files import Disk
-from wdskit.packing.choice import Choice, LeftOutCounts
 from wdskit.packing.options import SelectOptions, takes_options
 from wdskit.packing.row import Progress
+from wdskit.packing.sample_filter import Choice, LeftOutCounts
 from wdskit.packing.sources.shards import check_indexed
 from wdskit.packing.sources.tar_samples import TarSamples, list_tars
 from wdskit.shards.parallel import map_shards

@@ -22,7 +22,7 @@ from wdskit.codecs.structure import check_pixels
 from wdskit.errors import DecodeError, PackError
 from wdskit.files import Buffer
 from wdskit.limits import MAX_PIXELS
-from wdskit.packing.annotations import ImageChange, update_field
+from wdskit.packing.described_fields import ImageChange, update_field
 from wdskit.packing.json_merge import add_metadata
 
 Field = tuple[str, bytes]

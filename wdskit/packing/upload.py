@@ -20,7 +20,7 @@ from urllib.parse import quote, unquote
 
 from typing_extensions import Self
 
-from wdskit.dataset.binary import ShardEntry
+from wdskit.dataset.binary_index import ShardEntry
 from wdskit.dataset.index import INDEX_NAME, join_url
 from wdskit.dataset.patterns import split_url
 from wdskit.dataset.remote import user_cache

@@ -17,8 +17,8 @@ from wdskit.errors import PipelineError
 from wdskit.order.buckets import BucketOrder
 from wdskit.order.exact import ExactOrder
 from wdskit.order.mixture import MixtureOrder
-from wdskit.order.picked import PickedOrder
 from wdskit.order.resampled import ResampledOrder
+from wdskit.order.subset import PickedOrder
 from wdskit.order.weighted import WeightedOrder
 from wdskit.pipeline.settings import CacheSpec, ErrorsSpec, LoaderSpec
 from wdskit.stages.base import Context, FunctionLookup, PerSampleStage, RankInfo, Run, Step, bind_steps, takes_masks

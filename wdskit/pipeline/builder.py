@@ -10,7 +10,7 @@ from typing_extensions import Self
 from wdskit.config.rules import check_order
 from wdskit.config.spec import parse_settings
 from wdskit.errors import PipelineError
-from wdskit.pipeline.classes import check_pipelines
+from wdskit.pipeline.class_check import check_pipelines
 from wdskit.pipeline.methods import StageMethods
 from wdskit.pipeline.settings import CacheSpec, ErrorsSpec, LoaderSpec, load_config
 from wdskit.stages.foreign import check_stage

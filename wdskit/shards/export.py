@@ -16,11 +16,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from wdskit.dataset.binary import ShardEntry
+from wdskit.dataset.binary_index import ShardEntry
 from wdskit.dataset.index import INDEX_NAME, read_index
 from wdskit.dataset.lock import lock_folder
 from wdskit.dataset.patterns import local_folder
-from wdskit.dataset.unfinished import refuse_unfinished
+from wdskit.dataset.unfinished_runs import refuse_unfinished
 from wdskit.errors import ConfigError, FolderIndexError, StorageError
 from wdskit.files import (
     DISK,

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 from urllib.parse import quote, unquote
 
-from wdskit.dataset.binary import BINARY_NAME, ShardEntry, build_binary, digest_of_entries
+from wdskit.dataset.binary_index import BINARY_NAME, ShardEntry, build_binary, digest_of_entries
 from wdskit.dataset.columns import (
     COLUMNS_NAME,
     Column,
@@ -37,14 +37,14 @@ from wdskit.dataset.patterns import local_folder
 from wdskit.dataset.remote import read_copy
 from wdskit.dataset.samples import ShardReader
 from wdskit.dataset.shard import IDX_SUFFIX, digest_offsets, idx_bytes, write_offsets
-from wdskit.dataset.unfinished import refuse_unfinished
+from wdskit.dataset.unfinished_runs import refuse_unfinished
 from wdskit.errors import FolderIndexError, SelectionError, ShardError, StorageError
 from wdskit.files import DISK, Disk, remove_temp_files
 from wdskit.limits import MAX_HELD_BYTES
 from wdskit.shards.column_values import ColumnBuilder, Source, parse_columns, parse_names
 from wdskit.shards.lazy_shard import fields_of
 from wdskit.shards.parallel import Progress, choose_workers, open_path, read_shards
-from wdskit.storage.identity import FileIdentity
+from wdskit.storage.file_identity import FileIdentity
 from wdskit.storage.urls import ByteStream, LocalFile, is_local
 from wdskit.tar.window import LargeData, size_of
 from wdskit.text import format_bytes, plural

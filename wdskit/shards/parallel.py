@@ -12,7 +12,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import TypeVar
 
-from wdskit.dataset.binary import ShardEntry
+from wdskit.dataset.binary_index import ShardEntry
 from wdskit.errors import ShardError, WdskitError
 from wdskit.limits import MAX_LISTED
 from wdskit.processes import block_sigint, end_with_parent, exit_on_ctrl_c, usable_cores

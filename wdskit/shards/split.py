@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wdskit.codecs.fields import JSON_FIELDS, decode_field
-from wdskit.dataset.binary import BinaryIndex
+from wdskit.dataset.binary_index import BinaryIndex
 from wdskit.dataset.columns import SPLIT_COLUMN, Columns, NewColumn, Texts, add_columns, check_split_name
 from wdskit.dataset.index import FolderIndex, read_index
 from wdskit.dataset.lock import lock_folder

@@ -18,7 +18,7 @@ import numpy as np
 
 from wdskit.codecs.checks import IMAGE_CHECKS, ImageCheck
 from wdskit.codecs.formats import is_image_field
-from wdskit.dataset.binary import BINARY_NAME, BinaryIndex, ShardEntry
+from wdskit.dataset.binary_index import BINARY_NAME, BinaryIndex, ShardEntry
 from wdskit.dataset.braces import split_parts
 from wdskit.dataset.classes import CLASSES_NAME, read_classes
 from wdskit.dataset.columns import COLUMNS_NAME, columns
@@ -26,7 +26,7 @@ from wdskit.dataset.index import INDEX_NAME, FolderIndex, compare_names, join_ur
 from wdskit.dataset.keys import find_repeated, is_among
 from wdskit.dataset.patterns import UNLISTED, match_shards, nothing_matches, split_url
 from wdskit.dataset.shard import offsets_path
-from wdskit.dataset.unfinished import find_unfinished
+from wdskit.dataset.unfinished_runs import find_unfinished
 from wdskit.errors import ConfigError, FolderIndexError, SelectionError, StorageError, WdskitError
 from wdskit.files import publish_bytes
 from wdskit.limits import MAX_INDEX_BYTES, MAX_LISTED, MAX_PIXELS

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from wdskit.codecs.checks import Check, ImageCheck, field_check
 from wdskit.codecs.fields import decode_field, is_json_field
 from wdskit.codecs.formats import is_image_field
-from wdskit.dataset.binary import ShardEntry
+from wdskit.dataset.binary_index import ShardEntry
 from wdskit.dataset.classes import CLASSES_NAME
 from wdskit.dataset.keys import hash_key
 from wdskit.dataset.patterns import ABSENT, LISTED_ABSENT

@@ -248,9 +248,9 @@ def _kind(value: object) -> str:
 
 
 def _unknown_layout(value: Any, slot: str) -> PipelineError:
-    kind = "array" if isinstance(value, np.ndarray) else "tensor"
+    kind = "an array" if isinstance(value, np.ndarray) else "a tensor"
     return PipelineError(
-        f"batched: {slot} is an {kind} {tuple(value.shape)} of {value.dtype} from a function. Nothing shows whether it "
+        f"batched: {slot} is {kind} {tuple(value.shape)} of {value.dtype} from a function. Nothing shows whether it "
         "is an image, whose channels come first in a batch.\n  Give an image the name of an image field, such as `jpg` "
         "or `left.png`, or put the function before to_tuple. Give any other array the name of an npy field, such as "
         "`points.npy`, or return a tensor, which is stacked unchanged"

@@ -15,8 +15,8 @@ from wdskit.errors import PipelineError, SelectionError
 from wdskit.order.base import Tail
 from wdskit.order.buckets import BucketOrder, BucketPlan, Buckets, BucketSteps
 from wdskit.order.lanes import default_lanes
-from wdskit.order.picked import PickedOrder
 from wdskit.order.steps import AnySteps, Steps
+from wdskit.order.subset import PickedOrder
 from wdskit.stages.buckets import Bucketed
 from wdskit.stages.sources import Exact, PlannedData, epoch_length
 

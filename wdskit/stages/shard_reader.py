@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, ClassVar
 
 from wdskit.config.spec import Kind
-from wdskit.dataset.binary import IdentityChecker, ShardEntry, changed_bytes, check_digest
+from wdskit.dataset.binary_index import IdentityChecker, ShardEntry, changed_bytes, check_digest
 from wdskit.dataset.samples import ShardReader, refuse_divided
 from wdskit.dataset.shard import offsets_path, read_offsets
 from wdskit.errors import PipelineError, ShardError

@@ -19,20 +19,20 @@ from wdskit.config.spec import Kind, Stages, StageSpec, read_item, refuse
 from wdskit.config.values import CLASSES, WHOLE, Classes, Count, Natural, Shards
 from wdskit.dataset.classes import check_labels
 from wdskit.dataset.columns import check_column_name
+from wdskit.dataset.conditions import Where
 from wdskit.dataset.index import folder_has_labels
+from wdskit.dataset.shard_table import ShardTable
 from wdskit.dataset.subset import Subset
-from wdskit.dataset.table import ShardTable
 from wdskit.dataset.weights import SampleWeights
-from wdskit.dataset.where import Where
 from wdskit.errors import PipelineError, SelectionError
 from wdskit.order.base import Order
 from wdskit.order.exact import ExactOrder
 from wdskit.order.keys import philox
 from wdskit.order.lanes import DEFAULT_LANES, DEFAULT_WINDOW
 from wdskit.order.mixture import MixtureOrder
-from wdskit.order.picked import PickedOrder
 from wdskit.order.resampled import DEFAULT_CHUNK, ResampledOrder
 from wdskit.order.sequential import SequentialOrder
+from wdskit.order.subset import PickedOrder
 from wdskit.order.weighted import WeightedOrder
 from wdskit.text import as_int
 

@@ -17,7 +17,7 @@ from wdskit.config.values import CLASSES, Bool, Classes, Natural, Shards, Text, 
 from wdskit.dataset.braces import parse_factors
 from wdskit.dataset.classes import check_labels
 from wdskit.dataset.patterns import ShardList, list_shards
-from wdskit.dataset.unfinished import refuse_part
+from wdskit.dataset.unfinished_runs import refuse_part
 from wdskit.errors import PipelineError
 from wdskit.order.draws import Draws
 from wdskit.stages.base import Run

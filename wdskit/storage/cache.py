@@ -1,8 +1,8 @@
 """Cache parts of remote shards on a local disk, shared by all processes of a user on a machine.
 
 No daemon is needed. The process that fetches a part holds a lock file, which the kernel frees when the process ends.
-Other processes wait for the part, and read from the store if the part does not come. A part (`storage.parts`) gets its
-name when it is whole. A damaged part is removed and fetched again.
+Other processes wait for the part, and read from the store if the part does not come. A part (`storage.cached_parts`)
+gets its name when it is whole. A damaged part is removed and fetched again.
 
 If the folder is full, old parts are removed: each time a random part of the least recently used half. Removing the
 oldest part would be wrong for data that is read again in the same order: each part would go just before its use.
@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 from wdskit.errors import StorageError
 from wdskit.files import make_folders, owner_of_new_files
 from wdskit.limits import BLOCK_BYTES
-from wdskit.storage.parts import (
+from wdskit.storage.cached_parts import (
     FOLDER_MODE,
     CachedPart,
     DamagedPart,
@@ -43,8 +43,8 @@ from wdskit.storage.parts import (
 if TYPE_CHECKING:
     import asyncio
 
+    from wdskit.storage.cached_parts import PartFile
     from wdskit.storage.objects import ObjectFile
-    from wdskit.storage.parts import PartFile
 
 MAX_OPEN = 128
 """Most parts that stay open in a process."""

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from wdskit.config.spec import parse_settings
 from wdskit.dataset.remote import open_remote_shards, part_edges
-from wdskit.dataset.table import ShardTable
+from wdskit.dataset.shard_table import ShardTable
 from wdskit.errors import PipelineError
 from wdskit.limits import BLOCK_BYTES
 from wdskit.order.base import Ints

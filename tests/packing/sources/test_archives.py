@@ -22,7 +22,7 @@ from wdskit.packing.references import PartBytes, ZipBytes
 from wdskit.packing.sources.archives import Zips, read_directory
 from wdskit.packing.sources.records import Records
 from wdskit.shards.index import index_folder
-from wdskit.storage.identity import FileIdentity
+from wdskit.storage.file_identity import FileIdentity
 
 SAMPLES = {
     "cat/a": {"jpg": image_bytes(number=1), "json": b'{"n": 1.0}', "txt": b"one"},

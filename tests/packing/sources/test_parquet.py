@@ -25,7 +25,7 @@ from wdskit.packing.sources import parquet
 from wdskit.packing.sources.arrow import read_parquet
 from wdskit.packing.sources.parquet import open_parquet, read_cell, read_group
 from wdskit.packing.sources.records import Records
-from wdskit.storage.identity import FileIdentity
+from wdskit.storage.file_identity import FileIdentity
 
 NUM = 60
 VALUES = [None if number % 7 == 3 else bytes([number]) * (number * 37 % 200) for number in range(NUM)]

@@ -213,7 +213,7 @@ def test_a_mask_smaller_than_the_crop_is_padded_with_a_number_that_was_chosen(tm
     within = base.center_crop([9, 8], fields="jpg", masks="seg.png").loader(workers=0)
     assert np.asarray(next(iter(within))["seg.png"]).shape == (9, 8)
     if spec != "index":
-        with pytest.raises(SampleError, match="300 does not fit in this mask, whose largest number is 255"):
+        with pytest.raises(SampleError, match="300 does not fit in this image, whose largest number is 255"):
             list(base.center_crop(40, fields="jpg", masks="seg.png", mask_fill=300).loader(workers=0))
 
 

@@ -18,7 +18,7 @@ from wdskit.packing.references import ZIP_HEADER_BYTES, FieldBytes, ZipBytes
 from wdskit.packing.row import SAME_FIELD, Row, json_with_key, make_row, row_error
 from wdskit.packing.sources.records import Records, check_json_fields, json_fields
 from wdskit.packing.sources.tar_samples import TarSamples, known_digests, list_tars
-from wdskit.storage.identity import FileIdentity
+from wdskit.storage.file_identity import FileIdentity
 from wdskit.storage.urls import is_local, local_path
 from wdskit.tar.names import split_name
 

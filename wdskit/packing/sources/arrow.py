@@ -35,7 +35,7 @@ from wdskit.packing.sources.arrow_columns import (
 )
 from wdskit.packing.sources.parquet import bytes_of, open_parquet, read_group
 from wdskit.packing.sources.records import Records, field_taken, image_path
-from wdskit.storage.identity import FileChanged, FileIdentity
+from wdskit.storage.file_identity import FileChanged, FileIdentity
 from wdskit.storage.urls import read_bytes
 from wdskit.text import install_extra
 

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Generator, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from wdskit.storage.identity import FileChanged, FileIdentity
+from wdskit.storage.file_identity import FileChanged, FileIdentity
 
 if TYPE_CHECKING:
     import pyarrow as pa

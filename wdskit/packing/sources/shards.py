@@ -19,8 +19,8 @@ from wdskit.dataset.index import join_url
 from wdskit.dataset.patterns import ShardList, split_url
 from wdskit.errors import PackError, RowError
 from wdskit.packing.changes import Changes
-from wdskit.packing.choice import Choice, LeftOutCounts
 from wdskit.packing.row import Row
+from wdskit.packing.sample_filter import Choice, LeftOutCounts
 from wdskit.packing.sources.archives import DROP_LABELS
 from wdskit.packing.sources.tar_samples import TarSample, TarSamples
 from wdskit.shards.export import split_of

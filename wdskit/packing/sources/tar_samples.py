@@ -7,17 +7,17 @@ import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from wdskit.dataset.binary import IdentityChecker, ShardEntry, check_digest
+from wdskit.dataset.binary_index import IdentityChecker, ShardEntry, check_digest
 from wdskit.dataset.braces import split_parts
 from wdskit.dataset.patterns import ShardList, list_shards, split_url
 from wdskit.dataset.samples import HeaderReader, ShardReader, read_span
-from wdskit.dataset.unfinished import refuse_part
+from wdskit.dataset.unfinished_runs import refuse_part
 from wdskit.errors import FolderIndexError, PackError, RowError, ShardError, UnsupportedMember
 from wdskit.limits import MAX_ROW_BYTES
 from wdskit.packing.references import FieldBytes, ObjectBytes, PartBytes
 from wdskit.packing.row import row_error
 from wdskit.shards.index import DigestedFile
-from wdskit.storage.identity import FileIdentity
+from wdskit.storage.file_identity import FileIdentity
 from wdskit.storage.urls import LocalFile, is_local, local_path
 from wdskit.tar.header import padded
 from wdskit.tar.walk import Span

@@ -244,7 +244,9 @@ def draw_crop(
 
 def _check_fill(fill: int, largest: int) -> None:
     if fill > largest:
-        msg = f"{fill} does not fit in this mask, whose largest number is {largest}. Set a smaller `mask_fill`"
+        msg = (
+            f"{fill} does not fit in this image, whose largest number is {largest}. Set a smaller `fill` or `mask_fill`"
+        )
         raise WdskitError(msg)
 
 

@@ -33,7 +33,7 @@ from numpy.typing import NDArray
 from wdskit.errors import FolderIndexError, ShardError
 from wdskit.files import Disk, publish_bytes
 from wdskit.limits import BLOCK_BYTES
-from wdskit.storage.identity import FileIdentity
+from wdskit.storage.file_identity import FileIdentity
 from wdskit.storage.urls import LocalFile
 
 BINARY_NAME = "index.bin"

@@ -14,12 +14,12 @@ from typing import Literal
 
 import numpy as np
 
-from wdskit.dataset.binary import BinaryIndex, ShardEntry
+from wdskit.dataset.binary_index import BinaryIndex, ShardEntry
 from wdskit.dataset.classes import read_classes
 from wdskit.dataset.columns import COLUMNS_NAME, Columns, list_columns
 from wdskit.dataset.patterns import Target, find_shards, split_url
 from wdskit.dataset.remote import read_copy
-from wdskit.dataset.unfinished import find_unfinished
+from wdskit.dataset.unfinished_runs import find_unfinished
 from wdskit.errors import ConfigError, FolderIndexError, KeyRuleError, SelectionError, StorageError
 from wdskit.limits import MAX_HELD_BYTES
 from wdskit.shards.lazy_shard import LazyShard, field_size, fields_of

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from wdskit.packing import ahead
-from wdskit.packing.ahead import read_ahead
+from wdskit.packing import remote_prefetch as ahead
 from wdskit.packing.references import ObjectBytes
+from wdskit.packing.remote_prefetch import read_ahead
 from wdskit.packing.row import Row
 from wdskit.storage.objects import ObjectFile
 

@@ -18,9 +18,10 @@ from urllib.parse import quote
 import numpy as np
 from numpy.typing import NDArray
 
-from wdskit.dataset.binary import BinaryIndex, ShardEntry
+from wdskit.dataset.binary_index import BinaryIndex, ShardEntry
 from wdskit.dataset.braces import expand_patterns
 from wdskit.dataset.columns import COLUMNS_NAME, Column, Columns, ColumnView, list_columns
+from wdskit.dataset.conditions import Where
 from wdskit.dataset.index import compare_names, join_url, read_index
 from wdskit.dataset.patterns import (
     ABSENT,
@@ -33,8 +34,7 @@ from wdskit.dataset.patterns import (
 )
 from wdskit.dataset.remote import SeenVersion, read_copy
 from wdskit.dataset.subset import Subset
-from wdskit.dataset.unfinished import find_unfinished
-from wdskit.dataset.where import Where
+from wdskit.dataset.unfinished_runs import find_unfinished
 from wdskit.errors import FolderIndexError, StorageError
 from wdskit.storage.urls import is_local
 

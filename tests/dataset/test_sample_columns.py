@@ -26,9 +26,9 @@ from tests.dataset.test_shard import (
     write_right_offsets,
 )
 from wdskit import Pipeline, verify
-from wdskit.dataset import many as many_module
+from wdskit.dataset import sample_columns as many_module
 from wdskit.dataset.index import read_index, write_index
-from wdskit.dataset.many import Run, SampleColumns, read_samples
+from wdskit.dataset.sample_columns import Run, SampleColumns, read_samples
 from wdskit.dataset.shard import LocalShard, digest_offsets, offsets_path
 from wdskit.errors import FolderIndexError, ShardError, WdskitError
 from wdskit.shards.index import index_folder

@@ -15,8 +15,8 @@ from folders import GOLDEN
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wdskit.dataset import binary
-from wdskit.dataset.binary import BINARY_NAME, BinaryIndex, ShardEntry, build_binary
+from wdskit.dataset import binary_index as binary
+from wdskit.dataset.binary_index import BINARY_NAME, BinaryIndex, ShardEntry, build_binary
 from wdskit.dataset.index import INDEX_NAME, read_index, write_index
 from wdskit.errors import FolderIndexError
 
@@ -222,7 +222,7 @@ def test_names_come_together_as_they_do_one_by_one(tmp_path, monkeypatch):
     index = BinaryIndex(tmp_path)
     assert [index.name(at) for at in range(5)] == names
     for at_once in range(1, 7):
-        monkeypatch.setattr("wdskit.dataset.binary._NAMES_AT_ONCE", at_once)
+        monkeypatch.setattr("wdskit.dataset.binary_index._NAMES_AT_ONCE", at_once)
         assert [name for part in index.names() for name in part] == names
 
 
@@ -234,7 +234,7 @@ def test_hashed_names_are_the_names_and_their_lengths(tmp_path_factory, at_once,
     write_index(folder, [ShardEntry(name, 1, 2, "0" * 64, ()) for name in names])
     told, expected = hashlib.sha256(), hashlib.sha256()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("wdskit.dataset.binary._NAMES_AT_ONCE", at_once)
+        patch.setattr("wdskit.dataset.binary_index._NAMES_AT_ONCE", at_once)
         BinaryIndex(folder).hash_names(told, np.array(shards, dtype=np.int64))
     chosen = [names[at].encode() for at in shards]
     expected.update(b"".join(chosen) + np.array([len(name) for name in chosen], dtype="<i8").tobytes())
