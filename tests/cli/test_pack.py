@@ -43,7 +43,8 @@ samples  3
 fields   cls, jpg, json
 classes  2
 bytes    12.8 kB
-time     N s, N samples/s, N MB/s"""
+time     N s, N samples/s, N MB/s
+next     look: wdskit view out; train: Pipeline().exact("out/out-*.tar")"""
 
 
 @pytest.fixture

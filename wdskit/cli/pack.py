@@ -87,7 +87,7 @@ def pack_command(
         raise PackError(f"{source}: there is no such folder or file. {hint}")
     with show_packing() as show:
         result = pack(source, dest, **options, progress=show)
-    _print(result, json=json)
+    _print(result, json=json, is_part="part" in options)
     num_cpus = usable_cores()
     if (
         result.seconds >= _SLOW_S
@@ -123,8 +123,8 @@ def pack_finish_command(
     _print(finish_pack(dest), json=json)
 
 
-def _print(result: PackResult, *, json: bool) -> None:
+def _print(result: PackResult, *, json: bool, is_part: bool = False) -> None:
     if json:
         print_json(to_json(result))
     else:
-        print_result(result)
+        print_result(result, is_part=is_part)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import re
+import shlex
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -17,12 +20,17 @@ _SHOWN_REJECTS = 5
 WAS_DONE = "Nothing to do: {} already holds all of it."
 
 
-def print_result(result: PackResult) -> None:
-    """Print the table of what `pack` wrote or would write, and the first rows that it left out."""
-    print_summary(_details(result), _notes(result))
+def print_result(result: PackResult, *, is_part: bool) -> None:
+    """Print the table of what `pack` wrote or would write, and the first rows that it left out.
+
+    Args:
+        result: The result.
+        is_part: Whether the run filled one part of the shards, which cannot be loaded yet.
+    """
+    print_summary(_details(result, is_part=is_part), _notes(result))
 
 
-def _details(result: PackResult) -> Iterator[tuple[str, str]]:
+def _details(result: PackResult, *, is_part: bool) -> Iterator[tuple[str, str]]:
     if result.source:
         yield "source", result.source
     yield "folder", str(result.folder)
@@ -40,6 +48,12 @@ def _details(result: PackResult) -> Iterator[tuple[str, str]]:
         yield "not packed", f"{format_count(result.num_other)} {no_images}"
     if not result.dry_run:  # the time of a plan does not show the time of packing
         yield "time", f"{result.seconds:.1f} s" if result.was_done else format_rates(result)
+    if result.entries and not (result.dry_run or result.was_done or is_part):
+        shards = f"{result.folder}/{re.sub(r'-[0-9]+[.]tar$', '-*.tar', result.entries[0].name)}"
+        yield (
+            "next",
+            f"look: wdskit view {shlex.quote(str(result.folder))}; train: Pipeline().exact({json.dumps(shards)})",
+        )
 
 
 def _notes(result: PackResult) -> Iterator[str]:
