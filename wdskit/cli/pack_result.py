@@ -50,10 +50,8 @@ def _details(result: PackResult, *, is_part: bool) -> Iterator[tuple[str, str]]:
         yield "time", f"{result.seconds:.1f} s" if result.was_done else format_rates(result)
     if result.entries and not (result.dry_run or result.was_done or is_part):
         shards = f"{result.folder}/{re.sub(r'-[0-9]+[.]tar$', '-*.tar', result.entries[0].name)}"
-        yield (
-            "next",
-            f"look: wdskit view {shlex.quote(str(result.folder))}; train: Pipeline().exact({json.dumps(shards)})",
-        )
+        view = f"wdskit view {shlex.quote(str(result.folder))}"
+        yield "next", f"look: {view}; train: Pipeline().exact({json.dumps(shards)})"
 
 
 def _notes(result: PackResult) -> Iterator[str]:
