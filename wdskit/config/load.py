@@ -209,7 +209,10 @@ class _ConfigChecker:
         return tuple(stages)
 
     def _stage(self, path: Path, item: Any) -> Any:
-        """Return a stage; its class if its settings have problems; None if its name is unknown."""
+        """Return the stage that `item` describes, and note its problems. `path` is the place of `item` in the tree.
+
+        If the settings have problems, return the class of the stage; if the name is unknown, return None.
+        """
         if callable(item) and not isinstance(item, type):
             return item
         spec, flaws = read_item(self.models.stages, item)

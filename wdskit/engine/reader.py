@@ -1,4 +1,4 @@
-"""Read samples by the numbers of shard and sample. Shards stay open."""
+"""Read a sample, given the number of its shard and its own number in the shard. The reader keeps shards open."""
 
 from __future__ import annotations
 

@@ -29,9 +29,9 @@ _NO_EPOCH = -2  # -1 is not the number of an epoch, so that no epoch follows it
 class StreamLoader(Loader):
     """The loader of a stream. Each iteration is one epoch of the items that its worker processes yield.
 
-    The workers live as long as the loader, so that an epoch of `with_epoch` continues where the last one ended. The
-    state is the number of the epoch. An epoch that starts again, or that follows a loaded state, has new draws, which
-    depend on its number.
+    The workers live as long as the loader, so that an epoch of `with_epoch` continues the stream where the last epoch
+    ended. The state is the number of the epoch. If an epoch starts again after a `break` or a loaded state, the stream
+    starts at its beginning, with random numbers that the number of the epoch decides.
 
     `len(loader)` is the number of items of an epoch, if the stages define it.
 

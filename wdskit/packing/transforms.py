@@ -1,4 +1,7 @@
-"""Check and change samples before they are packed: rotate, resize and encode images, and update what describes them."""
+"""Check and change samples before they are packed: rotate, resize and encode images.
+
+The sizes, boxes and run lengths in the JSON of a sample are updated with its image.
+"""
 
 from __future__ import annotations
 

@@ -325,7 +325,7 @@ class StageMethods(ABC):
         return self._with("map_tuple", fns)
 
     def rename(self, /, **names: str) -> Self:
-        """Give fields new names; other fields stay.
+        """Give fields new names; other fields stay. A missing field, or a new name that another field has, is an error.
 
         Args:
             **names: New name: old name, or alternatives joined by `;`.

@@ -173,7 +173,10 @@ def _new_columns(sources: Mapping[str, Source], scans: Sequence[ScannedShard]) -
 def _index_bucket(
     url: str, new: Mapping[str, Source], drop: Sequence[str], *, workers: int | None, progress: Progress | None
 ) -> IndexReport:
-    """Index a folder of a bucket like `index_folder`. The index is uploaded after all shards were read."""
+    """Index a folder of a bucket, and upload the index after all shards were read. Errors are those of `index_folder`.
+
+    `new` maps the names of new columns to their sources; `drop` has the columns to remove.
+    """
     from wdskit.storage.buckets import check_bucket, list_objects, put_object
 
     check_bucket(url)

@@ -277,8 +277,8 @@ def read_classes_of(folder: str, findings: list[Finding]) -> tuple[str, ...] | N
 
 
 def _check_remote_index(url: str) -> tuple[FolderIndex | None, tuple[Finding, ...]]:
-    """Check the index of a remote folder like `check_index`, and add the unlisted shards of a bucket to the findings.
-    StorageError: The index or the bucket cannot be read.
+    """Return the index of a remote folder, None if it is missing or invalid, and the findings about it. In a bucket,
+    each shard that the index does not list is a finding too. StorageError: The index or the bucket cannot be read.
     """
     with tempfile.TemporaryDirectory() as copy:
         for name in (INDEX_NAME, BINARY_NAME):

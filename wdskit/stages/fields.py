@@ -245,7 +245,7 @@ def _map_places(calls: Sequence[ValueFunction | None], value: Any, origin: Origi
 
 
 class Rename(PerSampleStage):
-    """Give fields new names; other fields stay."""
+    """Give fields new names; other fields stay. A missing field, or a new name that another field has, is an error."""
 
     name: ClassVar[str] = "rename"
     shorthand: ClassVar[str | None] = "names"

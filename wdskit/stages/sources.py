@@ -1,4 +1,7 @@
-"""The planned sources `exact`, `resampled` and `sequential`: their settings, mixtures, data and order. No torch."""
+"""The planned sources `exact`, `resampled` and `sequential`: their settings, mixtures, and the order of their samples.
+
+This module does not import torch.
+"""
 
 from __future__ import annotations
 

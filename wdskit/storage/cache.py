@@ -140,7 +140,9 @@ class PartCache:
         return None
 
     def _drop(self, name: PartName, problem: str) -> None:
-        """Remove a damaged part. Do nothing if its folder is a link or not private: the path may lead elsewhere."""
+        """Log `problem` and remove a damaged part. Keep the part if its folder is a link, or if other users may write to
+        the folder, because the path may then lead elsewhere.
+        """
         _log.warning("%s It is fetched again.", problem)
         with self._lock:
             self._open.pop(name, None)

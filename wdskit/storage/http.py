@@ -42,7 +42,7 @@ _PAGE = re.compile(rb"\s*<(!doctype|html)\b", re.IGNORECASE)
 
 
 class HttpBody:
-    """The body of a GET, read in order. A body shorter than its Content-Length is an error.
+    """The body of a GET, read in order. A body that is shorter than its Content-Length counts as cut.
 
     After a temporary failure (no connection, 408, 429, 5xx, a cut body, fewer than `RATE_BYTES` in `RATE_S`) the GET is
     repeated, with at most `TRIES` GETs in total. A cut body is resumed after the cut if its ETag or Last-Modified shows
@@ -56,8 +56,8 @@ class HttpBody:
         url: The URL for messages, without the query, which may have a signature.
 
     Raises:
-        StorageError: No connection, a status other than 200, a redirect from https to http or to another scheme, a
-            compressed body, or a URL with a password.
+        StorageError: The last try failed, the file changed after a cut, a status other than 200, a redirect from https
+            to http or to another scheme, a compressed body, or a URL with a password.
     """
 
     def __init__(self, url: str) -> None:
@@ -185,7 +185,7 @@ class _BoundedSocket(io.RawIOBase):
         return True
 
     def readinto(self, buffer: Any) -> int | None:
-        """Read bytes into `buffer`. Return their number, 0 at the end.
+        """Read bytes into `buffer`. Return their number: 0 at the end, and never None.
 
         Raises:
             TimeoutError: The server is slower than the minimum rate.

@@ -100,7 +100,9 @@ def _locate_http(scheme: str, host: str, path: str, query: str, shown: str) -> L
 
 
 def _locate_hugging_face(kind: str, path: str, shown: str) -> Location:
-    """Return the location of `hf://datasets/OWNER/NAME[@REVISION]/path`. StorageError: The URL has another form."""
+    """Return the location of `hf://datasets/OWNER/NAME[@REVISION]/path`: `kind` is `datasets`, `path` is the rest, and
+    messages show the URL as `shown`. StorageError: The URL has another form.
+    """
     owner, _, rest = path[1:].partition("/")
     name, _, key = rest.partition("/")
     name, _, revision = name.partition("@")

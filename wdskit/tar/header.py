@@ -194,14 +194,14 @@ def parse_long_name(data: bytes) -> bytes:
 
 
 def parse_pax(data: bytes) -> Overrides:
-    """Parse the records of a pax header. Return the values of `path` and `size`.
+    """Parse the records of a pax header. Return the values of `path` and `size`, None for an absent record.
 
     Times, owners, comments and vendors' own keywords do not change the member's bytes, and are ignored.
 
     Raises:
         NotPlain: The member is a link, a sparse file, or part of a multi-volume archive.
-        HeaderError: A record is malformed, or looks like `path` or `size` with one damaged byte: a keyword differs in
-            one byte, or a value contains another record.
+        HeaderError: A record is malformed, its keyword differs from `path` or `size` in one byte, or its value contains
+            another record. Both are signs of a damaged byte.
     """
     found = Overrides()
     at = 0

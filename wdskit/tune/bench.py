@@ -221,7 +221,7 @@ class _Subject:
         self._step = 0
 
     def loader(self, setting: Setting) -> PlannedLoader:
-        """Return a new loader with this setting; raises if the pipeline cannot run with it. No worker starts yet."""
+        """Return a new loader with this setting. No worker starts yet. PipelineError: The setting does not fit."""
         settings = (
             self.spec.model_dump() | setting._asdict() | {"persistent_workers": False, "on": None}
         )  # the workers end with the measurement, and run on this machine

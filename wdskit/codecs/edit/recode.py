@@ -1,6 +1,6 @@
-"""Turn, resize and encode one image file again; a file that needs no change is returned unchanged.
+"""Rotate, resize and encode one image file; a file that needs no change is returned unchanged.
 
-Unlike `decode_image`, which is for training loops, nothing is dropped silently here.
+Unlike `decode_image`, which is for training loops, this module loses no alpha, frame, profile or EXIF block silently.
 """
 
 from __future__ import annotations
