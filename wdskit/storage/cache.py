@@ -140,8 +140,8 @@ class PartCache:
         return None
 
     def _drop(self, name: PartName, problem: str) -> None:
-        """Log `problem` and remove a damaged part. Keep the part if its folder is a link, or if other users may write to
-        the folder, because the path may then lead elsewhere.
+        """Log `problem` and remove a damaged part. Keep the part if its folder is a link, or if other users may write
+        to the folder, because the path may then lead elsewhere.
         """
         _log.warning("%s It is fetched again.", problem)
         with self._lock:
