@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 import re
 from typing import Any
@@ -45,6 +46,12 @@ def format_bytes(num_bytes: float) -> str:
             break
     digits = 2 if num_bytes < 9.995 else 1 if num_bytes < 99.95 else 0
     return f"{num_bytes:,.{digits}f} {unit}"
+
+
+def format_at_least(num_bytes: float) -> str:
+    """Format a size rounded up to three digits, without a space: `parse_bytes` reads at least `num_bytes` from it."""
+    unit = 10 ** max(0, len(f"{num_bytes:.0f}") - 3)
+    return format_bytes(math.ceil(num_bytes / unit) * unit).replace(" ", "")
 
 
 def parse_bytes(text: str) -> int:

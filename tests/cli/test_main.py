@@ -24,6 +24,7 @@ from wdskit.cli import main
 from wdskit.cli.console import escape, format_bytes, format_count, plural
 from wdskit.native import describe_native
 from wdskit.tar.writer import TarWriter
+from wdskit.text import format_at_least, parse_bytes
 
 RUN = [sys.executable, "-c", "from wdskit.cli import main; main()"]
 
@@ -328,6 +329,11 @@ def test_version(run) -> None:
 def test_escaped_text_is_printable_and_printable_text_stays(text: str) -> None:
     assert escape(text).isprintable()
     assert escape(escape(text)) == escape(text)
+
+
+@given(st.integers(1, 10**17) | st.floats(1, 1e17))
+def test_a_size_that_is_rounded_up_is_enough_and_hardly_more(num_bytes: float) -> None:
+    assert num_bytes <= parse_bytes(format_at_least(num_bytes)) <= max(num_bytes + 1, 1.011 * num_bytes)
 
 
 def test_numbers_read_well() -> None:

@@ -553,10 +553,17 @@ def test_a_cache_that_is_too_small_holds_no_more_than_it_may(here, there, tmp_pa
     small = {"dir": str(tmp_path / "kept"), "size": 20_000}
     with pytest.raises(PipelineError) as refused:
         pipe.loader(workers=0, cache=small)
-    assert str(refused.value).split("\n") == [
-        "cache.size is 20.0 kB, but a node of this run must keep 358 kB of its shards at once.",
-        "  Set `cache.size: 358kB` or more, a smaller `window`, or `cache.small: ranges`.",
-    ]
+    assert str(refused.value) == (
+        "cache.size is 20.0 kB, but a node of this run (1 rank) must keep 358kB of its shards at once.\n"
+        "  Set `cache.size: 358kB` or more, a smaller `window`, or `cache.small: ranges`. "
+        "If a machine has more ranks, pass `ranks_per_node`."
+    )
+    assert pipe.loader(workers=0, cache={**small, "size": "358kB"})
+    config = {"pipeline": [{"exact": f"s3://{there}/pictures/*.tar"}, {"batched": 4}], "cache": small}
+    warning = next(text for text in wdskit.plan(config).warnings if "refuses" in text)
+    enough = warning.partition("Set `cache.size: ")[2].partition("`")[0]
+    assert warning.startswith("the loader refuses this: cache.size is 20.0 kB, but a node of this run (1 rank) must")
+    assert not any("cache" in text for text in wdskit.plan(config, overrides=[f"cache.size={enough}"]).warnings)
     loader = pipe.loader(workers=0, cache={**small, "small": "ranges"})
     expected = SOURCES["exact"](here).loader(workers=0)
     for _ in range(2):

@@ -31,7 +31,7 @@ from wdskit.stages.sources import PlannedData
 from wdskit.stages.stream_source import SplitByNode, SplitByWorker, Stream
 from wdskit.stages.streaming import EpochCut, StreamContext, StreamStage
 from wdskit.stages.vision import Torchvision
-from wdskit.text import format_bytes
+from wdskit.text import format_at_least, format_bytes, plural
 
 logger = logging.getLogger(__name__)
 
@@ -99,7 +99,12 @@ def _build_planned(
     """
     source = specs[0]
     data, layout = plan_epoch(specs, rank_info.world_size)
-    num_ahead = 0 if cache.size is None else _fit_cache(data, rank_info, cache)
+    num_ahead = 0
+    if cache.size is not None:
+        needed, ahead = measure_cache(data, rank_info)
+        if needed > cache.size and cache.small == "refuse":
+            raise PipelineError(describe_small_cache(cache.size, needed, rank_info.ranks_per_node))
+        num_ahead = ahead if 2 * needed <= cache.size else 0  # more parts would displace parts that are still read
     run = Run(rank_info, source.seed, num_threads)
     context = Context(run, find, takes_masks(specs), buckets=layout.buckets)
     parts = [
@@ -131,15 +136,21 @@ def _build_planned(
     )
 
 
-def _fit_cache(data: PlannedData, rank_info: RankInfo, cache: CacheSpec) -> int:
-    """Return how many positions ahead of reading the parts of shards are fetched into the cache.
+def describe_small_cache(size: int, needed: float, ranks_per_node: int) -> str:
+    """Return the message about a cache that does not hold one window of a node's lanes: each part would be fetched many
+    times. `size` and `needed` are in bytes.
+    """
+    ranks, least = plural(ranks_per_node, "rank"), format_at_least(needed)
+    msg = (
+        f"cache.size is {format_bytes(size)}, but a node of this run ({ranks}) must keep {least} of its shards at once."
+    )
+    way = f"Set `cache.size: {least}` or more, a smaller `window`, or `cache.small: ranges`."
+    return f"{msg}\n  {way}" + ("" if ranks_per_node > 1 else " If a machine has more ranks, pass `ranks_per_node`.")
 
-    The number is half a window if the cache holds two windows of a node's lanes. Otherwise it is 0, because the fetched
-    parts would displace parts that are still read.
 
-    Raises:
-        PipelineError: The cache does not hold one window of a node's lanes, so each part would be fetched many times.
-            `small: ranges` allows it.
+def measure_cache(data: PlannedData, rank_info: RankInfo) -> tuple[float, int]:
+    """Return the bytes of one window of a node's lanes, and how many positions ahead of reading a cache of twice these
+    bytes can fetch the parts of shards: half a window.
     """
     orders = data.order.parts if isinstance(data.order, MixtureOrder) else (data.order,)
     needed, ahead = 0.0, 0
@@ -152,14 +163,7 @@ def _fit_cache(data: PlannedData, rank_info: RankInfo, cache: CacheSpec) -> int:
             window = order.num_lanes * order.window
             needed += whole * min(1.0, window / order.num_samples)
             ahead = min(ahead or window // 2, window // 2)
-    needed = needed * rank_info.ranks_per_node / rank_info.world_size
-    num_bytes = cache.size or 0
-    if needed > num_bytes and cache.small == "refuse":
-        size, least = format_bytes(num_bytes), format_bytes(needed)
-        msg = f"cache.size is {size}, but a node of this run must keep {least} of its shards at once."
-        way = f"Set `cache.size: {least.replace(' ', '')}` or more, a smaller `window`, or `cache.small: ranges`."
-        raise PipelineError(f"{msg}\n  {way}")
-    return ahead if 2 * needed <= num_bytes else 0
+    return needed * rank_info.ranks_per_node / rank_info.world_size, ahead
 
 
 class _StreamBuilder:

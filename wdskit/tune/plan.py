@@ -21,11 +21,13 @@ from wdskit.order.base import Ints
 from wdskit.order.lanes import lane_cuts
 from wdskit.order.mixture import MixtureOrder
 from wdskit.order.steps import AnySteps, find_nodes
+from wdskit.pipeline.build import describe_small_cache, measure_cache
 from wdskit.pipeline.builder import Pipeline, open_pipeline
 from wdskit.pipeline.settings import CacheSpec, ErrorsSpec, LoaderSpec, choose_workers
+from wdskit.stages.base import RankInfo
 from wdskit.stages.epoch import EpochLayout, plan_epoch
 from wdskit.stages.sources import PlannedData, PlannedSource
-from wdskit.text import as_int, format_bytes
+from wdskit.text import as_int, format_at_least, format_bytes
 
 QUICK_SAMPLES = 1 << 22
 """Largest epoch, in samples, for which downloads are computed by default; this takes a few seconds."""
@@ -242,7 +244,7 @@ def plan(
         buckets=tuple(_bucket_rows(layout)),
         downloads=fetched,
         network=None if loader.on is None else _plan_network(pipe.stages),
-        warnings=tuple(_warnings(lanes, steps, fetched, cache)),
+        warnings=tuple(_warnings(data, RankInfo(0, world_size, node_size), lanes, steps, fetched, cache)),
     )
 
 
@@ -405,7 +407,12 @@ def _offsets(table: ShardTable, *, is_exact: bool) -> Iterator[Ints]:
 
 
 def _warnings(
-    lanes: LanesPlan | None, steps: AnySteps, fetched: DownloadPlan | None, cache: CacheSpec
+    data: PlannedData,
+    rank_info: RankInfo,
+    lanes: LanesPlan | None,
+    steps: AnySteps,
+    fetched: DownloadPlan | None,
+    cache: CacheSpec,
 ) -> Iterator[str]:
     if lanes is not None and lanes.num_shared > _MUCH_SHARED:
         near = " or ".join(map(str, lanes.fitting))
@@ -414,11 +421,14 @@ def _warnings(
             f"  Before a run begins, set `lanes: {near or 'a multiple of the number of nodes'}`. A "
             "different number gives a different order."
         )
-    if fetched is not None and cache.size is not None and fetched.cache_bytes > cache.size:
-        size, needed = format_bytes(cache.size), format_bytes(fetched.cache_bytes)
+    needed = 0.0 if cache.size is None else measure_cache(data, rank_info)[0]
+    if cache.size is not None and needed > cache.size and cache.small == "refuse":
+        yield f"the loader refuses this: {describe_small_cache(cache.size, needed, rank_info.ranks_per_node)}"
+    elif fetched is not None and cache.size is not None and fetched.cache_bytes > cache.size:
+        size, least = format_bytes(cache.size), format_at_least(max(needed, fetched.cache_bytes))
         yield (
-            f"a node needs {needed} at once, but `cache.size` is {size}: what it drops is downloaded again.\n"
-            f"  Set `cache.size: {needed}`, or a `window` or `lanes` of {cache.size / fetched.cache_bytes:.0%} of its "
+            f"a node needs {least} at once, but `cache.size` is {size}: parts are downloaded again.\n"
+            f"  Set `cache.size: {least}`, or a `window` or `lanes` of {cache.size / fetched.cache_bytes:.0%} of its "
             "value. That gives a different order."
         )
     if dropped := steps.describe_dropped():
