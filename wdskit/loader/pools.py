@@ -397,7 +397,7 @@ class ProcessPool:
 
     def forget(self, tickets: Sequence[int]) -> None:
         """See `Pool.forget`."""
-        if self._owner != os.getpid():
+        if not self._workers or self._owner != os.getpid():  # after the pool has ended; at exit `os` may be gone
             return
         for ticket in tickets:
             self._drop(self._replies.pop(ticket, None))
@@ -406,7 +406,7 @@ class ProcessPool:
 
     def free_memory(self) -> None:
         """See `Pool.free_memory`."""
-        if self._owner == os.getpid():
+        if self._workers and self._owner == os.getpid():
             for worker in self._workers:
                 worker.free_memory()
 
@@ -497,3 +497,4 @@ def _close_workers(workers: list[_Worker], owner: int) -> None:
                 worker.process.kill()
                 worker.process.join()
             worker.process.close()
+    workers.clear()

@@ -108,6 +108,7 @@ class _Crew:
         changed: Guards all attributes; notified when a job is done and at a failure.
         done: Outcomes by ticket.
         failure: The error that ends the pool.
+        is_closed: Whether `close` was called.
     """
 
     def __init__(
@@ -127,7 +128,7 @@ class _Crew:
         self.changed = threading.Condition()
         self.done: dict[int, Outcome[list[Batch]]] = {}
         self.failure: BaseException | None = None
-        self._is_closed = False
+        self.is_closed = False
         self._jobs: dict[int, _SubmittedJob] = {}  # the oldest first
         self._queue: list[int] = []  # a heap of tickets that no actor has
         self._job_bytes = 0  # of the largest answer
@@ -163,7 +164,7 @@ class _Crew:
         self._dispatch()
 
     def _dispatch(self) -> None:
-        while self._queue and not self._is_closed:
+        while self._queue and not self.is_closed:
             free = [each for each in self.actors if each.node and len(each.tickets) < self._most_jobs]
             ticket = self._queue[0]
             if ticket in self._jobs:
@@ -208,7 +209,7 @@ class _Crew:
                 with self.changed:
                     self._fail(err)
             with self.changed:
-                if not self._is_closed:
+                if not self.is_closed:
                     self._dispatch()
                 self.changed.notify_all()
             del event
@@ -217,7 +218,7 @@ class _Crew:
         error = future.exception()
         if error is not None:
             with self.changed:
-                if not self._is_closed and ticket != _SLOTS:  # another answer reports a death
+                if not self.is_closed and ticket != _SLOTS:  # another answer reports a death
                     self._lose(actor, ticket, error)
         elif ticket == _BEGIN:
             outcome: Outcome[str] = future.result()
@@ -225,7 +226,7 @@ class _Crew:
                 actor.node, self._failed_starts[actor.number] = outcome.value or "", 0
                 if outcome.error is not None:
                     self._fail(outcome.error)
-                elif not self._is_closed:
+                elif not self.is_closed:
                     self._call(actor, _LIVE, actor.handle.live)  # so that the death of an idle actor is known too
         elif ticket == _SLOTS:
             actor.slots = future.result()
@@ -323,7 +324,7 @@ class _Crew:
             return
         with block_sigint():
             with self.changed:
-                self._is_closed = True
+                self.is_closed = True
                 self._jobs.clear()
                 self.done.clear()
             self._events.put(None)
@@ -415,13 +416,13 @@ class RayPool:
 
     def forget(self, tickets: Sequence[int]) -> None:
         """See `Pool.forget`."""
-        if self._crew is not None and self._owner == os.getpid():
+        if self._crew is not None and not self._crew.is_closed and self._owner == os.getpid():
             with self._crew.changed:
                 self._crew.forget(tickets)
 
     def free_memory(self) -> None:
         """See `Pool.free_memory`."""
-        if self._crew is not None and self._owner == os.getpid():
+        if self._crew is not None and not self._crew.is_closed and self._owner == os.getpid():
             self._crew.free_memory()
 
     def close(self) -> None:
