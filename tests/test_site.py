@@ -60,7 +60,7 @@ def test_each_question_has_an_answer_of_one_sentence_and_a_link(repository: Path
     """docs/how-do-i.md is for people in a hurry."""
     page = (repository / "docs" / "how-do-i.md").read_text(encoding="utf-8")
     questions = re.findall(r"^### (.*)\n\n((?:.+\n)+)", page, re.MULTILINE)
-    assert len(questions) == len(re.findall("^### ", page, re.MULTILINE)) == 20
+    assert len(questions) == len(re.findall("^### ", page, re.MULTILINE)) >= 20
     for question, answer in questions:
         assert question.endswith("?")
         assert re.search(r"\]\([\w-]+\.md", answer), question

@@ -54,6 +54,9 @@ ROWS_IN_MEMORY = 50_000
 _HELD_BYTES = 4 << 20
 """Largest size in memory of the fields that are not references, such as images of a table. A larger plan is on disk."""
 
+_PENDING_BYTES = 1 << 19
+"""Bytes of such fields that a plan on disk collects before it inserts their rows."""
+
 _ERRORS = "surrogatepass"  # the name of a file need not be UTF-8
 _TEMP_VARIABLE = "SQLITE_TMPDIR"  # the folder of SQLite's temporary files (sqlite.org/tempfiles.html)
 _BATCH_ROWS = 1000  # rows per insertion, and per report of the progress
@@ -248,7 +251,7 @@ class Plan:
         self._digests = Database(get_folder, f"{name}-digests", schema)
         self._held: list[Row] | None = [] if is_held else None
         self._pending: list[tuple[int, str, bytes | None]] = []
-        self._held_bytes = 0
+        self._held_bytes, self._max_held_bytes = 0, _HELD_BYTES
         self._digest = hashlib.sha256()
         self._sha256 = sha256 or {}
         self._last_file: Reference | None = None
@@ -304,14 +307,14 @@ class Plan:
         else:
             self._pending.append((number, row.key, join_record(parts)))
             self._held_bytes += len(parts[2])
-        if len(self._pending) == _BATCH_ROWS or self._held_bytes > _HELD_BYTES:
+        if len(self._pending) == _BATCH_ROWS or self._held_bytes > self._max_held_bytes:
             self.flush()
 
     def flush(self) -> None:
         """Insert the added rows into the database."""
-        if self._held_bytes > _HELD_BYTES or len(self) > ROWS_IN_MEMORY:
+        if self._held_bytes > self._max_held_bytes or len(self) > ROWS_IN_MEMORY:
             self._database.move_to_disk()
-            self._held_bytes = 0
+            self._held_bytes, self._max_held_bytes = 0, _PENDING_BYTES
         self._database.insert("INSERT INTO rows (number, key, record) VALUES (?, ?, ?)", self._pending)
         self._pending = []
 
