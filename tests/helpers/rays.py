@@ -107,6 +107,7 @@ class FakeCluster(types.ModuleType):
         self.num_cpus = num_cpus
         self.store_bytes = 1 << 30
         self.living: list[FakeActor] = []
+        self.pools: list[ThreadPoolExecutor] = []
         self.num_started = 0
         self.calls: list[Any] = []
         self.connected = False
@@ -161,6 +162,7 @@ class FakeActor:
         self.number, cluster.num_started = cluster.num_started, cluster.num_started + 1
         self.has_cpu = cluster.available_resources()["CPU"] >= 1
         self.pool = ThreadPoolExecutor(cluster.options["max_concurrency"])
+        cluster.pools.append(self.pool)
         self.lock = threading.Lock()
         self.pending: set[Future[Any]] | None = set()
         self.actor = pickle.loads(pickle.dumps(kind))()

@@ -39,6 +39,8 @@ def ray(monkeypatch):
     monkeypatch.chdir(Path.cwd())
     states, threads = (random.getstate(), np.random.get_state(), torch.get_rng_state()), torch.get_num_threads()  # noqa: NPY002
     yield fake
+    for pool in fake.pools:  # no thread may set anything for this process after the test
+        pool.shutdown(cancel_futures=True)
     for restore, state in zip((random.setstate, np.random.set_state, torch.set_rng_state), states, strict=True):
         restore(state)
     torch.set_num_threads(threads)

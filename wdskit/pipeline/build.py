@@ -14,24 +14,16 @@ from wdskit.engine.reader import SampleReader
 from wdskit.engine.sample import SampleStages, StreamStages
 from wdskit.engine.stream import Layout, StreamPipeline
 from wdskit.errors import PipelineError
-from wdskit.order.buckets import BucketOrder
-from wdskit.order.exact import ExactOrder
-from wdskit.order.mixture import MixtureOrder
-from wdskit.order.resampled import ResampledOrder
-from wdskit.order.subset import PickedOrder
-from wdskit.order.weighted import WeightedOrder
-from wdskit.pipeline.settings import CacheSpec, ErrorsSpec, LoaderSpec
+from wdskit.pipeline.settings import CacheSpec, ErrorsSpec, LoaderSpec, describe_small_cache, measure_cache
 from wdskit.stages.base import Context, FunctionLookup, PerSampleStage, RankInfo, Run, Step, bind_steps, takes_masks
 from wdskit.stages.epoch import plan_epoch
 from wdskit.stages.foreign import Renumber, is_webdatasets, opens_shards, takes_shards
 from wdskit.stages.images.fused import fuse
 from wdskit.stages.registry import resolve
 from wdskit.stages.shard_reader import TarfileToSamples
-from wdskit.stages.sources import PlannedData
 from wdskit.stages.stream_source import SplitByNode, SplitByWorker, Stream
 from wdskit.stages.streaming import EpochCut, StreamContext, StreamStage
 from wdskit.stages.vision import Torchvision
-from wdskit.text import format_at_least, format_bytes, plural
 
 logger = logging.getLogger(__name__)
 
@@ -134,36 +126,6 @@ def _build_planned(
         forgives_functions=errors.transforms,
         num_ahead=num_ahead,
     )
-
-
-def describe_small_cache(size: int, needed: float, ranks_per_node: int) -> str:
-    """Return the message about a cache that does not hold one window of a node's lanes: each part would be fetched many
-    times. `size` and `needed` are in bytes.
-    """
-    ranks, least = plural(ranks_per_node, "rank"), format_at_least(needed)
-    msg = (
-        f"cache.size is {format_bytes(size)}, but a node of this run ({ranks}) must keep {least} of its shards at once."
-    )
-    way = f"Set `cache.size: {least}` or more, a smaller `window`, or `cache.small: ranges`."
-    return f"{msg}\n  {way}" + ("" if ranks_per_node > 1 else " If a machine has more ranks, pass `ranks_per_node`.")
-
-
-def measure_cache(data: PlannedData, rank_info: RankInfo) -> tuple[float, int]:
-    """Return the bytes of one window of a node's lanes, and how many positions ahead of reading a cache of twice these
-    bytes can fetch the parts of shards: half a window.
-    """
-    orders = data.order.parts if isinstance(data.order, MixtureOrder) else (data.order,)
-    needed, ahead = 0.0, 0
-    for number, order in enumerate(orders):
-        tables = data.tables if len(orders) == 1 else data.tables[number : number + 1]
-        whole = sum(float(table.counts @ table.sample_bytes()) for table in {*tables} if table.is_remote)
-        if isinstance(order, WeightedOrder):
-            needed += whole
-        elif isinstance(order, (BucketOrder, ExactOrder, PickedOrder, ResampledOrder)):
-            window = order.num_lanes * order.window
-            needed += whole * min(1.0, window / order.num_samples)
-            ahead = min(ahead or window // 2, window // 2)
-    return needed * rank_info.ranks_per_node / rank_info.world_size, ahead
 
 
 class _StreamBuilder:

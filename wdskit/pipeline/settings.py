@@ -16,12 +16,19 @@ from wdskit.config.messages import did_you_mean, listing, show, wrong_kind
 from wdskit.config.spec import StageSpec, refuse
 from wdskit.config.values import Bool, Budget, Cluster, Count, Device, Natural, Text, Timeout
 from wdskit.errors import ConfigError, Problem
+from wdskit.order.buckets import BucketOrder
+from wdskit.order.exact import ExactOrder
+from wdskit.order.mixture import MixtureOrder
+from wdskit.order.resampled import ResampledOrder
+from wdskit.order.subset import PickedOrder
+from wdskit.order.weighted import WeightedOrder
 from wdskit.pipeline.ranks import local_ranks
 from wdskit.processes import usable_cores
+from wdskit.stages.base import RankInfo
 from wdskit.stages.registry import STAGES, known_stages
-from wdskit.stages.sources import PlannedSource
+from wdskit.stages.sources import PlannedData, PlannedSource
 from wdskit.storage.cache import PartCache
-from wdskit.text import as_int, parse_bytes
+from wdskit.text import as_int, format_at_least, format_bytes, parse_bytes, plural
 
 DEFAULT_PREFETCH = 4
 
@@ -319,3 +326,33 @@ def _worker_stages(stages: Sequence[Any]) -> list[Any]:
 def _is_light(stage: Any) -> bool:
     name = getattr(stage, "name", None)  # a function added by `stage` has no name
     return name in _LIGHT or (name == "decode" and stage.images is None)
+
+
+def describe_small_cache(size: int, needed: float, ranks_per_node: int) -> str:
+    """Return the message about a cache that does not hold one window of a node's lanes: each part would be fetched many
+    times. `size` and `needed` are in bytes.
+    """
+    ranks, least = plural(ranks_per_node, "rank"), format_at_least(needed)
+    msg = (
+        f"cache.size is {format_bytes(size)}, but a node of this run ({ranks}) must keep {least} of its shards at once."
+    )
+    way = f"Set `cache.size: {least}` or more, a smaller `window`, or `cache.small: ranges`."
+    return f"{msg}\n  {way}" + ("" if ranks_per_node > 1 else " If a machine has more ranks, pass `ranks_per_node`.")
+
+
+def measure_cache(data: PlannedData, rank_info: RankInfo) -> tuple[float, int]:
+    """Return the bytes of one window of a node's lanes, and how many positions ahead of reading a cache of twice these
+    bytes can fetch the parts of shards: half a window.
+    """
+    orders = data.order.parts if isinstance(data.order, MixtureOrder) else (data.order,)
+    needed, ahead = 0.0, 0
+    for number, order in enumerate(orders):
+        tables = data.tables if len(orders) == 1 else data.tables[number : number + 1]
+        whole = sum(float(table.counts @ table.sample_bytes()) for table in {*tables} if table.is_remote)
+        if isinstance(order, WeightedOrder):
+            needed += whole
+        elif isinstance(order, (BucketOrder, ExactOrder, PickedOrder, ResampledOrder)):
+            window = order.num_lanes * order.window
+            needed += whole * min(1.0, window / order.num_samples)
+            ahead = min(ahead or window // 2, window // 2)
+    return needed * rank_info.ranks_per_node / rank_info.world_size, ahead

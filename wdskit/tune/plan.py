@@ -21,9 +21,15 @@ from wdskit.order.base import Ints
 from wdskit.order.lanes import lane_cuts
 from wdskit.order.mixture import MixtureOrder
 from wdskit.order.steps import AnySteps, find_nodes
-from wdskit.pipeline.build import describe_small_cache, measure_cache
 from wdskit.pipeline.builder import Pipeline, open_pipeline
-from wdskit.pipeline.settings import CacheSpec, ErrorsSpec, LoaderSpec, choose_workers
+from wdskit.pipeline.settings import (
+    CacheSpec,
+    ErrorsSpec,
+    LoaderSpec,
+    choose_workers,
+    describe_small_cache,
+    measure_cache,
+)
 from wdskit.stages.base import RankInfo
 from wdskit.stages.epoch import EpochLayout, plan_epoch
 from wdskit.stages.sources import PlannedData, PlannedSource
