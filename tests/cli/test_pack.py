@@ -103,6 +103,17 @@ def test_each_split_has_a_line_written_or_planned(run, photos, how):
     code, out, err = run("pack", "photos", "out", "--split", shares, "--max-samples", "2", *how)
     lines = [" ".join(line.split()) for line in out.splitlines()]
     assert (code, lines[-2:] if how else lines[-4:-2], err) == (0, SPLITS, "")
+    largest = 'next look: wdskit view out; train: Pipeline().exact("out/val-*.tar")'
+    assert [line for line in lines if line.startswith("next")] == ([] if how else [largest])
+
+
+def test_a_part_and_a_run_that_was_done_have_no_next_line(run, photos):
+    for words in (["--part", "0/1"], ["--part", "0/1"], []):
+        code, out, err = run("pack", "photos", "out", *words) if words else run("pack-finish", "out")
+        assert (code, err) == (0, "")
+        assert ("next     look: " in out) == (not words)
+    code, out, err = run("pack-finish", "out")
+    assert "next" not in out
 
 
 def test_rejected_rows_and_other_files_are_told(run, photos):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -49,7 +50,10 @@ def _details(result: PackResult, *, is_part: bool) -> Iterator[tuple[str, str]]:
     if not result.dry_run:  # the time of a plan does not show the time of packing
         yield "time", f"{result.seconds:.1f} s" if result.was_done else format_rates(result)
     if result.entries and not (result.dry_run or result.was_done or is_part):
-        shards = f"{result.folder}/{re.sub(r'-[0-9]+[.]tar$', '-*.tar', result.entries[0].name)}"
+        samples = Counter[str]()  # by pattern: each split has its own
+        for entry in result.entries:
+            samples[re.sub(r"-[0-9]+[.]tar$", "-*.tar", entry.name)] += entry.num_samples
+        shards = f"{result.folder}/{samples.most_common(1)[0][0]}"
         view = f"wdskit view {shlex.quote(str(result.folder))}"
         yield "next", f"look: {view}; train: Pipeline().exact({json.dumps(shards)})"
 

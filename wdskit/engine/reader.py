@@ -19,7 +19,7 @@ from wdskit.dataset.remote import RemoteShard, open_remote_shards
 from wdskit.dataset.sample_columns import LARGE_BYTES, Run, Spans, read_natively, read_samples
 from wdskit.dataset.shard import IndexedShard, LocalShard
 from wdskit.dataset.shard_table import ShardTable
-from wdskit.errors import ShardError
+from wdskit.errors import ShardError, WdskitError
 from wdskit.native import native
 from wdskit.order.base import Ints
 from wdskit.storage.cache import MAX_FETCHING, PartCache
@@ -188,7 +188,7 @@ class SampleReader:
             numbers, opened = self._locate(shards, samples)
             files = [opened[shard] for shard in shards.tolist()]
             found = read_natively(files, numbers)
-        except Exception:  # noqa: BLE001 (`read` raises it again, for the sample that causes it)
+        except (WdskitError, OSError):  # `read` raises it again, for the sample that causes it
             return None
         if found is None:
             return None

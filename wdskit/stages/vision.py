@@ -19,13 +19,13 @@ from wdskit.errors import PipelineError, WdskitError
 from wdskit.stages.base import Context, Origin, PerSampleStage, Run
 from wdskit.stages.fields import check_dict, pick
 from wdskit.stages.marks import IMAGE, LIST, MASK, is_image_in, marked
+from wdskit.text import install_extra
 
 KINDS = ("image", "mask", "labels", "keypoints")
 BOXES = ("xywh", "xyxy", "cxcywh")
 AFTER_BATCHED = ("MixUp", "CutMix")
 _NEEDS_FIELDS = "a mapping is needed, as in {jpg: image, seg.png: mask, json.boxes: {boxes: xywh}, json.labels: labels}"
 _NEEDS_LIST = "a list of transforms is needed, as in [{RandomResizedCrop: {size: 224}}, RandomHorizontalFlip]"
-_INSTALL = "Install it: pip install 'wdskit[torchvision]'"
 
 
 def _check_fields(value: object) -> dict[str, Any]:
@@ -170,7 +170,7 @@ class Torchvision(PerSampleStage):
         try:
             from torchvision.transforms import v2
         except ImportError as err:
-            raise PipelineError(f"torchvision: it is not installed.\n  {_INSTALL}.") from err
+            raise PipelineError(f"torchvision: it is not installed.\n  {install_extra('torchvision')}") from err
         except RuntimeError as err:  # as "operator torchvision::nms does not exist"
             msg = f"torchvision: it cannot be imported: {err}."
             raise PipelineError(
