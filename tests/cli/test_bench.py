@@ -127,7 +127,7 @@ def test_overrides_the_world_size_and_plugins_count(folder: Path, run, monkeypat
 def test_errors_end_it_with_their_message(folder: Path, run, monkeypatch: pytest.MonkeyPatch) -> None:
     assert (
         run("bench", "a.yaml")[2]
-        == "a.yaml: there are 3 pipelines; say which (`--pipeline NAME`): `train`, `mapped` and `flow`."
+        == "a.yaml: there are 3 pipelines; say which (`--pipeline` or `pipeline=`): `train`, `mapped` and `flow`."
     )
     code, out, err = run("bench", "a.yaml", "--pipeline", "flow")
     assert (code, out) == (1, "")

@@ -126,7 +126,7 @@ def test_the_plan_as_json_has_every_number(folder: Path, run) -> None:
 def test_errors_end_a_plan_with_their_message(folder: Path, run) -> None:
     assert (
         run("plan", "a.yaml")[2]
-        == "a.yaml: there are 4 pipelines; say which (`--pipeline NAME`): `train`, `mix`, `val` and `flow`."
+        == "a.yaml: there are 4 pipelines; say which (`--pipeline` or `pipeline=`): `train`, `mix`, `val` and `flow`."
     )
     code, out, err = run("plan", "a.yaml", "--pipeline", "train", "--world-size", "30")
     assert (code, out) == (1, "")

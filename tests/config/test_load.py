@@ -46,7 +46,7 @@ def test_which_pipeline() -> None:
     one = load_config({"pipeline": [{"stream": "a.tar"}]})
     assert one.pipeline() == one.pipeline("pipeline") == (parse_stage("stream", "a.tar"),)
     two = load_config({"pipelines": {"train": [{"stream": "a.tar"}], "val": [{"stream": "b.tar"}]}})
-    with pytest.raises(ConfigError, match=r"2 pipelines; say which \(`--pipeline NAME`\): `train` and `val`"):
+    with pytest.raises(ConfigError, match=r"2 pipelines; say which \(`--pipeline` or `pipeline=`\): `train` and `val`"):
         two.pipeline()
     with pytest.raises(ConfigError, match=r"no pipeline `vall`\. Did you mean `val`"):
         two.pipeline("vall")

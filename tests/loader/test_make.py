@@ -96,7 +96,7 @@ def test_a_missing_file_is_no_configuration_error(tmp_path):
 
 def test_which_of_several_pipelines(config):
     assert list(make_loader(config, pipeline="val", transforms=NOTE)) == list(range(39))
-    assert "there are 2 pipelines; say which (`--pipeline NAME`): `train` and `val`." in message_of(config)
+    assert "there are 2 pipelines; say which (`--pipeline` or `pipeline=`): `train` and `val`." in message_of(config)
     assert "there is no pipeline `vall`. Did you mean `val`?" in message_of(config, pipeline="vall")
     assert "there is no pipeline 5. It has `train` and `val`." in message_of(config, pipeline=5)
 

@@ -598,12 +598,18 @@ def test_findings_say_what_to_do_next(tmp_path, monkeypatch, run):
     anew = "If the shards are right, `wdskit index d` writes their index and offsets again."
     again = "Damaged or missing shards: fetch them again, or pack them again (`wdskit pack --overwrite`)."
     save = "`wdskit pack --skip-bad SHARD.tar DEST` saves the samples before the damage."
+    unnamed = "The index has a digest of each shard, so the changed sample is not known."
     (folder / "s-0.tar.idx").unlink()
     assert run("verify", "d")[1].splitlines()[-2] == anew
     assert run("verify", "d/s-0.tar")[1].splitlines()[-2] == anew
     assert run("verify", "d/s-*.tar")[1].splitlines()[-2] == anew
-    (folder / "s-1.tar").unlink()
+    whole = (folder / "s-1.tar").read_bytes()
+    (folder / "s-1.tar").write_bytes(whole[:-2000])
     assert run("verify", "d")[1].splitlines()[-3:-1] == [again, save]
+    (folder / "s-1.tar").write_bytes(whole[:513] + bytes([whole[513] ^ 1]) + whole[514:])
+    assert run("verify", "d")[1].splitlines()[-3:-1] == [again, unnamed]
+    (folder / "s-1.tar").unlink()
+    assert run("verify", "d")[1].splitlines()[-2] == again
     (folder / "index.json").unlink()
     (folder / "index.bin").unlink()
     told = "No index: sizes and digests could not be compared. `wdskit index d` creates one."

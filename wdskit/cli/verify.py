@@ -140,6 +140,9 @@ def _advice(result: VerifyResult) -> Iterator[str]:
             yield "Damaged or missing shards: upload them again."
             return
         yield "Damaged or missing shards: fetch them again, or pack them again (`wdskit pack --overwrite`)."
-        yield "`wdskit pack --skip-bad SHARD.tar DEST` saves the samples before the damage."
+        if "structure" in kinds:
+            yield "`wdskit pack --skip-bad SHARD.tar DEST` saves the samples before the damage."
+        elif "digest" in kinds:
+            yield "The index has a digest of each shard, so the changed sample is not known."
     elif kinds & _STALE:
         yield f"If the shards are right, `wdskit index {folder}` writes their index and offsets again."

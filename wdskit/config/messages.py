@@ -47,6 +47,16 @@ _RULES = {
 }
 """Maps other errors of pydantic to the message."""
 
+_TRANSFORMS = {
+    name.lower(): name
+    for name in (
+        "AugMix", "AutoAugment", "ColorJitter", "CutMix", "GaussianBlur", "GaussianNoise", "MixUp", "RandAugment",
+        "RandomAffine", "RandomCrop", "RandomErasing", "RandomGrayscale", "RandomHorizontalFlip", "RandomPerspective",
+        "RandomRotation", "RandomSolarize", "RandomVerticalFlip", "TrivialAugmentWide",
+    )
+}  # fmt: skip
+"""Transforms of torchvision that are no stages here, by their names in lower case."""
+
 
 class Flaw(NamedTuple):
     """A problem of a setting.
@@ -161,6 +171,9 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
 def unknown_stage(name: str, stages: Iterable[str]) -> str:
     """Return the message for a stage that does not exist."""
+    transform = _TRANSFORMS.get(name[:_MAX_SHOWN].replace("_", "").lower())
+    if transform:
+        return f"{show(name)} is not a stage. Use torchvision's: `- torchvision: [{transform}]`."
     own = " To use your own function, register it and write its name, or `- map: its_name`."
     hint = did_you_mean(name, stages) or own
     return f"{show(name)} is not a stage.{hint}"
@@ -168,6 +181,8 @@ def unknown_stage(name: str, stages: Iterable[str]) -> str:
 
 def unknown_setting(name: str, owner: str, known: list[str]) -> str:
     """Return the message for a setting that does not exist. `known` are the settings of `owner`."""
+    if owner in {"`batched`", "`bucketed`"} and name in {"tail", "drop_last"}:
+        return "no such setting. The source has it: `exact: {shards: ..., tail: drop}`, or `tail: pad`."
     has = f" {owner} has {listing(known)}." if known else f" {owner} takes no arguments."
     return f"no such setting.{did_you_mean(name, known) or has}"
 

@@ -117,7 +117,12 @@ class PlannedLoader(Loader):
         self._counter.set_epoch(epoch, is_counted_elsewhere=is_counted_elsewhere)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position of the consumer: plain JSON, the same on every rank except the number of bad samples."""
+        """Return the position of the consumer: plain JSON, the same on every rank except the number of bad samples.
+
+        `epoch` and `consumed` are the position; `consumed` counts the samples of this epoch that all ranks together
+        have received. `start` and `epoch_samples` place the epoch in the endless sequence, `bad` counts bad samples,
+        and `fingerprint` describes the order.
+        """
         return {**self._counter.state_dict(), "bad": self._budget.count}
 
     def load_state_dict(self, state: Mapping[str, Any], *, strict: bool = True) -> None:

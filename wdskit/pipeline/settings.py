@@ -197,7 +197,7 @@ class Config:
         if name is None and len(names) == 1:
             return self.pipelines[names[0]]
         if name is None:
-            rule = f"there are {len(names)} pipelines; say which (`--pipeline NAME`): {listing(names)}."
+            rule = f"there are {len(names)} pipelines; say which (`--pipeline` or `pipeline=`): {listing(names)}."
         elif name in self.pipelines:
             return self.pipelines[name]
         else:

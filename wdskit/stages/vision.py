@@ -172,10 +172,10 @@ class Torchvision(PerSampleStage):
         except ImportError as err:
             raise PipelineError(f"torchvision: it is not installed.\n  {install_extra('torchvision')}") from err
         except RuntimeError as err:  # as "operator torchvision::nms does not exist"
+            import torch
+
             msg = f"torchvision: it cannot be imported: {err}."
-            raise PipelineError(
-                f"{msg}\n  Install the build that belongs to your torch (CPU, or the same CUDA)."
-            ) from err
+            raise PipelineError(f"{msg}\n  Install the build that belongs to torch {torch.__version__}.") from err
         transforms = [make_transform(item) for item in self.transforms]
         names = [type(transform).__name__ for transform in transforms]
         return BoundTorchvision(v2.Compose(transforms), dict(self.fields or {}), context.run, label, tuple(names))
