@@ -25,6 +25,7 @@ from wdskit.errors import StorageError
 from wdskit.files import TEMP_PREFIX
 from wdskit.limits import BLOCK_BYTES
 from wdskit.storage import cache as cache_module
+from wdskit.storage import cached_parts
 from wdskit.storage.cache import PartCache
 from wdskit.storage.cached_parts import PartName, part_bytes, parts_of, prune
 
@@ -67,7 +68,7 @@ def test_any_samples_come_back(sizes, first):
         part = cache.find(name)
         assert part is not None
         for at, (start, stop) in enumerate(itertools.pairwise(starts)):
-            assert part.read(at, start, stop) == data[start : stop + BLOCK_BYTES]
+            assert part.read(part.open(), at, start, stop) == data[start : stop + BLOCK_BYTES]
 
 
 def test_every_byte_that_changes_is_seen(tmp_path):
@@ -79,13 +80,13 @@ def test_every_byte_that_changes_is_seen(tmp_path):
     cache = PartCache(tmp_path, 10**6)
     for at in (*range(0, len(whole) - 200, 41), *range(len(whole) - 200, len(whole))):
         write(path, whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
-        cache._open.clear()
+        cache._checked.clear()
         found = read_all(cache) or [None] * 3
         assert None in found
         assert all(one in (None, good) for one, good in zip(found, expected(), strict=True))
         assert not path.exists()  # it is fetched again
         write(path, whole)
-    cache._open.clear()
+    cache._checked.clear()
     assert read_all(cache) == expected()
     for size in (0, 5, 16, len(whole) // 2, len(whole) - 1):
         write(path, whole[:size])
@@ -203,7 +204,6 @@ def test_a_part_is_waited_for_while_this_process_fetches_it(tmp_path):
 
     cache = PartCache(tmp_path, 10**6)
     assert cache.keep(NAME, Slow(), STARTS)
-    assert cache.has(NAME)
     assert cache.find(NAME) is None
     cache.wait_for(NAME)
     assert read_all(cache) == expected()
@@ -245,11 +245,11 @@ def test_what_was_not_used_for_long_makes_room_and_what_is_in_use_does_not(tmp_p
     there = {part.name for part in parts_of(tmp_path)}
     assert len(there) == 4
     assert {*names[2:4], names[5]} < there
-    part = cache.find(names[0]) or cache.find(names[1])
-    assert part is not None
+    name = names[0] if cache.find(names[0]) else names[1]
+    assert cache.read(name, 0, *STARTS[:2]) == expected()[0]
     for each in parts_of(tmp_path):
         each.path.unlink()
-    assert part.read(0, *STARTS[:2]) == expected()[0]  # an open part can still be read
+    assert cache.read(name, 0, *STARTS[:2]) == expected()[0]  # an open part can still be read
 
 
 def test_files_of_others_are_left_alone(tmp_path):
@@ -270,15 +270,66 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path):
         PartCache(tmp_path / "file" / "below", 10**6)
 
 
-def test_parts_that_are_open_are_bounded(tmp_path, monkeypatch):
-    monkeypatch.setattr(cache_module, "MAX_OPEN", 3)
-    cache = PartCache(tmp_path, 10**6)
-    names = [PartName(f"{at:064x}", *NAME[1:]) for at in range(8)]
-    before = len(list(Path("/proc/self/fd").iterdir()))
+def many_parts(cache: PartCache, num: int = 8) -> list[PartName]:
+    names = [PartName(f"{at:064x}", *NAME[1:]) for at in range(num)]
     for name in names:
         keep(cache, name)
         assert read_all(cache, name) == expected()
-    assert len(list(Path("/proc/self/fd").iterdir())) <= before + 4
+    return names
+
+
+def test_parts_that_are_open_are_bounded_and_each_is_checked_once(tmp_path, monkeypatch):
+    monkeypatch.setattr(cache_module, "MAX_OPEN", 3)
+    cache = PartCache(tmp_path, 10**6)
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    names = many_parts(cache)
+    reads = []
+    monkeypatch.setattr(cached_parts, "_read", lambda *args, read=cached_parts._read: reads.append(1) or read(*args))
+    for _ in range(3):
+        assert all(read_all(cache, name) == expected() for name in names)
+        assert len(list(Path("/proc/self/fd").iterdir())) <= before + 4
+    assert len(reads) == 3 * len(names) * 3  # the samples only
+
+
+def test_memory_for_parts_is_bounded(tmp_path, monkeypatch):
+    monkeypatch.setattr(cache_module, "CHECKED_BYTES", 4500)
+    cache = PartCache(tmp_path, 10**6)
+    names = many_parts(cache)
+    assert [*cache._checked] == names[-4:]
+    assert cache._checked_bytes == sum(part.memory_bytes for part in cache._checked.values()) <= 4500
+    assert all(read_all(cache, name) == expected() for name in names)
+
+
+@pytest.mark.parametrize("change", ["removed", "stored again", "forged", "linked"])
+def test_a_part_that_changes_after_it_was_checked(tmp_path, monkeypatch, caplog, change):
+    """The file of a known part that is closed is checked again if it is another file."""
+    monkeypatch.setattr(cache_module, "MAX_OPEN", 1)
+    cache = PartCache(tmp_path / "own", 10**6)
+    name = many_parts(cache, 2)[0]  # the second part closes the first
+    path = name.path(cache.folder)
+    (tmp_path / "other").mkdir(mode=0o700)
+    data = {"stored again": path.read_bytes(), "removed": b""}.get(change) or forge(tmp_path / "other").read_bytes()
+    write(tmp_path / "new", data, 0o666 if change == "forged" else 0o600)
+    if change == "removed":
+        path.unlink()
+    elif change == "linked":
+        path.unlink()
+        path.symlink_to(tmp_path / "new")
+    else:
+        (tmp_path / "new").replace(path)
+    assert read_all(cache, name) == (expected() if change == "stored again" else [None] * 3)
+    assert len(caplog.records) == (change in {"forged", "linked"})
+    keep(cache, name)
+    assert read_all(cache, name) == expected()
+
+
+def test_a_part_that_is_removed_while_it_is_open_is_missed_when_it_is_marked_again(tmp_path, monkeypatch):
+    cache = PartCache(tmp_path, 10**6)
+    [name] = many_parts(cache, 1)
+    name.path(tmp_path).unlink()
+    assert read_all(cache, name) == expected()
+    monkeypatch.setattr(cache_module, "IN_USE_S", 0.0)
+    assert cache.find(name) is None
 
 
 def test_pruning_takes_what_was_not_used_for_longest_and_what_the_killed_have_left(tmp_path):

@@ -440,7 +440,7 @@ class _CachedParts:
     def keep(self, numbers: Sequence[int], file: ObjectFile) -> None:
         """Start to fetch the parts of samples that are not in the cache."""
         for at, _ in itertools.groupby(numbers, self._part_of):
-            if not self._cache.has(self._name(at)):
+            if self._cache.find(self._name(at)) is None:
                 self._fetch(at, file)
 
     def _fetch(self, at: int, file: ObjectFile) -> bool:

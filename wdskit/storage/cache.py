@@ -19,7 +19,7 @@ import os
 import random
 import threading
 import time
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from pathlib import Path
@@ -48,6 +48,8 @@ if TYPE_CHECKING:
 
 MAX_OPEN = 128
 """Most parts that stay open in a process."""
+CHECKED_BYTES = 16 << 20
+"""Most memory for the parts that a process knows: enough for 10,000 parts with a hundred samples each."""
 MAX_FETCHING = 4
 """Most parts that a process fetches at the same time."""
 SCAN_EVERY = 8
@@ -83,7 +85,9 @@ class PartCache:
         self.folder = Path(folder)
         self.num_bytes = num_bytes
         self._owner = make_private_folder(self.folder, "the cache", "Name another folder in cache.dir")
-        self._open: OrderedDict[PartName, CachedPart] = OrderedDict()
+        self._checked: OrderedDict[PartName, CachedPart] = OrderedDict()  # the least recently used first
+        self._checked_bytes = 0  # memory of these parts
+        self._open: deque[CachedPart] = deque()  # in the order in which they were opened
         self._fetches: dict[PartName, Future[None]] = {}
         self._lock = threading.Lock()
         self._space_lock = threading.Lock()
@@ -100,9 +104,9 @@ class PartCache:
     def find(self, name: PartName) -> CachedPart | None:
         """Return a part if it is on the disk and can be read now, otherwise None. A damaged part is removed."""
         with self._lock:
-            part = self._open.get(name)
+            part = self._checked.get(name)
             if part is not None:
-                self._open.move_to_end(name)
+                self._checked.move_to_end(name)
         if part is None:
             try:
                 part = CachedPart(name, self.folder, self._owner)
@@ -114,16 +118,28 @@ class PartCache:
             except DamagedPart as err:
                 self._drop(name, str(err))
                 return None
+            self._forget(name)
             with self._lock:
-                self._open[name] = part
-                if len(self._open) > MAX_OPEN:
-                    self._open.popitem(last=False)
+                self._checked[name] = part
+                self._checked_bytes += part.memory_bytes
+                while self._checked_bytes > CHECKED_BYTES and len(self._checked) > 1:
+                    self._checked_bytes -= self._checked.popitem(last=False)[1].memory_bytes
         now = time.monotonic()
         if now - part.used_s > IN_USE_S / 2:
             part.used_s = now
-            with contextlib.suppress(OSError):  # another process removed the file, which stays readable
-                os.utime(part.fd)
+            try:
+                os.utime(part.path, follow_symlinks=False)
+            except FileNotFoundError:  # another process removed the file
+                self._forget(name)
+                return None
+            except OSError:
+                pass
         return part
+
+    def _forget(self, name: PartName) -> None:
+        with self._lock:
+            part = self._checked.pop(name, None)
+            self._checked_bytes -= 0 if part is None else part.memory_bytes
 
     def read(self, name: PartName, number: int, start: int, stop: int) -> bytes | None:
         """Return a sample of a part with the block after it. The arguments are those of `CachedPart.read`.
@@ -131,8 +147,20 @@ class PartCache:
         Return None if the part does not exist, cannot be read now, or is damaged. A damaged part is removed.
         """
         part = self.find(name)
+        if part is None:
+            return None
         try:
-            return None if part is None else part.read(number, start, stop)
+            file = part.opened
+            if file is None:
+                file = part.open()
+                with self._lock:
+                    part.opened = file
+                    self._open.append(part)
+                    if len(self._open) > MAX_OPEN:
+                        self._open.popleft().opened = None
+            return part.read(file, number, start, stop)
+        except FileNotFoundError:  # another process removed the file
+            self._forget(name)
         except DamagedPart as err:
             self._drop(name, str(err))
         except OSError as err:
@@ -144,8 +172,7 @@ class PartCache:
         to the folder, because the path may then lead elsewhere.
         """
         _log.warning("%s It is fetched again.", problem)
-        with self._lock:
-            self._open.pop(name, None)
+        self._forget(name)
         path = name.path(self.folder)
         with contextlib.suppress(OSError):
             if is_private_folder(path.parent, self._owner):
@@ -157,10 +184,6 @@ class PartCache:
         if now - self._warned_s >= FULL_S:
             self._warned_s = now
             _log.warning("%s: %s: %s.", self.folder, problem, err.strerror or err)
-
-    def has(self, name: PartName) -> bool:
-        """Return whether a part is on the disk, or this process is fetching it."""
-        return name in self._fetches or name in self._open or name.path(self.folder).exists()
 
     def keep(self, name: PartName, file: ObjectFile, starts: Sequence[int]) -> bool:
         """Start to fetch a part, unless this process is fetching it. Return False if the disk or the cache is full.

@@ -121,13 +121,28 @@ class DamagedPart(Exception):
     """The file of a part is damaged, or does not match its name. It can be removed."""
 
 
+class OpenFile:
+    """An open file of a part. The descriptor is closed when no thread has this object any more."""
+
+    __slots__ = ("__weakref__", "fd")
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+        weakref.finalize(self, os.close, fd)  # also when the program ends, before modules are unloaded
+
+
 class CachedPart:
-    """An open part. Its file is closed when the object is deleted.
+    """A part whose file was checked. A process knows thousands of parts, and keeps few files open.
 
     Args:
         name: The part.
         folder: The cache's folder.
         owner: The id of the user who wrote the part.
+
+    Attributes:
+        path: Path of the file.
+        opened: The file, if the owner of this object keeps it open; None by default.
+        used_s: Time at which the file was last marked as used, of `time.monotonic`; 0 if it was never marked.
 
     Raises:
         DamagedPart: The file is cut, damaged, renamed, a link, or not private to `owner`.
@@ -136,46 +151,65 @@ class CachedPart:
 
     def __init__(self, name: PartName, folder: Path, owner: int) -> None:
         self.name = name
-        self.used_s = 0.0  # when its file was last marked as used
-        self.path = path = name.path(folder)
+        self.path = str(name.path(folder))
+        self.used_s = 0.0
+        self.opened: OpenFile | None = None
+        self._owner = owner
+        self._identity = -1, -1
+        self.open()
+
+    @property
+    def memory_bytes(self) -> int:
+        """Approximate memory of this object, in bytes."""
+        return self._sums.nbytes + 1024
+
+    def open(self) -> OpenFile:
+        """Open the file. If another file has taken its place since the last check, check the new file.
+
+        Raises:
+            DamagedPart, OSError: See the class.
+        """
         try:
-            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+            file = OpenFile(os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK))
         except OSError as err:
             if err.errno != errno.ELOOP:
                 raise
-            raise DamagedPart(f"{path}: it is a link.") from err
-        self.fd = fd
-        weakref.finalize(self, os.close, fd)  # also when the program ends, before modules are unloaded
-        status = os.fstat(fd)
-        if not (
-            stat.S_ISREG(status.st_mode)
-            and is_private(status, owner)
-            and is_private_folder(path.parent, owner)
-            and self._read_trailer(status.st_size)
-        ):
-            raise DamagedPart(f"{path}: it is damaged, renamed, or a file that other users may write to.")
+            raise DamagedPart(f"{self.path}: it is a link.") from err
+        status = os.fstat(file.fd)
+        identity = status.st_dev, status.st_ino
+        if identity != self._identity:
+            if not (
+                stat.S_ISREG(status.st_mode)
+                and is_private(status, self._owner)
+                and is_private_folder(Path(self.path).parent, self._owner)
+                and self._read_trailer(file.fd, status.st_size)
+            ):
+                raise DamagedPart(f"{self.path}: it is damaged, renamed, or a file that other users may write to.")
+            self._identity = identity
+        return file
 
-    def _read_trailer(self, num_bytes: int) -> bool:
+    def _read_trailer(self, fd: int, num_bytes: int) -> bool:
         """Read the checksums of the samples. Return False if the file is damaged or does not match its name."""
         data_bytes = self.name.stop - self.name.start + BLOCK_BYTES
-        end = _read(self.fd, data_bytes, max(0, num_bytes - data_bytes))
+        end = _read(fd, data_bytes, max(0, num_bytes - data_bytes))
         if len(end) < _TRAILER_BYTES:
             return False
         shard, start, stop, num = _RANGE.unpack_from(end, len(end) - _TRAILER_BYTES)
         crc, magic = _END.unpack_from(end, len(end) - _END.size)
         if (magic, crc) != (_MAGIC, zlib.crc32(end[: -_END.size])) or num_bytes != part_bytes(self.name, num):
             return False
-        self._sums = np.frombuffer(end, dtype="<u4", count=num, offset=8 * (num + 1))
+        self._sums = np.frombuffer(end, dtype="<u4", count=num, offset=8 * (num + 1)).copy()
         return PartName(shard.hex(), start, stop) == self.name
 
     def __len__(self) -> int:
         """Return the number of samples of the part."""
         return len(self._sums)
 
-    def read(self, number: int, start: int, stop: int) -> bytes:
+    def read(self, file: OpenFile, number: int, start: int, stop: int) -> bytes:
         """Return a sample with the block after it.
 
         Args:
+            file: From `open`.
             number: Number of the sample in this part, from 0.
             start: Offset of the sample in the shard.
             stop: End of the sample in the shard.
@@ -184,7 +218,7 @@ class CachedPart:
             DamagedPart: The bytes are damaged.
             OSError: The file cannot be read now.
         """
-        data = _read(self.fd, start - self.name.start, stop - start + BLOCK_BYTES)
+        data = _read(file.fd, start - self.name.start, stop - start + BLOCK_BYTES)
         if zlib.crc32(data) != self._sums[number]:
             raise DamagedPart(f"{self.path}: its copy of sample {number} of the shard is damaged.")
         return data
