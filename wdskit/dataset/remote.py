@@ -317,7 +317,8 @@ class RemoteShard(IndexedShard):
         super().__init__(url, _ShardFile(file, kept, seen), offsets, is_trusted=True)
 
     def ahead(self, numbers: Sequence[int], *, at_once: bool) -> IndexedShard:
-        """Start to fetch samples without waiting, and return a reader of this shard that uses the fetched bytes.
+        """Start to fetch samples without waiting, and return a reader of this shard that uses the fetched bytes: this
+        object if nothing has to be fetched by ranges.
 
         Args:
             numbers: Numbers of the samples, in increasing order.
@@ -331,8 +332,11 @@ class RemoteShard(IndexedShard):
                 ranges[-1] = ranges[-1][0], max(stop, ranges[-1][1])
             else:
                 ranges.append((start, stop))
+        if not ranges:
+            return self
         reader = IndexedShard(self.path, self.file.ahead(ranges), np.asarray(self.offsets))
         reader.edges = self.edges
+        reader.find_fields = self.find_fields
         return reader
 
     def keep(self, numbers: Sequence[int]) -> None:
