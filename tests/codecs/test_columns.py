@@ -243,6 +243,11 @@ def test_a_column_is_decoded_as_its_values_are(field: str, values: list[bytes]) 
     assert repr(found) == repr(alone)
 
 
+def test_a_number_of_many_digits_is_an_error_of_the_field() -> None:
+    with pytest.raises(DecodeError, match=r"^cls: "):
+        decode_column("cls", Spans([b"7", b"1" * 5000], [0, 0], [1, 5000]))
+
+
 def test_a_damaged_shard_gives_the_same_error(tmp_path: Path) -> None:
     path = write_shard(tmp_path / "s.tar", {f"k{at}": {"cls": b"%d" % at} for at in range(8)})
     index_folder(tmp_path, workers=1)

@@ -24,10 +24,12 @@ def test_the_orientation_of_every_kind_of_file_is_found(fmt):
     assert find_unused(encoded(FRAMES[0], fmt)) == ()
 
 
-@pytest.mark.parametrize("fmt", ["GIF", "PNG", "WEBP", "TIFF"])
-def test_the_frames_of_every_kind_of_file_are_found(fmt):
-    assert find_unused(encoded(FRAMES[0], fmt, **MANY)) == ("frames",)
-    assert find_unused(encoded(FRAMES[0], fmt)) == ()
+@pytest.mark.parametrize(
+    ("fmt", "options"), [("GIF", {}), ("PNG", {}), ("WEBP", {}), ("TIFF", {}), ("TIFF", {"big_tiff": True})]
+)
+def test_the_frames_of_every_kind_of_file_are_found(fmt, options):
+    assert find_unused(encoded(FRAMES[0], fmt, **MANY, **options)) == ("frames",)
+    assert find_unused(encoded(FRAMES[0], fmt, **options)) == ()
 
 
 def test_a_file_may_have_both():

@@ -76,7 +76,7 @@ def view_command(
     if config is None:
         assert shards is not None
         given = {"--pipeline": pipeline, "--set": overrides, "--plugin": plugins, "--rank": rank, "--epoch": epoch}
-        for option, value in (*given.items(), ("--world-size", world_size - 1)):
+        for option, value in (*given.items(), ("--world-size", world_size - 1), ("--gpus-per-node", gpus_per_node - 8)):
             if value:
                 raise typer.BadParameter(f"{option} needs --config.")
         samples = open_folder(shards, split=split)

@@ -32,7 +32,7 @@ def decode_column(field: str, spans: Spans) -> list[Any] | NpyColumn | Spans:
     if kind not in JSON_FIELDS | TEXT_FIELDS | INT_FIELDS:
         return spans
     payloads = spans.to_bytes()
-    with contextlib.suppress(orjson.JSONDecodeError, UnicodeDecodeError):  # decode_field reads NaN, and reports damage
+    with contextlib.suppress(ValueError):  # decode_field reads NaN, and reports damage
         if kind in JSON_FIELDS and not has_long_number(b" ".join(payloads)):
             return list(map(orjson.loads, payloads))
         if kind in TEXT_FIELDS:

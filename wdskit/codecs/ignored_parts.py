@@ -79,9 +79,11 @@ def _colour_table_bytes(view: memoryview, at: int) -> int:
 
 
 def _count_tiff_pages(view: memoryview) -> int:
-    """Return 2 if a TIFF has a second directory (TIFF 6.0, 2), else 1."""
+    """Return 2 if a TIFF (TIFF 6.0, 2) or BigTIFF has a second directory, else 1."""
     order: Literal["little", "big"] = "little" if bytes(view[:2]) == b"II" else "big"
-    first = int.from_bytes(view[4:8], order)
-    num_entries = int.from_bytes(view[first : first + 2], order)
-    following = first + 2 + 12 * num_entries
-    return 2 if any(view[following : following + 4]) else 1
+    is_big = int.from_bytes(view[2:4], order) == 43
+    offset_bytes, count_bytes, entry_bytes = (8, 8, 20) if is_big else (4, 2, 12)
+    first = int.from_bytes(view[offset_bytes : 2 * offset_bytes], order)
+    num_entries = int.from_bytes(view[first : first + count_bytes], order)
+    following = first + count_bytes + entry_bytes * num_entries
+    return 2 if any(view[following : following + offset_bytes]) else 1
