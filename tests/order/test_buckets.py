@@ -256,6 +256,14 @@ def test_the_nearest_ratio_is_chosen():
         assert far[bucket] <= min(far) + 1e-12
 
 
+@pytest.mark.parametrize("value", [0, -1, math.nan, math.inf])
+def test_a_width_that_no_image_has_is_named(value):
+    bucketed = Bucketed(by="aspect", shapes=[[1, 1], [1, 2]], global_size=8)
+    with pytest.raises(ValueError, match=r"column width is ") as caught:
+        bucketed.assign([np.array([3.0, value]), np.array([3.0, math.inf])])
+    assert caught.value.args[1] == 1
+
+
 def test_generated_shapes_are_all_that_fit():
     shapes = Bucketed(
         by="aspect", shapes={"area": 512, "divisible_by": 64, "ratio": [0.5, 2.0]}, global_size={"pixels": 1 << 22}

@@ -216,7 +216,7 @@ class Bucketed(StageSpec):
         """
         numbers = [np.asarray(each, dtype=np.float64) for each in values]
         for name, each in zip(self.columns, numbers, strict=True):
-            bad = ~(each > 0) & ~((each == 0) & (self.by != ASPECT))
+            bad = ~((each > 0) & np.isfinite(each)) & ~((each == 0) & (self.by != ASPECT))
             if bad.any():
                 at = int(np.argmax(bad))
                 msg = f"column {name} is {each[at]}"
