@@ -504,3 +504,13 @@ def test_the_command_says_what_it_wrote(tmp_path, monkeypatch, run):
     assert err.startswith("export: 'tf' is not a kind of file for another reader. Known are open_clip,")
     code, out, _ = run("pack", "--help")
     assert "wdskit export" in out
+
+
+def test_a_list_of_exports_that_wdskit_did_not_write_is_a_finding(tmp_path):
+    folder = packed_again(tmp_path / "t")
+    export(folder, KINDS, disk=HastyDisk())
+    (folder / RECORD_NAME).rename(tmp_path / "list")
+    (folder / RECORD_NAME).symlink_to(tmp_path / "list")
+    [finding] = verify(folder).findings
+    assert (finding.kind, finding.file) == ("outdated", str(folder / RECORD_NAME))
+    assert finding.problem == "this is a link"

@@ -130,6 +130,8 @@ def test_what_is_no_question_about_a_sample_is_refused_before_any_is_read(text):
 def test_the_refusal_shows_the_place_and_what_there_is():
     with pytest.raises(SelectionError, match=r"filter at 13: .*there is no 'clas'; there are key, fields, cls, "):
         Expression("cls == 1 or clas == 2")
+    with pytest.raises(SelectionError, match=r"filter at 15: .*there is no 'clas'"):
+        Expression("  key == 'é' or clas == 2")
     with pytest.raises(SelectionError, match=r"there is no method replace\(\); there are .*startswith"):
         Expression("key.replace('a', 'b') == 'b'")
     with pytest.raises(SelectionError, match=r"'class' is a keyword, so write \['class'\] in place of \.class"):

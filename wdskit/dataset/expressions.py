@@ -30,12 +30,13 @@ def parse_expression(text: str, problem_of: Callable[[ast.AST], str], *, what: s
         SelectionError: The text is not an expression, is too long or nested too deeply, or has a node that is not
             allowed. The message gives the position in the text.
     """
+    text = text.strip()
     if len(text) > MAX_CHARS:
         raise expression_error(what, text, f"it has {len(text)} characters, more than the {MAX_CHARS} allowed")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # such as a SyntaxWarning for an unknown escape in a text
-            tree = ast.parse(text.strip(), mode="eval").body
+            tree = ast.parse(text, mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError) as err:
         at = err.offset if isinstance(err, SyntaxError) else None
         why = err.msg if isinstance(err, SyntaxError) else str(err) or type(err).__name__
@@ -51,7 +52,8 @@ def parse_expression(text: str, problem_of: Callable[[ast.AST], str], *, what: s
         if num_nodes > MAX_NODES:
             problem = f"it has more than {MAX_NODES} parts"
         if problem:
-            raise expression_error(what, text, problem, getattr(node, "col_offset", 0) + 1)
+            before = text.encode(errors="replace")[: getattr(node, "col_offset", 0)]  # `ast` counts bytes
+            raise expression_error(what, text, problem, len(before.decode(errors="replace")) + 1)
         children = list(ast.iter_child_nodes(node))
         if isinstance(node, ast.Call):
             children = [*node.args, *([node.func.value] if isinstance(node.func, ast.Attribute) else [])]

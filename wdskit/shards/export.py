@@ -259,7 +259,11 @@ def describe_outdated(folder: Path) -> str:
 
 def export_problems(folder: Path) -> Iterator[tuple[str, str]]:
     """Yield path and problem of each damaged or missing exported file. Outdated files are a single problem."""
-    exports = _read_export_list(folder)
+    try:
+        exports = _read_export_list(folder)
+    except FolderIndexError as err:  # a link, or another file that wdskit did not write
+        yield str(folder / RECORD_NAME), str(err).removeprefix(f"{folder / RECORD_NAME}: ").partition(",")[0]
+        return
     if exports is None:
         return
     problem = describe_outdated(folder)

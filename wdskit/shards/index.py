@@ -32,7 +32,7 @@ from wdskit.dataset.index import (
     read_index,
     write_index,
 )
-from wdskit.dataset.lock import lock_folder, wait_for_workers
+from wdskit.dataset.lock import lock_folder
 from wdskit.dataset.patterns import local_folder
 from wdskit.dataset.remote import read_copy
 from wdskit.dataset.samples import ShardReader
@@ -120,7 +120,6 @@ def index_folder(
         return _index_bucket(str(folder).rstrip("/"), new, drop, workers=workers, progress=progress)
     path = local_folder(folder, command="index", done="indexed")
     with lock_folder(path):
-        wait_for_workers(path)
         refuse_unfinished(path)
         sizes = _find_shards(path)
         try:

@@ -388,6 +388,16 @@ def test_a_flipped_byte_of_a_data_file_is_an_error_or_other_data_and_never_a_cra
     assert num_errors > 10
 
 
+def test_a_value_that_is_no_label_is_an_error_of_its_row(tmp_path):
+    told = {"info": {"features": {"label": {"_type": "ClassLabel", "names": ["cat", "dog"]}}}}
+    table = pa.table({"label": [True, False], "key": ["a", "b"]}).replace_schema_metadata(
+        {"huggingface": json.dumps(told)}
+    )
+    pq.write_table(table, tmp_path / "a.parquet")
+    with pytest.raises(PackError, match=r"a.parquet, row 0: its column 'label': True is a bool"):
+        pack(tmp_path / "a.parquet", tmp_path / "out", allow_no_image=True)
+
+
 def test_parquet_files_whose_labels_mean_different_classes_are_never_packed_together(tmp_path):
     for name, classes in (("a", ["cat", "dog"]), ("b", ["cat", "eel"]), ("c", ["cat", "dog", "eel"])):
         told = {"info": {"features": {"label": {"_type": "ClassLabel", "names": classes}}}}

@@ -34,7 +34,7 @@ from wdskit.packing.sources.arrow_columns import (
     parse_json,
 )
 from wdskit.packing.sources.parquet import bytes_of, open_parquet, read_group
-from wdskit.packing.sources.records import Records, field_taken, image_path
+from wdskit.packing.sources.records import CORRECT_OR_SKIP, Records, field_taken, image_path
 from wdskit.storage.file_identity import FileChanged, FileIdentity
 from wdskit.storage.urls import read_bytes
 from wdskit.text import install_extra
@@ -247,13 +247,16 @@ class ArrowTables:
 
     def _label(self, record: dict[str, Any], where: str) -> dict[str, FieldBytes]:
         """Return the field `cls`, or no field for a row without a label. Add each class name as `{column}_name` to
-        `record`. RowError: A class number is out of range.
+        `record`. RowError: A value is not a label, or a class number is out of range.
         """
         fields: dict[str, FieldBytes] = {}
         for name, classes in self._columns.labels.items():
             if name not in record:
                 continue
-            number = read_label(record[name])
+            try:
+                number = read_label(record[name])
+            except ValueError as err:
+                raise row_error(where, f"its column {name!r}: {err}", CORRECT_OR_SKIP) from err
             if number is not None and (not isinstance(number, int) or not NO_CLASS <= number < len(classes)):
                 raise row_error(where, f"its {name!r} is {record[name]!r}, but there are {len(classes)} classes")
             record[f"{name}_name"] = None if number is None or number < 0 else classes[number]
