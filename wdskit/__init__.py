@@ -126,7 +126,11 @@ if TYPE_CHECKING:  # tools/generate.py writes this from _PUBLIC
 
 
 def __getattr__(name: str) -> object:
-    """Return a public name from its module, and cache it here (PEP 562)."""
+    """Return the object with a public name from its module, and cache it here (PEP 562).
+
+    Raises:
+        AttributeError: `name` is not public.
+    """
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(importlib.import_module(_HOMES[name]), name)
@@ -135,5 +139,5 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    """Return the public names, including those that are not loaded yet."""
+    """Return all public names, including names whose modules are not loaded yet."""
     return list(__all__)

@@ -87,7 +87,7 @@ class ShardError(WdskitError):
         self.samples_read = samples_read
 
     def after(self, samples_read: int) -> ShardError:
-        """Return a copy of this error with this number of whole samples before the damage."""
+        """Return an error with the same facts as this error, and this number of whole samples before the damage."""
         return type(self)(
             shard=self.shard,
             offset=self.offset,
@@ -132,7 +132,7 @@ class KeyRuleError(WdskitError):
 
 
 class DecodeError(WdskitError):
-    """The bytes of `field` do not have the format that the field's name promises."""
+    """The bytes of `field` do not have the format that the field's name, such as `jpg`, promises."""
 
     def __init__(self, message: str = "", *, field: str = "") -> None:
         super().__init__(message)
@@ -214,7 +214,7 @@ class StateError(PipelineError):
 
 
 def error_text(err: BaseException) -> str:
-    """Return class and message of an exception; only the class if its `__str__` raises."""
+    """Return the class name and message of an exception, `ValueError: ...`; only the name if its `__str__` raises."""
     try:
         return f"{type(err).__name__}: {err}"
     except Exception:  # noqa: BLE001 (the class may be the user's)

@@ -41,11 +41,11 @@ THREAD_BYTES = 256 << 10
 class Disk:
     """The operations that change a disk. Tests use subclasses that fail, count operations or kill the process.
 
-    Every method raises OSError if the operation fails.
+    Every method but `begin_flush` raises OSError if the operation fails.
     """
 
     def open(self, path: Path) -> int:
-        """Create the file at `path` and return its descriptor. Child processes do not inherit the descriptor.
+        """Create a file for writing and return its descriptor. Child processes do not inherit the descriptor.
 
         Raises:
             FileExistsError: The file exists. Another process may be writing it, or it is a link to another file.
@@ -152,13 +152,13 @@ class TempFile:
         self.num_bytes = 0
 
     def write(self, data: Buffer) -> None:
-        """Append all of `data`. A mutable buffer is written before this returns, so the caller may change it then."""
+        """Append all of `data`. A mutable buffer is written before this call returns; then the caller may change it."""
         self.wait()
         view = memoryview(data).cast("B")
         self._append(view, in_thread=isinstance(data, bytes))
 
     def hand_over(self, buffer: bytearray, num_bytes: int) -> bytearray | None:
-        """Append the first `num_bytes` of `buffer`. The caller must not change the buffer until it is returned.
+        """Append the first `num_bytes` of `buffer`. The caller must not change it until a later call returns it.
 
         Returns:
             The buffer of the previous call, which the caller owns again; None at the first call.
@@ -179,10 +179,8 @@ class TempFile:
         self._running = self._thread.submit(self._write_large, view, start)
 
     def _write_large(self, view: memoryview, start: int) -> None:
-        """Write a piece, and let the device start at once, so that the final flush is short.
-
-        Otherwise the flush takes a sixth of the time to pack files of 100 KB.
-        """
+        """Write a piece at offset `start`, and let the device start at once, so that the final flush is short."""
+        # Otherwise the flush takes a sixth of the time to pack files of 100 KB.
         self._write(view)
         self._disk.begin_flush(self._fd, start, len(view))
 
@@ -201,7 +199,7 @@ class TempFile:
             running.result()
 
     def end(self) -> None:
-        """End the thread after its last write. Its errors are ignored; `wait` raises them."""
+        """End the thread after its last write. Errors of the write are ignored here; `wait` raises them."""
         if self._thread is not None:
             self._thread.shutdown()
 
@@ -213,7 +211,7 @@ class TempFile:
 
 
 def describe_os_error(err: OSError) -> str:
-    """Return the message for an error of a disk, with advice if the disk is full."""
+    """Return the text for an error of a disk, without the path, and with advice if the disk is full."""
     problem = f"{err.strerror or err}."
     if err.errno not in (errno.ENOSPC, errno.EDQUOT):
         return problem
@@ -221,7 +219,7 @@ def describe_os_error(err: OSError) -> str:
 
 
 def temp_path(path: Path) -> Path:
-    """Return the path of the temporary file for `path`. It is equal in all processes, so a writer must hold a lock."""
+    """Return the path of the temporary file for `path`: equal in all processes, so a writer must hold a lock."""
     return path.with_name(f"{TEMP_PREFIX}{path.name}{TEMP_SUFFIX}")
 
 
@@ -232,7 +230,7 @@ def _unique_temp_path(path: Path) -> Path:
 
 @contextlib.contextmanager
 def publish(path: Path, *, disk: Disk = DISK) -> Iterator[TempFile]:
-    """Write a file that appears under `path` only when the block ends without an error.
+    """Return a context with a `TempFile`, which appears as the file `path` only when the block ends without an error.
 
     The existing file at `path` is replaced in one step. After an error, the temporary file is removed and `path` is
     unchanged; only if the last step fails, the fsync of the folder, `path` is already the whole new file. If several
@@ -265,7 +263,11 @@ def publish(path: Path, *, disk: Disk = DISK) -> Iterator[TempFile]:
 
 
 def publish_bytes(path: Path, data: Buffer, *, disk: Disk = DISK) -> None:
-    """Publish a file with these bytes, see `publish`. Raises OSError if a disk operation fails."""
+    """Write a file with these bytes, which appears under `path` whole or not at all. An existing file is replaced.
+
+    Raises:
+        OSError: A disk operation failed.
+    """
     with publish(path, disk=disk) as temp:
         temp.write(data)
 
@@ -299,7 +301,7 @@ def read_own(path: Path, *, limit: int = 1 << 30) -> bytes | None:
 def describe_foreign(path: Path, problem: str) -> str:
     """Return the message for a file or folder that wdskit did not make and refuses to use.
 
-    `problem` follows "this", for example "is a link".
+    `problem` is the reason and follows "this" in the message, for example "is a link".
     """
     return f"{path}: this {problem}, so wdskit did not write it. Nothing was changed.\n  Look at it, then remove it."
 
@@ -310,7 +312,7 @@ def is_file_name(value: object) -> bool:
 
 
 def explain_unwritable(path: Path) -> str | None:
-    """Return the reason if a file cannot be published at a path, as far as it is known before writing; else None."""
+    """Return the reason why a file cannot be written at a path; None if no reason is known before writing."""
     if path.is_dir():
         return os.strerror(errno.EISDIR)
     if not path.parent.is_dir():
@@ -360,7 +362,11 @@ def append_lines(path: Path, lines: Sequence[str], *, disk: Disk = DISK) -> None
 
 
 def make_folders(path: Path, *, disk: Disk = DISK) -> None:
-    """Create a folder and its missing parents. Each folder is flushed to the device before the next is created."""
+    """Create a folder and its missing parents. Each folder is flushed to the device before the next is created.
+
+    Raises:
+        OSError: A folder cannot be created or flushed, or the path of a parent is a file.
+    """
     if path.is_dir():
         with contextlib.suppress(PermissionError):  # the parent can belong to another user
             disk.fsync_folder(path.parent)  # a killed run may have made `path` without this fsync
@@ -377,6 +383,9 @@ def remove_temp_files(folder: Path, *, of: Container[str] | None = None, disk: D
         folder: The folder.
         of: Final names of the files whose temporary files are removed. Default: all temporary files.
         disk: Performs the file operations; tests replace it.
+
+    Raises:
+        OSError: A file cannot be removed.
     """
     for temp in sorted(folder.glob(f"{TEMP_PREFIX}*{TEMP_SUFFIX}")):
         name = temp.name.removeprefix(TEMP_PREFIX).removesuffix(TEMP_SUFFIX)

@@ -20,12 +20,14 @@ _log = logging.getLogger(__name__)
 
 @functools.lru_cache(maxsize=1)
 def native() -> Any:
-    """Return the module `wdskit_native`, or None if it is not installed, does not fit, or `WDSKIT_NATIVE=0` is set.
+    """Return the module `wdskit_native`; None if the module cannot be used, or if `WDSKIT_NATIVE=0` is set.
 
-    A module that does not fit or cannot be loaded causes a warning.
+    The module cannot be used if it is not installed, has another interface than `INTERFACE`, or cannot be loaded. In
+    the last two cases, a warning is logged.
 
     Raises:
-        WdskitError: `WDSKIT_NATIVE=require` is set, but the module cannot be used; or its value is unknown.
+        WdskitError: `WDSKIT_NATIVE=require` is set and the module cannot be used, or the value of the variable is not
+            0, `require` or empty.
     """
     setting = os.environ.get(_VARIABLE, "")
     if setting not in {"", "0", "require"}:
@@ -52,7 +54,11 @@ def native() -> Any:
 
 
 def describe_native() -> str:
-    """Return "with wdskit-native 0.1.0" or "without wdskit-native"."""
+    """Return "with wdskit-native 0.1.0" (its version) or "without wdskit-native", for `wdskit --version`.
+
+    Raises:
+        WdskitError: `WDSKIT_NATIVE` has an unknown value, or is `require` and the module cannot be used.
+    """
     from importlib.metadata import version  # here, because worker processes do not need it
 
     return f"with wdskit-native {version('wdskit-native')}" if native() is not None else "without wdskit-native"

@@ -23,10 +23,8 @@ _PROCESSES = Path("/proc")
 
 
 def end_with_parent() -> None:
-    """Let this worker process end when the main process ends, even if that is killed. Call it once, at the start.
-
-    PR_SET_PDEATHSIG is not enough: with forkserver, the parent process of a worker is the server.
-    """
+    """Let this worker process end when the main process ends or is killed. Call this function once, at the start."""
+    # PR_SET_PDEATHSIG is not enough: with forkserver, the parent process of a worker is the server.
     threading.Thread(target=_wait_for_parent, daemon=True).start()
 
 
@@ -51,7 +49,10 @@ class _CallAfterImport(MetaPathFinder):
         self._call = call
 
     def find_spec(self, fullname: str, *_: object) -> ModuleSpec | None:
-        """Return the spec that the other finders find, with a loader that calls the function after the import."""
+        """Return the spec that the other finders find, with a loader that calls the function after the import.
+
+        Return None for other modules than `name`, and if no finder finds the module.
+        """
         if fullname != self._name or self not in sys.meta_path:
             return None
         sys.meta_path.remove(self)
@@ -94,7 +95,7 @@ def refuse_fork(owner: int) -> None:
 
 
 def exit_on_ctrl_c() -> None:
-    """Let Ctrl-C end this worker process at once, without a traceback."""
+    """Let Ctrl-C end this worker process at once, without a traceback. Do nothing outside of the main thread."""
     with contextlib.suppress(ValueError):  # only the main thread can set signals
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
@@ -135,10 +136,13 @@ def _descendants(pid: int) -> list[int]:
 
 
 def usable_cores(quota: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
-    """Return the number of CPU cores that this process may use: its affinity, or its container's quota if that is less.
+    """Return the number of CPU cores that this process may use, at least 1.
+
+    This is the number of cores in its affinity, or its container's quota, rounded down, if the quota is less.
 
     Args:
         quota: Linux's file with two numbers: the allowed processor time per period and the period, in microseconds.
+            If the file is missing or says `max`, there is no quota.
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     try:

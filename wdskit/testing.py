@@ -1,4 +1,4 @@
-"""For users' tests: check that a loader with their own pipeline, settings and functions resumes exactly.
+"""For users' tests: `assert_resumes_exactly` checks that a loader with the user's settings and functions resumes.
 
 from wdskit.testing import assert_resumes_exactly
 
@@ -23,7 +23,7 @@ class Resumable(Protocol):
 
     @property
     def epoch(self) -> int:
-        """The running epoch, or the epoch of the next iteration."""
+        """The running epoch; between two iterations, the epoch of the next iteration."""
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the next iteration. If a state of this epoch is loaded, its position is kept."""
@@ -35,7 +35,7 @@ class Resumable(Protocol):
         """Return the position of the consumer as plain JSON."""
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Let the next iteration continue from this state."""
+        """Let the next iteration start at the position of this state."""
 
 
 class _Step(NamedTuple):
@@ -112,7 +112,7 @@ def _epochs(loader: Resumable) -> Iterator[_Step]:
 
 
 def _states_in_passing(make_loader: Callable[[], Resumable], whole: list[_Step], stops: set[int]) -> dict[int, str]:
-    """Run a loader once, compare it with `whole`, and return its state after each step in `stops`, and after step 0."""
+    """Run a loader once, compare it with `whole`, and return its JSON state after each step in `stops` and step 0."""
     loader = make_loader()
     states = {0: _saved(loader)}
     for at, step in enumerate(itertools.islice(_epochs(loader), max(stops, default=0))):
@@ -156,7 +156,10 @@ def _compare(found: _Step, expected: _Step, at: int, way: str) -> None:
 
 
 def _difference(found: Any, expected: Any, path: str) -> str:
-    """Return the first difference and its place; "" if both values are equal. NaN is equal to NaN."""
+    """Return the first difference and its place, which starts with `path`; "" if both values are equal.
+
+    The values and their parts must have the same types. NaN is equal to NaN.
+    """
     if type(found) is not type(expected):
         return f"{path} is a {type(found).__name__}, but without a stop a {type(expected).__name__}."
     try:

@@ -49,7 +49,7 @@ def format_bytes(num_bytes: float) -> str:
 
 
 def format_at_least(num_bytes: float) -> str:
-    """Format a size rounded up to three digits, without a space: `parse_bytes` reads at least `num_bytes` from it."""
+    """Format a size rounded up to three digits, without a space: `1.25MB`. `parse_bytes` gives at least `num_bytes`."""
     unit = 10 ** max(0, len(f"{num_bytes:.0f}") - 3)
     return format_bytes(math.ceil(num_bytes / unit) * unit).replace(" ", "")
 
@@ -71,7 +71,7 @@ def parse_bytes(text: str) -> int:
 
 
 def format_count(count: float) -> str:
-    """Format a number with commas: `1,281,167`, `12.5`."""
+    """Format a number with commas, and one decimal digit if it is not whole: `1,281,167`, `12.5`."""
     return f"{count:,.0f}" if count == int(count) else f"{count:,.1f}"
 
 
@@ -82,7 +82,7 @@ def plural(count: int, noun: str) -> str:
 
 
 def hide_secrets(text: str) -> str:
-    """Remove user, password and query from all URLs of a text. A query may be a signature."""
+    """Return a text with user, password and query removed from all its URLs. A query may be a signature."""
     return _URL_SECRETS.sub(r"\1\2", text) if ":/" in text else text
 
 
@@ -106,5 +106,5 @@ def install_extra(name: str) -> str:
 
 
 def shorten(text: str) -> str:
-    """Return at most `MAX_TEXT` characters of a text: names in extension headers can have a megabyte."""
+    """Return a text; if it has more than `MAX_TEXT` characters, its first `MAX_TEXT` characters and `...`."""
     return text if len(text) <= MAX_TEXT else f"{text[:MAX_TEXT]}..."

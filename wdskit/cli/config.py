@@ -79,7 +79,7 @@ def schema() -> None:
 
 
 def _load(file: Path, overrides: list[str] | None) -> Config:
-    """Load a configuration.
+    """Return the configuration in `file` with the overrides.
 
     Raises:
         typer.Exit: With code 1 if the configuration has problems, or 2 if it cannot be read. The error is printed.

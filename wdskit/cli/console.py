@@ -37,7 +37,7 @@ plural = wording.plural
 
 
 def make_console(*, stderr: bool = False) -> Console:
-    """Return a rich console for tables and bars, without markup and emoji. Colours need a terminal and no NO_COLOR."""
+    """Return a rich console on stdout or stderr, without markup and emoji. Colours need a terminal and no NO_COLOR."""
     from rich.console import Console
 
     stream = sys.stderr if stderr else sys.stdout
@@ -101,7 +101,7 @@ def _render(console: Console, table: Table) -> str:
 
 
 def details_table(details: Iterable[tuple[str, str]], title: str | None = None) -> Table:
-    """Make a table with a name and a value per line, escaped."""
+    """Make a table with one line for each (name, value), under `title` if it is not None. All texts are escaped."""
     from rich import box
     from rich.table import Table
     from rich.text import Text
@@ -116,7 +116,10 @@ def details_table(details: Iterable[tuple[str, str]], title: str | None = None) 
 
 
 def numbers_table(titles: Sequence[str], rows: Iterable[Sequence[str]], *, text: str = "") -> Table:
-    """Make a table with a column of names, then columns of numbers, or of text under the title `text`; all escaped."""
+    """Make a table whose first column has names, and whose other columns have numbers, aligned right.
+
+    The column with the title `text` has text, aligned left. All cells are escaped.
+    """
     from rich import box
     from rich.table import Table
 
@@ -161,7 +164,7 @@ def _show_bar(*columns: Any, **options: Any) -> Iterator[Any]:
 
 
 class _ProgressLog:
-    """A line on stderr once a minute, for runs without a bar, such as the log of a job."""
+    """A line on stderr once a minute, for runs without a bar, such as the log of a job. `is_silent` prints no line."""
 
     def __init__(self, *, is_silent: bool) -> None:
         self._start_s = time.monotonic()
@@ -177,7 +180,7 @@ class _ProgressLog:
 
 @contextlib.contextmanager
 def show_bytes(title: str) -> Iterator[Callable[[int, int | None], None]]:
-    """Show a bar with MB/s and the time left.
+    """Show a bar with MB/s and the time left, after the text `title`.
 
     Yields:
         The function to call with the bytes so far, and with all bytes or None if their number is unknown.
@@ -222,8 +225,9 @@ def show_steps() -> Iterator[Callable[[str, int, int], None]]:
 
 @contextlib.contextmanager
 def show_packing() -> Iterator[OnProgress]:
-    """Show a bar with samples/s, MB/s and the time left for each stage of packing. After Ctrl-C, print how packing
-    continues.
+    """Show a bar with samples/s, MB/s and the time left for each stage of packing.
+
+    After Ctrl-C, print how packing continues, and raise KeyboardInterrupt again.
 
     Yields:
         The function to call with the progress.

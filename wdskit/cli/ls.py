@@ -78,8 +78,9 @@ def _show_member(row: MemberRow) -> Row:
 
 
 def _align(header: str, rows: Iterator[tuple[str, ...]]) -> Iterator[str]:
-    """Yield the rows as lines under a line of titles. A column whose title starts with `>` is aligned right. If `rows`
-    raises an error, the rows before the error are yielded first.
+    """Yield a line of the titles in `header`, then each row as a line, in aligned columns.
+
+    A column whose title starts with `>` is aligned right. If `rows` raises an error, the rows before it come first.
     """
     from rich.cells import cell_len
 

@@ -86,8 +86,10 @@ class Group(typer.core.TyperGroup):
 
 
 class Command(typer.core.TyperCommand):
-    """A command whose help is plain text: its options in their groups (`rich_help_panel`, without typer's boxes), and
-    the unchanged lines under `Examples:` in its docstring.
+    """A command whose help is plain text, without typer's boxes.
+
+    The help has the options in their groups (`rich_help_panel`), and the unchanged lines under `Examples:` in the
+    command's docstring.
     """
 
     def __init__(self, *args: Any, **settings: Any) -> None:
@@ -123,9 +125,9 @@ class Command(typer.core.TyperCommand):
 
 
 def takes(kind: type[RunOptions]) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Return a decorator that gives a command all options of a class.
+    """Return a decorator that gives a command all options of the class `kind`, as options of the command line.
 
-    The command's parameter `options` gets the values that differ from the defaults, by name.
+    The command's parameter `options`, a dict, gets the values that differ from the defaults, by name.
     """
     declared = {opt.name: opt for opt in declared_options(kind) if opt.metadata["group"]}
 

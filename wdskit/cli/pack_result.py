@@ -70,7 +70,7 @@ def _notes(result: PackResult) -> Iterator[str]:
 
 
 def format_rates(result: PackResult | ReshardResult) -> str:
-    """Return `12.5 s, 812 samples/s, 95.1 MB/s`."""
+    """Return the time and the rates of a run as text: `12.5 s, 812 samples/s, 95.1 MB/s`."""
     rate = f"{format_count(round(result.num_samples / result.seconds))} samples/s"
     return f"{result.seconds:.1f} s, {rate}, {format_bytes(result.num_bytes / result.seconds)}/s"
 

@@ -19,10 +19,10 @@ ImageLevel = Literal["none", "magic", "structure", "decode"]
 ImageCheck = Literal["none", "structure", "decode"]
 
 IMAGE_CHECKS: tuple[ImageCheck, ...] = ("none", "structure", "decode")
-"""The levels that `verify` offers."""
+"""The levels of `check_image_field` that `wdskit verify` offers."""
 
 IMAGE_LEVELS: tuple[ImageLevel, ...] = ("none", "magic", "structure", "decode")
-"""How much of an image is checked; each level includes the levels before it. See `check_image_field`."""
+"""How much of an image `check_image_field` checks. Each level includes the levels before it."""
 
 _STEPS = (2 << 10, 64 << 10, MAX_CHECKED_BYTES)  # bytes: most headers; headers after a camera's notes; all headers
 _ANY_PIXELS = 1 << 62  # no limit, because no pixel is decoded
@@ -35,11 +35,11 @@ _HEADERS = {
 
 
 def read_header(head: Callable[[int], bytes]) -> ImageHeader:
-    """Read the header of an image file.
+    """Return format, size and mode of an image file from its header. No pixel is decoded.
 
     Args:
-        head: Returns the first n bytes of the file, or the whole file if it is shorter. Called with larger n until the
-            header is whole; mostly once, with 2 KiB.
+        head: A function that returns the first n bytes of the file, or the whole file if it is shorter. It is called
+            with larger n until the header is whole; mostly once, with 2 KiB.
 
     Raises:
         DecodeError: The format is unknown, or the header is damaged or cut short.
@@ -72,7 +72,7 @@ def check_image(data: Buffer, *, max_pixels: int = MAX_PIXELS) -> None:
 
     Raises:
         ImageTooLarge: The header promises more than `max_pixels`.
-        DecodeError: The file is damaged. For JPEG, PNG and WebP the message names the byte.
+        DecodeError: The format is unknown, or the file is damaged. For JPEG, PNG and WebP the message names the byte.
     """
     name = image_format(data)
     view = memoryview(data).cast("B")
@@ -113,9 +113,15 @@ def check_image_field(field: str, data: Buffer, level: ImageLevel, *, max_pixels
 
 
 def field_check(name: str, images: ImageCheck, max_pixels: int) -> Check | None:
-    """Return a function that takes a field's bytes and raises DecodeError if they do not match the field's name.
+    """Return the function that checks the bytes of a field; None if there is nothing to check.
 
-    Returns None for fields that are not checked. JSON is decoded; images are checked at level `images`.
+    The function takes the bytes and raises DecodeError if they do not match the field's name. It decodes JSON, and
+    checks images with `check_image_field` at level `images`. Other fields, and images at level "none", give None.
+
+    Args:
+        name: Name of the field.
+        images: The level for images.
+        max_pixels: An image with more pixels raises ImageTooLarge, which is a DecodeError.
     """
     if is_json_field(name):
         return functools.partial(decode_field, name)

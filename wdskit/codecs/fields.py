@@ -64,14 +64,14 @@ def is_path(name: str) -> bool:
 
 
 def follow_path(value: object, path: Sequence[str]) -> object:
-    """Return the value at a path in a JSON value or a text.
+    """Return the value at a path in a JSON value or a text. Each part of `path` names a member of an object.
 
     If the last part is `length`, the value is the number of characters of a text, or of items of a list or an object;
     a member `length` of an object has precedence. On a list of objects a part, such as `bbox` in `annotations.bbox`,
-    returns the list of this member of every object.
+    gives the list of this member of every object.
 
     Raises:
-        KeyError: The value has no such member. The message is the path up to the missing part.
+        KeyError: The value has no member for a part. The message is the path up to and including this part.
     """
     for at, part in enumerate(path):
         if isinstance(value, dict) and part in value:
@@ -89,8 +89,9 @@ def encode_field(field: str, value: object) -> bytes:
     """Encode the value of a field. Equal values give equal bytes.
 
     Args:
-        field: Name of the field; its last component decides which type `value` must have (see `decode_field`).
-        value: str, int, JSON value or array. Bytes are returned unchanged for every field.
+        field: Name of the field; its last component decides which type `value` must have.
+        value: str for `txt`, `text`, `transcript`; int for `cls`, `cls2`, `index`, `inx`, `id`; a JSON value for
+            `json`, `jsn`; an array for `npy`. Bytes are returned unchanged for every field.
 
     Raises:
         DecodeError: The field does not hold values of this type (the message names both), or the value cannot be

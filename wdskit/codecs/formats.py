@@ -10,7 +10,7 @@ from wdskit.files import Buffer
 JPEG_START = b"\xff\xd8"
 PNG_START = b"\x89PNG\r\n\x1a\n"
 INDEX_SPEC = "index"
-"""The setting that selects `codecs.images.decode_index`. webdataset has no such image spec."""
+"""The image spec that selects `codecs.images.decode_index`. webdataset does not have this spec."""
 
 _STARTS = {
     "JPEG": (JPEG_START,),
@@ -46,13 +46,13 @@ def promised_format(field: str) -> str:
     """Return the format that the name of an image field promises: JPEG, PNG, WebP, GIF, BMP, TIFF or PPM.
 
     Raises:
-        KeyError: It is not the name of an image field.
+        KeyError: `field` is not the name of an image field.
     """
     return _FORMATS[field.rpartition(".")[2].lower()]
 
 
 def image_format(data: Buffer) -> str | None:
-    """Return the format of an image, from its first 12 bytes; None for an unknown format."""
+    """Return JPEG, PNG, WebP, GIF, BMP, TIFF or PPM, from the first 12 bytes of an image; None for other formats."""
     start = bytes(data[:12])
     for name, starts in _STARTS.items():
         if start.startswith(starts):
@@ -74,7 +74,7 @@ def check_magic(field: str, data: Buffer) -> None:
         data: At least the first 12 bytes of the file.
 
     Raises:
-        DecodeError: The formats differ; the message names both.
+        DecodeError: The file is not in the promised format. The message names the promised and the found format.
     """
     wanted, found = promised_format(field), image_format(data)
     if found != wanted:

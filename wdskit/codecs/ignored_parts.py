@@ -59,7 +59,7 @@ def _jpeg_exif(view: memoryview) -> bytes:
 
 
 def _count_gif_frames(view: memoryview) -> int:
-    """Count the frames of a GIF (GIF89a, 17 to 25), and stop at 2. Only the lengths of its blocks are read."""
+    """Return the number of frames of a GIF, at most 2 (GIF89a, 17 to 25). Only the lengths of its blocks are read."""
     at, num_frames = 13 + _colour_table_bytes(view, 10), 0
     while num_frames < 2 and at < len(view) and view[at] in {0x21, 0x2C}:
         if view[at] == 0x2C:

@@ -91,9 +91,9 @@ _HASH_FACTOR = 0x9E3779B1  # 2**32 divided by the golden ratio; odd, so that onl
 _BACKGROUND = (128, 128, 128)  # shown through transparent pixels
 
 STEPS = (8, 4, 2)
-"""The reductions that save time: at 1/step of its size, a JPEG of 1600x1200 at q90 takes 2.6, 3.2 or 3.9 ms, the whole
-5.4. Other scales take longer than the next larger power of two (3/8 4.5 ms, 5/8 7.5, 7/8 12.1): libjpeg-turbo has
-vector code for powers of two only."""
+"""The values of `step` with which `decode_jpeg` saves time. At 1/step of its size, a JPEG of 1600x1200 at q90 takes
+2.6, 3.2 or 3.9 ms; the whole takes 5.4. Other scales take longer than the next larger power of two (3/8 4.5 ms, 5/8
+7.5, 7/8 12.1): libjpeg-turbo has vector code for powers of two only."""
 
 _MIN_SIDE = 8  # simplejpeg gets a size, not a scale; from 8 pixels on, each scale in eighths has a different size
 _JPEG_DAMAGE = ("premature end", "bad huffman code", "instead of rst")
@@ -173,7 +173,10 @@ def decode_index(data: Buffer, *, max_pixels: int) -> NDArray[np.int32]:
 
 
 def largest_number(data: Buffer, image: ImageFile) -> int:
-    """Return the largest number that a channel (or a palette index) of an image file can store, from its header."""
+    """Return the largest number that a channel (or a palette index) of a file can store, from its header.
+
+    `image` is the file `data`, opened by `open_pillow`.
+    """
     if image.format == "PNG":
         return (1 << structure.png_bits(data)) - 1
     if image.format == "TIFF":
@@ -263,7 +266,16 @@ def pillow_errors(name: str) -> Iterator[None]:
 
 
 def _decode_whole_jpeg(data: Buffer, mode: str, max_pixels: int) -> NDArray[np.uint8] | None:
-    """Return the pixels of a JPEG: (height, width, channels), or (height, width) for "L". None: use Pillow instead."""
+    """Decode a JPEG with simplejpeg.
+
+    Returns:
+        Array (height, width, channels), or (height, width) for mode "L". None if only Pillow can decode the file, or
+        can say what is wrong with it.
+
+    Raises:
+        ImageTooLarge: The header promises more than `max_pixels`.
+        DecodeError: The header promises 0 pixels, or the pixel data is cut or garbled.
+    """
     header = _colour_header(data, max_pixels)
     if header is None:
         return None
@@ -281,7 +293,7 @@ def _decode_whole_jpeg(data: Buffer, mode: str, max_pixels: int) -> NDArray[np.u
 
 
 def _colour_header(data: Buffer, max_pixels: int) -> structure.ImageHeader | None:
-    """Return the header of a grey or RGB JPEG. Return None if it is damaged, or for CMYK, which Pillow converts.
+    """Return the header of a grey or RGB JPEG; None for CMYK, which Pillow converts, and for a damaged header.
 
     Raises:
         ImageTooLarge: The header promises more than `max_pixels`.
@@ -296,7 +308,12 @@ def _colour_header(data: Buffer, max_pixels: int) -> structure.ImageHeader | Non
 
 
 def _decode_pillow(data: Buffer, mode: str, max_pixels: int) -> Image.Image:
-    """Decode an image with Pillow and return the loaded image in this mode."""
+    """Decode an image with Pillow and return the loaded image in mode "L", "RGB" or "RGBA".
+
+    Raises:
+        ImageTooLarge: The header promises more than `max_pixels`.
+        DecodeError: The bytes are not one complete image of a known format.
+    """
     image = open_pillow(data, max_pixels=max_pixels)
     with pillow_errors(image.format or ""):
         image.load()
@@ -388,7 +405,10 @@ def make_thumbnail(data: Buffer, *, side: int, max_pixels: int) -> tuple[bytes, 
 
 
 def may_be_mask(data: Buffer, *, max_pixels: int) -> bool:
-    """Return True if an image's header shows lossless storage of one number per pixel; False if it cannot be opened."""
+    """Return True if an image's header shows lossless storage of one number per pixel.
+
+    Return False for other images, for damaged files, and for images of more than `max_pixels`.
+    """
     if image_format(data) in {None, "JPEG", "WebP"}:
         return False
     with contextlib.suppress(DecodeError):
@@ -401,7 +421,7 @@ def make_mask_overlay(data: Buffer, *, side: int, max_pixels: int) -> bytes:
 
     Raises:
         ImageTooLarge: The header promises more than `max_pixels`.
-        DecodeError: The bytes are not one complete image, or it does not store one number per pixel.
+        DecodeError: The bytes are not one complete image, or the image does not store one number per pixel.
     """
     numbers = decode_index(data, max_pixels=max_pixels)
     step = max(1, -(-max(numbers.shape) // side))

@@ -30,7 +30,7 @@ _NUM_TRIES = 20  # other code of the process may call `ast` without the lock
 
 
 class NpyHeader(NamedTuple):
-    """The content of the header of an npy file, and the offset of the first element."""
+    """The content of the header of an npy file, and the byte offset of the first element (`start`)."""
 
     shape: tuple[int, ...]
     fortran_order: bool
@@ -39,7 +39,7 @@ class NpyHeader(NamedTuple):
 
 
 def read_npy_header(data: Buffer) -> NpyHeader:
-    """Read the header of an npy file.
+    """Read and check the header of an npy file.
 
     Args:
         data: The whole file.

@@ -30,7 +30,7 @@ def to_yaml(pipelines: Mapping[str, tuple[Stage, ...]], sections: Mapping[str, M
         origin: The path of the file, for messages.
 
     Raises:
-        ConfigError: The configuration contains functions, which YAML can only name.
+        ConfigError: The configuration contains a function, which YAML text can only name.
     """
     single = list(pipelines) == [SINGLE]
     indent = "" if single else "  "

@@ -1,4 +1,4 @@
-"""Read a configuration, apply overrides, and check it. All problems are listed together."""
+"""Read a configuration, apply overrides, and check the result. All problems are listed together."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ Stage = StageSpec | Callable[..., Any]
 
 
 class Models(NamedTuple):
-    """The models of a configuration. They are an argument, because this layer must not import stages and loaders.
+    """The models of a configuration. `load` takes them as an argument, because this layer must not import stages.
 
     Attributes:
         stages: Maps the name of each stage to its class.
-        sections: The models of `loader`, `errors` and `cache`.
+        sections: Maps `loader`, `errors` and `cache` to their models.
     """
 
     stages: Stages
@@ -49,7 +49,7 @@ class LoadedConfig(NamedTuple):
 
     Attributes:
         pipelines: The stages of each pipeline by name. The single pipeline of `pipeline:` has the name "pipeline".
-        sections: `loader`, `errors` and `cache`, each an instance of its model.
+        sections: Maps `loader`, `errors` and `cache` to their settings, each an instance of its model.
         origin: The path of the file, for messages.
     """
 
@@ -67,8 +67,8 @@ def load(source: object, overrides: object, models: Models) -> LoadedConfig:
         models: The models of stages and sections.
 
     Raises:
-        ConfigError: The configuration has problems. They are listed in the order of the file; the problems of overrides
-            come last.
+        ConfigError: The configuration has problems, or an argument has a wrong type. The problems are listed in the
+            order of the file; the problems of overrides come last.
         StorageError: The file cannot be read.
     """
     if not isinstance(overrides, (list, tuple)) or not all(isinstance(text, str) for text in overrides):
@@ -85,7 +85,12 @@ def load(source: object, overrides: object, models: Models) -> LoadedConfig:
 
 
 def _read_file(path: str | os.PathLike[str]) -> bytes:
-    """Return the first bytes of a configuration file, at most `MAX_CONFIG_BYTES + 1`."""
+    """Return the first bytes of a configuration file, at most `MAX_CONFIG_BYTES + 1`.
+
+    Raises:
+        ConfigError: `path` has several lines, so it is the text of a configuration.
+        StorageError: The file cannot be read.
+    """
     if isinstance(path, str) and "\n" in path:
         rule = "this is text, not a path. Pass a path, or the configuration as a dict."
         raise ConfigError(problems=(Problem("load_config", "", rule),))
@@ -98,7 +103,7 @@ def _read_file(path: str | os.PathLike[str]) -> bytes:
 
 
 class _ConfigChecker:
-    """Checks one configuration and collects its problems.
+    """The check of one configuration, which collects its problems.
 
     Attributes:
         places: For each path, the line that sorts its problems, and the text that names its place in messages.
@@ -135,7 +140,10 @@ class _ConfigChecker:
         raise ConfigError(problems=tuple(shown))
 
     def _override(self, text: str) -> None:
-        """Change one setting. Messages about the setting then name the override, and are listed last."""
+        """Apply the override `text` to the tree, or add its problems to `problems`.
+
+        Messages about the changed setting then name the override, and are listed last.
+        """
         place = sys.maxsize, f"--set {text if len(text) <= 200 else text[:199] + '…'}"
         path, flaws = apply_override(self.document.tree, text, self.models.stages)
         self.problems += [(place[0], Problem(place[1], dotted(flaw.path), flaw.rule)) for flaw in flaws]
@@ -145,7 +153,7 @@ class _ConfigChecker:
         self.document.flaws = [flaw for flaw in self.document.flaws if flaw.path[: len(path)] != path]
 
     def _note(self, path: Path, rule: str) -> None:
-        """Add a problem, unless the value at `path`, or a part of it, could not be read."""
+        """Add the problem `rule` at `path`, unless the value at, above or below `path` could not be read."""
         if any(flaw.unread and flaw.path[: len(path)] == path[: len(flaw.path)] for flaw in self.document.flaws):
             return
         near = next(path[:size] for size in range(len(path), -1, -1) if path[:size] in self.places)
@@ -153,7 +161,10 @@ class _ConfigChecker:
         self.problems.append((line, Problem(where, dotted(path), rule)))
 
     def _check_tree(self) -> LoadedConfig | None:
-        """Check the tree of settings and collect its problems. The result is valid only if `problems` is empty."""
+        """Check the tree of settings and collect its problems. The result is valid only if `problems` is empty.
+
+        Return None if the tree is not a mapping.
+        """
         tree = self.document.tree
         if not isinstance(tree, dict):
             self._note((), wrong_kind(tree, "a mapping with `version`, `pipelines` and `loader` is needed"))
@@ -211,7 +222,7 @@ class _ConfigChecker:
     def _stage(self, path: Path, item: Any) -> Any:
         """Return the stage that `item` describes, and note its problems. `path` is the place of `item` in the tree.
 
-        If the settings have problems, return the class of the stage; if the name is unknown, return None.
+        If the settings have problems, return the class of the stage. If `item` names no known stage, return None.
         """
         if callable(item) and not isinstance(item, type):
             return item

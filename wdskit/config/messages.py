@@ -55,7 +55,7 @@ _TRANSFORMS = {
         "RandomRotation", "RandomSolarize", "RandomVerticalFlip", "TrivialAugmentWide",
     )
 }  # fmt: skip
-"""Transforms of torchvision that are no stages here, by their names in lower case."""
+"""Maps the lower-case names of torchvision's transforms that are not stages of wdskit to their names."""
 
 
 class Flaw(NamedTuple):
@@ -90,7 +90,7 @@ def dotted(path: Path) -> str:
 
 
 def show(value: object) -> str:
-    """Return any value as one short line of YAML, for messages. It never raises."""
+    """Return any value as one short line of YAML, for messages. This function never raises."""
     if value is None:
         return "null"
     if isinstance(value, bool):
@@ -119,7 +119,7 @@ def _show_item(item: object) -> str:
 
 
 def describe(value: object) -> str:
-    """Return a value and its type: "`no` is text"."""
+    """Return a value and its type as text: "`no` is text". For None, integers and other types: "it is 5"."""
     kind = next((kind for types, kind in _KINDS if isinstance(value, types)), "")
     return f"{show(value)} is {kind}" if kind else f"it is {show(value)}"
 
@@ -151,7 +151,7 @@ def listing(names: Iterable[str]) -> str:
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
-    """Return the name in `known` of which `name` is most likely a misspelling, or None."""
+    """Return the name in `known` of which `name` is most likely a misspelling; None if no name is similar."""
     names = list(known)
     lowered = name[: 2 * _MAX_SHOWN].lower().replace("-", "_")
     if lowered in names:
@@ -164,7 +164,7 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Return ` Did you mean ...?` with the nearest name in `known`, or ""."""
+    """Return ` Did you mean ...?` with the name in `known` that is nearest to `name`; "" if no name is similar."""
     near = nearest(name, known)
     return f" Did you mean `{near}`?" if near else ""
 
@@ -180,7 +180,10 @@ def unknown_stage(name: str, stages: Iterable[str]) -> str:
 
 
 def unknown_setting(name: str, owner: str, known: list[str]) -> str:
-    """Return the message for a setting that does not exist. `known` are the settings of `owner`."""
+    """Return the message for a setting that does not exist.
+
+    `owner` is the stage or section as the message names it, such as "`batched`". `known` are its settings.
+    """
     if owner in {"`batched`", "`bucketed`"} and name in {"tail", "drop_last"}:
         return "no such setting. The source has it: `exact: {shards: ..., tail: drop}`, or `tail: pad`."
     has = f" {owner} has {listing(known)}." if known else f" {owner} takes no arguments."

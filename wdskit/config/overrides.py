@@ -1,4 +1,4 @@
-"""Apply overrides, `a.b.c=VALUE`, to the tree of a configuration before it is checked."""
+"""Apply overrides, `a.b.c=VALUE`, to the tree of a configuration before the tree is checked."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ def apply_override(tree: Any, text: str, stages: Stages) -> tuple[Path, list[Fla
         stages: Maps the name of each stage to its class.
 
     Returns:
-        The path of the changed value, and the flaws of the override. If there are flaws, the value is not changed.
+        The path of the changed value, and no flaws. If the override is invalid, an empty path and the flaws; then no
+        value is changed.
     """
     name, sign, value = text.partition("=")
     steps = [step for step in _INDEX.sub(r".\1", name.strip()).split(".") if step]
@@ -48,7 +49,7 @@ def apply_override(tree: Any, text: str, stages: Stages) -> tuple[Path, list[Fla
 
 
 class _Change:
-    """Puts one value into a tree.
+    """The change of one value in a tree.
 
     Attributes:
         path: Path of the value after `put`.
@@ -84,7 +85,10 @@ class _Change:
 
     @staticmethod
     def _position(node: list[Any], steps: list[str], path: Path) -> tuple[Any, list[str]]:
-        """Return the index of the item that the first step names, and the steps below that item."""
+        """Return the index of the item that the first step names, and the steps below that item.
+
+        Raises _PathError if the list does not have the item, or the name fits several items.
+        """
         step = steps[0]
         if not _NUMBER.fullmatch(step):
             if not _is_pipeline(path):
@@ -100,7 +104,11 @@ def _is_pipeline(path: Path) -> bool:
 
 
 def _long_form(node: Any, step: str, path: Path, model: type[StageSpec] | None) -> Any:
-    """Return a node in its long form, so that it can have the setting `step`. Other nodes are returned unchanged."""
+    """Return the node at `path` in its long form, so that it can have the setting `step`.
+
+    `model` is the stage of which `node` has the settings; None for other nodes. A node without a short form is returned
+    unchanged. Raises _PathError if the stage takes no arguments.
+    """
     if model is not None and not isinstance(node, dict):
         if isinstance(node, list) and _NUMBER.fullmatch(step):
             return node

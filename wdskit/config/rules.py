@@ -23,7 +23,7 @@ _WAYS_OUT = {
     "tarfile_to_samples": "It reads samples through their offsets. Remove it.",
     "with_length": "Its length is known. Remove it.",
 }
-"""Maps each stage that only `stream` allows after it to what to do after a planned source instead."""
+"""Maps each stage that is allowed after the source `stream` only to advice for a planned source."""
 
 
 _PLANNED_ONLY = {"bucketed", "resize_to_bucket"}
@@ -57,9 +57,13 @@ def check_order(stages: Sequence[Any]) -> list[tuple[int, str]]:
 
 
 class _OrderChecker:
-    """Checks stages in order, and tracks the kind of values between them. After a foreign stage the kind is unknown.
+    """A check of stages in their order, which tracks the kind of values between stages.
+
+    After a foreign stage the kind is unknown.
 
     Attributes:
+        planned: Whether the source knows the position of every sample before the run.
+        source: Name of the source.
         seen: First index of each stage.
         opened: Name of the stage that opened the tars; "" if they are not open yet; None if unknown.
         shape: Type of a value: "dict" or "tuple"; None if unknown.
@@ -77,7 +81,7 @@ class _OrderChecker:
         self.may_be_batched = False
 
     def step(self, index: int, stage: Any) -> str:
-        """Check the next stage. Return the message of its problem, or ""."""
+        """Check the next stage, which is at `index`. Return its problem as a message; "" if it is valid."""
         name, kind = getattr(stage, "name", None), getattr(stage, "kind", None)
         if isinstance(name, str) and isinstance(kind, str):
             takes_any = getattr(stage, "takes_any", False)
@@ -141,7 +145,10 @@ class _OrderChecker:
 
 
 def check_patterns(spec: Any) -> list[Flaw]:
-    """Return the invalid shard patterns of a source as flaws, whose paths start with the stage's name."""
+    """Return the invalid shard patterns of a stage as flaws, whose paths start with the stage's name.
+
+    Only sources have patterns; other stages give an empty list.
+    """
     named: dict[Path, Any] = {(): getattr(spec, "shards", None)}
     named |= {("mixture", at): part.shards for at, part in enumerate(getattr(spec, "mixture", None) or ())}
     flaws: list[Flaw] = []

@@ -102,7 +102,7 @@ def parse_settings(model: type[Model], settings: Mapping[str, Any], *, where: st
 
 
 def require_valid(read: Model | None, flaws: list[Flaw], *, where: str) -> Model:
-    """Return the model from `read_settings` or `read_stage`. Messages start with `where`.
+    """Return `read`. Both `read` and `flaws` come from `read_settings` or `read_stage`. Messages start with `where`.
 
     Raises:
         ConfigError: `read` is None; all flaws are listed.
@@ -115,7 +115,10 @@ def require_valid(read: Model | None, flaws: list[Flaw], *, where: str) -> Model
 def read_settings(
     model: type[Model], settings: Mapping[Any, Any], *, stages: Stages | None = None
 ) -> tuple[Model | None, list[Flaw]]:
-    """Return the model and no flaws, or None and the flaws. Validators get `stages` as their context."""
+    """Return a model with these settings and no flaws, or None and the flaws.
+
+    The model's validators get `stages` as their context, to check stages inside the settings.
+    """
     try:
         return model.model_validate(settings, context=stages), []
     except ValidationError as err:
@@ -126,7 +129,8 @@ def read_item(stages: Stages, item: object) -> tuple[StageSpec | None, list[Flaw
     """Read an item of a list of stages: `name`, `{name: value}`, or a `StageSpec`, which is returned unchanged.
 
     Returns:
-        The stage and no flaws, or None and the flaws. The paths of flaws are as in `read_stage`.
+        The stage and no flaws, or None and the flaws. The path of a flaw starts with the name of the stage, or is empty
+        if the item does not name a known stage.
     """
     if isinstance(item, StageSpec):
         return item, []

@@ -126,7 +126,7 @@ def read_dict(source: Mapping[Any, Any]) -> Document:
 
 
 def type_plain(text: str) -> str | float | None:
-    """Return the value of a scalar without quotes.
+    """Return the value of a YAML scalar that is written without quotes: None, bool, int, float, or the text itself.
 
     Raises:
         ScalarError: YAML readers disagree about the type of `text`, or the number is too long or too large.
@@ -153,7 +153,7 @@ def type_plain(text: str) -> str | float | None:
 
 
 class _Reader:
-    """Builds a document from the parser's events or from a dict."""
+    """A builder of one document, from the events of PyYAML's parser or from a dict."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         self.document = Document()
@@ -218,7 +218,7 @@ class _Reader:
             self._stop(f"it holds more than {MAX_NODES} values; no configuration is that long.")
 
     def _check_depth(self, path: Path) -> None:
-        """Stop if a list or mapping at `path` is nested too deeply."""
+        """Add a flaw and raise `_Stop` if a list or mapping at `path` is nested too deeply."""
         if len(path) >= MAX_CONFIG_DEPTH:
             self._stop(f"it is nested deeper than {MAX_CONFIG_DEPTH} levels.")
 
@@ -306,7 +306,10 @@ class _Reader:
         return text
 
     def _value_of(self, found: re.Match[str]) -> str:
-        """Return the text that replaces a match of `_VARIABLE`. Variables inside this text are not replaced."""
+        """Return the text that replaces a match of `_VARIABLE`. Variables inside this text are not replaced.
+
+        Raises ScalarError if the variable is misspelt or not set, or all values together are too long.
+        """
         name, default = found.groups()
         if found[0] == "$$":
             return "$"

@@ -1,1 +1,1 @@
-"""A folder of shards: keys, samples, the index, random access."""
+"""A folder of shards as a data set: keys, samples, the folder's index, columns of values, random access to samples."""

@@ -1,4 +1,7 @@
-"""`ShardEntry`, one entry of the index, and `index.bin`, the binary form of `index.json` that programs map into memory.
+"""The binary index of a folder, `index.bin`, and the identities of the indexed files, `.wdskit.files`.
+
+`ShardEntry` is one shard of an index, `BinaryIndex` is an `index.bin` that is mapped into memory, and `IdentityChecker`
+compares shards with the identities. `index.bin` has all values of `index.json` except the names of the fields.
 
 All numbers are little-endian. Header, 128 bytes: magic `WDSKIDX2`, number of shards (uint64), bytes of all names
 (uint64), then sha256 (32 bytes each) of the `index.json` to which it belongs, of the columns and of the bytes after the
@@ -58,12 +61,12 @@ class ShardEntry:
     Attributes:
         name: File name of the shard.
         num_samples: Number of samples.
-        num_bytes: Size of the file.
+        num_bytes: Size of the file in bytes.
         sha256: Hex digest of the file.
-        fields: Names of all fields of the samples, sorted.
+        fields: Names of all fields of the samples, sorted; empty in an entry from `index.bin`.
         idx_sha256: Hex digest of the shard's `.idx`; None if an older version wrote the index.
-        identity: Identity of the indexed file, zeros if unknown. None stands for the file that exists when the index is
-            written. Stored in `.wdskit.files`, not in the index.
+        identity: Size, mtime_ns and inode of the indexed file; time and inode are 0 if unknown. None stands for the
+            file that exists when the index is written. Stored in `.wdskit.files`, not in the index.
         unused: Only for a shard that was just filled: the parts of its images that decoding ignores, as (name, number
             of images, source of the first image). Not stored in the index.
     """
@@ -79,7 +82,7 @@ class ShardEntry:
 
 
 def _body(entries: Sequence[ShardEntry]) -> bytes:
-    """Return the columns of an `index.bin`: counts, sizes, digests, ends of the names, and names."""
+    """Return the columns of an `index.bin` as bytes: counts, sizes, digests, ends of the names, and names."""
     names = [entry.name.encode() for entry in entries]
     return b"".join(
         (
@@ -93,7 +96,9 @@ def _body(entries: Sequence[ShardEntry]) -> bytes:
 
 
 def digest_of_entries(entries: Sequence[ShardEntry]) -> bytes:
-    """Return `BinaryIndex.digest` of the index with these entries."""
+    """Return the 32 bytes that identify the index of these entries, as `BinaryIndex.digest` does: sha256 of all counts,
+    sizes, digests and names.
+    """
     return hashlib.sha256(_body(entries)).digest()
 
 
@@ -108,10 +113,10 @@ def build_binary(entries: Sequence[ShardEntry], json_digest: bytes) -> bytes:
 
 
 class BinaryIndex:
-    """A mapped `index.bin`. Its digests are verified when it is opened.
+    """The shards of a folder, from its `index.bin`, which is mapped into memory. Opening reads and verifies the file.
 
-    A pickle has the path and the digest only, and unpickling opens the file again. So the entries of a million shards
-    are not copied into every worker.
+    A pickle has only the folder, the digest and the URL, and unpickling opens the file again. So the entries of a
+    million shards are not copied into every worker.
 
     Args:
         folder: Local folder with `index.bin` and `index.json`.
@@ -123,12 +128,12 @@ class BinaryIndex:
         sizes: Bytes of each shard, uint64 (num_shards,), read-only.
         digests: sha256 of each shard, (num_shards, 32) uint8, read-only.
         idx_digests: sha256 of each shard's `.idx`, (num_shards, 32) uint8, zeros if unknown.
-        identities: `inode` and `mtime_ns` of each shard's file, (num_shards,); None if unknown.
+        identities: Structured array (num_shards,) with `inode` and `mtime_ns` of each shard's file; None if unknown.
         digest: 32 bytes that identify the shards: sha256 of all counts, sizes, digests and names.
 
     Raises:
-        FolderIndexError: The index is missing, damaged, of another version, belongs to another `index.json`, or does
-            not have the digest `expected`.
+        FolderIndexError: The index is missing, cannot be read, is damaged, has another version, belongs to another
+            `index.json`, or does not have the digest `expected`.
     """
 
     def __init__(self, folder: Path, expected: bytes | None = None, url: str = "") -> None:
@@ -173,7 +178,7 @@ class BinaryIndex:
             raise FolderIndexError(msg, folder=self.place)
 
     def __reduce__(self) -> tuple[object, tuple[Path, bytes, str]]:
-        """Pickle the path, the digest and the URL."""
+        """Return the arguments that open the index again: the folder, the digest and the URL."""
         return BinaryIndex, (self.folder, self.digest, self.url)
 
     @property
@@ -182,20 +187,22 @@ class BinaryIndex:
         return self.url or str(self.folder)
 
     def __len__(self) -> int:
-        """Number of shards."""
+        """Return the number of shards."""
         return len(self.counts)
 
     def name(self, shard: int) -> str:
-        """Return the file name of a shard, 0 <= shard < len(self). FolderIndexError: The name is not UTF-8."""
+        """Return the file name of a shard by its number, from 0. FolderIndexError: The name is not UTF-8."""
         return self._decode(self._names[self._name_start(shard) : int(self._name_ends[shard])].tobytes())
 
     def idx_sha256(self, shard: int) -> str | None:
-        """Return the hex digest of a shard's `.idx`; None if the index does not have it."""
+        """Return the hex sha256 of the `.idx` of shard number `shard`; None if the index does not have this digest."""
         digest = self.idx_digests[shard].tobytes()
         return digest.hex() if any(digest) else None
 
     def entry(self, shard: int) -> ShardEntry:
-        """Return the entry of a shard. Its `fields` are empty, since only `index.json` has them."""
+        """Return the entry of shard number `shard`, without `fields`, which only `index.json` has. The time and the
+        inode in its `identity` are 0 if unknown. FolderIndexError: The name is not UTF-8.
+        """
         inode, mtime_ns = (0, 0) if self.identities is None else self.identities[shard].tolist()
         num_bytes = int(self.sizes[shard])
         return ShardEntry(
@@ -209,7 +216,9 @@ class BinaryIndex:
         )
 
     def names(self) -> Iterator[list[str]]:
-        """Yield the file names of all shards in order, 16,384 at a time: ten times as fast as `name` for each shard."""
+        """Yield the file names of all shards in order, in lists of 16,384 names; the last list may be shorter. This is
+        ten times as fast as `name` for each shard. FolderIndexError: A name is not UTF-8.
+        """
         for first in range(0, len(self), _NAMES_AT_ONCE):
             start = self._name_start(first)
             ends = (self._name_ends[first : first + _NAMES_AT_ONCE].astype(np.int64) - start).tolist()
@@ -223,7 +232,9 @@ class BinaryIndex:
             raise self._error("its names are not file names") from err
 
     def hash_names(self, digest: hashlib._Hash, shards: NDArray[np.int64]) -> None:
-        """Add the names of `shards` and their lengths to `digest`. Without lengths, "a", "bc" would equal "ab", "c"."""
+        """Update the hash object `digest` with the names of the shards with the numbers `shards`, and with the lengths
+        of the names. Without the lengths, the names "a", "bc" would have the same digest as "ab", "c".
+        """
         for run in np.split(shards, np.flatnonzero(np.diff(shards) != 1) + 1) if len(shards) else []:
             digest.update(self._names[self._name_start(run[0]) : int(self._name_ends[run[-1]])].tobytes())
         for at in range(0, len(shards), _NAMES_AT_ONCE):
@@ -235,7 +246,9 @@ class BinaryIndex:
         return int(self._name_ends[shard - 1]) if shard else 0
 
     def _check_names(self, num_name_bytes: int) -> None:
-        """Raise FolderIndexError if a name is not the name of a file in the folder, as only in a forged index."""
+        """Raise FolderIndexError if a name is not the name of a file in the folder. Only a forged index has such a
+        name. `num_name_bytes` is the size of all names in the header.
+        """
         ends, names = self._name_ends, self._names
         last = int(ends[-1]) if len(ends) else 0
         parts = (names[at : at + _BYTES_AT_ONCE] for at in range(0, len(names), _BYTES_AT_ONCE))
@@ -254,8 +267,8 @@ class BinaryIndex:
 
 
 def _digest(file: IO[bytes], num_bytes: int | None = None) -> bytes:
-    """Return sha256 of the next `num_bytes` of a file, or of its rest. It reads: mapped pages would count as memory."""
-    digest = hashlib.sha256()
+    """Return sha256, 32 bytes, of the next `num_bytes` bytes of an open file, or of its rest if `num_bytes` is None."""
+    digest = hashlib.sha256()  # of bytes that are read, because mapped pages would count as memory
     left = -1 if num_bytes is None else num_bytes
     while left and (part := file.read(_BYTES_AT_ONCE if left < 0 else min(left, _BYTES_AT_ONCE))):
         digest.update(part)
@@ -264,8 +277,9 @@ def _digest(file: IO[bytes], num_bytes: int | None = None) -> bytes:
 
 
 def write_identities(index: Path, entries: Sequence[ShardEntry], *, disk: Disk) -> None:
-    """Publish `.wdskit.files` for a new `index.bin`: its identity, and those of its shards. For an entry without an
-    identity, the identity of the existing file is used. If a shard is missing, `.wdskit.files` is removed.
+    """Publish `.wdskit.files` next to the new `index.bin` at the path `index`: the identities of this file and of its
+    shards. If an entry has no identity, the identity of the existing file is stored. If a shard is missing,
+    `.wdskit.files` is removed. `disk` performs the file operations. OSError: An operation fails.
     """
     try:
         files = [FileIdentity.of(index)]
@@ -278,8 +292,9 @@ def write_identities(index: Path, entries: Sequence[ShardEntry], *, disk: Disk) 
 
 
 def read_identities(index: Path, num_shards: int) -> NDArray[np.void] | None:
-    """Return the stored `inode` and `mtime_ns` of each shard, (num_shards,). `index` is the path of `index.bin`.
-    Inodes are 0 in a copy that kept the times. Return None if the identities are unknown, as in any other copy.
+    """Return a structured array (num_shards,) with the `inode` and `mtime_ns` of each shard, from `.wdskit.files` next
+    to `index`, the path of `index.bin`. All inodes are 0 if the folder is a copy that kept the times. Return None if
+    the file is missing, damaged or made for another number of shards, and in a copy that did not keep the times.
     """
     try:
         data = (index.parent / IDENTITIES_NAME).read_bytes()
@@ -306,7 +321,9 @@ def read_identities(index: Path, num_shards: int) -> NDArray[np.void] | None:
 
 
 def check_digest(file: LocalFile, sha256: str) -> None:
-    """Read a whole shard, and raise `ShardError` if its sha256 is not the hex digest `sha256` of the index."""
+    """Read a whole shard, and raise ShardError if its sha256 is not `sha256`, the hex digest in the index.
+    StorageError: The shard cannot be read.
+    """
     digest = hashlib.sha256()
     num_bytes = 0
     while part := file.read_at(num_bytes, _BYTES_AT_ONCE):
@@ -317,24 +334,33 @@ def check_digest(file: LocalFile, sha256: str) -> None:
 
 
 def changed_bytes(url: str, num_bytes: int, found: str, expected: str) -> ShardError:
-    """Return the ShardError that says that the sha256 `found` of a shard is not `expected`, the one in the index."""
+    """Return the ShardError that says that the hex sha256 `found` of the shard `url` is not `expected`, the digest in
+    the index. The size of the shard, `num_bytes`, becomes the offset of the error.
+    """
     problem = f"its sha256 is {found[:12]}..., but the index says {expected[:12]}..."
     remedy = "It was damaged or replaced. Fetch it again, or run `wdskit index` if the shard is right."
     return ShardError(shard=url, offset=num_bytes, problem=problem, remedy=remedy)
 
 
 class IdentityChecker:
-    """Compares opened shards with the indexed files. If a file was replaced or rewritten, sha256 is compared once."""
+    """A check that opened shards are the indexed files. The sha256 of a file that was replaced or rewritten is compared
+    once, and the result is remembered.
+    """
 
     def __init__(self) -> None:
         self._known: dict[str, FileIdentity] = {}
 
     def check(self, file: LocalFile, identity: FileIdentity | None, sha256: str) -> None:
-        """Compare the identity of an opened shard with `identity`, and if they differ, its hex digest with `sha256`.
-        An identity of None or zeros is unknown, and nothing is compared.
+        """Check that an opened shard is the indexed file, or has the same bytes.
+
+        Args:
+            file: The opened shard.
+            identity: Identity of the indexed file; nothing is compared if it is None or its time and inode are 0.
+            sha256: Hex digest of the shard in the index. It is compared only if the identities differ.
 
         Raises:
             ShardError: Identity and sha256 differ from the index.
+            StorageError: The shard cannot be read.
         """
         if identity is None or not any(identity[1:]):
             return

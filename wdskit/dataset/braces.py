@@ -1,4 +1,7 @@
-"""Expand `::` and braces in the shards that a user named. The name of an existing file is not expanded."""
+"""Split the shards that a user named at `::`, and expand braces. The name of an existing file is not expanded.
+
+`parse_factors` parses the upsampling factors that open_clip takes for the `::`-parts.
+"""
 
 from __future__ import annotations
 
@@ -21,28 +24,35 @@ _MAX_DIGITS = 18
 
 
 def expand_parts(shards: str | Sequence[str]) -> list[Iterator[str]]:
-    """Return an iterator for each `::`-part, over its paths, URLs, globs and folders with braces expanded.
+    """Return one iterator for each `::`-part of the shards that a user named, in order. It yields the paths, URLs,
+    globs and folders of the part, with braces expanded. A list of shards has the parts of all of its items.
 
     Raises:
-        StorageError: A pattern is empty, its braces do not match, it names too many shards, or its scheme is not
-            supported.
+        StorageError: A pattern is empty, its braces do not match, it names more than 2,000,000 shards, or its URL is
+            invalid or has an unsupported scheme.
     """
     items = [shards] if isinstance(shards, str) else shards
     return [expand_braces(part) for item in items for part in split_parts(item)]
 
 
 def expand_patterns(shards: str | Sequence[str]) -> Iterator[str]:
-    """Return an iterator over the names of all parts. StorageError: A pattern is invalid (see `expand_parts`)."""
+    """Return one iterator over the paths, URLs, globs and folders of all `::`-parts in order, with braces expanded.
+    StorageError: A pattern is empty, has braces that do not match, names more than 2,000,000 shards, or is not a valid
+    URL.
+    """
     return itertools.chain.from_iterable(expand_parts(shards))
 
 
 def split_parts(item: str) -> list[str]:
-    """Split one text at `::`, unless it is the name of an existing file."""
+    """Return the parts of a text between `::`. If the text is the name of an existing file, it is the only part."""
     return [item] if "::" in item and os.path.lexists(item) else _JOINT.split(item)
 
 
 def expand_braces(pattern: str) -> Iterator[str]:
-    """Return an iterator over the names of a brace pattern, in order. StorageError: The pattern is invalid."""
+    """Return an iterator over the names of a brace pattern such as `a-{000..127}.tar`, in order. The name of an
+    existing file and a pattern without braces are yielded unchanged. StorageError: The pattern is empty, has braces
+    that do not match, names more than 2,000,000 shards, or is not a valid URL.
+    """
     if not pattern:
         raise StorageError("a shard pattern is empty. Name a path, a glob, a brace pattern or a folder.")
     scheme_of(pattern)
@@ -85,7 +95,9 @@ def _count_names(pattern: str) -> int:
 
 
 def _count_range(first: str | None, last: str | None, first_letter: str, last_letter: str, step: str | None) -> int:
-    """Return an upper bound for the number of names of a range."""
+    """Return an upper bound for the number of names of a range, from the texts of its bounds: numbers, or letters if
+    the numbers are None. `step` is None if the range has no step.
+    """
     if first is None or last is None:
         return abs(ord(last_letter) - ord(first_letter)) + 1
     if max(map(len, (first, last, step or ""))) > _MAX_DIGITS:
@@ -94,7 +106,8 @@ def _count_range(first: str | None, last: str | None, first_letter: str, last_le
 
 
 def parse_factors(factors: str, num_parts: int) -> tuple[float, ...]:
-    """Parse open_clip's `--train-data-upsampling-factors`, `1::2`: one number for each `::`-part of the shards.
+    """Parse open_clip's `--train-data-upsampling-factors`, such as `1::2`. Return one number, 0 or more, for each of
+    the `num_parts` `::`-parts of the shards.
 
     Raises:
         PipelineError: The number of factors is not `num_parts`, a factor is negative or not a finite number, or all

@@ -1,4 +1,4 @@
-"""`classes.json`: the class names of a folder of shards, which `pack` writes next to the shards."""
+"""Read, write and compare `classes.json`: the class names of a folder of shards, which `pack` writes to the folder."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ _log = logging.getLogger(__name__)
 
 
 def read_classes(folder: str | Path) -> tuple[str, ...] | None:
-    """Return the class names of a local or remote folder in the order of their numbers, None without `classes.json`.
-    FolderIndexError: `classes.json` is invalid. StorageError: `classes.json` cannot be read.
+    """Return the class names of a local or remote folder in the order of their numbers; None if the folder has no
+    `classes.json`. FolderIndexError: `classes.json` is invalid. StorageError: `classes.json` cannot be read.
     """
     path = str(folder / CLASSES_NAME) if isinstance(folder, Path) else join_url(folder, CLASSES_NAME)
     if (isinstance(folder, Path) or is_local(path)) and not Path(path).is_file():
@@ -34,13 +34,14 @@ def read_classes(folder: str | Path) -> tuple[str, ...] | None:
 
 
 def classes_json(numbers: Mapping[str, int]) -> bytes:
-    """Return the bytes of a `classes.json`, which maps the name of each class to its number."""
+    """Return the bytes of a `classes.json`. `numbers` maps the name of each class to its number."""
     return (json.dumps(dict(numbers), ensure_ascii=False, indent=0) + "\n").encode()
 
 
 def parse_classes(data: bytes, path: str, *, folder: str = "") -> tuple[str, ...]:
-    """Return the class names of a `classes.json` in the order of their numbers. Raise `FolderIndexError` if it is
-    neither a list of names nor a map of names to the numbers from 0.
+    """Return the class names in the bytes of a `classes.json`, in the order of their numbers. `path` and `folder` are
+    for the error. FolderIndexError: The bytes are neither a JSON list of names, nor a JSON object that maps n names to
+    the numbers 0 to n-1.
     """
     try:
         names = json.loads(data)
@@ -67,7 +68,8 @@ class CommonClasses(NamedTuple):
     Attributes:
         names: Class names in the order of their numbers; None if no folder has a `classes.json`.
         folder: A folder whose `classes.json` has all of these names; empty if `names` is None.
-        problem: Message that a folder has labels but no `classes.json`, which another folder has; otherwise empty.
+        problem: Message that a folder may have labels but has no `classes.json`, while another folder has a
+            `classes.json`; otherwise empty.
     """
 
     names: tuple[str, ...] | None
@@ -76,7 +78,8 @@ class CommonClasses(NamedTuple):
 
 
 def common_classes(folders: Iterable[str], has_labels: Callable[[str], bool], *, way_out: str) -> CommonClasses:
-    """Return the classes of several folders. A class number must have the same name in each `classes.json` that has it.
+    """Return the classes of several folders. A class number must have one name in all `classes.json` that have the
+    number.
 
     Args:
         folders: Paths or URLs.
@@ -112,7 +115,12 @@ def common_classes(folders: Iterable[str], has_labels: Callable[[str], bool], *,
 
 
 def check_labels(folders: Iterable[str], has_labels: Callable[[str], bool]) -> None:
-    """Check that the labels of all folders of a pipeline mean the same classes. Log a warning if that is unknown.
+    """Check that the labels of all folders of a pipeline mean the same classes. Log a warning if a folder with labels
+    has no `classes.json` but another folder has.
+
+    Args:
+        folders: Paths or URLs.
+        has_labels: Returns whether samples of a folder may have the field `cls`.
 
     Raises:
         FolderIndexError: A class number has two names, or a `classes.json` is invalid.

@@ -1,4 +1,4 @@
-"""Columns: values of all samples of a folder, stored as one array per column next to the folder's index.
+"""Columns: values of all samples of a folder, such as width or class, stored as one array per column next to the index.
 
 `columns.json` has its own digest, and lists the columns: name, source (what the values are computed from), dtype,
 sha256 of the file, and for text the distinct values, sorted. It also has the digest of the index whose samples it
@@ -53,7 +53,9 @@ _HEAD_BYTES = 128  # size of the header of an npy file
 
 
 class Texts(NamedTuple):
-    """The texts of samples: for each sample the position of its text in `values`, and the distinct texts, sorted."""
+    """The texts of samples. `codes` has for each sample the position of its text in `values`, an unsigned integer (n,);
+    `values` are the distinct texts, sorted.
+    """
 
     codes: Values
     values: tuple[str, ...]
@@ -64,36 +66,43 @@ Part = Values | Texts
 
 
 class NewColumn(NamedTuple):
-    """A column to write: what it is computed from, and the values of each shard, in the order of the index."""
+    """A column to write. `source`, an object of JSON, says what the values are computed from. `parts` are the values of
+    each shard, in the order of the index.
+    """
 
     source: Mapping[str, Any]
     parts: Sequence[Part]
 
 
 def check_column_name(name: str) -> None:
-    """Raise `SelectionError` if the name of a column is invalid."""
+    """Raise SelectionError unless `name` is a valid name for a column: 1 to 100 of a-z, A-Z, 0-9, _, - and ., and the
+    first character is neither - nor a dot.
+    """
     if not _NAME.fullmatch(name):
         msg = f"{name!r} is not a valid name for a column. Use a-z, A-Z, 0-9, _, - and ., at most 100 characters."
         raise SelectionError(f"{msg}\n  To name a column differently from its JSON path, write name=json.path.")
 
 
 def check_split_name(name: str) -> None:
-    """Raise `SelectionError` if the name of a split is invalid. File names of shards may contain it."""
+    """Raise SelectionError unless `name` is a valid name for a split: 1 to 40 of a-z, 0-9, _ and -, not - at the start.
+    File names of shards may contain the name.
+    """
     if not _SPLIT_NAME.fullmatch(name):
         raise SelectionError(f"{name!r} is not a valid name for a split. Use a-z, 0-9, _ and -, at most 40 characters.")
 
 
 def is_column_file(name: str) -> bool:
-    """Return whether `name` is a valid name for the file of a column, or is the name of the list of columns."""
+    """Return whether a file name is `columns.json`, the list of columns, or is valid for the file of a column."""
     return name == COLUMNS_NAME or _FILE.fullmatch(name) is not None
 
 
 def pack_values(values: Sequence[object]) -> Part:
-    """Return the values of samples as an array of bool, int64 or float64, or as `Texts`. None is a missing value.
+    """Return the values of n samples as an array (n,) of bool, int64 or float64, or as `Texts`. None is a missing
+    value, and becomes NaN among numbers (which are then float64), and "" among texts.
 
     Raises:
-        ValueError: Text and numbers are mixed, an integer or a text is too large, there are too many distinct texts, or
-            a value is of another type.
+        ValueError: Text and numbers are mixed; an integer has over 64 bits, or is beyond 2**53 in a float64 array; a
+            text has over 1000 characters; there are over 65,536 distinct texts; or a value is of another type.
     """
     kinds = set(map(type, values))
     if other := kinds - {bool, int, float, str, type(None)}:
@@ -134,8 +143,9 @@ def _check_values(values: tuple[str, ...]) -> None:
 
 
 def join_parts(parts: Sequence[Part]) -> Part:
-    """Join the values of shards in the smallest type that holds all of them. ValueError: Text and numbers are mixed, an
-    integer is too large for float64, or there are too many distinct texts.
+    """Return the values of all shards in order, as one array or `Texts`, in the smallest type that holds all of them.
+    ValueError: Text and numbers are mixed, an integer beyond 2**53 is together with missing values or fractions, or
+    there are more than 65,536 distinct texts.
     """
     known = [part for part in parts if isinstance(part, Texts) or not _has_no_value(part)]
     texts = [part for part in known if isinstance(part, Texts)]
@@ -189,10 +199,12 @@ def write_columns(
         disk: Performs the file operations; tests replace it.
 
     Returns:
-        Names of the files; the list of columns comes last.
+        Names of the columns' files in the order of `columns`, then the name of the list of columns.
 
     Raises:
-        SelectionError: A name is invalid, or the values of a column have no common type (see `join_parts`).
+        SelectionError: A name is invalid, or the values of a column have no common type: text and numbers are mixed, an
+            integer is too large for float64, or there are too many distinct texts.
+        OSError: An operation of `disk` fails.
     """
     listed = []
     num_samples = 0
@@ -222,24 +234,26 @@ def write_columns(
 
 
 def _digest_of(document: Mapping[str, Any]) -> str:
-    """Return hex sha256 of the list of columns, as JSON with sorted keys and without spaces."""
+    """Return hex sha256 of the list of columns without its own digest, as JSON with sorted keys and without spaces."""
     return hashlib.sha256(json.dumps(document, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
 def _list_entry(
     name: str, source: Mapping[str, Any], dtype: str, sha256: str, values: tuple[str, ...] | None
 ) -> dict[str, Any]:
-    """Return the entry of a column in the list of columns."""
+    """Return the entry of a column in the list of columns. `values` are the distinct texts; None for numbers."""
     item = {"name": name, "source": dict(source), "dtype": dtype, "sha256": sha256}
     return item if values is None else {**item, "values": values}
 
 
 def add_columns(index: BinaryIndex, new: Mapping[str, NewColumn], *, disk: Disk = DISK) -> None:
-    """Add columns to a local folder, whose lock the caller holds. A column of the same name is replaced.
+    """Add columns to the local folder of `index`, whose lock the caller holds. An existing column of the same name is
+    replaced.
 
     Raises:
         SelectionError: The list of columns is damaged or was made for other shards, a name is invalid, or the values of
-            a column have no common type (see `join_parts`).
+            a column have no common type, for example text and numbers.
+        OSError: An operation of `disk` fails.
     """
     known = Columns(index)
     kept = {name: known.column(name) for name in known if name not in new}
@@ -248,7 +262,7 @@ def add_columns(index: BinaryIndex, new: Mapping[str, NewColumn], *, disk: Disk 
 
 
 def remove_columns(folder: Path, *, disk: Disk = DISK, keep: Sequence[str] = ()) -> None:
-    """Remove the files of all columns and the list of columns, except the file names in `keep`."""
+    """Remove the files of all columns and the list of columns, except files whose names are in `keep`."""
     for path in [*sorted(folder.glob("*.npy")), folder / COLUMNS_NAME]:
         if path.name not in keep and is_column_file(path.name) and path.exists():
             disk.remove(path)
@@ -259,18 +273,19 @@ def _file_name(name: str, sha256: str) -> str:
 
 
 def _npy_head(dtype: np.dtype[Any], num_samples: int) -> bytes:
-    """Return the header of an npy file of version 1.0 with one dimension."""
+    """Return the header, 128 bytes, of an npy file of version 1.0 with one dimension of `num_samples` values."""
     text = f"{{'descr': '{dtype.str}', 'fortran_order': False, 'shape': ({num_samples},), }}".encode()
     return b"\x93NUMPY\x01\x00" + (_HEAD_BYTES - 10).to_bytes(2, "little") + text.ljust(_HEAD_BYTES - 11) + b"\n"
 
 
 class TextColumn:
-    """A column of text. It stores a number for each sample; 10^8 samples of a few classes take 100 MB.
+    """The texts of samples. A number is stored for each sample; 10^8 samples of a few classes take 100 MB.
 
-    `column == "train"` is a bool array, `column[3]` is a text, and `column[array]` is a column of these samples.
+    `column == "train"` is a bool array (num_samples,), `column[3]` is the text of sample 3, and `column[array]` is a
+    `TextColumn` of the samples that a numpy index selects.
 
     Attributes:
-        codes: For each sample the position of its text in `values`, (num_samples,).
+        codes: For each sample the position of its text in `values`, unsigned (num_samples,).
         values: The distinct texts, sorted.
     """
 
@@ -281,11 +296,11 @@ class TextColumn:
         self.values = values
 
     def __len__(self) -> int:
-        """Number of samples."""
+        """Return the number of samples."""
         return len(self.codes)
 
     def __getitem__(self, at: Any) -> Any:
-        """Return the text of one sample, or the column of several."""
+        """Return the text of sample `at`, or a `TextColumn` of several samples if `at` is a slice or a numpy index."""
         codes = self.codes[at]
         return self.values[codes] if np.ndim(codes) == 0 else TextColumn(codes, self.values)
 
@@ -302,21 +317,21 @@ class TextColumn:
         return np.array([value in texts for value in self.values], dtype=np.bool_)[self.codes]
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Values:  # noqa: FBT001 (numpy's protocol)
-        """Return the text of each sample, (num_samples,)."""
+        """Return the text of each sample as a new array of numpy's text type, or of `dtype`: (num_samples,)."""
         return np.array(self.values, dtype=dtype)[self.codes]
 
     def __repr__(self) -> str:
-        """Return the number of samples and the first values."""
+        """Return a text with the number of samples and the first five distinct texts."""
         return f"TextColumn({len(self):,} samples, values {', '.join(map(repr, self.values[:5]))}, ...)"
 
 
 @dataclass(frozen=True)
 class Column:
-    """One column of a folder. A pickle holds no values.
+    """One column of a folder. A pickle does not contain the values; they are mapped again after unpickling.
 
     Attributes:
         name: Name of the column.
-        source: What the values are computed from, as JSON.
+        source: What the values are computed from, as an object of JSON.
         dtype: Type of the stored numbers, as numpy writes it: `<u2`.
         num_samples: Number of samples of the folder.
         sha256: Hex digest of the column's file.
@@ -336,8 +351,12 @@ class Column:
 
     @functools.cached_property
     def data(self) -> Values:
-        """The stored numbers, (num_samples,), read-only, mapped. SelectionError: The file is missing, or is not the
-        file of this column. StorageError: A remote file cannot be copied.
+        """The stored numbers, (num_samples,) of the type `dtype`, read-only, mapped from the file. For a text, the
+        number is its position in `values`.
+
+        Raises:
+            SelectionError: The file is missing or unreadable, or does not have the size and the type of this column.
+            StorageError: A remote file cannot be copied.
         """
         file = _file_name(self.name, self.sha256)
         if self.url:
@@ -361,24 +380,27 @@ class Column:
         return mapped
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the state without the mapped values."""
+        """Return the state for a pickle, without the mapped values."""
         return {name: value for name, value in vars(self).items() if name != "data"}
 
     def check(self) -> None:
-        """Compare the bytes of the file with its digest, and the numbers of a text column with its `values`.
+        """Check that the bytes of the file have the digest `sha256`, and that each number of a text column has a text.
 
         Raises:
             SelectionError: The file is missing or damaged, or a number has no text.
+            StorageError: A remote file cannot be copied.
         """
         for _ in self.chunks(_READ_BYTES):
             pass
 
     def chunks(self, size: int) -> Iterator[Values]:
-        """Yield the stored numbers in order, `size` at a time. They are read: mapped pages would count as memory.
+        """Yield the stored numbers in order, in arrays of `size` numbers; the last array may be shorter. The file is
+        read, not mapped, because mapped pages would count as memory.
 
         Raises:
             SelectionError: The file is missing or damaged, or a number has no text. The digest is compared after the
-                last chunk, so use no value before.
+                last array, so do not use a value before the iteration has ended.
+            StorageError: A remote file cannot be copied.
         """
         dtype = self.data.dtype
         digest = hashlib.sha256(_npy_head(dtype, self.num_samples))
@@ -394,12 +416,12 @@ class Column:
             raise self.error("its file is damaged")
 
     def unfit(self, problem: str) -> SelectionError:
-        """Return the SelectionError for a use that needs another kind of column. `problem` also says what to do."""
+        """Return the SelectionError for a use that needs another kind of column. `problem` says why and what to do."""
         place = self.url or str(self.folder)
         return SelectionError(f"{place}: column {self.name}: {problem}.", folder=place)
 
     def error(self, problem: str) -> SelectionError:
-        """Return the SelectionError for a damaged column, with the command that makes all columns again."""
+        """Return the SelectionError for the damage `problem`, with the command that makes all columns again."""
         place = self.url or str(self.folder)
         msg = f"{place}: column {self.name}: {problem}.\n  Run `wdskit index {place}`, which makes all columns again."
         return SelectionError(msg, folder=place)
@@ -420,6 +442,7 @@ class Columns:
     Raises:
         SelectionError: The list of columns is damaged, or was made for other shards. A folder without columns is not an
             error.
+        FolderIndexError: The list of columns is a link, or is not a plain file of at most 1 GiB.
     """
 
     def __init__(self, index: BinaryIndex) -> None:
@@ -444,7 +467,12 @@ class Columns:
         return self._columns[name]
 
     def __getitem__(self, name: str) -> Values | TextColumn:
-        """Return the values of a column. SelectionError: The column does not exist, or its file is damaged."""
+        """Return the values of a column, one per sample: a read-only array, or a `TextColumn` for text.
+
+        Raises:
+            SelectionError: The column does not exist, or its file is missing or damaged.
+            StorageError: A remote file cannot be copied.
+        """
         column = self.column(name)
         return column.data if column.values is None else TextColumn(column.data, column.values)
 
@@ -457,11 +485,11 @@ class Columns:
         return iter(self._columns)
 
     def __len__(self) -> int:
-        """Number of columns."""
+        """Return the number of columns."""
         return len(self._columns)
 
     def __repr__(self) -> str:
-        """Return the folder and the names."""
+        """Return a text with the folder and the names of the columns."""
         return f"Columns({self.place!r}: {', '.join(self)})"
 
     def of_split(self, name: str) -> NDArray[np.bool_]:
@@ -471,6 +499,7 @@ class Columns:
 
         Raises:
             SelectionError: The split does not exist (the message lists the existing splits), or its column is damaged.
+            StorageError: A remote file cannot be copied.
         """
         splits = self._columns.get(SPLIT_COLUMN)
         if splits is not None and splits.values is not None and name in splits.values:
@@ -494,7 +523,7 @@ def columns(folder: str | Path) -> Columns:
     `columns("data/train")["cls"]` is an array with one value per sample, in the order of the index.
 
     Raises:
-        FolderIndexError: The index of the folder is missing or damaged.
+        FolderIndexError: The index of the folder is missing or damaged, or the list of columns is not a plain file.
         SelectionError: The list of columns is damaged, or was made for other shards; or a folder in a store has no list
             of columns.
         StorageError: The store cannot be read.
@@ -508,10 +537,12 @@ def columns(folder: str | Path) -> Columns:
 
 
 def list_columns(folder: Path, url: str = "") -> dict[str, Column]:
-    """Return the columns in the list of a folder by name, empty without a list. They may be columns of other shards.
+    """Return the columns in the `columns.json` of a local folder by name; empty if the file does not exist. The columns
+    may belong to other shards. If the folder has copies of a remote folder's files, `url` is the remote folder.
 
     Raises:
-        SelectionError: The list is damaged.
+        SelectionError: `columns.json` is damaged, or of another version.
+        FolderIndexError: `columns.json` is a link, or is not a plain file of at most 1 GiB.
     """
     return _parse(folder, url)[1]
 
@@ -560,7 +591,7 @@ def _parse(folder: Path, url: str) -> tuple[str, dict[str, Column]]:
 
 
 class ColumnView:
-    """The values of a column for all samples of a list of shards, shard after shard. A pickle holds no values.
+    """The values of a column for all samples of a list of shards, shard after shard. A pickle leaves the values out.
 
     Args:
         runs: For each run of neighbouring samples: the column of their folder, the position of the first sample in this
@@ -572,11 +603,13 @@ class ColumnView:
         self._starts = np.cumsum([0, *(count for _, _, count in runs)])
 
     def __len__(self) -> int:
-        """Number of samples."""
+        """Return the number of samples."""
         return int(self._starts[-1])
 
     def take(self, numbers: Ints) -> Values:
-        """Return the stored numbers of the samples `numbers`, (n,), 0 <= numbers[i] < len(self)."""
+        """Return the stored values of n samples, (n,); for a text, its position in the column's `values`. `numbers` are
+        the samples, int64 (n,), numbered over all shards: 0 <= numbers[i] < len(self).
+        """
         if len(self._runs) == 1:
             column, first, _ = self._runs[0]
             return column.data[first + numbers]
@@ -589,11 +622,13 @@ class ColumnView:
         return found
 
     def all(self) -> Values:
-        """Return the stored numbers of all samples, (len(self),): a view of the file for a single run, else a copy."""
+        """Return the stored values of all samples, (len(self),); for a text, its position in the column's `values`. The
+        array is a view of the file if there is a single run, otherwise a copy.
+        """
         parts = [column.data[first : first + count] for column, first, count in self._runs]
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
 def as_part(column: Column) -> Part:
-    """Return all values of a column, in the form that `NewColumn.parts` has."""
+    """Return all values of a stored column as one part for `NewColumn.parts`: an array, or `Texts`."""
     return column.data if column.values is None else Texts(column.data, column.values)

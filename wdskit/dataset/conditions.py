@@ -46,14 +46,14 @@ _NODES = (
 
 
 class Where:
-    """A condition on the columns of a folder. A pickle has only the text.
+    """A condition on the columns of a folder, such as `width >= 256`. A pickle has only the text.
 
     Attributes:
         text: The condition.
         names: Names of the columns in the condition, sorted.
 
     Raises:
-        SelectionError: The text is not a condition. The message gives the position in the text.
+        SelectionError: The text is not a condition, or names no column. The message gives the position in the text.
     """
 
     def __init__(self, text: str) -> None:
@@ -64,7 +64,7 @@ class Where:
             raise expression_error("where", text, "it names no column")
 
     def __reduce__(self) -> tuple[type[Where], tuple[str]]:
-        """Pickle the text only."""
+        """Return the text, the only part of a pickle."""
         return Where, (self.text,)
 
     def mask(self, columns: Columns) -> Mask:
@@ -73,7 +73,9 @@ class Where:
         One comparison of 10^8 samples takes half a second, and only the memory of the result.
 
         Raises:
-            SelectionError: A column is missing or damaged, or the condition cannot be evaluated to true or false.
+            SelectionError: A column is missing or damaged; or the condition compares text with a number, is neither
+                true nor false, divides a whole number by 0, or has a result of more than 64 bits.
+            StorageError: The file of a remote column cannot be copied.
         """
         used: dict[str, Column] = {name: columns.column(name, use="where") for name in self.names}
         mask = np.empty(next(iter(used.values())).num_samples, dtype=np.bool_)
@@ -171,7 +173,7 @@ class Where:
 
 
 def _load(column: Column, data: NDArray[Any]) -> Any:
-    """Return a part of a column: text, bool, int64 or float64."""
+    """Return the stored numbers `data` of a column as a `TextColumn`, or as an array of bool, int64 or float64."""
     if column.values is not None:
         return TextColumn(data, column.values)
     return data.astype(np.int64) if data.dtype.kind in "iu" else data
@@ -207,7 +209,7 @@ def _dotted(node: ast.AST) -> str | None:
 
 
 def _names(node: ast.AST) -> Sequence[str]:
-    """Return the names of the columns in an expression."""
+    """Return the names of the columns in an expression, in order; a name that occurs twice is returned twice."""
     name = _dotted(node)
     if name is not None:
         return [name]

@@ -1,4 +1,4 @@
-"""Parse a user's expression: Python's syntax, with limited size, and only the nodes that the caller allows."""
+"""Parse an expression of a user, for `filter` and `where`: Python's syntax, limited in size and in kinds of nodes."""
 
 from __future__ import annotations
 
@@ -62,12 +62,14 @@ def parse_expression(text: str, problem_of: Callable[[ast.AST], str], *, what: s
 
 
 def expression_error(what: str, text: str, problem: str, position: int | None = None) -> SelectionError:
-    """Return the SelectionError for an expression. `position` is that of the problem in the text, from 1."""
+    """Return the SelectionError for the expression `text`. `what` is its setting, `filter` or `where`. `position` is
+    the position of the problem in the text, from 1; None if unknown.
+    """
     at = f" at {position}" if position else ""
     return SelectionError(f"{what}{at}: {short_repr(text)}: {problem}.")
 
 
 def short_repr(value: object) -> str:
-    """Return the start of a value's repr, for messages."""
+    """Return the first 80 characters of a value's repr, for messages; `...` follows if the repr is longer."""
     shown = repr(value[:200] if isinstance(value, str | list | tuple) else value)
     return f"{shown[:80]}..." if len(shown) > 80 else shown

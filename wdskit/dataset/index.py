@@ -1,9 +1,8 @@
-"""The folder's index: names, samples, sizes, digests and fields of its shards.
+"""Read, write and check the index of a folder: name, number of samples, size, digests and fields of each shard.
 
 `index.json` is for people and other tools: a valid wids index, one shard per line, whose entries also have sha256 and
-field names. `index.bin` is its binary form for programs (`dataset.binary_index`). Both are written together, the JSON
-last.
-`index.bin` has the digest of its `index.json`, so that files of two versions are never used together.
+field names. `index.bin` is its binary form for programs (`dataset.binary_index`). `write_index` writes both files,
+`index.json` last. `index.bin` has the digest of its `index.json`, so files of two versions are never used together.
 """
 
 from __future__ import annotations
@@ -58,12 +57,12 @@ class FolderIndex:
 
     @property
     def num_samples(self) -> int:
-        """Number of samples in all shards."""
+        """The number of samples in all shards."""
         return sum(entry.num_samples for entry in self.entries)
 
     @functools.cached_property
     def by_name(self) -> dict[str, ShardEntry]:
-        """The entries by file name."""
+        """The entry of each shard by file name, in the order of the index."""
         return {entry.name: entry for entry in self.entries}
 
     def url(self, entry: ShardEntry) -> str:
@@ -71,8 +70,8 @@ class FolderIndex:
         return join_url(self.folder, entry.name if is_local(self.folder) else quote(entry.name))
 
     def check_files(self) -> None:
-        """Compare names and sizes of the folder's shards with the index. Digests are compared by `verify`. A remote
-        folder is not compared.
+        """Check that the shards of a local folder have the names and sizes of the index. Digests are not compared, and
+        a remote folder is not checked.
 
         Raises:
             FolderIndexError: A shard is missing, is not listed, or has another size, or the folder cannot be read.
@@ -106,15 +105,16 @@ def compare_names(found: Collection[str], listed: Collection[str]) -> tuple[list
     """Compare the names of a folder's files with the shards that its index lists.
 
     Returns:
-        Listed shards that are missing, and shards (`*.tar`, without a leading dot) that are not listed; both sorted.
+        (missing, unlisted): listed shards that are not in `found`, and names of shards in `found` (`*.tar`, without a
+        leading dot) that are not listed; both lists are sorted.
     """
     unlisted = sorted(name for name in found if name.endswith(".tar") and name[0] != "." and name not in listed)
     return sorted(name for name in listed if name not in found), unlisted
 
 
 def join_url(folder: str, name: str) -> str:
-    """Return the path or URL of a file in a folder. In the current folder, `""`, the name `a:b` becomes `./a:b`, since
-    it would be read as a URL.
+    """Return the path or URL of the file `name` in a folder. In the current folder, `""`, a name with a colon such as
+    `a:b` becomes `./a:b`, since `a:b` would be read as a URL.
     """
     if not folder.strip("/"):
         return f"{folder or './'}{name}" if ":" in name else f"{folder}{name}"
@@ -127,18 +127,21 @@ def has_index(folder: str) -> bool:
 
 
 def is_label(field: str) -> bool:
-    """Return whether a field has the number of a class: the last part of its name is `cls`."""
+    """Return whether the field with this name has the number of a class: its name is `cls` or ends in `.cls`."""
     return field.rpartition(".")[2] == "cls"
 
 
 def folder_has_labels(folder: str) -> bool:
-    """Return whether samples of an indexed folder have a `cls` field. FolderIndexError: The index cannot be read."""
+    """Return whether samples of an indexed folder have a field `cls` or `*.cls`. FolderIndexError: The index is
+    missing, invalid or unreadable.
+    """
     return any(is_label(field) for entry in read_index(folder).entries for field in entry.fields)
 
 
 def write_index(folder: Path, entries: Sequence[ShardEntry], *, data: bytes | None = None, disk: Disk = DISK) -> None:
-    """Publish the index of `entries`, in their order: `index.bin`, then `.wdskit.files`, then `index.json`. `data` are
-    the bytes of `index.json` if the caller has them already.
+    """Publish the index of a local folder with these entries, in their order: `index.bin`, then `.wdskit.files`, then
+    `index.json`. `data` are the bytes of `index.json` if the caller has made them already. `disk` performs the file
+    operations. OSError: An operation fails.
     """
     data = index_json(entries) if data is None else data
     publish_bytes(folder / BINARY_NAME, build_binary(entries, hashlib.sha256(data).digest()), disk=disk)
@@ -147,7 +150,7 @@ def write_index(folder: Path, entries: Sequence[ShardEntry], *, data: bytes | No
 
 
 def index_json(entries: Iterable[ShardEntry]) -> bytes:
-    """Return the bytes of `index.json`."""
+    """Return the bytes of an `index.json` with these entries, in their order."""
     dumps = json.JSONEncoder(ensure_ascii=False).encode
     fields_json = functools.cache(lambda fields: dumps([*fields]))  # most shards have the same fields
     lines = ",\n".join(
@@ -164,7 +167,7 @@ def index_json(entries: Iterable[ShardEntry]) -> bytes:
 
 @contextlib.contextmanager
 def _collection_paused() -> Iterator[None]:
-    """Pause the cyclic garbage collector, which would take half of the time to read an index of 10**5 shards."""
+    """Pause the cyclic garbage collector in the block. It would take half the time to read an index of 10**5 shards."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -176,7 +179,9 @@ def _collection_paused() -> Iterator[None]:
 
 @_collection_paused()
 def read_index(folder: str | Path) -> FolderIndex:
-    """Read the `index.json` of a folder or URL; raise `FolderIndexError` if it is missing or invalid."""
+    """Return the index in the `index.json` of a local or remote folder. FolderIndexError: `index.json` is missing,
+    unreadable or invalid. StorageError: The URL of the folder is invalid, or its scheme is not supported.
+    """
     folder = str(folder)
     url = join_url(folder, INDEX_NAME)
     try:
@@ -200,8 +205,8 @@ def read_index(folder: str | Path) -> FolderIndex:
 
 
 def _parse_entries(document: Any, path: Path | None) -> list[ShardEntry]:
-    """Return the entries of a parsed `index.json`. `path` is that of `index.bin`, whose identities are read too; None
-    for a remote folder. ValueError: The document is not a valid index.
+    """Return the entries of a parsed `index.json`. `path` is the path of `index.bin`, None for a remote folder; the
+    identities next to it are read too. ValueError: The document is not a valid index.
     """
     if not isinstance(document, dict) or document.get("__kind__") != _KIND:
         raise ValueError(f"`__kind__` is not {_KIND!r}")
@@ -244,7 +249,7 @@ def _parse_entries(document: Any, path: Path | None) -> list[ShardEntry]:
 
 
 def _are_entries(shards: list[Any]) -> bool:
-    """Return True if all entries of a shardlist are valid and no name appears twice.
+    """Return whether all entries of a shardlist are valid, and no name appears twice.
 
     The values are checked column by column, which is faster than `entry_problem` for each entry.
     """
@@ -285,7 +290,7 @@ _RULES = {
 
 
 def entry_problem(item: Any) -> str:
-    """Return the fault of an entry of the shardlist, "" if it is valid."""
+    """Return the fault of an entry in the `shardlist` of an `index.json`, for a message; "" if the entry is valid."""
     if not isinstance(item, dict):
         return f"{_SHORT.repr(item)} is not a shard"
     for part, is_right in _RULES.items():

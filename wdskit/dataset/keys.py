@@ -1,4 +1,4 @@
-"""Keys and fields: the rules for names that every reader reads back unchanged, and 64-bit hashes of very many keys.
+"""Check that every reader reads the names of keys and fields back unchanged, and find repeated keys by 64-bit hashes.
 
 `tar.names` splits a name into key and field.
 """
@@ -26,7 +26,9 @@ _PLAIN_KEY = re.compile(r"(?!__)[A-Za-z0-9_+-]+(?:/(?!__)[A-Za-z0-9_+-]+)*")
 
 
 def check_key(key: str) -> None:
-    """Raise `KeyRuleError`, which names the rule, for a key that some reader would lose, split or rename."""
+    """Raise KeyRuleError if some reader would lose, split or rename `key`. The message names the broken rule, such as a
+    dot, white space, a control character, an absolute path, or `__` at the start of a part.
+    """
     problem = None if _PLAIN_KEY.fullmatch(key) else _key_problem(key)  # nearly every key is plain
     if problem:
         raise KeyRuleError(f"key {key!r}: {problem}.", name=key)
@@ -52,21 +54,27 @@ def _key_problem(key: str) -> str | None:
 
 @functools.lru_cache(maxsize=1024)
 def check_field(field: str) -> None:
-    """Raise `KeyRuleError` for a field name that some reader would change."""
+    """Raise KeyRuleError if some reader would change the field name `field`. A valid name has a-z, 0-9, _, + and -,
+    with single dots between, and does not start with `__`.
+    """
     if not _FIELD.fullmatch(field) or field.startswith("__"):
         msg = f"field {field!r}: a field name has a-z, 0-9, _, + and -, with single dots between, and no leading __."
         raise KeyRuleError(msg, name=field)
 
 
 def field_problem(field: str, fields: Container[str]) -> str:
-    """Return why a member cannot add `field` to the fields of its sample, "" if it can."""
+    """Return why a member cannot add `field` to a sample that has `fields` already: the name starts with `__`, or the
+    field is repeated. Return "" if the member can add the field.
+    """
     if field.startswith("__"):
         return "a name that readers reserve"
     return "twice" if field in fields else ""
 
 
 def check_member_name(key: str, field: str) -> None:
-    """Raise `KeyRuleError` if key or field breaks a rule, or the member's name is longer than all readers accept."""
+    """Raise KeyRuleError if the key or the field breaks a rule for names, or if the member's name, `key.field`, has
+    more than 100 bytes, the limit of all readers.
+    """
     check_key(key)
     check_field(field)
     num_bytes = len(key.encode()) + 1 + len(field)
@@ -82,17 +90,17 @@ def hashed_key(path: str) -> str:
 
 
 def hash_key(key: str) -> bytes:
-    """Return a 64-bit hash of a key. 10**7 hashes take 80 MB as an array; a set of the keys takes 1.1 GB."""
+    """Return a hash of a key, 8 bytes. 10**7 hashes take 80 MB as an array; a set of the keys takes 1.1 GB."""
     return hashlib.blake2b(key.encode(), digest_size=8).digest()
 
 
 def find_repeated(*parts: NDArray[Any]) -> NDArray[Any]:
-    """Return the 64-bit hashes that occur more than once in all parts together, sorted, each once.
+    """Return the 64-bit hashes that occur more than once in all parts together: sorted, each once, of the parts' type.
 
     A sorted copy of ten million hashes takes 80 MB, so a sixteenth of the hashes is copied and sorted at a time.
 
     Args:
-        parts: int64 or uint64, all of one type. Values that are not evenly distributed take more memory.
+        parts: Arrays (n,) of int64 or uint64, all of one type. Hashes that are not evenly distributed take more memory.
     """
     if not parts:
         return np.empty(0, np.uint64)
@@ -106,7 +114,7 @@ def find_repeated(*parts: NDArray[Any]) -> NDArray[Any]:
 
 
 def is_among(hashes: NDArray[Any], known: NDArray[Any]) -> NDArray[np.bool_]:
-    """Return for each hash whether `known` has it, bool (num_hashes,). `known` is sorted."""
+    """Return for each of `hashes` whether it is in the sorted array `known`, which has the same type: bool (n,)."""
     if not len(known) or not len(hashes):
         return np.zeros(len(hashes), np.bool_)
     return np.concatenate(

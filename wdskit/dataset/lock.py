@@ -1,8 +1,8 @@
-"""One writer at a time in a folder of shards. Worker processes of a killed run count as writers too.
+"""Lock a folder of shards, so that only one run writes there. Worker processes of a killed run count as writers too.
 
 A worker ends a moment after its main process, and may publish a file in this moment, when the folder's lock is free
-already. So each worker holds a shared lock on the folder itself until it ends, and a run starts only when no process
-holds that lock. The kernel frees both locks when a process ends for any reason.
+already. So each worker holds a shared lock on the log of its run until it ends, and a run starts only when no process
+holds that lock (`wait_for_workers`). The kernel frees both locks when a process ends for any reason.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def lock_folder(folder: Path, name: str = LOCK_NAME, problem: str = "", *, wait:
         folder: The folder to lock.
         name: Name of the lock file. Work that may run at the same time uses another name.
         problem: Message if another process holds the lock; by default, that it is writing in the folder.
-        wait: Wait until the other process frees the lock.
+        wait: If another process holds the lock, wait until it is free instead of raising.
 
     Raises:
         FolderIndexError: Another process holds the lock, and `wait` is False.
@@ -100,7 +100,9 @@ def _open_lock_file(folder: Path, name: str) -> Iterator[int]:
 
 
 def _take_lock(fd: int, kind: int, folder: Path, *, wait: bool = False) -> bool:
-    """Take a lock. Return False if another process holds it. StorageError: The file system has no locks."""
+    """Take the lock `kind`, `fcntl.LOCK_EX` or `LOCK_SH`, on a descriptor. Return False if another process holds it and
+    `wait` is False, otherwise True. StorageError: The file system of `folder` has no locks.
+    """
     try:
         fcntl.flock(fd, kind if wait else kind | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -121,7 +123,9 @@ def _in_use(folder: Path, problem: str = "") -> FolderIndexError:
 
 @functools.cache
 def share_lock_until_exit(path: Path) -> None:
-    """Hold a shared lock on a folder or file until this process ends. If its parent has ended, end this process now."""
+    """Hold a shared lock on a folder or file until this process ends. If the parent process has ended already, end this
+    process at once. OSError: The path cannot be opened.
+    """
     _open_locked(path, fcntl.LOCK_SH)
     parent = parent_process()
     if parent is not None and not parent.is_alive():
@@ -130,7 +134,7 @@ def share_lock_until_exit(path: Path) -> None:
 
 @contextlib.contextmanager
 def share_lock(path: Path) -> Iterator[None]:
-    """Hold a shared lock on a folder or file while the block runs, in a process that continues afterwards."""
+    """Hold a shared lock on a folder or file while the block runs. OSError: The path cannot be opened."""
     fd = _open_locked(path, fcntl.LOCK_SH)
     try:
         yield
@@ -139,7 +143,9 @@ def share_lock(path: Path) -> Iterator[None]:
 
 
 def wait_for_workers(path: Path) -> None:
-    """Wait until no worker of an earlier run holds a lock on a folder or file. The caller holds the run's own lock."""
+    """Wait until no worker of an earlier run holds a shared lock on a folder or file. Meanwhile, the caller holds the
+    lock of its own run. OSError: The path cannot be opened.
+    """
     os.close(_open_locked(path, fcntl.LOCK_EX))
 
 

@@ -1,8 +1,7 @@
-"""Find the shards that a path, URL, glob, brace pattern or folder names.
+"""Find the shards that a user names by a path, a URL, a glob, a brace pattern or a folder.
 
-A user names shards by a path, a URL, a glob, a brace pattern or a folder, by several joined by `::`, or by a list of
-them. If the folder of a pattern has an index, the pattern selects from the index, and a matching file that is not in
-the index is an error.
+Several of these can be joined by `::`, or be given as a list. If the folder of a pattern has an index, the pattern
+selects from the index, and a matching file that is not in the index is an error.
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ class ShardList:
 
     @property
     def folders(self) -> dict[str, bool]:
-        """Maps each folder to whether its samples may have labels: a shard has a `cls` field or is in no index."""
+        """For each folder, whether its samples may have labels: a shard has a `cls` field, or has no index entry."""
         folders: dict[str, bool] = {}
         for url, entry in zip(self.urls, self.entries, strict=True):
             folder = split_url(url)[0]
@@ -63,8 +62,14 @@ class ShardList:
 
 @dataclass(frozen=True)
 class Target:
-    """The shards that a user's path names, in order. `entries` are their index entries, whose names and sizes match the
-    files; None for a single shard, and if a shard is in no index.
+    """The shards that a user's path names.
+
+    Attributes:
+        path: The path as the user wrote it.
+        kind: Whether the path names one shard, a folder, or several shards by a pattern.
+        urls: Path or URL of each shard, in order.
+        entries: Index entry of each shard; names and sizes of local files match the entries. None for a single shard,
+            and if any shard is in no index.
     """
 
     path: str
@@ -74,8 +79,8 @@ class Target:
 
 
 class ShardMatch(NamedTuple):
-    """One shard that a pattern names: path or URL, its index entry, and its problem: `ABSENT`, `LISTED_ABSENT`,
-    `UNLISTED`, or empty for a valid shard.
+    """One shard that a pattern names: path or URL, index entry (None without an entry), and problem, which is `ABSENT`
+    (no such file), `LISTED_ABSENT` (no such file, but the index lists it), `UNLISTED` (not in the index), or empty.
     """
 
     url: str
@@ -102,7 +107,8 @@ def list_shards(
         check_files: If all shards are in an index, compare names and sizes of the files in local folders with it.
 
     Raises:
-        StorageError: No shard matches, a local shard is missing, or a pattern or a scheme is invalid.
+        StorageError: No shard matches, a local shard is missing, a pattern or a scheme is invalid, or a bucket cannot
+            be listed.
         FolderIndexError: An index is needed and missing, is invalid, or does not match the shards on disk.
     """
 
@@ -134,9 +140,9 @@ def list_shards(
 
 
 def find_shards(path: str) -> Target:
-    """Find the shards of a path that a user named: a shard, a folder, or a pattern as for `list_shards`.
+    """Find the shards of a user's path: a shard, a folder, a glob or a brace pattern; or several joined by `::`.
 
-    An existing file is taken as a shard, with any name and without a look at the folder's index.
+    An existing file is taken as a shard, whatever its name; the folder's index is not read.
 
     Raises:
         StorageError: No shard matches, a local shard is missing, or a pattern or a scheme is invalid.
@@ -171,11 +177,12 @@ def match_shards(path: str, open_index: OpenIndex) -> tuple[dict[str, ShardEntry
 
     Args:
         path: A path, URL, glob, brace pattern or folder; several joined by `::`.
-        open_index: Called once for each folder, in the spelling that comes first; `""` is the current folder.
+        open_index: Returns the index of a folder. Called once for each folder, with the first of the paths that name
+            the folder; `""` is the current folder.
 
     Returns:
-        Path and index entry of each existing shard, in the order of the index, then by name; and all shards with a
-        problem. Unlisted shards are in both.
+        (shards, faults). `shards` maps path or URL of each existing shard to its index entry, None without an entry, in
+        the order of the index, then by name. `faults` are all shards with a problem. Unlisted shards are in both.
 
     Raises:
         StorageError: A local folder cannot be listed, or a pattern or a scheme is invalid.
@@ -247,11 +254,11 @@ def find_folders(pattern: str) -> list[FolderPattern]:
 
 
 def check_planned_url(url: str) -> None:
-    """Refuse a URL that a planned source cannot read.
+    """Raise StorageError for a URL that a planned source such as `exact` cannot read.
 
     Raises:
         StorageError: The URL has a query, which may be a signature for one file only; or it names a folder of a web
-            server without a slash.
+            server without a slash at the end.
     """
     path, query, _ = url.partition("?")
     if query:
@@ -264,8 +271,8 @@ def check_planned_url(url: str) -> None:
 
 
 def _match(pattern: str, open_index: OpenIndex, *, is_listed: bool = False) -> Iterator[ShardMatch]:
-    """Yield the shards that one expanded pattern names: for a glob the shards of the index in its order, then others.
-    The folder of a bucket that has no index is listed if `is_listed` is set.
+    """Yield the shards that one pattern without braces names; for a glob, the shards of the index in the order of the
+    index, then other shards. The folder of a bucket that has no index is listed if `is_listed` is set.
     """
     for folder, name, is_glob in find_folders(pattern):
         if is_glob and is_local(pattern):
@@ -298,7 +305,7 @@ def _match_folder(folder: str, name: str, index: FolderIndex | None) -> Iterator
 
 
 def _select(names: Iterable[str], pattern: str) -> Iterator[str]:
-    """Yield the names of shards that a glob matches, sorted."""
+    """Yield the names that the glob `pattern` matches and that can be shards, sorted."""
     has_ending = "." in re.split(r"[*?\]]", pattern)[-1]  # a glob without an ending matches only `.tar`
     for each in sorted(names):
         is_shard = (has_ending or each.endswith(".tar")) and each.startswith(".") <= pattern.startswith(".")
@@ -307,7 +314,13 @@ def _select(names: Iterable[str], pattern: str) -> Iterator[str]:
 
 
 def _match_remote(url: str, folder: str, name: str, open_index: OpenIndex, *, is_listed: bool) -> Iterator[ShardMatch]:
-    """Yield the shards of a remote folder whose names match a glob."""
+    """Yield the shards of the remote folder `folder` whose names match the glob `name`. `url` is the whole pattern. A
+    folder without an index is listed if `is_listed` is set.
+
+    Raises:
+        StorageError: `url` has a query, the folder cannot be listed, or no tar in a listed folder matches.
+        FolderIndexError: The folder has no index, and `is_listed` is not set.
+    """
     path, query, _ = url.partition("?")
     if query:
         msg = f"{path}: a URL with a query names one shard, not a folder. Name each shard, or leave the query out."
@@ -343,7 +356,9 @@ def split_url(url: str) -> tuple[str, str]:
 
 
 def shard_error(url: str, problem: str) -> WdskitError:
-    """Return the error for a shard with the problem `ABSENT`, `LISTED_ABSENT` or `UNLISTED`."""
+    """Return the error for the shard `url`: a StorageError for the problem `ABSENT`, a FolderIndexError for the
+    problems `LISTED_ABSENT` and `UNLISTED`, which say that files and index differ.
+    """
     folder, name = split_url(url)
     if problem == LISTED_ABSENT:
         return FolderIndexError(f"{url}: {problem}.", folder=folder)
@@ -358,7 +373,9 @@ def shard_error(url: str, problem: str) -> WdskitError:
 
 
 def nothing_matches(pattern: str) -> WdskitError:
-    """Return the error for a pattern that no shard matches. It says so if a run in the folder is unfinished."""
+    """Return the error for a pattern that no shard matches: a FolderIndexError if a run in the local folder is
+    unfinished, otherwise a StorageError.
+    """
     if is_local(pattern):
         path = local_path(pattern)
         folder = path if os.path.isdir(path) else os.path.dirname(path)

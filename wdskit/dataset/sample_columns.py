@@ -28,20 +28,22 @@ Run = tuple[IndexedShard, int, int]
 
 
 class Spans(NamedTuple):
-    """One field of many samples: bytes `starts[i]:stops[i]` of `data[i]`, or all of `data[i]` if `starts` is empty."""
+    """One field of many samples: for sample i the bytes `data[i][starts[i]:stops[i]]`, or all of `data[i]` if `starts`
+    and `stops` are empty.
+    """
 
     data: list[Buffer]
     starts: list[int]
     stops: list[int]
 
     def add(self, data: Buffer, start: int, stop: int) -> None:
-        """Append the field of one more sample."""
+        """Append the field of one more sample: `data[start:stop]`."""
         self.data.append(data)
         self.starts.append(start)
         self.stops.append(stop)
 
     def part(self, at: slice) -> Spans:
-        """Return the field of the samples `at`."""
+        """Return the field of the samples in a slice."""
         return Spans(self.data[at], self.starts[at], self.stops[at])
 
     def ranges(self) -> Iterable[tuple[Buffer, int, int]]:
@@ -58,15 +60,18 @@ class Spans(NamedTuple):
 
 
 class SampleColumns(NamedTuple):
-    """Samples as columns: their keys, and each field of all samples. All samples have the same fields in this order."""
+    """Samples as columns: the key of each sample, and by name each field of all samples. All samples have these fields
+    in this order.
+    """
 
     keys: list[str]
     fields: dict[str, Spans]
 
 
 def read_natively(shards: Sequence[IndexedShard], numbers: Ints) -> SampleColumns | None:
-    """Read sample `numbers[i]` of the local shard `shards[i]`, for each i, with wdskit-native. Return None if it is not
-    installed, a sample is not plain, or the samples differ in their fields. Then `read_samples` has to read them.
+    """Read sample `numbers[i]` of the local shard `shards[i]`, for each i, with wdskit-native. Return None if
+    wdskit-native is not used, a sample is not plain or cannot be read, or the samples differ in their fields. Then
+    `read_samples` has to read them.
     """
     module = native()
     if module is None:
@@ -83,7 +88,7 @@ def read_samples(runs: Sequence[Run], *, viewed: Callable[[str], bool]) -> Sampl
 
     Args:
         runs: Runs of consecutive samples; each run is one read.
-        viewed: Returns whether a field may be a view of a large sample's bytes instead of a copy.
+        viewed: Returns for the name of a field whether the field may be a view of a large sample's bytes, not a copy.
 
     Raises:
         IndexError: The number of a sample is out of range.
@@ -114,7 +119,7 @@ class _RawSamples(NamedTuple):
         data: For each small sample, bytes that contain it. After the small samples follow the samples before some runs.
         starts: Where in these bytes the sample starts.
         stops: Where in these bytes the sample ends; at least one more block follows.
-        places: The number of each small sample among all samples. `IndexedShard.read` has to read the others.
+        places: The number of each small sample among all samples. `IndexedShard.read` has to read all other samples.
         num_samples: Number of all samples.
         checks: Runs of small samples whose start and end are not verified yet: the run, the index in `data` of its
             first sample, and the index of the sample before the run, -1 if its start is verified.
@@ -129,8 +134,10 @@ class _RawSamples(NamedTuple):
 
 
 def _read_small(runs: Sequence[Run]) -> _RawSamples:
-    """Read the bytes of the small samples. The code is flat because it is half of the cost of a small sample."""
-    data: list[Buffer] = []
+    """Read the bytes of the small samples: all samples of runs with a mean size of at most `LARGE_BYTES`, unless the
+    sample before the run has to be read too and is larger.
+    """
+    data: list[Buffer] = []  # the code is flat because it is half of the cost of a small sample
     starts: list[int] = []
     stops: list[int] = []
     places: list[int] = []
@@ -180,8 +187,8 @@ def _read_small(runs: Sequence[Run]) -> _RawSamples:
 
 
 def _check_edges(checks: Sequence[tuple[Run, int, int]], good: NDArray[np.bool_]) -> None:
-    """Set the `edges` of shards for runs whose samples are all good. If the sample before a run is not good, the run
-    may continue its key, so all samples of the run are set to not good.
+    """Set the `edges` of shards to 1 for runs whose samples are all good. If the sample before a run is not good, the
+    run may continue its key, so `good` is set to False for all samples of the run. `checks` is that of `_RawSamples`.
     """
     known = good.tolist()
     for (shard, first, count), row, before in checks:
@@ -200,7 +207,7 @@ def _merge_samples(
     viewed: Callable[[str], bool],
 ) -> SampleColumns | None:
     """Return all samples in order, or None if they differ in their fields. The samples `rows` of `raw.data` are parsed
-    already: `keys` and `fields`. `IndexedShard.read` reads the others.
+    already: they have the `keys` and `fields`. `IndexedShard.read` reads all other samples.
     """
     known = {raw.places[row]: at for at, row in enumerate(rows)}
     samples = ((shard, first + at) for shard, first, count in runs for at in range(count))
@@ -228,8 +235,8 @@ _Fields = dict[str, tuple[list[int], list[int]]]
 
 
 class MemberRound(NamedTuple):
-    """The n-th members of all samples with at least n members: rows of the samples, headers, sizes of the keys, and
-    starts and stops of the members' data.
+    """The n-th members of all samples with at least n members: `rows` are the numbers of these samples, `headers` the
+    members' headers, `key_sizes` the bytes of the keys, `starts` and `stops` the range of the members' data.
     """
 
     rows: Ints
@@ -286,7 +293,7 @@ def _blocks(data: Sequence[Buffer], starts: Sequence[int], size: int) -> NDArray
 
 
 def _common_fields(rounds: Sequence[MemberRound], good: NDArray[np.bool_]) -> _Fields | None:
-    """Return the byte ranges of each field of the good samples; None if the samples differ in their fields."""
+    """Return the byte ranges of each field of the good samples; None if these samples differ in their fields."""
     fields: _Fields = {}
     num_good = np.count_nonzero(good)
     for each in rounds:
@@ -302,7 +309,9 @@ def _common_fields(rounds: Sequence[MemberRound], good: NDArray[np.bool_]) -> _F
 
 
 def _common_field(names: NDArray[np.uint8], name_sizes: Ints, firsts: Ints) -> str | None:
-    """Return the field, from byte `firsts[i]` of each name to its end; None if the names differ in their fields."""
+    """Return the field, in lower case, that all names have from byte `firsts[i]` to their end; None if the names differ
+    there.
+    """
     lengths = name_sizes - firsts
     first, length = int(firsts[0]), int(lengths[0])
     if (lengths != length).any():

@@ -33,15 +33,16 @@ _PACK_AGAIN = "Pack it again, with the fields of each sample side by side and un
 
 
 class PendingSample(NamedTuple):
-    """A sample that may be one sample together with the next one, so it is yielded after the next one is complete.
+    """A sample that may be a part of a divided sample, with the next sample as the other part. So it is yielded only
+    after the next sample is complete.
 
-    No checksum covers a name after its first 100 bytes, so one changed byte there may divide a sample in two. Then one
-    of the two has a single field.
+    No checksum covers a name after its first 100 bytes, so one changed byte there may divide a sample in two parts. One
+    of the parts has a single field then.
 
     Attributes:
         start: Byte offset of the sample's first header.
         stop: Byte offset of the sample's end.
-        sample: Key, URL and fields.
+        sample: Key, URL and fields, as `ShardReader` yields them.
         next_field: The field that the next sample's first member would add to this sample; "" if it cannot belong here.
         own_field: The field that this sample's only member would add to the next sample; "" if it cannot belong there.
     """
@@ -54,8 +55,8 @@ class PendingSample(NamedTuple):
 
     @classmethod
     def create(cls, start: int, stop: int, sample: dict[str, Any], last: str, name: str) -> PendingSample | None:
-        """Return a sample if it may be one sample together with the next one, otherwise None. `last` is the name of its
-        last member, `name` that of the next sample's first member.
+        """Return the pending sample if `sample` and the next sample may be parts of one sample, otherwise None. `last`
+        is the name of the sample's last member, `name` the name of the next sample's first member.
         """
         split = split_name(name)
         assert split is not None
@@ -70,7 +71,7 @@ class PendingSample(NamedTuple):
         return pending if pending.next_field or pending.own_field else None
 
     def continues_in(self, following: dict[str, Any]) -> bool:
-        """Return whether this sample and the next one, `following`, are parts of one sample."""
+        """Return whether this sample and the next sample, `following`, are parts of one sample."""
         if self.next_field and len(following) == _SINGLE:
             return True
         return bool(self.own_field) and self.own_field not in following
@@ -88,12 +89,12 @@ class ShardReader:
     Args:
         read: Returns the next bytes, at most the given number; empty at the end.
         shard: Path or URL, for messages and `__url__`.
-        on_member: Called with each member, also with members that belong to no sample.
+        on_member: Called with each member, also with members that belong to no sample. The result replaces the data.
         on_sample: Called with each sample before it is yielded; its exceptions are not caught.
         on_fault: Called for a repeated field or a field with a reserved name, which is left out; without `on_fault`,
-            such a field is an error. With it, no key is stored, so repeated keys are not found.
-        hold_bytes: The data of a larger member are not kept in memory (see `tar.reader.TarReader`).
-        spill: Opens a file for the data of each larger member; None discards the data.
+            such a field is an error. With `on_fault`, no key is stored, so repeated keys are not found.
+        hold_bytes: The data of a larger member are not kept in memory; `LargeData`, which has the size, replaces them.
+        spill: Opens a temporary file for the data of each larger member; None discards the data.
 
     Attributes:
         num_samples: Samples yielded so far.
@@ -125,7 +126,7 @@ class ShardReader:
 
     @property
     def stop(self) -> int:
-        """Byte offset after the last member, at the end of the stream."""
+        """Byte offset after the last member and its padding, once the stream was read to its end; 0 before."""
         return self._reader.stop
 
     @property
@@ -189,7 +190,7 @@ class ShardReader:
             yield self._finish(first, self.stop, sample)
 
     def _release(self, pending: PendingSample, first: int, sample: dict[str, Any]) -> dict[str, Any]:
-        """Return the pending sample. ShardError: The next sample, which starts at `first`, is a part of it."""
+        """Return the pending sample. ShardError: The next sample, which starts at `first`, belongs to it."""
         if pending.continues_in(sample):
             problem = f"keys {pending.sample['__key__']!r} and {sample['__key__']!r} differ in one byte of a long name"
             raise _fault(self.shard, first, f"{problem}, and together are one sample").after(self.num_samples)
@@ -208,8 +209,8 @@ class HeaderReader(ShardReader):
     """A `ShardReader` that reads headers only. Each field of a sample is a `Span` in place of the data.
 
     Args:
-        file: The shard. It stays open, so that `read_span` can read the bytes of a field.
-        shard: Its path, for messages and `__url__`.
+        file: The open shard. It is not closed, so that `read_span` can read the bytes of a field.
+        shard: Path or URL of the shard, for messages and `__url__`.
         start: Byte offset of the first sample to read.
     """
 
@@ -227,13 +228,15 @@ def _fault(shard: str, offset: int, problem: str) -> ShardError:
 
 
 def refuse_divided(file: LocalFile, *, shard: str) -> None:
-    """Raise ShardError if the members of a key are not neighbours, as in a tar grouped by extension. A reader would
-    find that only at the second part, after it has yielded samples without a field. An unsupported member is an error
-    too, because reading ends there, and a key before it may continue after it. Only headers are read. Damage is not
-    reported here: the reader yields the whole samples before it.
+    """Raise ShardError if the members of a key are not neighbours, as in a tar grouped by extension.
+
+    A reader would find the fault only at the second part of a key, after it has yielded samples without a field. An
+    unsupported member is an error too, because reading ends there, and a key before it may continue after it. Only
+    headers are read. Damage is not reported here: the reader yields the whole samples before the damage.
 
     Raises:
         ShardError: The members of a key are in two places, or a member is not a plain file.
+        StorageError: The shard cannot be read.
     """
     keys: set[str] = set()
     key = None
@@ -254,7 +257,9 @@ def refuse_divided(file: LocalFile, *, shard: str) -> None:
 
 
 def read_span(file: RangeFile, span: Span) -> bytes:
-    """Read the bytes of a field that `HeaderReader` found; raise `StorageError` if the file has become shorter."""
+    """Return the bytes of a field that `HeaderReader` found. StorageError: The file cannot be read, or has become
+    shorter.
+    """
     is_long = span.size > _CHECKED_BYTES and span.offset + span.size > file.num_bytes  # before memory is allocated
     data = b"" if is_long else file.read_at(*span)
     if len(data) < span.size:

@@ -54,7 +54,7 @@ class IndexedShard:
         edges: For each offset 1 if the samples before and after it are known to have different keys, otherwise 0.
         handle: Descriptor, offsets and edges, for wdskit-native. The descriptor is -1 for a remote shard, and after
             `close`.
-        find_fields: Returns all fields of the shard's samples, empty if they are not known. It is called only for
+        find_fields: Returns all fields of the shard's samples, empty if they are not known. `read` calls it only for
             samples with long names, in which one changed byte after the first 100 can rename a field.
     """
 
@@ -69,7 +69,7 @@ class IndexedShard:
         self.find_fields: Callable[[], frozenset[str]] = frozenset
 
     def __len__(self) -> int:
-        """Number of samples."""
+        """Return the number of samples."""
         return len(self.offsets) - 1
 
     def __getitem__(self, index: int) -> dict[str, memoryview]:
@@ -80,16 +80,21 @@ class IndexedShard:
         Raises:
             IndexError: `index` is out of range.
             ShardError: The bytes are not one whole sample.
-            StorageError: The shard is closed, or the disk fails.
+            StorageError: The shard is closed, or the disk or the store fails.
         """
         return self.read(index)[1]
 
     def key(self, index: int) -> str:
-        """Return the key of sample `index`. Raise the errors of `__getitem__`."""
+        """Return the key of sample `index`; negative numbers count from the end. IndexError: `index` is out of range.
+        ShardError: The bytes are not one whole sample. StorageError: The shard is closed or cannot be read.
+        """
         return self.read(index)[0]
 
     def read(self, index: int) -> tuple[str, dict[str, memoryview]]:
-        """Return key and fields of sample `index`. Raise the errors of `__getitem__`."""
+        """Return the key and the fields of sample `index`, in the order of their members; negative numbers count from
+        the end. IndexError: `index` is out of range. ShardError: The bytes are not one whole sample. StorageError: The
+        shard is closed or cannot be read.
+        """
         number = operator.index(index)
         number += len(self) if number < 0 else 0
         if not 0 <= number < len(self):
@@ -102,7 +107,9 @@ class IndexedShard:
         return key, fields
 
     def read_at(self, offset: int, size: int) -> bytes:
-        """Return exactly `size` bytes. ShardError: The file is too short. StorageError: It is closed or unreadable."""
+        """Return exactly `size` bytes from `offset`. ShardError: The file is too short. StorageError: The shard is
+        closed or cannot be read.
+        """
         if not self._closing.alive:
             raise StorageError(f"{self.path}: it has been closed.", url=self.path)
         data = self.file.read_at(offset, size)
@@ -111,12 +118,12 @@ class IndexedShard:
         return data
 
     def close(self) -> None:
-        """Close the file; the garbage collector does so too. Views stay valid."""
+        """Close the file, as the garbage collector does too. The fields that were returned stay valid."""
         self.handle = (-1, self.offsets, self.edges)
         self._closing()
 
     def __enter__(self) -> Self:
-        """Use as a context manager that closes the file."""
+        """Return this shard. The end of the `with` block closes its file."""
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -124,13 +131,13 @@ class IndexedShard:
         self.close()
 
     def _check_edge(self, edge: int, before: str, after: str) -> None:
-        """Set an edge to 1. ShardError: The samples before and after the edge have the same key."""
+        """Set `edges[edge]` to 1 if the keys `before` and `after` this edge differ. ShardError: The keys are equal."""
         if before == after:
             raise self._error(self.offsets[edge], f"samples {edge - 1} and {edge} have the same key, {before!r}")
         self.edges[edge] = 1
 
     def _end_keys(self, number: int) -> tuple[str, str]:
-        """Return the keys of the first and the last member between two offsets, from the headers.
+        """Return the keys of the first and the last member between offsets `number` and `number` + 1, from the headers.
 
         Raises:
             ShardError: No member is between the offsets, or a header is invalid.
@@ -153,8 +160,8 @@ class IndexedShard:
         return keys[0], keys[-1]
 
     def _parse(self, number: int) -> tuple[str, dict[str, memoryview]]:
-        """Return key and fields of the sample between two offsets. ShardError: They are not whole members of one key.
-        The key of the next sample is compared if its header is plain.
+        """Return key and fields of sample `number`. The key of the next sample is compared if its header is plain.
+        ShardError: The bytes between the two offsets are not whole members of one key.
         """
         start, stop = self.offsets[number], self.offsets[number + 1]
         data = self.read_at(start, stop - start + BLOCK_BYTES)
@@ -165,7 +172,9 @@ class IndexedShard:
         return key, fields
 
     def _parse_members(self, data: bytes, number: int, start: int, stop: int) -> tuple[str, dict[str, memoryview]]:
-        """Return key and fields of a sample with any form of headers. ShardError: The bytes are not one sample."""
+        """Return key and fields of a sample with any form of headers. `data` are the shard's bytes from `start`, `stop`
+        is the end of the sample. ShardError: The bytes are not one sample.
+        """
         key, is_long = "", False
         fields: dict[str, memoryview] = {}
         view = memoryview(data)
@@ -222,7 +231,7 @@ class LocalShard(IndexedShard):
             raise
 
     def __reduce__(self) -> tuple[object, tuple[str]]:
-        """Pickle the arguments: a descriptor is valid in one process only."""
+        """Return the arguments for a pickle, because a descriptor is valid in one process only."""
         return functools.partial(LocalShard, idx_sha256=self._idx_sha256, num_bytes=self._num_bytes), (self.path,)
 
     def _check_size(self, path: str, found: int) -> None:
@@ -234,7 +243,7 @@ class LocalShard(IndexedShard):
             raise ShardError(shard=path, offset=0, problem=problem, remedy=remedy)
 
     def _check_ends(self) -> None:
-        """Raise FolderIndexError if the first or last offset is wrong: a truncated `.idx` looks like fewer samples."""
+        """Raise FolderIndexError if the first or last offset is wrong, as in a truncated `.idx`."""
         first, stop = self.offsets[0], self.offsets[-1]
         if any(self.read_at(stop, END_BYTES)):
             raise foreign_offsets(self.path, f"its last offset {stop} is not where the members end")
@@ -246,10 +255,8 @@ class LocalShard(IndexedShard):
 
 
 def _plain_sample(data: bytes, stop: int) -> tuple[str, dict[str, memoryview]] | None:
-    """Return key and fields of a sample whose members are plain and fill `data[:stop]`; None for any other bytes.
-
-    The code is flat: 10 us for three members, a third of the time of one call per part.
-    """
+    """Return key and fields of a sample whose members are plain and fill `data[:stop]`; None for any other bytes."""
+    # The code is flat: 10 us for three members, a third of the time of one call per part.
     view = memoryview(data)
     fields: dict[str, memoryview] = {}
     key = prefix = ""
@@ -290,22 +297,24 @@ def offsets_path(shard: str | Path) -> Path:
 
 
 def write_offsets(shard: Path, offsets: Sequence[int], *, disk: Disk = DISK) -> None:
-    """Publish the `.idx` of a shard: the offset of each sample, then the end of the last member."""
+    """Publish the `.idx` of the shard at the path `shard`. `offsets` are in bytes: of each sample, then of the end of
+    the last member. `disk` performs the file operations. OSError: An operation fails.
+    """
     publish_bytes(offsets_path(shard), idx_bytes(offsets), disk=disk)
 
 
 def digest_offsets(offsets: Sequence[int]) -> str:
-    """Return hex sha256 of the file that `write_offsets` writes."""
+    """Return hex sha256 of the `.idx` that has these offsets."""
     return hashlib.sha256(idx_bytes(offsets)).hexdigest()
 
 
 def idx_bytes(offsets: Sequence[int]) -> bytes:
-    """Return the bytes of an `.idx`."""
+    """Return the bytes of the `.idx` that has these offsets: little-endian uint64."""
     return np.asarray(offsets, dtype="<u8").tobytes()
 
 
 def read_offsets(shard: str | Path, *, num_bytes: int, sha256: str | None = None) -> NDArray[np.int64]:
-    """Read the offsets in the `.idx` of a local shard, in bytes, int64 (num_samples + 1,).
+    """Return the offsets in the `.idx` of a local shard, in bytes, int64 (num_samples + 1,).
 
     Args:
         shard: Path of the shard.
@@ -313,7 +322,7 @@ def read_offsets(shard: str | Path, *, num_bytes: int, sha256: str | None = None
         sha256: Hex digest that the `.idx` must have, None if unknown.
 
     Raises:
-        FolderIndexError: The `.idx` is missing, or cannot belong to this shard.
+        FolderIndexError: The `.idx` is missing or unreadable, cannot belong to this shard, or has another digest.
     """
     path = offsets_path(shard)
     most = min(8 * (num_bytes // BLOCK_BYTES + 1), MAX_IDX_BYTES)  # a sample takes at least one block
@@ -330,7 +339,9 @@ def read_offsets(shard: str | Path, *, num_bytes: int, sha256: str | None = None
 
 
 def parse_offsets(data: bytes, shard: str, *, num_bytes: int, sha256: str | None = None) -> NDArray[np.int64]:
-    """Return the offsets in the bytes of an `.idx`, int64 (num_samples + 1,). FolderIndexError: They are invalid."""
+    """Return the offsets in `data`, the bytes of an `.idx`, as int64 (num_samples + 1,). `shard` is the path or URL of
+    its shard. FolderIndexError: The offsets do not fit a shard of `num_bytes` bytes, or the digest is not `sha256`.
+    """
     if not data or len(data) % 8:
         raise foreign_offsets(shard, f"it has {len(data)} bytes, not 8 per sample plus 8")
     offsets = np.frombuffer(data, dtype="<u8")
@@ -343,7 +354,7 @@ def parse_offsets(data: bytes, shard: str, *, num_bytes: int, sha256: str | None
 
 
 def _offsets_problem(offsets: NDArray[np.uint64], num_bytes: int) -> str | None:
-    """Return why these cannot be the offsets of a shard of `num_bytes` bytes; None if they can."""
+    """Return why `offsets` cannot belong to a shard of `num_bytes` bytes; None if they can belong to it."""
     if np.any(offsets[1:] <= offsets[:-1]):
         return "its offsets do not increase"
     if np.any(offsets % np.uint64(BLOCK_BYTES)):
@@ -354,7 +365,7 @@ def _offsets_problem(offsets: NDArray[np.uint64], num_bytes: int) -> str | None:
 
 
 def foreign_offsets(shard: str | Path, problem: str) -> FolderIndexError:
-    """Return the FolderIndexError that says that these offsets do not belong to `shard`."""
+    """Return the FolderIndexError that says that the `.idx` does not belong to `shard`. `problem` says why."""
     folder, _, name = str(shard).rpartition("/")
     msg = f"{shard}{IDX_SUFFIX}: {problem}, so it does not belong to {name}.\n  {_make_index(str(shard))}."
     return FolderIndexError(msg, folder=folder or ".")

@@ -40,7 +40,7 @@ from wdskit.storage.urls import is_local
 
 Ints = NDArray[np.int64]
 Bound = int | Fraction
-"""Number of a sample, or a share of all samples."""
+"""Number of a sample, or a share of all samples from 0 to 1."""
 
 _MOST_SAMPLES = 1 << 62  # far more than any data set has, so that sums in int64 do not overflow
 
@@ -49,20 +49,21 @@ class ShardTable:
     """Indexed shards in the order in which they were named, and which of their samples are used.
 
     Args:
-        shards: Names the shards, as for `dataset.patterns.list_shards`.
+        shards: A path, URL, glob, brace pattern or folder; several joined by `::`, or a list of them.
         split: Use only samples of this split (see `wdskit split`) of each folder; None for all.
         where: Use only samples for which this condition on the folders' columns is true; None for all.
         has_columns: Whether `column` will be called.
-        bounds: Use only this range of these samples, in the order of the shards: numbers of the first sample and of the
-            sample after the last; None for all.
+        bounds: Use only this range of the samples that `split` and `where` leave, in the order of the shards: first
+            sample, and sample after the last, each as a number or a share; None for all.
 
     Attributes:
         file_counts: Number of all samples of each shard, int64 (num_shards,).
         counts: Number of used samples of each shard, int64 (num_shards,).
 
     Raises:
-        StorageError: No shard matches, a shard is missing, or a store cannot be read.
-        FolderIndexError: A folder has no index, its index does not match its shards, or no sample is left.
+        StorageError: No shard matches, a shard is missing, a pattern or a URL is invalid, or a store cannot be read.
+        FolderIndexError: A folder has no index, its index does not match its shards, a bound is larger than the number
+            of samples, no sample is left, or a run in the folder is unfinished.
         SelectionError: A column or the split is missing, a column is damaged or was made for other shards, or `where`
             is invalid.
     """
@@ -112,7 +113,7 @@ class ShardTable:
             raise FolderIndexError(f"{folder}: there are no samples{of} in {where}.", folder=folder)
 
     def __len__(self) -> int:
-        """Number of shards."""
+        """Return the number of shards."""
         return len(self.counts)
 
     @property
@@ -126,7 +127,9 @@ class ShardTable:
         return any(index.url for index in self._indexes)
 
     def sample_bytes(self) -> NDArray[np.float64]:
-        """Return the mean bytes per sample of each shard, headers and padding included, (num_shards,); 0 if empty."""
+        """Return the mean bytes per sample of each shard, headers and padding included: float64 (num_shards,). It is 0
+        for a shard without samples.
+        """
         sizes = self._column([index.sizes for index in self._indexes])
         return np.where(self.file_counts > 0, sizes / np.maximum(self.file_counts, 1), 0.0)
 
@@ -137,12 +140,12 @@ class ShardTable:
         return join_url(index.place, quote(name) if index.url else name)
 
     def entry(self, shard: int) -> ShardEntry:
-        """Return the index entry of a shard. Its `fields` are empty: see the method `fields`."""
+        """Return the index entry of a shard by its number in this table. Its `fields` are empty."""
         index = self._indexes[int(self._folder_numbers[shard])]
         return index.entry(int(self._numbers[shard]))
 
     def seen_version(self, shard: int) -> SeenVersion:
-        """Return the object that compares a remote shard's version with the version that was read before."""
+        """Return an object that checks whether a remote shard still has the version that was read with this index."""
         index, number = self._indexes[int(self._folder_numbers[shard])], int(self._numbers[shard])
         return SeenVersion(index.folder, index.url, index.digest, number, index.digests[number].tobytes().hex())
 
@@ -164,13 +167,15 @@ class ShardTable:
         return int(self.numbers(np.array([shard]), np.array([sample]))[0])
 
     def numbers(self, shards: Ints, samples: Ints) -> Ints:
-        """Return `number(shards[i], samples[i])` for each i, int64 (n,)."""
+        """Return the numbers of used samples among all samples of their shards, int64 (n,). `samples[i]` is the number
+        among the used samples of the shard `shards[i]`: 0 <= samples[i] < counts[shards[i]].
+        """
         places = self._firsts[shards] + samples
         return places if self._subset is None else self._subset.take(shards, places)
 
     def digest(self) -> str:
-        """Return hex sha256 of the names and counts of the shards and of which samples are used. The order of samples
-        depends on them. The paths of the folders do not change the digest.
+        """Return hex sha256 of the names and counts of the shards, and of which samples are used. The order of samples
+        depends on these values. The paths of the folders do not change the digest.
         """
         digest = hashlib.sha256()
         runs = self._runs()
@@ -194,7 +199,9 @@ class ShardTable:
         once.
 
         Raises:
-            SelectionError: A folder does not have the column, it is damaged, or its texts differ between folders.
+            SelectionError: A folder does not have the column, the column is damaged, or its texts differ between
+                folders.
+            StorageError: A remote file cannot be copied.
         """
         runs = [(self._columns[folder].column(name), first, count) for folder, first, count in self._row_runs()]
         columns = list({column.sha256: column for column, _, _ in runs}.values())
@@ -223,7 +230,9 @@ class ShardTable:
         self._firsts = np.zeros_like(self.file_counts)
 
     def _choose(self, split: str | None, where: str | None) -> NDArray[np.bool_] | None:
-        """Return the mask of samples in the split for which the condition is true, shard after shard; None for all."""
+        """Return which samples are in the split and fulfil the condition: bool, in the order of the shards. None if
+        neither a split nor a condition is set.
+        """
         if split is None and where is None:
             return None
         condition = None if where is None else Where(where)
@@ -249,15 +258,15 @@ class ShardTable:
         return list(zip(self._folder_numbers[firsts].tolist(), np.split(self._numbers, edges), strict=True))
 
     def _column(self, columns: Sequence[NDArray[Any]]) -> Ints:
-        """Return a column of all shards, int64 (num_shards,), from the columns of the folders' indexes."""
+        """Return a column of all shards, int64 (num_shards,). `columns` has for each folder the column of its index."""
         parts = [columns[folder][numbers] for folder, numbers in self._runs()]
         return np.concatenate(parts, dtype=np.int64, casting="unsafe")
 
     def _use_range(self, first: Bound, stop: Bound) -> None:
-        """Use only samples `first` to `stop`, exclusive, of the used samples.
+        """Use only the samples from `first` to before `stop` of the used samples.
 
         Raises:
-            FolderIndexError: A bound is larger than the number of samples.
+            FolderIndexError: A bound that is a number is larger than the number of used samples.
         """
         total = int(self.counts.sum())
         beyond = [bound for bound in (first, stop) if isinstance(bound, int) and bound > total]
@@ -277,14 +286,14 @@ MAX_COMPARED = 100_000  # a folder with more shards is not listed: listing 10**6
 
 
 def find_indexed_shards(shards: str | Sequence[str], *, with_columns: bool = False) -> list[tuple[BinaryIndex, Ints]]:
-    """Return runs of the shards that a user named, in order: the index of a folder, and the shards' numbers in it.
+    """Return the shards that a user named, in order, as runs: the index of a folder, and numbers of shards in it (n,).
 
     Args:
-        shards: Names the shards, as for `dataset.patterns.list_shards`.
+        shards: A path, URL, glob, brace pattern or folder; several joined by `::`, or a list of them.
         with_columns: Also copy the list of columns of remote folders.
 
     Raises:
-        StorageError: No shard matches, a shard is missing, or a store cannot be read.
+        StorageError: No shard matches, a shard is missing, a pattern or a URL is invalid, or a store cannot be read.
         FolderIndexError: A folder has no index, or its index does not match its shards.
         SelectionError: A remote folder has no list of columns, or a damaged one.
     """
@@ -335,7 +344,7 @@ def _open_copy(copy: Path, *, url: str) -> BinaryIndex:
 
 
 def _match_names(index: BinaryIndex, name: str) -> Ints:
-    """Return the numbers of the shards whose names match a glob."""
+    """Return the numbers of the shards of an index whose names match the glob `name`, ascending, int64 (n,)."""
     if name in ("*", "*.tar"):
         return np.arange(len(index))
     matches = re.compile(fnmatch.translate(name)).match

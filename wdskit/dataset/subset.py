@@ -57,17 +57,17 @@ class Subset:
         self._listed = np.flatnonzero(mask).astype(np.int32) if is_short else None
 
     def digest(self) -> bytes:
-        """Return 32 bytes that identify which samples are kept."""
+        """Return 32 bytes that identify which samples are kept: sha256 of the bitmap."""
         return hashlib.sha256(self._bitmap.data).digest()
 
     def contains(self, numbers: Ints) -> NDArray[np.bool_]:
-        """Return for each of `numbers` whether this sample is kept, bool (n,). Samples are numbered over all shards."""
+        """Return whether each sample is kept, bool (n,). `numbers`, int64 (n,), count the samples over all shards."""
         octets = self._bitmap.reshape(-1)[numbers >> 3]
         kept: NDArray[np.bool_] = (octets >> (numbers & 7).astype(np.uint8) & 1).astype(np.bool_)
         return kept
 
     def take(self, shards: Ints, places: Ints) -> Ints:
-        """Return the number of kept samples among all samples of their shards.
+        """Return the numbers that kept samples have among all samples of their shards.
 
         Args:
             shards: Numbers of the shards, int64 (n,).

@@ -1,4 +1,4 @@
-"""Folders that `pack` or `reshard` has not finished. Their shards are incomplete, and must not be used as a whole.
+"""Find folders that `pack` or `reshard` has not finished. Their shards must not be used as the whole data set.
 
 A run fills its shards in a staging folder, `.wdskit-run/<digest>/`, and moves them into place when all are filled
 (`packing.publish`). During the move, the folder has some of the shards but not its index.
@@ -49,7 +49,7 @@ class UnfinishedRun:
 
     @property
     def problem(self) -> str:
-        """The problem, for a message."""
+        """The state of the run as a clause for a message, without a full stop."""
         if self.is_publishing:
             return f"`wdskit {self.command}` was stopped here while it moved its shards into place"
         of = "" if self.num_shards is None else f" of {self.num_shards:,}"
@@ -58,7 +58,7 @@ class UnfinishedRun:
 
     @property
     def remedy(self) -> str:
-        """The advice, for a message."""
+        """The advice for a message: which command to run next."""
         if self.is_publishing:
             return f"Run the same `wdskit {self.command}` again, or `wdskit pack-finish {self.folder}`."
         if self.num_parts:
@@ -66,7 +66,7 @@ class UnfinishedRun:
         return f"Run the same `wdskit {self.command}` again to continue it."
 
     def error(self, more: str = "") -> FolderIndexError:
-        """Return the error that says that the folder is incomplete. `more` is appended to the remedy."""
+        """Return the FolderIndexError that says that the folder is incomplete. `more` is appended to the remedy."""
         msg = f"{self.folder}: {self.problem}.\n  {self.remedy}{more}"
         return FolderIndexError(msg, folder=str(self.folder))
 
@@ -84,12 +84,14 @@ def run_folders(folder: Path) -> list[Path]:
 
 
 def is_own_folder(path: Path) -> bool:
-    """True for a folder; False for a link to one."""
+    """Return whether `path` is a folder; False for a link to a folder."""
     return path.is_dir() and not path.is_symlink()
 
 
 def find_unfinished(folder: Path) -> UnfinishedRun | None:
-    """Return the progress of an unfinished run in a folder; None if no run is unfinished."""
+    """Return the progress of an unfinished run in a folder; None if no run is unfinished. If the run's description
+    cannot be read, the progress has only the folder.
+    """
     for path in run_folders(folder):
         try:
             data = read_own(path / DESCRIPTION_NAME, limit=MAX_DESCRIPTION_BYTES)
@@ -122,12 +124,12 @@ def refuse_unfinished(folder: Path) -> None:
 
 
 def refuse_part(source: str | Sequence[str], found: ShardList) -> None:
-    """Raise `FolderIndexError` if shards are in the folder of an unfinished run. Shards that are named one by one or
-    are in an index are accepted, and remote shards are not checked.
+    """Raise FolderIndexError if shards are in the folder of an unfinished run. Shards that are named one by one or are
+    in an index are accepted, and remote shards are not checked.
 
     Args:
-        source: The pattern that the user named.
-        found: Its shards.
+        source: The paths, patterns or folders that the user named.
+        found: The shards of `source`.
     """
     named = set(expand_patterns(source))
     pairs = zip(found.urls, found.entries, strict=True)

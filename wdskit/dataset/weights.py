@@ -1,4 +1,4 @@
-"""The weight of each sample of a table, from a column: its values, or weights that balance its values."""
+"""The weight of each sample of a `ShardTable`: the value of a column, or a weight that balances the column's values."""
 
 from __future__ import annotations
 
@@ -20,21 +20,23 @@ Floats = NDArray[np.float64]
 
 
 class SampleWeights:
-    """The weights of all samples of a table. Samples that the table does not use have weight 0. A pickle has no column.
+    """The weights of all samples of a table. Samples that the table does not use have weight 0. A pickle does not
+    contain the values of the column.
 
     Args:
-        table: The shards. This constructor makes it use all samples, so that a sample has its number in the shard.
+        table: The shards. The constructor makes the table use all samples, so that samples keep their shard's numbers.
         name: Name of the column.
         balance: The weight of a sample is 1 / number of used samples with its value, so that all values are equally
             likely. Otherwise the column has the weights.
 
     Attributes:
-        num_used: Number of samples that the table used before.
+        num_used: Number of samples that the table used before the constructor changed it.
         digest: Hex sha256 of the column and of which samples are used.
 
     Raises:
         SelectionError: The column does not exist or is damaged. Without `balance`: it has text, or a weight that is
             negative or not finite. With `balance`: it has fractions or missing values.
+        StorageError: A remote file cannot be copied.
     """
 
     def __init__(self, table: ShardTable, name: str, *, balance: bool) -> None:
@@ -56,7 +58,9 @@ class SampleWeights:
         self._check(columns[0])
 
     def _balance(self, column: Column, mask: NDArray[np.bool_] | None) -> None:
-        """Count the used samples of each value, and set the weight of each value."""
+        """Set the weight of each value to 1 / number of used samples with this value. `mask` is True for used samples;
+        None for all. SelectionError: The column has fractions or missing values.
+        """
         values = self._view.all()
         if values.dtype.kind == "f":
             raise column.unfit("`balance` needs whole numbers or text, and some of its values are fractions or missing")
@@ -84,7 +88,7 @@ class SampleWeights:
                 raise column.unfit(f"{what}; weights are 0 or more. Leave such samples out with `where`")
 
     def __call__(self, numbers: Ints) -> Floats:
-        """Return the weights of samples, float64 (n,). `numbers` count over all shards, 0 <= numbers[i] < total."""
+        """Return the weights of samples, float64 (n,). `numbers`, int64 (n,), count the samples over all shards."""
         values = self._view.take(numbers)
         if self._scale is None:
             weights = values.astype(np.float64)

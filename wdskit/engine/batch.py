@@ -1,4 +1,4 @@
-"""`make_batches`: the only function that makes batches, in this thread, in threads or in worker processes."""
+"""Make the batches of a program with `make_batches`, in this thread, in threads or in worker processes."""
 
 from __future__ import annotations
 
@@ -45,8 +45,9 @@ class Batch(NamedTuple):
         value: The result of the pipeline.
         num_samples: Number of samples, without padding.
         bad: Bad samples that were replaced; in a stream, bad samples that were skipped before this batch.
-        raw: Field or place of images that are still uint8 and become floats later (`Program.with_uint8_images`).
-        timings: Timings of the job; only the first batch of a job has timings.
+        raw: Field, or place in a tuple, of images that are still uint8 and become floats later
+            (`Program.with_uint8_images`); None without such images.
+        timings: Timings of the job, on the first batch of the job; None on other batches.
         is_end: True at the end of a stream's epoch in this worker; `value` is then None.
         has_arrays: Whether `with_tensors` must convert the arrays in `value`, in the process that uses the batch.
     """
@@ -65,7 +66,7 @@ class Batch(NamedTuple):
 
 
 class BatchFactory(Protocol):
-    """Makes batches in one process. A pool calls it; a factory does not know the pool.
+    """An object that makes batches in one process, for a pool of threads or processes that calls it.
 
     Attributes:
         num_loops: How many threads of the pool may call it at the same time.
@@ -74,17 +75,25 @@ class BatchFactory(Protocol):
     num_loops: int
 
     def open(self, job: Any) -> Any:
-        """Return the open job for `__call__`, and request the data that it needs, such as samples in a store. Called in
-        the order of the jobs, by one thread at a time. It does not raise.
+        """Return the open job for `__call__`, and request the data that the job needs, such as samples in a store.
+
+        The pool calls this method in the order of the jobs, in one thread at a time. The method does not raise.
         """
         ...
 
     def __call__(self, job: Any, memory: Memory, is_cancelled: Callable[[], bool], /) -> Outcome[list[Batch]]:
-        """Make the batches of an open job. Several threads may call this method. It does not raise."""
+        """Return the batches of an open job, or an error and the batches before it. `num_loops` threads may call it.
+
+        This method does not raise. `memory` gives the memory of batches. `is_cancelled` returns True if no caller needs
+        the batches any more.
+        """
         ...
 
     def close(self, deadline_s: float | None = None) -> None:
-        """End the threads, at the latest at `deadline_s` of the monotonic clock. The next job starts new threads."""
+        """End the threads. The next job starts new threads.
+
+        The wait ends at `deadline_s` of the monotonic clock; with None, after a short default time.
+        """
         ...
 
 
@@ -105,7 +114,7 @@ class PlannedBatches:
         self._fetching: threading.Thread | None = None
 
     def open(self, job: Job) -> Outcome[OpenJob]:
-        """See `BatchFactory.open`. The outcome is the job with its samples, or the error of locating them."""
+        """Return the job with the locations of its samples, or the error of locating them. Request remote samples."""
         program, reader = self._program, self._program.reader
         try:
             if program.run.num_threads > 1 and self._threads is None:
@@ -121,9 +130,10 @@ class PlannedBatches:
             return Outcome(error=err)
 
     def _fetch_ahead(self, job: Job) -> None:
-        """Start a thread that fetches the parts of shards for the job `num_ahead` positions after this job. For the
-        first job of an epoch, it also fetches the parts for all jobs between them. A failure is reported when a sample
-        is read.
+        """Start a thread that fetches the parts of shards for the job `num_ahead` positions after `job`.
+
+        For the first job of an epoch, the thread also fetches the parts for all jobs between the two. A failure is
+        reported when a sample is read.
         """
         program, steps, epoch = self._program, job.steps, (job.start, job.steps)
         num = max(1, program.num_ahead // steps.global_batch)
@@ -144,13 +154,16 @@ class PlannedBatches:
     def __call__(
         self, job: Outcome[OpenJob], memory: Memory = FRESH, is_cancelled: Callable[[], bool] = never
     ) -> Outcome[list[Batch]]:
-        """See `BatchFactory.__call__`. `make_batches` makes the batches."""
+        """Return the batches that `make_batches` makes of a job from `open`; an error if `open` returned an error."""
         if job.value is None:
             return Outcome(error=job.error)
         return make_batches(self._program, job.value, memory, self._threads, is_cancelled)
 
     def close(self, deadline_s: float | None = None) -> None:
-        """See `BatchFactory.close`."""
+        """End the threads. The wait ends at `deadline_s` of the monotonic clock; with None, after 0.5 s.
+
+        The next job starts new threads.
+        """
         threads, self._threads = self._threads, None
         if threads is not None:
             threads.close(deadline_s)
@@ -163,7 +176,7 @@ def make_batches(
     threads: Threads | None = None,
     is_cancelled: Callable[[], bool] = never,
 ) -> Outcome[list[Batch]]:
-    """Make the batches of a job. They do not depend on the process or on the threads. This function does not raise.
+    """Make the batches of a job: the same in any process, with any number of threads. This function does not raise.
 
     Args:
         program: The program of the pipeline.
@@ -173,8 +186,8 @@ def make_batches(
         is_cancelled: Called before each sample. After it returned True, the outcome is not used.
 
     Returns:
-        All batches; or an error and the batches before the error. It is a ShardError if a shard is damaged, and a
-        SampleError if a stage failed on a sample that the error budget does not cover.
+        All batches; or an error and the batches before the error. The error is a ShardError if a shard is damaged, and
+        a SampleError if a stage failed on a sample that the error budget does not cover.
     """
     batches: list[Batch] = []
     board = program.run.board
@@ -208,8 +221,10 @@ class _Cancelled(Exception):
 def _make(
     program: Program, job: OpenJob, memory: Memory, loop: _SampleLoop, batches: list[Batch], slot: Slot
 ) -> Timings:
-    """Add the batches of a job to `batches` one by one, and return the timings. `slot` is this thread's slot on the
-    board. It is idle while samples are made, because the threads that make samples have slots too.
+    """Add the batches of a job to `batches` one by one, and return the timings. Raise the first error.
+
+    `slot` is this thread's slot on the board. The slot is idle while samples are made, because the threads that make
+    samples have slots too.
     """
     _, numbers, is_sample, shards, samples = job.places
     bounds = job.bounds
@@ -265,8 +280,9 @@ def _make(
 
 
 class _SampleFactory:
-    """Makes the samples of a job one by one, in chunks that threads take in any order, and collates them. After a
-    sample failed, no later sample starts.
+    """The samples of a job, which are made one by one, in chunks that threads take in any order, and are collated.
+
+    After a sample failed, no later sample starts.
     """
 
     def __init__(self, program: Program, job: OpenJob, memory: Memory) -> None:
@@ -283,7 +299,10 @@ class _SampleFactory:
         self._sample_images: list[NDArray[Any]] = []  # of each sample: its row of `_batch_images`
 
     def make(self, bounds: list[slice], loop: _SampleLoop, total: Timings) -> None:
-        """Make all samples, and add their timings to `total`."""
+        """Make all samples, and add their timings to `total`. `bounds` are the rows of each batch.
+
+        An error of a sample is kept, and `collate` raises it. Raises _Cancelled if the job was cancelled.
+        """
         program, num = self._program, len(self._locations)
         writer = program.writer
         for bound in bounds:
@@ -318,7 +337,10 @@ class _SampleFactory:
             total.merge(each)
 
     def _make_chunk(self, rows: range, is_cancelled: Callable[[], bool], timings: Timings | None, slot: Slot) -> bool:
-        """Make the samples of one chunk. Return False if one of them, or an earlier sample, failed."""
+        """Make the samples of one chunk, and return True.
+
+        Return False if a sample of the chunk or an earlier sample failed, or if the job was cancelled.
+        """
         at = rows.start
         try:
             decoded = self._decode_chunk(rows, timings, slot) if self._program.first is not None else {}
@@ -333,12 +355,12 @@ class _SampleFactory:
         return True
 
     def _decode_chunk(self, rows: range, timings: Timings | None, slot: Slot) -> dict[int, tuple[Any, Origin]]:
-        """Return the samples of a chunk after the first stage, which decodes an image, by their rows. A sample that
-        fails is left out, and `_make_sample` reports its error.
+        """Return the samples of a chunk after the first stage, which decodes an image: row to (value, origin).
 
-        All samples are read, then all are prepared, then all pixels are decoded. Sample by sample, all of this would
-        run with CPU caches that a decoder has filled, and hold Python's lock three to five times as long.
+        A sample that fails is left out, and `_make_sample` reports its error.
         """
+        # All samples are read, then all are prepared, then all pixels are decoded. Sample by sample, all of this would
+        # run with CPU caches that a decoder has filled, and hold Python's lock three to five times as long.
         first = self._program.first
         assert first is not None
         read, prepared, decoded = [], [], {}
@@ -384,8 +406,14 @@ class _SampleFactory:
     def _make_sample(
         self, at: int, timings: Timings | None, decoded: tuple[Any, Origin] | None
     ) -> tuple[Any, Origin, str | None]:
-        """Return a sample after all one-to-one stages, its origin, and None. If the sample is bad and the error budget
-        allows it, return a substitute, the origin of the bad sample, and the text of its error.
+        """Return the sample of row `at` after all one-to-one stages, its origin, and None.
+
+        If the sample is bad and the error budget allows this, return a substitute, the origin of the bad sample, and
+        the text of its error. `decoded` is the row's result of `_decode_chunk`; None without result.
+
+        Raises:
+            ShardError: The shard is damaged.
+            SampleError: A stage failed, and the error budget does not cover it or no substitute is good.
         """
         place, shard, sample = self._locations[at]
         writer = self._program.writer
@@ -455,7 +483,7 @@ class _SampleFactory:
         return program.forgives and (program.forgives_functions or not err.is_function)
 
     def collate(self, number: int, bound: slice) -> _Collated:
-        """Return one batch, or one sample without `batched`.
+        """Return the batch `number` of the job, whose rows are `bound`; without `batched`, one sample.
 
         Raises:
             ShardError: A shard is damaged.
@@ -471,7 +499,11 @@ class _SampleFactory:
         return self._collate(number, bound)
 
     def _replace_misfits(self, bound: slice) -> None:
-        """Replace samples that cannot be collated alone, or with the largest group of samples that fit together."""
+        """Replace the samples in the rows `bound` that do not fit the other samples of their batch.
+
+        A sample is replaced if it cannot be collated alone, or not with the largest group of samples that fit together.
+        Raises SampleError if no substitute fits.
+        """
         batched = self._program.collate
         assert batched is not None
         rows = range(*bound.indices(len(self._locations)))
@@ -550,7 +582,10 @@ class _SampleFactory:
 
 
 def _find_image_place(images: list[NDArray[Any]], values: list[Any]) -> int | str | None:
-    """Return the field or place at which every sample has its image of the batch; None if samples differ in it."""
+    """Return the field, or the place in a tuple, at which every sample has its image of the batch.
+
+    Return None if the samples have their images at different places, or a sample has its image at several places.
+    """
     first = values[0]
     items = first.items() if isinstance(first, dict) else enumerate(first) if isinstance(first, tuple) else ()
     places = [place for place, value in items if value is images[0]]
@@ -565,8 +600,9 @@ def _find_image_place(images: list[NDArray[Any]], values: list[Any]) -> int | st
 
 
 def _replace_image(sample: Any, image: NDArray[Any], writer: FusedStep) -> Any:
-    """Return a sample with its image as a value (`FusedStep.value_of`), not as a row of the array of its batch. A batch
-    needs this if a sample has the image at another place than the other samples, for example if it has two images.
+    """Return a sample with its image as a value (`FusedStep.value_of`), not as a row of the array of its batch.
+
+    A batch needs this if its samples have their images at different places, for example if a sample has two images.
     """
     if isinstance(sample, dict):
         return {name: writer.value_of(image) if value is image else value for name, value in sample.items()}
@@ -594,7 +630,9 @@ def _check_rows(value: Any, num_rows: int, origin: Origin) -> None:
 
 
 def with_mask(value: Any, mask: Any) -> Any:
-    """Return a batch or sample with its mask: as `__valid__` in a dict, as the last element of a tuple or a new pair.
+    """Return a batch or sample with its mask.
+
+    The mask is the member `__valid__` of a dict or the last element of a tuple. Any other value becomes (value, mask).
 
     Raises:
         PipelineError: The dict has a field `__valid__` already.

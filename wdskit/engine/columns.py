@@ -35,7 +35,7 @@ class _NotColumns(Exception):
 
 
 class BatchColumns:
-    """Makes batches field by field.
+    """A maker of batches that works field by field.
 
     Args:
         steps: The stages before `batched`.
@@ -55,8 +55,9 @@ class BatchColumns:
         bounds: Sequence[slice],
         memory: Memory,
     ) -> list[tuple[Any, Origin]] | None:
-        """Return batches and their origins, whose `members` are the first and the last sample. Return None if the
-        samples must be made one by one, for example because one of them is bad.
+        """Return each batch and its origin, whose `members` are the origins of its first and last sample.
+
+        Return None if the samples must be made one by one, for example because a sample is bad.
 
         Args:
             reader: Reads the samples.
@@ -91,8 +92,10 @@ class BatchColumns:
 
 
 def columns_of(steps: Sequence[Step], batched: Batcher | None) -> BatchColumns | None:
-    """Return the `BatchColumns` of these stages. Return None for other stages, a user's collate, paths in JSON, and
-    decoded images, which several threads decode sample by sample.
+    """Return the `BatchColumns` of the stages before `batched`.
+
+    Return None if a stage is not a field stage of wdskit, reads a path in JSON or decodes images, or if `batched` does
+    not exist or has a user's collate function.
     """
     if batched is None or not isinstance(batched.collate, Collate):
         return None
@@ -114,7 +117,7 @@ def _is_viewed(field: str) -> bool:
 
 
 def _apply_step(step: FieldDecoder | Rename | ToTuple | ToDict, columns: Any) -> Any:
-    """Return the columns after a step. All steps except `decode` move fields by name and do not read their values."""
+    """Return the columns, by field or in a tuple, after a step. Only `decode` reads the values of fields."""
     if not isinstance(step, FieldDecoder):
         return step(columns)
     step.check_fields(columns)
@@ -133,7 +136,11 @@ def _decoded(decode: FieldDecoder, name: str, column: Column) -> Column:
 
 
 def _collate_column(slot: str | int, column: Column, memory: Memory, ragged: Collection[str | int]) -> Any:
-    """Return the batch of a column, equal to the batch of `Collate`. No value is a decoded image."""
+    """Return the batch of a column, equal to the batch of `Collate`. No value is a decoded image.
+
+    `slot` is the column's name, or its place in a tuple; the columns of the slots in `ragged` become ragged batches.
+    Raises _NotColumns for a ragged column of bytes.
+    """
     if slot in ragged:
         if isinstance(column, Spans):
             raise _NotColumns  # bytes cannot be ragged

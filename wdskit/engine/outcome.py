@@ -42,7 +42,7 @@ class Outcome(Generic[T]):
             return cls(error=err)
 
     def result(self) -> T | None:
-        """Return the value. Later calls return None.
+        """Return the value, or raise the error. Later calls return None.
 
         Raises:
             BaseException: The error of the outcome, which may be any exception.
@@ -73,7 +73,7 @@ class Outcome(Generic[T]):
 
 
 class WorkerTraceback(Exception):
-    """The traceback of a worker process."""
+    """The traceback of an error in a worker process, as text. It is the last cause of an unpickled error."""
 
 
 _MAX_CAUSES = 16  # a chain of exceptions may be a cycle

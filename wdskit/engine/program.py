@@ -36,7 +36,7 @@ samples in a job, Python's garbage collector would take 5 % of the time.
 """
 
 WHOLE_BATCH = 1
-"""`major` on the board of a thread that works on a batch, not on one of its samples."""
+"""`major` in the slot of a thread that works on a batch, not on one of its samples."""
 
 _MOST_BATCHES_A_JOB = 16
 _UNBATCHED_A_JOB = 64  # sending one sample to another process costs 0.2 ms
@@ -103,8 +103,9 @@ class OpenJob(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Program:
-    """A pipeline with a planned source, ready to run: `engine.batch.make_batches` makes its batches. It never changes,
-    and is equal in every process.
+    """A pipeline with a planned source, ready to run: `engine.batch.make_batches` makes its batches.
+
+    A program never changes, and is equal in every process.
 
     Attributes:
         reader: Reads samples by (shard, sample).
@@ -181,7 +182,11 @@ class Program:
         return [part for part in found if part is not None]
 
     def describe(self, major: int, minor: int) -> str:
-        """Return the name of the sample or batch in a slot of the `Board`. It reads the key from a local shard."""
+        """Return the name of the sample or batch that a slot of the `Board` shows with `major` and `minor`.
+
+        The name has the shard and the key of the sample, which is read from the shard. For a remote shard, the name has
+        the number of the sample instead of the key.
+        """
         [shard], [sample] = self.order.take(np.array([minor]))
         name = f"sample {self.reader.describe(int(shard), int(sample))}"
         return f"the batch of {name}" if major == WHOLE_BATCH else name
@@ -201,7 +206,10 @@ class Program:
         return SampleLocations(positions, places, positions < steps.num_samples, *self.order.take(places))
 
     def open(self, job: Job, reader: SampleReader, places: SampleLocations) -> OpenJob:
-        """Return the job with its samples, the rows of each batch, and the labels of its buckets."""
+        """Return the job with its samples, the rows of each batch, and the labels of its buckets.
+
+        `reader` reads the samples, and `places` are their locations, from `locate`.
+        """
         numbers = range(job.first, job.stop)
         edges = np.cumsum([0, *(job.steps.batch_at(step) for step in numbers)]).tolist()
         bounds = [slice(*pair) for pair in itertools.pairwise(edges)]
@@ -212,8 +220,9 @@ class Program:
 
     @property
     def needs_torch(self) -> bool:
-        """Whether usual samples need torch. If not, a worker process imports torch only for an unusual sample, such
-        as a PNG among JPEGs.
+        """Whether the stages need torch for JPEGs, the images of most data sets.
+
+        If False, a worker process imports torch only when another sample needs it, such as a PNG among JPEGs.
         """
         return self.batch_stages is not None or any(
             self._step_needs_torch(step.function) for each in self.stages for step in each.steps
@@ -236,8 +245,9 @@ class Program:
         return max(1, min(_MOST_BATCHES_A_JOB, _SAMPLES_A_JOB // self.epoch.batch))
 
     def with_uint8_images(self) -> tuple[Program, OutputFormat | None]:
-        """Return a program whose images stay uint8, and the `OutputFormat` to which `finish_batch` converts them later.
-        Return this program and None if the images cannot stay uint8.
+        """Return a program whose images stay uint8, and the format to which `finish_batch` converts them later.
+
+        Return this program and None if the images cannot stay uint8, or are uint8 already.
         """
         writer = self.writer
         if writer is None or self.batch_stages is not None or writer.output_format.dtype == np.uint8:

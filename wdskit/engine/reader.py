@@ -50,11 +50,11 @@ class ColumnarSamples(NamedTuple):
 
 
 class SampleReader:
-    """Reads samples through the offsets of their shards. Safe to share between threads.
+    """A reader of single samples, which keeps shards and their offsets open. Safe to share between threads.
 
     Args:
-        tables: Tables of shards. Shards are numbered across all tables. A part that is
-            repeated n times has its table n times.
+        tables: Tables of shards. Shards are numbered across all tables. A part that is repeated n times has its table
+            n times.
         parts: For each of `tables`, the number of its part of the mixture.
         cache: The cache for parts of remote shards; None for no cache.
     """
@@ -92,10 +92,16 @@ class SampleReader:
     def request(self, shards: Ints, samples: Ints) -> SampleReader:
         """Request the samples that are in a store. Return a reader that uses these requests and shares all open shards.
 
-        The first call requests byte ranges; with a cache, later calls request whole parts of shards.
+        The first call requests byte ranges; with a cache, later calls request whole parts of shards. If all
+        shards are local, the result is this reader.
+
+        Args:
+            shards: Numbers of the samples' shards, (n,).
+            samples: Numbers of the samples in their shards, (n,).
 
         Raises:
-            ShardError, StorageError, FolderIndexError: See `read`.
+            ShardError: A shard is damaged.
+            StorageError, FolderIndexError: A shard cannot be opened, or its `.idx` file belongs to another file.
         """
         if not self.is_remote:
             return self
@@ -107,12 +113,15 @@ class SampleReader:
         return requested
 
     def fetch_parts(self, shards: Ints, samples: Ints) -> None:
-        """Start to fetch the parts of these samples into the cache. It raises the errors of `request`."""
+        """Start to fetch the parts of these samples into the cache.
+
+        Raises ShardError, StorageError or FolderIndexError if a shard is damaged or cannot be opened.
+        """
         for one, numbers in self._wanted(shards, samples).values():
             one.keep(numbers)
 
     def _wanted(self, shards: Ints, samples: Ints) -> dict[int, tuple[RemoteShard, list[int]]]:
-        """Return each remote shard among `shards` by its number: open, with the ascending numbers of its samples."""
+        """Map the number of each remote shard in `shards` to the open shard and its samples' numbers, ascending."""
         numbers, opened = self._locate(shards, samples)
         found: dict[int, tuple[RemoteShard, list[int]]] = {}
         for shard, number in sorted(set(zip(shards.tolist(), numbers.tolist(), strict=True))):
@@ -130,13 +139,13 @@ class SampleReader:
         return loop_of_this_process("").take_count()
 
     def warm(self, progress: Callable[[int, int], None]) -> None:
-        """Fetch all remote shards into the cache, until it is full.
+        """Fetch all remote shards into the cache, until the cache is full.
 
         Args:
             progress: Called after each shard with the number of finished shards and the number of all shards.
 
         Raises:
-            StorageError, FolderIndexError: See `read`.
+            StorageError, FolderIndexError: A shard cannot be opened, or its `.idx` file belongs to another file.
         """
         assert self.cache is not None
         numbers = range(int(self._stops[-1]))
@@ -177,10 +186,10 @@ class SampleReader:
         return local.path, key, self.parts[at], given
 
     def read_natively(self, shards: Ints, samples: Ints) -> list[tuple[str, str, int, dict[str, Any]]] | None:
-        """Read samples with wdskit-native. Return for each sample what `read` returns, with its fields as bytes.
+        """Read samples with wdskit-native. Return path, key, number of the part, and fields as bytes of each sample.
 
-        Return None without the package, and if a sample is remote, unusual or damaged: `read` then reads the samples
-        one by one, and raises the error of the damaged sample.
+        Return None if wdskit-native is not used, or if a sample is remote, unusual or damaged. The caller then reads
+        the samples one by one with `read`, which raises the error of the damaged sample.
         """
         if self.is_remote or native() is None:
             return None
@@ -200,7 +209,10 @@ class SampleReader:
         ]
 
     def describe(self, shard: int, sample: int) -> str:
-        """Return the name of a sample: its shard and key. In a store, which may not answer: its number and shard."""
+        """Return the name of a sample for messages: its shard and key; for a remote shard its number and shard.
+
+        Raises ShardError or StorageError if a local shard cannot be read. A store is not asked, because it may hang.
+        """
         at = self._table_of(shard)
         table = self.tables[at]
         inner = shard - self._stop_list[at] + len(table)
@@ -211,11 +223,11 @@ class SampleReader:
             return f"{path}: {local.key(number)}"
 
     def mean_bytes(self, shards: Ints) -> int:
-        """Return the approximate bytes of samples in these shards, one sample for each element of `shards`."""
+        """Return the mean bytes of one sample for each element of `shards`, added up."""
         return int(self._means()[shards].sum())
 
     def has_large_samples(self) -> bool:
-        """Return True if the mean sample of a shard is so large that it is read alone."""
+        """Return True if the mean sample of any shard is so large that its samples are read one by one."""
         return bool(self._means().max() > LARGE_BYTES)
 
     def _means(self) -> NDArray[np.float64]:
@@ -224,11 +236,11 @@ class SampleReader:
         return self._mean_bytes
 
     def part(self, shard: int) -> int:
-        """Return the number of the part to which a shard belongs."""
+        """Return the number of the mixture's part to which a shard belongs."""
         return self.parts[int(np.searchsorted(self._stops, shard, side="right"))]
 
     def read_columns(self, shards: Ints, samples: Ints, *, viewed: Callable[[str], bool]) -> ColumnarSamples | None:
-        """Read samples field by field. Return None if they do not have the same fields in the same order.
+        """Read samples field by field. Return None if the samples do not have equal fields in equal order.
 
         Args:
             shards: Numbers of the samples' shards, (n,).
@@ -236,7 +248,8 @@ class SampleReader:
             viewed: Returns whether a field may be a view of a large sample's bytes, without a copy.
 
         Raises:
-            ShardError, StorageError, FolderIndexError: See `read`.
+            ShardError: A shard is damaged.
+            StorageError, FolderIndexError: A shard cannot be opened, or its `.idx` file belongs to another file.
         """
         numbers, opened = self._locate(shards, samples)
         files = [opened[shard] for shard in shards.tolist()]
@@ -255,7 +268,10 @@ class SampleReader:
         return ColumnarSamples([file.path for file in files], *found)
 
     def _locate(self, shards: Ints, samples: Ints) -> tuple[Ints, dict[int, IndexedShard]]:
-        """Return the number of each sample in its file, and the open shards by number. Errors: See `read`."""
+        """Return the number of each sample in its file, and the open shards by number.
+
+        Raises ShardError, StorageError or FolderIndexError if a shard is damaged or cannot be opened.
+        """
         if len(self.tables) == 1:
             return self.tables[0].numbers(shards, samples), self._opened(0, shards)
         tables = np.searchsorted(self._stops, shards, side="right")
@@ -269,7 +285,10 @@ class SampleReader:
         return numbers, opened
 
     def _opened(self, at: int, shards: Ints) -> dict[int, IndexedShard]:
-        """Return shards of one table by number, and open those that are not open yet."""
+        """Return the shards of table `at` by number, and open the shards that are not open yet.
+
+        Raises ShardError, StorageError or FolderIndexError if a shard is damaged or cannot be opened.
+        """
         wanted = dict.fromkeys(shards.tolist())
         with self._lock:
             found = {shard: self._open[shard] for shard in wanted if shard in self._open}
@@ -286,8 +305,13 @@ class SampleReader:
         return {shard: found.get(shard) or self._shard(shard, table, shard - start) for shard in wanted}
 
     def _shard(self, shard: int, table: ShardTable, inner: int) -> IndexedShard:
-        """Return the open shard. Above `_max_open` shards, the least recently used shard is dropped and closes after
-        its last reader.
+        """Return the open shard `shard`, which has the number `inner` in `table`.
+
+        Above `_max_open` shards, the least recently used shard is dropped and closes after its last reader.
+
+        Raises:
+            ShardError: The shard is damaged, or the folder's index does not match it.
+            StorageError, FolderIndexError: The shard cannot be opened, or its `.idx` file belongs to another file.
         """
         if shard in self._ahead:
             return self._ahead[shard]
@@ -318,6 +342,6 @@ class SampleReader:
 
 
 def _open_remote(table: ShardTable, shards: Sequence[int], cache: PartCache | None) -> list[RemoteShard]:
-    """Open remote shards of a table. The errors are those of `open_remote_shards`."""
+    """Open remote shards of a table. Raises StorageError or FolderIndexError if a shard or its `.idx` is unusable."""
     named = [(table.path(shard), table.entry(shard)) for shard in shards]
     return open_remote_shards(named, cache, [table.seen_version(shard) for shard in shards])

@@ -57,7 +57,7 @@ class SampleStages:
 
         Raises:
             SampleError: A stage failed. The error names stage, shard and key.
-            BaseException: A stage raised a KeyboardInterrupt, SystemExit or the like. It is raised again.
+            BaseException: A stage raised a KeyboardInterrupt, SystemExit or the like, which is raised unchanged.
         """
         for step in self.steps[start:] if start else self.steps:
             try:
@@ -95,7 +95,11 @@ class StreamStages:
         self._pace = TimingSampler(every=8)
 
     def __call__(self, source: Iterable[Any]) -> Iterator[Any]:
-        """Yield each value after all stages."""
+        """Yield each value of `source` after all stages, without bad samples that `errors.max_bad` allows.
+
+        Raises:
+            SampleError: A stage failed on a sample that the error budget does not cover.
+        """
         run = self.run
         if run.num_threads > 1:
             yield from self._threaded(source)
@@ -154,7 +158,7 @@ class StreamStages:
         return self.stages.apply(value, origin, timings=timings, num=len(origin.members) or 1)
 
     def _oldest(self, waiting: list[tuple[Origin, Future[Any], Timings | None]]) -> Iterator[Any]:
-        """Yield the oldest value, unless its sample is bad and skipped."""
+        """Remove the oldest value from `waiting` and yield it, unless its sample is bad and skipped."""
         origin, timings = waiting[0][0], waiting[0][2]
         try:
             done = waiting.pop(0)[1].result()  # the future has no name: its error would refer to this frame, a cycle

@@ -66,8 +66,9 @@ class StreamJob(NamedTuple):
 
 
 class _Epochs:
-    """The next epoch of each worker, in memory that all processes of a torch DataLoader share. So `set_epoch` reaches
-    running workers, and new workers continue the count of workers that ended with their epoch.
+    """The next epoch of each worker, in memory that all processes of a torch DataLoader share.
+
+    So `set_epoch` reaches running workers, and new workers continue the count of workers that ended with their epoch.
     """
 
     def __init__(self, max_workers: int) -> None:
@@ -76,7 +77,7 @@ class _Epochs:
         self._workers = torch.zeros((max_workers, 2), dtype=torch.int64).share_memory_()
 
     def set(self, epoch: int) -> None:
-        """Make `epoch` the next one to run in every worker."""
+        """Make `epoch` the next epoch in every worker."""
         self._set[1] = epoch
         self._set[0] += 1
 
@@ -93,7 +94,14 @@ class _Epochs:
 
 @dataclass
 class _OpenStream:
-    """The running stages before `with_epoch`, which continue from epoch to epoch in this process."""
+    """The running stages before `with_epoch`, which continue from epoch to epoch in this process.
+
+    Attributes:
+        values: The values that the stages yield.
+        next_epoch: The epoch that may continue with these values; None while an epoch runs.
+        readers: The process id, the number of the worker and the number of workers.
+        close: Closes `values`.
+    """
 
     values: Iterator[Any]
     next_epoch: int | None
@@ -102,7 +110,7 @@ class _OpenStream:
 
 
 def empty_epoch(epoch: int) -> PipelineError:
-    """Return the error for an epoch without values."""
+    """Return the error for an epoch without values. The caller raises it."""
     msg = f"epoch {epoch} is empty: the shards hold no samples, or the pipeline dropped all of them."
     return PipelineError(f"{msg}\n  Check its select and slice stages, and run `wdskit info` on the shards.")
 
@@ -143,8 +151,9 @@ class StreamPipeline(webdataset.DataPipeline):  # type: ignore[misc]  # webdatas
         return found
 
     def describe(self, major: int, minor: int) -> str:
-        """Return the name of the sample in a slot of the `Board`: its shard, and its number in the shard. Return "" if
-        only another library's stage can name the sample.
+        """Return the name of the sample that a slot of the `Board` shows: its shard, and its number in the shard.
+
+        `major` and `minor` are the values of the slot. Return "" if only another library's stage can name the sample.
         """
         source = self.pipeline[0]
         if major < 0 or not isinstance(source, StreamSource):
@@ -179,7 +188,8 @@ class StreamPipeline(webdataset.DataPipeline):  # type: ignore[misc]  # webdatas
         """Return an iterator over one epoch of this worker.
 
         Raises:
-            PipelineError: The pipeline was built for fewer workers, or see `check_splits`.
+            PipelineError: The pipeline was built for fewer workers, a splitter is missing, ranks would end at different
+                steps, or the shards are too few for all workers.
         """
         info = get_worker_info()
         worker, num_workers = (0, 1) if info is None else (info.id, info.num_workers)
@@ -213,7 +223,7 @@ class StreamPipeline(webdataset.DataPipeline):  # type: ignore[misc]  # webdatas
 
     @property
     def _readers(self) -> tuple[int, ...]:
-        """Return the process id, the number of this worker and the number of workers."""
+        """The process id, the number of this worker and the number of workers."""
         return os.getpid(), self.run.worker, self.run.num_workers
 
     def close(self) -> None:
@@ -223,7 +233,7 @@ class StreamPipeline(webdataset.DataPipeline):  # type: ignore[misc]  # webdatas
             stream.close()
 
     def items(self, job: StreamJob) -> Iterator[Batch]:
-        """Yield one epoch of this worker. The last batch has `is_end` and no value."""
+        """Yield one epoch of this worker, one batch per item. The last batch has `is_end` and no value."""
         cut, stop = self.layout.cut, len(self.pipeline)
         self.run.num_bad = 0
         if cut is None:  # ends after reading each shard once (a resampled source never ends)
@@ -281,7 +291,7 @@ class StreamBatches:
         return job
 
     def __call__(self, job: StreamJob, *_: object) -> Outcome[list[Batch]]:
-        """Return the next item of an epoch in a list; an empty list after the end of the epoch."""
+        """Return the next item of an epoch in a list; an empty list after the end of the epoch; or the error."""
         if job.is_first:
             self._items = self._pipeline.items(job)
         try:
@@ -347,8 +357,9 @@ def _num_samples(value: Any, batch: int) -> int:
 
 
 def _close(values: Iterator[Any]) -> None:
-    """Close an iterator, so that its stages close files and end threads. Do nothing if it has no `close`, as iterators
-    of other libraries, or if a thread hangs in it.
+    """Close an iterator, so that its stages close files and end threads.
+
+    Do nothing if the iterator has no `close`, as iterators of other libraries, or if a thread hangs in it.
     """
     close = getattr(values, "close", None)
     if close is not None and not getattr(values, "gi_running", False):

@@ -64,8 +64,10 @@ class Threads:
             done.acquire()
 
     def close(self, deadline_s: float | None = None) -> None:
-        """End the threads after all calls. The wait ends after `JOIN_S`, or at `deadline_s` of the monotonic clock. A
-        thread whose call hangs then is left running: as a daemon, it does not keep the process alive.
+        """End the threads after all submitted calls.
+
+        The wait ends at `deadline_s` of the monotonic clock; with None, after `JOIN_S`. A thread whose call hangs then
+        is left running: as a daemon, it does not keep the process alive.
         """
         deadline_s = time.monotonic() + JOIN_S if deadline_s is None else deadline_s
         for _ in self._threads:

@@ -1,1 +1,1 @@
-"""The loader: a pipeline run in worker processes, with ranks and epochs."""
+"""The loader: it runs a pipeline for one rank, in worker processes, epoch after epoch, and saves its position."""

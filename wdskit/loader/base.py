@@ -26,21 +26,21 @@ _MAX_EPOCH = 10**9  # a stream numbers its draws with 63 bits, of which 30 hold 
 class Loader(ABC):
     """The loader that `make_loader` returns. Each iteration is one epoch and yields the items of the pipeline.
 
-    The iteration after a whole epoch runs the next epoch; after a `break`, the same epoch starts again. The loader
-    makes no collective call.
+    An item is a batch, or a sample if the pipeline has no stage `batched`. The iteration after a whole epoch runs the
+    next epoch; after a `break`, the same epoch starts again from its beginning. The loader makes no collective call.
 
     Args:
-        run: Rank and world size that the pipeline reads for, and its threads.
+        run: The rank and world size for which the pipeline reads, and its number of threads.
         spec: The settings: workers, prefetch and so on.
         name: Name of the pipeline, for reports.
-        stages: The stages of the pipeline, its source first; for `repr`.
+        stages: The stages of the pipeline, its source first; for `repr` and `batch_size`.
         process_group: The group that gives rank and world size; None for the default group. Each iteration checks first
             that the group still has this rank and world size.
         is_rank_given: True if rank and world size come only from the caller's arguments. They are then not checked.
     """
 
     batch_sampler = None
-    """Lightning reads this attribute of loaders that have a `sampler`."""
+    """Always None. Lightning reads this attribute of each loader that has a `sampler`."""
 
     dataset: Any = None
     """An object whose length is the number of samples of an epoch, on all ranks together; trainers read this length.
@@ -69,7 +69,7 @@ class Loader(ABC):
         self._meter = Meter(name=name, rank=run.rank_info.rank)
 
     def __repr__(self) -> str:
-        """Return one line: name and stages of the pipeline, batch, rank, workers and threads."""
+        """Return one line: name and stages of the pipeline, batch size, rank, workers and threads."""
         rank, world_size, _ = self._rank_info
         names = [str(getattr(stage, "name", getattr(stage, "__name__", repr(stage)))) for stage in self._stages]
         parts = [f"{self._meter.name}: {' -> '.join(names)}" if names else self._meter.name]
@@ -81,7 +81,7 @@ class Loader(ABC):
 
     @property
     def batch_size(self) -> int | None:
-        """Number of samples in a whole batch of this rank. None without `batched`."""
+        """Number of samples in a whole batch of this rank; None if the pipeline has no stage `batched`."""
         for stage in self._stages:
             if getattr(stage, "name", "") == "batched":
                 size: int = stage.size_on(self._rank_info.world_size)
@@ -96,22 +96,30 @@ class Loader(ABC):
     @property
     @abstractmethod
     def remaining(self) -> int:
-        """Number of items of the epoch that the consumer has not received yet."""
+        """Number of items of the epoch `epoch` that the consumer has not received yet.
+
+        Raises:
+            TypeError: The stages of a stream do not define the length of an epoch.
+        """
 
     @abstractmethod
     def __len__(self) -> int:
-        """Number of items of a whole epoch on this rank."""
+        """Return the number of items of a whole epoch on this rank.
+
+        Raises:
+            TypeError: The stages of a stream do not define the length of an epoch.
+        """
 
     @abstractmethod
     def state_dict(self) -> dict[str, Any]:
-        """Return the position of the consumer as plain JSON."""
+        """Return the position of the consumer for `load_state_dict`, as a dict of plain JSON values."""
 
     @abstractmethod
     def load_state_dict(self, state: Mapping[str, Any], *, strict: bool = True) -> None:
-        """Continue from a state with the next iteration.
+        """Let the next iteration start at the position of a saved state.
 
         Args:
-            state: From `state_dict`. A planned source accepts it on any number of ranks, workers and threads.
+            state: Result of `state_dict`, which may be from another number of ranks, workers and threads.
             strict: Whether to refuse a state of another order of samples. If False, the difference is only logged.
 
         Raises:
@@ -124,17 +132,17 @@ class Loader(ABC):
 
     @abstractmethod
     def _close_pool(self) -> None:
-        """End threads and worker processes."""
+        """End the threads and worker processes. The next iteration starts new threads and processes."""
 
     @abstractmethod
     def _items(self) -> Any:
-        """Return one iteration, as a generator that does nothing before its first `next()`."""
+        """Return a generator of the items of one epoch. The generator does nothing before its first `next()`."""
 
     def close(self) -> None:
-        """End the running iteration, the threads and the worker processes, within a second even if a sample hangs.
+        """End the running iteration, the threads and the worker processes, within a second even if a worker hangs.
 
-        The next iteration starts new workers and runs the interrupted epoch again. A `with` statement closes the loader
-        at its end: `with wdskit.make_loader("train.yaml") as loader: ...`.
+        The next iteration starts new workers and runs the interrupted epoch again from its beginning. A `with`
+        statement closes the loader at its end: `with wdskit.make_loader("train.yaml") as loader: ...`.
         """
         running = self._running() if self._running is not None else None
         if running is not None and running.gi_frame is not None:
@@ -150,7 +158,7 @@ class Loader(ABC):
         self.close()
 
     def stats(self) -> LoaderStats:
-        """Return the speed, the waits and the times of the stages in the running epoch, or in the last epoch.
+        """Return speed, waits and times of the stages in the running epoch; between two epochs, in the last epoch.
 
         `print(loader.stats())` shows a table, and `.to_dict()` is for wandb or TensorBoard. At the end of each epoch,
         the loader logs a summary in one line, at level INFO.
@@ -158,10 +166,10 @@ class Loader(ABC):
         return self._meter.stats()
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch (>= 0) that the next iteration runs. The epoch of a loaded state keeps its position.
+        """Set the epoch (>= 0) that the next iteration runs. If a loaded state is in this epoch, its position is kept.
 
-        A running epoch continues, and `epoch`, `remaining` and `state_dict` describe it until it ends or the loop is
-        left. Setting the number of the running epoch has no effect.
+        A running epoch continues, and `epoch`, `remaining` and `state_dict` describe the running epoch until it ends or
+        the loop is left. Setting the number of the running epoch only cancels an earlier call in this iteration.
 
         Raises:
             PipelineError: `epoch` is not a whole number from 0 to 10**9.
@@ -176,7 +184,7 @@ class Loader(ABC):
             self._set_epoch(epoch, is_counted_elsewhere=is_counted_elsewhere)
 
     def _end_epoch(self) -> None:
-        """End the running epoch, and switch to the epoch that `set_epoch` set during it."""
+        """Mark the running epoch as ended. If `set_epoch` set another epoch meanwhile, switch to this epoch."""
         if self._is_in_epoch:
             self._is_in_epoch = False
             if self._next_epoch is not None:
@@ -184,16 +192,17 @@ class Loader(ABC):
 
     @property
     def sampler(self) -> _Sampler:
-        """An object with the method `set_epoch`, which frameworks call."""
+        """An object whose method `set_epoch` frameworks call before each epoch, as that of a DistributedSampler."""
         return _Sampler(self)  # not stored, because that would be a reference cycle
 
     def __iter__(self) -> Iterator[Any]:
-        """Return an iterator over one epoch. It does nothing before its first `next()`, which raises these errors.
+        """Return an iterator over the items of one epoch. The iterator does nothing before its first `next()`.
 
         Raises:
-            PipelineError: Another iteration of this loader is still running. Later: the loader was closed during this
-                iteration.
-            RankError: The process group has another rank or world size than this loader.
+            PipelineError: At the first `next()`, another iteration of this loader is still running. Later: the loader
+                was closed during this iteration, a worker died, or a wait lasted for the `timeout`.
+            RankError: At the first `next()`, the process group has another rank or world size than this loader.
+            SampleError, ShardError, StorageError: An item cannot be made. The items before it were yielded.
         """
         return self._run()
 
@@ -218,6 +227,8 @@ class Loader(ABC):
 
     def _check_rank(self) -> None:
         """Compare rank and world size of this loader with the process group that exists now.
+
+        Nothing is checked if no process group exists, or if the caller passed rank and world size as arguments.
 
         Raises:
             RankError: The rank or the world size differs.
@@ -245,6 +256,7 @@ class _Sampler:
         if the framework ended the epoch early (`limit_train_batches`): the loader then takes the framework's number.
 
         Raises:
+            PipelineError: `epoch` is not a whole number from 0 to 10**9.
             StateError: The numbers differ in another way.
         """
         self._loader._set_next(_check_epoch(epoch), is_counted_elsewhere=True)  # noqa: SLF001 (a part of the loader)

@@ -23,7 +23,7 @@ class Budget:
 
     Attributes:
         count: Number of bad samples of the running epoch until now.
-        limit: Largest number of bad samples that an epoch may have.
+        limit: Largest number of bad samples that an epoch of this rank may have.
 
     Raises:
         PipelineError: `errors.dir` is a file, or is below a file.
@@ -42,10 +42,14 @@ class Budget:
                 break
 
     def spend(self, epoch: int, bad: Sequence[RejectedSample]) -> None:
-        """List and count the bad samples of a batch that is about to be yielded.
+        """Count the bad samples of a batch that is about to be yielded, and append them to the file in `errors.dir`.
+
+        Args:
+            epoch: Number of the epoch, for the file and for messages.
+            bad: The bad samples of the batch; may be empty.
 
         Raises:
-            SampleError: The epoch would have more than `limit` bad samples. `count` does not change.
+            SampleError: The epoch would have more than `limit` bad samples. `count` and the file do not change.
             StorageError: The file that lists the bad samples cannot be written.
         """
         if not bad:

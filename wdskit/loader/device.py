@@ -1,4 +1,4 @@
-"""Move batches into page-locked memory and to a device, in a thread, before the consumer asks for them."""
+"""Move batches to page-locked memory or to a device, in a thread, before the consumer asks for them."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ class Pin:
     """A `Mover` to page-locked memory. torch's caching host allocator tracks the copies in flight."""
 
     def send(self, value: Any) -> Any:
-        """See `Mover.send`."""
+        """Return the batch with its tensors copied to page-locked memory. Called in the mover's thread."""
         return map_tensors(value, pinned, own=_pin_own)
 
     def receive(self, sent: Any) -> Any:
-        """See `Mover.receive`."""
+        """Return the batch that `send` returned."""
         return sent
 
 
@@ -62,18 +62,19 @@ class ToDevice:
         self._finish = finish
 
     def send(self, value: Any) -> Any:
-        """See `Mover.send`."""
+        """Start to copy and finish a batch. Return (batch on the device, CUDA event after the copy) for `receive`."""
         with torch.cuda.stream(self._stream):
             moved = map_tensors(value, lambda tensor: pinned(tensor).to(self._device, non_blocking=True))
             moved = self._finish(moved)
             return moved, self._stream.record_event()
 
     def receive(self, sent: Any) -> Any:
-        """See `Mover.receive`. Later work on the consumer's CUDA stream waits for the copy.
+        """Return the batch on the device, from the result of `send`. Called in the consumer's thread.
 
-        An object with a method `to`, such as torch's PackedSequence, is copied only now, on the consumer's stream,
-        because `record_stream` cannot reach its tensors.
+        This call does not wait for the copy, but later work on the consumer's CUDA stream does. An object with a method
+        `to`, such as torch's PackedSequence, is copied only now, on the consumer's stream.
         """
+        # An object with a method `to` is copied here because `record_stream` cannot reach its tensors.
         moved, event = sent
         stream = torch.cuda.current_stream(self._device)
         stream.wait_event(event)
@@ -88,6 +89,8 @@ class ToDevice:
 
 def make_mover(program: Program, spec: LoaderSpec) -> tuple[Mover | None, Program]:
     """Return the mover for a loader's settings (None if batches are not moved) and the program whose batches it moves.
+
+    If `spec.device` is set, the program's images stay uint8 where possible, and the mover normalizes them there.
 
     Raises:
         PipelineError: The device does not exist.
@@ -104,12 +107,15 @@ def make_mover(program: Program, spec: LoaderSpec) -> tuple[Mover | None, Progra
 
 
 def pin_mover(spec: LoaderSpec) -> Mover | None:
-    """Return a `Pin` if `pin_memory` is set and a GPU exists."""
+    """Return a `Pin` if `pin_memory` is set and a GPU exists; else None."""
     return Pin() if spec.pin_memory and torch.cuda.is_available() else None
 
 
 def finish_images(batch: Batch, output_format: OutputFormat | None) -> Batch:
-    """Return a batch whose uint8 images (`Batch.raw`) are converted and normalized. Other batches do not change."""
+    """Return a batch whose uint8 images are converted and normalized to `output_format`.
+
+    `batch.raw` is the place of the images. Return `batch` itself if `batch.raw` or `output_format` is None.
+    """
     if batch.raw is None or output_format is None:
         return batch
     value, place = batch.value, batch.raw
@@ -142,7 +148,7 @@ def map_tensors(
     Args:
         value: The batch, or a part of it.
         function: Applied to each tensor.
-        own: Applied to any other object that has a method `to`, such as torch's PackedSequence.
+        own: Applied to any other object that has a method `to`, such as torch's PackedSequence. Default: no change.
     """
     if isinstance(value, torch.Tensor):
         return function(value)
@@ -188,8 +194,8 @@ def _rebuild_mapping(value: Mapping[Any, Any], items: dict[Any, Any]) -> Any:
 def move_ahead(source: Iterator[Any], mover: Mover, is_ready: Callable[[], bool]) -> Iterator[Any]:
     """Yield the values of `source` in order, each moved by `mover`.
 
-    This thread takes the values from `source`, so that Ctrl-C and `close` never wait for a value that is being made.
-    Another thread moves the values. It ends with this iteration.
+    The consumer's thread takes the values from `source`, so that Ctrl-C and `close` never wait for a value that is
+    being made. Another thread moves the values. This thread ends with the iteration.
 
     Args:
         source: Gives the values. It is closed at the end.

@@ -43,8 +43,8 @@ def gather_valid(
 ) -> Tensor | list[Any]:
     """Collect the results of all ranks for a batch, each sample once.
 
-    Every rank must call it with the same number of rows, as `tail: pad` ensures. Without torch.distributed, this
-    process is the only rank.
+    Every rank must call this function with the same number of rows, as `tail: pad` ensures. Without torch.distributed,
+    this process is the only rank.
 
     With `tail: pad`, the rows are in the order of their samples. With `tail: drop`, the rows are ordered by rank, and
     `positions=loader.positions` sorts them by sample.
@@ -60,11 +60,13 @@ def gather_valid(
             group.
 
     Returns:
-        The valid rows of all ranks, (num_valid, ...) or a list; with `reduce` their sum or mean (...).
+        The valid rows of all ranks, a tensor (num_valid, ...) or a list; with `reduce` their sum or mean, a tensor with
+        the shape of one row.
 
     Raises:
         PipelineError: The mask or the positions of a rank do not fit its rows, the rows of the ranks differ in dtype or
             shape, or no rank has a valid row for a mean. Every rank raises this error.
+        RankError: `group` is a DeviceMesh of several dimensions.
     """
     group = as_group(group)
     own = _RankRows(rows, valid, positions, reduce)
@@ -87,7 +89,13 @@ def gather_valid(
 
 
 class _RankRows:
-    """The rows of this rank, checked before any of them is sent."""
+    """The rows of this rank. `prepare` checks them before a row is sent, and sets the attributes.
+
+    Attributes:
+        mask: Which rows are valid, bool (batch,).
+        positions: Position of each row in the epoch, int64 (batch,); None if the caller gives no positions.
+        pickled: For a list, the pickled (position, is_valid, value) of each row; for a tensor, empty.
+    """
 
     def __init__(self, rows: Tensor | Sequence[Any], valid: Tensor | None, positions: Any, reduce: Any) -> None:
         self._arguments = rows, valid, positions, reduce
@@ -122,7 +130,9 @@ class _RankRows:
 
 
 def _exchange(make: Callable[[], bytes], group: Any) -> list[bytes]:
-    """Return the result of `make` on each rank, cut to `_RECORD_BYTES - 1` bytes.
+    """Return the results of `make` on all ranks, in the order of ranks. A result is cut to `_RECORD_BYTES - 1` bytes.
+
+    Without torch.distributed, the list has only the result of this process.
 
     Raises:
         PipelineError: `make` failed on a rank. Every rank raises this error, which names the failed rank, so that no

@@ -1,4 +1,4 @@
-"""`make_loader`: from a configuration or a pipeline to a loader for this rank."""
+"""`make_loader`, which makes the loader of this rank from a configuration or a `Pipeline`."""
 
 from __future__ import annotations
 
@@ -94,8 +94,9 @@ def make_loader(
     Raises:
         ConfigError: The configuration or the arguments have problems; all of them are listed.
         PipelineError: The stages, the settings and the machine do not fit together.
-        StorageError, FolderIndexError: The shards cannot be listed.
-        RankError: Rank and world size contradict each other.
+        StorageError, FolderIndexError: The file or the shards cannot be read, or a planned source has no index.
+        SelectionError: A split, condition or column of a source is missing or invalid.
+        RankError: Rank and world size are invalid, or differ from `process_group`.
     """
     _check_functions(transforms)
     _import_plugins(plugins)

@@ -29,7 +29,7 @@ from wdskit.loader.shared_memory import Bytes, Part, Ring, keep_freed_memory
 from wdskit.loader.worker import pack_outcome, seed_worker
 
 Answer = tuple[Any, list[Bytes]]
-"""A pickled Outcome, as bytes or as a uint8 array, and the buffers of its tensors and arrays."""
+"""A pickled Outcome (bytes, or a uint8 array), and the buffers of its tensors and arrays, a uint8 array each."""
 
 
 class ActorStart(NamedTuple):
@@ -40,7 +40,7 @@ class ActorStart(NamedTuple):
         num_workers: Number of all workers.
         host: Name of the machine of the training process.
         cwd: Folder of the training process. Relative paths start there.
-        versions: Result of `find_versions` on `host`.
+        versions: Result of `find_versions` in the training process.
     """
 
     number: int
@@ -51,7 +51,10 @@ class ActorStart(NamedTuple):
 
 
 def find_versions() -> dict[str, str]:
-    """Return the versions that must be equal on all nodes, without torch's build, which differs on CPU nodes."""
+    """Return the versions of wdskit, Python (major.minor) and torch, by name. They must be equal on all nodes.
+
+    The version of torch is without its build (`+cu121`), which differs on CPU nodes, or "(not installed)".
+    """
     found = {"wdskit": __version__, "Python": ".".join(platform.python_version_tuple()[:2]), "torch": "(not installed)"}
     with contextlib.suppress(metadata.PackageNotFoundError):
         found["torch"] = metadata.version("torch").partition("+")[0]
@@ -93,7 +96,10 @@ class NodeWorker:
         self._cancelled: set[int] = set()
 
     def begin(self, pickled: bytes, start: ActorStart) -> Outcome[str]:
-        """Unpickle the program. Return the name of the node, or the error that keeps it from making batches."""
+        """Unpickle the program. Return the name of the node, or the error that keeps the node from making batches.
+
+        `pickled` is the program and its factory, from `pickle_by_reference`. This method does not raise.
+        """
         host = socket.gethostname()
         try:
             self._open(pickled, start, host)
@@ -132,7 +138,10 @@ class NodeWorker:
         self._making = threading.Semaphore(self._factory.num_loops)
 
     def make(self, ticket: int, job: Any) -> Answer:
-        """Make the batches of a job. Return the pickled Outcome and its buffers, which are views of reused memory."""
+        """Make the batches of a job. Return the pickled Outcome and its buffers, which are views of reused memory.
+
+        `ticket` is the number of the job, for `cancel`. The Outcome of a cancelled job is empty.
+        """
         with self._opening:
             opened = self._factory.open(job)  # requests samples of a store while earlier jobs are made
         with self._making:
@@ -151,18 +160,18 @@ class NodeWorker:
         return pickled, [find(part) for part in message.buffers]
 
     def _lend(self, number: int) -> Bytes:
-        """Return the bytes of a block that `pack_outcome` holds. The block is released when Ray has copied them."""
+        """Return the bytes of a block that `pack_outcome` holds. Ray copies the bytes, and then releases the block."""
         memory: Bytes = np.frombuffer(self._memory.hold(number).memory, np.uint8)
         self._memory.give_back(number)  # ends this method's own `hold`
         weakref.finalize(memory, self._memory.give_back, number).atexit = False
         return memory
 
     def cancel(self, tickets: Sequence[int]) -> None:
-        """Cancel jobs. They end after their current samples."""
+        """Cancel the jobs with these tickets. A running job ends after its current samples."""
         self._cancelled.update(tickets)
 
     def slots(self) -> NDArray[np.int64]:
-        """Return a copy of the slots of the `Board`: the samples on which the threads of this actor work."""
+        """Return the samples on which the threads of this actor work: a copy of `Board.slots`, int64 (slots, 3)."""
         found: NDArray[np.int64] = self._board.slots.copy()
         return found
 
@@ -180,17 +189,17 @@ class _VersionError(PipelineError):
 
 
 def lacks_module(host: str, module: str) -> PipelineError:
-    """Return the error for a node that cannot import a module."""
+    """Return the error for the node `host`, which cannot import `module`. The caller raises the error."""
     msg = f"on: {host} has no module {module!r}."
     remedy = "Install it on all nodes, or send it to them: `ray.init(runtime_env=...)` before the loader is made"
     return PipelineError(f"{msg}\n  {remedy} (`py_modules`, `working_dir` or `pip`).")
 
 
 def pickle_by_reference(value: Any) -> bytes:
-    """Return a program, pickled for other machines.
+    """Return a value, such as (program, factory), pickled for other machines.
 
     Raises:
-        PipelineError: A part of the program cannot be pickled, or is defined in the main script.
+        PipelineError: A part of the value cannot be pickled, or is defined in the main script.
     """
     file = io.BytesIO()
     try:

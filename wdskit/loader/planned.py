@@ -31,8 +31,8 @@ class PlannedLoader(Loader):
     """The loader of a planned source. Each iteration is one epoch, with the same number of items on every rank.
 
     `len(loader)` is the number of items of a whole epoch, for any number of workers. `state_dict` is the position of
-    the consumer, the same on every rank. A loader with any number of ranks, workers and threads can load it, and then
-    continues the sequence of samples at this position.
+    the consumer, the same on every rank. A loader with any number of ranks, workers and threads can load this state,
+    and then continues the sequence of samples at this position.
 
     Args:
         program: The pipeline, built for this rank.
@@ -44,7 +44,8 @@ class PlannedLoader(Loader):
         most_ahead: Largest number of batches that are made before the consumer asks for them.
 
     Raises:
-        PipelineError: A stage cannot be sent to the workers, `device` does not exist, or `errors.dir` is not a folder.
+        PipelineError: A stage cannot be sent to the workers, `start_method` is "fork" and forking is impossible, Ray is
+            not installed and `on` is set, `device` does not exist, or `errors.dir` is not a folder.
     """
 
     def __init__(
@@ -93,7 +94,7 @@ class PlannedLoader(Loader):
 
     @property
     def remaining(self) -> int:
-        """Number of items of the epoch that the consumer has not received yet."""
+        """Number of items of the epoch `epoch` that the consumer has not received yet."""
         return self._counter.remaining
 
     def __len__(self) -> int:
@@ -102,8 +103,8 @@ class PlannedLoader(Loader):
 
     @property
     def positions(self) -> NDArray[np.int64]:
-        """The position in the epoch of each row of the batch that was yielded last: int64 (batch,), ascending. Padded
-        rows have the number of samples of the epoch. `gather_valid` sorts rows by these positions.
+        """The position in the epoch of each row of the batch that was yielded last: int64 (batch,), ascending. A padded
+        row has the epoch's number of samples as its position. `gather_valid` sorts rows by these positions.
 
         Raises:
             PipelineError: No batch was yielded yet.
@@ -120,16 +121,16 @@ class PlannedLoader(Loader):
         """Return the position of the consumer: plain JSON, the same on every rank except the number of bad samples.
 
         `epoch` and `consumed` are the position; `consumed` counts the samples of this epoch that all ranks together
-        have received. `start` and `epoch_samples` place the epoch in the endless sequence, `bad` counts bad samples,
-        and `fingerprint` describes the order.
+        have received. `start` is the position of the epoch's start in the endless sequence, `epoch_samples` the number
+        of its samples, `bad` the number of bad samples, and `fingerprint` the settings that decide the order.
         """
         return {**self._counter.state_dict(), "bad": self._budget.count}
 
     def load_state_dict(self, state: Mapping[str, Any], *, strict: bool = True) -> None:
-        """Continue from a state with the next iteration.
+        """Let the next iteration start at the position of a saved state.
 
         Args:
-            state: From `state_dict`, on any number of ranks, workers and threads.
+            state: Result of `state_dict`, on any number of ranks, workers and threads.
             strict: Whether to refuse a state of another sequence of samples. If False, the difference is only logged.
 
         Raises:
@@ -174,7 +175,7 @@ class PlannedLoader(Loader):
         self._prefetch.close()
 
     def _jobs(self, running: Pass) -> Iterator[Job]:
-        """Yield the jobs of a pass, then those of the next pass if the workers stay alive."""
+        """Yield the jobs of a pass; then the jobs of the next pass, if the workers stay alive between epochs."""
         next_passes = [self._counter.following(running)] if self.spec.persistent_workers else []
         for _, start, steps in (running, *next_passes):
             for first in range(0, len(steps), self._steps_per_job):

@@ -46,11 +46,18 @@ class Pool(Protocol):
     """Makes the batches of jobs."""
 
     def submit(self, job: Any, worker: int | None = None) -> Any:
-        """Start a job and return its ticket. `worker` is the number of the worker that must make it; None for any."""
+        """Start a job and return its ticket, for `take`.
+
+        `job` is an argument of `BatchFactory.open`. `worker` is the number of the worker that must make the batches;
+        None for any worker.
+        """
         ...
 
     def take(self, ticket: Any) -> Outcome[list[Batch]]:
-        """Wait for a job and return its outcome. A ticket is valid for one call."""
+        """Wait for a job and return its outcome: the batches, or an error and the batches before it.
+
+        A ticket is valid for one call. PipelineError: The worker cannot answer, or the wait lasted for the `timeout`.
+        """
         ...
 
     def is_ready(self, ticket: Any) -> bool:
@@ -58,7 +65,7 @@ class Pool(Protocol):
         ...
 
     def forget(self, tickets: Sequence[Any]) -> None:
-        """Cancel jobs that were not taken."""
+        """Cancel the jobs of these tickets, whose outcomes were not taken."""
         ...
 
     def free_memory(self) -> None:
@@ -77,7 +84,7 @@ def make_pool(
     start_method: Callable[[], StartMethod],
     timeout_s: float | None,
 ) -> Pool:
-    """Return the pool for this number of processes and the program's threads.
+    """Return the pool for a number of worker processes and the program's number of threads.
 
     With a timeout but neither processes nor threads, another thread makes the batches, because a wait in this thread
     could not end early.
@@ -108,31 +115,31 @@ class InlinePool:
         self._memory = Ring()
 
     def submit(self, job: Any, worker: int | None = None) -> Any:  # noqa: ARG002 (there is one worker)
-        """See `Pool.submit`."""
+        """Open a job and return the open job as its ticket. `worker` has no effect, because there is one worker."""
         return self._factory.open(job)
 
     def take(self, ticket: Any) -> Outcome[list[Batch]]:
-        """See `Pool.take`. torch uses one thread, because several threads for small images only wait for each other."""
+        """Make the batches of a job now and return its outcome. During this call, torch uses one thread."""
         before = torch.get_num_threads()
-        torch.set_num_threads(1)
+        torch.set_num_threads(1)  # several threads for small images only wait for each other
         try:
             return self._factory(ticket, self._memory, never)
         finally:
             torch.set_num_threads(before)
 
     def is_ready(self, ticket: Any) -> bool:  # noqa: ARG002 (a job is made when it is taken)
-        """See `Pool.is_ready`."""
+        """Return False, because a job is made only when it is taken."""
         return False
 
     def forget(self, tickets: Sequence[Any]) -> None:
         """Do nothing, because no job has started."""
 
     def free_memory(self) -> None:
-        """See `Pool.free_memory`."""
+        """Return the memory that no batch uses to the operating system."""
         self._memory.free_pages()
 
     def close(self) -> None:
-        """See `Pool.close`."""
+        """End the threads of the factory. The next job starts new threads."""
         self._factory.close()
 
 
@@ -156,7 +163,11 @@ class ThreadPool:
         self._closing: Callable[[], object] = _nothing
 
     def submit(self, job: Any, worker: int | None = None) -> Task:  # noqa: ARG002 (any thread)
-        """See `Pool.submit`."""
+        """Queue a job for the next free thread and return its task as the ticket. `worker` has no effect.
+
+        Raises:
+            PipelineError: This process was forked from the process that has the threads.
+        """
         if self._queue is None:
             self._queue = self._start()
         refuse_fork(self._owner)
@@ -177,7 +188,7 @@ class ThreadPool:
         return queue
 
     def take(self, ticket: Task) -> Outcome[list[Batch]]:
-        """See `Pool.take`.
+        """Wait for a job and return its outcome. Later calls with the same ticket return an empty outcome.
 
         Raises:
             PipelineError: The wait has lasted for the `timeout`, or this process was forked from the process that has
@@ -195,20 +206,20 @@ class ThreadPool:
         return ticket.take()
 
     def is_ready(self, ticket: Task) -> bool:
-        """See `Pool.is_ready`."""
+        """Return True if `take(ticket)` would not wait."""
         return ticket.done.is_set()
 
     def forget(self, tickets: Sequence[Task]) -> None:
-        """See `Pool.forget`. The threads stop after their current sample."""
+        """Cancel jobs. The threads that work on them stop after their current sample."""
         for ticket in tickets:
             ticket.cancel()
 
     def free_memory(self) -> None:
-        """See `Pool.free_memory`."""
+        """Return the memory that no batch uses to the operating system."""
         self._memory.free_pages()
 
     def close(self) -> None:
-        """See `Pool.close`."""
+        """Cancel all jobs and end the threads, within a second. The next job starts new threads."""
         self._closing()
         self._queue, self._closing = None, _nothing
         self._factory.close()
@@ -269,7 +280,7 @@ class _Worker:
             self.tickets.add(ticket)
 
     def forget(self, tickets: Sequence[int]) -> None:
-        """Cancel jobs: now, or together with the next job if the pipe is full."""
+        """Cancel the jobs of these tickets that the worker has: now, or with the next job if the pipe is full."""
         left = self.tickets.intersection(tickets)
         self.tickets -= left
         self.forgotten += left
@@ -285,7 +296,7 @@ class _Worker:
                 self.send(frees_memory=frees_memory)
 
     def receive(self) -> Reply:
-        """Wait for the next reply and return it. New blocks are mapped.
+        """Wait for the next reply and return it, after mapping the new blocks that come with the reply.
 
         Raises:
             EOFError, OSError: The worker has ended, or a block cannot be mapped.
@@ -299,7 +310,7 @@ class _Worker:
         return reply
 
     def look(self, watch: Watch) -> None:
-        """Call `Watch.look` for this worker. PipelineError: The wait has lasted for the `timeout`."""
+        """Report a long wait for this worker to `watch`. PipelineError: The wait has lasted for the `timeout`."""
         hint = "It may be running the script's own code, such as init_process_group: put that under " + GUARD
         memory = self.blocks.get(BOARD_BLOCK)
         watch.look(
@@ -310,7 +321,7 @@ class _Worker:
         )
 
     def borrow(self, block: int) -> Bytes:
-        """Return all bytes of a block. The worker may reuse the block when the bytes are collected."""
+        """Return all bytes of the block with this number. The worker may reuse the block when they are collected."""
         return borrow(self.blocks[block], self.returned, block)
 
     @property
@@ -350,7 +361,14 @@ class ProcessPool:
         self._closing: Any = None
 
     def submit(self, job: Any, worker: int | None = None) -> int:
-        """See `Pool.submit`. Without `worker`, the worker with the fewest jobs gets the job."""
+        """Send a job to a worker and return its ticket. The first job starts the processes.
+
+        `worker` is the number of the worker; with None, the worker with the fewest jobs gets the job.
+
+        Raises:
+            PipelineError: A worker died or cannot be started, the wait for room in a pipe has lasted for the `timeout`,
+                or this process was forked from the process that has the workers.
+        """
         if not self._workers:
             self._start()
         refuse_fork(self._owner)
@@ -369,7 +387,7 @@ class ProcessPool:
         return self._next_ticket
 
     def take(self, ticket: int) -> Outcome[list[Batch]]:
-        """See `Pool.take`.
+        """Wait for a job and return its outcome. A ticket is valid for one call.
 
         Raises:
             PipelineError: A worker died, the wait has lasted for the `timeout`, or this process was forked from the
@@ -389,14 +407,18 @@ class ProcessPool:
         return outcome
 
     def is_ready(self, ticket: int) -> bool:
-        """See `Pool.is_ready`."""
+        """Return True if `take(ticket)` would not wait.
+
+        Raises:
+            PipelineError: A worker died, or this process was forked from the process that has the workers.
+        """
         refuse_fork(self._owner)
         if ticket not in self._replies:
             self._receive_all(timeout_s=0)
         return ticket in self._replies
 
     def forget(self, tickets: Sequence[int]) -> None:
-        """See `Pool.forget`."""
+        """Cancel the jobs of these tickets and drop their outcomes. Do nothing in a forked process."""
         if not self._workers or self._owner != os.getpid():  # after the pool has ended; at exit `os` may be gone
             return
         for ticket in tickets:
@@ -405,13 +427,13 @@ class ProcessPool:
             worker.forget(tickets)
 
     def free_memory(self) -> None:
-        """See `Pool.free_memory`."""
+        """Let the workers return the memory that no batch uses to the operating system."""
         if self._workers and self._owner == os.getpid():
             for worker in self._workers:
                 worker.free_memory()
 
     def close(self) -> None:
-        """See `Pool.close`."""
+        """End the processes, within a second; a worker that hangs is killed. The next job starts new processes."""
         if self._closing is not None:
             self._closing()
         self._workers, self._replies, self._closing = [], {}, None

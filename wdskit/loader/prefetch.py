@@ -1,4 +1,4 @@
-"""Prefetch: how many batches are made before the consumer asks for them, and in which order it receives them."""
+"""Prefetch: how many batches are made before the consumer asks for them, and in which order they are yielded."""
 
 from __future__ import annotations
 
@@ -18,14 +18,15 @@ from wdskit.pipeline.settings import DEFAULT_PREFETCH, LoaderSpec
 from wdskit.stages.marks import is_tensor
 
 MOST_FOLLOWING_BYTES = 256 << 20
-"""Size of the next epoch's batches that a loader makes at the end of an epoch, and keeps while another loader runs."""
+"""Limit for the next epoch's batches that a loader makes at the end of an epoch, and keeps while other loaders run."""
 
 
 def jobs_ahead(spec: LoaderSpec, program: Program) -> tuple[int, int]:
-    """Return the number of batches of a job, and how many jobs are made before the consumer asks for them.
+    """Return the number of batches of a job, and the number of jobs that are made before the consumer asks for them.
 
-    `prefetch` is the most batches that are made ahead, at least two per worker. Batches whose bytes are being fetched
-    from a store count too. Without `prefetch`, one job has several small batches, because that takes half the time.
+    `prefetch` is the largest number of batches that are made ahead, at least two per worker. Batches whose bytes are
+    being fetched from a store count too. Without `prefetch`, a job has several batches if the batches are small. No job
+    is made ahead if this thread makes the batches and the shards are local.
     """
     size, workers = program.batches_a_job, spec.workers
     if not workers and program.run.num_threads == 1 and not program.reader.is_remote:
@@ -98,16 +99,18 @@ class Prefetch:
         self._pool.free_memory()
 
     def close(self) -> None:
-        """Discard the batches made ahead, and end threads and processes."""
+        """Discard the batches made ahead, and end the threads and processes of the pool."""
         self._forget()
         self._pool.close()
 
     def _num_following(self) -> int:
-        """Return how many jobs of the next epoch may start in this one."""
+        """Return how many jobs of the next epoch may start in this epoch."""
         return 1 if self._job_bytes is None else MOST_FOLLOWING_BYTES // max(1, self._job_bytes)
 
     def _skip_started(self, jobs: Iterator[Any]) -> Iterator[Any]:
-        """Return the jobs that have not been started. If the started jobs are others, discard them and return all."""
+        """Return the jobs after the started jobs. If `jobs` begins with other jobs, discard the started jobs and return
+        all of `jobs`.
+        """
         first = list(itertools.islice(jobs, len(self._waiting)))
         if first == [job for job, _ in self._waiting]:
             return jobs

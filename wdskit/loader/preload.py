@@ -1,4 +1,4 @@
-"""The imports of the fork server. Workers inherit these modules, and need not import them."""
+"""The imports of the fork server. Workers inherit the imported modules, and need not import them again."""
 
 import signal
 

@@ -44,10 +44,10 @@ from wdskit.stages.timing import NodeCounts
 from wdskit.text import plural
 
 _MOST_DEATHS = 10
-"""How often workers may die while they make the same job."""
+"""Limit for the deaths of workers while they make the same job. At this number, the pool fails."""
 
 _MOST_STARTS = 20
-"""How often a worker may die before it has started. A start is long, so lost nodes often interrupt it."""
+"""Limit for the deaths of a worker before it has started. A start is long, so lost nodes often interrupt it."""
 
 _STORE_RATIO = 0.5
 """Share of the smallest node's object store that the batches in flight of all ranks of a machine may take."""
@@ -65,7 +65,7 @@ class _Actor:
         handle: Ray's handle.
         node: Name of its node; empty until the actor has started.
         tickets: Tickets of its jobs.
-        slots: The last answer of `NodeWorker.slots`.
+        slots: The last answer of `NodeWorker.slots`; None before the first answer.
     """
 
     def __init__(self, number: int, handle: Any) -> None:
@@ -81,7 +81,7 @@ class _SubmittedJob:
     """A job that was submitted, and whose outcome was not taken yet.
 
     Attributes:
-        job: The job.
+        job: The argument of `NodeWorker.make`.
         lost_on: Names of the nodes that lost the job.
         num_deaths: Number of actors that died while this job was their oldest job.
     """
@@ -94,14 +94,14 @@ class _SubmittedJob:
 class _Crew:
     """The actors of a pool and their jobs, from the first job until `close`. A thread runs `receive`.
 
-    It has no reference to the pool, so that a pool without references is collected and closes its crew.
+    A crew has no reference to its pool, so that a pool without references is collected and closes its crew.
 
     Args:
-        connection: Result of `pipeline.ray_connection.connect`.
+        connection: Ray's module, and the function that ends the connection (`pipeline.ray_connection.connect`).
         pickled: The program and its factory, for `NodeWorker.begin`.
         num_workers: Number of actors.
         num_loops: How many jobs an actor makes at the same time.
-        program: The program.
+        program: The program, which gives the number of threads of an actor and of ranks of a machine.
         on: The address of the cluster, for messages.
 
     Attributes:
@@ -185,7 +185,7 @@ class _Crew:
         return outcome
 
     def forget(self, tickets: Sequence[int]) -> None:
-        """Cancel jobs. The caller holds `changed`."""
+        """Cancel the jobs of these tickets and drop their outcomes. The caller holds `changed`."""
         for ticket in tickets:
             self._jobs.pop(ticket, None)
             self.done.pop(ticket, None)
@@ -250,7 +250,7 @@ class _Crew:
                     self.done[ticket] = found
 
     def _unpack(self, answer: Answer) -> tuple[Outcome[list[Batch]], int]:
-        """Return the outcome of an answer, whose tensors and arrays are copies in reused memory, and its size."""
+        """Return the outcome of an answer, with its arrays copied to reused memory, and the answer's size in bytes."""
         pickled, arrays = answer
         buffers = [self._copy(array) for array in arrays]
         # The pickle is from our own actor.
@@ -303,7 +303,11 @@ class _Crew:
         self.failure = self.failure or error
 
     def look(self, ticket: int, watch: Watch) -> None:
-        """Call `Watch.look` for the actor of a job: PipelineError after the timeout. The caller holds `changed`."""
+        """Report a long wait for a job to `watch`, with the actor that makes the job. The caller holds `changed`.
+
+        Raises:
+            PipelineError: The wait has lasted for the `timeout`.
+        """
         actor = next((each for each in self.actors if ticket in each.tickets), None)
         if actor is not None:
             self._call(actor, _SLOTS, actor.handle.slots)
@@ -319,7 +323,7 @@ class _Crew:
             watch.look(asked, os.getpid(), None, start_hint=has)
 
     def close(self) -> None:
-        """End the actors and the thread. Objects are freed with their references."""
+        """End the actors, the thread and the connection. Objects in Ray's store are freed with their references."""
         if os.getpid() != self._owner:  # a forked process has a copy of the crew, but no connection
             return
         with block_sigint():
@@ -339,7 +343,7 @@ class _Crew:
 
 
 def _store_bytes(ray: ModuleType) -> float:
-    """Return the size of the smallest object store of the cluster's nodes."""
+    """Return the size of the smallest object store of the cluster's nodes in bytes; infinity if no size is known."""
     sizes = [node["Resources"].get("object_store_memory", 0.0) for node in ray.nodes() if node["Alive"]]
     return min(filter(None, sizes), default=float("inf"))
 
@@ -372,7 +376,12 @@ class RayPool:
         self._closing: Callable[[], object] = _nothing
 
     def submit(self, job: Any, worker: int | None = None) -> int:  # noqa: ARG002 (any actor)
-        """See `Pool.submit`."""
+        """Queue a job for the next free actor and return its ticket. `worker` has no effect.
+
+        Raises:
+            PipelineError: The cluster cannot be reached, or this process was forked from the process that has the
+                actors.
+        """
         if self._crew is None:
             connection = connect(self._given[-1], PipelineError, starts_cluster=False)
             with block_sigint():  # so that `close` knows every actor
@@ -385,7 +394,7 @@ class RayPool:
         return self._next_ticket
 
     def take(self, ticket: int) -> Outcome[list[Batch]]:
-        """See `Pool.take`.
+        """Wait for a job and return its outcome. A ticket is valid for one call.
 
         Raises:
             PipelineError: The actors cannot run the pipeline, the wait has lasted for the `timeout`, or this process
@@ -410,23 +419,23 @@ class RayPool:
         raise crew.failure
 
     def is_ready(self, ticket: int) -> bool:
-        """See `Pool.is_ready`."""
+        """Return True if `take(ticket)` would not wait. PipelineError: This process was forked from the driver."""
         refuse_fork(self._owner)
         return self._crew is not None and ticket in self._crew.done
 
     def forget(self, tickets: Sequence[int]) -> None:
-        """See `Pool.forget`."""
+        """Cancel the jobs of these tickets and drop their outcomes. Do nothing in a forked process."""
         if self._crew is not None and not self._crew.is_closed and self._owner == os.getpid():
             with self._crew.changed:
                 self._crew.forget(tickets)
 
     def free_memory(self) -> None:
-        """See `Pool.free_memory`."""
+        """Return the memory that no batch uses to the operating system, here and on the nodes."""
         if self._crew is not None and not self._crew.is_closed and self._owner == os.getpid():
             self._crew.free_memory()
 
     def close(self) -> None:
-        """See `Pool.close`."""
+        """End the actors, within a second. The next job starts new actors."""
         self._closing()
         self._crew, self._closing = None, _nothing
 

@@ -1,12 +1,12 @@
 """Reused memory of batches, which can be shared between processes.
 
 A worker process writes a batch into a block (`Ring.allocate`), and `pack` holds the block for the message. The main
-process maps a new block through its file descriptor, and unpacks views of it. When the last tensor or array that shares
-the block is collected, the next request carries its number back to the worker, which releases it (`Ring.give_back`)
-and writes another batch into it.
+process maps a new block through its file descriptor, and unpacks tensors and arrays that are views of the block. When
+the last of these is collected, the next request carries the number of the block back to the worker, which releases the
+block (`Ring.give_back`) and writes another batch into it.
 
-Reuse matters: a float batch of 64 images in new memory costs 9,408 page faults, 0.44 ms of CPU per image. In a reused
-block, it costs no page fault.
+Reuse matters: a float batch of 64 images in new memory costs 9,408 page faults, 0.44 ms of CPU per image. The batch
+costs no page fault in a reused block.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     import torch
 
 MIN_BYTES = 1 << 16
-"""Smaller batches use malloc, which reuses its memory itself."""
+"""Smallest array that is in a block. Smaller arrays use malloc, which reuses its memory itself."""
 
 _INLINE_BYTES = 1 << 12  # smaller buffers are part of the pickle; a smaller pickle is sent through the pipe
 _ALIGNMENT = 64
@@ -88,11 +88,9 @@ class SharedBlock(Block):
         return map_file(self.file, self.num_bytes)
 
     def send(self, connection: Connection) -> None:
-        """Send the descriptor, and close it.
-
-        multiprocessing's `send_handle` cannot be used: since Python 3.14 it waits for an answer, and would read the
-        first byte of a request as the answer.
-        """
+        """Send the descriptor to the process at the other end of `connection`, and close the descriptor here."""
+        # Not by multiprocessing's `send_handle`: since Python 3.14 it waits for an answer, and would read the first
+        # byte of a request as the answer.
         assert self.file is not None
         with socket.fromfd(connection.fileno(), socket.AF_UNIX, socket.SOCK_STREAM) as channel:
             socket.send_fds(channel, [b"f"], [self.file])
@@ -122,13 +120,14 @@ _FAILED = ctypes.c_void_p(-1).value
 
 
 def map_file(file: int, num_bytes: int) -> Any:
-    """Map the first bytes of a file as shared memory, until the result is collected. The caller may close `file`.
+    """Return the first `num_bytes` bytes of a file, mapped as shared memory until the result is collected.
 
-    `mmap.mmap` would keep a copy of the descriptor, so that a consumer with a thousand batches would have none left.
+    `file` is a descriptor, which the caller may close at once.
 
     Raises:
         OSError: The file cannot be mapped.
     """
+    # `mmap.mmap` would keep a copy of the descriptor: a consumer with a thousand batches would have none left.
     address = _libc.mmap(None, num_bytes, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED, file, 0)
     if address == _FAILED:
         number = ctypes.get_errno()
@@ -139,7 +138,7 @@ def map_file(file: int, num_bytes: int) -> Any:
 
 
 def receive_block(connection: Connection, num_bytes: int) -> Any:
-    """Receive a block from another process and map it.
+    """Receive a block of `num_bytes` bytes, which `SharedBlock.send` sends, and return its mapped memory.
 
     Raises:
         EOFError: The other process has ended.
@@ -165,12 +164,12 @@ def _anonymous_file() -> int:
 
 
 def keep_freed_memory() -> None:
-    """Let malloc keep up to 62 MB of freed memory in this process.
+    """Let malloc keep up to 62 MB of freed memory in this process, so that samples reuse memory.
 
-    With glibc's initial settings, the samples of each batch map new memory: a sample of 100 kB costs 11 page faults,
-    and 66 us of CPU in place of 27. glibc changes its settings itself when a mapped block is freed: from then
-    on it keeps twice the size of the largest such block, at most 64 MB.
+    Otherwise the samples of each batch map new memory: a sample of 100 kB costs 11 page faults, and 66 us of CPU in
+    place of 27.
     """
+    # When a mapped block is freed, glibc from then on keeps twice the size of the largest such block, at most 64 MB.
     np.empty(31 << 20, np.uint8)  # freed at once, and never touched
 
 
@@ -181,7 +180,7 @@ class Ring:
         kind: `Block` or `SharedBlock`.
 
     Attributes:
-        dropped: Numbers of blocks that were released to the operating system.
+        dropped: Numbers of blocks that were released to the operating system; a worker removes those that it reports.
     """
 
     def __init__(self, kind: type[Block] = Block) -> None:
@@ -195,14 +194,16 @@ class Ring:
         self.dropped: deque[int] = deque()
 
     def empty(self, shape: Sequence[int], dtype: DTypeLike) -> NDArray[Any]:
-        """Return a new array, see `stages.collate.Memory.empty`. It is in a block if it has `MIN_BYTES` or more."""
+        """Return a C-contiguous array with undefined values. An array of `MIN_BYTES` or more is in a block."""
         num_bytes = math.prod(shape) * np.dtype(dtype).itemsize
         if num_bytes < MIN_BYTES:
             return FRESH.empty(shape, dtype)
         return self.allocate(num_bytes)[:num_bytes].view(dtype).reshape(tuple(shape))
 
     def allocate(self, num_bytes: int) -> Bytes:
-        """Return `num_bytes` or more bytes. Their block is free when the last array that shares it is collected."""
+        """Return a uint8 array of at least `num_bytes` bytes in a block. The block is free when the last array that
+        shares the block is collected.
+        """
         with self._lock:
             self._collect()
             block = self._take_free_block(num_bytes)
@@ -221,14 +222,14 @@ class Ring:
         return None
 
     def hold(self, number: int) -> Block:
-        """Keep a lent block until `give_back` is called with its number."""
+        """Return the lent block with this number, and keep the block until `give_back` is called with its number."""
         with self._lock:
             block = self._borrowed[number]
             block.holders += 1
         return block
 
     def give_back(self, number: int) -> None:
-        """Release a block that was held."""
+        """Release a block that was held, by its number. Takes no lock, so a finalizer may call this method."""
         self._back.append(number)
 
     def free_pages(self) -> None:
@@ -264,20 +265,20 @@ class Ring:
 
 
 def borrow(memory: Any, back: deque[int], number: int) -> Bytes:
-    """Return memory as an array. When the last array that shares it is collected, `number` is appended to `back`."""
+    """Return memory as a uint8 array. When the last array that shares it is collected, append `number` to `back`."""
     array: Bytes = np.frombuffer(memory, np.uint8)
     weakref.finalize(array, back.append, number).atexit = False
     return array
 
 
 def _round_up(num_bytes: int) -> int:
-    """Round a size up, by an eighth at most, so that batches of similar sizes can use the same blocks."""
+    """Return a size rounded up, by an eighth at most, so that batches of similar sizes can use the same blocks."""
     step = max(MIN_BYTES, 1 << max(0, num_bytes.bit_length() - 4))
     return -(-num_bytes // step) * step
 
 
 class Part(NamedTuple):
-    """A range of bytes in a block."""
+    """A range of bytes in a block: the number of the block, the offset of the first byte, and the size."""
 
     block: int
     start: int
@@ -393,8 +394,9 @@ def unpack(message: Message, borrowed: Callable[[int], Bytes]) -> Any:
 
 
 def _reduce_array(array: NDArray[Any]) -> Any:
-    """Pickle images in channels_last memory as the contiguous array that they are a view of. numpy pickles the other
-    arrays, and copies those that are not contiguous.
+    """Return the pickle reduction of images (batch, channels, height, width) in channels_last memory: the contiguous
+    array that they are a view of. Return NotImplemented for other arrays, which numpy pickles; numpy copies arrays that
+    are not contiguous.
     """
     if array.ndim != 4 or array.flags.c_contiguous:
         return NotImplemented
@@ -407,8 +409,8 @@ def _channels_first(images_bhwc: NDArray[Any]) -> Any:
 
 
 def _reduce_tensor(tensor: torch.Tensor) -> Any:
-    """Pickle a dense CPU tensor as bytes, dtype, shape and strides. torch pickles other tensors, and those with
-    gradients.
+    """Return the pickle reduction of a CPU tensor: bytes, dtype, shape and strides. Return NotImplemented for sparse or
+    quantized tensors and for tensors on a GPU or with gradients, which torch pickles.
     """
     import torch
 

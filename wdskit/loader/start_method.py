@@ -69,7 +69,10 @@ def choose_start_method(setting: str | None, *, reads_store: bool = False) -> st
 
 
 def why_not_fork(*, reads_store: bool) -> str:
-    """Return the reason why workers cannot be forked now; an empty text if they can be forked."""
+    """Return the reason why workers cannot be forked now; an empty text if they can be forked.
+
+    The reasons are shards in a store (`reads_store`), and that CUDA is initialised.
+    """
     if reads_store:
         return "the shards are in a store"
     return "CUDA is initialised" if torch.cuda.is_initialized() else ""
@@ -85,7 +88,7 @@ def start_method_of(
 
     Args:
         stages: The stages that the workers receive.
-        setting: The user's setting, see `choose_start_method`.
+        setting: The user's setting; None for the default of `choose_start_method`.
         reads_store: Whether the shards are in a store.
         needs_torch: Whether the stages of wdskit need torch. Stages with user code are expected to need it.
 
@@ -122,7 +125,7 @@ class _UserCodePickler(ForkingPickler):
         self.has_user_code = False
 
     def reducer_override(self, value: Any) -> Any:
-        """Note the package of a class, of a function, or of the class of an object. Pickle it as usual."""
+        """Check the package of a class, of a function, or of the class of an object. The value is pickled as usual."""
         owner = value if isinstance(value, (type, FunctionType)) else type(value)
         self.has_user_code = self.has_user_code or str(owner.__module__).partition(".")[0] not in _NOT_USERS
         return NotImplemented
@@ -150,15 +153,15 @@ def without_script() -> Iterator[None]:
 def start_fork_server(method: StartMethod) -> None:
     """Start the fork server, which imports wdskit, and torch if workers need it, once for all workers.
 
-    Without it, each worker needs time and memory for its own import. The first loader of a program decides whether the
-    server imports torch. The server starts when a loader is made, so that it is ready at the first batch. A preload
-    list that the program has set does not change. Since Python 3.14 the default list has the main script. The server
-    does not run the script, because no message could report that it waits or ends there.
+    Do nothing for other start methods, and in a daemon process. Without the server, each worker needs time and memory
+    for its own import. The first loader of a program decides whether the server imports torch. The server starts when a
+    loader is made, so that it is ready at the first batch. A preload list that the program has set does not change. If
+    the list is the default, the server does not run the main script: no message could report that it hangs or ends.
     """
     if method.name != "forkserver" or multiprocessing.current_process().daemon:  # daemons cannot start processes
         return
     modules = getattr(forkserver._forkserver, "_preload_modules", None)  # noqa: SLF001 (multiprocessing has no getter)
-    if modules == ["__main__"]:
+    if modules == ["__main__"]:  # the default, with which the server runs the main script since Python 3.14
         multiprocessing.set_forkserver_preload(["wdskit.loader.preload", *["wdskit.loader.make"] * method.needs_torch])
     forkserver.ensure_running()
 
@@ -170,7 +173,7 @@ def check_guard(method: StartMethod) -> None:
     module level would wait for ever.
 
     Raises:
-        PipelineError: A line outside `if __name__ == "__main__":` starts the workers. The message names it.
+        PipelineError: A line outside `if __name__ == "__main__":` starts the workers. The message names the line.
     """
     main = sys.modules["__main__"]
     path = getattr(main, "__file__", None)
@@ -198,7 +201,10 @@ def check_guard(method: StartMethod) -> None:
 
 
 def explain_exit(code: int | None, *, has_started: bool) -> str:
-    """Return a text that says how a worker ended, and the likely reason. `code` is its exit code; None if it runs."""
+    """Return a text that says how a worker ended, and the likely reason.
+
+    `code` is the exit code, None if the worker still runs. `has_started` is False if it may have ended in its imports.
+    """
     if code is not None and code < 0:
         advice = "Often memory ran out: try fewer workers, a smaller shuffle, or smaller batches."
         known = {each.value: each.name for each in signal.Signals}

@@ -34,7 +34,7 @@ class Pass(NamedTuple):
 class EpochCounter:
     """Counts the epochs and samples of a planned loader.
 
-    A pass starts at the position of a loaded state that no pass has used yet, else at the start of the current epoch.
+    A pass starts at the position of a loaded state that no pass has used yet; else at the start of the current epoch.
     The epoch advances before the last batch of a pass is yielded.
 
     Args:
@@ -89,7 +89,7 @@ class EpochCounter:
             self.consumed = 0
 
     def begin(self) -> Pass:
-        """Start a pass and return it."""
+        """Start a pass, at the position of an unused loaded state or at the start of the epoch, and return the pass."""
         if not self._is_loaded:
             self.consumed = 0
         self._is_loaded = False
@@ -101,7 +101,7 @@ class EpochCounter:
         return self._running
 
     def following(self, running: Pass) -> Pass:
-        """Return the pass after `running`, if no epoch is set and no state is loaded before that pass begins."""
+        """Return the pass that follows `running` if no epoch is set and no state is loaded before that pass begins."""
         start = running.start + self._samples_of(running.epoch)
         return Pass(running.epoch + 1, start, self._steps(start, self._own_samples, 0))
 
@@ -114,7 +114,7 @@ class EpochCounter:
             self._roll_over()
 
     def _roll_over(self) -> None:
-        """Go to the start of the next epoch, which is the end of this epoch."""
+        """Move the position from the end of this epoch to the start of the next epoch, which is the same position."""
         stop = self._start_of(self.epoch) + self._samples_of(self.epoch)
         self.epoch += 1
         self.consumed = 0
@@ -137,7 +137,7 @@ class EpochCounter:
         return self._layout.steps(self._world_size, start=start, consumed=consumed, num_samples=num_samples)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position of the consumer as plain JSON, the same on every rank."""
+        """Return the consumer's position as plain JSON, the same on every rank. `bad` is 0, which a loader replaces."""
         return {
             "version": STATE_VERSION,
             "epoch": self.epoch,
@@ -169,7 +169,7 @@ class EpochCounter:
 
 
 def _check_numbers(state: Any) -> list[int]:
-    """Return the values of `_NUMBERS` in a state. StateError: `state` is not the state of a planned loader."""
+    """Return the values of `_NUMBERS` in a state. StateError: `state` is damaged or not from a planned loader."""
     if not isinstance(state, Mapping) or state.get("version") != STATE_VERSION:
         version = state.get("version") if isinstance(state, Mapping) else type(state).__name__
         raise StateError(f"this is not the state of a planned loader of version {STATE_VERSION}, but {version!r}.")
@@ -186,7 +186,7 @@ def _check_numbers(state: Any) -> list[int]:
 
 
 def unused_state(epoch: int, loaded: int) -> StateError:
-    """Return the error of `set_epoch(epoch)` for a state of epoch `loaded` that no iteration has used."""
+    """Return the error of `set_epoch(epoch)` if a state of epoch `loaded` was loaded that no iteration has used."""
     msg = f"set_epoch({epoch}): a state in epoch {loaded} was loaded and has not been used."
     return StateError(f"{msg}\n  Begin with it: `for epoch in range(loader.epoch, ...)`.")
 
@@ -230,7 +230,10 @@ def compare_fingerprints(own: Mapping[str, Any], saved: Mapping[str, Any], *, st
 
 
 def _differences(own: Mapping[str, Any], saved: Mapping[str, Any]) -> list[str]:
-    """Describe each field in which two fingerprints differ. Digests of shards are compared if both have them."""
+    """Return a description of each field in which two fingerprints differ; an empty list if no field differs.
+
+    Digests of shards are compared if both fingerprints have them. If the order versions differ, only they are named.
+    """
     (own, own_digests), (saved, saved_digests) = _split_content(own), _split_content(saved)
     if own.get("source") == saved.get("source") and saved.get(_ORDER) != own.get(_ORDER):
         source = f"`{own.get('source')}` has order version {own.get(_ORDER)!r} in this wdskit"
@@ -248,7 +251,7 @@ def _differences(own: Mapping[str, Any], saved: Mapping[str, Any]) -> list[str]:
 
 
 def _split_content(fingerprint: Mapping[str, Any]) -> tuple[dict[str, Any], list[Any]]:
-    """Return a fingerprint without the digests of its shards, and the digest of each part, None without a digest."""
+    """Return a fingerprint without the digests of its shards, and these digests, one per part (None if missing)."""
     parts = fingerprint.get("parts")
     if not isinstance(parts, list) or not all(isinstance(part, Mapping) for part in parts):
         bare = {name: value for name, value in fingerprint.items() if name != _CONTENT}

@@ -13,7 +13,7 @@ from wdskit.storage.traffic import Traffic
 from wdskit.text import format_bytes
 
 WAIT_RATIO = 0.05
-"""A consumer that waits for a larger share of its time gets advice."""
+"""A consumer that waits for at least this share of its time gets advice."""
 
 MIN_WAITS_S = 0.02
 """Shortest time from the first item to the last item for which the consumer gets advice."""
@@ -121,7 +121,7 @@ class LoaderStats:
 
 
 def _table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> list[str]:
-    """Return the lines of a table."""
+    """Return the lines of a table with a line of headings, the first column aligned left and the others right."""
     widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
     return ["  ".join((row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:]))) for row in (head, *rows)]
 
@@ -153,7 +153,7 @@ class Meter:
         self.begin(0)
 
     def begin(self, epoch: int) -> None:
-        """Set all counts to 0. Called when the consumer asks for the first item of an iteration."""
+        """Set all counts to 0 for `epoch`. Called when the consumer asks for the first item of an iteration."""
         with self._lock:
             self._epoch = epoch
             self._steps = self._samples = self._later_samples = self._replaced = 0
@@ -171,7 +171,7 @@ class Meter:
         Args:
             samples: Number of samples in the item.
             replaced: Number of bad samples that were replaced by others.
-            timings: The time of each stage for these samples.
+            timings: The time of each stage for these samples; None if it was not measured.
         """
         now_s = self._clock()
         with self._lock:

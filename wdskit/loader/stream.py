@@ -33,7 +33,7 @@ class StreamLoader(Loader):
     ended. The state is the number of the epoch. If an epoch starts again after a `break` or a loaded state, the stream
     starts at its beginning, with random numbers that the number of the epoch decides.
 
-    `len(loader)` is the number of items of an epoch, if the stages define it.
+    `len(loader)` is the number of items of an epoch. It raises TypeError if the stages do not define this number.
 
     Args:
         pipeline: The pipeline, built for this rank.
@@ -96,13 +96,18 @@ class StreamLoader(Loader):
 
     @property
     def remaining(self) -> int:
-        """Number of items of the epoch that the consumer has not received yet. TypeError: See `__len__`."""
+        """Number of items of the epoch `epoch` that the consumer has not received yet.
+
+        Raises:
+            TypeError: The stages do not define the length of an epoch.
+        """
         return len(self) - (self._num_received if self._epoch == self._started_epoch else 0)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the number of the running or next epoch as plain JSON, the same on every rank.
 
-        A run that loads the state starts this epoch with new draws. In the middle of an epoch, a warning says so once.
+        A run that loads the state starts this epoch again with new draws. The first call in the middle of an epoch logs
+        a warning that says this.
         """
         if not self._has_warned and self._epoch == self._started_epoch and self._num_received:
             self._has_warned = True
@@ -115,10 +120,10 @@ class StreamLoader(Loader):
         return {"version": STATE_VERSION, "epoch": self._epoch, "fingerprint": fingerprint}
 
     def load_state_dict(self, state: Mapping[str, Any], *, strict: bool = True) -> None:
-        """Start the epoch of a state with the next iteration.
+        """Let the next iteration start the epoch of a saved state.
 
         Args:
-            state: From `state_dict`, on any number of ranks, workers and threads.
+            state: Result of `state_dict`, on any number of ranks, workers and threads.
             strict: Whether to refuse a state of another order of samples. If False, the difference is only logged.
 
         Raises:
@@ -176,7 +181,7 @@ class StreamLoader(Loader):
             self._check_length(epoch, num_items, expected)
 
     def _take(self, job: StreamJob) -> Iterator[Batch]:
-        """Yield the items of an epoch from the workers in turn, and the end of each worker."""
+        """Yield the items of an epoch from the workers in turn, and a batch with `is_end` at the end of each worker."""
         pool = self._pool
         turns = range(max(1, self.spec.workers))
         waiting = self._waiting = deque()

@@ -36,7 +36,7 @@ class Watch:
         self.begin()
 
     def begin(self) -> None:
-        """Start to watch a wait."""
+        """Start to watch a new wait, which begins now."""
         self._started_s = time.monotonic()
         self._next_s = self._started_s + progress.REPORT_S
         self._first: NDArray[np.int64] | None = None
@@ -44,13 +44,13 @@ class Watch:
 
     @property
     def step_s(self) -> float:
-        """Seconds until the next call of `look`."""
+        """Seconds to wait for the batch until the next call of `look`, at least 0.001."""
         longest_s = self.timeout_s or math.inf
         until_s = min(self._next_s, self._started_s + longest_s)
         return max(0.001, min(_LOOK_S, progress.REPORT_S / 4, longest_s / 4, until_s - time.monotonic()))
 
     def look(self, who: str, pid: int, slots: NDArray[np.int64] | None, *, start_hint: str = "") -> None:
-        """Note on which samples the process that makes the batch works. After each minute of waiting, log a line.
+        """Note on which samples the process that makes the batch works. After each minute of the wait, log a line.
 
         Args:
             who: Name of the process, for messages.

@@ -71,7 +71,14 @@ def work(
     memory: Ring,
     answer: Callable[[Task, Outcome[list[Batch]]], None],
 ) -> None:
-    """Run a worker: make the batches of one job after another, and answer, until `next_task` returns None."""
+    """Run a worker: make the batches of one job after another, and answer, until `next_task` returns None.
+
+    Args:
+        next_task: Waits for the next job and returns its task; None at the end of the worker.
+        factory: Makes the batches.
+        memory: The memory of the batches.
+        answer: Called with each task and its outcome, which is empty for a cancelled job.
+    """
     while (task := next_task()) is not None:
         outcome: Outcome[list[Batch]] = Outcome()
         if not task.cancelled.is_set():
@@ -127,7 +134,14 @@ class WorkerSetup(NamedTuple):
 
 
 def serve(connection: Connection, start: WorkerSetup, number: int, environment: dict[str, str]) -> None:
-    """Run a worker process, with these environment variables, until the main process sends None or ends."""
+    """Run a worker process until the main process sends None or ends.
+
+    Args:
+        connection: The worker's end of its pipe to the main process.
+        start: The program and its factory.
+        number: Number of the worker, from 0.
+        environment: The environment variables, which replace those of the process.
+    """
     program, make_factory, num_workers = start
     end_with_parent()
     os.environ.clear()  # under forkserver, they are the variables at the start of the server
@@ -165,8 +179,10 @@ def _work_or_exit(channel: _Channel, factory: BatchFactory) -> None:
 
 
 def seed_worker(program: Any, number: int, num_workers: int) -> None:
-    """Seed the global random generators, and set `get_worker_info`, as torch's DataLoader does. The seed depends on the
-    rank and the worker. torch gets its seed, and a limit of one thread, when it is imported.
+    """Seed the generators of `random`, numpy and torch, and set torch's `get_worker_info`, as torch's DataLoader does.
+
+    The seeds depend on the seed and the rank of `program.run`, and on the number of the worker. torch gets its seed,
+    and a limit of one thread, when it is imported.
     """
     run = program.run
     words = np.random.SeedSequence([run.seed, run.rank_info.rank, number]).generate_state(3)
@@ -205,7 +221,7 @@ class _Channel:
         self._known: set[int] = set()  # blocks that the main process has
 
     def next_task(self) -> Task | None:
-        """Wait for the next job that is not cancelled and return it; None at the end of the worker.
+        """Wait for the next job that is not cancelled and return its task; None at the end of the worker.
 
         All received jobs are opened first, which starts their requests to a store.
         """
@@ -266,7 +282,11 @@ class _Channel:
 
 
 def pack_outcome(outcome: Outcome[list[Batch]], memory: Ring) -> Message:
-    """Return a message with an outcome. If a batch cannot be pickled, it has the earlier batches and the error."""
+    """Return a message with an outcome, whose large tensors and arrays are in blocks of `memory`.
+
+    If a batch cannot be pickled, the message has the earlier batches and the error. If no memory or file descriptor is
+    left, the message has only the error.
+    """
     try:
         return pack(outcome, memory)
     except OSError as err:  # no memory or no descriptors are left

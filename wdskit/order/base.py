@@ -13,7 +13,7 @@ Tail = Literal["drop", "pad"]
 """Whether the samples of an epoch that do not fill a global batch are dropped, or padded to a whole batch."""
 
 DEPTHS = 1 << 20
-"""Number of the depths of `Order.locate`."""
+"""Number of different depths. `Order.locate` returns 0 <= depth < DEPTHS."""
 
 _MIN_PER_TABLE = 24  # with fewer lookups per table, single lookups are faster
 
@@ -44,7 +44,7 @@ class Order(Protocol):
 
         Returns:
             (part, depth), int64 (n,) each: the number of the mixture's part, 0 without a mixture, and the depth in the
-            data of this part, 0 <= depth < DEPTHS.
+            data of this part, 0 <= depth < DEPTHS = 2**20.
         """
         ...
 
@@ -62,7 +62,7 @@ class Order(Protocol):
 
 
 def take_one(order: Order, position: int) -> tuple[int, int]:
-    """Return (shard, sample) of one position of an order."""
+    """Return (shard, sample) of one position of an order, as `Order.take` does for an array of positions."""
     shards, samples = order.take([position])
     return int(shards[0]), int(samples[0])
 
@@ -75,9 +75,10 @@ class ShardOffsets:
 
     Attributes:
         num_samples: The sum of `counts`.
+        stops: Number of samples in each shard and all shards before it, int64 (num_shards,).
 
     Raises:
-        ValueError: A count is negative, or all are 0.
+        ValueError: `counts` is not one-dimensional, a count is negative, or all counts are 0.
     """
 
     def __init__(self, counts: ArrayLike) -> None:
@@ -92,27 +93,24 @@ class ShardOffsets:
             raise ValueError(msg)
 
     def find(self, numbers: Ints) -> tuple[Ints, Ints]:
-        """Return (shard, sample) of sample numbers, 0 <= number < num_samples."""
+        """Return (shard, sample), int64 (n,) each, of sample numbers over all shards, 0 <= number < num_samples."""
         shards = np.searchsorted(self.stops, numbers, side="right")
         return shards, numbers - self.starts(shards)
 
     def starts(self, shards: Ints) -> Ints:
-        """Return the number of the first sample of each of `shards`."""
+        """Return the number, over all shards, of the first sample of each of `shards`: int64 (n,)."""
         before = self.stops[shards - 1]
         before[shards == 0] = 0
         return before
 
     def counts(self, shards: Ints) -> Ints:
-        """Return the number of samples of each of `shards`."""
+        """Return the number of samples in each of `shards`: int64 (n,)."""
         return self.stops[shards] - self.starts(shards)
 
 
 def look_up(keys: Ints, places: Ints, tables: Mapping[int, NDArray[Any]]) -> Ints:
-    """Return `tables[key][place]` for each key and place.
-
-    A rank's batch may need one place from each of 240 lanes: then single lookups are five times as fast as table by
-    table.
-    """
+    """Return `tables[key][place]` for each pair of `keys` (n,) and `places` (n,): int64 (n,)."""
+    # A rank's batch may need one place from each of 240 lanes: then single lookups are five times as fast.
     if len(tables) * _MIN_PER_TABLE > len(keys):
         single = [tables[key].item(place) for key, place in zip(keys.tolist(), places.tolist(), strict=True)]
         return np.array(single, dtype=np.int64)
@@ -123,7 +121,7 @@ def look_up(keys: Ints, places: Ints, tables: Mapping[int, NDArray[Any]]) -> Int
 
 
 def group_indices(keys: Ints) -> list[tuple[int, Ints]]:
-    """Return [(key, indices where `keys` has this key), ...], sorted by key."""
+    """Return [(key, indices of `keys` with this key), ...], sorted by key. The indices are ascending, int64."""
     by_key = np.argsort(keys, kind="stable")
     in_order = keys[by_key]
     firsts = np.flatnonzero(np.diff(in_order, prepend=in_order[:1] - 1))

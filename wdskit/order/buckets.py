@@ -66,14 +66,14 @@ class BucketPlan:
         return sum(number * size for number, size in zip(self.num_batches, self.sizes, strict=True))
 
     def epoch(self, number: int) -> EpochBatches:
-        """Return the steps of an epoch. The plan caches its last epoch; `_make_epoch` caches four of all plans."""
+        """Return the steps of the epoch with this number. Each plan caches the epoch that it returned last."""
         cached: tuple[int, EpochBatches] | None = self.__dict__.get("_cached")
         if cached is None or cached[0] != number:
             cached = self.__dict__["_cached"] = (number, _make_epoch(self, number))
         return cached[1]
 
     def step_of(self, positions: Ints) -> tuple[Ints, Ints, Ints]:
-        """Return (epoch, step, place in the step's global batch) of positions in the endless sequence, (n,) each."""
+        """Return (epoch, step, place in the global batch), int64 (n,) each, of positions in the endless sequence."""
         epochs, rest = np.divmod(positions, self.num_samples)
         if len(epochs) and epochs[0] == epochs.min() == epochs.max():
             edges = self.epoch(int(epochs[0])).edges
@@ -99,7 +99,7 @@ class BucketPlan:
 
 @dataclass(frozen=True)
 class Buckets:
-    """The buckets of a pipeline: the plan of their batches, and the shape or the largest length of each bucket."""
+    """The buckets of a pipeline: the plan of their batches, and the label of each bucket (shape or largest length)."""
 
     plan: BucketPlan
     labels: tuple[Any, ...]
@@ -121,7 +121,7 @@ def _make_epoch(plan: BucketPlan, number: int) -> EpochBatches:
 
 @dataclass(frozen=True)
 class BucketSteps:
-    """The steps of one epoch of buckets after a resume point. The interface is that of `order.steps.Steps`.
+    """The steps of one epoch of buckets after a resume point, with all attributes and methods of `order.steps.Steps`.
 
     Args:
         plan: The batches of all epochs.
@@ -157,7 +157,7 @@ class BucketSteps:
 
     @property
     def num_dropped(self) -> int:
-        """Number of samples that are in no step."""
+        """Number of samples that are in no step of the epoch."""
         return sum(self.plan.counts) - self.plan.num_samples
 
     @property
@@ -167,7 +167,7 @@ class BucketSteps:
         return sum(number * size for number, size in sizes) - self.plan.num_samples
 
     def describe_dropped(self) -> str:
-        """Return the warning that samples of the epoch are dropped; empty for at most 1 % of them."""
+        """Return the warning that samples of the epoch are dropped; empty if at most 1 % of the samples are dropped."""
         total = sum(self.plan.counts)
         if 100 * self.num_dropped <= total:
             return ""
@@ -186,19 +186,19 @@ class BucketSteps:
         return max(0, len(self.plan.epoch(self.epoch).buckets) - self._before)
 
     def batch_at(self, step: int) -> int:
-        """Return the size of a rank's batch at a step. Here and below, steps are counted from the resume point."""
+        """Return the size of a rank's batch at a step. Steps are counted from the resume point."""
         return self.plan.sizes[self.bucket_at(step)] // self.world_size
 
     def bucket_at(self, step: int) -> int:
-        """Return the bucket of a step."""
+        """Return the bucket of a step. Steps are counted from the resume point."""
         return int(self.plan.epoch(self.epoch).buckets[self._before + step])
 
     def first(self, step: int) -> int:
-        """Return the first position of a step."""
+        """Return the first position of a step in its epoch. Steps are counted from the resume point."""
         return int(self.plan.epoch(self.epoch).edges[self._before + step])
 
     def consumed_after(self, step: int) -> int:
-        """Return the resume point after a step."""
+        """Return the resume point after a step: the number of positions of the epoch that are then consumed."""
         return self.first(step + 1)
 
 
@@ -207,7 +207,7 @@ class BucketOrder:
 
     Args:
         plan: The batches of all epochs.
-        orders: The order of each bucket. It returns shard numbers among all shards.
+        orders: The order of each bucket, whose `take` returns numbers among all shards.
     """
 
     def __init__(self, plan: BucketPlan, orders: Sequence[Order]) -> None:
@@ -220,7 +220,7 @@ class BucketOrder:
         self.window = max(getattr(order, "window", 0) for order in orders)
 
     def take(self, positions: ArrayLike) -> tuple[Ints, Ints]:
-        """Return (shard, sample) of each position; see `Order.take`."""
+        """Return (shard, number in the shard) of the sample at each position, 0 or more: int64 (n,) each."""
         wanted = np.asarray(positions, dtype=np.int64)
         buckets, inner = self._inner(wanted)
         shards, samples = np.empty_like(wanted), np.empty_like(wanted)
@@ -229,7 +229,10 @@ class BucketOrder:
         return shards, samples
 
     def locate(self, positions: Ints) -> tuple[Ints, Ints]:
-        """Return (0, depth) of each position; see `Order.locate`."""
+        """Return (0, depth) of each position, int64 (n,) each.
+
+        The depth is that in the data of the bucket, 0 <= depth < 2**20. Positions of near depths read the same shards.
+        """
         buckets, inner = self._inner(positions)
         depths = np.empty_like(positions)
         for bucket, at in group_indices(buckets):
@@ -237,13 +240,16 @@ class BucketOrder:
         return np.zeros_like(depths), depths
 
     def substitute(self, position: int, attempt: int) -> tuple[int, int] | None:
-        """Return another sample of the same bucket for a bad one; see `Order.substitute`."""
+        """Return (shard, sample) that replaces the bad sample at `position`; None if no substitute is left.
+
+        The substitute is a sample of the same bucket. `attempt` is 1 for the first substitute, 2 for the second.
+        """
         [bucket], [inner] = self._inner(np.array([position]))
         other: tuple[int, int] | None = self.parts[bucket].substitute(int(inner), attempt)
         return other
 
     def _inner(self, positions: Ints) -> tuple[NDArray[Any], Ints]:
-        """Return the bucket of each position, and its position in the order of the bucket."""
+        """Return the bucket of each position, and the position in the order of the bucket: int64 (n,) each."""
         epochs, steps, places = self.plan.step_of(positions)
         if len(epochs) and epochs[0] == epochs.min() == epochs.max():
             epoch = self.plan.epoch(int(epochs[0]))

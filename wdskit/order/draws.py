@@ -23,8 +23,8 @@ class Draws:
         num_shards: At least 1.
         seed: 0 <= seed < 2**64.
         shuffled: Whether the shards of an epoch are in a seeded random order. If False, they are in the listed order.
-        resampled: Whether each draw is independent of all others. If False, an epoch has each shard once.
-        weights: Weight of each shard for resampled draws; at least 0, not all 0. None draws uniformly.
+        resampled: Whether each draw is independent of all other draws. If False, an epoch has each shard once.
+        weights: Weight of each shard, used only if `resampled`; at least 0, not all 0. None draws uniformly.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class Draws:
         return int(self._order[place])
 
     def first(self, epoch: int) -> int:
-        """Return the first draw of an epoch. Epochs that are not resampled have `num_shards` draws."""
+        """Return the first draw of an epoch. An epoch has `num_shards` draws; if `resampled`, the epoch is endless."""
         return epoch << _EPOCH_SHIFT if self.resampled else epoch * self.num_shards
 
     def stop(self, epoch: int) -> int | None:
@@ -69,5 +69,5 @@ class Draws:
 
 
 def share(total: int, part: int, num_parts: int) -> int:
-    """Return the number of items of a part if item i of `total` goes to part i mod `num_parts`."""
+    """Return how many of `total` items belong to `part`, if item i belongs to part i mod `num_parts`."""
     return (total - part + num_parts - 1) // num_parts

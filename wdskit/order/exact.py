@@ -14,7 +14,7 @@ from wdskit.order.lanes import DEFAULT_WINDOW, Lanes, default_lanes, lane_cuts
 
 
 class _Pass(NamedTuple):
-    """One pass: its shards in order, the offsets of their samples, and the cut and the first sample of each lane."""
+    """One pass: its shards in order, the offsets of their samples, and of each lane its cut and its first sample."""
 
     shards: Ints
     stack: ShardOffsets
@@ -37,7 +37,7 @@ class ExactOrder:
         seed: 0 <= seed < 2**64.
         lanes: L >= 1. Default: 240, or the number of samples divided by 64 if that is less.
         window: Limit for the samples of a lane that are shuffled with each other, >= 1.
-        homes: H >= 1.
+        homes: H >= 1, the number of groups. With 1, a pass permutes all shards.
 
     Attributes:
         num_samples: Number of samples of a pass.
@@ -86,7 +86,7 @@ class ExactOrder:
         self._make_cache()
 
     def take(self, positions: ArrayLike) -> tuple[Ints, Ints]:
-        """Return (shard, sample) of each position; see `Order.take`."""
+        """Return (shard, number in the shard) of the sample at each position, 0 or more: int64 (n,) each."""
         passes, places = np.divmod(np.asarray(positions, dtype=np.int64), self.num_samples)
         if len(places) and passes[0] == passes.min() == passes.max():
             return self._take_pass(int(passes[0]), places)
@@ -96,7 +96,10 @@ class ExactOrder:
         return shards, samples
 
     def locate(self, positions: Ints) -> tuple[Ints, Ints]:
-        """Return (0, depth) of each position; see `Order.locate`. The depth is the cut of the position's lane."""
+        """Return (0, depth) of each position, int64 (n,) each.
+
+        The depth is that of the cut of the lane, 0 <= depth < 2**20. Positions of near depths read the same shards.
+        """
         passes, places = np.divmod(positions, self.num_samples)
         cuts = np.empty_like(places)
         for number, at in group_indices(passes):
@@ -105,7 +108,10 @@ class ExactOrder:
         return np.zeros_like(cuts), cuts * DEPTHS // self.num_lanes
 
     def substitute(self, position: int, attempt: int) -> tuple[int, int] | None:
-        """Return another sample for a bad one; see `Order.substitute`."""
+        """Return (shard, sample) that replaces the bad sample at `position`; None if no substitute is left.
+
+        `attempt` is 1 for the first substitute, 2 for the second, and so on.
+        """
         number, place = divmod(position, self.num_samples)
         other = self._lanes.near_position(place, attempt, self.num_samples)
         return None if other is None else take_one(self, number * self.num_samples + other)

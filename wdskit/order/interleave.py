@@ -23,7 +23,7 @@ from numpy.typing import ArrayLike, NDArray
 from wdskit.order.base import Ints, group_indices
 
 Schedule = Mapping[int, float]
-"""Maps a position to the weight that starts there. The first position is 0."""
+"""Maps positions to the weights at these positions; `Change` decides between them. The first position is 0."""
 
 Change = Literal["step", "linear"]
 
@@ -79,7 +79,7 @@ class PartInterleaver:
             positions: int64 (n,), at least 0, in any order.
 
         Returns:
-            (part, index), int64 (n,) each.
+            (part, index), int64 (n,) each. The index is the position in the order of the part.
         """
         positions = np.asarray(positions, dtype=np.int64)
         pieces = np.searchsorted(self._firsts, positions, side="right") - 1
@@ -95,7 +95,7 @@ class PartInterleaver:
 
 
 def _weights(schedule: Schedule, keys: Sequence[int], change: Change) -> list[Fraction]:
-    """Return the weight of a part at each position where the weight of any part changes."""
+    """Return the weight of a part at each of `keys`. ValueError: Position 0 is missing, or a weight is invalid."""
     if min(schedule, default=-1) != 0 or any(not 0 <= weight < math.inf for weight in schedule.values()):
         msg = f"a schedule must start at position 0 and have weights of 0 or more, not {dict(schedule)}"
         raise ValueError(msg)
@@ -105,7 +105,7 @@ def _weights(schedule: Schedule, keys: Sequence[int], change: Change) -> list[Fr
 
 
 def _normalised(weights: Sequence[Fraction]) -> list[Fraction]:
-    """Divide weights by their sum."""
+    """Return weights divided by their sum. ValueError: All weights are 0."""
     total = sum(weights, Fraction(0))
     if not total:
         raise ValueError(_NO_WEIGHT)
@@ -113,8 +113,10 @@ def _normalised(weights: Sequence[Fraction]) -> list[Fraction]:
 
 
 def _block_size(columns: Sequence[Sequence[Fraction]], *, scheduled: bool) -> int:
-    """Return the size of a block. If the common denominator of all shares is at most `MAX_BLOCK`, the size is a
-    multiple of it, so that the shares are exact.
+    """Return the number of positions of a block, at least `MIN_SCHEDULED_BLOCK` with `scheduled` weights.
+
+    `columns` has the shares of all parts for each key of the schedules. If their common denominator is at most
+    `MAX_BLOCK`, the size is a multiple of this denominator, so that the shares are exact.
     """
     denominator = min(MAX_BLOCK, math.lcm(*(share.denominator for column in columns for share in column)))
     return denominator * -(-MIN_SCHEDULED_BLOCK // denominator) if scheduled else denominator
@@ -137,7 +139,7 @@ def _pieces(keys: Sequence[int], change: Change, block: int) -> list[tuple[int, 
 
 
 def _weight_at(weights: Sequence[Fraction], keys: Sequence[int], change: Change, position: int) -> Fraction:
-    """Return a weight at a position, from the weights at the positions `keys`."""
+    """Return a part's weight at a position, from its weights at the positions `keys`."""
     at = bisect.bisect_right(keys, position) - 1
     if change == "step" or at + 1 == len(keys):
         return weights[at]
@@ -145,7 +147,7 @@ def _weight_at(weights: Sequence[Fraction], keys: Sequence[int], change: Change,
 
 
 def _apportion(shares: Sequence[Fraction], total: int) -> list[int]:
-    """Divide `total` by shares whose sum is 1: round down, then add 1 to the parts with the largest remainders."""
+    """Return `total` divided by shares whose sum is 1: rounded down, plus 1 for parts with the largest remainders."""
     exact = [share * total for share in shares]
     counts = [math.floor(value) for value in exact]
     by_remainder = sorted(range(len(counts)), key=lambda part: (counts[part] - exact[part], part))
@@ -156,7 +158,7 @@ def _apportion(shares: Sequence[Fraction], total: int) -> list[int]:
 
 @functools.lru_cache(maxsize=16)  # 8 bytes for each of at most 65,536 places
 def _make_block(*counts: int) -> _Block:
-    """Make a block with `counts[i]` samples of part i, spread evenly.
+    """Return a block with `counts[i]` samples of part i, spread evenly.
 
     To keep part i with c samples within one sample of its share, sample j of the part must be at a place from
     floor(j W / c) to ceil((j + 1) W / c) - 1; W is the size of the block. At each place, the allowed sample with the

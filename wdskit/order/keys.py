@@ -50,9 +50,9 @@ def philox(purpose: str, *words: int) -> np.random.Philox:
 
 
 def permutation(n: int, purpose: str, *words: int) -> NDArray[np.int64]:
-    """Return a uniform permutation of 0..n-1: a stable argsort of the first n words of `philox`.
+    """Return a uniform permutation of 0..n-1 for a key, int64 (n,): a stable argsort of the key's first n random words.
 
-    Equal words (one pair in 2**64) keep their order.
+    `purpose` and `words` are the key, as for `philox`. Equal random words (one pair in 2**64) keep their order.
     """
     order = _argsort_packed(philox(purpose, *words).random_raw(n)) if n >= _MIN_PACKED else None
     if order is None:
@@ -84,7 +84,7 @@ class PositionRng:
 
     Philox computes numbers from a key and a counter. The key holds seed and stage, the upper words of the counter hold
     the position, and the lowest word counts 2**64 numbers per position. One generator is reused (1.2 us per call; a new
-    generator takes 14 us), so the result of `at` is valid only until the next call.
+    generator takes 14 us), so the result of `at` is valid only until the next call. One thread uses an object.
 
     Args:
         seed: Seed of the pipeline, 0 <= seed < 2**64.

@@ -48,7 +48,7 @@ class Lanes:
     Args:
         num_lanes: L >= 1.
         window: w >= 1, number of places that are shuffled with each other.
-        purpose: Purpose of the random keys, see `keys.philox`.
+        purpose: Purpose of the random keys, which separates the shuffles of different orders.
         seed: Seed of the order.
 
     Raises:
@@ -80,16 +80,16 @@ class Lanes:
         self._make_buffers()
 
     def shuffle(self, pass_number: int, lanes: Ints, places: Ints, sizes: Ints | None) -> Ints:
-        """Return the new place of each place after the shuffle of its window.
+        """Return the place in the lane that each place has after the shuffle of its window.
 
         Args:
             pass_number: Number of the pass; each pass has a different shuffle.
             lanes: Lane of each place, (n,).
             places: Place in its lane, (n,).
-            sizes: Number of places of the lane, (n,); the last window of a lane ends there. None for endless lanes.
+            sizes: Size of the lane of each place, (n,): its last window ends there. None for endless lanes.
 
         Returns:
-            New place in the lane, (n,), a permutation within each window.
+            New place in the lane, int64 (n,): a permutation within each window.
         """
         numbers, within = np.divmod(places, self.window)
         odd = numbers & 1
@@ -107,7 +107,7 @@ class Lanes:
     def _shuffle_windows(
         self, pass_number: int, lanes: Ints, numbers: Ints, within: Ints, sizes: Ints, shuffled: Ints
     ) -> None:
-        """Write the shuffled places to `shuffled`, window by window, and make the missing permutations."""
+        """Write the shuffled places in their windows to `shuffled`, and make the missing permutations."""
         for window, at in group_indices(numbers * self.num_lanes + lanes):
             number, lane = divmod(window, self.num_lanes)
             size = int(sizes[at[0]])

@@ -21,7 +21,8 @@ class MixtureOrder:
         parts: The order of each part.
         num_shards: Number of shards of each part.
         weights: Weight of each part: a number, or a schedule over positions.
-        change: Whether weights of a schedule jump or change linearly, see `order.interleave.PartInterleaver`.
+        change: Whether a weight jumps at the next position of its schedule ("step"), or changes linearly up to that
+            position ("linear").
 
     Raises:
         ValueError: A weight is negative or not finite, a schedule does not start at 0, or all weights are 0.
@@ -41,7 +42,7 @@ class MixtureOrder:
         self.first_shards: Ints = np.cumsum([0, *num_shards])[:-1]
 
     def take(self, positions: ArrayLike) -> tuple[Ints, Ints]:
-        """Return (shard, sample) of each position; see `Order.take`."""
+        """Return (shard, number in the shard) of the sample at each position, 0 or more: int64 (n,) each."""
         parts, indices = self.interleaver.take(positions)
         shards, samples = np.empty_like(parts), np.empty_like(parts)
         for part, at in group_indices(parts):
@@ -50,7 +51,10 @@ class MixtureOrder:
         return shards, samples
 
     def locate(self, positions: Ints) -> tuple[Ints, Ints]:
-        """Return (part, depth) of each position; see `Order.locate`."""
+        """Return (part, depth) of each position, int64 (n,) each: the number of its part, and its depth.
+
+        The depth is that in the data of the part, 0 <= depth < 2**20. Positions of near depths read the same shards.
+        """
         parts, indices = self.interleaver.take(positions)
         depths = np.empty_like(parts)
         for part, at in group_indices(parts):
@@ -58,7 +62,10 @@ class MixtureOrder:
         return parts, depths
 
     def substitute(self, position: int, attempt: int) -> tuple[int, int] | None:
-        """Return another sample of the same part for a bad one; see `Order.substitute`."""
+        """Return (shard, sample) that replaces the bad sample at `position`; None if no substitute is left.
+
+        The substitute is a sample of the same part. `attempt` is 1 for the first substitute, 2 for the second.
+        """
         parts, indices = self.interleaver.take([position])
         part = int(parts[0])
         other = self.parts[part].substitute(int(indices[0]), attempt)

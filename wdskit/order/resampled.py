@@ -58,7 +58,7 @@ class ResampledOrder:
         self.num_samples = self._stack.num_samples
 
     def take(self, positions: ArrayLike) -> tuple[Ints, Ints]:
-        """Return (shard, sample) of each position; see `Order.take`."""
+        """Return (shard, number in the shard) of the sample at each position, 0 or more: int64 (n,) each."""
         num_lanes, window = self._lanes.num_lanes, self._lanes.window
         places, lanes = np.divmod(np.asarray(positions, dtype=np.int64), num_lanes)
         numbers, within = np.divmod(self._lanes.shuffle(0, lanes, places, None), window)
@@ -73,7 +73,7 @@ class ResampledOrder:
         return shards, (samples + steps) % self._stack.counts(shards)
 
     def locate(self, positions: Ints) -> tuple[Ints, Ints]:
-        """Return (0, depth) of each position; see `Order.locate`.
+        """Return (0, depth) of each position, int64 (n,) each; 0 <= depth < 2**20.
 
         The depth depends only on the lane, because each lane draws from all the data. So one node reads a whole chunk.
         """
@@ -81,14 +81,18 @@ class ResampledOrder:
         return np.zeros_like(cuts), cuts * DEPTHS // self.num_lanes
 
     def substitute(self, position: int, attempt: int) -> tuple[int, int] | None:
-        """Return another sample for a bad one; see `Order.substitute`."""
+        """Return (shard, sample) that replaces the bad sample at `position`; None if no substitute is left.
+
+        `attempt` is 1 for the first substitute, 2 for the second, and so on.
+        """
         other = self._lanes.near_position(position, attempt)
         return None if other is None else take_one(self, other)
 
 
 @functools.lru_cache(maxsize=1 << 13)  # 8 bytes per chunk; each lane uses one window at a time
 def _draw(seed: int, number: int, lane: int, num_chunks: int, num_samples: int) -> Ints:
-    """Draw the number of the first sample of each chunk of a window, uniformly but for num_samples / 2**53."""
+    """Return the first sample, drawn uniformly, of each chunk of window `number` of a lane: int64 (num_chunks,)."""
     words = philox("resampled-chunks", seed, lane, number).random_raw(num_chunks)
+    # Uniform but for num_samples / 2**53.
     starts: Ints = ((words >> np.uint64(11)) * 2.0**-53 * num_samples).astype(np.int64)
     return starts

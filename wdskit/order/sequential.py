@@ -27,15 +27,21 @@ class SequentialOrder:
         self.num_samples = self._stack.num_samples
 
     def take(self, positions: ArrayLike) -> tuple[Ints, Ints]:
-        """Return (shard, sample) of each position; see `Order.take`."""
+        """Return (shard, number in the shard) of the sample at each position, 0 or more: int64 (n,) each."""
         return self._stack.find(np.asarray(positions, dtype=np.int64) % self.num_samples)
 
     def locate(self, positions: Ints) -> tuple[Ints, Ints]:
-        """Return (0, depth) of each position; see `Order.locate`."""
+        """Return (0, depth) of each position, int64 (n,) each.
+
+        The depth is the place in the pass, scaled to 0 <= depth < 2**20. Positions of near depths read the same shards.
+        """
         return np.zeros_like(positions), positions % self.num_samples * DEPTHS // self.num_samples
 
     def substitute(self, position: int, attempt: int) -> tuple[int, int] | None:
-        """Return another sample for a bad one; see `Order.substitute`. All positions are one lane."""
+        """Return (shard, sample) that replaces the bad sample at `position`; None if no substitute is left.
+
+        `attempt` is 1 for the first substitute, 2 for the second, and so on.
+        """
         number, place = divmod(position, self.num_samples)
         first = place - place % DEFAULT_WINDOW
         size = min(DEFAULT_WINDOW, self.num_samples - first)

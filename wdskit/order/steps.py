@@ -62,7 +62,7 @@ class Steps:
         return 0 if self.tail == "pad" else max(0, self.num_samples - self.consumed) % self.global_batch
 
     def describe_dropped(self) -> str:
-        """Return the warning that samples of the epoch are dropped; empty for at most the fraction `MUCH_DROPPED`."""
+        """Return the warning that samples of the epoch are dropped; empty if at most 1 % of them are dropped."""
         if self.num_dropped <= MUCH_DROPPED * self.num_samples:
             return ""
         each = "" if self.world_size == 1 else f" on each of {self.world_size:,} ranks"
@@ -78,15 +78,15 @@ class Steps:
         return 0 if self.tail == "drop" else len(self) * self.global_batch - max(0, self.num_samples - self.consumed)
 
     def batch_at(self, step: int) -> int:  # noqa: ARG002 (BucketSteps needs it)
-        """Return the size of a rank's batch at a step."""
+        """Return the size of a rank's batch at a step, which is equal at all steps."""
         return self.batch
 
     def first(self, step: int) -> int:
-        """Return the first position of a step. Steps are counted from the resume point."""
+        """Return the first position of a step in its epoch. Steps are counted from the resume point."""
         return self.consumed + step * self.global_batch
 
     def consumed_after(self, step: int) -> int:
-        """Return the resume point after a step, at most the end of the epoch."""
+        """Return the resume point after a step: the number of positions of the epoch that are then consumed."""
         return min(self.num_samples, self.first(step + 1))
 
 
@@ -131,7 +131,11 @@ def rank_positions(order: Order, start: int, steps: AnySteps, step: int, *, rank
 
 
 def find_nodes(order: Order, start: int, steps: AnySteps, step: int, *, ranks_per_node: int) -> Ints:
-    """Return the node of each position of a step, without padding, in the order of positions: int64 (num,)."""
+    """Return the number of the node that takes each position of a step, in the order of positions: int64 (num,).
+
+    Padded rows are left out. `start` is the position of the epoch's start in `order`. `step` is counted from the resume
+    point.
+    """
     first, num_nodes = steps.first(step), steps.world_size // ranks_per_node
     num = steps.consumed_after(step) - first
     if steps.tail == "pad":

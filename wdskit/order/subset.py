@@ -21,7 +21,10 @@ class SampleSubset(Protocol):
     counts: Ints
 
     def take(self, shards: Ints, places: Ints) -> Ints:
-        """Return the number in its shard of each sample, from its place among the selected samples of that shard."""
+        """Return the number of each sample in its shard, int64 (n,).
+
+        `shards` are the numbers of the shards; `places` count only the selected samples of each shard, from 0.
+        """
         ...
 
 
@@ -47,15 +50,21 @@ class PickedOrder:
         self.num_samples = int(sum(int(subset.counts.sum()) for subset in subsets))
 
     def take(self, positions: ArrayLike) -> tuple[Ints, Ints]:
-        """Return (shard, sample) of each position; see `Order.take`."""
+        """Return (shard, number in the shard) of the sample at each position, 0 or more: int64 (n,) each."""
         return self._map(*self._order.take(positions))
 
     def locate(self, positions: Ints) -> tuple[Ints, Ints]:
-        """Return (part, depth) of each position; see `Order.locate`."""
+        """Return (part, depth) of each position, int64 (n,) each. Without a mixture, the part is 0.
+
+        The depth is that in the selected data, 0 <= depth < 2**20. Positions of near depths read the same shards.
+        """
         return self._order.locate(positions)
 
     def substitute(self, position: int, attempt: int) -> tuple[int, int] | None:
-        """Return another selected sample for a bad one; see `Order.substitute`."""
+        """Return (shard, sample) that replaces the bad sample at `position`; None if no substitute is left.
+
+        The substitute is a selected sample. `attempt` is 1 for the first substitute, 2 for the second.
+        """
         other = self._order.substitute(position, attempt)
         if other is None:
             return None

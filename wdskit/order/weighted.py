@@ -64,7 +64,7 @@ class WeightedOrder:
         return rows
 
     def numbers(self, positions: Ints) -> Ints:
-        """Return the sample number, over all shards, at each position: int64 (n,)."""
+        """Return the number, over all shards, of the sample at each of `positions`: int64 (n,)."""
         keys, places = np.divmod(positions, _DRAWN)
         shares = np.empty(len(positions))
         for key, at in group_indices(keys):
@@ -72,7 +72,7 @@ class WeightedOrder:
         return self._find(shares)
 
     def _find(self, shares: Floats) -> Ints:
-        """Return the sample number at each share of the sum of all weights, 0 <= share < 1."""
+        """Return the number of the sample at each share (0 <= share < 1) of the sum of all weights: int64 (n,)."""
         wanted = shares * self._stops[-1]
         last = np.searchsorted(self._stops, self._stops[-1])  # last block with a weight above 0; rounding may exceed it
         blocks = np.minimum(np.searchsorted(self._stops, wanted, side="right"), last)
@@ -84,16 +84,20 @@ class WeightedOrder:
         return numbers
 
     def take(self, positions: ArrayLike) -> tuple[Ints, Ints]:
-        """Return (shard, sample) of each position; see `Order.take`."""
+        """Return (shard, number in the shard) of the sample at each position, 0 or more: int64 (n,) each."""
         return self._stack.find(self.numbers(np.asarray(positions, dtype=np.int64)))
 
     def locate(self, positions: Ints) -> tuple[Ints, Ints]:
-        """Return (0, depth) of each position; see `Order.locate`. So each node reads its own part of the data."""
+        """Return (0, depth) of each position, int64 (n,) each.
+
+        The depth is the place of the sample in the data, scaled to 0 <= depth < 2**20. So each node reads its own part
+        of the data.
+        """
         numbers = self.numbers(positions)
         return np.zeros_like(numbers), numbers * DEPTHS // self._stack.num_samples
 
     def substitute(self, position: int, attempt: int) -> tuple[int, int] | None:
-        """Return another draw for a bad sample; see `Order.substitute`."""
+        """Return (shard, sample) of substitute `attempt` (1, 2, ...) for the bad sample at `position`: another draw."""
         word = int(philox("weighted-substitute", self._seed, position, attempt).random_raw())
         number = self._find(np.array([(word >> 11) * 2.0**-53]))
         shards, samples = self._stack.find(number)

@@ -1,1 +1,1 @@
-"""Packing: rows from folders, tables and Python into shards and their index."""
+"""Write shards with an index (`pack`, `reshard`), and store a choice of their samples as a column (`select`)."""

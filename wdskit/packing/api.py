@@ -1,4 +1,4 @@
-"""`pack`: write the rows of a source to a folder of shards with an index."""
+"""`pack` and `finish_pack`: write the rows of a source to a folder of shards with an index."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ class PackResult:
 
     Attributes:
         folder: Folder of the shards: a path, or a URL as text.
-        entries: Index entries of the new shards, in order; empty after a dry run.
-        num_samples: Samples in the new shards, or in the plan of a dry run.
-        num_bytes: Bytes of these shards; 0 if a dry run cannot know the bytes.
-        classes: Number of each class by name; empty if the source has no classes.
-        rejected: Errors of the rows that were left out, in order.
+        entries: Index entries of the shards of this run or part, in order; empty after a dry run.
+        num_samples: Samples in these shards, or in the plan of a dry run.
+        num_bytes: Bytes of these shards; 0 if a dry run cannot know the bytes, because options change the samples.
+        classes: Class number by class name; empty if the source has no classes.
+        rejected: Errors of the rows that were left out because of `skip_bad` or `missing="skip"`, in order.
         num_other: Files of a folder, or members of archives, that are in no row.
         seconds: Duration of the call in seconds.
         plan: The planned shards; None for rows that can be read only once.
@@ -48,9 +48,9 @@ class PackResult:
         was_done: True if an earlier run wrote all of these shards, so that this run wrote nothing.
         num_cleaned: Rows whose keys `keys="clean"` changed.
         source: Name and kind of the source: `photos: image folder`. Empty for rows from Python.
-        notes: Sentences about images with an EXIF orientation or several frames, which decoding ignores: the number of
-            these images in the shards that this call filled, and the first image; not with `validate` "none" or
-            "magic". Also sentences about exported files that are outdated or that a user changed.
+        notes: Sentences for the user. One kind counts the images, in the shards that this call filled, whose EXIF
+            orientation or further frames decoding ignores, and names the first image. `validate` "none" and "magic"
+            do not look for these images. Another kind names exported files that are outdated or that a user changed.
     """
 
     folder: Path | str
@@ -100,14 +100,16 @@ def pack(
         options: Keyword arguments, each with the name of an option below. docs/pack.md explains them.
 
     Raises:
-        RowError: A row cannot be packed; `where` names its file and line.
+        RowError: A row cannot be packed, or has the key of another row or of an existing sample. `where` of the error
+            names the file and line of the row.
         PackError: The source has no valid row, an option is invalid, the folder cannot be written, or an existing file
             is in the way.
-        ConfigError: `export` names an unknown kind.
-        SelectionError: `split` or `columns` is invalid.
+        ConfigError: `export` names an unknown kind, or `split_name` has characters that cannot be printed.
+        SelectionError: `split` or `columns` is invalid, or a sample has no valid value for a column.
         ShardError: An existing shard is damaged or was replaced.
         FolderIndexError: Another process is writing in the folder, or the folder's index does not match its shards.
-        StorageError: A bucket cannot be read or written.
+        StorageError: A bucket cannot be read or written, or the folder cannot be locked.
+        WdskitError: A worker process was killed.
     """
     start = time.perf_counter()
     with open_destination(os.fsdecode(dest), options) as target:
@@ -146,15 +148,17 @@ def pack(
 
 
 def export_packed(dest: Destination) -> tuple[str, ...]:
-    """Write the export files of a local folder, if the options of its run ask for them.
+    """Write the files for other readers (`wdskit export`), if `dest.options.export` names some.
 
-    Call it after the run has published and released the folder's lock.
+    Call this function after the run has published its shards and released the folder's lock.
 
     Returns:
-        Sentences about files that a user has changed and that were not replaced, and about outdated exports.
+        Sentences about files that a user has changed and that were not replaced, and about outdated exports. After a
+        dry run, for a part of a run, and for a bucket, nothing is written and the result is empty.
 
     Raises:
         PackError: The export files cannot be written.
+        ConfigError: `split_name` has characters that cannot be printed.
     """
     folder, options = dest.folder, dest.options
     if options.dry_run or options.part is not None or dest.upload is not None:
@@ -178,15 +182,18 @@ def finish_pack(dest: str | os.PathLike[str], *, disk: Disk = DISK) -> PackResul
     """Write the index of a folder whose shards were filled in parts: `wdskit pack-finish`.
 
     The index has the same bytes as the index of a single run. The shards are not read, because each part stored their
-    digests. The function also completes any run that was stopped while it published its shards.
+    digests. The function also completes any run that was stopped while it published its shards. The result has the
+    shards of all parts, and no `classes` and `rejected`.
 
     Args:
-        dest: The folder.
+        dest: The local folder with the shards of all parts.
         disk: Performs the file operations; tests replace it.
 
     Raises:
-        PackError: No part was packed in the folder, or shards are missing; the message names them and their parts.
+        PackError: The folder does not exist, no part was packed in it, or shards are missing; the message names the
+            missing shards and their parts.
         FolderIndexError: A part of the run, or another process, is writing in the folder.
+        SelectionError: The values of a column in two parts do not fit together.
     """
     start = time.perf_counter()
     target = Destination(os.fsdecode(dest), PackOptions(disk=disk))
@@ -212,13 +219,15 @@ def finish_pack(dest: str | os.PathLike[str], *, disk: Disk = DISK) -> PackResul
 
 
 def read_plan(dest: Destination, source: Source, *, skip_bad: bool, keep_first: bool = False) -> Plan:
-    """Read all rows of the source into a plan, and return the plan. `dest` closes the plan.
+    """Read all rows of the source into a plan, and return the plan. The end of the `with` block of `dest` closes it.
 
-    With `keep_first`, only the first row of each key is packed.
+    `skip_bad` leaves out rows that cannot be packed, and `keep_first` leaves out rows with the key of an earlier row,
+    instead of raising an error.
 
     Raises:
         RowError: A row cannot be packed, or two rows have the same key.
-        PackError: No row is left, or Ray is not installed but needed.
+        PackError: No row is left, an option is for a field or for images that no row has, the plan cannot be written,
+            or `on` is set and Ray is not installed.
     """
     options, part = dest.options, dest.options.part_of
     if options.on is not None and not options.dry_run:
@@ -241,11 +250,14 @@ def read_plan(dest: Destination, source: Source, *, skip_bad: bool, keep_first: 
 
 
 def plan_jobs(dest: Destination, source: Source, plan: Plan) -> ShardJobs:
-    """Return the shards to fill. The destination is checked before any shard is written.
+    """Divide the rows of the plan into shards, check the destination, and return the shards to fill.
 
     Raises:
-        PackError: The destination, its shards or its lists conflict with this run, or a split would be empty.
+        PackError: The destination, its shards or its lists conflict with this run; the rows cannot be divided into the
+            requested number of shards; or a split would be empty.
         RowError: A row is too large for a shard, or an existing shard has its key.
+        ShardError: An existing shard is damaged or was replaced.
+        FolderIndexError: Another process is writing in the folder, or the folder's index does not match its shards.
     """
     options = dest.options
     by_count = options.transforms.changes_bytes
@@ -279,10 +291,11 @@ def fill_and_publish(dest: Destination, source: Source, jobs: ShardJobs) -> list
     """Fill the shards that are not filled yet, and publish them. A part of a run fills only its own shards.
 
     Returns:
-        The index entries of all shards of this run or part, in order.
+        The index entries of all shards of this run or part, in order, including shards that were filled before.
 
     Raises:
-        WdskitError: A shard cannot be filled or published.
+        WdskitError: A shard cannot be filled (the error is that of the first such shard) or published, or a worker
+            process was killed.
     """
     options, lists = dest.options, dest.lists(source)
     part = options.part_of or (0, 1)
@@ -317,7 +330,7 @@ _IGNORED_PARTS = {
 
 
 def _notes_on(entries: Sequence[ShardEntry]) -> tuple[str, ...]:
-    """Return a sentence for each part of images that decoding ignores: the number of images, and the first."""
+    """Return a sentence for each image part that decoding ignores, with the number of images and the first image."""
     notes = []
     for part, (has, effect) in _IGNORED_PARTS.items():
         found = [(count, first) for entry in entries for name, count, first in entry.unused if name == part]

@@ -25,10 +25,12 @@ class Changes:
         drop: Names of the fields to drop.
         rename: Maps old names of fields to new names.
         made: Makes fields from values in a sample's JSON; None makes no fields.
-        keys: "given" keeps the keys. "clean" and "hashed" replace each key as `pack` does; the json has the old key.
+        keys: "given" keeps the keys. "clean" replaces odd characters of a key by `_`, "hashed" replaces the key by its
+            hash; the member `key` of the field `json` then has the old key.
 
     Raises:
-        PackError: Two of the options conflict, or a name is not a valid field name.
+        PackError: Two of the options conflict, a name is not a valid field name, or a field of `made` cannot be made
+            from JSON.
     """
 
     keep: frozenset[str] | None = None
@@ -58,12 +60,12 @@ class Changes:
 
     @property
     def rewrites_all(self) -> bool:
-        """True if the options change every sample."""
+        """True if the options change every sample: keys are replaced, or fields are made."""
         return self.keys != "given" or self.made is not None
 
     @property
     def named(self) -> frozenset[str]:
-        """The fields that the options name. At least one sample must have each of them."""
+        """The fields that `keep`, `drop` and `rename` (old names) name. At least one sample must have each field."""
         return (self.keep or frozenset()) | self.drop | self.rename.keys()
 
     def to_dict(self) -> dict[str, object]:
@@ -84,7 +86,7 @@ class Changes:
         return self.rename.get(name, name)
 
     def new_names(self, names: Collection[str]) -> dict[str, str]:
-        """Map the new name of each kept field to its old name, sorted by new name.
+        """Return the old name of each kept field by its new name, sorted by new name. `names` are the old names.
 
         Raises:
             ValueError: No field is kept, or two fields get the same name.
@@ -101,10 +103,12 @@ class Changes:
         return dict(sorted(old_names.items()))
 
     def row(self, sample: TarSample, where: str) -> Row:
-        """Return the row of a sample with its new key and fields.
+        """Return the row of a sample with its new key and fields. `where` is the place of the sample, for messages.
 
         Raises:
-            RowError: The sample cannot be changed; the message names the sample with `where`.
+            RowError: No field is left, two fields get the same name, a field cannot be made from the JSON of the
+                sample, or the key or a field is invalid.
+            DecodeError: `cls` is made anew, and the old `cls` is not a whole number but `cls` in the JSON is.
         """
         try:
             return make_row(sample.key, self._fields(sample), where, keys=self.keys, path=sample.key)
@@ -137,7 +141,9 @@ class Changes:
 
 
 def _with_label(json_bytes: bytes, old_label: bytes, new_label: bytes) -> bytes:
-    """Return the json of a sample with the new label in its member `cls`, if this member is the old label."""
+    """Return `json_bytes` with the new label in the member `cls`; unchanged if this member is not the old label.
+    DecodeError: `json_bytes` or `old_label`, the bytes of the old field `cls`, is invalid.
+    """
     value = decode_field("json", json_bytes)
     if not isinstance(value, dict) or type(value.get(CLASS_FIELD)) is not int:
         return json_bytes
@@ -154,7 +160,14 @@ def make_changes(
     keys: str = "given",
     made: Records | None = None,
 ) -> Changes:
-    """Parse options into `Changes`. Names are a text, `jpg,cls` or `jpeg=jpg,class=cls`, or a list of such texts.
+    """Parse options of `reshard` into `Changes`.
+
+    Args:
+        keep: The fields to keep: a text, `jpg,cls`, or a list of such texts; None keeps all fields.
+        drop: The fields to drop, as a text or list like `keep`; None drops no field.
+        rename: A text, `jpeg=jpg,class=cls`, a list of such texts, or a mapping of old names to new names.
+        keys: "given", "clean" or "hashed", as in `Changes`.
+        made: Makes fields from values in a sample's JSON; None makes no fields.
 
     Raises:
         PackError: An option is invalid, or two options conflict.

@@ -102,7 +102,9 @@ def _parse(data: bytes) -> Any:
 
 
 def _update_measures(value: dict[str, Any], changes: list[ImageChange]) -> dict[str, Any]:
-    """Return the new `width`, `height`, `bytes` and `sha256`, if their old values match an image before its change."""
+    """Return the new values of `width`, `height`, `bytes` and `sha256`, by name. Members of `value` that match no image
+    before its change are left out. DecodeError: The members match images with different new values.
+    """
     numbers = {name: _whole_number(value.get(name)) for name in ("width", "height", "bytes")}
     known = {name: number for name, number in numbers.items() if number is not None}
     sizes, lengths, digests = [], [], []
@@ -132,7 +134,9 @@ def _sha256(data: bytes) -> str:
 
 
 def _single_values(names: list[str], matches: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the new value of each name; empty without matches. DecodeError: Two matches have different values."""
+    """Return the new value of each of `names`; empty without matches. `matches` has the new values by name for each
+    image that fits the old values. DecodeError: Two matches have different values.
+    """
     values = {tuple(each[name] for name in names) for each in matches}
     if len(values) > 1:
         raise DecodeError(f"several images fit its {' and '.join(names)}, and nothing shows which of them it describes")
@@ -143,7 +147,11 @@ def _single_values(names: list[str], matches: list[dict[str, Any]]) -> dict[str,
 
 
 def _update_coco(value: dict[str, Any], geometries: list[Geometry]) -> dict[str, Any]:
-    """Return `image` and `annotations` for the changed image. DecodeError: They are not COCO's, or cannot change."""
+    """Return the new members `image` and `annotations` of a JSON object; empty if they have no size and no places.
+
+    DecodeError: The members do not have the form of COCO, another member names places, the image was cut, or the size
+    of `image` fits no image of the sample (`geometries` has one item per image) or images that moved differently.
+    """
     image, annotations = value["image"], value["annotations"]
     if not isinstance(image, dict) or not (
         isinstance(annotations, list) and all(isinstance(each, dict) for each in annotations)
@@ -197,7 +205,9 @@ def _update_annotation(annotation: dict[str, Any], move: Move, where: str) -> di
 
 
 def _numbers(values: Any, count: int, where: str, *, step: int = 1) -> list[float]:
-    """Return `values`. DecodeError: They are not `count` numbers, or for `count` 0 not numbers in groups of `step`."""
+    """Return `values` unchanged. `where` is their path, for the message.
+    DecodeError: `values` is not a list of `count` numbers, or for `count` 0, not a list of numbers in groups of `step`.
+    """
     if (
         not isinstance(values, list)
         or any(isinstance(each, bool) or not isinstance(each, int | float) for each in values)
@@ -215,7 +225,7 @@ def _move_box(bbox: list[float], move: Move) -> list[float]:
 
 
 def _move_points(values: list[float], move: Move, step: int) -> list[float]:
-    """Move points of 2 numbers (x, y) or 3 (x, y, visibility). A point of visibility 0 has no place and is kept."""
+    """Return moved points of `step` numbers: 2 (x, y) or 3 (x, y, visibility). A point of visibility 0 is not moved."""
     new: list[float] = []
     for at in range(0, len(values), step):
         x, y, *rest = values[at : at + step]
@@ -224,7 +234,9 @@ def _move_points(values: list[float], move: Move, step: int) -> list[float]:
 
 
 def _move_run_lengths(shape: dict[str, Any], move: Move, where: str) -> tuple[dict[str, Any], int]:
-    """Move a run-length mask of COCO. Return the new mask and its pixel count. DecodeError: The mask is invalid."""
+    """Return a moved run-length mask of COCO (`size` and `counts`), and the number of its pixels that are 1. `where` is
+    the path of the mask, for messages. DecodeError: The mask is invalid, or has another size than the image.
+    """
     if set(shape) != {"size", "counts"}:
         raise DecodeError(f"{where} has other members than size and counts")
     width, height = move.before
@@ -247,7 +259,7 @@ def _move_run_lengths(shape: dict[str, Any], move: Move, where: str) -> tuple[di
 
 
 def _run_lengths(flat: NDArray[np.uint8]) -> list[int]:
-    """Return the lengths of the runs of 0 and 1 in turn. The first run is of 0, and may be empty."""
+    """Return the lengths of the runs of 0 and 1 in an array (n,). The first run is of 0; its length may be 0."""
     ends = [0, *(np.flatnonzero(np.diff(flat)) + 1).tolist(), len(flat)]
     lengths = [stop - start for start, stop in itertools.pairwise(ends)]
     return [0, *lengths] if flat[0] else lengths
@@ -256,8 +268,8 @@ def _run_lengths(flat: NDArray[np.uint8]) -> list[int]:
 def _decode_counts(text: str, where: str) -> list[int]:
     """Return the run lengths in the text form of pycocotools (maskApi.c). DecodeError: The text is invalid.
 
-    A character has 5 bits of a number and a flag for more. From the fourth on, a number is the difference from the run
-    length two places before.
+    A character has 5 bits of a number, and a flag that says that the next character belongs to the same number. From
+    the fourth number on, a number is the difference from the run length two places before.
     """
     lengths: list[int] = []
     value = shift = 0
@@ -278,7 +290,7 @@ def _decode_counts(text: str, where: str) -> list[int]:
 
 
 def _encode_counts(lengths: list[int]) -> str:
-    """Return the text from which `_decode_counts` reads these run lengths."""
+    """Return run lengths in the text form of pycocotools, from which `_decode_counts` reads the same lengths."""
     chars: list[str] = []
     for at, length in enumerate(lengths):
         value = length - lengths[at - 2] if at > 2 else length
@@ -295,13 +307,13 @@ def _encode_counts(lengths: list[int]) -> str:
 
 
 def _refuse_places(value: Any, where: str) -> None:
-    """Raise `DecodeError` if JSON names places in an image."""
+    """Raise `DecodeError` if a JSON value has members for places in an image. `where` is the path of the value."""
     for path, name in _find_places(value, where):
         raise DecodeError(f"{path!r} says {name!r}, a place in the image, {_REFUSED}")
 
 
 def _find_places(value: Any, where: str) -> Iterator[tuple[str, str]]:
-    """Yield path and name of each member of a JSON value that is a place in an image."""
+    """Yield path and name of each member of a JSON value that is a place in an image. `where` is the value's path."""
     if isinstance(value, list):
         for at, each in enumerate(value):
             if isinstance(each, dict | list):
@@ -324,7 +336,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _refuse_text(field: str, data: bytes) -> None:
-    """Raise `DecodeError` if XML has places in an image, or if a text has the lines of YOLO's labels."""
+    """Raise `DecodeError` if an `xml` field has places in an image, or all lines of a `txt` field are YOLO labels."""
     extension = field.rpartition(".")[2]
     if extension == "xml" and _XML_PLACES.search(data):
         raise DecodeError(f"it is XML with places in the image, {_REFUSED}")

@@ -71,7 +71,7 @@ class Limits:
             raise PackError(f"num_shards: {self.num_shards} is not a number of shards; it is 1 or more.")
 
     def described(self) -> dict[str, int | None]:
-        """Return each limit by name; None for no limit."""
+        """Return each limit by its attribute name, as values for JSON; None for no limit."""
         return {name: None if value == NO_LIMIT else value for name, value in vars(self).items()}
 
 
@@ -82,12 +82,13 @@ def make_limits(
     num_shards: int | None = None,
     by_count: bool = False,
 ) -> Limits:
-    """Return the limits. None gives the default limit, or no limit if `num_shards` is set.
+    """Return the limits of a shard.
 
-    With `by_count` the sizes of the samples are not known, so `max_bytes` must be None and bytes have no limit.
+    If `max_samples` or `max_bytes` is None, the default limit applies, or no limit if `num_shards` is set. With
+    `by_count` the sizes of the samples are not known, so `max_bytes` must be None and bytes have no limit.
 
     Raises:
-        PackError: A limit is too small, or `by_count` and `max_bytes` are both set.
+        PackError: A limit is too small or not a whole number, or `by_count` and `max_bytes` are both set.
     """
     if by_count:
         if max_bytes is not None:
@@ -108,7 +109,7 @@ class RowRange(NamedTuple):
 
 
 class RowTooLarge(Exception):
-    """The row at `place` is too large: its shard would have `num_bytes` bytes."""
+    """The row at `place` in the packing order, from 0, is too large: its shard would have `num_bytes` bytes."""
 
     def __init__(self, place: int, num_bytes: int) -> None:
         super().__init__(place, num_bytes)
@@ -119,8 +120,8 @@ class RowTooLarge(Exception):
 def divide(blocks: NDArray[Any], limits: Limits) -> list[RowRange]:
     """Divide rows into shards, in the order of the rows.
 
-    A new shard begins where the next row would break a limit, as in `divide_stream`. With `limits.num_shards` the
-    sample counts of the shards differ by at most one, and the larger shards come first.
+    A new shard begins where the next row would break a limit. With `limits.num_shards` the sample counts of the shards
+    differ by at most one, and the larger shards come first.
 
     Args:
         blocks: Number of 512-byte blocks of each row, integers (num_rows,).
@@ -143,7 +144,9 @@ def divide(blocks: NDArray[Any], limits: Limits) -> list[RowRange]:
 
 
 def _divide_at_limits(ends: NDArray[np.int64], limits: Limits, max_blocks: int) -> Iterator[RowRange]:
-    """Yield the rows of each shard. `ends` has the blocks of all rows up to each row, int64 (num_rows,)."""
+    """Yield the rows of each shard, with at most `max_blocks` blocks. `ends` has the number of blocks of all rows up to
+    and including each row, int64 (num_rows,).
+    """
     start = done = 0
     while start < len(ends):
         most = ends[start : start + limits.max_samples]
@@ -153,7 +156,9 @@ def _divide_at_limits(ends: NDArray[np.int64], limits: Limits, max_blocks: int) 
 
 
 def _divide_evenly(ends: NDArray[np.int64], limits: Limits, num_shards: int) -> list[RowRange]:
-    """Return the rows of each shard. The first shards may have one row more. PackError: A shard is empty or too big."""
+    """Return the rows of each shard. The first shards may have one row more. PackError: A shard is empty or too big.
+    `ends` has the number of blocks of all rows up to and including each row, int64 (num_rows,).
+    """
     if num_shards > len(ends):
         msg = f"{len(ends)} samples cannot fill {num_shards} shards; each holds at least one. Use fewer shards."
         raise PackError(msg)
@@ -173,7 +178,7 @@ def _divide_evenly(ends: NDArray[np.int64], limits: Limits, num_shards: int) -> 
 
 
 def row_bytes(row: Row) -> int:
-    """Return the bytes that a row adds to a shard."""
+    """Return the number of bytes that a row adds to a shard, with headers and padding."""
     return sum([member_bytes(size_of(data)) for _, data in row.fields])
 
 
@@ -225,10 +230,10 @@ class StreamedShard:
 
 
 def divide_stream(rows: Iterable[Row], limits: Limits, *, by_count: bool = False) -> Iterator[StreamedShard]:
-    """Divide rows into shards, in order, while they are read. A new shard begins where the next row breaks a limit.
+    """Yield shards of consecutive rows while the rows are read. A new shard begins where the next row breaks a limit.
 
-    The caller takes all rows of a shard before it takes the next shard. With `by_count` the bytes of the rows are not
-    known, and `num_bytes` of each shard is 0.
+    The caller must take all rows of a shard before it takes the next shard. With `by_count` the bytes of the rows are
+    not known: only the number of samples is limited, and `num_bytes` of each shard is 0.
     """
     rows = iter(rows)
     row = next(rows, None)
@@ -239,7 +244,7 @@ def divide_stream(rows: Iterable[Row], limits: Limits, *, by_count: bool = False
 
 
 class ShardNames:
-    """File names of shards by number, from a `pattern` such as `train-%06d.tar`.
+    """File names of shards by number: `names[3]` is `train-000003.tar` for the `pattern` `train-%06d.tar`.
 
     Raises:
         PackError: The pattern does not have exactly one `%d` or `%0Nd`, does not end in `.tar`, begins with a dot, or
@@ -275,9 +280,10 @@ class ShardNames:
 
 
 def names_of(folder: Path, pattern: str | None, splits: Iterable[str] | None) -> Sequence[ShardNames]:
-    """Return the file names of the shards: one `ShardNames`, or with splits one for each split.
+    """Return the file names of the shards: one `ShardNames`, or with `splits` (names of splits) one for each split.
 
-    Without a pattern, the names begin with the name of the folder or split, so they differ between folders.
+    Names of shards of a split begin with the split's name, and `pattern` is ignored. Without splits, a `pattern` of
+    None gives names that begin with the folder's name, so that they differ between folders.
 
     Raises:
         PackError: The pattern is invalid, or the folder's name cannot begin a file name of a shard.

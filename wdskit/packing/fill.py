@@ -31,14 +31,16 @@ from wdskit.tar.writer import END_BYTES, TarWriter
 
 _FILE_KINDS = (FileBytes, PartBytes)
 _LARGE_BYTES = 16 << 10
-"""Files of this size or more are read into the writer's buffer: a copy takes 40 of the 200 us for 100 KB."""
+"""Smallest size of a file that is read directly into the writer's buffer. A copy takes 40 of the 200 us for 100 KB."""
 
 OnSample = Callable[[int, int], None]
 """Called after each sample with the numbers of samples and of shard bytes added since the last call."""
 
 
 class ProgressCounter:
-    """A counter of packed samples and bytes, for `on_progress`. `total` has the final numbers; None if unknown."""
+    """A counter of packed samples and bytes. The sums are passed to `on_progress`, first when they are 0.
+    `total` has the final number of samples and of bytes; None for a number that is not known.
+    """
 
     def __init__(self, on_progress: OnProgress, total: tuple[int | None, int | None]) -> None:
         self._on_progress = on_progress
@@ -47,20 +49,21 @@ class ProgressCounter:
         self(0, 0)
 
     def __call__(self, num_samples: int, num_bytes: int) -> None:
-        """Add samples and bytes, then report the sums."""
+        """Add samples and bytes of the shard's file, then report the sums to `on_progress`."""
         self._samples += num_samples
         self._bytes += num_bytes
         self._on_progress(Progress("packing", self._samples, self._bytes, *self._total))
 
     def add(self, entry: ShardEntry) -> None:
-        """Add all samples and bytes of a shard."""
+        """Add all samples of a shard and their bytes, without the end marker, then report the sums to `on_progress`."""
         self(entry.num_samples, entry.num_bytes - END_BYTES)
 
 
 def fill_shard(job: ShardJob, *, disk: Disk = DISK, on_sample: OnSample | None = None) -> ShardEntry:
     """Write one shard and its `.idx`, and return its index entry.
 
-    If `job.sha256` is set, nothing is written: the bytes that the rows give are compared with this digest.
+    With `job.columns`, the values of the columns are written to a file, too. If `job.sha256` is set, nothing is
+    written: the bytes that the rows give are compared with this digest.
 
     Args:
         job: The shard to fill.
@@ -70,6 +73,8 @@ def fill_shard(job: ShardJob, *, disk: Disk = DISK, on_sample: OnSample | None =
     Raises:
         RowError: A row cannot be packed.
         PackError: The folder cannot be written, or the bytes do not have the digest `job.sha256`.
+        SelectionError: A sample has no valid value for a column.
+        StorageError: An object with bytes of a field cannot be read, or was replaced.
     """
     try:
         if job.sha256 is None:
@@ -108,7 +113,7 @@ def fill_jobs(
     Args:
         jobs: The shards to fill.
         workers: Number of processes.
-        log: The log of the run. Each worker process shares its lock until the process ends.
+        log: The log of the run. Each worker process shares the lock of this file until the process ends.
         disk: Performs the file operations; tests replace it.
         count: Called with the samples and bytes that were packed.
 
@@ -116,7 +121,8 @@ def fill_jobs(
         The index entries of the shards, in order.
 
     Raises:
-        WdskitError: A shard cannot be filled. The error is that of the first such shard.
+        WdskitError: A shard cannot be filled (the error is that of the first such shard), or a worker process was
+            killed.
     """
     if workers == 1 or len(jobs) < 2:
         for job in jobs:
@@ -137,7 +143,9 @@ def _fill_in_worker(job: ShardJob, *, log: Path, disk: Disk) -> ShardEntry:
 
 
 class _FilledShard(NamedTuple):
-    """Digest, size, field names, offsets, unused image parts (see `_note_unused`) and columns of a written shard."""
+    """Hex digest, size and sorted field names of a shard; byte offset of each sample, then the end of the last sample;
+    parts of images that decoding ignores (name, number of images, first image); values of each column by its name.
+    """
 
     sha256: str
     num_bytes: int
@@ -148,7 +156,9 @@ class _FilledShard(NamedTuple):
 
 
 def _fill(job: ShardJob, sink: TempFile | hashlib._Hash, on_sample: OnSample | None) -> _FilledShard:
-    """Write the bytes of a shard to `sink`, a temporary file or a digest. Return the description of the bytes."""
+    """Write the bytes of a shard to `sink`, a temporary file or a digest. Return the description of the bytes.
+    RowError, SelectionError, StorageError: A row cannot be packed, has no value for a column, or cannot be downloaded.
+    """
     fields: set[str] = set()
     offsets = [0]
     writer = TarWriter(sink.write, hand_over=sink.hand_over) if isinstance(sink, TempFile) else TarWriter(sink.update)
@@ -175,9 +185,10 @@ def _fill(job: ShardJob, sink: TempFile | hashlib._Hash, on_sample: OnSample | N
 def _note_unused(
     row: Row, field: str, data: Buffer, transforms: Transforms, unused: dict[str, tuple[int, str]]
 ) -> None:
-    """Count a packed image for each of its parts that decoders ignore.
+    """Count a packed image in `unused` for each of its parts that decoders ignore: EXIF orientation, further frames.
 
-    `unused` has the number of images with each part, and the place of the first image.
+    `unused` has the number of images with each part, and the place of the first image, by the name of the part. Fields
+    that are not images are not counted, and no image if `transforms` does not check whole files.
     """
     if transforms.checks_structure and is_image_field(field):
         for part in find_unused(data):
@@ -188,7 +199,10 @@ def _note_unused(
 def _transform_rows(
     job: ShardJob, writer: TarWriter, unused: dict[str, tuple[int, str]], columns: ColumnBuilder
 ) -> Iterator[list[str]]:
-    """Add transformed samples to the shard. Yield the field names of each sample."""
+    """Add transformed samples to `writer` and `columns`, and count ignored image parts in `unused`.
+
+    Yield the field names of each sample.
+    """
     for row, transformed in read_transformed(read_ahead(job.rows), job.transforms, threads=job.threads):
         for field, data in transformed:
             writer.add(f"{row.key}.{field}", data)
@@ -203,9 +217,9 @@ def _transform_rows(
 def _copy_rows(
     job: ShardJob, writer: TarWriter, unused: dict[str, tuple[int, str]], columns: ColumnBuilder
 ) -> Iterator[list[str]]:
-    """Add unchanged samples to the shard. Yield the field names of each sample.
+    """Add unchanged samples to `writer` and `columns`, and count ignored image parts in `unused`.
 
-    Large files are read directly into the buffer of the writer.
+    Yield the field names of each sample. Large files are read directly into the buffer of the writer.
     """
     is_checked = job.transforms.validate != "none"
     with contextlib.closing(SourceFiles()) as files:
@@ -233,7 +247,10 @@ def _is_large(source: FieldBytes) -> TypeGuard[FileBytes | PartBytes]:
 
 
 def _read_field(writer: TarWriter, row: Row, field: str, source: FieldBytes, files: SourceFiles) -> bytes | memoryview:
-    """Return the bytes of a field. A large file gives a view of the writer's buffer, valid until the next member."""
+    """Return the bytes of a field. RowError: The file of the field cannot be read or was changed.
+    A memoryview is a part of the writer's buffer, into which a large file was read: its member is written already. The
+    view is valid until the next member. Bytes must still be added to the writer.
+    """
     if _is_large(source):
         memory = writer.reserve(f"{row.key}.{field}", source.num_bytes)
         if memory is not None:

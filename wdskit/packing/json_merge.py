@@ -1,4 +1,7 @@
-"""Add metadata of a sample to its JSON. An addition never overwrites a value."""
+"""Change the JSON of a sample without loss of other bytes: add metadata, or replace the value of one member.
+
+An addition never overwrites a value. The module also has the hooks of `json` that refuse repeated names and NaN.
+"""
 
 from __future__ import annotations
 
@@ -77,12 +80,12 @@ def replace_member(data: bytes, name: str, value: bytes) -> bytes:
     """Return a JSON object whose top-level member `name` has a new value. All other bytes are kept.
 
     Args:
-        data: The object, in UTF-8.
+        data: The object: valid JSON in UTF-8, which is not checked here.
         name: Name of a member of the object.
         value: The new value, as JSON.
 
     Raises:
-        ValueError: `data` is not a JSON object, or it does not have the member exactly once.
+        ValueError: `data` does not have the member exactly once.
     """
     text = data.decode()
     places = []
@@ -107,12 +110,13 @@ def _skip_space(text: str, at: int) -> int:
 
 
 def field_with_metadata(data: FieldBytes, metadata: Mapping[str, Any]) -> bytes:
-    """Read a field if it is a reference, and return its bytes with `metadata` added. See `add_metadata`.
+    """Return the JSON object of a field with `metadata` before its own members. A reference is read first.
 
     Raises:
         ValueError: The field is larger than `MAX_ROW_BYTES`, is not a JSON object in UTF-8, or has a name of `metadata`
             twice or with a different value; or the file of the field changed.
         OSError: The file of the field cannot be read.
+        StorageError: The object in a store that has the field cannot be read, or was replaced.
     """
     num_bytes = len(data) if isinstance(data, bytes) else data.num_bytes
     if num_bytes > MAX_ROW_BYTES:
@@ -132,7 +136,7 @@ _decode = json.JSONDecoder(
 
 
 def unique_members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return the members of a JSON object as a dict: an `object_pairs_hook`. ValueError: A name appears twice."""
+    """Return the members of a JSON object as a dict: an `object_pairs_hook`. ValueError: A name comes twice."""
     row = dict(pairs)
     if len(row) != len(pairs):
         [(twice, _)] = Counter(name for name, _ in pairs).most_common(1)
@@ -141,5 +145,5 @@ def unique_members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def refuse_constant(text: str) -> None:
-    """Raise ValueError for NaN and the infinities: a `parse_constant`."""
+    """Raise ValueError: the `parse_constant` of a JSON decoder that refuses NaN and the infinities."""
     raise ValueError(f"{text} is not JSON")

@@ -91,12 +91,12 @@ class ClassNames:
 
     @cached_property
     def numbers(self) -> dict[str, int]:
-        """The number of each class, by name."""
+        """The class number of each class, by the class name."""
         return {name: number for number, name in enumerate(self.names)}
 
     @cached_property
     def _labels(self) -> dict[Label | None, int]:
-        """The number of each class, by the label that `read_label` makes of the class name."""
+        """The class number of each class, by the label that `read_label` makes of the class name."""
         return {read_label(name): number for number, name in enumerate(self.names)}
 
     @cached_property
@@ -104,13 +104,15 @@ class ClassNames:
         return any(not isinstance(label, str) for label in self._labels)
 
     def describe(self) -> str:
-        """Return the first names of the classes, their number and digest, as text for the description of a run."""
+        """Return the first class names, the count of classes and a digest, as text for the description of a run."""
         digest = hashlib.sha256("\n".join(self.names).encode()).hexdigest()[:16]
         names = ", ".join(self.names[:_SHOWN]) + (", ..." if len(self.names) > _SHOWN else "")
         return f"{names} ({len(self.names)} classes, sha256 {digest})"
 
     def number(self, label: Label) -> int:
         """Return the class number of a label. If no class name is a number, a whole number is its own class number.
+
+        The label -1, no class, gives -1 unless a class has this name.
 
         Raises:
             ValueError: The label is neither a name nor a number of a class.
@@ -126,7 +128,7 @@ class ClassNames:
         return label
 
     def refusal(self, name: str, more: str = "") -> str:
-        """Return the message for a name that is not a name of a class; `more` is added to the message."""
+        """Return the message that `name` is not a class: the first classes, `more`, and a similar class if any."""
         shown = ", ".join(self.names[:_SHOWN]) + (", ..." if len(self.names) > _SHOWN else "")
         near = difflib.get_close_matches(name, self.names, n=1)
         hint = f" Did you mean `{near[0]}`?" if near else ""
@@ -134,7 +136,7 @@ class ClassNames:
 
 
 def label_number(value: Any, classes: ClassNames | None) -> int | None:
-    """Return the number to write into `cls`; None for no label.
+    """Return the number to write into `cls`; None if the value is None, NaN or blank text, which are no label.
 
     Args:
         value: Value of a column or a field.
@@ -229,7 +231,7 @@ def find_class_names(classes: str | os.PathLike[str] | Sequence[str] | Mapping[s
 
 
 def checked_classes(names: Sequence[str], where: str) -> ClassNames:
-    """Return the classes with these names, which are in the order of the class numbers.
+    """Return the classes with these names, in the order of the class numbers. `where` is their source, for messages.
 
     Raises:
         PackError: A name is blank or not UTF-8, or two names mean the same label, such as `1` and `1.0`.

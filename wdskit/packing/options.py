@@ -2,7 +2,7 @@
 
 Each option is declared once, as a field of a class: its name, type, default, the group and the text of the help. The
 command line (`cli/options.py`), the keyword arguments of the functions (`takes_options`) and the table in
-the API reference are made from the fields. `--help` loads this module, so functions import the slow modules.
+the API reference are made from the fields. `--help` loads this module, so slow modules are imported inside functions.
 """
 
 # ruff: noqa: RUF009 (`option()` makes a field)
@@ -84,9 +84,9 @@ def takes_options(
 ) -> Callable[[Callable[[Source, Dest, Options], Result]], Callable[Concatenate[Source, Dest, P], Result]]:
     """Return a decorator that turns a function of (source, dest, options) into one of (source, dest, **options).
 
-    The keyword arguments are the fields of `kind`, also for type checkers, in `inspect.signature` and in the docstring.
-    Type checkers accept the first two arguments only by position. An unknown keyword raises a TypeError that names the
-    most similar option.
+    `kind` is the dataclass of the options. The keyword arguments are its fields, also for type checkers, in
+    `inspect.signature` and in the docstring. Type checkers accept the first two arguments only by position. An unknown
+    keyword raises a TypeError that names the most similar option.
     """
     declared = declared_options(kind)  # type: ignore[arg-type]
     names = [opt.name for opt in declared]
@@ -124,7 +124,7 @@ def takes_options(
 
 @dataclass(frozen=True, kw_only=True)
 class RunOptions:
-    """The options of every run. PackError: An option is out of range."""
+    """The options of every run. PackError: An option is out of range, or is not one of its allowed words."""
 
     workers: int = option("Run", 1, "Processes that read and write.", "N", least=1)
     overwrite: bool = option("Existing shards, restart", False, "Replace the shards in DEST.")
@@ -189,7 +189,13 @@ class SelectOptions(RunOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class WriteOptions(RunOptions):
-    """The options that `pack` and `reshard` share."""
+    """The options that `pack` and `reshard` share.
+
+    Raises:
+        PackError: An option is out of range or has no effect, or two options contradict each other.
+        ConfigError: `export` names an unknown kind.
+        SelectionError: `split` or `columns` is invalid.
+    """
 
     command: ClassVar[str]
 
@@ -299,7 +305,7 @@ class WriteOptions(RunOptions):
             raise PackError(f"{msg}, which does not read the size of images. Leave one of them out.")
 
     def _check_columns(self) -> None:
-        """Raise `PackError` for a field whose column describes an image that changes: the field would be wrong."""
+        """Raise `PackError` if a field is made from a column with sizes, digests or places of images that change."""
         if not self.transforms.changes_images:
             return
         from wdskit.codecs.formats import is_image_field
@@ -338,7 +344,7 @@ class WriteOptions(RunOptions):
         return self._make_transforms()
 
     def _make_transforms(self, **values: Any) -> Transforms:
-        """Return the transforms with these values. The options with the same names give the other values."""
+        """Return `Transforms` with `values`, by attribute name. The options of the same names give other attributes."""
         from wdskit.packing.transforms import Transforms
 
         names = {opt.name for opt in fields(Transforms)} - values.keys()
@@ -460,7 +466,7 @@ class PackOptions(WriteOptions):
 
     @cached_property
     def records(self) -> Records:
-        """Converts records of a table or of JSON to rows. The folder is empty; the reader sets it."""
+        """The converter from records of a table or of JSON to rows. Its `folder` is empty; the reader sets it."""
         from wdskit.packing.sources.records import Records
 
         return Records(
@@ -469,7 +475,7 @@ class PackOptions(WriteOptions):
 
     @property
     def keeps_order(self) -> bool:
-        """True if the rows are packed in the order of the source."""
+        """True if a source may expect that rows are packed in its order: without `shuffle`, or in a dry run."""
         return self.shuffle is None or self.dry_run
 
     def to_dict(self) -> dict[str, object]:
@@ -494,10 +500,11 @@ class PackOptions(WriteOptions):
         }
 
     def check_stream(self) -> None:
-        """Check that no option needs a plan. Rows that can be read only once are packed without a plan.
+        """Check that the options fit rows that can be read only once, which are packed in one pass, without a plan.
 
         Raises:
-            PackError: An option needs a plan.
+            PackError: `shuffle`, `num_shards`, `dry_run`, `part`, `split` or `on` is set, `workers` is over 1, or
+                `duplicates` is not "keep".
         """
         names = ("shuffle", "num_shards", "dry_run", "part", "split", "on")
         asked = [name for name in names if getattr(self, name) not in {None, False}]
@@ -534,7 +541,7 @@ class ReshardOptions(WriteOptions, SelectOptions):
 
     @cached_property
     def transforms(self) -> Transforms:
-        """The checks and changes of each sample. By default, images are checked only if an option changes them."""
+        """The checks and changes of each sample. Default: images are checked only if they change or `derive` is set."""
         is_changed = self.resize or self.format or self.orient or self.derive
         return self._make_transforms(
             validate=self.validate or ("structure" if is_changed else "none"),
@@ -574,7 +581,7 @@ def parse_size(text: str) -> int:
     """Return the number of bytes in `text`: `200MB`, `1.5 GiB` or a number of bytes.
 
     Raises:
-        PackError: The text is not a size of a shard.
+        PackError: `text` is not a size, or is `MAX_SHARD_BYTES` or more.
     """
     with contextlib.suppress(ValueError):
         if (num_bytes := parse_bytes(text)) < MAX_SHARD_BYTES:
@@ -586,7 +593,7 @@ def parse_part(text: str) -> tuple[int, int]:
     """Return the number of a part, from 0, and the number of parts: `3/8` gives (3, 8), the fourth of eight parts.
 
     Raises:
-        PackError: The text is not a part.
+        PackError: `text` is not `I/N` with I below N.
     """
     match = re.fullmatch(r"([0-9]{1,9})/([0-9]{1,9})", text)
     part, parts = map(int, match.groups()) if match else (0, 0)

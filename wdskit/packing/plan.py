@@ -55,7 +55,7 @@ _HELD_BYTES = 4 << 20
 """Largest size in memory of the fields that are not references, such as images of a table. A larger plan is on disk."""
 
 _PENDING_BYTES = 1 << 19
-"""Bytes of such fields that a plan on disk collects before it inserts their rows."""
+"""Bytes of fields that are not references, which a plan on disk collects before it inserts their rows."""
 
 _ERRORS = "surrogatepass"  # the name of a file need not be UTF-8
 _TEMP_VARIABLE = "SQLITE_TMPDIR"  # the folder of SQLite's temporary files (sqlite.org/tempfiles.html)
@@ -144,7 +144,7 @@ def decode_row(record: bytes) -> Row:
 
 @dataclass(frozen=True, slots=True)
 class StoredRows:
-    """Rows as records, which another process can receive as a pickle."""
+    """Rows of a plan in memory, as records of `join_record`. Another process can receive them as a pickle."""
 
     records: Sequence[bytes]
 
@@ -207,7 +207,7 @@ def _record(result: tuple[bytes] | None, number: int) -> bytes:
 
 
 Rows = Sequence[Row] | StoredRows | FileRows
-"""Rows with a length, for any number of iterations."""
+"""Rows in memory or in a plan on disk. `len` gives their number, and they can be iterated any number of times."""
 
 
 # The database.
@@ -226,7 +226,7 @@ class Plan:
     Attributes:
         blocks: Number of 512-byte blocks that each row takes in its shard, by row number.
         num_fields: Number of packed rows for each tuple of field names.
-        kept: Numbers of the rows that are packed, rising; None for all.
+        kept: Numbers of the rows that are packed, int64 (n,), rising; None if all rows are packed.
         splitter: The split of each row; None without splits.
 
     Raises, in all methods:
@@ -319,7 +319,7 @@ class Plan:
         self._pending = []
 
     def take(self, numbers: Ints) -> Rows:
-        """Return the rows with these numbers, in this order. Other processes can receive the result as a pickle."""
+        """Return the rows with these numbers, int64 (n,), in this order. Other processes can receive their pickle."""
         if self._held is not None:
             return tuple([self._held[number] for number in numbers.tolist()])
         path = self._database.publish()
@@ -352,7 +352,7 @@ class Plan:
         self._digests.insert("INSERT INTO digests VALUES (?, ?)", digests)
 
     def find_duplicates(self) -> Iterator[Duplicate]:
-        """Yield the rows with the same images as an earlier row, in order."""
+        """Yield the rows with the same images as an earlier row, in order. Call `add_digests` for all rows before."""
         self._digests.make_index("CREATE INDEX by_digest ON digests (digest)")
         repeated = self._digests.query(
             """SELECT number, first, digests.digest FROM digests JOIN (
@@ -365,7 +365,7 @@ class Plan:
             yield Duplicate(number, row.key, row.where, earlier.key, earlier.where, digest.hex())
 
     def check_unique(self, *, keep_first: bool = False) -> None:
-        """Check that all packed rows have different keys. With `keep_first`, only the first row of each key is packed.
+        """Check that all packed rows have different keys. With `keep_first`, exclude later rows of each key instead.
 
         Raises:
             RowError: A row has the key of an earlier row, without `keep_first`. The error names the first such row.
@@ -433,7 +433,7 @@ class Database:
             self._connection.execute("BEGIN")
 
     def publish(self) -> str | None:
-        """Commit, so that other connections see the rows. Return the path of the file; None if it is in memory."""
+        """Commit, so that other connections see the rows. Return the file's path; None for a database in memory."""
         if self._path is None:
             return None
         if self._connection.total_changes != self._num_published:
@@ -485,12 +485,12 @@ class Database:
 
 
 def _uri(path: str | Path, options: str) -> str:
-    """Return the URI of a file for SQLite. `options` turn off locks, because some network disks have no locks."""
+    """Return the URI of a file for SQLite. `options` are its parameters. They turn off locks, which some disks lack."""
     return f"file:{urllib.parse.quote(os.fsencode(os.path.abspath(path)))}?{options}"
 
 
 def _connect(uri: str) -> sqlite3.Connection:
-    """Open a database. The caller begins and commits each transaction: a commit costs writes."""
+    """Return a connection to a database. The caller begins and commits each transaction: a commit costs writes."""
     connection = sqlite3.connect(uri, uri=True, isolation_level=None, cached_statements=16)
     # No journal and no flush: after a crash, the plan is made again.
     for setting in ("journal_mode=OFF", "synchronous=OFF", "cache_size=-16384"):
@@ -502,7 +502,10 @@ class StreamedKeys:
     """The keys of rows that can be read only once, to find a repeated key. `close` removes the keys.
 
     Args:
-        get_folder: Returns the folder for the keys if there are too many for memory.
+        get_folder: Returns the folder for the file of the keys if there are more than `ROWS_IN_MEMORY`.
+
+    Raises, in all methods:
+        PackError: The file of the keys cannot be read or written.
     """
 
     def __init__(self, get_folder: Callable[[], Path]) -> None:
@@ -515,7 +518,7 @@ class StreamedKeys:
         self._database.close()
 
     def add(self, key: str, place: str) -> str | None:
-        """Add a key and its place. Return the place of an earlier equal key; None if the key is new."""
+        """Add a key and the place of its row. Return the place of an earlier equal key; None if the key is new."""
         self._num_keys += 1
         if self._num_keys > ROWS_IN_MEMORY:
             self._database.move_to_disk()
@@ -551,7 +554,9 @@ def read_rows(
 
     Raises:
         RowError: A row cannot be packed, or two rows have the same key.
-        PackError: No row is left, or an option names a field or is for images that no row has.
+        PackError: No row is left, an option names a field that no row has, an option is for images and no row has an
+            image, or the plan cannot be written.
+        WdskitError: A process that reads files was killed.
     """
     bad: list[tuple[int, RowError]] = []
     with contextlib.ExitStack() as stack:
@@ -577,7 +582,9 @@ def read_rows(
 
 
 def _paths_in(row: Row, transforms: Transforms) -> Iterator[str]:
-    """Yield the required paths in JSON (`json.caption`) that a row has."""
+    """Yield the paths in JSON fields (`json.caption`) that `transforms.require` names and the row has.
+    RowError: A JSON field cannot be read.
+    """
     wanted = [name for names in transforms.require for name in names.split(";") if is_path(name)]
     for name, source in row.fields if wanted else ():
         paths = [path for path in wanted if path.startswith(f"{name}.")] if is_json_field(name) else []
@@ -602,6 +609,9 @@ def required_rows(
         rows: Rows, and errors of rows that cannot be packed.
         transforms: The transforms, with the names of the required fields. The names apply after packing.
         rejected: Gets the errors of the rows that are left out.
+
+    Raises:
+        RowError: A path in JSON is required, and a JSON field cannot be read.
     """
     if not transforms.require:
         yield from rows
@@ -635,7 +645,9 @@ def required_rows(
 
 
 def packed_names(names: Sequence[str], transforms: Transforms) -> Sequence[str]:
-    """Return the names of the fields after packing. The fields are not read; names that depend on content are kept."""
+    """Return the names that fields with these names get when they are packed. The fields are not read: a name that
+    depends on the content is kept, and `names` is returned if the transforms are going to refuse the fields.
+    """
     try:
         return transforms.field_names(names)
     except DecodeError:  # raised when the row is read
@@ -666,6 +678,7 @@ def _check_all(
 
     Raises:
         RowError: A row cannot be read, and `skip_bad` is False.
+        WdskitError: A process was killed, or an object in a store cannot be read.
     """
     check = functools.partial(_check_rows, transforms=transforms, transform=skip_bad)
     blocks = np.frombuffer(plan.blocks, dtype=np.uint32)
@@ -730,10 +743,10 @@ def _check_rows(rows: Iterable[Row], *, transforms: Transforms, transform: bool)
 
 
 def image_digest(fields: Iterable[tuple[str, bytes]], image_fields: Sequence[str] = ()) -> bytes | None:
-    """Return the sha256 of a row's image before transforms; None if the row has no image.
+    """Return the sha256 (32 bytes) of a row's image before transforms; None if the row has no image.
 
-    Several images give the sha256 of their joined digests, in the order of `fields`. If `image_fields` is not empty,
-    only images of these fields count.
+    `fields` has name and bytes of each field. Several images give the sha256 of their joined digests, in the order of
+    `fields`. If `image_fields` is not empty, only images of these fields count.
     """
     digests = [
         hashlib.sha256(data).digest()
@@ -749,7 +762,7 @@ def image_digest(fields: Iterable[tuple[str, bytes]], image_fields: Sequence[str
 
 
 class Splitter:
-    """The split of each row, drawn from its key. It takes one byte per row, because there are at most 100 splits."""
+    """The split of each row, drawn from the row's key, in one byte per row. `shares` has at most 100 splits by name."""
 
     def __init__(self, shares: Shares) -> None:
         self.shares = shares
@@ -769,7 +782,9 @@ class Splitter:
             self._draws = []
 
     def rows_of(self, split: int, kept: Ints | None) -> Ints:
-        """Return the numbers of the rows of a split, rising. If `kept` is not None, only these rows count."""
+        """Return the numbers of the rows of a split, int64 (n,), rising.
+        `split` is the place of the split in `shares`, from 0. If `kept` is not None, only these rows count.
+        """
         self._choose()
         splits = np.frombuffer(self._splits, dtype=np.uint8)
         if kept is None:
@@ -783,11 +798,15 @@ def divide_plan(
 ) -> tuple[Ints | None, dict[str, list[RowRange]]]:
     """Divide the rows of a plan into shards. The rows of each split are shuffled and divided separately.
 
-    With `by_count` the bytes of the rows are not known, and the bytes of each shard are 0.
+    Args:
+        plan: The plan with all rows.
+        limits: The limits of a shard.
+        shuffle: Seed of the shuffled order; None keeps the order of the source.
+        by_count: True if the sizes of the packed rows are not known. `num_bytes` of each shard is then 0.
 
     Returns:
-        Numbers of the rows in packing order, None for all rows in the order of the source; and the shards of each
-        split by its name, as places in the packing order. Without splits, the name of the only split is empty.
+        Numbers of the rows in packing order, int64 (n,), or None for all rows in the order of the source; and the
+        shards of each split by its name, as places in the packing order. Without splits, the only name is empty.
 
     Raises:
         RowError: A row is larger than `limits.max_bytes` allows.
@@ -818,7 +837,9 @@ def divide_plan(
 def _divide_rows(
     plan: Plan, kept: Ints | None, *, limits: Limits, shuffle: int | None, by_count: bool
 ) -> tuple[Ints | None, list[RowRange]]:
-    """Return the packing order of the `kept` rows (None for all rows), and their shards as places in this order."""
+    """Return the packing order of the `kept` rows (None for all rows), and their shards as places in this order.
+    RowError, PackError: A row is too large for a shard, or the number of shards in `limits` is not possible.
+    """
     order = kept
     if kept is not None and not len(kept):
         return kept, []
@@ -838,7 +859,7 @@ def _divide_rows(
 
 
 def _rows_at(order: Ints | None, start: int, stop: int) -> Ints:
-    """Return the numbers of the rows at the places [start, stop) of the packing order; see `divide_plan`."""
+    """Return the numbers of the rows at the places [start, stop) of the packing order; None is the source's order."""
     return np.arange(start, stop) if order is None else order[start:stop]
 
 
@@ -945,7 +966,7 @@ class ShardJobs(Sequence[ShardJob]):
         )
 
     def subset(self, numbers: Sequence[int], folder: Path) -> ShardJobs:
-        """Return the jobs with these numbers, which fill their shards in `folder`."""
+        """Return the jobs with these numbers, in this order, which fill their shards in `folder`. `splits` is empty."""
         spans = [self.spans[number] for number in numbers]
         shards = tuple(self.shards[number] for number in numbers)
         return replace(self, spans=spans, shards=shards, splits={}, folder=folder)

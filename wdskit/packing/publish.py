@@ -126,9 +126,10 @@ def _raises_pack_errors(
 
 @contextlib.contextmanager
 def open_destination(dest: str, options: WriteOptions) -> Iterator[Destination]:
-    """Open a local folder, or a folder of a bucket, to pack into. See `Destination`.
+    """Open a local folder, or a folder of a bucket, to pack into. Yield the `Destination`, which the block then uses.
 
-    In the errors of the block, the URL of a bucket's folder replaces the path of its local copy.
+    `dest` is a path or a URL. In the errors of the block, the URL of a bucket's folder replaces the path of its local
+    copy.
 
     Raises:
         PackError: `dest` is empty, a file, or a URL that is not a folder of a bucket; or an option does not fit `dest`.
@@ -146,7 +147,7 @@ class Destination:
     """A folder to pack into. The end of the `with` block frees its locks and removes temporary files.
 
     The methods are called in the order in which they appear here. The folder is created and locked by `work_folder` or
-    `resolve_previous_run`, so that earlier errors leave no files.
+    `resolve_previous_run`, so that earlier errors leave no files. If a file operation fails, a method raises PackError.
 
     Args:
         folder: Path of the folder; or the path or `file:` URL as a user wrote it.
@@ -207,6 +208,8 @@ class Destination:
     def prepare(self, source: object) -> None:
         """Complete a run that was killed while it published. Then check the folder and the options.
 
+        `source` is the first argument of `pack`. Only the path of a folder is used: it must not contain this folder.
+
         Raises:
             PackError: The folder is inside the source; `append` is set and the folder has no index; or the folder is
                 indexed and a dry run has neither `append` nor `overwrite`.
@@ -224,7 +227,7 @@ class Destination:
         self._check_indexed()
 
     def _check_indexed(self) -> None:
-        """Raise PackError if this run needs an index that does not exist, or would fail because of an existing one."""
+        """Raise PackError for `append` without an index, and for a dry run that would fail because an index exists."""
         options, is_indexed = self.options, self._has_index()
         if is_indexed and options.dry_run and not options.append and not options.overwrite:
             raise self.indexed_already()
@@ -239,7 +242,7 @@ class Destination:
             return names_of(self.folder, self.options.pattern, self.options.shares)
 
     def describe_options(self, source: Source) -> dict[str, Any]:
-        """Return all values that can change a shard, by name."""
+        """Return all values that can change a shard, by name: options, digests of the source's lists, and patterns."""
         patterns = [names.pattern for names in self.names]
         return {
             **self.options.to_dict(),
@@ -279,6 +282,7 @@ class Destination:
         Raises:
             PackError: The folder cannot be written, or another user or program made its `.wdskit-run`.
             FolderIndexError: Another process is writing in the folder, or the part is running already.
+            StorageError: The folder cannot be locked.
         """
         if self.options.dry_run:
             return Path(self.enter(tempfile.TemporaryDirectory()))
@@ -287,7 +291,11 @@ class Destination:
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[Path]:
-        """Hold the lock of `work_folder` during the block. Yield the folder of all staging folders."""
+        """Create the folder, and lock it, or the part of the run, during the block. Yield the folder of all runs.
+
+        PackError: The folder cannot be written, or another user or program made its `.wdskit-run`. FolderIndexError:
+        Another process is writing in the folder, or the part is running already. StorageError: No lock is possible.
+        """
         root, part = self.folder / RUN_FOLDER, self.options.part_of
         with raised_as_pack_errors(self.folder):
             check_runs(self.folder)
@@ -386,7 +394,7 @@ class Destination:
                 raise FolderIndexError(f"{msg}\n  {remedy}", folder=str(self.folder))
 
     def _check_classes(self, classes: Mapping[str, int]) -> None:
-        """Compare the classes of an addition with those of the folder. PackError: They differ."""
+        """Compare the classes of an addition (number by name) with the folder's classes. PackError: They differ."""
         path = self.folder / CLASSES_NAME
         known = {name: number for number, name in enumerate(read_classes(self.folder) or ())}
         if known == dict(classes):
@@ -407,8 +415,9 @@ class Destination:
         """Compare the shards of the last run with the folder. The bytes of changed files are read again.
 
         Raises:
-            PackError: A shard is missing.
+            PackError: A shard is missing, or another writer replaced an object of a bucket.
             ShardError: A shard was damaged or replaced.
+            StorageError: The bucket cannot be read.
         """
         if self.upload is not None:
             if lost := self.upload.find_lost(last.entries, last.etags):
@@ -474,7 +483,8 @@ class Destination:
     def lists(self, source: Source) -> dict[str, bytes]:
         """Return the bytes of `classes.json`, `rejected.jsonl` and `duplicates.jsonl` by name, without empty files.
 
-        An addition keeps the folder's classes, and appends to the other lists.
+        An addition keeps the folder's classes, and appends to the other lists. A source with its own `lists` gives them
+        unchanged, but none to an addition.
         """
         if source.lists is not None:
             return {} if self._appends else dict(source.lists)
@@ -522,7 +532,9 @@ class Destination:
                 raise self._in_the_way(name)
 
     def check_name(self, shard: str) -> None:
-        """Check a new shard's name against the files at the last `check_folder`. PackError: A file has the name."""
+        """Compare the names of a new shard and its `.idx` with the files that the last call of `check_folder` found.
+        PackError: A file has one of the names, and does not belong to a shard that this run replaces.
+        """
         replaces = self.options.overwrite and self.index is not None and shard in self.index.by_name
         for name in () if replaces else shard_files(shard):
             if name in self._taken:
@@ -550,6 +562,7 @@ class Destination:
 
         Raises:
             PackError: A different run with filled shards was stopped here, or another part of that run is running.
+            FolderIndexError: Another process is writing in the folder.
         """
         options, part = self.options, self.options.part_of
         first = tuple(map(self.first_number, self.names))
@@ -572,7 +585,8 @@ class Destination:
     def _open_staging(self, run: RunDescription, *, is_alone: Callable[[], bool]) -> None:
         """Make or reuse the staging folder of `run`, and remove the staging folders of other runs.
 
-        `is_alone` returns True if no other part is running here. PackError: See `start`.
+        `is_alone` returns True if no other part is running here. StorageError: The bucket cannot be changed. PackError:
+        A different run with filled shards was stopped here, its parts are running, or its objects were replaced.
         """
         part, disk = self.options.part_of, self._disk
         path = self.folder / RUN_FOLDER / run.digest
@@ -617,7 +631,7 @@ class Destination:
 
     @_raises_pack_errors
     def filled(self) -> dict[str, ShardEntry]:
-        """Return the shards of this run that are filled and still exist, by name."""
+        """Return the filled shards of this run that still exist, by name. StorageError: The bucket cannot be read."""
         if self.is_done:
             assert self.last_run is not None
             return {entry.name: entry for entry in self.last_run.entries}
@@ -628,7 +642,9 @@ class Destination:
 
     @_raises_pack_errors
     def add(self, entry: ShardEntry) -> None:
-        """Log a filled shard. For a bucket, start the upload of the shard, and log the uploads that have ended."""
+        """Log a filled shard. For a bucket, start the upload of the shard, and log the uploads that have ended.
+        The call waits while more than `MAX_PENDING` shards are uploading. StorageError: An upload failed.
+        """
         if self.upload is None:
             self._write_log(_log_line(entry))
             return
@@ -638,7 +654,8 @@ class Destination:
     def _log_upload(self, names: Sequence[str], known: Mapping[str, str]) -> dict[str, Path]:
         """Log size and digest of files before their upload, so that a later run recognizes the objects.
 
-        `known` has the known digests by file name. Returns the path of each file by name.
+        `names` are files of the staging folder. `known` has the known hex digests by file name; other files are read.
+        Return the path of each file by name.
         """
         files = {name: self.path / name for name in names}
         digests = {name: known.get(name) or digest_of(str(path.absolute())) for name, path in files.items()}
@@ -646,7 +663,7 @@ class Destination:
         return files
 
     def _log_uploaded(self, max_pending: int) -> None:
-        """Wait until at most `max_pending` shards are still uploading, and log the uploaded shards."""
+        """Wait until at most `max_pending` uploads run, and log the uploaded shards. StorageError: An upload failed."""
         assert self.upload is not None
         for shard in self.upload.finished(max_pending, self._disk):
             self._write_log([*_log_line(shard.entry), shard.etags])
@@ -669,6 +686,7 @@ class Destination:
 
         Raises:
             PackError: A file is in the way, or a shard or another file of the run is missing.
+            SelectionError: The values of a column do not fit together.
             StorageError: The store of a bucket cannot be reached or refuses.
         """
         if self.is_done:
@@ -708,7 +726,8 @@ class Destination:
     def _write_columns(self, all_entries: Sequence[ShardEntry], new: Sequence[ShardEntry]) -> list[str]:
         """Write the columns of all shards into the staging folder. Return the names of the files.
 
-        The values come from the files of the new shards and from the folder's columns.
+        The values of the shards in `new`, the last of `all_entries`, come from files that were written with these
+        shards. The other values come from the folder's columns.
 
         Raises:
             PackError: The file with the values of a new shard is missing.
@@ -751,13 +770,15 @@ class Destination:
 
     @functools.cached_property
     def _known_columns(self) -> Columns:
-        """The columns of the folder before this run."""
+        """The columns of the folder before this run. SelectionError: They are damaged, or belong to other shards."""
         return Columns(BinaryIndex(self.folder))
 
     def _upload_index(
         self, index: FolderIndex, entries: Sequence[ShardEntry], last: dict[str, Any], lists: Iterable[str]
     ) -> None:
         """Wait until all shards are in the bucket. Then upload the lists and the index, which comes last.
+
+        `entries` are the shards of this run, `lists` the names of its lists, `last` its description without ETags.
 
         Raises:
             PackError: A shard is missing in the bucket, or was replaced.
@@ -791,7 +812,7 @@ class Destination:
         """Publish a run whose shards were filled in parts, with the options of that run: `wdskit pack-finish`.
 
         Returns:
-            The index entries of the shards, and True if the shards had been published already.
+            The index entries of the shards of all parts, and True if they had been published already.
 
         Raises:
             PackError: No part of a run was packed here, or shards are missing; the message names them and their parts.
@@ -829,7 +850,7 @@ class Destination:
             return entries, False
 
     def _entries_of_parts(self, shards: Sequence[PlannedShard]) -> list[ShardEntry]:
-        """Return the index entries of all shards. PackError: Shards are missing; it names them and their parts."""
+        """Return the index entries of the planned shards. PackError: Shards are missing; the message names them."""
         filled, parts = read_filled(self.path), self._run.parts
         missing = [number for number, shard in enumerate(shards) if shard.name not in filled]
         if missing:
@@ -852,7 +873,8 @@ class Destination:
         The caller has locked the folder.
 
         Raises:
-            PackError: `check_runs` refuses a staging folder, or `_replay` misses a file or refuses the journal.
+            PackError: A file of the run is missing, or the journal or another path in `.wdskit-run` is not one that
+                this user's wdskit wrote.
         """
         check_runs(self.folder)
         for path in self._journals():
@@ -867,7 +889,8 @@ class Destination:
             index: The folder's new index; None reads it from the staging folder.
 
         Raises:
-            PackError: A file of the run is missing, or the journal names a file that is not part of a data set.
+            PackError: A file of the run is missing; or the journal is damaged, or names a file that is not part of a
+                data set.
         """
         folder, disk = self.folder, self._disk
         if (path / INDEX_NAME).exists():
@@ -900,7 +923,7 @@ class Destination:
         self._remove_locks()
 
     def _link_all(self, path: Path, names: Sequence[str]) -> None:
-        """Link the new files into the folder. PackError: A file of the run is missing.
+        """Link the files `names` of the staging folder `path` into the folder. PackError: A file is missing.
 
         The files also keep their names in the staging folder, because a power loss can lose both names of a file that
         is renamed from one folder to another.
@@ -930,7 +953,7 @@ class Destination:
             disk.fsync_folder(parent)
 
     def _remove(self, names: Iterable[str]) -> None:
-        """Remove files of the folder, then fsync their folders."""
+        """Remove files of the folder that exist, then fsync their folders. `names` are relative to the folder."""
         paths = [self.folder / name for name in names if (self.folder / name).exists()]
         for path in paths:
             self._disk.remove(path)
@@ -973,7 +996,9 @@ class Destination:
         return (self.folder / INDEX_NAME).exists()
 
     def _read_index(self) -> FolderIndex:
-        """Return the index, read again if its file changed. OSError: It is missing. FolderIndexError: It is invalid."""
+        """Return the index, which is read again if its file changed.
+        OSError, FolderIndexError: The file is missing, or is invalid.
+        """
         identity = FileIdentity.of(self.folder / INDEX_NAME)
         if self._cached_index is None or self._cached_index[0] != identity:
             self._cached_index = identity, read_index(self.folder)
@@ -1021,6 +1046,6 @@ def _log_line(entry: ShardEntry) -> list[object]:
 
 
 def _first_few(sentences: Sequence[str]) -> str:
-    """Return the first few sentences as lines of a message, and the number of the others."""
+    """Return the first five sentences as lines of a message, then the number of the sentences that are left out."""
     more = [f"... and {len(sentences) - _SHOWN_CHANGES} more."] if len(sentences) > _SHOWN_CHANGES else []
     return "\n  ".join([*sentences[:_SHOWN_CHANGES], *more])

@@ -38,7 +38,7 @@ class RunContext:
 
     Attributes:
         description: Path of the run's `run.json`. The node must see this file.
-        log: The log of the run. The node shares its lock while it fills a shard.
+        log: The log of the run. The node shares the lock of this file while it fills a shard.
         cwd: The folder in which relative paths start.
         host: Name of the machine that started the run.
         disk: Performs the file operations.
@@ -80,7 +80,8 @@ def fill_on_ray(
         The index entries of the shards, in order.
 
     Raises:
-        PackError: Ray is not installed, the cluster cannot be reached, or a shard's worker died `_MAX_TRIES` times.
+        PackError: Ray is not installed, the cluster cannot be reached, a node cannot run wdskit or sees other files, or
+            the worker of a shard died four times.
         WdskitError: A shard cannot be filled. The error is that of the first such shard.
     """
     run = RunContext(log.with_name(DESCRIPTION_NAME), log, os.getcwd(), socket.gethostname(), disk)
@@ -114,7 +115,7 @@ def fill_on_ray(
 
 
 def fill_on_node(job: ShardJob, run: RunContext) -> ShardEntry | WdskitError:
-    """Fill a shard on a node of the cluster. Return its index entry, or the error that stopped it."""
+    """Fill a shard on a node of the cluster. Return the index entry of the shard, or an error instead of raising it."""
     host = socket.gethostname()
     with contextlib.suppress(OSError):  # only relative paths need the folder; missing paths are found below
         os.chdir(run.cwd)

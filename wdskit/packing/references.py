@@ -32,7 +32,7 @@ _ZIP_HEADER_START = b"PK\x03\x04"
 
 
 class FileBytes(NamedTuple):
-    """A whole file, which had `num_bytes` bytes when the plan was made."""
+    """A whole file, with its size, modification time and inode when the plan was made."""
 
     path: str
     num_bytes: int
@@ -49,19 +49,23 @@ class FileBytes(NamedTuple):
 
         Raises:
             OSError: The file cannot be read.
-            ValueError: The file changed after the plan was made. Other kinds also raise ValueError for damaged content.
+            ValueError: The file changed after the plan was made.
         """
         with self.identity.opened(self.path) as fd:
             return _read_part(fd, 0, self.num_bytes)
 
     def read_into(self, memory: memoryview) -> None:
-        """Read the file into `memory`, which has `num_bytes` bytes. OSError, ValueError: See `read`."""
+        """Read the file into `memory`, which has `num_bytes` bytes.
+        OSError, ValueError: The file cannot be read, or changed after the plan was made.
+        """
         with self.identity.opened(self.path) as fd:
             _read_into(fd, memory, 0)
 
 
 class PartBytes(NamedTuple):
-    """Bytes of a file from `offset` on: a member of a tar, a cell of an Arrow file."""
+    """The `num_bytes` bytes of a file from `offset` on: a member of a tar, a cell of an Arrow file.
+    `file_bytes`, `mtime_ns` and `inode` are the file's size, modification time and inode when the plan was made.
+    """
 
     path: str
     num_bytes: int
@@ -76,7 +80,7 @@ class PartBytes(NamedTuple):
         return FileIdentity(self.file_bytes, self.mtime_ns, self.inode)
 
     def read(self) -> bytes:
-        """Return the bytes. OSError, ValueError: See `FileBytes.read`."""
+        """Return the bytes. OSError, ValueError: The file cannot be read, or changed after the plan was made."""
         with self.identity.opened(self.path) as fd:
             return _read_part(fd, self.offset, self.num_bytes)
 
@@ -85,10 +89,13 @@ class ZipBytes(NamedTuple):
     """A member of a zip.
 
     Attributes:
+        path: Path of the zip.
+        num_bytes: Size of the member after decompression.
         offset: Offset of the member's local header in the zip.
         packed_bytes: Size of the member's data in the zip.
         is_deflated: True if the member is compressed.
         crc: CRC-32 of the member.
+        file_bytes: Size of the zip when the plan was made, as are `mtime_ns` and `inode`.
     """
 
     path: str
@@ -107,7 +114,9 @@ class ZipBytes(NamedTuple):
         return FileIdentity(self.file_bytes, self.mtime_ns, self.inode)
 
     def read(self) -> bytes:
-        """Return the member's bytes. Unpacks at most `num_bytes` + 1. OSError, ValueError: See `FileBytes.read`."""
+        """Return the member's bytes. At most `num_bytes` + 1 bytes are decompressed. OSError: The zip cannot be read.
+        ValueError: The zip changed after the plan was made, or the member is damaged.
+        """
         with self.identity.opened(self.path) as fd:
             header = _read_part(fd, self.offset, ZIP_HEADER_BYTES)
             if not header.startswith(_ZIP_HEADER_START):
@@ -140,6 +149,7 @@ class CellBytes(NamedTuple):
         group: Number of the row group in the file.
         row: Number of the row in the row group.
         column: Name of the column: bytes, or structs whose member `bytes` is read.
+        file_bytes: Size of the file when the plan was made, as are `mtime_ns` and `inode`.
     """
 
     path: str
@@ -157,7 +167,7 @@ class CellBytes(NamedTuple):
         return FileIdentity(self.file_bytes, self.mtime_ns, self.inode)
 
     def read(self) -> bytes:
-        """Return the cell's bytes. OSError, ValueError: See `FileBytes.read`."""
+        """Return the cell's bytes. OSError, ValueError: The file cannot be read, or changed after the plan was made."""
         from wdskit.packing.sources.parquet import read_cell  # imported only if a plan has cells
 
         data = read_cell(self.path, self.identity, self.group, self.row, self.column)
@@ -171,6 +181,7 @@ class ObjectBytes(NamedTuple):
 
     Attributes:
         path: URL of the object, without a query.
+        num_bytes: Number of bytes from `offset` on.
         object_bytes: Size of the object.
         etag: ETag of the object; empty if the store has no ETags.
         modified: Modification time of the object when the plan was made, in ISO 8601.
@@ -184,7 +195,7 @@ class ObjectBytes(NamedTuple):
     modified: str
 
     def open(self) -> ObjectFile:
-        """Return a file for the object. Its reads raise StorageError if the object changed after the plan was made."""
+        """Return a file for the object. A read raises StorageError if the object changed after the plan was made."""
         from wdskit.storage.objects import ObjectFile  # imported only if a plan has objects
 
         modified = datetime.fromisoformat(self.modified) if self.modified else None
@@ -213,7 +224,7 @@ KINDS: dict[str, type[Reference]] = {
 
 
 class SourceFiles:
-    """Files that stay open while many of their parts are read in one thread. `close` closes the files."""
+    """Files that stay open while many of their parts are read. One thread uses an object. `close` closes the files."""
 
     def __init__(self) -> None:
         self._fds: OrderedDict[str, int] = OrderedDict()
@@ -224,9 +235,10 @@ class SourceFiles:
             os.close(self._fds.popitem()[1])
 
     def read(self, parts: Sequence[PartBytes]) -> list[bytes]:
-        """Return the bytes of each part. All parts belong to one file. OSError, ValueError: See `FileBytes.read`.
+        """Return the bytes of each part, in order. All parts, at least one, belong to one file.
 
-        Parts that are close together, such as the fields of a sample in a tar, are read at once.
+        Parts that are close together, such as the fields of a sample in a tar, are read at once. OSError, ValueError:
+        The file cannot be read, or changed after the plan was made.
         """
         fd = self._open(parts[0].path)
         data = _read_parts(fd, parts)
@@ -234,7 +246,9 @@ class SourceFiles:
         return data
 
     def read_into(self, part: PartBytes, memory: memoryview) -> None:
-        """Read a part into `memory`, which has `part.num_bytes` bytes. OSError, ValueError: See `FileBytes.read`."""
+        """Read a part into `memory`, which has `part.num_bytes` bytes.
+        OSError, ValueError: The file cannot be read, or changed after the plan was made.
+        """
         fd = self._open(part.path)
         _read_into(fd, memory, part.offset)
         part.identity.check(fd)
@@ -259,7 +273,9 @@ def _read_into(fd: int, memory: memoryview, offset: int) -> None:
 
 
 def read_parts(parts: Sequence[PartBytes]) -> list[bytes]:
-    """Open the file of all parts, and return the bytes of each part. OSError, ValueError: See `FileBytes.read`."""
+    """Open the file of all parts, and return the bytes of each part, in order. There is at least one part.
+    OSError, ValueError: The file cannot be read, or changed after the plan was made.
+    """
     with parts[0].identity.opened(parts[0].path) as fd:
         return _read_parts(fd, parts)
 

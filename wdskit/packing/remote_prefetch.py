@@ -53,7 +53,7 @@ def _batches(rows: Iterable[Row]) -> Iterator[list[Row]]:
 
 
 def _start_reading(rows: Iterable[Row]) -> dict[ObjectBytes, RangeFile]:
-    """Start to download the remote fields of `rows`. Return the open file of each reference.
+    """Start to download the remote fields of `rows`. Return the file from which each reference is read.
 
     The references to one object share one file. StorageError: A download cannot start.
     """

@@ -35,7 +35,7 @@ class ReshardResult:
         entries: Index entries of the new shards, in order; empty after a dry run.
         shards: Name, samples and bytes of each new shard, planned or written.
         num_source_shards: Shards that were read.
-        num_source_samples: Samples in the source shards: the written samples and the samples of the next four counts.
+        num_source_samples: Samples in the source shards: the written (or planned) samples and the next four counts.
         num_sampled_out: Samples outside the share of `sample`.
         num_filtered: Samples for which the filter is false.
         num_missing: Samples that were left out because they lack a value of the filter.
@@ -97,19 +97,22 @@ def reshard(source: str | Sequence[str], dest: str | os.PathLike[str], options: 
         source: Shards, local or remote: a folder, glob or brace pattern, several joined by `::`, or a list. Shards of
             an indexed folder are compared with its index; other shards are first read from end to end. Remote shards
             are read twice.
-        dest: The folder to write to, created if it is missing, or a folder of a bucket, as for `pack`. It cannot be a
-            source's folder.
+        dest: The folder to write to, created if it is missing, or a folder of a bucket, `s3://bucket/train`. It cannot
+            be a source's folder.
         options: Keyword arguments, each with the name of an option below.
 
     Raises:
         PackError: An option is invalid, no sample is left, the folder cannot be written, or an existing file is in the
             way.
         RowError: Two samples have the same key, or a sample cannot be packed with these options.
-        ConfigError: `export` names an unknown kind, or `sample` is not a share.
-        SelectionError: The filter is invalid, or cannot be evaluated for a sample.
+        ConfigError: `export` names an unknown kind, `split_name` has characters that cannot be printed, or `sample` is
+            not a share.
+        SelectionError: The filter, `split` or `columns` is invalid, or the filter or a column cannot be evaluated for a
+            sample.
         ShardError: A source shard is invalid, or changed during the run.
         FolderIndexError: A source does not match its folder's index, or another process is writing in `dest`.
-        StorageError: A source cannot be read.
+        StorageError: A source cannot be read, a bucket cannot be written, or the folder cannot be locked.
+        WdskitError: A worker process was killed.
     """
     start = time.perf_counter()
     changes = options.changes

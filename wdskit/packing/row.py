@@ -31,8 +31,8 @@ class Progress(NamedTuple):
     """The progress of packing.
 
     Attributes:
-        stage: "reading" lists the rows. "checking" reads their files, with `skip_bad`. "comparing" reads the keys of
-            existing shards, in an addition. "packing" writes the shards.
+        stage: "reading" lists the rows. "checking" reads their files, to find bad rows or duplicates. "comparing" reads
+            the keys of existing shards, in an addition. "packing" writes the shards.
         num_samples: Samples that this stage has completed.
         num_bytes: Bytes of the completed samples in their shards.
         total_samples: All samples; None if the number is unknown.
@@ -55,7 +55,7 @@ class Row:
 
     Attributes:
         key: Key of the sample.
-        fields: Name and bytes of each field, sorted by name: the order of the tar members.
+        fields: Name of each field, and its bytes or a reference to them, sorted by name: the order of the tar members.
         where: Place for messages: the file, or the manifest and its line.
         is_cleaned: True if the key was changed to a clean one. A plan does not store this flag.
     """
@@ -69,12 +69,13 @@ class Row:
         """Return name and bytes of each packed field, sorted by name. Images are checked and transformed.
 
         Raises:
-            RowError: A file cannot be read or was changed, or an image is damaged or cannot be transformed.
+            RowError: A file cannot be read or was changed, or a field is damaged or cannot be transformed.
+            StorageError: An object in a store cannot be read, or was replaced.
         """
         return self.transform(self.read_fields(), transforms)
 
     def transform(self, fields: list[tuple[str, bytes]], transforms: Transforms) -> list[tuple[str, bytes]]:
-        """Check and transform the given fields. Return name and bytes of each packed field, sorted by name.
+        """Check and transform `fields`: name and bytes of each field. Return the packed fields, sorted by name.
 
         Raises:
             RowError: A field is damaged, cannot be transformed, or gets an invalid name.
@@ -90,7 +91,7 @@ class Row:
         return transformed
 
     def check(self, field: str, data: Buffer, transforms: Transforms) -> None:
-        """Check one field that was read and is packed unchanged. RowError: The field is damaged."""
+        """Check one field that is packed unchanged; `data` are its bytes. RowError: The field is damaged."""
         try:
             transforms.check(field, data)
         except DecodeError as err:
@@ -101,6 +102,7 @@ class Row:
 
         Raises:
             RowError: A file cannot be read or was changed.
+            StorageError: An object in a store cannot be read, or was replaced.
         """
         parts = [source for _, source in self.fields if type(source) is PartBytes]
         if len({part.path for part in parts}) != 1:
@@ -115,7 +117,9 @@ class Row:
         ]
 
     def read_field(self, source: FieldBytes, files: SourceFiles | None = None) -> bytes:
-        """Return the bytes of one field. RowError: The file cannot be read or was changed."""
+        """Return the bytes of one field, whose item in `fields` is `source`. `files` keeps files open between calls.
+        RowError, StorageError: The file, or the object in a store, cannot be read or was changed.
+        """
         if isinstance(source, bytes):
             return source
         try:
@@ -126,7 +130,9 @@ class Row:
             raise self._unreadable(source, err) from err
 
     def read_into(self, source: FileBytes | PartBytes, memory: memoryview, files: SourceFiles) -> None:
-        """Read one field into `memory`, which has the size of the field. RowError: See `read_field`."""
+        """Read one field into `memory`, which has the size of the field. `files` keeps the file of a part open.
+        RowError: The file cannot be read or was changed.
+        """
         try:
             if isinstance(source, PartBytes):
                 files.read_into(source, memory)
@@ -159,7 +165,9 @@ def _describe(source: FieldBytes, err: Exception) -> str:
 
 
 def row_error(where: str, problem: str, remedy: str = "") -> RowError:
-    """Return the error of one row. Line breaks in `where` are escaped, so that the place is on one line."""
+    """Return the error of the row at `where`. `problem` is the reason; `remedy` says what to do, as a sentence.
+    Line breaks in `where` are escaped, so that the place is on one line. A problem of over 1,000 characters is cut.
+    """
     where = where.replace("\n", "\\n")
     problem = problem.removeprefix(f"{where}: ").rstrip(".")
     if len(problem) > _SHOWN_CHARS:  # the text quotes a large cell
@@ -186,7 +194,7 @@ def field_of(path: str) -> str:
 
 
 def file_bytes(path: str, where: str) -> FileBytes:
-    """Return a reference to a file with its current size and time.
+    """Return a reference to a file, with its current size, modification time and inode. `where` is for messages.
 
     Raises:
         RowError: The path does not exist, cannot be read, or is not a file.
@@ -207,7 +215,7 @@ def make_row(key: str, fields: Mapping[str, FieldBytes], where: str, *, keys: st
 
     Args:
         key: The key as given.
-        fields: Bytes by field name.
+        fields: Bytes, or a reference to the bytes, by field name.
         where: Place for messages.
         keys: "given" keeps the key, "clean" applies `clean_key`, "hashed" uses a hash of `path` as the key.
         path: The text to hash: the key, or the path that gave the key.
@@ -251,7 +259,7 @@ def python_rows(
 
     A value is bytes, a `pathlib.Path` whose file is packed, or a value that `codecs.fields.encode_field` accepts for
     the field's name. A `cls` that is not a path is a label; with `classes`, it is a label of `classes`. Fields whose
-    names begin with two underscores are not packed. If keys are cleaned or hashed, `json` keeps the given key.
+    names begin with two underscores are not packed. With the `keys` "clean" or "hashed", `json` has the given key.
 
     Yields:
         A row, or the error of a row that cannot be packed.

@@ -140,7 +140,7 @@ def differences(old: RunDescription, new: RunDescription) -> list[str]:
 
 
 def _plain(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options as `RunDescription.from_json` reads them from JSON."""
+    """Return the options as JSON gives them back: tuples become lists, and types that JSON lacks become text."""
     plain: dict[str, Any] = json.loads(json.dumps(dict(options), default=str))
     return plain
 
@@ -149,7 +149,7 @@ def read_description(path: Path) -> RunDescription | None:
     """Return the description in a staging folder; None if the run stopped before it wrote the description.
 
     Raises:
-        PackError: The description cannot be read.
+        PackError: The file is not a description of a run, or has another version of the format.
     """
     data = read_own(path / DESCRIPTION_NAME)
     return None if data is None else RunDescription.from_json(data, path / DESCRIPTION_NAME)
@@ -205,7 +205,9 @@ def read_journal(path: Path) -> dict[str, Any]:
 
 
 def read_filled(path: Path) -> dict[str, ShardEntry]:
-    """Return the filled shards of a staging folder, by name. The bucket is not asked for uploaded shards."""
+    """Return the filled shards of a staging folder, by name. A local shard must exist with its logged size; the bucket
+    is not asked for uploaded shards.
+    """
     filled: dict[str, ShardEntry] = {}
     for line in read_log(path):
         if isinstance(line, ShardEntry) and has_shard(path, line):
@@ -216,7 +218,7 @@ def read_filled(path: Path) -> dict[str, ShardEntry]:
 
 
 def read_sent(path: Path) -> dict[str, SentFile]:
-    """Return the files that the run of a staging folder may have uploaded, by name."""
+    """Return the files that the run of a staging folder has uploaded or was about to upload, by name."""
     sent: dict[str, SentFile] = {}
     for line in read_log(path):
         if isinstance(line, dict):
@@ -255,7 +257,7 @@ def read_log(path: Path) -> Iterator[ShardEntry | UploadedShard | dict[str, Sent
 
 
 def has_shard(folder: Path, entry: ShardEntry) -> bool:
-    """Return True if the folder contains a shard and its offsets with the expected sizes."""
+    """Return True if the folder contains a shard and its `.idx` with the sizes that its index entry implies."""
     sizes = {folder / entry.name: entry.num_bytes, offsets_path(folder / entry.name): 8 * (entry.num_samples + 1)}
     return all(path.is_file() and path.stat().st_size == size for path, size in sizes.items())
 
@@ -297,7 +299,9 @@ def check_runs(folder: Path) -> None:
 
 
 def _check_own(path: Path, users: set[int], *, is_folder: bool) -> None:
-    """Raise PackError if `path` is not a plain file or folder of `users`. Adds the owner of new files to `users`."""
+    """Raise PackError if `path` is not a plain file or folder of one of `users` (uids), or is a log with two links.
+    The owner of new files in the same folder is added to `users` when `path` has another owner.
+    """
     try:
         status = path.lstat()
     except FileNotFoundError:  # another part of the run has just ended

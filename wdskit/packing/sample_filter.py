@@ -30,7 +30,7 @@ class Choice:
     skip_missing: bool = False
 
     def keeps(self, sample: TarSample, shard: str, left_out: LeftOutCounts) -> bool:
-        """Return True if a sample of `shard` is kept. Otherwise add the sample to the counts in `left_out`.
+        """Return True if a sample of `shard`, a path or URL, is kept. Otherwise count it in `left_out`, return False.
 
         Raises:
             SelectionError: The filter cannot be evaluated for the sample.
@@ -68,14 +68,20 @@ class Choice:
 
 @dataclass
 class LeftOutCounts:
-    """The number of samples that are left out, for each reason."""
+    """The number of samples that are left out, for each reason.
+
+    Attributes:
+        num_sampled_out: Samples outside the share of the option `sample`.
+        num_filtered: Samples for which the filter is false.
+        num_missing: Samples that lack a value of the filter.
+    """
 
     num_sampled_out: int = 0
     num_filtered: int = 0
     num_missing: int = 0
 
     def __iadd__(self, other: LeftOutCounts) -> Self:
-        """Add the counts of another shard."""
+        """Add the counts of another shard to these counts."""
         self.num_sampled_out += other.num_sampled_out
         self.num_filtered += other.num_filtered
         self.num_missing += other.num_missing

@@ -61,11 +61,12 @@ class SelectResult:
 def select(source: str | Sequence[str], name: str, options: SelectOptions) -> SelectResult:
     """Choose samples and store the choice as a column of bool in the shards' folders: `wdskit reshard --selection`.
 
-    A planned source reads the chosen samples with `split: NAME` or `where: NAME`. The shards do not change. In shards
-    that `source` does not name, no sample is chosen. `overwrite` replaces a column `name` that other options made.
+    A planned source of a pipeline (`exact`, `resampled`, `sequential`) reads the chosen samples with `split: NAME` or
+    `where: NAME`. The shards do not change. In shards that `source` does not name, no sample is chosen. `overwrite`
+    replaces a column `name` that other options made.
 
     Args:
-        source: Local shards of indexed folders.
+        source: Local shards of indexed folders: a folder, glob or brace pattern, several joined by `::`, or a list.
         name: Name of the column.
         options: Keyword arguments, each with the name of an option below.
 
@@ -76,7 +77,8 @@ def select(source: str | Sequence[str], name: str, options: SelectOptions) -> Se
         FolderIndexError: A folder has no index or another process writes in it, or the index does not match the shards.
         PackError: An option is invalid, or a shard is remote.
         RowError, ShardError: A shard is damaged, or changed after it was indexed.
-        StorageError: A shard cannot be read, or the column cannot be written.
+        StorageError: A shard cannot be read, the column cannot be written, or a folder cannot be locked.
+        WdskitError: A worker process was killed.
     """
     check_column_name(name)
     column = _column_source(options)
@@ -125,12 +127,16 @@ def select(source: str | Sequence[str], name: str, options: SelectOptions) -> Se
 def _choose_samples(
     shard: tuple[str, ShardEntry], *, choice: Choice, check: bool
 ) -> tuple[SampleNumbers, LeftOutCounts]:
-    """Return the numbers of the chosen samples of a shard (its URL and index entry), and the counts of the others.
+    """Return the numbers of the chosen samples of a shard, and the counts of the samples that are left out.
+
+    `shard` is the path of the shard and its index entry. With `check`, its bytes are first compared with the sha256.
 
     Raises:
         RowError: The shard is damaged.
         SelectionError: The filter cannot be evaluated for a sample.
-        ShardError, FolderIndexError, StorageError: Raised by `TarSamples`.
+        ShardError: The shard was replaced after it was indexed, or has a member of a kind that no sample has.
+        FolderIndexError: The shard differs from its index entry.
+        StorageError: The shard cannot be read.
     """
     url, entry = shard
     numbers, left_out = [], LeftOutCounts()
@@ -169,11 +175,12 @@ def _check_sources(found: ShardList) -> None:
 def _lock_index(
     stack: contextlib.ExitStack, folder: str, name: str, source: dict[str, Any], *, overwrite: bool
 ) -> FolderIndex:
-    """Lock a folder until `stack` is closed, and return the folder's index.
+    """Lock a folder until `stack` is closed, and return the folder's index. `source` are the options of column `name`.
 
     Raises:
         SelectionError: The folder has a split `name`; or a column `name` that other options made, without `overwrite`.
         FolderIndexError: Another process is writing in the folder, or the index does not match the shards.
+        StorageError: The folder cannot be locked.
     """
     stack.enter_context(lock_folder(Path(folder)))
     index = read_index(folder)
@@ -199,7 +206,9 @@ def _write(
     source: dict[str, Any],
     disk: Disk,
 ) -> None:
-    """Write the column of one folder. `chosen` has the samples of all shards, by URL. StorageError: See `select`."""
+    """Write the column `name` of one folder. StorageError: The column cannot be written.
+    `chosen` has the numbers of the chosen samples of all shards, by path. `source` has the options of the column.
+    """
     real_folder = os.path.realpath(folder)
     by_name = {
         os.path.basename(url): numbers

@@ -18,15 +18,20 @@ from wdskit.packing.sources import Source, streamed_rows
 
 
 def pack_stream(dest: Destination, source: Source, *, skip_bad: bool) -> list[ShardEntry]:
-    """Fill the shards and publish them. Return the index entries of the shards.
+    """Fill shards with the rows of the source and publish the shards. Return the index entries of the shards, in order.
 
     If the last run in the folder had the same options, the rows are compared with its shards and nothing is written.
+    With `skip_bad`, a row that cannot be packed is added to `source.rejected` instead of raising an error.
 
     Raises:
-        PackError: The source has no row, or the folder is packed already with different rows.
+        PackError: The source has no row, an option is for a field or for images that no row has, the folder cannot be
+            written, or the folder is packed already with different rows.
         RowError: A row cannot be packed, or has the key of an earlier row.
+        SelectionError: A sample has no valid value for a column.
         ShardError: An existing shard is damaged or was replaced.
         FolderIndexError: Another process is writing in the folder, or its index does not match its shards.
+        StorageError: A bucket cannot be read or written, or the folder cannot be locked.
+        OSError: The source cannot be read.
     """
     source.rows = required_rows(source.rows, dest.options.transforms, source.rejected)
     rows = streamed_rows(source, dest.options.transforms, skip_bad=skip_bad)
@@ -49,7 +54,7 @@ def pack_stream(dest: Destination, source: Source, *, skip_bad: bool) -> list[Sh
 
 
 def _refuse_labels(rows: Iterable[Row], folder: Path) -> Generator[Row, None, None]:
-    """Yield the rows. RowError: A row has a label. Its class name is unknown, but the folder has class names."""
+    """Yield the rows of an addition without classes to a `folder` with class names. RowError: A row has a label."""
     for row in rows:
         if CLASS_FIELD in dict(row.fields):
             problem = f"it has a label, whose name is not known, but {folder} has {CLASSES_NAME}"
@@ -61,7 +66,9 @@ def _fill(dest: Destination, rows: Iterable[Row], keys: StreamedKeys, first: int
     """Fill each shard while its rows are read, and return the index entries of all shards.
 
     Each key is compared with all earlier keys before its shard is complete. If a shard was filled before, its rows are
-    compared with its digest. `first` is the number of the first shard. OSError: The source cannot be read.
+    compared with its digest. `keys` has the keys of existing samples. `first` is the number of the first shard.
+    RowError: A row cannot be packed, or has a key that is in `keys`. OSError: The source cannot be read. PackError: The
+    folder cannot be written, or is packed already with different rows.
     """
     options, existing = dest.options, dest.filled()
     by_count = options.transforms.changes_bytes
@@ -92,7 +99,7 @@ def _fill(dest: Destination, rows: Iterable[Row], keys: StreamedKeys, first: int
 
 
 def _new_keys(rows: Iterable[Row], keys: StreamedKeys, dest: Destination) -> Iterator[Row]:
-    """Yield the rows and check that each key is new.
+    """Yield the rows, add their keys to `keys`, and check that each key is new.
 
     Raises:
         RowError: A row has the key of an earlier row, or of an existing sample in an addition.
@@ -105,7 +112,9 @@ def _new_keys(rows: Iterable[Row], keys: StreamedKeys, dest: Destination) -> Ite
 
 
 class _SourceError(Exception):
-    """An OSError of the source, passed through code that converts each OSError to an error of the destination."""
+    """The wrapper of an OSError of the source: other code converts an OSError to an error of the destination.
+    `error` is the OSError.
+    """
 
     def __init__(self, error: OSError) -> None:
         super().__init__(error)

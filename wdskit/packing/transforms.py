@@ -132,22 +132,22 @@ class Transforms:
 
     @property
     def changes_images(self) -> bool:
-        """Return True if an option can change the bytes and names of images."""
+        """True if an option can change the bytes and names of images: `resize`, `format` or `orient`."""
         return self.resize is not None or self.format is not None or self.orient
 
     @property
     def moves_images(self) -> bool:
-        """Return True if an option can move the pixels of an image, so that places in the image change."""
+        """True if an option can move the pixels of an image, so that places in the image change."""
         return self.resize is not None or self.orient
 
     @property
     def changes_bytes(self) -> bool:
-        """Return True if the size of a row is known only after its transforms. Only counts then limit shards."""
+        """True if the size of a row is known only after its transforms. Only sample counts can then limit shards."""
         return self.changes_images or bool(self.derive)
 
     @property
     def checks_structure(self) -> bool:
-        """Return True if the whole file of each image is checked."""
+        """True if the whole file of each image is checked: `validate` is "structure", "decode" or the default."""
         return self.validate not in {"none", "magic"}
 
     def apply(self, fields: Sequence[Field]) -> list[Field]:
@@ -155,8 +155,8 @@ class Transforms:
 
         Raises:
             DecodeError: A field is invalid or cannot be transformed. The message has the field, the stage ("validate",
-                "decode", "convert", "resize", "encode", "derive") and the reason. The default check gives only the
-                reason.
+                "decode", "convert", "resize", "encode", "derive") and the reason. If `validate` is None, the message of
+                a failed check has only the reason.
         """
         for field, data in fields:
             self.check(field, data)
@@ -188,14 +188,16 @@ class Transforms:
         return next((wanted for wanted in self.require if not names & set(wanted.split(";"))), None)
 
     def prepare_thread(self) -> None:
-        """Set up a thread that transforms rows. Each such thread calls this before its first row."""
+        """Set up the calling thread before its first row: torch then resizes each image in this thread alone."""
         if self.resize is not None:
             import torch
 
             torch.set_num_threads(1)  # of this thread: threads work on different images, not on parts of one image
 
     def check(self, field: str, data: Buffer) -> None:
-        """Check an image or JSON field with the checks of `validate`. DecodeError: The field is invalid."""
+        """Check one field. DecodeError: The field is an image that fails the check of `validate`, or is invalid JSON.
+        Fields of other kinds are accepted. JSON is not checked if `validate` is "none".
+        """
         if self.validate != "none" and is_json_field(field):
             decode_field(field, data)
         if not is_image_field(field):
@@ -237,7 +239,9 @@ class Transforms:
             raise PackError(f"duplicates: no sample has an image to compare. {has} Leave the option out.")
 
     def _images(self, names: Sequence[str]) -> list[str]:
-        """Return the names of the images to change or describe. DecodeError: The options do not say which images."""
+        """Return those of the field `names` that are images to change or describe; empty for a row without images.
+        DecodeError: The row has several images and no `image_fields`, or has images but none of `image_fields`.
+        """
         images = [name for name in names if is_image_field(name) and name not in self.mask_fields]
         if self.image_fields:
             chosen = [name for name in images if name in self.image_fields]
@@ -253,9 +257,10 @@ class Transforms:
         return images
 
     def _change(self, fields: Sequence[Field], images: list[str]) -> tuple[dict[str, bytes], list[str]]:
-        """Return all fields after the images were changed, and the new names of these images.
+        """Return the bytes of all fields by name after the fields `images` were changed, and the new names of `images`.
 
-        DecodeError: An image cannot be changed, gets the name of another field, or a field cannot be updated.
+        DecodeError: An image cannot be changed or seems to be a mask, two fields get one name, or a field that
+        describes a changed image cannot be updated.
         """
         self._refuse_masks(dict(fields), images)
         transformed: dict[str, bytes] = {}
@@ -286,7 +291,8 @@ class Transforms:
     def _refuse_masks(self, fields: dict[str, bytes], images: list[str]) -> None:
         """Raise `DecodeError` if one of `images` seems to be a mask: changes would blend the numbers of its pixels.
 
-        A mask is a lossless grey or palette image next to an image of another kind.
+        A mask is a lossless grey or palette image next to an image of another kind. `fields` has the bytes of all
+        fields by name.
         """
         others = [name for name in fields if is_image_field(name) and name not in self.mask_fields]
         if len(others) < 2:
@@ -300,8 +306,9 @@ class Transforms:
     def _update_described(
         self, transformed: dict[str, bytes], fields: dict[str, bytes], changes: dict[str, ImageChange]
     ) -> None:
-        """Update the masks and the fields that describe the changed images.
+        """Update the masks, and the fields that describe the changed images, in `transformed`.
 
+        `transformed` has the new fields by name, `fields` the old fields, `changes` the changed images by old name.
         DecodeError: A field cannot be updated, or an image that stays unchanged has the size of a moved image.
         """
         moved = [change.geometry for change in changes.values() if not change.geometry.is_same]
@@ -332,9 +339,11 @@ class Transforms:
                 transformed[field] = update_field(field, data, known)
 
     def _add_derived(self, transformed: dict[str, bytes], images: list[str]) -> bytes:
-        """Return `json` with the metadata of `derive`. Width and height are those of the header, without EXIF.
+        """Return the bytes of the field `json` with the metadata of `derive`. Width and height come from the header of
+        the packed image; its EXIF orientation is ignored.
 
-        DecodeError: There are several images, the image is invalid, or `json` has a different value.
+        DecodeError: There are several images, the image is invalid or has more than `max_pixels`, or `json` is not an
+        object or has a different value.
         """
         if len(images) > 1:
             raise DecodeError(
@@ -385,7 +394,9 @@ def _renamed(field: str, extension: str) -> str:
 
 
 def _parse_names(option: str, value: str | Sequence[str]) -> tuple[str, ...]:
-    """Return the names in lower case; a text has commas between names. PackError: A name is empty or repeated."""
+    """Return names in lower case. `value` is a list of names, or a text with commas between names.
+    PackError: A name is empty, repeated or not a text. `option` is the name of the option, for the message.
+    """
     parts: Sequence[Any] = value.split(",") if isinstance(value, str) else value
     if not all(isinstance(part, str) and part.strip(" ;") for part in parts):
         raise PackError(f"{option}: {value!r} is not a list of names. Write jpg,json.")

@@ -1,9 +1,9 @@
 """Pack into a folder of a bucket: upload each shard after it is filled, and the index last.
 
-Such a run works in a local folder that represents the folder of the bucket. The local folder contains the staging
-folder and copies of the index and of `.wdskit.last-run`. The run logs the names of a shard's files before their upload,
-so that it recognizes its own objects after a kill. After the upload the run logs the ETags and removes the local files.
-A run never deletes or replaces an object of another writer.
+A run into a bucket works in a local folder that represents the folder of the bucket. This local folder contains the
+staging folder and copies of the index and of `.wdskit.last-run`. The run logs the names of a shard's files before their
+upload, so that it recognizes its own objects after a kill. After the upload the run logs the ETags and removes the
+local files. A run never deletes or replaces an object of another writer.
 """
 
 from __future__ import annotations
@@ -93,7 +93,9 @@ class Upload:
 
     @contextlib.contextmanager
     def show_url(self) -> Iterator[None]:
-        """Replace the local folder by the URL in the errors of the block, except in errors of the local disk."""
+        """Replace the path of the local folder by the URL in each PackError and FolderIndexError of the block.
+        Errors of the local disk and each RowError stay unchanged.
+        """
         try:
             yield
         except (PackError, FolderIndexError) as err:
@@ -105,7 +107,7 @@ class Upload:
             raise PackError(text) from err
 
     def object_url(self, name: str) -> str:
-        """Return the URL of a file, from its path in the folder."""
+        """Return the URL of a file of the folder. `name` is its path in the folder, not percent-encoded."""
         return join_url(self.url, quote(name))
 
     def objects(self) -> dict[str, ObjectInfo]:
@@ -129,7 +131,10 @@ class Upload:
                 disk.remove(path)
 
     def find_uploaded(self, shards: Iterable[UploadedShard], sent: Mapping[str, SentFile]) -> dict[str, ShardEntry]:
-        """Return the entries of the shards whose objects still exist and are unchanged, by name. See `_is_sent`."""
+        """Return the entries of the shards whose objects still exist and are unchanged, by name.
+        An object is unchanged if it has an ETag, or else the size and digest, that `sent` has under its name.
+        StorageError: The bucket cannot be read.
+        """
         objects = self.objects()
         return {
             shard.entry.name: shard.entry
@@ -152,7 +157,8 @@ class Upload:
     def find_lost(self, entries: Iterable[ShardEntry], etags: Mapping[str, Sequence[str]]) -> list[str]:
         """Return the names of the shards that are missing in the bucket or differ from the upload.
 
-        `etags` has the known ETags of each shard, by name. A shard without a known ETag is compared by size only.
+        `etags` has the known ETags of each shard, by name. A shard without an item in `etags` is compared by size only.
+        StorageError: The bucket cannot be read.
         """
         objects = self.objects()
 
@@ -165,7 +171,9 @@ class Upload:
         return [entry.name for entry in entries if not is_unchanged(entry)]
 
     def start(self, entry: ShardEntry, files: Mapping[str, Path]) -> None:
-        """Start to upload the files of a filled shard. `files` has the local path of each file, by name."""
+        """Start to upload the files of a filled shard. `files` has the local path of each file, by name.
+        StorageError: The URL cannot be written. Errors of the uploads are raised by `finished`.
+        """
         from wdskit.storage.buckets import start_upload
 
         etags = {name: start_upload(self.object_url(name), path) for name, path in files.items()}
@@ -190,7 +198,9 @@ class Upload:
                 disk.remove(path)
 
     def put(self, files: Mapping[str, Path]) -> None:
-        """Upload files one after the other, in order. `files` has local paths by name. StorageError: See `finished`."""
+        """Upload files one after the other, in order. `files` has local paths by name.
+        StorageError: The store cannot be reached or refuses, or an object differs from its file.
+        """
         from wdskit.storage.buckets import start_upload
         from wdskit.storage.requests import result
 
@@ -218,7 +228,9 @@ class Upload:
             delete_object(self.object_url(name))
 
     def _is_sent(self, info: ObjectInfo, sent: SentFile | None) -> bool:
-        """Return True if an object has a logged ETag, or the logged size and digest if its ETag is not logged."""
+        """Return True if an object has the logged size, and a logged ETag or else the logged digest, for which it is
+        read once. Return False if `sent` is None. StorageError: The object cannot be read.
+        """
         if sent is None or info.num_bytes != sent.num_bytes:
             return False
         if info.etag is not None and (info.etag in sent.etags or info in self._compared):
@@ -230,7 +242,7 @@ class Upload:
 
 
 def digest_of(url: str) -> str:
-    """Return the hex sha256 of a file or an object, which is read in pieces. StorageError: It cannot be read."""
+    """Return the hex sha256 of a file or an object in a store. StorageError: The file or object cannot be read."""
     digest = hashlib.sha256()
     with contextlib.closing(open_stream(url)) as stream:
         while part := stream.read(1 << 20):

@@ -52,7 +52,8 @@ def build_pipeline(
     Raises:
         PipelineError: A function is unknown, an option does not fit the shards or the threads, an epoch is not a whole
             number of batches, or the cache is too small.
-        StorageError, FolderIndexError: The shards cannot be listed, or a planned source has no index.
+        StorageError, FolderIndexError: The shards cannot be listed, a planned source has no index, or the folder of the
+            cache cannot be used.
     """
     errors = errors or ErrorsSpec()
     parts = [stage for part in getattr(stages[0], "mixture", None) or () for stage in part.stages]
@@ -87,7 +88,8 @@ def _build_planned(
 
     Raises:
         PipelineError: A function is unknown, an epoch is not a whole number of batches, or the cache is too small.
-        StorageError, FolderIndexError: The shards cannot be listed, or do not have an index.
+        StorageError, FolderIndexError: The shards cannot be listed or have no index, or the cache's folder cannot be
+            used.
     """
     source = specs[0]
     data, layout = plan_epoch(specs, rank_info.world_size)
@@ -129,7 +131,7 @@ def _build_planned(
 
 
 class _StreamBuilder:
-    """Binds the stages of a stream in their order.
+    """A builder that binds the stages of a stream to `context`, in their order.
 
     Attributes:
         bound: The running stages so far.
@@ -199,7 +201,7 @@ class _StreamBuilder:
             self.steps = []
 
     def _add_foreign(self, stage: Any, at: int) -> None:
-        """Add a foreign stage unchanged. Its effect on values and their order is unknown."""
+        """Add the foreign stage at index `at` unchanged. Its effect on values and their order is unknown."""
         if self.cut is not None:
             self.counted.append(None)
         if at and not self.is_open and takes_shards(stage):
@@ -227,19 +229,22 @@ class _StreamBuilder:
         return ours and ours().bind(self.context)
 
     def _open_before(self, at: int) -> None:
-        """Open the shards before this stage, unless they are open or a later stage opens them."""
+        """Open the shards before the stage at index `at`, unless they are open, or this or a later stage opens them."""
         if not self.is_open and not _opens_later(self.stages[at:]):
             self._add(TarfileToSamples())
 
     def _count(self) -> Callable[[int, int], int] | None:
-        """Return the number of items of an epoch as a function; None if it is unknown before a run."""
+        """Return a function of (worker, workers) that gives the worker's items per epoch; None if they are unknown."""
         counted = [stage for stage in self.counted if isinstance(stage, StreamStage) and stage.is_counted]
         if not counted or len(counted) < len(self.counted):
             return None
         return partial(_count_items, tuple(counted), self.run.rank_info.world_size)
 
     def _fingerprint(self) -> dict[str, Any]:
-        """Return the settings that decide the order of samples, without stages that change single samples."""
+        """Return the settings that decide the order of samples, as plain JSON; empty for another library's source.
+
+        Stages that change single samples are left out.
+        """
         if self.context.shards is None:
             return {}
         kinds = ("splitter", "open", "stream", "batch", "epoch")
@@ -265,7 +270,7 @@ def _opens_later(stages: Sequence[Any]) -> bool:
 
 
 def warn_unused(built: Program | StreamPipeline, spec: LoaderSpec, cache: CacheSpec) -> None:
-    """Log a warning, with the reason, for each setting that differs from its default and has no effect.
+    """Log a warning, with the reason, for each setting of `loader` or `cache` that is set and has no effect.
 
     This is not an error, because one script or file serves runs with and without workers, on local and remote shards.
     """

@@ -56,7 +56,11 @@ class Pipeline(StageMethods):
         return type(self)((*self.stages, parse_stage(name, value, where=f"Pipeline.{name}")))
 
     def stage(self, stage: Callable[..., Any]) -> Pipeline:
-        """Add a stage from outside wdskit: any stage of webdataset, or a callable from iterator to iterator."""
+        """Return this pipeline with one more stage from outside wdskit.
+
+        The stage is any stage of webdataset, or a callable from iterator to iterator. Raises PipelineError for a value
+        that is neither a stage nor a callable.
+        """
         return Pipeline((*self.stages, stage))
 
     def build(
@@ -72,7 +76,10 @@ class Pipeline(StageMethods):
         errors: Mapping[str, Any] | ErrorsSpec | None = None,
         cache: Mapping[str, Any] | CacheSpec | None = None,
     ) -> StreamPipeline | Program:
-        """Build the running form of the pipeline for this rank. For a stream it is a `webdataset.DataPipeline`.
+        """Build the running form of the pipeline for this rank.
+
+        For a stream the result is a `webdataset.DataPipeline`. For a planned source it is a `Program`, which only a
+        loader can run.
 
         Args:
             rank: Rank of this process; needs `world_size`. Default: from `process_group`, torch.distributed, torchrun
@@ -90,7 +97,8 @@ class Pipeline(StageMethods):
         Raises:
             ConfigError: `threads`, `errors` or `cache` is not valid.
             PipelineError: The stages do not fit together or do not fit the shards, or a function is unknown.
-            StorageError, FolderIndexError: The shards cannot be listed, or a planned source has no index.
+            StorageError, FolderIndexError: The shards cannot be listed, a planned source has no index, or the cache's
+                folder cannot be used.
             RankError: Rank and world size contradict each other.
         """
         from wdskit.pipeline.build import build_pipeline, warn_unused
@@ -147,7 +155,7 @@ def open_pipeline(
     Args:
         config: The path of a YAML file, the content as a dict, or a `Pipeline`.
         pipeline: Name of the pipeline; needed if the configuration has several.
-        overrides: Settings to change, as in `load_config`.
+        overrides: Settings to change, each as `a.b.c=VALUE`, applied in order before any check.
         functions: Further names to accept as stages.
         caller: Name of the function or command, for messages.
 

@@ -66,7 +66,7 @@ def check_pipelines(pipelines: Mapping[str, Sequence[Any]], *, local_only: bool 
 
 
 def _has_labels(folder: str) -> bool:
-    """Return True if the index of a folder lists labels; False if it cannot be read, which raises when it is used."""
+    """Return True if the index of a folder lists labels. Return False if the index cannot be read: its use raises."""
     try:
         return folder_has_labels(folder)
     except (FolderIndexError, StorageError):
@@ -74,7 +74,7 @@ def _has_labels(folder: str) -> bool:
 
 
 def _folders_of(stages: Sequence[Any]) -> Iterator[str]:
-    """Yield the folders of a pipeline's shards; no folder for a foreign source or one with `classes: any`."""
+    """Yield the folders of a pipeline's shards; no folder for a foreign source or a source with `classes: any`."""
     source = stages[0]
     if getattr(source, "classes", None) != "same":
         return

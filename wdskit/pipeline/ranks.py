@@ -39,7 +39,8 @@ def find_rank(
     """Return rank and world size of this process, and the number of ranks of its machine.
 
     Args:
-        rank: Rank of this process; needs `world_size`. None: the first other source of the module's docstring.
+        rank: Rank of this process; needs `world_size`. None: from `process_group`, torch.distributed, torchrun or
+            Slurm, in this order; else rank 0 of 1.
         world_size: Number of ranks; needs `rank`.
         process_group: A `torch.distributed` group, or one dimension of a `DeviceMesh`, whose rank and size are used.
         environ: The environment variables.
@@ -101,7 +102,11 @@ def local_ranks(environ: Mapping[str, str] = os.environ) -> tuple[int, str]:
 def _detect_rank(
     rank: int | None, world_size: int | None, process_group: Any, environ: Mapping[str, str]
 ) -> tuple[RankInfo, str]:
-    """Return rank and world size from the first source that exists, and the name of the source."""
+    """Return rank and world size from the first source that exists, and the name of the source.
+
+    Raises RankError if only one of `rank` and `world_size` is passed, if a number is invalid, or if the arguments
+    differ from the process group.
+    """
     if rank is not None or world_size is not None:
         if rank is None or world_size is None:
             raise RankError(f"rank={rank}, world_size={world_size}: give both or neither.")

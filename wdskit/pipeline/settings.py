@@ -36,7 +36,9 @@ MAX_THREADS = 8
 """Limit for one process. More threads would wait for the GIL, which decoding and cropping hold 10 % of the time."""
 
 THREADS_PER_WORKER = 2
-"""Measured in photographs/s on 4 cores, relative to four threads that only decode and crop: one process with four
+"""Default number of threads of a worker.
+
+Measured in photographs/s on 4 cores, relative to four threads that only decode and crop: one process with four
 threads 0.65, two processes with two threads 0.87, four with one thread 0.97. Two processes start sooner than four and
 take 20 % less memory."""
 
@@ -161,10 +163,11 @@ class CacheSpec(BaseModel):
         return self
 
     def open(self) -> PartCache | None:
-        """Return the cache, or None if `dir` is not set.
+        """Return the cache; None if `dir` is not set.
 
         Raises:
-            StorageError: The folder cannot be created.
+            StorageError: The folder cannot be created or written, belongs to another user, or other users may write to
+                it.
         """
         return None if self.dir is None or self.size is None else PartCache(self.dir, self.size)
 
@@ -188,7 +191,7 @@ class Config:
     origin: str = field(default="", compare=False)
 
     def pipeline(self, name: str | None = None) -> tuple[Stage, ...]:
-        """Return the stages of a pipeline. `name` is needed if the configuration has several.
+        """Return the stages of a pipeline. `name` is needed if the configuration has several pipelines.
 
         Raises:
             ConfigError: `name` is missing, or no pipeline has this name.
@@ -230,7 +233,7 @@ class Config:
 
 
 def _models(functions: Iterable[str] = ()) -> Models:
-    """Return the models of configurations."""
+    """Return the models of configurations. `functions` are names to accept as stages, besides registered names."""
     return Models(known_stages(functions), {"loader": LoaderSpec, "errors": ErrorsSpec, "cache": CacheSpec})
 
 
@@ -313,7 +316,7 @@ def choose_workers(spec: LoaderSpec, stages: Sequence[Any], environ: Mapping[str
 
 
 def calls_functions(stages: Sequence[Any]) -> bool:
-    """Return True if a planned pipeline calls functions of the user, for samples or batches."""
+    """Return True if a planned pipeline calls functions of the user. `stages` are all its stages, the source first."""
     stages = _worker_stages(stages)
     names = {getattr(stage, "name", None) for stage in stages}
     return not names <= STAGES.keys() - _CALLS or any(getattr(stage, "collate", None) for stage in stages)
@@ -329,8 +332,9 @@ def _is_light(stage: Any) -> bool:
 
 
 def describe_small_cache(size: int, needed: float, ranks_per_node: int) -> str:
-    """Return the message about a cache that does not hold one window of a node's lanes: each part would be fetched many
-    times. `size` and `needed` are in bytes.
+    """Return the message about a cache that does not hold one window of a node's lanes.
+
+    Each part would then be fetched many times. `size` is the bytes of the cache, `needed` the bytes of the window.
     """
     ranks, least = plural(ranks_per_node, "rank"), format_at_least(needed)
     msg = (
@@ -341,8 +345,9 @@ def describe_small_cache(size: int, needed: float, ranks_per_node: int) -> str:
 
 
 def measure_cache(data: PlannedData, rank_info: RankInfo) -> tuple[float, int]:
-    """Return the bytes of one window of a node's lanes, and how many positions ahead of reading a cache of twice these
-    bytes can fetch the parts of shards: half a window.
+    """Return the bytes that a node must keep at once, and how many positions ahead parts of shards can be fetched.
+
+    The bytes are one window of the lanes that a node reads. A cache of twice these bytes can fetch half a window ahead.
     """
     orders = data.order.parts if isinstance(data.order, MixtureOrder) else (data.order,)
     needed, ahead = 0.0, 0

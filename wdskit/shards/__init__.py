@@ -1,1 +1,1 @@
-"""Operations on finished shards: one command or Python function per file."""
+"""Operations on finished shards: one module per command, and the modules that several commands use."""

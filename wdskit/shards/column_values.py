@@ -1,4 +1,4 @@
-"""Compute the columns of samples: `width`, `cls`, `json.score`, `json.caption.length`, splits and filters.
+"""Compute columns, such as `width`, `cls`, `json.score`, splits and filters: one value per sample, next to the index.
 
 Each column is a function of one sample: its key, the header of its image, and its JSON, number and text fields. So the
 columns of new shards are computed while the shards are written, and `wdskit index` computes all columns again.
@@ -43,7 +43,8 @@ def parse_columns(names: str | Iterable[str]) -> dict[str, Source]:
             `score`.
 
     Raises:
-        SelectionError: A name is invalid or comes twice, no field has such a value, or there are over `MAX_COLUMNS`.
+        SelectionError: A name is invalid or comes twice, a path cannot give a number or a text, or there are over
+            `MAX_COLUMNS` names.
     """
     sources: dict[str, Source] = {}
     for item in parse_names(names):
@@ -66,7 +67,7 @@ def parse_columns(names: str | Iterable[str]) -> dict[str, Source]:
 
 
 def parse_names(names: str | Iterable[str]) -> list[str]:
-    """Split a text at its commas, or take a list. Return the names without surrounding spaces and empty names."""
+    """Return the names of a list, or of a text with commas, without the spaces around them. Leave out empty names."""
     listed = names.split(",") if isinstance(names, str) else [*names]
     return [name.strip() for name in listed if name.strip()]
 
@@ -189,7 +190,7 @@ class _SplitName(_ColumnFunction):
 
 
 class _FilterResult(_ColumnFunction):
-    """Whether a filter and a random share select a sample. If the source has `shards`, false in all other shards."""
+    """Whether a filter and a random share select a sample. If the source lists `shards`, false in all other shards."""
 
     def __init__(self, source: Source, shard: str) -> None:
         self._is_read = shard.rpartition("/")[2] in source.get("shards", [shard.rpartition("/")[2]])
@@ -231,13 +232,13 @@ def _is_side(path: str) -> bool:
 
 
 class ColumnBuilder:
-    """Computes the values of the columns of one shard, sample by sample.
+    """Builder of the columns of one shard, sample by sample.
 
     For each sample, call `add` for each field while its bytes can be read, then `end`.
 
     Args:
         sources: Source of each column by name.
-        shard: Path or URL of the shard, for messages and for filters of some shards.
+        shard: Path or URL of the shard, for messages and for filters that select samples of some shards only.
 
     Raises:
         SelectionError: A source is invalid.
@@ -253,7 +254,9 @@ class ColumnBuilder:
         self._fields = _SampleFields()
 
     def add(self, name: str, num_bytes: int, part: ReadPart) -> None:
-        """Read what the columns need of one field of the current sample. `end` reports a field that cannot be read."""
+        """Read what the columns need of one field of the current sample. `num_bytes` is the size of the field, `part`
+        reads its first bytes. `end` reports a field that cannot be read.
+        """
         fields = self._fields
         fields.names.append(name)
         functions = self._functions.values()
@@ -270,7 +273,9 @@ class ColumnBuilder:
             fields.problem = f"{name}: {str(err).removeprefix(f'{name}: ')}"
 
     def end(self, key: str) -> None:
-        """Compute the values of the sample whose fields were added. SelectionError: A column cannot have its value."""
+        """Compute the values of the sample whose fields were added. SelectionError: A field cannot be read, or a column
+        cannot have its value.
+        """
         fields, self._fields = self._fields, _SampleFields()
         if fields.problem:
             raise self._error(key, fields.problem)
@@ -285,7 +290,7 @@ class ColumnBuilder:
         return self._values
 
     def parts(self) -> dict[str, Part]:
-        """Return the values so far by column, as arrays. SelectionError: A value is invalid."""
+        """Return the values so far by column, as arrays. SelectionError: A column cannot hold its values."""
         return pack_columns(self._values, self._shard)
 
     def _error(self, key: str, problem: str) -> SelectionError:
@@ -294,7 +299,9 @@ class ColumnBuilder:
 
 
 def pack_columns(values: Mapping[str, Sequence[object]], shard: str) -> dict[str, Part]:
-    """Return one array per column. SelectionError: Text and numbers are mixed, or a value is too large."""
+    """Return one array per column. SelectionError: A column of `shard` mixes text and numbers, or holds an invalid
+    value, such as an integer of over 64 bits.
+    """
     arrays = {}
     for name, column in values.items():
         try:

@@ -30,8 +30,8 @@ class Difference:
 
     Attributes:
         key: The key.
-        in_a: Shard of A that has the key, or None.
-        in_b: Shard of B that has the key, or None.
+        in_a: Shard of A that has the key; None if A does not have the key.
+        in_b: Shard of B that has the key; None if B does not have the key.
         fields: If both have the key, the fields that differ: `json` (bytes), `-txt` (only in A), `+cls` (only in B).
     """
 
@@ -46,7 +46,7 @@ class DiffResult:
     """Result of `diff`.
 
     Attributes:
-        num_samples: Samples in A and in B.
+        num_samples: Number of samples in A, and in B.
         num_equal: Keys whose samples are equal in A and B.
         num_only_a: Keys that only A has.
         num_only_b: Keys that only B has.
@@ -79,7 +79,7 @@ class _SampleHashes(NamedTuple):
 
 
 class _Side:
-    """The first sample of each key of A or of B, sorted by the hash of the key."""
+    """The first sample of each key of A or of B, sorted by the hash of the key. `parts` are the hashes, by shard."""
 
     def __init__(self, urls: tuple[str, ...], parts: list[_SampleHashes]) -> None:
         keys, fields, starts = map(np.concatenate, zip(*parts, strict=True))
@@ -120,14 +120,15 @@ def diff(
 
     Args:
         a: A shard, folder or pattern, local or remote.
-        b: The other one.
+        b: The shard, folder or pattern to compare `a` with.
         limit: Most differences of each kind to list. All differences are counted.
         workers: Processes that read. Default: the CPUs, fewer for little data.
         progress: Called after each shard.
 
     Raises:
-        ShardError: Shards are invalid; all of them are listed.
+        ShardError: Shards are invalid; the message lists them.
         StorageError: No shard was found, or a shard cannot be read.
+        FolderIndexError: The index of a folder does not match its files.
     """
     urls_a, urls_b = find_shards(a).urls, find_shards(b).urls
     urls = [*urls_a, *urls_b]
@@ -156,7 +157,9 @@ def diff(
 
 
 def hash_samples(url: str) -> _SampleHashes:
-    """Hash the keys and the fields of a shard's samples. The order of the fields does not change the hash."""
+    """Return the hashes of a shard's samples. The order of the fields in a sample does not change its hash.
+    ShardError: The shard is invalid. StorageError: The shard cannot be read.
+    """
     keys, fields = bytearray(), bytearray()
     with LazyShard(url) as shard:
         for sample in shard:
@@ -174,7 +177,9 @@ def hash_samples(url: str) -> _SampleHashes:
 
 
 def _compare(a: _Side, number: int, b: _Side, other: int) -> list[Difference]:
-    """Compare two samples whose keys have the same hash. Return two differences if the keys differ, otherwise one."""
+    """Compare sample `number` of `a` with sample `other` of `b`, whose keys have the same hash. Return two differences
+    if the keys differ, otherwise one difference.
+    """
     with a.sample(number) as (shard_a, sample_a), b.sample(other) as (shard_b, sample_b):
         key_a, key_b = sample_a["__key__"], sample_b["__key__"]
         if key_a != key_b:

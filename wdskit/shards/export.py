@@ -201,7 +201,9 @@ def _check_meta(path: Path) -> None:
 
 
 def _changed_by_user(path: Path, previous: _ExportList, folder_files: dict[str, bytes]) -> set[str]:
-    """Return the names of energon's existing files whose bytes differ from what wdskit wrote."""
+    """Return the names of energon's existing files that differ from `folder_files`, the new files, and from what wdskit
+    wrote before, as `previous` lists it.
+    """
     found = {name: read_own(path / name) for name in _USERS if name in folder_files and os.path.lexists(path / name)}
     return {
         name
@@ -211,7 +213,9 @@ def _changed_by_user(path: Path, previous: _ExportList, folder_files: dict[str, 
 
 
 def _read_export_list(folder: Path) -> _ExportList | None:
-    """Return the list of the exported files of a folder; None if the list does not exist or is invalid."""
+    """Return the list of the exported files of a folder; None if the list does not exist or is invalid.
+    FolderIndexError: The list is a link or not a plain file.
+    """
     try:
         found = _ExportList(**json.loads(read_own(folder / RECORD_NAME) or b""))
         texts = [found.index_sha256, found.split_name, *found.kinds, *found.files]
@@ -231,7 +235,7 @@ def remove_exports(folder: Path, disk: Disk) -> None:
     holds the folder's lock.
 
     Raises:
-        FolderIndexError: Energon's folder is a link.
+        FolderIndexError: Energon's folder or an exported file is a link.
         OSError: A file cannot be read or removed.
     """
     exports = _read_export_list(folder)
@@ -282,7 +286,9 @@ def export_problems(folder: Path) -> Iterator[tuple[str, str]]:
 
 
 def _folder_files(entries: Sequence[ShardEntry], kinds: Sequence[str], split_name: str) -> Iterator[tuple[str, bytes]]:
-    """Yield the name and the bytes of each file that describes all shards of a folder."""
+    """Yield the name and the bytes of each file that describes all shards of a folder. An empty `split_name` takes the
+    splits from the names of the shards. FolderIndexError: Energon would read the name of a shard as a pattern.
+    """
     if "open_clip" in kinds:
         lines = ",\n".join(f"{json.dumps(one.name, ensure_ascii=False)}: {one.num_samples}" for one in entries)
         yield _SIZES_NAME, f"{{\n{lines}\n}}\n".encode()
@@ -346,7 +352,7 @@ def _pattern(first: re.Match[str], last: re.Match[str]) -> str:
 
 
 def _shards_by_split(entries: Sequence[ShardEntry], split_name: str) -> dict[str, list[ShardEntry]]:
-    """Return the shards by split, in the order of the index."""
+    """Return the shards by split, in the order of the index. A `split_name` that is not empty is the only split."""
     splits: dict[str, list[ShardEntry]] = {}
     for one in entries:
         splits.setdefault(split_name or split_of(one.name), []).append(one)

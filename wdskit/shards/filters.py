@@ -61,7 +61,7 @@ class Expression:
         fields: Names of the fields that the expression may read.
 
     Raises:
-        SelectionError: The expression is not allowed. The message shows the column.
+        SelectionError: The text is not an allowed expression. The message gives the position in the text.
     """
 
     def __init__(self, text: str) -> None:
@@ -94,6 +94,7 @@ class Expression:
         Raises:
             MissingValue: The sample lacks a field, or its JSON lacks a name or an item.
             ExpressionError: The result is not true or false, or cannot be computed.
+            DecodeError: `read` cannot decode a field.
         """
         if self._evaluator is None:
             from simpleeval import EvalWithCompoundTypes
@@ -114,7 +115,8 @@ class Expression:
         return answer
 
     def _value(self, node: ast.expr) -> Any:
-        """Return the value of a node. simpleeval does not look up names: it would check every value of a JSON."""
+        """Return the value of a node of the expression for the current sample."""
+        # simpleeval does not look up names: it would check every value of a JSON.
         if type(node) in self._own_nodes:
             return self._own_nodes[type(node)](node)
         assert self._evaluator is not None
@@ -170,7 +172,9 @@ def _problem(node: ast.AST) -> str:
 
 
 def _item(owner: Any, name: Any) -> Any:
-    """Return a member of a JSON object, or an item of a list or a text."""
+    """Return a member of a JSON object, or an item of a list or a text. MissingValue: There is no such member or item.
+    ExpressionError: `owner` has no members or items, or `name` is not the number of an item.
+    """
     if isinstance(owner, dict):
         if name not in owner:
             raise MissingValue(f"there is no {name!r} in {short_repr(list(owner))}")
@@ -197,8 +201,8 @@ def _contains(item: Any, group: Any) -> bool:
 
 
 def _on_numbers(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the operator with limits. It raises ExpressionError if a value is not a number, since `*` would repeat
-    texts and lists, or if an integer result has over `MAX_BITS` bits.
+    """Return an operator that calls `function` within limits. The operator raises ExpressionError if a value is not a
+    number, since `*` would repeat texts and lists, or if an integer result has over `MAX_BITS` bits.
     """
 
     def limited(*values: Any) -> Any:

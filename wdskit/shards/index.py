@@ -1,4 +1,4 @@
-"""Index a folder of shards that another program wrote: `wdskit index`."""
+"""Index a local folder, or a folder of a bucket, with shards that another program wrote: `wdskit index`."""
 
 from __future__ import annotations
 
@@ -172,9 +172,14 @@ def _new_columns(sources: Mapping[str, Source], scans: Sequence[ScannedShard]) -
 def _index_bucket(
     url: str, new: Mapping[str, Source], drop: Sequence[str], *, workers: int | None, progress: Progress | None
 ) -> IndexReport:
-    """Index a folder of a bucket, and upload the index after all shards were read. Errors are those of `index_folder`.
+    """Index a folder of a bucket, and upload the index after all shards were read.
 
     `new` maps the names of new columns to their sources; `drop` has the columns to remove.
+
+    Raises:
+        FolderIndexError: A shard is invalid.
+        SelectionError: A column to add or to drop is invalid, or the value of a sample cannot be in its column.
+        StorageError: The folder has no shard, or the bucket cannot be listed, read or written.
     """
     from wdskit.storage.buckets import check_bucket, list_objects, put_object
 
@@ -323,7 +328,7 @@ class DigestedFile(Generic[F]):
 
     Attributes:
         num_bytes: Bytes read so far.
-        sha256: Digest of these bytes.
+        sha256: The `hashlib` object with the digest of these bytes.
     """
 
     def __init__(self, file: F) -> None:
@@ -332,7 +337,7 @@ class DigestedFile(Generic[F]):
         self.sha256 = hashlib.sha256()
 
     def read(self, size: int) -> bytes:
-        """Return the next bytes, at most `size`."""
+        """Return the next bytes, at most `size`; empty at the end."""
         part = self.file.read(size)
         self.sha256.update(part)
         self.num_bytes += len(part)
@@ -348,11 +353,11 @@ def scan_shard(
         path: Path or URL, for messages.
         name: The shard's name in the index.
         file: The open shard, which is closed at the end; None opens the local file `path`.
-        columns: Sources of the columns to compute, by name.
+        columns: Sources of the columns to compute, by name; None for no columns.
 
     Raises:
         ShardError: The shard is invalid.
-        SelectionError: The value of a sample cannot be in a column.
+        SelectionError: A source is invalid, or the value of a sample cannot be in a column.
         StorageError: The shard cannot be read.
     """
     shard: DigestedFile[ByteStream] = DigestedFile(open_path(path) if file is None else file)

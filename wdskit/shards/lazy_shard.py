@@ -55,7 +55,8 @@ class LazyShard(contextlib.ExitStack):
             self.reader = ShardReader(self._read, shard=url, hold_bytes=MAX_HELD_BYTES, spill=self._spill)
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        """Yield the samples in order, as `ShardReader` does. The fields of a sample can be read until the next sample.
+        """Yield each sample, in order: `{"__key__": key, "__url__": url, field: data, ...}`. The data of a field are a
+        `LazyField`, which `part` and `pieces` can read until the next sample is taken.
 
         Raises:
             ShardError: The shard is invalid.

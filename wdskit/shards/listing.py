@@ -58,7 +58,8 @@ class ColumnSummary:
     Attributes:
         source: The definition of the column: a path, a split, or a filter.
         kind: `bool`, `int`, `float` or `text`.
-        values: Number of samples by value, for a text or bool column with at most 100 different values; else None.
+        values: Number of samples by value, for a text or bool column with at most 100 different values; None for other
+            columns and for columns with a problem.
         problem: Why the column cannot be used; None if it can be used.
     """
 
@@ -82,7 +83,7 @@ class Summary:
         num_ignored: Members that belong to no sample; None if only the index was read.
         classes: Class names in the order of the class numbers, from the `classes.json` of the shards' folder; None
             without that file, or if the shards are in several folders.
-        columns: Columns of an indexed folder, local or in a bucket.
+        columns: Columns of an indexed folder, local or in a bucket; empty for anything else.
         unfinished: Progress of an unfinished run of `pack` in this folder, and how to resume it; None if no run exists.
     """
 
@@ -111,7 +112,8 @@ def info(path: str, *, workers: int | None = None, progress: Progress | None = N
     Raises:
         ShardError: Shards are invalid; the message lists them.
         StorageError: No shard was found, or a shard cannot be read.
-        FolderIndexError: The folder's index does not match its files.
+        FolderIndexError: The folder's index does not match its files, or `classes.json` is invalid.
+        SelectionError: The folder is local, and its `columns.json` is damaged.
     """
     target = find_shards(path)
     is_scan = target.entries is None
@@ -184,7 +186,9 @@ def _summarize_columns(folder: Path, url: str = "") -> tuple[ColumnSummary, ...]
 
 
 def read_target_classes(target: Target) -> tuple[str, ...] | None:
-    """Return the class names of the shards' folder; None without classes.json, or for shards in several folders."""
+    """Return the class names of the shards' folder; None without classes.json, or for shards in several folders.
+    FolderIndexError: classes.json is invalid. StorageError: classes.json cannot be read.
+    """
     folders = {Path(local_path(url)).parent.resolve() if is_local(url) else split_url(url)[0] for url in target.urls}
     return read_classes(folders.pop()) if len(folders) == 1 else None
 
@@ -253,7 +257,9 @@ def ls(path: str, *, limit: int | None = None, members: bool = False) -> Iterato
 
 
 def list_valid_shards(target: Target, *, limit: int | None = None) -> Iterator[ShardRow]:
-    """Yield the rows of the valid shards in order. Then raise ShardError or StorageError if some shards are invalid."""
+    """Yield the rows of the valid shards in order, at most `limit` rows; None yields all. Then raise ShardError if
+    shards are invalid, or StorageError if the only invalid shard cannot be read.
+    """
     for number, shard in enumerate(_read_counts(target, limit=limit)):
         name = shown_url(shard.url if isinstance(shard, ShardContents) else target.urls[number])
         name = name.rpartition("/")[2] if target.kind == "folder" else name
@@ -261,7 +267,9 @@ def list_valid_shards(target: Target, *, limit: int | None = None) -> Iterator[S
 
 
 def list_samples(url: str) -> Iterator[SampleRow]:
-    """Yield one row for each sample while the shard is read. ShardError comes after all samples before the damage."""
+    """Yield one row for each sample while the shard is read. ShardError: The shard is invalid; raised after all samples
+    before the damage. StorageError: The shard cannot be read.
+    """
     with LazyShard(url) as shard:
         for number, sample in enumerate(shard):
             fields = tuple((name, field_size(data)) for name, data in fields_of(sample))
@@ -269,7 +277,9 @@ def list_samples(url: str) -> Iterator[SampleRow]:
 
 
 def list_members(url: str) -> Iterator[MemberRow]:
-    """Yield one row for each member while the tar is read, also for members that belong to no sample."""
+    """Yield one row for each member while the tar is read, also for members that belong to no sample.
+    ShardError: The tar is invalid; raised after the members before the damage. StorageError: The tar cannot be read.
+    """
     with contextlib.closing(open_stream(url)) as stream:
         for name, offset, data in TarReader(stream.read, shard=url, hold_bytes=MAX_HELD_BYTES):
             yield MemberRow(name, offset, size_of(data))
@@ -340,7 +350,11 @@ def cat(url: str, name: str) -> bytes:
 
 
 def cat_pieces(url: str, name: str) -> Iterator[bytes]:
-    """Yield the field that `cat` returns in pieces, after the whole sample was read. Raises the errors of `cat`."""
+    """Yield one field of one sample in pieces, after the whole sample was read.
+
+    KeyRuleError: `name` is not a key and a field, or the shard has no such sample or field. ShardError: The shard is
+    invalid before the end of the sample. StorageError: The shard cannot be read, or `url` is a folder.
+    """
     split = split_name(name)
     if split is None:
         raise KeyRuleError(f"{name!r} is not KEY.FIELD. Write both, such as photos/cat/000003.json.", name=name)

@@ -106,14 +106,14 @@ def read_shards(
     invalid.
 
     Args:
-        function: Called as by `map_shards`.
+        function: Called with each shard. With more than one worker, it must be picklable, as its argument and result.
         shards: The arguments of the calls.
         sizes: Bytes of each shard; None if unknown. For an unknown size, the `num_bytes` of the result is counted.
         path: The path that the user named, for the error.
         workers: Number of processes; None lets `choose_workers` decide.
         progress: Called after each shard.
         problem: What is wrong with the shards: the end of the sentence "2 of 5 shards ..." in the error.
-        error: Returns the error with a message that lists several shards.
+        error: Returns the error for several invalid shards, from a message that lists them.
 
     Raises:
         WdskitError: One shard is invalid (the error of `function`), several shards are invalid (the error that `error`
@@ -141,8 +141,8 @@ def read_shards(
 
 
 def file_sizes(urls: Iterable[str], entries: Iterable[ShardEntry | None] = ()) -> list[int | None]:
-    """Return the size of each file in bytes: of a local file from the disk, of a remote file from its index entry. None
-    if unknown.
+    """Return the size of each file in bytes: of a local file from the disk, of a remote file from its index entry. A
+    size is None if it is unknown. `entries` are in the order of `urls`, or empty.
     """
     sizes: list[int | None] = []
     for url, entry in itertools.zip_longest(urls, entries):

@@ -33,7 +33,9 @@ def parse_share(text: str) -> Fraction:
 
 
 def threshold_of(share: Fraction) -> int | None:
-    """Return the bound that `draw_of_key` is below for `share` of all keys; None if `share` is 1."""
+    """Return the number that the draws of `share` of all keys are below (see `draw_of_key`). Return None if `share` is
+    1, which selects all keys.
+    """
     return None if share == 1 else int(share * _DRAWS)
 
 

@@ -1,8 +1,8 @@
 """Split a folder of shards: `wdskit split` writes the column `split`.
 
-The draw of a sample is a keyed hash of its key, or of a value in its JSON: an integer from 0 to 2**64 - 1. It depends
-only on this text and the seed. So a sample keeps its draw in another shard or folder, and all samples of one patient
-have the same draw.
+The draw of a sample is a keyed hash of its key, or of a value in its JSON: an integer from 0 to 2**64 - 1. The draw
+depends only on this key or value and on the seed. So a sample keeps its draw in another shard or folder, and all
+samples of one patient have the same draw.
 """
 
 from __future__ import annotations
@@ -200,7 +200,8 @@ def _draw_all(
 
     Raises:
         FolderIndexError: A shard has another number of samples than its index entry.
-        WdskitError: Shards cannot be split, as in `read_shards`.
+        SelectionError: Several shards cannot be split, or a sample lacks the value to split by.
+        ShardError, StorageError: One shard is invalid or cannot be read.
     """
     entries = index.entries
     num_workers = choose_workers(len(entries), index.num_samples * _SAMPLE_BYTES) if workers is None else workers
@@ -224,7 +225,9 @@ def _draw_all(
 
 
 def _count_groups(drawn: list[ShardDraws], parts: list[NDArray[np.bool_]]) -> int:
-    """Count the different values of the JSON field in one split. `parts` are the split's samples in each shard."""
+    """Return the number of different values of the JSON field in one split. `parts` has one mask for each shard, bool
+    (num_samples,), which is true for the samples of the split.
+    """
     pairs = zip(drawn, parts, strict=True)
     groups = [np.unique(shard.draws[chosen & ~shard.missing]) for shard, chosen in pairs]
     return len(np.unique(np.concatenate([np.zeros(0, np.uint64), *groups])))
@@ -232,7 +235,9 @@ def _count_groups(drawn: list[ShardDraws], parts: list[NDArray[np.bool_]]) -> in
 
 @dataclass(frozen=True)
 class SplitKey:
-    """The text that decides a sample's split: its key (`field` is None), or the value at `path` in a JSON field."""
+    """The text that decides a sample's split: its key (`field` is None), or the value at `path` in a JSON field.
+    `may_miss` allows samples without the value.
+    """
 
     field: str | None
     path: tuple[str, ...]
@@ -246,14 +251,17 @@ class SplitKey:
 
 
 class ShardDraws(NamedTuple):
-    """Draws of a shard's samples, uint64 (num_samples,). `missing`, bool (num_samples,), is true without a value."""
+    """Draws of a shard's samples, uint64 (num_samples,). `missing`, bool (num_samples,), is true for a sample without
+    the value to split by; its draw is not used.
+    """
 
     draws: NDArray[np.uint64]
     missing: NDArray[np.bool_]
 
 
 def parse_by(by: str, *, seed: int, may_miss: bool) -> SplitKey:
-    """Parse `key`, or a JSON field and the path of a value in it: `json:patient.id`.
+    """Parse `key`, or a JSON field and the path of a value in it: `json:patient.id`. `may_miss` allows samples without
+    the value.
 
     Raises:
         SelectionError: The text is neither, `may_miss` is set for `key`, or the seed is not from 0 to 2**64 - 1.
@@ -276,8 +284,8 @@ def draw_shard(path: str, split_key: SplitKey) -> ShardDraws:
     """Return the draws of a local shard's samples, in order. Only headers and the JSON field of the key are read.
 
     Raises:
-        SelectionError: A sample lacks the value, or the value is a list or an object. The error names shard, key and
-            field.
+        SelectionError: A sample lacks the value and `split_key.may_miss` is False, or the value is a list or an object
+            or cannot be read. The error names shard, key and field.
         ShardError: The shard is invalid.
         StorageError: The shard cannot be read.
     """
@@ -356,7 +364,7 @@ def make_draw(seed: int) -> Callable[[str], bytes]:
 
 
 def draws_of(digests: Iterable[bytes]) -> NDArray[np.uint64]:
-    """Return hashes of 8 bytes as draws from 0 to 2**64 - 1: uint64 (num_texts,)."""
+    """Return the digests, 8 bytes each, as draws from 0 to 2**64 - 1: uint64 (num_digests,)."""
     return np.frombuffer(b"".join(digests), dtype="<u8").astype(np.uint64)
 
 

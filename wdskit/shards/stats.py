@@ -70,12 +70,12 @@ class ShardStats:
         shard_least: Name of the first shard with the fewest samples.
         shard_most: Name of the first shard with the most samples.
         sample_sizes: Bytes of a sample's fields, without tar headers and padding.
-        fields: Sorted by name.
-        num_more_fields: Fields beyond the first 1,000 different ones, which are not counted separately.
+        fields: The fields, sorted by name; at most 1,000.
+        num_more_fields: Fields of samples that are not in `fields`, counted once per sample.
         classes: Classes of the field `cls`, by number; None if no sample has it, or if there are over 100,000 classes.
-        images: Sorted by field.
-        json_keys: Sorted by field, then in the order in which they first appear.
-        num_more_keys: Keys beyond the first 1,000 different ones of a field, which are not counted separately.
+        images: The image fields, sorted by name.
+        json_keys: The keys, sorted by field, then in the order in which they first appear; at most 1,000 of a field.
+        num_more_keys: Values of keys that are not in `json_keys`.
         num_bad: Fields that cannot be read: images without a valid header, invalid JSON or `cls`.
         bad: The first of these fields.
     """
@@ -108,7 +108,9 @@ class ShardStats:
 
 
 def choose_classes(classes: Sequence[ClassStats], limit: int) -> list[ClassStats]:
-    """Return all classes if there are at most `limit`, otherwise the `limit // 2` largest and smallest."""
+    """Return all classes if there are at most `limit`. Otherwise return the `limit // 2` classes with the most samples
+    and the `limit // 2` with the fewest, the largest class first.
+    """
     if len(classes) <= limit:
         return list(classes)
     ranked = sorted(classes, key=lambda one: -one.num_samples)
@@ -140,7 +142,7 @@ def stats(
     Raises:
         ShardError: Shards are invalid; the message lists them. A field that cannot be read is counted and not an error.
         StorageError: No shard was found, or a shard cannot be read.
-        FolderIndexError: The folder's index does not match its files.
+        FolderIndexError: The folder's index or an .idx does not match the files, or `classes.json` is invalid.
         ConfigError: `sample` is not a percentage over 0 % and at most 100 %.
     """
     return collect(path, sample=sample, seed=seed, workers=workers, progress=progress)[0]
@@ -155,8 +157,11 @@ def collect(
     workers: int | None = None,
     progress: Progress | None = None,
 ) -> tuple[ShardStats, tuple[tuple[str, int], ...]]:
-    """Return the statistics, and the URL of the shard and the byte offset of up to `num_shown` samples with an image,
-    drawn by the seed. Raises the errors of `stats`.
+    """Return the result of `stats`, and the place of up to `num_shown` samples with an image, drawn by the seed: URL of
+    the shard, and byte offset of the sample. The other arguments are those of `stats`.
+
+    ShardError, StorageError, FolderIndexError: A shard or an index is missing, invalid or cannot be read.
+    ConfigError: `sample` is not a percentage over 0 % and at most 100 %.
     """
     share = parse_share(sample) if sample else None
     target = find_shards(str(path))
@@ -261,7 +266,9 @@ def tally_shard(job: StatsJob) -> TallyResult:
 
 
 def _samples(shard: LazyShard, job: StatsJob, tally: Tally) -> Iterator[tuple[str, int, Mapping[str, LazyField]]]:
-    """Yield key, byte offset and fields of each sample to count, and count samples and ignored members in `tally`."""
+    """Yield key, byte offset and fields of each sample to count. Store the number of all samples in `tally`, and the
+    number of ignored members if all samples are read.
+    """
     reader = shard.reader
     if job.share is None:
         for sample in shard:
@@ -287,7 +294,7 @@ def _samples(shard: LazyShard, job: StatsJob, tally: Tally) -> Iterator[tuple[st
 
 
 def _add_sample(shard: LazyShard, url: str, key: str, fields: Mapping[str, LazyField], tally: Tally) -> bool:
-    """Count a sample. Return whether it has an image with a valid header."""
+    """Count the fields of a sample in `tally`. Return True if the sample has an image with a valid header."""
     has_image = False
     for name, payload in fields.items():
         field = tally.find_field(name)

@@ -238,7 +238,9 @@ class NumberTally:
 
 
 def json_values(value: Any, path: str = "", depth: int = 0) -> Iterator[tuple[str, Any]]:
-    """Yield the path and the value of each key in a JSON document, down to `MAX_DEPTH` levels."""
+    """Yield the path and the value of each key in a JSON document, down to `MAX_DEPTH` levels and `MAX_ITEMS` items of
+    a list. `path` and `depth` are the place of `value` in its document, for recursive calls.
+    """
     if path or not isinstance(value, dict):
         yield path, value
     if depth >= MAX_DEPTH:
@@ -344,7 +346,16 @@ def _sort_by_count(counts: Counter[Any]) -> list[tuple[Any, int]]:
 
 @dataclass
 class Tally:
-    """The counts of one shard, or of several shards merged in order. `sizes` are the bytes of each sample's fields."""
+    """The counts of one shard, or of several shards merged in order.
+
+    Attributes:
+        sizes: Bytes of all fields of a sample, over the samples.
+        fields: Counts of each field, by name.
+        num_more_fields: Fields of samples that are not in `fields`, because there are over `MAX_FIELDS`.
+        classes: Number of samples by class number; None if there are over `MAX_DIFFERENT` classes.
+        bad: The first `MAX_LISTED` of the `num_bad` fields that cannot be read.
+        shown: Draw, shard number and byte offset of the samples that are chosen to be shown.
+    """
 
     num_samples: int = 0
     num_ignored: int = 0
@@ -354,7 +365,7 @@ class Tally:
     classes: Counter[int] | None = field(default_factory=Counter)
     num_bad: int = 0
     bad: list[BadField] = field(default_factory=list)
-    shown: list[tuple[int, int, int]] = field(default_factory=list)  # draw, shard number, byte offset
+    shown: list[tuple[int, int, int]] = field(default_factory=list)
 
     def find_field(self, name: str) -> FieldTally | None:
         """Return the counts of a field, which are created if needed; None if there are `MAX_FIELDS` other fields."""
@@ -363,7 +374,7 @@ class Tally:
         return self.fields.setdefault(name, FieldTally())
 
     def merge(self, other: Tally) -> None:
-        """Add the counts of the next shard."""
+        """Add the counts of the next shard. `shown` is not changed; the caller chooses among the shown samples."""
         self.num_samples += other.num_samples
         self.num_ignored += other.num_ignored
         self.sizes.merge(other.sizes)

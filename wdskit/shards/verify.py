@@ -54,14 +54,14 @@ class VerifyResult:
     """Result of `verify`.
 
     Attributes:
-        path: The path that the user named.
+        path: The path that the user named, without secrets.
         num_shards: Shards that were read.
         num_samples: Whole samples that were read; in a damaged shard, the samples before the damage.
         num_bytes: Bytes that were read.
         num_images: Images that were checked.
         num_large: Members that are too large to check. Only the digest of the shard covers them.
         num_ignored: Members that belong to no sample.
-        is_indexed: Whether a folder has an index, which its shards were compared with.
+        is_indexed: Whether at least one folder has an index, with which its shards were compared.
         findings: Faults and notes: of the indexes, then of each shard in order, then of all shards together.
     """
 
@@ -120,6 +120,7 @@ def verify(
     Raises:
         StorageError: No shard was found, a folder cannot be listed, or a remote folder has no index.
         ConfigError: An option has an invalid value.
+        FolderIndexError: The list of exported files in a folder is a link, or is not a plain file.
     """
     if images not in IMAGE_CHECKS:
         raise ConfigError(f"images are checked as {', '.join(IMAGE_CHECKS)}, not {images!r}.")
@@ -223,7 +224,9 @@ def find_targets(path: str) -> Targets:
 
 
 def check_index(folder: Path) -> tuple[FolderIndex | None, tuple[Finding, ...]]:
-    """Return the index of a folder and the faults of its two forms. The index is None if missing or unreadable."""
+    """Return the index of a local folder, and the faults of its two forms, index.json and index.bin. The index is None
+    if index.json is missing or cannot be read.
+    """
     path, twin = folder / INDEX_NAME, folder / BINARY_NAME
     if not path.is_file():
         if twin.exists():
@@ -447,7 +450,7 @@ def _compare_keys(folder: str, places: Sequence[tuple[ShardReport, int]]) -> Fin
 
 
 def read_key(report: ShardReport, number: int) -> str | None:
-    """Return the key of a sample from its headers; None if the headers cannot be read any more."""
+    """Return the key of sample `number` of a shard, read from its headers; None if they cannot be read any more."""
     start = int(report.starts[number])
     try:
         with contextlib.closing(open_ranges(report.path)) as file:

@@ -1,4 +1,4 @@
-"""Check one shard in one pass. The check continues after each fault."""
+"""Check one shard in one pass, and report its faults as findings. The check continues after each fault."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ _UNSAFE_KEYS = {
 
 
 class FindingList:
-    """Collects the findings of one file: the first `MAX_LISTED` of each kind, and the number of the others."""
+    """The findings of one file: the first `MAX_LISTED` of each kind, and the number of the others."""
 
     def __init__(self, file: str) -> None:
         self.file = file
@@ -134,7 +134,7 @@ class CheckJob:
         number: Number of the shard, from 0, in the order of the shards.
         entry: The shard's entry in the folder's index; None without an index.
         has_offsets: Whether the shard must have an .idx.
-        images: How images are checked.
+        images: How images are checked: `none`, `structure` or `decode`.
         share: Share of the samples whose images are checked; None for all samples.
         seed: Chooses the samples of the share.
         max_pixels: Most pixels of an image.
@@ -175,7 +175,7 @@ class ShardReport:
         findings: The faults.
         starts: Byte offset of each sample, then the end of the last one: uint64 (num_samples + 1,).
         hashes: Hash of each sample's key: uint64 (num_samples,).
-        field_sets: Number of samples and first key by set of fields.
+        field_sets: Number of samples with each set of fields, and the key of the first such sample.
     """
 
     path: str

@@ -1,4 +1,5 @@
-"""Classes that all stages share: the origin of a value, the running pipeline, and the context while it is built.
+"""Classes that all stages share: the origin of a value (`Origin`), the state of a running pipeline (`Run`), the base
+class of stages that map one value to one value (`PerSampleStage`), and the state while a pipeline is built (`Context`).
 
 Running stages are plain callables `iterator -> iterator`, so that webdataset's stages and wdskit's can be mixed. The
 iterators yield values without their origins. A stage writes the origin of a value (`Origin`) to `run.origin` before it
@@ -37,7 +38,7 @@ class RankInfo(NamedTuple):
     """Rank and world size, as read in the main process.
 
     Attributes:
-        rank: 0 <= rank < world_size.
+        rank: Number of this process among the ranks, 0 <= rank < world_size.
         world_size: Number of ranks that share the data.
         ranks_per_node: Number of consecutive ranks on one machine, which read the same shards; divides `world_size`.
     """
@@ -48,12 +49,19 @@ class RankInfo(NamedTuple):
 
 
 class Origin(NamedTuple):
-    """The origin of a value. `major`, `minor` and `part` are the position, which is the key of its random numbers.
+    """The origin of a value: its shard, its key, and its position, which is the key of the value's random numbers.
 
-    Planned source: 0, the position in the endless sequence, and the number of the mixture part. Stream: the number of
-    the draw, the number of the sample in the shard, and 0. If `unbatched` gets samples without origins, `part` is the
-    number in the batch + 1. After a foreign stage: the number among the values of that stage, the epoch, and `FOREIGN`
-    with rank and worker. A batch has the origin of its last sample; `members` are the origins of all its samples.
+    The position is (major, minor, part). From a planned source: 0, the position in the endless sequence, and the number
+    of the mixture part. From a stream: the number of the draw, the number of the sample in the shard, and 0. After a
+    foreign stage: the number among the values of the foreign stage, the epoch, and `FOREIGN` with rank and worker. From
+    `unbatched`, if the number of samples in a batch has changed: the batch's `major` and `minor`, and the number in the
+    batch + 1.
+
+    Attributes:
+        url: Path or URL of the shard, for messages; empty if unknown.
+        key: Key of the sample; empty if unknown.
+        members: For a batch, the origins of all its samples; empty for a sample. The other values of a batch's origin
+            are those of its last sample.
     """
 
     url: str
@@ -64,7 +72,7 @@ class Origin(NamedTuple):
     members: tuple[Origin, ...] = ()
 
     def __str__(self) -> str:
-        """Return "shard: key", without a part that is empty; for a batch, "first sample to last sample"."""
+        """Return "shard: key", or "a value" if both are empty; for a batch, "first sample to last sample"."""
         first = self.members[0] if self.members else self
         if first[:2] == self[:2]:
             return ": ".join(part for part in (self.url, self.key) if part) or "a value"
@@ -88,7 +96,7 @@ class Run:
         num_workers: Number of worker processes of the rank; 1 in the main process.
         first_epoch: The epoch in which the running stream started, for stages before with_epoch.
         epoch: The running epoch, for stages after with_epoch.
-        origin: Origin of the value that was yielded last.
+        origin: Origin of the value that a stage yielded last.
         first_draw: Number of the first draw of the running stream.
         stop_draw: Number of the last draw + 1; None for an endless stream.
         num_yielded: Number of values that the pipeline has yielded, or that its with_epoch has passed on.
@@ -141,13 +149,13 @@ class Run:
         return bad
 
     def mark_busy(self, slot: Slot, origin: Origin) -> None:
-        """Write the position of the value that a thread starts on into its slot; (-1, 0) after a foreign stage."""
+        """Write `major` and `minor` of the value that a thread starts on to its slot; (-1, 0) after a foreign stage."""
         slot[0] = origin.major if origin.part < FOREIGN else -1
         slot[1] = origin.minor if origin.part < FOREIGN else 0
 
     def call_lock(self, function: Callable[..., Any], origin: Origin) -> contextlib.AbstractContextManager[object]:
-        """Return a context manager to hold while `function` runs on a value. Only one thread at a time calls functions
-        of the user, except functions that are declared `thread_safe`.
+        """Return the context manager in which a thread calls a user's `function` on the value of `origin`. Only one
+        thread at a time can be in it. If there is one thread only, or `function` is `thread_safe`, nothing is locked.
         """
         return _NULL_CONTEXT if self.num_threads == 1 or is_thread_safe(function) else self._hold_lock(origin)
 
@@ -161,14 +169,16 @@ class Run:
                 self.board.turn[1] = IDLE
 
     def begin(self, first_epoch: int, *, first_draw: int, stop_draw: int | None = None) -> None:
-        """Set the range of draws of a stream. Called before the stream reads its first shard."""
+        """Set the epoch in which a stream starts, its first draw, and its last draw + 1 (None: endless). Called before
+        the stream reads its first shard.
+        """
         self.first_epoch = first_epoch
         self.origin = NO_ORIGIN
         self.first_draw = first_draw
         self.stop_draw = stop_draw
 
     def keep_timings(self, timings: Timings) -> None:
-        """Add `timings` to the timings of the stream, without a lock."""
+        """Add `timings` to the timings of the stream. Only the thread that reads the stream may call this method."""
         self.timings.merge(timings)
 
     def take_timings(self) -> Timings | None:
@@ -180,7 +190,9 @@ class Run:
         return timings
 
     def rng_of(self, stage: str) -> Callable[[Origin], Generator]:
-        """Return a function from origins to Generators; a Generator is valid until the thread's next call of it."""
+        """Return the function that makes the random Generator of a value from the value's origin. `stage` is the key of
+        the numbers (see `Context.label`). A thread may use a Generator until it makes the next Generator for `stage`.
+        """
         known: dict[str, PositionRng] | None = getattr(self._local, "known", None)
         if known is None:
             known = self._local.known = {}
@@ -191,7 +203,7 @@ class Run:
 
 
 FunctionLookup: TypeAlias = Callable[[str], Callable[..., Any]]
-"""Returns the function with a name, from `make_loader(transforms=...)` or the registry. PipelineError: Unknown name."""
+"""Maps a name to its function, from `make_loader(transforms=...)` or the registry. PipelineError: Unknown name."""
 
 ValueFunction: TypeAlias = Callable[[Any, Origin], Any]
 """The running form of a per-sample stage: maps a value and its origin to the new value."""
@@ -246,7 +258,7 @@ def thread_safe(function: F) -> F:
 
 
 def is_thread_safe(function: Callable[..., Any]) -> bool:
-    """Return True if `function` was declared `thread_safe`; for a partial also if the function inside was."""
+    """Return True if `function` was declared `thread_safe`, or is a `functools.partial` of a declared function."""
     while not getattr(function, _SAFE, False):
         if not isinstance(function, functools.partial):
             return False
@@ -255,7 +267,7 @@ def is_thread_safe(function: Callable[..., Any]) -> bool:
 
 
 class StepFailed(Exception):
-    """Error of one of several fused stages, with the name of the stage and the original error."""
+    """Error of one of several stages that run as one step: the name of the stage, and the original error `err`."""
 
     def __init__(self, stage: str, err: Exception) -> None:
         super().__init__(stage, err)
@@ -279,7 +291,8 @@ def cause_of(err: Exception) -> Exception:
 def stage_error(stage: str, origin: Origin, err: Exception) -> SampleError:
     """Return the SampleError that names the shard and key on which a stage failed. Raise it from `cause_of(err)`.
 
-    Errors that no sample can cause are raised earlier, when the pipeline is built.
+    `err` is the error of the stage, or a `FunctionFailed` with the error of a user's function, which sets `is_function`
+    of the SampleError. Errors that no sample can cause are raised earlier, when the pipeline is built.
     """
     cause = cause_of(err)
     text = str(cause) if isinstance(cause, WdskitError) else error_text(cause)
@@ -291,9 +304,9 @@ def stage_error(stage: str, origin: Origin, err: Exception) -> SampleError:
 
 def add_origin_note(stage: str, origin: Origin, err: BaseException) -> None:
     """Add a note with the origin and the stage to an exception that is raised unchanged, such as SystemExit or
-    asyncio.CancelledError. KeyboardInterrupt gets no note, because no sample causes it.
+    asyncio.CancelledError. KeyboardInterrupt gets no note, because no sample causes it. Python 3.10 has no notes.
     """
-    add_note = getattr(err, "add_note", None)  # Python 3.10 has no notes
+    add_note = getattr(err, "add_note", None)
     if add_note is not None and not isinstance(err, KeyboardInterrupt):
         add_note(f"{origin}: {stage} failed")
 
@@ -345,7 +358,7 @@ class BoundFunction:
         self.wants_rng = _wants_rng(function)
 
     def __call__(self, value: Any, origin: Origin) -> Any:
-        """Return the function's result for `value`, with the marks of `value`.
+        """Return the function's result for `value`, with the marks of `value` (see `stages.marks`).
 
         Raises:
             FunctionFailed: The function raised an Exception, or it returned None and `is_map` is set.
@@ -387,14 +400,14 @@ class BoundFunction:
 
 @dataclass(frozen=True)
 class Context:
-    """The state of building a pipeline at one stage. Binding a stage returns the context of the next stage.
+    """The state of building a pipeline before one stage. `after` returns the context of the next stage.
 
     Attributes:
         run: The running pipeline.
-        find: Returns the function with a name.
+        find: Maps the name of a function to the function.
         has_masks: Whether a transform takes fields as masks, so that `decode` must note which images it changes.
         part: Number of the mixture part whose stages are bound; None for the stages of all samples.
-        places: The field of each item of a tuple; None if the values are dicts, or a function has made them.
+        places: The field of each item of a tuple; None if the values are dicts, or a function has made the tuples.
         ordinals: For each name, the number of earlier stages with this name.
         buckets: The buckets of a pipeline with `bucketed`; None without.
     """
@@ -408,7 +421,7 @@ class Context:
     buckets: Buckets | None = None
 
     def ordinal(self, stage: StageSpec) -> int:
-        """Return the number of earlier stages with the same name."""
+        """Return the number of earlier stages with the name of `stage`."""
         return self.ordinals.get(stage.name, 0)
 
     def label(self, stage: StageSpec) -> str:
@@ -416,7 +429,7 @@ class Context:
         return f"{'' if self.part is None else 'part '}{stage.name}:{self.ordinal(stage)}"
 
     def after(self, stage: StageSpec) -> Context:
-        """Return the context of the next stage."""
+        """Return the context of the stage after `stage`."""
         return replace(
             self,
             places=stage.places_after(self.places) if isinstance(stage, PerSampleStage) else self.places,
@@ -424,7 +437,8 @@ class Context:
         )
 
     def resolve(self, stage: str, fn: Any, settings: Mapping[str, Any] | None = None) -> Callable[..., Any]:
-        """Return a callable unchanged; for a name, its function with the settings, or an instance of its class.
+        """Return a callable unchanged; for the name of a function, the function with the settings as keyword arguments;
+        for the name of a class with `__call__`, an instance that is made with the settings.
 
         Raises:
             PipelineError: The name is unknown, or the function or class does not accept the settings. The message
@@ -439,7 +453,13 @@ class Context:
         return _with_settings(stage, function, settings or {})
 
     def call(self, stage: str, fn: Any, label: str, *, global_rng: bool = False, is_map: bool = False) -> BoundFunction:
-        """Return a function, or the function with a name, bound to the run. PipelineError: The name is unknown."""
+        """Return a callable, or the function with the name `fn`, as a `BoundFunction`.
+
+        `label` is the key of its random numbers. `global_rng` and `is_map` are arguments of `BoundFunction`.
+
+        Raises:
+            PipelineError: The name is unknown. The message starts with `stage`.
+        """
         return BoundFunction(self.run, label, self.resolve(stage, fn), global_rng=global_rng, is_map=is_map)
 
 
@@ -457,17 +477,21 @@ class PerSampleStage(StageSpec):
         raise NotImplementedError
 
     def step(self, context: Context) -> tuple[Step, Context]:
-        """Return the bound stage with its name and ordinal, and the context of the next stage."""
+        """Return the bound stage with its name and ordinal, and the context of the next stage. PipelineError: The stage
+        cannot run in this pipeline.
+        """
         step = Step(self.name, self.bind(context, context.label(self)), context.ordinal(self), context.part)
         return step, context.after(self)
 
     def places_after(self, places: tuple[str, ...] | None) -> tuple[str, ...] | None:
-        """Return `Context.places` for the next stage; None after a user's function for whole samples."""
+        """Return the field of each item of the tuples after this stage, from the fields before it (`Context.places`).
+        None if the values are not tuples, or if the stage calls a user's function for whole samples.
+        """
         return None if self.takes_any else places
 
     @property
     def mask_names(self) -> tuple[str, ...]:
-        """The fields that the stage takes as masks, with `;` between alternatives."""
+        """The fields that the stage takes as masks, with `;` between alternatives; empty for a stage without masks."""
         return ()
 
 
@@ -477,7 +501,9 @@ def takes_masks(stages: Sequence[Any]) -> bool:
 
 
 def bind_steps(stages: Sequence[Any], context: Context) -> tuple[tuple[Step, ...], Context]:
-    """Bind per-sample stages in order. Return their steps, and the context after the last stage."""
+    """Bind per-sample stages in order. Return their steps, and the context after the last stage. PipelineError: A stage
+    cannot run in this pipeline.
+    """
     steps = []
     for stage in stages:
         step, context = stage.step(context)
@@ -498,7 +524,8 @@ def _wants_rng(function: Callable[..., Any]) -> bool:
 
 
 def check_settings(stage: str, function: Callable[..., Any], settings: Mapping[str, Any]) -> None:
-    """Compare settings with the parameters of a function, or of a class.
+    """Compare settings with the parameters of a function, or of a class. A function with `**kwargs`, or without a known
+    signature, accepts all settings.
 
     Raises:
         PipelineError: The function has no parameter for a setting. The message starts with `stage`.

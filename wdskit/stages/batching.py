@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Batched(StreamStage):
-    """Make batches of values."""
+    """Make batches of consecutive values. By default, arrays and numbers are stacked; other values become lists."""
 
     name: ClassVar[str] = "batched"
     kind: ClassVar[Kind] = "batch"
@@ -85,13 +85,22 @@ class Batched(StreamStage):
         return Batcher(context.run, collate, self.size_on(context.run.rank_info.world_size), partial=self.partial)
 
     def num_items(self, num_values: int, worker: int, num_workers: int, world_size: int) -> int:  # noqa: ARG002
-        """Return the number of full batches, plus 1 for a smaller last batch if `partial` is set."""
+        """Return the number of batches for `num_values` values: the full batches, plus 1 for a smaller last batch if
+        `partial` is set. PipelineError: `global_size` is not a multiple of `world_size`.
+        """
         size = self.size_on(world_size)
         return -(-num_values // size) if self.partial else num_values // size
 
 
 class Batcher:
-    """Collates lists of `size` values, and yields each batch as soon as it is full."""
+    """Collates lists of `size` values, and yields each batch as soon as it is full.
+
+    Args:
+        run: The running pipeline.
+        collate: A `Collate`, or a user's function that takes a list of values and returns a batch.
+        size: Number of values in a batch.
+        partial: Whether a smaller last batch is yielded; otherwise its values are dropped.
+    """
 
     def __init__(self, run: Run, collate: Callable[..., Any], size: int, *, partial: bool) -> None:
         self.run = run
@@ -101,7 +110,7 @@ class Batcher:
         self._sampler = TimingSampler()
 
     def __call__(self, source: Iterable[Any]) -> Iterator[Any]:
-        """Yield batches. A smaller last batch is yielded if `partial` is set, and dropped otherwise.
+        """Yield the batches of the values of `source`; with the default collate, as tensors.
 
         Raises:
             SampleError: The values cannot be collated. The message names the first and the last sample of the batch.
@@ -141,8 +150,8 @@ class Batcher:
         Args:
             values: At least one value.
             origins: Origin of each value.
-            memory: Memory for the arrays of the default collate; a user's function allocates its own memory.
-            ready: For the default collate: maps slots to batches that already exist.
+            memory: Memory for the arrays of the default collate; None for new memory. A user's function ignores it.
+            ready: For the default collate: maps slots (keys, or positions in a tuple) to batches that already exist.
 
         Raises:
             SampleError: The values cannot be collated. The message names the first and the last sample of the batch.
@@ -166,7 +175,7 @@ class Batcher:
 
 
 class Unbatched(StreamStage):
-    """Split batches into samples again."""
+    """Split each batch into its samples again."""
 
     name: ClassVar[str] = "unbatched"
     kind: ClassVar[Kind] = "stream"
@@ -183,7 +192,7 @@ class Unbatcher:
         self.run = run
 
     def __call__(self, source: Iterable[Any]) -> Iterator[Any]:
-        """Yield the samples of each batch in order, each with its origin from before `batched`.
+        """Yield the samples of each batch in order. `run.origin` is the origin that the sample had before `batched`.
 
         Raises:
             SampleError: The columns of a batch differ in length, or the batch cannot be iterated.

@@ -53,7 +53,10 @@ def _check_shapes(value: object) -> tuple[Shape, ...]:
 
 
 def _make_shapes(value: Mapping[Any, Any]) -> tuple[Shape, ...]:
-    """Return all shapes of at most area x area pixels whose sides are multiples of `divisible_by`, sorted by ratio."""
+    """Return the shapes (height, width) for {area, divisible_by, ratio}: all shapes of at most area x area pixels whose
+    sides are multiples of `divisible_by`, sorted by width / height. PydanticCustomError: A setting is invalid, or there
+    is no shape, or there are too many.
+    """
     area, step = as_int(value.get("area")), as_int(value.get("divisible_by", 64))
     ratio = value.get("ratio", [0.5, 2.0])
     if set(value) - {"area", "divisible_by", "ratio"} or not _is_count(area) or not _is_count(step):
@@ -110,8 +113,8 @@ Edges = Annotated[tuple[int, ...], PlainValidator(_check_edges), WithJsonSchema(
 class Bucketed(StageSpec):
     """Make batches of one shape (`by: aspect`) or of similar length (`by: COLUMN`), in the place of `batched`.
 
-    At each step all ranks have a batch of the same bucket. Each sample is once in an epoch, except those that do
-    not fill the last batch of their bucket, which `tail` of the source drops or pads.
+    At each step all ranks have a batch of the same bucket. Each sample is once in an epoch, except the samples
+    that do not fill the last batch of their bucket: `tail` of the source drops or pads this batch.
     """
 
     name: ClassVar[str] = "bucketed"
@@ -208,7 +211,7 @@ class Bucketed(StageSpec):
         """Return the number of each sample's bucket, int64 (n,).
 
         Args:
-            values: The values of each of `columns`, (n,).
+            values: For each of `columns`, the values of all samples, (n,).
 
         Raises:
             ValueError: A value is invalid, or a sample is longer than the last edge. The arguments of the error are the
@@ -264,7 +267,7 @@ class ResizeToShape(GeometricTransform):
     crop: Literal["center", "random"] = "center"
 
     def draw(self, rng: np.random.Generator, images: Mapping[str, Any]) -> tuple[float, float]:  # noqa: ARG002
-        """Return the share of the surplus rows above the crop, and of the surplus columns left of it, 0-1."""
+        """Return the share of the surplus rows above the crop, and of the surplus columns left of the crop, 0-1."""
         return (0.5, 0.5) if self.crop == "center" else (float(rng.random()), float(rng.random()))
 
     def change(self, image: Any, drawn: Any, *, nearest: bool) -> Any:
@@ -289,7 +292,7 @@ class ResizeToBucket(GeometricTransform):
     crop: Literal["center", "random"] = Field("center", description="Which part is kept.")
 
     def change(self, image: Any, drawn: Any, *, nearest: bool) -> Any:  # noqa: ARG002
-        """Never called: `bind` returns the transforms for the single shapes instead."""
+        """Raise AssertionError. `bind` returns a callable that uses a `ResizeToShape` for each shape instead."""
         raise AssertionError
 
     def bind(self, context: Context, label: str) -> Any:
@@ -308,11 +311,19 @@ class ResizeToBucket(GeometricTransform):
 
 @dataclass(frozen=True)
 class BoundResizeToBucket:
-    """`resize_to_bucket` in a pipeline, one transform per bucket. The position decides the bucket. Can be pickled."""
+    """The running form of `resize_to_bucket`: `plan` gives the bucket of a sample's position, and `transforms` has one
+    transform per bucket. Can be pickled.
+    """
 
     plan: BucketPlan
     transforms: tuple[BoundTransform, ...]
 
     def __call__(self, sample: Sample, origin: Origin) -> Sample:
-        """Return a copy of the sample with its images resized. Raises the errors of `BoundTransform.__call__`."""
+        """Return a copy of the sample with its images resized.
+
+        Raises:
+            PipelineError: The sample has no image field, or several without `fields`, or a field is missing, not an
+                image, not decoded, or neither uint8 nor float nor a mask.
+            WdskitError: A field cannot be a mask, because its numbers differ from the numbers in its file.
+        """
         return self.transforms[self.plan.bucket_at(origin.minor)](sample, origin)

@@ -28,7 +28,7 @@ class EpochLayout:
     """The length and the steps of an epoch of a planned pipeline, as the loader needs them.
 
     Attributes:
-        tail: Whether the positions after the last full global batch are dropped or padded.
+        tail: Whether the positions after the last full global batch are dropped ("drop") or padded ("pad").
         batch: Number of samples in one rank's batch, with `bucketed` in the largest batch; 1 without `batched`.
         num_samples: Number of positions in an epoch, over all ranks.
         fingerprint: The settings that decide the order, as plain JSON, for the loader's state.
@@ -48,7 +48,7 @@ class EpochLayout:
             world_size: Number of ranks.
             start: The epoch's first position in the endless sequence.
             consumed: Number of the epoch's positions that have been consumed already.
-            num_samples: Number of positions in this epoch; None for `self.num_samples`.
+            num_samples: Number of positions in this epoch; None for `self.num_samples`. Has no effect with `bucketed`.
         """
         if self.buckets is not None:
             return BucketSteps(self.buckets.plan, start // self.num_samples, world_size, consumed)
@@ -95,7 +95,9 @@ def plan_epoch(stages: Sequence[Any], world_size: int) -> tuple[PlannedData, Epo
 
 
 def _divide(source: Any, data: PlannedData, bucketed: Bucketed) -> tuple[PlannedData, Buckets]:
-    """Return the data in the order of `bucketed`, and its buckets. SelectionError: A sample fits in no bucket."""
+    """Return the data of `source` in the order of `bucketed`, and the buckets that have samples. SelectionError: A
+    sample fits in no bucket, or a column is missing or damaged.
+    """
     by_part: dict[int, np.ndarray[Any, np.dtype[np.uint8]]] = {}
     for number, table in zip(data.parts, data.tables, strict=True):
         if number not in by_part:
@@ -138,7 +140,9 @@ def _plain(label: Any) -> Any:
 def _assign(
     bucketed: Bucketed, views: Sequence[ColumnView], used: np.ndarray[Any, np.dtype[np.bool_]], folder: str
 ) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """Return the bucket of each used sample, uint8 (num_used,). SelectionError: A sample fits in no bucket."""
+    """Return the bucket of each used sample, uint8 (num_used,). `views` are the columns of `bucketed`, `used` says
+    which samples are used, and messages start with `folder`. SelectionError: A sample fits in no bucket.
+    """
     parts = []
     for first in range(0, len(used), _CHUNK):
         numbers = first + np.flatnonzero(used[first : first + _CHUNK])

@@ -83,7 +83,7 @@ class FieldDecoder:
     decode_image: Callable[..., Any] | None
 
     def __call__(self, sample: Any, origin: Origin = NO_ORIGIN) -> dict[str, Any]:  # noqa: ARG002 (nothing is drawn)
-        """Return a copy of `sample` with its fields decoded.
+        """Return a copy of `sample` with its fields decoded. `origin` has no effect.
 
         Raises:
             PipelineError: The sample is not a dict.
@@ -109,7 +109,9 @@ class FieldDecoder:
         return not field.startswith("__") and isinstance(value, bytes) and (not self.only or field in self.only)
 
     def decode_one(self, field: str, value: Any) -> Any:
-        """Return the decoded value of a field, or `value` if it is not to be decoded. DecodeError: It is damaged."""
+        """Return the decoded value of a field. Return `value` unchanged if `takes` returns False, if the field's name
+        is unknown, or if the field is an image and images stay bytes. DecodeError: The bytes cannot be decoded.
+        """
         if not self.takes(field, value):
             return value
         if not is_image_field(field):
@@ -128,7 +130,7 @@ class FieldDecoder:
         )
 
     def _describe_change(self, field: str, value: bytes) -> str:
-        """Return the text for `Mark.changed`; empty if decoding keeps the numbers that the file stores."""
+        """Return the text for `Mark.changed` of an image; empty if decoding keeps the numbers that the file stores."""
         from wdskit.codecs.images import IMAGE_SPECS, stores_other_numbers
 
         if self.images is None or self.images == INDEX_SPEC:
@@ -162,7 +164,7 @@ def marked_array(value: Any) -> Any:
 
 
 class Map(PerSampleStage):
-    """Call a function for each value."""
+    """Call a function for each value; its result is the new value."""
 
     name: ClassVar[str] = "map"
     takes_any: ClassVar[bool] = True
@@ -185,7 +187,7 @@ class Map(PerSampleStage):
 
 
 class MapDict(PerSampleStage):
-    """Call a function for each named field."""
+    """Call a function for each named field; its result is the new value of the field."""
 
     name: ClassVar[str] = "map_dict"
     shorthand: ClassVar[str | None] = "fields"
@@ -217,7 +219,7 @@ def _map_fields(calls: Mapping[str, ValueFunction], sample: Any, origin: Origin)
 
 
 class MapTuple(PerSampleStage):
-    """Call a function for each item of a tuple; null leaves an item unchanged."""
+    """Call a function for each item of a tuple; its result is the new item. null leaves an item unchanged."""
 
     name: ClassVar[str] = "map_tuple"
     is_starred: ClassVar[str] = "fns"
@@ -268,7 +270,7 @@ class Rename(PerSampleStage):
         """Return a copy of `sample` with its fields renamed. Of alternatives, the first that exists is renamed.
 
         Raises:
-            PipelineError: The sample is not a dict.
+            PipelineError: The sample is not a dict, or the JSON field of a path is not decoded yet.
             WdskitError: A field is missing, or a new name is the name of another field that is kept.
         """
         check_dict("rename", sample)
@@ -307,7 +309,9 @@ class ToTuple(PerSampleStage):
         return self.fields
 
     def __call__(self, sample: Any, origin: Origin = NO_ORIGIN) -> tuple[Any, ...]:  # noqa: ARG002 (nothing is drawn)
-        """Return the values of `fields`, in their order. WdskitError: A field is missing."""
+        """Return the values of `fields`, in the order of `fields`. WdskitError: A field is missing. PipelineError: The
+        sample is not a dict, or the JSON field of a path is not decoded yet.
+        """
         return tuple(pick("to_tuple", sample, names) for names in self.fields)
 
 
@@ -341,7 +345,9 @@ class ToDict(PerSampleStage):
         return self
 
     def __call__(self, sample: Any, origin: Origin = NO_ORIGIN) -> dict[str, Any]:  # noqa: ARG002 (nothing is drawn)
-        """Return a dict of `fields`, in their order. WdskitError: A field is missing."""
+        """Return a dict of `fields`, in the order of `fields`. WdskitError: A field is missing. PipelineError: The
+        sample is not a dict, or the JSON field of a path is not decoded yet.
+        """
         return {name: pick("to_dict", sample, names) for name, names in self._names.items()}
 
     @functools.cached_property
@@ -366,12 +372,14 @@ class MultiHot(PerSampleStage):
 
     @classmethod
     def expand(cls, value: object) -> dict[str, Any]:
-        """See `StageSpec.expand`. The setting `source` of Python is `from` in YAML, because `from` is a keyword."""
+        """Return all settings from the value after the stage's name: a mapping, or None for no settings. A setting
+        `source`, the name in Python, is returned as `from`, the name in YAML. ValueError: Another value.
+        """
         settings = super().expand(value)
         return {("from" if name == "source" else name): each for name, each in settings.items()}
 
     def write_settings(self) -> Any:
-        """See `StageSpec.write_settings`."""
+        """Return the settings that are not null as a dict for YAML, with `from` in place of `source`."""
         return {("from" if name == "source" else name): value for name, value in super().write_settings().items()}
 
     def bind(self, context: Context, label: str) -> MultiHot:  # noqa: ARG002 (nothing is drawn)
@@ -387,7 +395,7 @@ class MultiHot(PerSampleStage):
         """Return a copy of `sample` with the vector in the field `to`.
 
         Raises:
-            PipelineError: The sample is not a dict, or its JSON field is not decoded yet.
+            PipelineError: The sample is not a dict, or the JSON field of a path is not decoded yet.
             WdskitError: The field is missing, or a label is not one of `classes`.
         """
         value = pick("multi_hot", sample, self.source)
@@ -432,7 +440,7 @@ class UserStage(PerSampleStage):
 
 @functools.cache
 def user_stage(registered_name: str) -> type[UserStage]:
-    """Return the stage class for the name of a registered function or class."""
+    """Return the stage class for the name of a registered function or class; the same class for each call."""
 
     class Registered(UserStage):
         __doc__ = f"The registered `{registered_name}`."
@@ -448,7 +456,7 @@ def _make_user_stage(name: str, settings: dict[str, Any]) -> UserStage:
 def pick(stage: str, sample: Any, names: str) -> Any:
     """Return the value of the first `;` alternative that a sample has as a field, or as a path in a JSON field.
 
-    A list of numbers in JSON is returned as an array, see `as_array`.
+    A list of numbers at a path is returned as an array, see `as_array`. `stage` is the name that starts messages.
 
     Raises:
         PipelineError: The sample is not a dict, or the JSON field of a path is not decoded yet.
@@ -460,7 +468,9 @@ def pick(stage: str, sample: Any, names: str) -> Any:
 
 
 def _find_name(stage: str, sample: Mapping[str, Any], names: str) -> str:
-    """Return the first `;` alternative that a sample has. WdskitError: The sample has none of them."""
+    """Return the first `;` alternative that a sample has. WdskitError: The sample has none of the alternatives.
+    PipelineError: The JSON field of a path is not decoded yet.
+    """
     for name in names.split(";"):
         if name in sample:
             return name
@@ -487,8 +497,10 @@ def _value_at_path(stage: str, sample: Mapping[str, Any], name: str) -> Any:
 
 
 def as_array(value: Any) -> Any:
-    """Return a list of numbers, or nested lists of equal lengths, as an array of int64 or float64, if that is exact.
-    Return any other value unchanged.
+    """Return a list of numbers, or nested lists of equal lengths, as an array with the mark `LIST`.
+
+    The dtype is int64 if all numbers are of type int, otherwise float64. An empty list becomes int64 (0,). Any other
+    value is returned unchanged, and also a list with a number that the dtype cannot hold exactly.
     """
     if not isinstance(value, list):
         return value
@@ -519,7 +531,7 @@ def check_dict(stage: str, sample: Any) -> None:
     """Check that a sample is a dict.
 
     Raises:
-        PipelineError: The sample is not a dict.
+        PipelineError: The sample is not a dict. The message starts with `stage`.
     """
     if not isinstance(sample, dict):
         msg = f"{stage}: it takes samples (dicts), but got a {type(sample).__name__}."

@@ -19,8 +19,8 @@ def check_stage(stage: object, at: int) -> None:
     """Check that an object can be stage number `at` of a pipeline.
 
     Raises:
-        PipelineError: `stage` is not a spec, a callable or a stage of webdataset. The first stage may also be a
-            DataLoader or IterableDataset of torch.
+        PipelineError: `stage` is not a spec, a callable or a stage of webdataset. Stage 0 may also be a DataLoader or
+            IterableDataset of torch.
     """
     if isinstance(stage, StageSpec) or hasattr(stage, "run"):
         return
@@ -33,17 +33,21 @@ def check_stage(stage: object, at: int) -> None:
 
 
 def splits_nodes(stage: Any) -> bool:
-    """Return whether a running stage keeps the shards of one rank. wdskit's and webdataset's have the same name."""
+    """Return whether a running stage keeps only the shards of its rank. The stage is known by the name of its function,
+    which is the same in wdskit and webdataset.
+    """
     return _function_name(stage) in _BY_NODE
 
 
 def splits_workers(stage: Any) -> bool:
-    """Return whether a running stage keeps the shards of one worker. wdskit's and webdataset's have the same name."""
+    """Return whether a running stage keeps only the shards of its worker. The stage is known by the name of its
+    function, which is the same in wdskit and webdataset.
+    """
     return _function_name(stage) in _BY_WORKER
 
 
 def takes_shards(stage: Any) -> bool:
-    """Return whether a foreign stage takes shards and yields shards."""
+    """Return whether a foreign stage takes shards and yields shards. The name of the stage's function decides."""
     return splits_nodes(stage) or splits_workers(stage) or _function_name(stage) == "non_empty"
 
 
@@ -62,7 +66,7 @@ class Renumber:
 
     Args:
         run: The running pipeline.
-        each_epoch: Whether the stage is after `with_epoch`.
+        each_epoch: Whether the stage is after `with_epoch`, so that positions have the running epoch, not the first.
     """
 
     def __init__(self, run: Run, *, each_epoch: bool) -> None:
@@ -70,7 +74,7 @@ class Renumber:
         self.each_epoch = each_epoch
 
     def __call__(self, source: Iterable[Any]) -> Iterator[Any]:
-        """Yield each value. `run.origin` gets the value's number and the epoch as its position."""
+        """Yield each value of `source`. Set `run.origin` to the value's number and the epoch as its position."""
         run = self.run
         part = FOREIGN | run.rank_info.rank << 31 | run.worker
         epoch = run.epoch if self.each_epoch else run.first_epoch

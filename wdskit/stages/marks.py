@@ -70,7 +70,7 @@ def _remove_entry(reference: weakref.ref[Any], references: dict[int, _Reference]
 
 
 def marked(value: T, mark: Mark) -> T:
-    """Mark an array, a tensor or a PIL image, and return the same object."""
+    """Mark an array, a tensor or a PIL image, in place of an earlier mark, and return the same object."""
     reference = _Reference(value, _remove_entry)
     reference.key, reference.mark = id(value), mark
     _REFERENCES[reference.key] = reference
@@ -94,10 +94,10 @@ def names_image(field: str) -> bool:
 
 
 def layout_of(slot: object, value: object) -> Layout:
-    """Return the layout of a value from its mark, or if the value has no mark, from the name of its field.
+    """Return the layout of a value from its mark; without a mark, from the name of its field. None: unknown.
 
     Args:
-        slot: Name of the field; the position in a tuple or None for a bare value, which say nothing about the layout.
+        slot: Name of the field; or the position in a tuple, or None for a bare value, which give no layout.
         value: Any value.
     """
     mark = mark_of(value)
@@ -116,7 +116,9 @@ def is_image_in(field: str, value: object) -> bool:
 
 
 def may_be_image(array: NDArray[Any]) -> bool:
-    """Return whether the shape and dtype fit an image with channels; the array may still be something else."""
+    """Return whether the shape and dtype fit an image with channels: (height, width, 1, 3 or 4), uint8 or float. The
+    array may still be something else.
+    """
     is_pixels = array.dtype == np.uint8 or array.dtype.kind == "f"
     return is_pixels and array.ndim == 3 and array.shape[2] in IMAGE_CHANNELS
 
@@ -126,7 +128,9 @@ SampleMarks = list[tuple[object, Any, Mark | None]]
 
 
 def marks_in(sample: Any) -> SampleMarks:
-    """Return the marks of a sample; empty if no value is marked."""
+    """Return the marked values, and the unmarked arrays and tensors, of a sample (a dict, a tuple, a list or a bare
+    value); empty if no value is marked. `transfer_marks` takes the result.
+    """
     found: SampleMarks = []
     for slot, item in _items(sample):
         mark = mark_of(item)
@@ -136,14 +140,14 @@ def marks_in(sample: Any) -> SampleMarks:
 
 
 def transfer_marks(known: SampleMarks, result: Any) -> Any:
-    """Return a function's result in which values that the function made from marked values are marked.
+    """Return a function's result in which the values that were made from marked values are marked.
 
     A view or a copy of a marked value gets the value's mark. A new value under the same key of a dict, or in place of a
     bare value, gets the mark of the old value. A new array in place of an image in a tuple gets the layout "lost",
     because it may be an image or another array.
 
     Args:
-        known: The marks of the function's argument.
+        known: Result of `marks_in` for the function's argument, from before the call.
         result: The function's result. It is not changed, because the function may return the same objects again. New
             views of its values, in a new dict or tuple, get the marks.
     """
@@ -187,7 +191,7 @@ def _form(value: Any) -> tuple[object, ...]:
 
 
 def _is_view(item: Any, value: Any) -> bool:
-    """Return whether `item` is a view of rows and columns of `value`, in any order."""
+    """Return whether `item` is a view of `value` with all its channels, such as a crop or a mirrored image."""
     if type(item) is not type(value) or item.ndim != value.ndim or item.dtype != value.dtype:
         return False
     if isinstance(item, np.ndarray):

@@ -26,9 +26,10 @@ Slot: TypeAlias = "memoryview[int]"
 
 
 class Board:
-    """The slots of the working threads: `major` and `minor` of the sample's `Origin`, and the number of samples read.
+    """The slots of the working threads of a process. A thread writes its slot before it touches a sample.
 
-    A thread writes its slot before it touches a sample: two stores of 40 ns.
+    A slot has three numbers: `major` and `minor` of the sample's `Origin`, and the number of samples read. `minor` is
+    `IDLE` if the thread works on no sample.
 
     Args:
         memory: `BOARD_BYTES` of shared memory; None for memory of this process.
@@ -46,20 +47,22 @@ class Board:
         self._free: deque[Slot] = deque(others)
 
     def claim(self) -> Slot:
-        """Return a free slot for this thread."""
+        """Return a free slot for this thread, until `release`. If no slot is free, return memory outside `slots`, which
+        no other process can read.
+        """
         try:
             return self._free.pop()
         except IndexError:
             return memoryview(bytearray(_WORDS * 8)).cast("q")
 
     def release(self, slot: Slot) -> None:
-        """Mark a slot as idle, and make it free."""
+        """Mark a slot from `claim` as idle, and make it free."""
         slot[1] = IDLE
         self._free.append(slot)
 
 
 def slots_in(memory: Any) -> NDArray[np.int64]:
-    """Return the slots of a `Board` as a view of its memory, int64 (slots, 3)."""
+    """Return the slots of a `Board` as a view of its memory of `BOARD_BYTES`, int64 (slots, 3)."""
     return np.frombuffer(memory, np.int64).reshape(_SLOTS, _WORDS)
 
 
@@ -77,7 +80,9 @@ class SilenceTimer:
         self._num_samples = 0
 
     def update(self, num_yielded: int, num_samples: int) -> str:
-        """Add `num_samples` samples that were read. Return the line to log after a long silence, else an empty text."""
+        """Add `num_samples` samples that were read. Return the line to log after each `REPORT_S` seconds in which
+        `num_yielded` has not changed, otherwise an empty text.
+        """
         if num_yielded != self._num_yielded:
             self.restart(num_yielded)
         self._num_samples += num_samples
@@ -89,7 +94,7 @@ class SilenceTimer:
 
 
 def describe_silence(who: str, waited_s: float, num_samples: int) -> str:
-    """Return the message about a stream that reads samples and yields no value. `who` is the name of the stream."""
+    """Return the message about a stream `who` that reads samples and has yielded no value for `waited_s` seconds."""
     return (
         f"no sample has come out of {who} for {waited_s:.0f} s: {num_samples} samples were read in this time, and all "
         "were dropped or are held by its stages. Check its select and shuffle stages."

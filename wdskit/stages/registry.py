@@ -1,6 +1,6 @@
 """The names that YAML and the builder know: wdskit's stages, and the functions and classes that users register.
 
-YAML can only name them: no function runs that was not registered or passed in Python.
+YAML can only name a function: no function runs that was not registered or passed in Python.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 
 class TarfileToSamples(StreamStage):
-    """Open the shards here. Without this stage, the first stage that is not a splitter opens them."""
+    """Open the shards here. Without this stage, they are opened before the first stage that is not a splitter."""
 
     name: ClassVar[str] = "tarfile_to_samples"
     kind: ClassVar[Kind] = "open"
@@ -40,7 +40,7 @@ class TarfileToSamples(StreamStage):
 
 
 class ShardOpener:
-    """Opens the shard of each draw and yields its samples. Draws of a foreign source need no number.
+    """Opens the shard of each draw and yields its samples.
 
     Args:
         run: The running pipeline.
@@ -63,11 +63,11 @@ class ShardOpener:
         self._identities = IdentityChecker()
 
     def __call__(self, source: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-        """Yield the samples of each draw in order.
+        """Yield the samples of each draw in order. A draw is a dict with the `url` of a shard, and its number if known.
 
         Raises:
             PipelineError: The stream is endless and all shards are empty.
-            ShardError: A shard is damaged or differs from its index entry.
+            ShardError: A shard is damaged, has a sample in two places, or differs from its index entry.
             FolderIndexError: The `.idx` file next to a shard belongs to another shard.
             StorageError: A shard cannot be opened or read.
         """
@@ -102,7 +102,9 @@ class ShardOpener:
             logger.warning("%s", line)
 
     def read(self, url: str) -> Iterator[dict[str, Any]]:
-        """Compare a shard with its index entry, and yield its samples. Raises the errors of `__call__`."""
+        """Compare a shard with its index entry, and yield its samples. ShardError: The shard is damaged or differs from
+        the entry. FolderIndexError: Its `.idx` is for another shard. StorageError: The shard cannot be opened or read.
+        """
         entry = self._entries.get(url) if self._check != "none" else None
         stream = open_stream(url)
         comparison = None
@@ -129,7 +131,7 @@ class ShardOpener:
             stream.close()
 
     def _counted(self, stream: ByteStream) -> Callable[[int], bytes]:
-        """Return the stream's `read`, which also adds the bytes to the timings."""
+        """Return a function that reads like `stream.read`, and adds the number of bytes to the timings of the run."""
 
         def read(size: int) -> bytes:
             part = stream.read(size)
@@ -196,7 +198,7 @@ class IndexComparison:
         self._num_samples = number + 1
 
     def end(self) -> None:
-        """Compare the numbers of samples and the fields after the last sample.
+        """Compare the number of samples and the fields of all samples with the index. Call it after the last sample.
 
         Raises:
             ShardError: Samples are missing, or no sample has a field that the index lists.
@@ -214,7 +216,7 @@ class IndexComparison:
 
 
 class _HashingStream:
-    """A stream whose `read` compares the sha256 of all bytes with the index at the end. ShardError: They differ."""
+    """A stream that compares the sha256 of all bytes with the index at the end. ShardError: The digests differ."""
 
     def __init__(self, stream: ByteStream, url: str, entry: ShardEntry) -> None:
         self._stream = stream

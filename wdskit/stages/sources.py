@@ -110,7 +110,7 @@ def _check_stages(value: object, info: ValidationInfo) -> tuple[StageSpec, ...]:
 
 
 def _check_stage(at: int, item: object, stages: Stages) -> StageSpec:
-    """Return stage number `at` of a part. Stages of a part must map one dict to one dict."""
+    """Return stage number `at` of a part. PydanticCustomError: The stage does not map one dict to one dict."""
     spec, flaws = read_item(stages, item)
     if spec is None:
         raise refuse(f"{dotted((at, *flaws[0].path))}: {flaws[0].rule}")
@@ -210,7 +210,7 @@ class MixturePart(BaseModel):
     stages: PartStages = Field((), description="Stages for its samples only, before those of the pipeline.")
 
     def write_settings(self) -> dict[str, Any]:
-        """Return the settings for YAML, without settings that are null."""
+        """Return the settings as a dict for YAML, without settings that are null."""
         fields = {name: value for name, value in self if value is not None}
         return fields | {"stages": [stage.written() for stage in self.stages]}
 
@@ -226,7 +226,7 @@ class MixturePart(BaseModel):
         return ShardTable(self.shards, split=self.split, where=self.where, has_columns=has_columns, bounds=bounds)
 
     def fingerprint(self, table: ShardTable) -> dict[str, Any]:
-        """Return everything that decides the order of the part's samples, as plain JSON."""
+        """Return everything that decides the order of the part's samples, the shards of `table`, as plain JSON."""
         weight: Any = self.weight
         if isinstance(weight, Mapping):
             weight = {str(at): value for at, value in weight.items()}  # JSON has only text keys
@@ -244,7 +244,7 @@ class PlannedData:
 
     Attributes:
         tables: The shards of each part. A part with `repeat: n` is listed n times.
-        parts: The number of the part of each of `tables`.
+        parts: For each of `tables`, the number of its part.
         order: Maps positions to samples.
         num_samples: Number of samples in one pass over the data; None for a mixture by weights, which is endless.
         fingerprint: Everything that decides the order, as plain JSON.
@@ -317,7 +317,7 @@ class PlannedSource(StageSpec):
 
     @property
     def is_weighted(self) -> bool:
-        """Whether the source is an endless mixture by weights. Without `weight` and `repeat`, all weights are 1."""
+        """Whether the source is an endless mixture by weights: a mixture without `repeat`. Missing weights are 1."""
         return self.mixture is not None and self.mixture[0].repeat is None
 
     @property
@@ -338,14 +338,15 @@ class PlannedSource(StageSpec):
     def order_of(self, counts: NDArray[np.int64], seed: int, *, lanes: int | None = None) -> Order:
         """Return the order of shards with these numbers of samples, int64 (num_shards,).
 
-        `lanes` is the number of lanes for `exact` if the user has not set `lanes`; other sources ignore it.
+        `lanes` is the number of lanes for `exact` if the user has not set `lanes`, None for the default. Other sources
+        ignore it.
         """
 
     def plan(self, *, has_columns: bool = False) -> PlannedData:
         """Return the shards and the order of their samples. With `has_columns`, the tables can read columns.
 
         Raises:
-            StorageError: The shards cannot be listed.
+            StorageError: The shards cannot be listed, or a `classes.json` cannot be read.
             FolderIndexError: A folder has no valid index, no sample is selected, or the labels of two folders mean
                 different classes.
             SelectionError: A split or a column is missing, or a column has values that the setting cannot use.
@@ -398,7 +399,7 @@ class PlannedSource(StageSpec):
 
 class Exact(PlannedSource):
     """A planned source: each sample at most once per epoch over all ranks, in a new random order each epoch. With
-    `tail: pad` it is exactly once; `tail: drop` leaves out the samples that do not fill a batch on all ranks.
+    `tail: pad`, exactly once; `tail: drop` leaves out the samples that do not fill a batch on all ranks.
     """
 
     name: ClassVar[str] = "exact"
@@ -434,7 +435,7 @@ class Exact(PlannedSource):
         return self.repeat is not None
 
     def times(self, table: ShardTable) -> NDArray[Any]:
-        """Return how often an epoch has each used sample, integers (num_used,).
+        """Return how often an epoch has each used sample of `table`, integers (num_used,). Needs `repeat`.
 
         Raises:
             SelectionError: The column is missing or damaged, has values that `repeat` cannot use, or leaves out all
@@ -470,7 +471,7 @@ class Exact(PlannedSource):
         return PickedOrder(self.order_of(counts, self.seed), layers), digest
 
     def order_of(self, counts: NDArray[np.int64], seed: int, *, lanes: int | None = None) -> Order:
-        """Return shuffled shards, divided into lanes, with each lane shuffled in windows."""
+        """See `PlannedSource.order_of`. Shuffled shards are divided into lanes; each lane is shuffled in windows."""
         return ExactOrder(counts, seed=seed, lanes=self.lanes or lanes, window=self.window, homes=self.homes)
 
 
@@ -526,7 +527,7 @@ class Resampled(PlannedSource):
         return order, weights.digest
 
     def order_of(self, counts: NDArray[np.int64], seed: int, *, lanes: int | None = None) -> Order:  # noqa: ARG002
-        """Return chunks of consecutive samples that are drawn uniformly."""
+        """See `PlannedSource.order_of`. Chunks of consecutive samples are drawn uniformly."""
         return ResampledOrder(counts, seed=seed, chunk=self.chunk, lanes=self.lanes, window=self.window)
 
 
@@ -538,7 +539,7 @@ class Sequential(PlannedSource):
     tail: Literal["drop", "pad"] = Field("pad", description="What to do with an incomplete last global batch.")
 
     def order_of(self, counts: NDArray[np.int64], seed: int, *, lanes: int | None = None) -> Order:  # noqa: ARG002
-        """Return the order of the index."""
+        """See `PlannedSource.order_of`. The samples are in the order of the index."""
         return SequentialOrder(counts)
 
 

@@ -1,4 +1,4 @@
-"""The source `stream`, and `split_by_node` and `split_by_worker`: select the shards that a process opens, in order."""
+"""The source `stream`, and the splitters `split_by_node` and `split_by_worker`: decide which shards a process opens."""
 
 from __future__ import annotations
 
@@ -88,9 +88,9 @@ class Stream(StreamStage):
         """Find the shards and the order of their draws, and return the source.
 
         Raises:
-            StorageError: The shards cannot be listed.
-            FolderIndexError: `check: sha256` is set and the shards have no index, or the labels of two folders mean
-                different classes.
+            StorageError: The shards cannot be listed, or a `classes.json` cannot be read.
+            FolderIndexError: An index is invalid, or is missing with `check: sha256`; a folder has an unfinished run;
+                or the labels of two folders mean different classes.
         """
         shards = list_shards(self.shards, need_index=self.check == "sha256")
         refuse_part(self.shards, shards)
@@ -107,7 +107,9 @@ class Stream(StreamStage):
         return StreamSource(context.run, shards, draws)
 
     def _shard_weights(self, shards: ShardList) -> list[float] | None:
-        """Return the weight of each shard: its part's weight / number of shards in the part, or its part's factor."""
+        """Return the weight of each shard: its part's weight / number of shards in the part, or its part's factor; None
+        without `weights` and `upsampling`.
+        """
         if self.weights is not None:
             sizes = Counter(shards.parts)
             return [self.weights[part] / sizes[part] for part in shards.parts]
@@ -131,7 +133,7 @@ class Stream(StreamStage):
 
 
 class StreamSource:
-    """Yields draws, `{"url", "__draw__", "__ordinal__"}`, starting with `run.first_draw`.
+    """Yields draws from `run.first_draw` on: dicts with `url` (of a shard), `__draw__` (number) and `__ordinal__`.
 
     The ordinal starts as the number of the draw. Each splitter divides it by its number of parts for the next splitter.
     """
@@ -142,7 +144,7 @@ class StreamSource:
         self.draws = draws
 
     def __call__(self) -> Iterator[dict[str, Any]]:
-        """Yield draws up to `run.stop_draw`, or without end."""
+        """Yield the draws from `run.first_draw` to `run.stop_draw` - 1, or without end if `run.stop_draw` is None."""
         draw = self.run.first_draw
         while self.run.stop_draw is None or draw < self.run.stop_draw:
             yield {"url": self.shards.urls[self.draws.shard(draw)], DRAW: draw, _ORDINAL: draw}
@@ -172,12 +174,12 @@ class SplitByWorker(StreamStage):
 
 
 def split_by_node(run: Run, source: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Yield every R-th draw, for this rank of R ranks. `foreign.splits_nodes` knows the name of this function."""
+    """Yield the draws of this rank, every R-th for R ranks. `foreign.splits_nodes` knows the name of this function."""
     return _keep_share(source, run.rank_info.rank, run.rank_info.world_size)
 
 
 def split_by_worker(run: Run, source: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Yield every W-th draw, for this worker of W workers. `foreign.splits_workers` knows the name of this function."""
+    """Yield the draws of this worker, every W-th for W workers. `foreign.splits_workers` knows this function's name."""
     return _keep_share(source, run.worker, run.num_workers)
 
 

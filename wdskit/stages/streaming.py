@@ -69,12 +69,19 @@ class StreamStage(StageSpec):
         """
 
     def num_items(self, num_values: int, worker: int, num_workers: int, world_size: int) -> int:  # noqa: ARG002
-        """Return the number of values that the stage yields for `num_values` values, in one worker of a rank."""
+        """Return the number of values that the stage yields in one worker process of a rank.
+
+        Args:
+            num_values: Number of values that the stage takes in this worker.
+            worker: Number of the worker, from 0.
+            num_workers: Number of workers of the rank; 1 in the main process.
+            world_size: Number of ranks.
+        """
         return num_values
 
 
 class Shuffle(StreamStage):
-    """Shuffle in a buffer."""
+    """Shuffle the values in a buffer."""
 
     name: ClassVar[str] = "shuffle"
     kind: ClassVar[Kind] = "stream"
@@ -225,7 +232,9 @@ class Slice(StreamStage):
 
     @classmethod
     def expand(cls, value: object) -> dict[str, Any]:
-        """See `StageSpec.expand`. A list is `[start, stop]` or `[start, stop, step]`. ValueError: Another list."""
+        """Return the settings from the value after `slice` in YAML: the number `stop`, a mapping of settings, or a list
+        `[start, stop]` or `[start, stop, step]`. ValueError: The list has another length.
+        """
         if not isinstance(value, (list, tuple)):
             return super().expand(value)
         if not 2 <= len(value) <= 3:
@@ -233,7 +242,7 @@ class Slice(StreamStage):
         return dict(zip(("start", "stop", "step"), value, strict=False))
 
     def write_settings(self) -> Any:
-        """Return `[start, stop, step]`."""
+        """Return the settings for YAML as `[start, stop, step]`."""
         return [self.start, self.stop, self.step]
 
     @model_validator(mode="after")
@@ -243,18 +252,18 @@ class Slice(StreamStage):
         return self
 
     def bind(self, context: StreamContext) -> Callable[..., Iterator[Any]]:
-        """Return the slice of the *rank*'s values. Value n of worker w of W is the rank's value n * W + w."""
+        """Return a callable that slices the *rank*'s values: value n of worker w of W is the rank's value n * W + w."""
         return functools.partial(_slice, context.run, self.start, self.stop, self.step)
 
     def num_items(self, num_values: int, worker: int, num_workers: int, world_size: int) -> int:  # noqa: ARG002
-        """Return the number of values that the slice keeps in this worker."""
+        """Return how many of the `num_values` values of worker `worker` (from 0) of a rank the slice keeps."""
         stop = num_workers * num_values if self.stop is None else min(self.stop, num_workers * num_values)
         mine = range(worker, stop, num_workers)
         return sum(number >= self.start and (number - self.start) % self.step == 0 for number in mine)
 
 
 def _slice(run: Run, start: int, stop: int | None, step: int, source: Iterable[Any]) -> Iterator[Any]:
-    """Yield the values of the slice. The values after it are not read."""
+    """Yield the values whose numbers among the values of the rank are in the slice. Later values are not read."""
     values = iter(source)
     number = run.worker
     while (stop is None or number < stop) and (value := next(values, _END)) is not _END:
@@ -264,7 +273,7 @@ def _slice(run: Run, start: int, stop: int | None, step: int, source: Iterable[A
 
 
 class WithEpoch(StreamStage):
-    """End an epoch after `n` values on each rank; the next epoch continues there."""
+    """End an epoch after `n` values on each rank. The next epoch continues with the next value."""
 
     name: ClassVar[str] = "with_epoch"
     kind: ClassVar[Kind] = "epoch"
@@ -284,7 +293,7 @@ class WithEpoch(StreamStage):
 
 
 class EpochCut:
-    """Takes this worker's share of n values per epoch from a stream.
+    """Takes this worker's share of the rank's `n` values per epoch from a stream.
 
     Attributes:
         left: Number of values of the running epoch that have not been read yet.
@@ -296,7 +305,7 @@ class EpochCut:
         self.left = 0
 
     def __call__(self, source: Iterable[Any]) -> Iterator[Any]:
-        """Yield this worker's values of one epoch. A later call with the same iterator continues there.
+        """Yield this worker's values of one epoch. The next call with the same iterator continues with its next value.
 
         Raises:
             PipelineError: The stream ended before the epoch was complete.
@@ -314,7 +323,7 @@ class EpochCut:
             yield value
 
     def finish(self, source: Iterator[Any]) -> None:
-        """Read and drop the values of the epoch that later stages, such as a slice, have not read."""
+        """Read and drop the values of the epoch in `source` that later stages, such as a slice, have not read."""
         for _ in itertools.islice(source, self.left):
             self.run.num_yielded += 1
         self.left = 0
@@ -331,5 +340,5 @@ class WithLength(StreamStage):
     n: Count = Field(description="The length.", examples=[1000])
 
     def bind(self, context: StreamContext) -> None:
-        """Set `context.length`, and return None."""
+        """Set `context.length` to `n`. Return None, because the stage changes no values."""
         context.length = self.n

@@ -1,4 +1,7 @@
-"""Time that each stage takes, measured on a part of the samples: timing all would double the cost of small samples."""
+"""The time that each stage takes, measured on a part of the samples.
+
+Timing all samples would double the cost of small samples.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ class NodeCounts(NamedTuple):
 
     Attributes:
         batches: Number of batches that came from the node.
-        num_bytes: Size of these batches.
+        num_bytes: Size of these batches in bytes.
         repeated: Number of jobs that the node lost, and that were run again.
     """
 
@@ -29,7 +32,7 @@ class NodeCounts(NamedTuple):
     repeated: int = 0
 
     def plus(self, other: NodeCounts) -> NodeCounts:
-        """Return the sums of the counts."""
+        """Return the sums of these counts and the counts of `other`."""
         return NodeCounts(*(mine + others for mine, others in zip(self, other, strict=True)))
 
 
@@ -61,7 +64,7 @@ class Timings:
         self.lap_start_s = perf_counter()
 
     def lap(self, stage: str, num: int = 1) -> None:
-        """End the lap of a stage that worked on `num` samples, and start the next lap. This call is in neither lap."""
+        """End the lap of a stage that worked on `num` samples, and start the next lap. The call itself is not timed."""
         self._add(stage, num, perf_counter() - self.lap_start_s)
         self.lap_start_s = perf_counter()
 
@@ -80,7 +83,7 @@ class Timings:
 
 
 class TimingSampler:
-    """Selects the tasks that are timed: the first task, and then one task every `INTERVAL_S`. Threads may share it.
+    """Selects the tasks to time: the first task, and then one task every `INTERVAL_S`. Threads may share a sampler.
 
     Args:
         every: Read the clock only for one of `every` tasks, because a task may take microseconds.
@@ -105,8 +108,8 @@ def time_iteration(values: Iterable[Any], stage: str, keep: Callable[[Timings], 
 
     Args:
         values: The values that the stage yields.
-        stage: Name of the stage.
-        keep: Receives the timings, in this thread.
+        stage: Name of the stage in the timings.
+        keep: Called with the timings of each measured value, in this thread.
     """
     sampler = TimingSampler(every=8)
     values = iter(values)

@@ -69,7 +69,7 @@ def _name_and_settings(item: object) -> tuple[str, dict[str, Any]] | None:
 
 
 def make_transform(item: Any) -> Any:
-    """Return the transform of an item of a list in YAML, and an object that is a transform unchanged.
+    """Return the transform for an item in YAML: a name, or {Name: {setting: value}}. Return a transform unchanged.
 
     Raises:
         PydanticCustomError: torchvision has no transform with this name, or its settings are invalid.
@@ -123,7 +123,7 @@ def _value_of(setting: str, value: Any) -> Any:
 
 
 def labels_of(sample: Mapping[str, Any]) -> Any:
-    """Return the labels of a sample, for `SanitizeBoundingBoxes`; None if the sample has no labels."""
+    """Return the labels of a sample as a tuple, for `SanitizeBoundingBoxes`; None if the sample has no labels."""
     labels = (
         tuple(value for name, value in sample.items() if name.startswith("labels")) if isinstance(sample, dict) else ()
     )
@@ -183,7 +183,15 @@ class Torchvision(PerSampleStage):
 
 @dataclass(frozen=True)
 class BoundTorchvision:
-    """`torchvision` in a pipeline. `fields` is empty for the only image field; `names` are the transforms' classes."""
+    """The running form of the stage `torchvision`.
+
+    Attributes:
+        transform: The transform of torchvision that applies all transforms.
+        fields: The kind of each field; empty for the only image field.
+        run: The running pipeline, which has the random numbers.
+        label: Key of the stage's random numbers.
+        names: The class names of the transforms.
+    """
 
     transform: Any
     fields: dict[str, Any]
@@ -232,7 +240,7 @@ class BoundTorchvision:
         return inputs, keys
 
     def _mix(self, batch: Any, origin: Origin) -> Any:
-        """Apply `MixUp` or `CutMix` to a batch. PipelineError: The batch has no clear images and labels."""
+        """Return the batch after `MixUp` or `CutMix`. PipelineError: The batch has no clear images and labels."""
         import torch
 
         other = next((name for name in self.names if name not in AFTER_BATCHED), None)
@@ -262,7 +270,7 @@ class BoundTorchvision:
 
 def _as_input(name: str, value: Any, kind: Any, size: tuple[int, int] | None) -> tuple[Any, tuple[int, int] | None]:
     """Return a value as torchvision takes it, and the height and width of an image or a mask, else None. Boxes and
-    keypoints need `size`, the height and width of the sample's image.
+    keypoints need `size`, the height and width of the sample's image. `kind` is a value of the setting `fields`.
 
     Raises:
         PipelineError: The value is not decoded.

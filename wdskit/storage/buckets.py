@@ -23,7 +23,7 @@ PARTS_AT_ONCE = 4
 
 
 class ObjectInfo(NamedTuple):
-    """One object of a folder. `etag` is None if the store has no ETags."""
+    """An object of a folder: its URL, its size, and its ETag in quotes. `etag` is None if the store has no ETags."""
 
     url: str
     num_bytes: int
@@ -34,7 +34,7 @@ def list_objects(url: str) -> list[ObjectInfo]:
     """Return the objects of a folder of a bucket, sorted by URL. Objects of its subfolders are not listed.
 
     Raises:
-        StorageError: The store cannot be reached, refuses the request, or cannot list objects.
+        StorageError: The URL is invalid, or the store cannot be reached, refuses the request, or cannot list objects.
     """
     location = locate(url)
     if location.scheme not in LISTED_SCHEMES:
@@ -47,12 +47,12 @@ def list_objects(url: str) -> list[ObjectInfo]:
 
 
 def _call(location: Location, call: Callable[[Any], Awaitable[Any]]) -> Any:
-    """Return the result of a call with the store of a location. StorageError: The call failed after all tries."""
+    """Call `call` with the store of a location and return its result. Raises StorageError if no try succeeds."""
     return result(loop_of_this_process(location.url).submit(call_with_retries(location, call, PART_S)), location.url)
 
 
 def check_bucket(url: str) -> Location:
-    """Return the location of a URL. StorageError: The URL is not in a bucket that can be written."""
+    """Return the location of a URL. Raises StorageError if the URL is not in a bucket that can be written."""
     location = locate(url)
     if location.scheme not in LISTED_SCHEMES:
         known = ", ".join(f"{scheme}://" for scheme in LISTED_SCHEMES)
@@ -71,11 +71,11 @@ def put_object(url: str, data: bytes) -> None:
 
 
 def start_upload(url: str, path: Path) -> Future[str | None]:
-    """Start to upload a file in the background. The object replaces an existing one when it is complete.
+    """Start to upload a file in the background. The complete object replaces an existing object of this URL.
 
     Returns:
-        A future of the object's ETag, or of None if the store has no ETags. It is set after the store confirmed the
-        size and the ETag. It raises StorageError if the store cannot be reached, refuses the object, or reports
+        A future of the object's ETag, or of None if the store has no ETags. The future is set after the store confirmed
+        the size and the ETag. It raises StorageError if the store cannot be reached, refuses the object, or reports
         another size or ETag.
 
     Raises:
@@ -110,7 +110,9 @@ async def _upload(location: Location, path: Path, num_bytes: int) -> str | None:
 
 def delete_object(url: str) -> None:
     """Delete an object. Do nothing if the object does not exist.
-    StorageError: The URL cannot be written, or the store cannot be reached or refuses the request.
+
+    Raises:
+        StorageError: The URL cannot be written, or the store cannot be reached or refuses the request.
     """
     location = check_bucket(url)
     try:

@@ -11,7 +11,7 @@ from typing_extensions import Self
 
 
 class FileIdentity(NamedTuple):
-    """Size, time of change and inode of a file. They change if the file is replaced or rewritten."""
+    """Size in bytes, time of change in ns, and inode of a file. A replaced or rewritten file has another identity."""
 
     num_bytes: int
     mtime_ns: int
@@ -19,7 +19,7 @@ class FileIdentity(NamedTuple):
 
     @classmethod
     def of(cls, file: int | str | os.PathLike[str]) -> Self:
-        """Return the identity of a file, given by descriptor or path. OSError: The file does not exist."""
+        """Return the identity of a file, given by descriptor or path. Raises OSError if the file does not exist."""
         status = os.stat(file)  # noqa: PTH116 (a descriptor too)
         return cls(status.st_size, status.st_mtime_ns, status.st_ino)
 

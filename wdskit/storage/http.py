@@ -34,7 +34,7 @@ MAX_ASKED_S = 86400
 RATE_S = 60.0
 """Time in which `RATE_BYTES` must arrive. The time between two reads does not count."""
 RATE_BYTES = 1024
-"""A server that sends fewer bytes counts as failed: `TIMEOUT_S` alone would allow one byte a minute."""
+"""A server that sends fewer bytes in `RATE_S` counts as failed: `TIMEOUT_S` alone would allow one byte a minute."""
 
 _PHRASES = {status.value: f" {status.phrase}" for status in http.HTTPStatus}
 _HOST = re.compile(r"https?://[^/?#]*", re.IGNORECASE)
@@ -99,7 +99,10 @@ class HttpBody:
         self._validator = _validator(self._response.headers)
 
     def _open(self, headers: Mapping[str, str]) -> http.client.HTTPResponse:
-        """Return the response to a GET, which is repeated after temporary failures. StorageError: The GET failed."""
+        """Return the response to a GET, which is repeated after temporary failures.
+
+        Raises StorageError if the last GET failed.
+        """
         while True:
             try:
                 return _get(self._full_url, headers)
@@ -107,7 +110,10 @@ class HttpBody:
                 self._wait(str(err), err, err.after_s, err.status)
 
     def _wait(self, problem: str, cause: BaseException | None, after_s: float | None = None, status: int = 0) -> None:
-        """Wait before the next GET. StorageError with `problem`: This was the last GET, or the wait is too long."""
+        """Wait before the next GET: `after_s` seconds; with None, `WAIT_S`, doubled for each further GET.
+
+        Raises a StorageError with `problem` and `status` if this was the last GET, or if the wait is too long.
+        """
         wait_s = WAIT_S * 2 ** (self._num_tries - 1) if after_s is None else after_s
         if self._num_tries >= TRIES or wait_s > MAX_WAIT_S:
             asked = f" The server asks to wait for {wait_s:.0f} s." if wait_s > MAX_WAIT_S else ""
@@ -117,7 +123,7 @@ class HttpBody:
         time.sleep(wait_s)
 
     def _resume(self, problem: str, cause: BaseException | None) -> None:
-        """Request the bytes after the received ones. StorageError: The body cannot be resumed."""
+        """Request the bytes after the received bytes. Raises a StorageError with `problem` if this is not possible."""
         self._response.close()
         if self._num_bytes and self._validator is None:
             raise StorageError(f"{problem}.", url=self.url) from cause
@@ -139,7 +145,10 @@ class HttpBody:
 
 
 class _TransientError(Exception):
-    """A GET failed and may succeed later. `after_s` is the wait that the server asks for, or None."""
+    """A GET failed and may succeed later.
+
+    `after_s` is the wait that the server asks for; None if it does not ask. `status` is 0 without an answer.
+    """
 
     def __init__(self, message: str, *, after_s: float | None = None, status: int = 0) -> None:
         super().__init__(message)
@@ -154,7 +163,7 @@ def _validator(headers: Message) -> str | None:
 
 
 def _retry_after(headers: Message) -> float | None:
-    """Return the seconds that a server asks to wait, from a number or a date; None if it asks for no wait."""
+    """Return the seconds in Retry-After, a number or a date, at most one day; None if it is missing or invalid."""
     text = headers.get("Retry-After", "").strip()
     if text.isdecimal() and text.isascii():
         return float(min(int(text[:12]), MAX_ASKED_S))
@@ -166,7 +175,7 @@ def _retry_after(headers: Message) -> float | None:
 
 
 class _BoundedSocket(io.RawIOBase):
-    """Reads a socket with a minimum rate and with a limit for bytes outside bodies.
+    """The file of a socket, read with a minimum rate and with a limit for bytes outside bodies.
 
     Every byte counts: status lines, headers, sizes and trailers of chunks, bodies, and replies of proxies.
 
@@ -219,7 +228,7 @@ class _Response(http.client.HTTPResponse):
         self.fp = io.BufferedReader(self._socket)
 
     def read1(self, n: int = -1) -> bytes:
-        """See `HTTPResponse.read1`. Each call may take `n` bytes of data, and the headers or trailers of a chunk."""
+        """Return up to `n` bytes, as `HTTPResponse.read1` does. Also allow the headers or trailers of one chunk."""
         self._socket.left = n + io.DEFAULT_BUFFER_SIZE + MAX_HTTP_HEADER_BYTES
         return super().read1(n)
 
@@ -233,35 +242,35 @@ class _SafeConnection(http.client.HTTPSConnection):
 
 
 class _Http(urllib.request.HTTPHandler):
-    """Opens http URLs with `_Connection`."""
+    """urllib's handler of http URLs, with `_Connection`."""
 
     def http_open(self, req: urllib.request.Request) -> http.client.HTTPResponse:
-        """See `HTTPHandler.http_open`."""
+        """Return the response to a request; urllib calls this method for each http URL."""
         return self.do_open(_Connection, req)
 
 
 class _Https(urllib.request.HTTPSHandler):
-    """Opens https URLs with `_SafeConnection`."""
+    """urllib's handler of https URLs, with `_SafeConnection`."""
 
     def https_open(self, req: urllib.request.Request) -> http.client.HTTPResponse:
-        """See `HTTPSHandler.https_open`."""
+        """Return the response to a request; urllib calls this method for each https URL."""
         return self.do_open(_SafeConnection, req, context=_tls())
 
 
 class _SafeRedirects(urllib.request.HTTPRedirectHandler):
-    """Follows redirects to http(s) only, and never from https to http. urllib also allows redirects to ftp.
+    """urllib's handler of redirects, limited to http(s) and never from https to http. urllib also allows ftp.
 
     Only the headers in `_OWN_HEADERS` are sent again. urllib would send the password of a proxy to a server that is
     reached without the proxy.
 
     Attributes:
-        last: The URL that the last redirect named; empty before the first.
+        last: The URL that the last redirect named; empty before the first redirect.
     """
 
     last = ""
 
     def http_error_302(self, req: Any, fp: Any, code: int, msg: str, headers: Any) -> Any:
-        """See `HTTPRedirectHandler.http_error_302`."""
+        """Return the response that a redirect leads to; None without a target. Raises ValueError for a bad target."""
         try:
             return super().http_error_302(req, fp, code, msg, headers)
         except ValueError:  # the Location header is not a URL
@@ -271,7 +280,7 @@ class _SafeRedirects(urllib.request.HTTPRedirectHandler):
     http_error_301 = http_error_303 = http_error_307 = http_error_308 = http_error_302  # 3.10 does not know 308
 
     def redirect_request(self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> Any:
-        """Return the request to the new URL. StorageError: The redirect is not followed."""
+        """Return the request to `newurl`. Raises StorageError if the redirect is not allowed."""
         is_safe = req.full_url.lower().startswith("https:")
         if not newurl.lower().startswith("https://" if is_safe else ("http://", "https://")):
             fp.close()
@@ -333,9 +342,12 @@ def _get(url: str, headers: Mapping[str, str], redirects: _SafeRedirects | None 
 
 
 def resolve_redirects(url: str) -> str:
-    """Return the last URL of the redirects of `url`, or `url` without redirects. If a server refuses the request, the
-    next read reports the refusal.
-    StorageError: `TRIES` times, no server answers or it answers 408, 429 or 5xx.
+    """Return the last URL of the redirects of `url`; `url` itself, percent-encoded, without redirects.
+
+    If a server refuses the request, no error is raised: the next read reports the refusal.
+
+    Raises:
+        StorageError: `TRIES` times, the server did not answer, or answered 408, 429 or 5xx.
     """
     url = quote(url, safe=bytes(range(33, 127)))
     for num_tries in range(1, TRIES + 1):

@@ -64,7 +64,7 @@ class ObjectFile:
 
     Attributes:
         url: The URL for messages, without the query, which may have a signature.
-        fd: -1: an object has no descriptor (see `RangeFile.fd`).
+        fd: -1: an object has no descriptor.
 
     Raises:
         StorageError: The URL names no object.
@@ -88,7 +88,7 @@ class ObjectFile:
         self._is_resolved = self._location.scheme not in ("http", "https") or self._full_url == self.url
 
     def __reduce__(self) -> tuple[object, ...]:
-        """Pickle URL, size and ETag. StorageError: The URL has a query, which may be a secret."""
+        """Pickle URL, size and ETag. Raises StorageError if the URL has a query, which may be a secret."""
         if self._full_url != self.url:
             msg = f"{self.url}: an open URL with a query cannot be pickled. Pass the URL as text to the other process."
             raise StorageError(msg, url=self.url)
@@ -96,7 +96,7 @@ class ObjectFile:
 
     @property
     def num_bytes(self) -> int:
-        """Size of the object in bytes. If unknown, the first bytes are read, which raises the errors of `read_at`."""
+        """Size of the object in bytes. An unknown size is requested, which may raise StorageError."""
         if self._num_bytes is None:
             self.read_at(0, PROBE_BYTES)
         assert self._num_bytes is not None
@@ -104,14 +104,17 @@ class ObjectFile:
 
     @property
     def etag(self) -> str | None:
-        """ETag of the object; None if the store has no ETags. If unknown, it is read as for `num_bytes`."""
+        """ETag of the object; None without ETags. An unknown ETag is requested, which may raise StorageError."""
         if self._etag is None and not self._has_replied:
             self.read_at(0, PROBE_BYTES)
         return self._etag
 
     @property
     def modified(self) -> datetime | None:
-        """Time of the object's last change; None if unknown, or if the ETag is strong. Reads `etag` first."""
+        """Time of the object's last change; None if unknown, or if the ETag is strong.
+
+        An unknown ETag is requested first, which may raise StorageError.
+        """
         return None if is_strong_etag(self.etag) else self._modified
 
     def read_at(self, offset: int, size: int) -> bytes:
@@ -130,6 +133,7 @@ class ObjectFile:
         """Text that differs for every version of the object: its size, and its ETag or time of change.
 
         None if the store gives neither a strong ETag nor a time of change: a weak ETag may stay while the bytes change.
+        Unknown values are requested, which may raise StorageError.
         """
         if is_strong_etag(self.etag):
             return f"{self._etag} {self.num_bytes}"
@@ -140,15 +144,23 @@ class ObjectFile:
         self._is_closed = True
 
     def ahead(self, ranges: Sequence[Range]) -> ReadAhead:
-        """Start to read some ranges in the background. Return a file that has their bytes.
-        StorageError: See `start_reading`.
+        """Start to read ranges, sorted by offset, in the background. Return a file that has their bytes.
+
+        Raises StorageError if the object was closed, a redirect cannot be followed, or this process was forked after it
+        had read an object.
         """
         return ReadAhead(self, ranges)
 
     def start_reading(self, ranges: Sequence[Range]) -> Future[list[Chunk]]:
-        """Start to read ranges in the background. Return a future of chunks that cover the ranges, sorted by offset.
-        StorageError: The object was closed, a redirect cannot be followed, or this process was forked after it had read
-        an object. The future raises the errors of `read_at`.
+        """Start to read ranges, each (start, stop), in the background.
+
+        Returns:
+            A future of chunks that cover the ranges, sorted by offset. The future raises StorageError if the store
+            cannot be reached, refuses the request or sends other bytes, or if the object was replaced.
+
+        Raises:
+            StorageError: The object was closed, a redirect cannot be followed, or this process was forked after it had
+                read an object.
         """
         if self._is_closed:
             raise self._error("it has been closed")
@@ -229,8 +241,10 @@ class ObjectFile:
             raise ShortBodyError(f"the server sent {at - start} of {stop - start} bytes")
 
     async def _read_end(self, start: int, tries: RetryState, past_end: Exception) -> list[Chunk]:
-        """Learn the size of an object that ends before `start`, for example an empty object. Return no chunks.
-        StorageError: The object is longer than `start` (after all tries), or cannot be read.
+        """Learn the size of an object that ends before `start`, for example an empty object. Return an empty list.
+
+        `past_end` is the error of the request for bytes from `start` on. Raises StorageError if the object is longer
+        than `start` (after all tries), or cannot be read.
         """
         try:
             reply = await tries.store().get_async(self._location.key)
@@ -243,8 +257,10 @@ class ObjectFile:
         return []
 
     def _check(self, reply: Any, start: int, stop: int) -> int:
-        """Compare a reply with the known size and version, or store them. Return the offset of the part's end.
-        StorageError: The object was replaced, or the reply is compressed or has another range.
+        """Compare a reply to bytes `start` to `stop` with the known size and version, and store unknown values.
+
+        Return the offset of the part's end in the object. Raises StorageError if the object was replaced, or if the
+        reply is compressed or has another range.
         """
         meta = reply.meta
         etag, modified, num_bytes = quote_etag(meta["e_tag"]), meta["last_modified"], meta["size"]
@@ -303,16 +319,20 @@ class ReadAhead:
 
     @property
     def num_bytes(self) -> int:
-        """See `ObjectFile.num_bytes`."""
+        """Size of the object in bytes. Raises StorageError if the size is unknown and cannot be read."""
         return self._file.num_bytes
 
     def covers(self, offset: int, size: int) -> bool:
-        """Return whether `size` bytes from `offset` are inside one of the ranges."""
+        """Return True if `size` bytes from `offset` are inside one of the ranges."""
         at = bisect.bisect_right(self._ranges, (offset, 1 << 63)) - 1
         return at >= 0 and offset + size <= self._ranges[at][1]
 
     def read_at(self, offset: int, size: int) -> bytes:
-        """See `ObjectFile.read_at`. If one of the ranges has the bytes, wait for all ranges."""
+        """Return `size` bytes from `offset`; fewer only if the object ends before.
+
+        If one of the ranges has the bytes, wait for all ranges. Raises StorageError if the bytes cannot be read, or if
+        the object was replaced.
+        """
         if not self.covers(offset, size):
             return self._file.read_at(offset, size)
         return _join(result(self._chunks, self._file.url), offset, offset + size)
@@ -325,7 +345,7 @@ class ObjectStream:
     """An object that is read in order. The next part is read ahead. Close the stream when done.
 
     Args:
-        url: See `ObjectFile`.
+        url: s3://, gs://, az://, hf://, ais:// or http(s):// URL of the object, as for `ObjectFile`.
         num_bytes: Size of the object in bytes; None if unknown.
         etag: ETag of the object; None if unknown.
 
@@ -333,7 +353,7 @@ class ObjectStream:
         file: The object, whose first part has been read.
 
     Raises:
-        StorageError: The URL names no object, or the object cannot be read (see `ObjectFile.read_at`).
+        StorageError: The URL names no object, or the object cannot be read.
     """
 
     def __init__(self, url: str, *, num_bytes: int | None = None, etag: str | None = None) -> None:
@@ -347,7 +367,8 @@ class ObjectStream:
 
     def read(self, size: int) -> bytes:
         """Return up to `size` bytes from where the last call stopped; empty only at the end.
-        StorageError: The object cannot be read (see `ObjectFile.read_at`).
+
+        Raises StorageError if the object cannot be read or was replaced.
         """
         if not self._chunks and not self._take():
             return b""
@@ -383,8 +404,9 @@ class ObjectStream:
 
 
 def plan_parts(ranges: Iterable[Range]) -> list[Range]:
-    """Return the requests that cover all ranges, sorted by offset. Near ranges are joined; no request is longer than
-    `PART_BYTES`.
+    """Return the requests that cover all ranges: (start, stop) each, sorted by offset.
+
+    Ranges with less than `GAP_BYTES` between them are joined. No request is longer than `PART_BYTES`.
     """
     runs: list[list[int]] = []
     for start, stop in sorted(ranges):
@@ -414,7 +436,7 @@ def quote_etag(etag: str | None) -> str | None:
 
 
 def is_strong_etag(etag: str | None) -> bool:
-    """Return whether an ETag is strong: two versions of an object never have the same strong ETag."""
+    """Return True if an ETag is strong: two versions of an object never have the same strong ETag."""
     return etag is not None and not etag.startswith("W/")
 
 

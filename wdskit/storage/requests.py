@@ -86,7 +86,7 @@ class EventLoop:
         return found
 
     def submit(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
-        """Start a coroutine on this loop from another thread. Return the future of its result."""
+        """Start a coroutine on this loop, from any other thread. Return the future of its result."""
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
 
     def end(self) -> None:
@@ -138,9 +138,9 @@ class OpenStore(NamedTuple):
 
 
 class RetryState:
-    """Decides after each failed try of one request whether and when to try again. Used on the event loop only.
+    """The tries of one request. After each failed try, the object decides whether and when to try again.
 
-    `extra_s` is added to `RETRY_S`, for a request that takes long itself.
+    Used on the event loop only. `extra_s` seconds are added to `RETRY_S`, for a request that takes long itself.
     """
 
     def __init__(self, location: Location, extra_s: float = 0.0) -> None:
@@ -155,16 +155,16 @@ class RetryState:
         self._is_renewed = False
 
     def store(self) -> Any:
-        """Return the open store for the next try. StorageError: The store cannot be opened (see `open_store`)."""
+        """Return obstore's store for the next try. Raises StorageError if the store cannot be opened."""
         self._used = self._loop.stores.get(self._key) or self._open(anonymous=False)
         return self._used.store
 
     def succeeded(self) -> None:
-        """Increase the limit of units in flight by one."""
+        """Note a success: increase the limit of units in flight by one."""
         self._loop.limit = min(MAX_IN_FLIGHT, self._loop.limit + 1)
 
     async def failed(self, err: Exception) -> None:
-        """Handle an error of `STORE_ERRORS`: wait until the next try. StorageError: No try is left."""
+        """Handle an error of `STORE_ERRORS`: wait until the next try, or raise StorageError if no try is left."""
         failure = classify_error(err)
         has_none = is_metadata_failure(str(err)) and not self._used.is_anonymous
         if has_none or (failure.is_expired and not self._is_renewed):
@@ -223,7 +223,7 @@ class RequestFailure(NamedTuple):
 
     Attributes:
         reason: The problem, for messages, without secrets.
-        status: Status of the HTTP response, or 0.
+        status: Status of the HTTP response; 0 without a response.
         is_transient: Whether the request may succeed later.
         is_expired: Whether new credentials may help.
         advice: What to do; "" takes the advice for the status from `_ADVICE`.
@@ -245,7 +245,7 @@ STORE_ERRORS = (*OBSTORE_ERRORS, ShortBodyError)
 
 
 def classify_error(err: Exception) -> RequestFailure:
-    """Return the reason for an error of `STORE_ERRORS`, without secrets."""
+    """Return why a request failed with this error of `STORE_ERRORS`, without secrets."""
     text = str(err)
     if isinstance(err, ShortBodyError):
         return RequestFailure(text, is_transient=True)
@@ -289,10 +289,16 @@ def classify_error(err: Exception) -> RequestFailure:
 async def call_with_retries(
     location: Location, call: Callable[[Any], Awaitable[Any]], limit_s: float, *, extra_s: float = 0.0
 ) -> Any:
-    """Await `call` with the store of a location, with retries. Return its result. `extra_s` is that of `RetryState`.
+    """Await `call` with the store of a location, with retries. Return its result.
+
+    Args:
+        location: The object.
+        call: Sends the request with obstore's store.
+        limit_s: Longest time for one try.
+        extra_s: Added to `RETRY_S`, for a request that takes long itself.
 
     Raises:
-        StorageError: A try took longer than `limit_s` seconds, or the last try failed.
+        StorageError: A try took longer than `limit_s`, or the last try failed.
     """
     tries = RetryState(location, extra_s)
     while True:
@@ -335,9 +341,11 @@ atexit.register(_PROCESS.end)
 
 
 def loop_of_this_process(url: str) -> EventLoop:
-    """Return the event loop of this process. The first call starts it.
-    StorageError: Obstore would hang: this process is ending, or was forked after its parent had read from a store. The
-    message names `url`.
+    """Return the event loop of this process. The first call starts the loop.
+
+    Raises:
+        StorageError: This process is ending, or was forked after its parent had read from a store: obstore would hang.
+            The message names `url`.
     """
     if _PROCESS.was_forked:
         msg = f"{url}: this process was forked after its parent had read from a store, so reading would hang."
@@ -352,7 +360,8 @@ def loop_of_this_process(url: str) -> EventLoop:
 
 def result(future: Future[T], url: str) -> T:
     """Wait for the result of a future and return it. An interrupted wait cancels the future.
-    StorageError: The future was cancelled. Errors of its coroutine are raised too.
+
+    Raises StorageError with `url` if the future was cancelled. An error of its coroutine is raised unchanged.
     """
     try:
         return future.result()

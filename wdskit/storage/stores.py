@@ -64,7 +64,9 @@ class Location:
 
 def locate(url: str) -> Location:
     """Return the location of a URL's object. Nothing is opened.
-    StorageError: The URL is invalid, has a user, password or fragment, or a variable of the environment is missing.
+
+    Raises:
+        StorageError: The URL is invalid or has a user, password or fragment, or an environment variable is missing.
     """
     scheme = scheme_of(url)
     shown = shown_url(url)
@@ -100,8 +102,9 @@ def _locate_http(scheme: str, host: str, path: str, query: str, shown: str) -> L
 
 
 def _locate_hugging_face(kind: str, path: str, shown: str) -> Location:
-    """Return the location of `hf://datasets/OWNER/NAME[@REVISION]/path`: `kind` is `datasets`, `path` is the rest, and
-    messages show the URL as `shown`. StorageError: The URL has another form.
+    """Return the location of `hf://datasets/OWNER/NAME[@REVISION]/path`. `kind` is `datasets`, and `path` is the rest.
+
+    Messages show the URL as `shown`. Raises StorageError if the URL has another form.
     """
     owner, _, rest = path[1:].partition("/")
     name, _, key = rest.partition("/")
@@ -138,8 +141,9 @@ def open_store(location: Location, *, anonymous: bool = False) -> Any:
 
 
 def is_metadata_failure(text: str) -> bool:
-    """Return whether the text of an error of obstore says that the cloud's metadata service has no credentials. obstore
-    asks this service last.
+    """Return True if the text of an error of obstore says that the cloud's metadata service has no credentials.
+
+    obstore asks this service last, so no credentials were found.
     """
     return any(path in text for path in _METADATA_PATHS)
 
@@ -148,7 +152,8 @@ def _options(url: str, *, ca_bundle: str = "", headers: Mapping[str, str] | None
     """Return the options of all stores: timeouts, trusted certificates, headers, and no retries.
 
     `url` is the server; "" is the default server. Redirects to http are allowed only if `url` is http.
-    ValueError: `url` is invalid.
+
+    Raises ValueError if `url` is invalid, and OSError if the file of certificates cannot be read.
     """
     if url and not _SERVER.fullmatch(url):  # obstore would panic
         raise ValueError(url)
@@ -165,7 +170,10 @@ def _options(url: str, *, ca_bundle: str = "", headers: Mapping[str, str] | None
 
 
 def _open_s3(location: Location, *, anonymous: bool) -> Any:
-    """Open an S3 bucket. Credentials: the environment, then the profile, then the machine's own credentials."""
+    """Open an S3 bucket. Credentials come from the environment, else the profile, else the machine's own credentials.
+
+    Raises StorageError if the profile is invalid, or has a kind of credentials that wdskit does not read.
+    """
     env = os.environ
     profile = _aws_profile(location.url)
     settings: dict[str, Any] = {}
@@ -199,8 +207,9 @@ _AWS_PROVIDERS = (
 
 
 def _aws_profile(url: str) -> dict[str, str]:
-    """Return the settings of the chosen profile in ~/.aws/config and ~/.aws/credentials.
-    StorageError: A file is invalid, or the profile does not exist.
+    """Return the settings of the chosen profile in ~/.aws/config and ~/.aws/credentials. Messages name `url`.
+
+    Raises StorageError if a file is invalid, or if the profile that the environment names does not exist.
     """
     chosen = os.environ.get("AWS_PROFILE") or os.environ.get("AWS_DEFAULT_PROFILE")
     name = chosen or "default"
@@ -235,7 +244,10 @@ def _open_gs(location: Location, *, anonymous: bool) -> Any:
 
 
 def _open_az(location: Location, *, anonymous: bool) -> Any:
-    """Open a container of Azure. The account is set by name or connection string, or is the emulator's."""
+    """Open a container of Azure. The environment gives the account, by name or connection string, or the emulator.
+
+    Raises StorageError if no account is set.
+    """
     env = os.environ
     text = env.get("AZURE_STORAGE_CONNECTION_STRING", "")
     parts = dict(part.split("=", 1) for part in text.split(";") if "=" in part)
@@ -259,7 +271,7 @@ def _open_az(location: Location, *, anonymous: bool) -> Any:
 
 
 def _hub_token() -> str:
-    """Return the token of the Hugging Face hub, from HF_TOKEN or from the file of the hub's own tools; "" without."""
+    """Return the token of the Hugging Face hub, from HF_TOKEN or the file of the hub's own tools; "" without token."""
     env = os.environ
     if env.get("HF_TOKEN"):
         return env["HF_TOKEN"].strip()
@@ -269,7 +281,7 @@ def _hub_token() -> str:
 
 
 def _required(name: str, url: str, what: str) -> str:
-    """Return a variable of the environment. StorageError: The variable is not set. The message says to set `what`."""
+    """Return the environment variable `name`. If it is not set, raise a StorageError that says to set it to `what`."""
     value = os.environ.get(name)
     if not value:
         raise StorageError(f"{url}: {name} is not set. Set it to {what}.", url=url)
@@ -277,5 +289,5 @@ def _required(name: str, url: str, what: str) -> str:
 
 
 def _is_set(name: str) -> bool:
-    """Return whether a variable of the environment is on: 1, true or yes."""
+    """Return True if a variable of the environment is on: 1, true or yes."""
     return os.environ.get(name, "").lower() in _YES

@@ -23,7 +23,7 @@ class Traffic(NamedTuple):
     wait_s: float = 0.0
 
     def plus(self, other: Traffic) -> Traffic:
-        """Return the sum."""
+        """Return the sum of these counts and `other`."""
         return Traffic(
             self.fetched + other.fetched,
             self.by_ranges + other.by_ranges,

@@ -27,7 +27,7 @@ class ByteStream(Protocol):
     """A stream of bytes that are read in order. Close the stream when done."""
 
     def read(self, size: int) -> bytes:
-        """Return up to `size` bytes; empty only at the end. StorageError: The bytes cannot be read."""
+        """Return up to `size` bytes; empty only at the end. Raises StorageError if the bytes cannot be read."""
 
     def close(self) -> None:
         """Release the descriptor or connection."""
@@ -35,8 +35,10 @@ class ByteStream(Protocol):
 
 def scheme_of(url: str) -> str:
     """Return `file` for a path or a file URL, otherwise `http`, `https`, `s3`, `gs`, `az`, `hf` or `ais`.
-    StorageError: The scheme is not supported (`pipe:` is never run), or the URL has a control character, or a space in
-    its query.
+
+    Raises:
+        StorageError: The scheme is not supported (`pipe:` is never run), or the URL has a control character, or a
+            space in its query.
     """
     match = _SCHEME.match(url)
     if match is None:
@@ -61,19 +63,23 @@ def scheme_of(url: str) -> str:
 
 
 def is_local(url: str) -> bool:
-    """Return whether `url` is a path or a file URL. StorageError: The URL is invalid (see `scheme_of`)."""
+    """Return True for a path or a file URL, False for another URL. Raises StorageError if the URL is invalid."""
     return scheme_of(url) == "file"
 
 
 def shown_url(url: str) -> str:
-    """Return a path unchanged, and a URL without user, password and query, which may be secrets.
-    StorageError: The URL is invalid (see `scheme_of`).
+    """Return a path or file URL unchanged, and another URL without user, password and query, which may be secrets.
+
+    Raises StorageError if the URL is invalid.
     """
     return url if is_local(url) else public_url(url)
 
 
 def local_path(url: str) -> str:
-    """Return the path that a path or file URL names. StorageError: The URL has another host, a query or a fragment."""
+    """Return the path that a path or file URL names.
+
+    Raises StorageError if a file URL names another host, or has a query or a fragment.
+    """
     if not url.lower().startswith("file:"):
         return url
     host, path = "", url[5:]
@@ -91,7 +97,8 @@ def local_path(url: str) -> str:
 
 def open_stream(url: str) -> ByteStream:
     """Open a local file, a named pipe, an http(s) body or an object of a store for reading in order.
-    StorageError: The file or object cannot be opened.
+
+    Raises StorageError if the file or object cannot be opened.
     """
     scheme = scheme_of(url)
     if scheme in _STORES:
@@ -106,7 +113,7 @@ def open_stream(url: str) -> ByteStream:
 
 
 class RangeFile(Protocol):
-    """A file or object whose bytes can be read at any offset. Close it when done."""
+    """A file or object whose bytes can be read at any offset. Call `close` when done."""
 
     url: str
 
@@ -116,11 +123,12 @@ class RangeFile(Protocol):
 
     @property
     def num_bytes(self) -> int:
-        """Size in bytes. StorageError: The size cannot be read."""
+        """Size in bytes. Raises StorageError if the size cannot be read."""
 
     def read_at(self, offset: int, size: int) -> bytes:
         """Return `size` bytes from `offset`; fewer only if the file ends before. Safe to call from several threads.
-        StorageError: The bytes cannot be read.
+
+        Raises StorageError if the bytes cannot be read.
         """
 
     def close(self) -> None:
@@ -129,7 +137,8 @@ class RangeFile(Protocol):
 
 def open_ranges(url: str) -> RangeFile:
     """Open a local file, or an object of a store or http(s) server, for reading at any offset.
-    StorageError: A local file cannot be opened, or the URL names no object. An object is not requested yet.
+
+    Raises StorageError if a local file cannot be opened, or the URL names no object. An object is not requested yet.
     """
     if is_local(url):
         return LocalFile(url)
@@ -173,14 +182,17 @@ class LocalFile:
         return stat.S_ISREG(os.fstat(self.fd).st_mode)
 
     def read(self, size: int) -> bytes:
-        """Return up to `size` bytes from where the last call stopped. StorageError: The file cannot be read."""
+        """Return up to `size` bytes from where the last call stopped; empty only at the end.
+
+        Raises StorageError if the file cannot be read.
+        """
         try:
             return os.read(self.fd, size)
         except OSError as err:
             raise self._failed(err) from err
 
     def read_at(self, offset: int, size: int) -> bytes:
-        """See `RangeFile.read_at`."""
+        """Return `size` bytes from `offset`; fewer only if the file ends before. Raises StorageError on failure."""
         try:
             data = os.pread(self.fd, min(size, MAX_READ_BYTES), offset)
             while len(data) < size and (  # one pread returns at most MAX_READ_BYTES, and less on network disks
@@ -203,7 +215,8 @@ class LocalFile:
 
 def read_bytes(url: str, *, limit: int, takes_pipe: bool = False) -> bytes:
     """Return all bytes of a small file or object, or of a named pipe with `takes_pipe`.
-    StorageError: The file cannot be read, or has more than `limit` bytes.
+
+    Raises StorageError if the file cannot be read, or has more than `limit` bytes.
     """
     data = bytearray()
     opened = LocalFile(url, takes_pipe=takes_pipe) if is_local(url) else open_stream(url)

@@ -50,7 +50,7 @@ class Headers(NamedTuple):
 
 
 def parse_headers(blocks: NDArray[np.uint8]) -> Headers:
-    """Parse header blocks, uint8 (n, 512), with n at least 1."""
+    """Return the parsed headers of header blocks, uint8 (n, 512), with n at least 1."""
     found = blocks[:, _OFFSETS]
     found -= _LOWEST  # a smaller byte wraps around to more than any range
     numbers = (found[:, : len(_DIGITS)].astype(np.float64) @ _WEIGHTS).astype(np.int64)  # at most 8**11, so exact
@@ -96,8 +96,8 @@ def key_sizes(headers: Headers) -> Ints:
 
 
 def has_inline_name(blocks: NDArray[np.uint8]) -> NDArray[np.bool_]:
-    """Return whether each block, uint8 (n, 512), is a header with the whole name at its start, or is not a header: bool
-    (n,). The result is false for an extension header, and for a header with a prefix.
+    """Return for each block, uint8 (n, 512), whether its first 100 bytes are the whole name of a regular file, or the
+    block has zeros only, as the end marker: bool (n,). False for an extension header, and for a header with a prefix.
     """
     kinds = blocks[:, _TYPE_AT]
     is_inline: NDArray[np.bool_] = ((kinds == ord("0")) | (kinds == 0)) & (blocks[:, _PREFIX_AT] == 0)
@@ -105,7 +105,7 @@ def has_inline_name(blocks: NDArray[np.uint8]) -> NDArray[np.bool_]:
 
 
 def have_equal_starts(names: NDArray[np.uint8], others: NDArray[np.uint8], sizes: Ints) -> NDArray[np.bool_]:
-    """Return whether the first `sizes` bytes of two names are equal, bool (n,). Each name has at least these bytes."""
+    """Return whether the first `sizes[i]` bytes of `names[i]` and `others[i]`, which are not shorter, are equal."""
     width = min(names.shape[1], others.shape[1])
     same = names[:, :width] == others[:, :width]
     same |= sizes[:, None] <= np.arange(width)

@@ -1,4 +1,4 @@
-"""Build, check and parse one 512-byte header, and the data of extension headers.
+"""Build, check and parse one 512-byte header of a tar, and parse the data of extension headers.
 
 The layout is POSIX.1-2017 ustar: name 0:100, mode 100:108, uid 108:116, gid 116:124, size 124:136, mtime 136:148,
 chksum 148:156, typeflag 156, linkname 157:257, magic 257:263, version 263:265, uname 265:297, gname 297:329,
@@ -53,11 +53,11 @@ class HeaderError(ValueError):
 
 
 class NotPlain(HeaderError):
-    """A valid header describes a member that is not a plain file."""
+    """A valid header describes a member that is not a plain file, for example a link or a sparse file."""
 
 
 class Header(NamedTuple):
-    """The name, size and type in a header. Extension headers may replace the name and the size."""
+    """Name with prefix, size in bytes, and type in a header. An extension header may replace the name and the size."""
 
     name: bytes
     size: int
@@ -93,8 +93,8 @@ def _fields_after_name(size: int) -> tuple[bytes, int]:
 
 
 def parse_octal(field: bytes, what: str) -> int:
-    """Parse an octal number that is padded with spaces on the left and NUL or space on the right, or GNU's form for
-    large numbers: the first bit is set, then a big-endian two's complement number follows.
+    """Return the number in a header's field: octal digits with spaces on the left and NUL or space on the right, or
+    GNU's form for large numbers, a set first bit and then a big-endian two's complement number.
     HeaderError: The number is invalid or negative, or a NUL is before the digits: GNU tar skips this NUL, and Python's
     tarfile takes it for the end of an empty number. The message calls the number `what`.
     """
@@ -120,7 +120,9 @@ def expected_adler(checksum_field: bytes) -> int:
 
 
 def parse_header(block: bytes) -> Header:
-    """Parse one header block that is not all zeros. HeaderError: The checksum, the magic or the size is invalid."""
+    """Parse one header block, 512 bytes that are not all zeros. HeaderError: The checksum or the magic is invalid, or
+    the size is invalid or over 16 GiB. The size of an unsupported type is not parsed and is 0.
+    """
     if zlib.adler32(block) & 0xFFFF != expected_adler(block[148:156]):
         raise HeaderError("its checksum does not match")
     magic = block[257:265]
@@ -135,7 +137,7 @@ def parse_header(block: bytes) -> Header:
 
 
 def check_size(size: int) -> None:
-    """Raise HeaderError if a size is over the limit for a member of a shard."""
+    """Raise HeaderError if a size in bytes is over 16 GiB, the limit for a member of a shard."""
     if size > MAX_READ_MEMBER_BYTES:
         raise HeaderError(f"its size of {size} bytes is over the limit of {MAX_READ_MEMBER_BYTES}")
 
@@ -170,7 +172,7 @@ class Overrides(NamedTuple):
 
     def combined(self, other: Overrides) -> Overrides:
         """Return the overrides of two extension headers of one member.
-        HeaderError: Both give a name, or both give a size. GNU tar uses the last, Python's tarfile the first.
+        HeaderError: Both headers give a name, or both give a size. GNU tar uses the last, Python's tarfile the first.
         """
         if (self.name is not None and other.name is not None) or (self.size is not None and other.size is not None):
             raise HeaderError("two extension headers of one member contradict each other")
@@ -228,7 +230,9 @@ def parse_pax(data: bytes) -> Overrides:
 
 
 def _record(data: bytes, at: int) -> tuple[bytes, bytes, int]:
-    """Return keyword and value of the record at `at`, and the offset of the next record."""
+    """Return keyword and value of the pax record at offset `at`, and the offset of the next record. HeaderError: The
+    record is malformed.
+    """
     space = data.find(b" ", at, at + _MAX_DIGITS)
     digits = data[at:space] if space > 0 else b""
     stop = at + int(digits) if digits.isdigit() else -1

@@ -80,7 +80,8 @@ class TarReader:
         """Yield (name, offset of the member's first header, data). The first header may be an extension header.
 
         Raises:
-            ShardError: A byte is invalid. All members before this byte were yielded.
+            ShardError: A header or the end marker is invalid, or the stream stops too early. All members before the
+                fault were yielded.
         """
         window = self._window
         while True:
@@ -145,8 +146,8 @@ def locate_members(data: bytes, *, shard: str, offset: int, stop: int) -> Iterat
 
 
 def plain_member(block: bytes) -> tuple[str, int] | None:
-    """Return name and size of a plain member: a file with one header, a size in octal digits, an ASCII name and no
-    prefix. Return None for any other block, which `next_member` has to read.
+    """Return the name and the size in bytes of a plain member: a file with one header, a size in octal digits, an ASCII
+    name and no prefix. Return None for any other block, which `next_member` has to read.
     """
     if len(block) < BLOCK_BYTES:
         return None
@@ -172,7 +173,10 @@ def plain_member(block: bytes) -> tuple[str, int] | None:
 
 
 def any_member(window: Window) -> tuple[str, int, int] | None:
-    """Read the headers of one member like `next_member`, but three times as fast for a plain member."""
+    """Check and consume the headers of one member, three times as fast as `next_member` for a plain member. Return
+    (name, offset of the first header, size of the data); None for a directory, and for a global header without a
+    member. ShardError: A header is invalid, or the stream ends.
+    """
     plain = plain_member(window.data[window.at : window.at + BLOCK_BYTES])
     if plain is None:
         return next_member(window)
@@ -241,7 +245,9 @@ def next_member(window: Window) -> tuple[str, int, int] | None:
 
 
 def _extend(overrides: Overrides, kind: int, data: bytes) -> Overrides:
-    """Return `overrides` with those of one more extension header. HeaderError: The header is invalid."""
+    """Return `overrides` together with the name and size of one more extension header of type `kind`. HeaderError: The
+    header is invalid, or contradicts `overrides`.
+    """
     if kind == GNU_LONG_NAME_TYPE:
         return overrides.combined(Overrides(name=parse_long_name(data)))
     found = parse_pax(data)
@@ -265,7 +271,7 @@ def _decode(window: Window, name: bytes, offset: int) -> str:
 
 
 def no_end_marker(window: Window) -> ShardError:
-    """Return the error for a stream that ends where a header is expected."""
+    """Return the ShardError for a stream that ends where a header is expected."""
     rest = window.data[window.at :]
     if rest:
         return _other_file(window, rest) or window.cut("the shard stops inside a header")
@@ -273,7 +279,9 @@ def no_end_marker(window: Window) -> ShardError:
 
 
 def _other_file(window: Window, start: bytes) -> ShardError | None:
-    """Return the error for a file that is gzip, zstd, xz, bzip2, zip or a Git LFS pointer; None for any other file."""
+    """Return the ShardError for a stream that is gzip, zstd, xz, bzip2, zip or a Git LFS pointer, as its first bytes
+    `start` say; None for any other stream, and if the window is not at the start of the stream.
+    """
     if window.offset:
         return None
     for magic, (what, instead, remedy) in _OTHER_FILES.items():

@@ -23,7 +23,7 @@ _ZERO_BLOCK = bytes(BLOCK_BYTES)
 
 
 class Span(NamedTuple):
-    """The byte range of a member's data: `size` bytes from `offset`."""
+    """The byte range of a member's data in the shard: `size` bytes from `offset`."""
 
     offset: int
     size: int
@@ -47,7 +47,7 @@ class _JumpingWindow(Window):
         return data
 
     def jump(self, size: int) -> None:
-        """Consume `size` bytes and their padding; read them if faster. ShardError: The file ends before."""
+        """Consume `size` bytes and their padding, without reading a large range. ShardError: The file ends before."""
         stop = self.offset + padded(size)
         if stop - self._next < JUMP_BYTES:
             self.skip(size)
@@ -64,8 +64,8 @@ class TarWalk:
     """Iterator over the regular members of a tar, in order, without their data. Iterate it once.
 
     Args:
-        read_at: Reads the file.
-        num_bytes: Size of the file.
+        read_at: Reads the file from any offset.
+        num_bytes: Size of the file in bytes.
         shard: Path or URL, for messages.
         start: Byte offset of the first member to yield.
 
@@ -82,7 +82,7 @@ class TarWalk:
         header.
 
         Raises:
-            ShardError: A byte is invalid. All members before this byte were yielded.
+            ShardError: A header or the end marker is invalid or missing. All members before the fault were yielded.
         """
         window = self._window
         while True:

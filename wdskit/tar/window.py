@@ -29,8 +29,8 @@ _DAMAGED = "It is damaged, or not a tar of plain files. Fetch it again, or pack 
 
 
 class LargeData(bytes):
-    """Replaces the data of a member over `hold_bytes`: empty bytes with the member's size in `num_bytes`. `file` is an
-    open file with the whole data from its start; None if the data was discarded.
+    """Empty bytes in place of the data of a member that is too large to keep in memory. `num_bytes` is the member's
+    size. `file` is an open file with the whole data from its start; None if the data was discarded.
     """
 
     num_bytes: int
@@ -49,11 +49,12 @@ def size_of(data: bytes) -> int:
 
 
 class Window:
-    """A moving window over a stream. `data[at:]` are the bytes that are read but not consumed; `base` is the offset of
-    `data[0]` in the shard.
+    """A moving window over the stream that `read` reads. `data[at:]` are the bytes that are read but not consumed;
+    `base` is the offset of `data[0]` in the shard. `shard` is the path or URL for messages.
 
     Many small members are read at once. The rest of a large member is read alone, which saves a copy of its data. The
-    next `num_exact_reads` reads fetch no more bytes than needed.
+    next `num_exact_reads` reads fetch no more bytes than needed. The data of a member over `hold_bytes` are not kept in
+    memory: they go to a file from `spill`, or are discarded if `spill` is None.
     """
 
     def __init__(
@@ -74,7 +75,7 @@ class Window:
         return self.base + self.at
 
     def fill(self, size: int) -> bool:
-        """Read until at least `size` bytes are available. Return False if the stream ends before."""
+        """Read until at least `size` bytes are available. Return False if the stream ends before, otherwise True."""
         have = len(self.data) - self.at
         if have >= size:
             return True
@@ -93,9 +94,8 @@ class Window:
         return have >= size
 
     def take(self, size: int) -> bytes:
-        """Return the next `size` bytes of data, and consume them and their padding.
-
-        `LargeData` is returned if they are over `hold_bytes`.
+        """Return the next `size` bytes of data, and consume them and their padding. Return `LargeData` if `size` is
+        over `hold_bytes`, unless `size` is below 64 KiB or all bytes have been read already.
         ShardError: The stream ends before.
         """
         if size >= LARGE_BYTES and len(self.data) - self.at < size:
@@ -134,17 +134,17 @@ class Window:
         return b"".join(parts) if is_held else LargeData(size, file)
 
     def cut_member(self, size: int) -> ShardError:
-        """Return the error for a stream that ended inside a member of `size` bytes."""
+        """Return the ShardError for a stream that ended inside a member of `size` bytes."""
         return self.cut(f"the shard stops inside a member of {size} bytes")
 
     def cut(self, problem: str) -> ShardError:
-        """Return the error for a stream that ended too early."""
+        """Return the ShardError for a stream that ended too early. `problem` says where."""
         return ShardError(shard=self.shard, offset=self.base + len(self.data), problem=problem, remedy=_CUT)
 
     def unsupported(self, offset: int, problem: str) -> UnsupportedMember:
-        """Return the error for a member at `offset` of an unsupported kind."""
+        """Return the error for a member at `offset` of an unsupported kind, which `problem` names."""
         return UnsupportedMember(shard=self.shard, offset=offset, problem=problem, remedy="Pack regular files only.")
 
     def damaged(self, offset: int, problem: str, remedy: str = _DAMAGED) -> ShardError:
-        """Return the error for invalid bytes at `offset`."""
+        """Return the ShardError for invalid bytes at `offset`. `problem` is the fault, `remedy` the advice."""
         return ShardError(shard=self.shard, offset=offset, problem=problem, remedy=remedy)

@@ -11,9 +11,10 @@ from wdskit.tar.header import HeaderError, build_header
 END_BYTES = 2 * BLOCK_BYTES
 """The end marker: two zero blocks."""
 
+# Buffers are reused: new memory for each megabyte would take four times as long as the writing (0.5 against 0.12 s for
+# 200 MB).
 _JOIN_BYTES = 1 << 20
-"""Size of the buffers that collect members. Buffers are reused: new memory for each megabyte would take four times as
-long as the writing (0.5 against 0.12 s for 200 MB)."""
+"""Size of the buffers that collect members."""
 
 _ZEROS = bytes(BLOCK_BYTES)
 
@@ -24,7 +25,7 @@ def member_bytes(size: int) -> int:
 
 
 class TarWriter:
-    """Writes ustar members with mode 0644, no owner, no time, and names of at most 100 bytes.
+    """A writer of tars: ustar members with mode 0644, no owner, no time, and names of at most 100 bytes.
 
     Args:
         write: Writes the given bytes, and does not use them after it returns.
@@ -63,8 +64,8 @@ class TarWriter:
 
     def reserve(self, name: str, size: int) -> memoryview | None:
         """Append the header of one member, and return the memory for its data, which saves a copy. The caller fills all
-        `size` bytes before the next call. Return None, and append nothing, if the data does not fit a buffer.
-        HeaderError: The name or the size is invalid, as in `add`.
+        `size` bytes before the next call. Return None, and append nothing, if the data does not fit a buffer (1 MiB).
+        HeaderError: The name is empty, over 100 bytes of UTF-8, has a NUL, or ends in a slash.
         """
         num_bytes = member_bytes(size)
         if num_bytes > len(self._buffer):
@@ -88,7 +89,7 @@ class TarWriter:
         self._flush()
 
     def _put(self, block: bytes, data: Buffer, size: int) -> None:
-        """Append a block, `size` bytes of data, and padding."""
+        """Append a block of 512 bytes, `size` bytes of data, and padding."""
         start = self._used + BLOCK_BYTES
         stop = start + size
         end = stop + -size % BLOCK_BYTES

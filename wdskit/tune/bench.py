@@ -38,7 +38,7 @@ class Measured(NamedTuple):
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Measured:
-        """Return the summary of one or more values."""
+        """Return the median, the smallest and the largest of one or more values."""
         return cls(statistics.median(values), min(values), max(values))
 
     @property
@@ -67,8 +67,8 @@ class LoaderBench:
     Attributes:
         setting: Workers and threads.
         samples_per_s: Samples per second.
-        cpu_ms: CPU time of the process and its workers per sample; None on systems other than Linux.
-        first_batch_s: Time from the first `next()` to the first batch, including the start of the workers.
+        cpu_ms: CPU time of the process and its workers per sample, in ms; None for workers on other systems than Linux.
+        first_batch_s: Seconds from the first `next()` to the first batch, including the start of the workers.
     """
 
     setting: Setting
@@ -89,7 +89,7 @@ class BenchResult:
         repeats: Number of measurements of each setting.
         configured: The setting of the configuration, or the default of a loader.
         bare_samples_per_s: Samples per second of one thread that makes the same batches in a loop, without a loader.
-        bare_cpu_ms: CPU time per sample of this loop.
+        bare_cpu_ms: CPU time per sample of this loop, in ms.
         loaders: The measurements of each setting.
     """
 
@@ -127,7 +127,7 @@ def bench(
         config: The path of a YAML file, its content as a dict, or a `Pipeline`.
         pipeline: Name of the pipeline; needed only if the configuration has several.
         overrides: Settings to change, each as `a.b.c=VALUE`, as for `make_loader`.
-        transforms: Functions by name, as for `make_loader`.
+        transforms: Functions and classes by name, for `map` and similar stages or as stages themselves.
         plugins: Modules to import first, so that they register their functions.
         world_size: Number of ranks of the run; one of them is measured. Default: 1.
         workers: Numbers of worker processes to try, each with every number in `threads`. Default: the configured
@@ -136,7 +136,7 @@ def bench(
         seconds: Length of each measurement in seconds.
         repeats: Number of times that each setting is measured.
         progress: Called before each measurement with its name, the number of finished measurements, and the number of
-            all measurements.
+            all measurements; after the last measurement, the name is `done`.
 
     Raises:
         ConfigError: The configuration has problems; all are listed.
@@ -221,7 +221,7 @@ class _Subject:
         self._step = 0
 
     def loader(self, setting: Setting) -> PlannedLoader:
-        """Return a new loader with this setting. No worker starts yet. PipelineError: The setting does not fit."""
+        """Return a new loader with `setting`. No worker starts yet. PipelineError: The pipeline cannot run with it."""
         settings = (
             self.spec.model_dump() | setting._asdict() | {"persistent_workers": False, "on": None}
         )  # the workers end with the measurement, and run on this machine
@@ -238,7 +238,7 @@ class _Subject:
     def measure_in_turns(
         self, settings: Sequence[Setting], seconds: float, repeats: int, progress: Progress
     ) -> dict[Setting | None, list[Any]]:
-        """Return the results of `measure_loader` for each setting, and of `run_bare` for the key None."""
+        """Return `repeats` results of `measure_loader` for each setting, and of `run_bare` for the key None."""
         jobs: list[Setting | None] = [None, *settings]
         results: dict[Setting | None, list[Any]] = {job: [] for job in jobs}
         self.run_bare(min(_WARM_UP_S, seconds))
@@ -249,7 +249,7 @@ class _Subject:
         return results
 
     def run_bare(self, seconds: float) -> tuple[float, float]:
-        """Make batches in this thread for this time. Return samples/s and CPU ms per sample."""
+        """Make batches in this thread for at least `seconds`. Return samples/s and CPU ms per sample."""
         layout, make = self.program.epoch, PlannedBatches(self.program)
         steps = layout.steps(self.world_size)
         count, elapsed, cpu_s, start = 0, 0.0, time.process_time(), time.perf_counter()
@@ -262,10 +262,11 @@ class _Subject:
 
 
 def measure_loader(loader: PlannedLoader, seconds: float) -> tuple[float, float | None, float]:
-    """Run a new loader with an endless epoch, and close it.
+    """Run a new loader with an endless epoch for at least `seconds` after its start, and close it.
 
     Returns:
-        Samples/s, CPU ms per sample (None on systems other than Linux), and seconds to the first batch.
+        Samples/s, CPU ms per sample (None if the loader has workers and the system is not Linux), and seconds to the
+        first batch.
     """
     program, workers = loader.program, loader.spec.workers
     cpu_time = cpu_s_of_tree if workers else time.process_time
@@ -318,9 +319,8 @@ def _choose_settings(subject: _Subject, workers: Sequence[int] | None, threads: 
 
 
 def default_settings(num_cpus: int, *, one_thread: bool = False) -> list[Setting]:
-    """Return the default settings: about one thread per CPU in total, in this process or divided by several workers.
-
-    The first setting is this process with one thread. With `one_thread`, each process has one thread.
+    """Return the settings to measure by default: about one thread per CPU in total, in this process or divided among
+    several workers. The first setting is this process with one thread. With `one_thread`, each process has one thread.
     """
     tried = [(0, 1), (0, 1 if one_thread else num_cpus)]
     workers = [each for each in (1, 2, 4, 8, min(num_cpus, _MAX_WORKERS)) if each <= num_cpus]

@@ -47,13 +47,13 @@ _MAX_POSITIONS = 1 << 21  # limit for the positions that are checked to find the
 
 @dataclass(frozen=True)
 class LanesPlan:
-    """The lanes of an order.
+    """The lanes of an order. Each lane reads one of L consecutive pieces of the data.
 
     Attributes:
-        num_lanes: L.
+        num_lanes: Number of lanes, L.
         per_node: Number of lanes from which a node takes samples; the largest number of all nodes.
         num_shared: Number of nodes that take samples from one lane, on average.
-        fitting: Numbers of lanes near L with which no lane is shared by nodes.
+        fitting: Numbers of lanes near L with which no lane is shared by nodes, at most two; may be empty.
     """
 
     num_lanes: int
@@ -170,7 +170,7 @@ class StreamPlan:
         world_size: Number of ranks.
         workers: Worker processes per rank; 0 if there are no workers.
         num_shards: Number of shards of the stream.
-        batch: Size of a batch; 1 without `batched`.
+        batch: Size of a rank's batch; 1 without `batched`.
         steps: Number of items of each rank in an epoch; None if it is unknown before the run.
     """
 
@@ -193,7 +193,8 @@ def plan(
     epoch: int = 0,
     downloads: bool | None = None,
 ) -> EpochPlan | StreamPlan:
-    """Plan an epoch from the index, without reading samples.
+    """Plan an epoch from the index, without reading samples. Return an `EpochPlan` for a planned source, a `StreamPlan`
+    for a stream.
 
     Args:
         config: The path of a YAML file, its content as a dict, or a `Pipeline`.
@@ -255,7 +256,7 @@ def plan(
 
 
 def _plan_network(stages: Sequence[Any]) -> NetworkPlan | None:
-    """Return the bytes of an image after these stages; None if the stages do not determine its size."""
+    """Return the bytes of an image after `stages`; None if the stages do not give all images the same size."""
     size: object = None
     channels = 3
     for stage in stages:
@@ -300,10 +301,11 @@ def _plan_lanes(data: PlannedData, steps: AnySteps, num_nodes: int) -> LanesPlan
 
 
 def lanes_of_nodes(num_lanes: int, num_nodes: int, batch: int, *, is_dealt: bool = True) -> NDArray[np.bool_]:
-    """Return bool (num_nodes, num_lanes): True if a node takes samples from a cut of the data.
+    """Return bool (num_nodes, num_lanes): True if a node takes samples from a cut. The cuts are the `num_lanes`
+    consecutive pieces of the data, one for each lane.
 
     Args:
-        num_lanes: L.
+        num_lanes: Number of lanes.
         num_nodes: Number of nodes.
         batch: Number of positions of a step, on all ranks.
         is_dealt: Whether the positions of a step are sorted by their depth in the data before the nodes take them
@@ -361,7 +363,7 @@ def _plan_downloads(
     table_stops = np.cumsum([len(table) for table in data.tables])
 
     def parts_of(shards: Ints, samples: Ints) -> Ints:
-        """Return the number of the part that holds each sample. `shards` and `samples` are from `Order.take`."""
+        """Return the number of the part that has each sample, int64 (n,). The arguments are from `Order.take`."""
         tables = np.searchsorted(table_stops, shards, side="right")
         numbers = np.empty_like(samples)
         for at in np.unique(tables).tolist():
@@ -398,7 +400,8 @@ def _plan_downloads(
 
 
 def _offsets(table: ShardTable, *, is_exact: bool) -> Iterator[Ints]:
-    """Yield for each shard the byte offsets of its samples and of its end; evenly spaced unless `is_exact`.
+    """Yield for each shard the byte offsets of its samples and of its end, int64 (num_samples + 1,). They are evenly
+    spaced if the table is local or `is_exact` is not set.
 
     Raises:
         StorageError, FolderIndexError: The offsets of a remote shard cannot be read.
@@ -442,7 +445,11 @@ def _warnings(
 
 
 def _plan_stream(pipe: Pipeline, world_size: int, workers: int, errors: ErrorsSpec) -> StreamPlan:
-    """Plan a stream: build it as for a run, but without the functions of the user."""
+    """Plan a stream: build it as for a run, but without the functions of the user.
+
+    Raises:
+        PipelineError: The pipeline cannot run on these ranks and workers, or its source is not a source of wdskit.
+    """
     from wdskit.engine.stream import (  # imported here, because it imports torch
         StreamPipeline,
         check_splits,
@@ -465,7 +472,7 @@ def _plan_stream(pipe: Pipeline, world_size: int, workers: int, errors: ErrorsSp
 
 
 class _AnyFunction(dict[str, Callable[..., Any]]):
-    """Has a function for every name, because a plan does not call functions."""
+    """A mapping that has a function for every name, because a plan does not call functions."""
 
     def __bool__(self) -> bool:
         return True

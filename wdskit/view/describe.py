@@ -30,7 +30,9 @@ _NAMES = ("category", "label", "class", "name", "category_name", "category_id")
 
 
 def summarize(sample: ViewedSample) -> dict[str, Any]:
-    """Return what a card of the grid shows: key, class, image with its size, masks and boxes."""
+    """Return what a card of the grid shows, as JSON: `row`, `key`, `class`, `image` (field, width and height in pixels;
+    None if no image can be read), `masks` (fields), `boxes`, and `problem` (why the image is missing, or "").
+    """
     main, masks = find_images(sample)
     found: dict[str, Any] = {
         "row": sample.row,
@@ -50,7 +52,9 @@ def summarize(sample: ViewedSample) -> dict[str, Any]:
 
 
 def describe(sample: ViewedSample) -> dict[str, Any]:
-    """Return what the dialog shows: the values of `summarize`, the shard, and all fields with size and content."""
+    """Return what the dialog of a sample shows, as JSON: the values of `summarize`, `shard`, and for each of `fields`
+    its name, number of bytes, and content as text (None for an image and other binary data).
+    """
     fields = [
         {"name": printable(name), "num_bytes": len(data), "text": _text_of(name, data)}
         for name, data in sample.fields.items()
@@ -59,7 +63,7 @@ def describe(sample: ViewedSample) -> dict[str, Any]:
 
 
 def find_images(sample: ViewedSample) -> tuple[str | None, list[str]]:
-    """Return the field of the main image, None without images, and the fields of its masks. Masks are other images that
+    """Return the field of the main image (None without an image), and the fields of its masks: the other images that
     store one number per pixel.
     """
     images = [name for name in sample.fields if is_image_field(name)]
@@ -69,7 +73,9 @@ def find_images(sample: ViewedSample) -> tuple[str | None, list[str]]:
 
 
 def class_name(fields: Mapping[str, Buffer], classes: Sequence[str]) -> str:
-    """Return the name in `classes` of the class in the field `cls`, or its text without a name; empty without `cls`."""
+    """Return the name in `classes` of the class in the field `cls`. Return the text of the field if the class has no
+    name, "" without `cls`.
+    """
     label = bytes(fields.get(CLASS_FIELD, b"")[:20]).decode(errors="replace").strip()
     if label.isascii() and label.isdecimal() and int(label) < len(classes):
         label = classes[int(label)]
@@ -77,7 +83,9 @@ def class_name(fields: Mapping[str, Buffer], classes: Sequence[str]) -> str:
 
 
 def boxes_of(sample: ViewedSample) -> list[dict[str, Any]]:
-    """Return the first boxes in the JSON of a sample: x, y, width and height in pixels of the image, and a label."""
+    """Return the first 300 boxes in the JSON fields of a sample, each with `x`, `y`, `width` and `height` in pixels of
+    the image, and `label`, "" without a label.
+    """
     found: list[dict[str, Any]] = []
     for name, data in sample.fields.items():
         if is_json_field(name):

@@ -46,7 +46,7 @@ class Thumbnail:
         size: Width and height of the image, as text.
         picture: A small JPEG in base64, empty if the image cannot be decoded.
         sides: Width and height of the small JPEG in pixels.
-        problem: Why the image cannot be decoded.
+        problem: Why the image cannot be decoded; empty if it can.
     """
 
     key: str
@@ -67,7 +67,7 @@ def write_report(
     workers: int | None = None,
     progress: Progress | None = None,
 ) -> ShardStats:
-    """Count what shards hold, and write a report with bar charts and some of the images: `wdskit stats --html`.
+    """Write a report about shards with bar charts and up to 48 images: `wdskit stats --html`. Return the statistics.
 
     Args:
         path: A shard, a folder, or a pattern; several joined by `::`.
@@ -81,7 +81,7 @@ def write_report(
         ConfigError: jinja2 is not installed, or `sample` is not a share.
         StorageError: No shard was found, a shard cannot be read, or the report cannot be written.
         ShardError: Shards are invalid, or have changed since they were counted.
-        FolderIndexError: The folder's index does not match its files.
+        FolderIndexError: The folder's index does not match its files, or its `classes.json` is invalid.
     """
     shown = os.fspath(file)
     problem = explain_unwritable(Path(file))
@@ -102,7 +102,9 @@ def write_report(
 
 
 def _make_thumbnail(url: str, start: int) -> Thumbnail:
-    """Return the thumbnail of the sample at the byte offset `start` of a shard: its first image that can be decoded."""
+    """Return the thumbnail of the sample at the byte offset `start` of a shard: its first image that can be decoded, or
+    the problem of its last image.
+    """
     with LazyShard(url, start=start) as opened:
         sample = next(iter(opened))
         key = sample["__key__"]
@@ -124,7 +126,7 @@ def _make_thumbnail(url: str, start: int) -> Thumbnail:
 
 
 def render(stats: ShardStats, shown: Sequence[Thumbnail]) -> str:
-    """Return the report as HTML, with the thumbnails `shown`."""
+    """Return the report as one HTML page, with the statistics and the thumbnails `shown`, in this order."""
     from jinja2 import Environment, StrictUndefined
     from markupsafe import Markup
 

@@ -54,8 +54,8 @@ class SearchResult(NamedTuple):
     Attributes:
         rows: Rows that match, ascending.
         stop: The row where the search continues; None if all rows were checked.
-        num_unanswered: Rows for which the filter has no answer, or that cannot be read.
-        problem: The reason for the first of these rows.
+        num_unanswered: Number of rows for which the filter has no answer, or that cannot be read.
+        problem: The reason for the first of these rows; empty without such a row.
     """
 
     rows: list[int]
@@ -90,12 +90,15 @@ class _RankPositions(Sequence[int]):
 
 
 class SampleView:
-    """The samples of a planned source, by row. Several threads may use it.
+    """The samples of a planned source, by row. Several threads may share an object.
 
     Args:
         data: The shards and their order.
         positions: For each row, the position in the order.
         title: Title of the samples, for the page.
+
+    Raises:
+        FolderIndexError, StorageError: A `classes.json` is invalid or cannot be read.
     """
 
     def __init__(self, data: PlannedData, positions: Sequence[int], title: str) -> None:
@@ -110,7 +113,7 @@ class SampleView:
         return len(self._positions)
 
     def read(self, row: int) -> ViewedSample:
-        """Return one sample, after a check against the offsets of its shard.
+        """Return the sample of a row, after a check against the offsets of its shard.
 
         Raises:
             ShardError: The shard is damaged, or does not match its offsets.
@@ -239,14 +242,15 @@ def open_order(
         config: A YAML file.
         pipeline: Name of the pipeline; None if the file has only one.
         overrides: Settings to change first, each as `a.b.c=VALUE`.
-        rank: 0 <= rank < world_size.
+        rank: Number of the rank, 0 <= rank < world_size.
         world_size: Number of ranks.
-        gpus_per_node: Ranks per node if the configuration has no `ranks_per_node`; see `choose_ranks_per_node`.
+        gpus_per_node: Limit for the ranks per node if the configuration has no `ranks_per_node`. The largest divisor of
+            `world_size` up to this number is used.
         epoch: Number of the epoch, from 0.
 
     Raises:
         ConfigError: The configuration has problems; all of them are listed.
-        PipelineError: The pipeline has no planned source, or cannot run on `world_size` ranks.
+        PipelineError: The pipeline has no planned source or cannot run on `world_size` ranks, or `rank` is too large.
         StorageError: The shards cannot be listed.
         FolderIndexError: A folder has no index, or the index is invalid.
         SelectionError: A folder has no such split or selection.

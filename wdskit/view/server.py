@@ -65,14 +65,14 @@ _HEADERS = {
 
 
 class Guard:
-    """Application that answers only requests for this host whose path starts with the token."""
+    """An ASGI application that passes only requests for this host whose path starts with the token on to `app`."""
 
     def __init__(self, app: ASGIApp, token: str) -> None:
         self._app = app
         self._token = token.encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on to the application, or answer with 403."""
+        """Pass a request on to the application, or answer with 403 if its host or its token is wrong."""
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
         headers = dict(scope["headers"])
@@ -92,14 +92,16 @@ class Guard:
 
 
 class Page:
-    """Answers the requests of the page. The methods run in threads."""
+    """The answers to the requests of the page, as JSON or an image. The methods run in threads. They raise ConfigError
+    for a parameter out of range, DecodeError for a missing or invalid image, and the errors of `SampleView.read`.
+    """
 
     def __init__(self, samples: SampleView) -> None:
         self._samples = samples
         self._decoding = threading.Lock()  # one image at a time: several large images could fill the memory
 
     def routes(self) -> list[Route]:
-        """Return path and method of each request."""
+        """Return the routes: the path of each request, with the method that answers."""
         by_path = {
             "/api/about": self.about,
             "/api/page": self.page,
@@ -112,11 +114,13 @@ class Page:
         return [Route(path, method) for path, method in by_path.items()]
 
     def about(self, _: Request) -> Response:
-        """Answer with the title of the samples and their number."""
+        """Answer with `title` and `num_samples`: the title of the samples and their number."""
         return JSONResponse({"title": printable(self._samples.title), "num_samples": len(self._samples)})
 
     def page(self, request: Request) -> Response:
-        """Answer with the cards of the rows `row`, or of `count` rows from the row `start`."""
+        """Answer with a list of at most 200 cards: of each `row` in the query, or of `count` rows from the row `start`.
+        The card of a sample that cannot be read has the error in `problem`.
+        """
         rows = [self._row(text) for text in request.query_params.getlist("row")[:MAX_PAGE]]
         if not rows and "start" in request.query_params:
             start = self._row(request.query_params["start"])
@@ -140,13 +144,12 @@ class Page:
         )
 
     def sample(self, request: Request) -> Response:
-        """Answer with all fields of one sample."""
+        """Answer with all fields of the sample of `row`."""
         return JSONResponse(describe(self._samples.read(self._row(request.query_params.get("row", "")))))
 
     def find(self, request: Request) -> Response:
-        """Answer with the next rows whose keys contain `text` and for which `filter` is true.
-
-        `next` in the answer is the row where the search continues, or null at the end.
+        """Answer with the next `count` rows from the row `start` whose keys contain `text` and for which `filter` is
+        true. `next` in the answer is the row where the search continues, or null at the end.
         """
         query = request.query_params
         text, condition = query.get("text", "")[:_MAX_CHARS], query.get("filter", "")
@@ -167,7 +170,7 @@ class Page:
         )
 
     def counts(self, _: Request) -> Response:
-        """Answer with the charts of classes and sizes, counted in at most `NUM_COUNTED` evenly spread rows."""
+        """Answer with the charts of classes, image sizes and bytes, counted in at most 2,000 evenly spread rows."""
         return JSONResponse(self._counted)
 
     @functools.cached_property
@@ -209,14 +212,16 @@ class Page:
         }
 
     def image(self, request: Request) -> Response:
-        """Answer with an image field as a JPEG of at most `side` x `side` pixels."""
+        """Answer with the image `field` of the sample of `row` as a JPEG of at most `side` x `side` pixels."""
         data, side = self._image(request)
         with self._decoding:
             picture, _ = make_thumbnail(data, side=side, max_pixels=MAX_SHOWN_PIXELS)
         return Response(picture, media_type="image/jpeg")
 
     def mask(self, request: Request) -> Response:
-        """Answer with a mask field as a PNG that colours the numbers of the mask, at most `side` x `side` pixels."""
+        """Answer with the mask `field` of the sample of `row` as a PNG of at most `side` x `side` pixels, which colours
+        the numbers of the mask.
+        """
         data, side = self._image(request)
         with self._decoding:
             picture = make_mask_overlay(data, side=side, max_pixels=MAX_SHOWN_PIXELS)
@@ -241,7 +246,9 @@ def _number(text: str, least: int, most: int) -> int:
 
 
 def make_app(samples: SampleView, token: str) -> Guard:
-    """Return the application. All of its paths start with `/<token>/`."""
+    """Return the application that shows these samples. All of its paths start with `/<token>/`. A `WdskitError` becomes
+    an answer with status 422 and the message in `error`.
+    """
 
     def asset(name: str, kind: str) -> Callable[[Request], Response]:
         data = resources.files("wdskit.view").joinpath(name).read_bytes()

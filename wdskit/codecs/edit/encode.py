@@ -21,7 +21,7 @@ from wdskit.errors import DecodeError
 ImageFormat = Literal["jpg", "webp", "png"]
 
 FORMATS: dict[str, ImageFormat] = {"JPEG": "jpg", "WEBP": "webp", "PNG": "png"}
-"""Maps Pillow's name of a format to the format that is written."""
+"""Maps Pillow's name of each format that can be written to its `ImageFormat`."""
 
 MAX_SIDE: dict[ImageFormat, int] = {"jpg": 65_500, "webp": 16_383, "png": 2**31 - 1}
 """In pixels: the longest side that each encoder accepts."""
@@ -69,7 +69,10 @@ def encode_image(pixels: Pixels, fmt: ImageFormat, *, quality: int, exif: bytes 
 
 
 def _with_segments(file: bytes, exif: bytes, icc: bytes) -> bytes:
-    """Insert EXIF (APP1) and the colour profile (APP2, ICC.1:2022 B.4) after the first segment of a JPEG, JFIF."""
+    """Return a JPEG with EXIF (APP1) and a colour profile (APP2, ICC.1:2022 B.4) inserted after its JFIF segment.
+
+    Empty `exif` or `icc` inserts nothing. Raises DecodeError if the colour profile does not fit in a JPEG.
+    """
     room = _MAX_SEGMENT - len(exif_blocks.PREFIX)
     segments = [(0xE1, exif_blocks.PREFIX + exif[at : at + room]) for at in range(0, len(exif), room)]
     room = _MAX_SEGMENT - len(_ICC_PREFIX) - 2
@@ -97,7 +100,7 @@ def parse_colour(text: str) -> tuple[int, int, int]:
 
 
 def encoder_versions() -> dict[str, str]:
-    """Return the library versions that the bytes of an encoded image depend on."""
+    """Return the versions, by library, on which the bytes of an encoded image depend; "" for an unknown version."""
     library = "zlib_ng" if features.version("zlib_ng") else "zlib"
     return {
         "simplejpeg": simplejpeg.__version__,

@@ -41,12 +41,12 @@ class Move(NamedTuple):
     after: Size
 
     def __call__(self, x: float, y: float) -> tuple[float, float]:
-        """Return the new coordinates of a point."""
+        """Return the new (x, y) of the old point (x, y)."""
         return self.x((x, y)), self.y((x, y))
 
     @property
     def area_ratio(self) -> float:
-        """The factor by which an area grows."""
+        """The area of a shape in the new image divided by its area in the old image."""
         return abs(self.x.num * self.y.num) / (self.x.den * self.y.den)
 
     def then(self, other: Move) -> Move:
@@ -61,7 +61,10 @@ class Move(NamedTuple):
         return Move(axes[0], axes[1], self.after, self.before)
 
     def nearest(self, pixels: NDArray[Any], fill: int) -> NDArray[Any]:
-        """Return the pixels of the new image: the old pixel at each centre, or `fill` outside the old image."""
+        """Return the new image: for each pixel the old pixel at its centre, or `fill` outside the old image.
+
+        `pixels` is the old image, (height, width) or (height, width, channels). The result has the same dtype and axes.
+        """
         columns, rows = (_sources(axis, count) for axis, count in zip((self.x, self.y), self.after, strict=True))
         if self.x.source == 1:
             pixels = pixels.swapaxes(0, 1)
@@ -73,7 +76,7 @@ class Move(NamedTuple):
 
 
 def resize_move(before: Size, plan: ResizePlan) -> Move:
-    """Return the move of `resize.resize_part` and `resize.pad` with this plan."""
+    """Return the move that `resize.resize_part` and `resize.pad` make with this plan in an image of size `before`."""
 
     def axis(source: int, first: int, part: int, size: int, canvas: int) -> AxisMap:
         return _reduced(source, size, (canvas - size) // 2 * part - first * size, part)
@@ -84,7 +87,7 @@ def resize_move(before: Size, plan: ResizePlan) -> Move:
 
 
 def turn_move(before: Size, orientation: int) -> Move:
-    """Return the move of `resize.turn` for an image of size `before` and its EXIF orientation, 1 to 8."""
+    """Return the move that `resize.turn` makes in an image of size `before` with this EXIF orientation, 1 to 8."""
     after, sources = before, (0, 1)
     if orientation in {5, 6, 7, 8}:
         after, sources = Size(before.height, before.width), (1, 0)
@@ -121,10 +124,10 @@ class Geometry(NamedTuple):
         return move if self.is_turned else move.then(turn_move(self.move.after, self.orientation))
 
     def moves(self, size: Size | None) -> set[Move]:
-        """Return the possible moves for annotations of an image of this size, None for an unknown size.
+        """Return the possible moves for annotations of an image of this size; None is an unknown size.
 
-        Annotations describe the stored image, or the image after its EXIF orientation is applied. If the size fits
-        both, both moves are returned.
+        Annotations describe the stored image, or the image after its EXIF orientation is applied. The set has the move
+        for each of the two images that has this size: two moves, one or none. An unknown size fits both images.
         """
         return {move for move in (self.move, self.upright) if size in {None, move.before}}
 
@@ -155,7 +158,7 @@ def only_move(geometries: list[Geometry], size: Size | None) -> Move:
 
 
 def _chain(axis: AxisMap, first: Move) -> AxisMap:
-    """Return the axis that applies `first` and then `axis`."""
+    """Return the formula of one coordinate that applies `first` and then `axis`."""
     before = (first.x, first.y)[axis.source]
     offset = before.offset * axis.num + axis.offset * before.den
     return _reduced(before.source, before.num * axis.num, offset, before.den * axis.den)
@@ -167,7 +170,7 @@ def _reduced(source: int, num: int, offset: int, den: int) -> AxisMap:
 
 
 def _sources(axis: AxisMap, count: int) -> NDArray[np.int64]:
-    """Return the old pixel at the centre of each of `count` new pixels along an axis."""
+    """Return the index of the old pixel at each new pixel's centre, int64 (count,). It may be outside the old image."""
     centres = 2 * np.arange(count, dtype=np.int64) + 1
     numbers: NDArray[np.int64] = (centres * axis.den - 2 * axis.offset) * int(math.copysign(1, axis.num))
     return numbers // (2 * abs(axis.num))

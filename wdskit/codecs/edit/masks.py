@@ -36,8 +36,9 @@ def move_mask(data: bytes, geometries: list[Geometry], *, fill: int | None, max_
 
     Raises:
         ImageTooLarge: The header promises more than `max_pixels`.
-        DecodeError: The file is not such a PNG, is animated or has an EXIF orientation, does not have the size of
-            exactly one edited image, or gets added pixels for which it cannot store `fill`.
+        DecodeError: The file is not a PNG, is damaged, stores colours with more than 8 bits, is animated or has an EXIF
+            orientation; no image or several differently edited images have its size; pixels are added, and `fill` is
+            None or a number that the file cannot store.
     """
     if image_format(data) != "PNG":
         raise DecodeError("a mask must be a PNG file")

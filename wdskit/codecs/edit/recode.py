@@ -62,7 +62,7 @@ def open_original(data: bytes, *, max_pixels: int) -> Original:
 
     Raises:
         ImageTooLarge: The header promises more than `max_pixels`.
-        DecodeError: The format is unknown, or the header is damaged.
+        DecodeError: The format is unknown, the header is damaged, or a PNG has no end chunk.
     """
     image = open_pillow(data, max_pixels=max_pixels)
     if image.format == "PNG":  # Pillow reads only the chunks before the pixels
@@ -75,11 +75,16 @@ def open_original(data: bytes, *, max_pixels: int) -> Original:
 
 
 def decode_original(original: Original, *, step: int, max_pixels: int) -> tuple[Pixels, bytes, int]:
-    """Decode to grey or RGB, with or without alpha.
+    """Decode an image to grey or RGB, with or without alpha.
 
     CMYK with a colour profile becomes sRGB; without a profile, Pillow's plain formula makes RGB. A palette becomes RGB,
-    one bit becomes grey. `decode_jpeg` decodes a grey or RGB JPEG at 1/step of its size if it can; all other files are
-    decoded at full size, step 1.
+    one bit becomes grey. A grey or RGB JPEG is decoded at 1/step of its size if `decode_jpeg` can; all other files
+    are decoded at full size, step 1.
+
+    Args:
+        original: The image, from `open_original`.
+        step: 1, 2, 4 or 8.
+        max_pixels: Limit for width x height of a JPEG.
 
     Returns:
         The pixels, owned by the caller; their colour profile, empty if they have no profile; and the used step.
@@ -116,10 +121,13 @@ def decode_original(original: Original, *, step: int, max_pixels: int) -> tuple[
 
 
 def to_rgb(pixels: Pixels, icc: bytes) -> tuple[Pixels, bytes]:
-    """Convert grey to RGB, or grey and alpha to RGB and alpha. Return the pixels and their new colour profile.
+    """Convert grey to RGB, or grey and alpha to RGB and alpha.
+
+    Returns:
+        The pixels, and their new colour profile: empty if they are sRGB or `icc` was empty.
 
     Raises:
-        DecodeError: The colour profile is damaged or is not for grey.
+        DecodeError: The colour profile is damaged, or is neither for grey nor for RGB.
     """
     if pixels.ndim == 2:
         return _to_rgb(Image.fromarray(pixels), icc)
@@ -128,7 +136,11 @@ def to_rgb(pixels: Pixels, icc: bytes) -> tuple[Pixels, bytes]:
 
 
 def _to_rgb(image: Image.Image, icc: bytes) -> tuple[Pixels, bytes]:
-    """Convert grey or CMYK to RGB. With a colour profile the result is sRGB, which needs no profile."""
+    """Convert grey or CMYK to RGB, and return the pixels and their profile.
+
+    With a profile for the image's own colours the result is sRGB, and its profile is b"". Grey keeps an RGB profile.
+    Raises DecodeError if the profile is damaged or is for other colours.
+    """
     if not icc:
         return np.array(image.convert("RGB")), b""
     space = icc[16:20]  # ICC.1:2022, 7.2
@@ -159,8 +171,9 @@ class Recoding:
     """The changes to make to each image.
 
     Attributes:
-        size: Length of a side in pixels, see `resize.plan_resize`; None does not resize.
-        mode: Which side gets this length, see `resize.plan_resize`.
+        size: Length of a side in pixels; None does not resize.
+        mode: "shorter" and "longer" make that side `size`. "crop" makes the shorter side `size` and cuts the longer;
+            "pad" makes the longer side `size` and pads the shorter.
         upscale: Whether smaller images are made larger.
         format: Format of the written file; None keeps the format of each file.
         quality: 1 to 100, for JPEG and WebP files that are encoded again.
@@ -213,7 +226,7 @@ class Recoding:
         return RecodedImage(encoded, name, _geometry(original, plan, is_turned=is_turned))
 
     def _pixels(self, original: Original, fmt: ImageFormat, plan: ResizePlan) -> tuple[Pixels, bytes]:
-        """Return the resized pixels, converted for the format, and their colour profile."""
+        """Return the resized pixels, converted for the format, and their colour profile. `apply` lists the errors."""
         # Pillow returns more than 8 bits per channel only for grey.
         if fmt == "png" and original.image.mode in _PLAIN and largest_number(original.data, original.image) > 255:
             raise DecodeError(
@@ -232,7 +245,10 @@ class Recoding:
         return resize.pad(pixels, plan.canvas, self.background), icc
 
     def _without_alpha(self, pixels: Pixels) -> Pixels:
-        """Return grey or RGB pixels. Transparent pixels are blended with the background."""
+        """Return grey or RGB pixels of an image with alpha. Transparent pixels are blended with the background.
+
+        Raises DecodeError if the image has transparent pixels and the background is None.
+        """
         alpha = pixels[..., -1:].astype(np.uint32)
         colours = pixels[..., :-1]
         if alpha.min() < 255:

@@ -88,8 +88,9 @@ def choose_step(plan: ResizePlan) -> int:
 
 
 def resize_part(pixels: Pixels, plan: ResizePlan, step: int) -> Pixels:
-    """Cut out and resize the part of the plan. `pixels` is the image decoded at 1/step of its size.
+    """Return the part of the plan, cut out and resized. `pixels` is the image decoded at 1/step of its size.
 
+    If the part keeps its size, the result is a view of `pixels`.
     The part starts within step/2 full-size pixels of the plan's `left` and `top`.
     """
     top, left = round(plan.top / step), round(plan.left / step)
@@ -107,7 +108,8 @@ def resize_part(pixels: Pixels, plan: ResizePlan, step: int) -> Pixels:
 def _by_torch(part: Pixels, size: Size, scales: tuple[float, float]) -> Pixels:
     """Resize grey or RGB, uint8.
 
-    `scales` is (height, width) of the output / exact input, because the last decoded pixels may reach beyond the image.
+    `scales` is the height and the width of the output, each divided by the exact size of the input in decoded pixels,
+    because the last decoded pixels may reach beyond the image.
     """
     import torch
 
@@ -121,7 +123,10 @@ def _by_torch(part: Pixels, size: Size, scales: tuple[float, float]) -> Pixels:
 
 
 def pad(pixels: Pixels, canvas: Size, colour: tuple[int, int, int] | None) -> Pixels:
-    """Place an image in the middle of a larger canvas. Without a colour the border is 0: black, or transparent."""
+    """Return an image in the middle of a larger canvas; `pixels` itself if they have the size of the canvas.
+
+    `colour` is (red, green, blue) of the border. With None the border is 0: black, or transparent.
+    """
     height, width = pixels.shape[:2]
     if (width, height) == canvas:
         return pixels
@@ -133,7 +138,10 @@ def pad(pixels: Pixels, canvas: Size, colour: tuple[int, int, int] | None) -> Pi
 
 
 def fill_value(pixels: Pixels, colour: tuple[int, int, int]) -> Pixels:
-    """Return an opaque colour in the channels and dtype of `pixels`; for grey, Pillow's luma (ITU-R 601-2)."""
+    """Return an opaque colour as one value per channel of `pixels`, in their dtype.
+
+    `colour` is (red, green, blue), 0 to 255. Grey gets Pillow's luma (ITU-R 601-2).
+    """
     channels = 1 if pixels.ndim == 2 else pixels.shape[2]
     luma = (colour[0] * 19595 + colour[1] * 38470 + colour[2] * 7471 + 0x8000) >> 16
     values = [luma] if channels < 3 else list(colour)
@@ -142,7 +150,7 @@ def fill_value(pixels: Pixels, colour: tuple[int, int, int]) -> Pixels:
 
 
 def turn(pixels: Pixels, orientation: int) -> Pixels:
-    """Apply an EXIF orientation, 1 to 8, to stored pixels (CIPA DC-008-2023, tag 274). Returns a view."""
+    """Return a view of stored pixels with an EXIF orientation, 1 to 8, applied (CIPA DC-008-2023, tag 274)."""
     if orientation in {5, 6, 7, 8}:
         pixels = pixels.swapaxes(0, 1)
     if orientation in {2, 3, 6, 7}:

@@ -1,7 +1,7 @@
-"""Find the kind of a source, and return a reader of its rows.
+"""Find the kind of a source to pack, such as an image folder or a table, and return its rows as a `Source`.
 
-`KINDS` lists the kinds. The kind depends on the suffix of a path and on the names in a folder, never on the content of
-a file.
+`KINDS` lists the kinds with their readers. The kind depends on the suffix of a path and on the names in a folder, never
+on the content of a file.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ _SHOWN_REJECTS = 3
 
 
 class Reader(Protocol):
-    """Reader of a source's rows. A reader can have the attributes `classes`, `num_other` and `sha256` of `Source`."""
+    """Interface of a source's reader, which may have the attributes `classes`, `num_other` and `sha256` of `Source`."""
 
     def rows(self, *, keys: str) -> Iterator[Row | RowError]:
-        """Yield each row, or the error of a row that cannot be packed. `keys` is the argument of `row.make_row`."""
+        """Yield each row, or the `RowError` of a row that cannot be packed. `keys` is "given", "clean" or "hashed"."""
 
 
 class Duplicate(NamedTuple):
@@ -68,16 +68,16 @@ class Source:
 
     Attributes:
         name: Name of the source in messages.
-        rows: Each row, or the error of a row that cannot be packed.
-        kind: Kind of the source, as text for messages.
-        is_stream: True if the rows can be read only once. They are then read while shards are written.
+        rows: The rows. A row that cannot be packed is replaced by its `RowError`.
+        kind: Kind of the source, as text for messages; empty for rows from Python.
+        is_stream: True if the rows can be read only once. A stream is read while shards are written.
         is_held: True if the caller keeps the rows in memory, so that the plan does not store them.
         classes: Number of each class by name; empty if the source has no classes.
         reader: Reader of the source; None for rows from Python.
         rejected: Errors of the rows that were left out so far.
         duplicates: The rows with the images of an earlier row, if the options search for duplicates.
-        num_cleaned: Rows so far whose keys `--keys clean` changed.
-        sha256: Known digests of files that the rows refer to, by path.
+        num_cleaned: Number of rows so far whose keys were changed by `--keys clean`.
+        sha256: Known SHA-256 digests, in hex, of files that the rows refer to, by path or URL.
         lists: Bytes of the files to write next to the shards, such as `classes.json`, by file name; None makes the
             files from `classes`, `rejected` and `duplicates`.
     """
@@ -101,7 +101,7 @@ class Source:
         return getattr(self.reader, "num_other", 0)
 
     def no_rows_error(self) -> PackError:
-        """Return the error for a source without a valid row."""
+        """Return the error for a source without a valid row. The message shows the first errors in `rejected`."""
         msg = f"{self.name}: there is nothing to pack"
         if not self.rejected:
             return PackError(f"{msg}.")
@@ -110,11 +110,14 @@ class Source:
 
 
 def streamed_rows(source: Source, transforms: Transforms, *, skip_bad: bool) -> Generator[Row, None, None]:
-    """Yield the valid rows of a stream while they are read. With `skip_bad`, errors go to `source.rejected`.
+    """Yield the valid rows of a stream while the stream is read.
+
+    With `skip_bad`, the fields of each row are read and transformed as a check, and a row with an error is left out;
+    its error goes to `source.rejected`.
 
     Raises:
         RowError: A row cannot be packed, and `skip_bad` is False.
-        PackError: An option is for images, and no row has such an image. Raised after the last row.
+        PackError: The source cannot be read; or `transforms` need a field that no row has (after the last row).
     """
     names: set[str] = set()
     try:
@@ -144,7 +147,7 @@ class Kind(NamedTuple):
 
     Attributes:
         what: Name of the kind in messages, with its article.
-        read: Returns the reader of a path.
+        read: Function of a path and the options that returns the reader of the path.
         options: Names of the options of this kind that not all kinds have.
     """
 
@@ -178,7 +181,7 @@ KINDS: dict[str, Kind] = {
         "zips", lambda path, how: Zips(expand_files(path, ".zip"), how.records), ("fields", "classes", "allow_no_image")
     ),
 }
-"""The kinds, by the name that `--from` takes."""
+"""The kinds of source, by the name that `--from` takes."""
 
 _SUFFIXES = {".parquet": "parquet", ".json": "coco", ".tar": "tar", ".zip": "zip", **dict.fromkeys(SUFFIXES, "table")}
 _FOLDERS_OF = (".parquet", ".tar", ".zip")  # a folder that has only such files is not an image folder
@@ -187,8 +190,14 @@ _FOLDERS_OF = (".parquet", ".tar", ".zip")  # a folder that has only such files 
 def find_source(source: Any, how: PackOptions) -> Source:
     """Find the kind of a source and return its rows.
 
+    Args:
+        source: A path as text or `os.PathLike` (`-` is standard input), or an iterable of rows as dicts.
+        how: The options of `pack`.
+
     Raises:
-        PackError: The source does not exist, its kind is unknown, or an option is for another kind.
+        PackError: The source does not exist or cannot be read, its kind is unknown, or an option is for another kind.
+        StorageError: A URL or pattern is invalid, or no tar matches.
+        FolderIndexError: The tars belong to an unfinished run, or their index or `classes.json` is invalid.
     """
     if isinstance(source, (str, os.PathLike)):
         found = _path_source(os.fsdecode(source), how)
@@ -231,10 +240,10 @@ def _path_source(path: str, how: PackOptions) -> Source:
 
 
 def _is_remote(path: str) -> bool:
-    """Return True if at least one part of a path is a URL of tars in a store.
+    """Return True if at least one part of a path is a URL of tars in a store. The parts are joined by `::`.
 
     Raises:
-        PackError: A URL names something other than tars, or has a query.
+        PackError: A URL names a file that is not a tar, or has a query.
         StorageError: A part is not a valid URL.
     """
     if os.path.lexists(path):
@@ -251,17 +260,18 @@ def _is_remote(path: str) -> bool:
 
 
 def count_cleaned(source: Source, rows: Iterable[Row | RowError]) -> Iterator[Row | RowError]:
-    """Yield `rows` unchanged, and count the rows with changed keys in `source.num_cleaned`."""
+    """Yield `rows` unchanged, and count in `source.num_cleaned` the rows whose keys were cleaned."""
     for row in rows:
         source.num_cleaned += isinstance(row, Row) and row.is_cleaned
         yield row
 
 
 def _kind_of(path: str) -> str:
-    """Return the kind of a path. If the path has several parts, the first part decides.
+    """Return the name in `KINDS` of a path's kind. If a path has several parts, joined by `::`, the first part decides.
 
     Raises:
-        PackError: The path does not exist, its suffix is unknown, or a folder has files of two kinds.
+        PackError: The path does not exist, its suffix is unknown, or a folder has files of two kinds or cannot be
+            listed.
     """
     if path == STDIN:
         return "list"
@@ -281,10 +291,13 @@ def _kind_of(path: str) -> str:
 
 
 def _kind_of_folder(path: str) -> str:
-    """Return the kind of a folder.
+    """Return the name in `KINDS` of a folder's kind.
 
     A folder that `datasets` saved is "hf". A folder with an image or a sub-folder is "folder". Any other folder has the
-    kind of its Parquet files, tars or zips. PackError: It has files of two of these kinds.
+    kind of its Parquet files, tars or zips, and is "folder" without such files.
+
+    Raises:
+        PackError: The folder has files of two of these kinds, or cannot be listed.
     """
     for names in ({STATE_NAME, INFO_NAME}, {SPLITS_NAME}):
         if all(os.path.exists(os.path.join(path, name)) for name in names):
@@ -299,7 +312,9 @@ def _kind_of_folder(path: str) -> str:
 
 
 def _check_options(path: str, what: str, own: tuple[str, ...], how: PackOptions) -> None:
-    """Raise `PackError` if an option is set that the source would ignore. `own` has the options of its kind."""
+    """Raise `PackError` if `how` sets an option of another kind, which the source would ignore. `own` names the options
+    of the source's kind. `path` and `what`, such as "this is a list of paths", are for the message.
+    """
     for option in sorted({option for kind in KINDS.values() for option in kind.options} - {*own}):
         if getattr(how, option) not in (None, False, (), [], {}):
             owners = " or ".join(dict.fromkeys(kind.what for kind in KINDS.values() if option in kind.options))
@@ -308,10 +323,12 @@ def _check_options(path: str, what: str, own: tuple[str, ...], how: PackOptions)
 
 def expand_files(path: str, suffix: str) -> list[str]:
     """Return the files of a path: the file itself, the files of a folder that end in `suffix`, or the files that match
-    a pattern. The files of each folder or pattern are sorted by the bytes of their paths.
+    a pattern. A path can have several parts, joined by `::`. The files of each part are sorted by the bytes of their
+    paths.
 
     Raises:
-        PackError: A folder or pattern has no such file.
+        PackError: A folder has no file that ends in `suffix` or cannot be listed, or no file matches a pattern.
+        StorageError: A pattern is invalid.
     """
     found = []
     for pattern in expand_patterns(path):

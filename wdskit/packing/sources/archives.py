@@ -1,4 +1,4 @@
-"""Rows from tars and zips: the members of an archive with the same key make one sample. Rows refer to the members."""
+"""Rows from tars and zips: the members of an archive with the same key are one sample, and a row refers to them."""
 
 from __future__ import annotations
 
@@ -37,14 +37,18 @@ class Tars:
 
     Only the headers of local tars are read here. Tars of a store are read as streams.
 
+    Args:
+        shards: Path, URL, pattern or folder of tars; several are joined by `::`.
+        records: The fields to make from the samples' JSON, and the classes of a field `cls` that is made.
+
     Attributes:
         num_other: Members read so far that belong to no sample.
-        sha256: Digest of each tar that is in an index, by path or URL.
-        classes: Number of each class by name. Labels from the samples' JSON use the given classes. Labels of the tars
-            use `classes.json`, if all folders with labels have the same file.
+        sha256: SHA-256 digest, in hex, of each tar that is in an index, by path or URL.
+        classes: Number of each class by name. If `cls` is made from JSON, the classes of `records`. Otherwise the
+            classes in the `classes.json` of the folders; empty if a folder with labels has no `classes.json`.
 
     Raises:
-        PackError: A URL has a query, or a field cannot be made from JSON.
+        PackError: A URL has a query, a field cannot be made from JSON, or `records` has classes but no field `cls`.
         StorageError: No tar matches, a local tar is missing, a URL is invalid, or a store cannot be read.
         FolderIndexError: The tars belong to an unfinished run, an index is invalid or does not match its tars, or a
             `classes.json` is invalid or contradicts another.
@@ -69,8 +73,10 @@ class Tars:
             self.classes = {name: number for number, name in enumerate(names)}
 
     def rows(self, *, keys: str) -> Iterator[Row | RowError]:
-        """Yield one row per sample, in the order of the tars, or the error of a row. The members of a sample are its
-        fields. A damaged tar yields the complete samples before the damage, then one error for the rest.
+        """Yield one row per sample, in the order of the tars, or the `RowError` of a row that cannot be packed.
+
+        The members of a sample are its fields. A damaged tar yields the complete samples before the damage, then one
+        `RowError` for the rest. `keys` is the option `--keys`: "given", "clean" or "hashed".
 
         Raises:
             ShardError: A member is a link, a device or another kind that no sample has; or a tar was replaced after it
@@ -94,11 +100,18 @@ class Tars:
 
 
 class Zips:
-    """Reader of zips on a local disk. Only the directories of the zips are read here.
+    """Reader of zips on a local disk. It reads only the directory of each zip, and the samples' JSON if it is needed.
+
+    Args:
+        paths: The zips.
+        records: The fields to make from the samples' JSON, and the classes of a field `cls` that is made.
 
     Attributes:
-        classes: Number of each class by name: the given classes; empty without them.
+        classes: Number of each class by name: the classes of `records`; empty without classes.
         num_other: Members read so far that belong to no sample.
+
+    Raises:
+        PackError: A field cannot be made from JSON, or `records` has classes but no field `cls`.
     """
 
     def __init__(self, paths: Sequence[str], records: Records) -> None:
@@ -109,11 +122,14 @@ class Zips:
         self.num_other = 0
 
     def rows(self, *, keys: str) -> Iterator[Row | RowError]:
-        """Yield one row per sample, or the error of a row. The members of a sample are its fields. The rows of each zip
-        are sorted by the bytes of their keys.
+        """Yield one row per sample, or the `RowError` of a row that cannot be packed.
+
+        The members of a sample are its fields. The rows of each zip are sorted by the bytes of their keys. `keys` is
+        the option `--keys`: "given", "clean" or "hashed".
 
         Raises:
-            PackError: A zip cannot be read, or is damaged.
+            PackError: A zip cannot be read, is damaged, or has a member that is encrypted, a link, or compressed by a
+                method other than deflate.
         """
         for path in self._paths:
             try:
@@ -171,7 +187,7 @@ def _min_end(member: zipfile.ZipInfo) -> int:
 def _zip_name(path: str, member: zipfile.ZipInfo) -> str:
     """Return a member's name. PackError: The name is not UTF-8, is empty, or has a NUL.
 
-    macOS writes UTF-8 names without the flag for UTF-8.
+    A name without the flag for UTF-8 is read as UTF-8 too, because macOS writes UTF-8 names without the flag.
     """
     name = member.orig_filename
     if not member.flag_bits & _IS_UTF8:  # zipfile has read it as cp437
@@ -187,11 +203,11 @@ def _zip_name(path: str, member: zipfile.ZipInfo) -> str:
 def _zip_field(
     path: str, key: str, field: str, member: zipfile.ZipInfo, identity: FileIdentity
 ) -> tuple[str, FieldBytes]:
-    """Return the name of a member's field and a reference to the member.
+    """Return the name of a member's field and a reference to the member. `path` and `identity` belong to the zip.
 
     Raises:
-        RowError: The sizes of the member contradict each other or show a decompression bomb; or the dot before the
-            field's name seems to be a decimal point in the key.
+        RowError: The sizes of the member contradict each other or show a decompression bomb; or the field's name begins
+            with a number, as in `1.jpg`, so the dot before the number seems to be a decimal point of the key.
     """
     where = f"{path}: {key}"
     num_bytes, packed_bytes = member.file_size, member.compress_size
@@ -220,10 +236,11 @@ def _row(
     records: Records,
     own: FieldBytes | None,
 ) -> Row | RowError:
-    """Return the row of the members with one key, or its error if the row cannot be packed.
+    """Return the row of the members with one key, or its `RowError` if the row cannot be packed.
 
-    `own` is the sample's json; None if the sample has no json or the row does not need it. The key loses a leading
-    `./`, which tars of folders have.
+    `members` are the name and the reference of each field, and `records` has the fields to make from `own`, the
+    sample's json; None if the sample has no json or the row does not need the json. The key loses a leading `./`, which
+    tars of folders have. `archive` is for messages.
     """
     where = f"{archive}: {key}"
     key = key.removeprefix("./")

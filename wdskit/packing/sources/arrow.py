@@ -1,7 +1,7 @@
-"""Arrow tables: Parquet files, and data sets that Hugging Face's `datasets` saved (`save_to_disk`).
+"""Readers of Arrow tables: Parquet files, and data sets that Hugging Face's `datasets` saved (`save_to_disk`).
 
-pyarrow reads both. The files of `datasets` have Arrow's stream format without compression, so the bytes of an image are
-contiguous in their file. This module does not import `datasets` and does not unpickle data.
+pyarrow reads all these files. The files of `datasets` have Arrow's stream format without compression, so the bytes of
+an image are contiguous in their file. This module does not import `datasets` and does not unpickle data.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def read_parquet(paths: Sequence[str], records: Records, *, in_order: bool = Tru
         paths: The files, at least one.
         records: Converts records to rows. An image can be bytes, or a struct of `bytes` and `path`. Without a named
             image column, the image is in one of `IMAGE_COLUMNS` or in the only struct.
-        in_order: True if the rows are packed in the order of the files; see `ParquetFile`.
+        in_order: True if the rows are packed in the order of the files. False reads the images together with the rows.
 
     Raises:
         PackError: pyarrow is not installed; or the first file cannot be read, or has a column that cannot be packed.
@@ -68,17 +68,20 @@ def read_parquet(paths: Sequence[str], records: Records, *, in_order: bool = Tru
 def read_saved_dataset(folder: str, records: Records) -> ArrowTables:
     """Return a reader of a saved data set, or of one split of a saved `DatasetDict`: a folder with `state.json`.
 
+    `records` converts the records of the data set to rows.
+
     Raises:
-        PackError: The folder is not a saved data set, has splits or a column that cannot be packed, or pyarrow is not
-            installed.
+        PackError: The folder is not a saved data set, cannot be read, or has splits or a column that cannot be packed;
+            or pyarrow is not installed.
     """
     info = os.path.join(folder, INFO_NAME)
     return ArrowTables(_data_files(folder), "an Arrow stream", lambda path: StreamFile(path, info), records)
 
 
 class _Cells(NamedTuple):
-    """The cells of a row: values for `json` or a text with their problem, the image, and (field, column, cell) of each
-    other field.
+    """The cells of a row. `values` are the values for `json`, or a text with the problem if JSON cannot represent them.
+    `image` is None if the table has no encoded images. `own` has (field, column, cell) of each field that is made from
+    bytes or arrays.
     """
 
     values: tuple[Any, ...] | str
@@ -93,14 +96,17 @@ class ArrowTables:
         paths: Files of the tables.
         what: Kind of the files, for messages.
         open_file: Opens a file by its path.
-        records: Converts records to rows; the folder of each file replaces its folder. Without classes, the classes are
-            the class names of the column, or the texts in the column of `cls`, which is read first.
+        records: Converts records to rows. The folder of each file replaces `records.folder`. If `records.classes` is
+            None, the classes are the class names that `datasets` stored for the column of `cls`, or else the texts in
+            this column, which is read first.
 
     Attributes:
         classes: Number of each class by name; empty if the classes have no names.
 
     Raises:
-        PackError: pyarrow is not installed; the first file cannot be read, or has a column that cannot be packed.
+        PackError: pyarrow is not installed; the first file cannot be read, or has a column that cannot be packed;
+            `records` has classes, and the column of `cls` already has class names; or the column of `cls` mixes numbers
+            and names.
     """
 
     def __init__(self, paths: Sequence[str], what: str, open_file: Callable[[str], _File], records: Records) -> None:
@@ -131,13 +137,15 @@ class ArrowTables:
         self._records = dataclasses.replace(records, fields=fields, classes=classes, omit=omit)
 
     def rows(self, *, keys: str) -> Iterator[Row | RowError]:
-        """Yield one row per row of the tables, or the error of a row.
+        """Yield one row per row of the tables, or the `RowError` of a row that cannot be packed.
 
-        A row has `json` with all columns except bytes, the image, and the fields that are made from columns. It has
-        `cls` if a column is called `cls` or has class names.
+        A row has the image, the fields that are made from columns, and `json`. `json` has all columns except encoded
+        images, bytes or arrays that become fields, and omitted columns. A row has `cls` if a field or a column is
+        called `cls`, or if `datasets` stored class names for `label` or for only one column. `keys` is the option
+        `--keys`: "given", "clean" or "hashed".
 
         Raises:
-            PackError: A file cannot be read, or its columns or classes differ from those of the first file.
+            PackError: A file cannot be read or changes, or its columns or classes differ from those of the first file.
         """
         number = 0
         for path in self._paths:
@@ -163,7 +171,7 @@ class ArrowTables:
 
     @contextlib.contextmanager
     def _open(self, path: str) -> Iterator[_File]:
-        """Open a file, and check after use that the file did not change.
+        """Open a file for a `with` block, and check after the block that the file did not change.
 
         Raises:
             PackError: pyarrow is not installed, the file cannot be read, or it changes while it is open.
@@ -183,7 +191,9 @@ class ArrowTables:
 
     @contextlib.contextmanager
     def _open_same(self, path: str) -> Iterator[_File]:
-        """Open a file. PackError: Its columns or classes differ from those of the first file; or raised by `_open`."""
+        """Open a file for a `with` block. PackError: The file cannot be read, changes while it is open, or has other
+        columns or classes than the first file.
+        """
         with self._open(path) as file:
             if not file.schema.equals(self._schema):
                 raise PackError(f"{path}: its columns or types differ from those of {self._paths[0]}.")
@@ -196,7 +206,9 @@ class ArrowTables:
             yield file
 
     def _values(self, column: str) -> Iterator[tuple[Any, str]]:
-        """Yield the JSON values of a column, each with its place. A value that a file repeats is yielded once."""
+        """Yield (value, place) for the JSON values of a column. A value that a file repeats is yielded once per file.
+        A value that cannot be written as JSON is skipped. PackError: A file cannot be read.
+        """
         converters = {column: self._columns.to_json[column]}
         for path in self._paths:
             with self._open_same(path) as file:
@@ -246,8 +258,9 @@ class ArrowTables:
         return row
 
     def _label(self, record: dict[str, Any], where: str) -> dict[str, FieldBytes]:
-        """Return the field `cls`, or no field for a row without a label. Add each class name as `{column}_name` to
-        `record`. RowError: A value is not a label, or a class number is out of range.
+        """Return the field `cls` with its bytes; an empty dict for a row without a label. Add the class name of each
+        column with class numbers to `record`, as `{column}_name`. RowError: A value is not a label, or
+        a class number is out of range.
         """
         fields: dict[str, FieldBytes] = {}
         for name, classes in self._columns.labels.items():
@@ -276,7 +289,11 @@ class ParquetFile:
     Attributes:
         identity: Identity of the file when it was opened.
         schema: Schema of the table.
-        features: Column descriptions of `datasets` by name; empty without them.
+        features: Descriptions of the columns that `datasets` stored, by column; empty if it stored no descriptions.
+
+    Raises:
+        PackError: The descriptions are not JSON.
+        OSError, pyarrow.ArrowException: The file cannot be read.
     """
 
     def __init__(self, path: str, *, in_order: bool) -> None:
@@ -288,12 +305,15 @@ class ParquetFile:
         self.features = features_of(parse_json((self.schema.metadata or {}).get(b"huggingface", b"{}"), path))
 
     def batches(self, column: str | None, image: str | None) -> Iterator[tuple[pa.RecordBatch, Iterator[Image] | None]]:
-        """Yield batches of rows with the images of the column `image`; None instead of the images if `image` is None.
+        """Yield (batch, images) for a few rows at a time, in order.
 
-        A batch has all columns, or only `column`.
+        Args:
+            column: The only column of the batches; None for all columns.
+            image: The column of the images, one per row; None yields None instead of the images.
 
         Raises:
             PackError: A row group is compressed like a decompression bomb.
+            OSError, pyarrow.ArrowException: The file cannot be read.
         """
         for group in range(self._file.num_row_groups):
             about = self._file.metadata.row_group(group)
@@ -322,9 +342,12 @@ class ParquetFile:
 
 
 class StreamFile:
-    """A memory-mapped data file of a saved data set in Arrow's stream format, with the attributes of `ParquetFile`.
+    """A memory-mapped data file of a saved data set in Arrow's stream format, with the attributes `identity`, `schema`
+    and `features` of `ParquetFile`. `info` is the path of the data set's `dataset_info.json`, which has the features.
 
-    `info` is the path of the data set's `dataset_info.json`. PackError: The file is empty, or `info` cannot be read.
+    Raises:
+        PackError: The file is empty, or `info` cannot be read.
+        OSError, pyarrow.ArrowException: The file cannot be read.
     """
 
     def __init__(self, path: str, info: str) -> None:
@@ -342,10 +365,13 @@ class StreamFile:
         self.features = features_of(_read_json(info))
 
     def batches(self, column: str | None, image: str | None) -> Iterator[tuple[pa.RecordBatch, Iterator[Image] | None]]:
-        """Yield batches like `ParquetFile.batches`, after a check of offsets and UTF-8.
+        """Yield (batch, images) for a few rows at a time, in order, after a check of the batch's offsets and UTF-8.
+
+        `column` is the only column of the batches; None for all columns. `image` is the column of the images; None
+        yields None instead of the images.
 
         Raises:
-            PackError: The file is damaged.
+            PackError: The file is damaged or compressed, or the images are not plain bytes.
         """
         import pyarrow as pa
 
@@ -364,7 +390,9 @@ class StreamFile:
                 read_bytes = 0
 
     def _images(self, column: pa.Array) -> Iterator[Image]:
-        """Yield each image as a reference to its bytes in the file."""
+        """Yield the image of each row, with a reference to its bytes in the file if the row has bytes.
+        PackError: The file is compressed, or the images are not plain bytes.
+        """
         from pyarrow import types
 
         paths: list[Any] = [None] * len(column)
@@ -394,7 +422,8 @@ def _data_files(folder: str) -> list[str]:
     """Return the paths of the data files that the `state.json` of a data set lists.
 
     Raises:
-        PackError: The data set has splits, selects rows, lists no files, or lists a file outside `folder`.
+        PackError: `state.json` cannot be read, selects rows, lists no files, or lists a file outside `folder`; or the
+            data set has splits.
     """
     splits = os.path.join(folder, SPLITS_NAME)
     if os.path.exists(splits):

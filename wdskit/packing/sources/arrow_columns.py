@@ -1,4 +1,4 @@
-"""Assign the columns of an Arrow table to the image, the key, the class, fields, and JSON."""
+"""Assign the columns of an Arrow table to the image, the class, fields, and JSON; and convert cells to these values."""
 
 from __future__ import annotations
 
@@ -24,7 +24,13 @@ _YEAR_DIGITS = 4
 
 
 class Image(NamedTuple):
-    """The image of a row: its path or None, its first bytes or None, and all its bytes or a reference to them."""
+    """The image of a row.
+
+    Attributes:
+        path: Path of the image as the table has it, not checked; None if the row has no path.
+        start: The first `START_BYTES` bytes of the image; None if the row has no bytes.
+        data: The bytes of the image, or a reference to them; empty if `start` is None.
+    """
 
     path: Any
     start: bytes | None = None
@@ -37,8 +43,8 @@ class ArrowColumns:
 
     Attributes:
         image: The column with encoded images; None if the table has no images, or only paths of images.
-        labels: Class names by number, for each column with class numbers.
-        class_column: The column of `labels` that becomes `cls`; None for no column.
+        labels: For each column with class numbers, the class names in the order of their numbers.
+        class_column: The column of `labels` that becomes `cls`; None if no column of `labels` becomes `cls`.
         own: The column of each field that is made from bytes or arrays, by field name.
         to_json: The columns that go into `json`, each with a function that converts its values.
     """
@@ -51,11 +57,13 @@ class ArrowColumns:
 
 
 def assign_columns(schema: pa.Schema, features: Mapping[str, Any], path: str, records: Records) -> ArrowColumns:
-    """Return the use of each column of a table.
+    """Return the use of each column of a table. `features` are the descriptions of the columns by `datasets`, `records`
+    are the options that name columns, and `path` is the file, for messages.
 
     Raises:
-        PackError: A column is missing, appears twice, or has a type that JSON does not have; or the column of `cls` has
-            a type that is not a label.
+        PackError: A column is missing, appears twice, has a name that is not UTF-8, or has a type that JSON does not
+            have; the column of `cls` has a type that is not a label; or a column has the name `{column}_name`, under
+            which the class names of another column would be stored.
     """
     from pyarrow import types
 
@@ -112,7 +120,9 @@ def assign_columns(schema: pa.Schema, features: Mapping[str, Any], path: str, re
 
 
 def class_labels(schema: pa.Schema, features: Mapping[str, Any]) -> dict[str, list[str]]:
-    """Return the class names by number of each column that `datasets` describes as a ClassLabel."""
+    """Return the class names, in the order of their numbers, of each column that `features` describes as a ClassLabel.
+    The list is empty if the description has no names.
+    """
     labels = {}
     for column in schema.names:
         feature = features.get(column)
@@ -123,7 +133,9 @@ def class_labels(schema: pa.Schema, features: Mapping[str, Any]) -> dict[str, li
 
 
 def parse_json(data: bytes, path: str) -> dict[str, Any]:
-    """Parse JSON from `datasets` and return the object. PackError: The data are not JSON, or not an object."""
+    """Parse JSON from `datasets` and return the object. `path` is the file, for messages.
+    PackError: The data are not JSON, or not an object.
+    """
     try:
         found = json.loads(data)
     except (ValueError, RecursionError) as err:
@@ -134,7 +146,9 @@ def parse_json(data: bytes, path: str) -> dict[str, Any]:
 
 
 def features_of(found: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the column descriptions of `datasets` by name, from `features` or `info.features`; empty without them."""
+    """Return the descriptions of the columns, by column, from a JSON object of `datasets`: its member `features` or
+    `info.features`; empty if it has neither.
+    """
     for place in (found, found.get("info")):
         if isinstance(place, dict) and isinstance(place.get("features"), dict):
             return {**place["features"]}
@@ -142,7 +156,7 @@ def features_of(found: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _image_kind(kind: pa.DataType) -> str:
-    """Return "path", "bytes" or "struct" for a type that can hold an image, else ""."""
+    """Return "path", "bytes" or "struct" (of bytes and path) for a type that can hold an image, else ""."""
     from pyarrow import types
 
     if types.is_dictionary(kind):
@@ -157,7 +171,9 @@ def _image_kind(kind: pa.DataType) -> str:
 
 
 def _converter(path: str, name: str, kind: pa.DataType) -> Callable[[pa.Array], list[Any]]:
-    """Return the function that converts a column of this type to JSON values. PackError: JSON has no such type."""
+    """Return the function that converts a column of the type `kind` to JSON values. `path` and `name`, the file and the
+    column, are for the message. PackError: JSON does not have the type.
+    """
     from pyarrow import types
 
     storage = getattr(kind, "storage_type", None)
@@ -194,10 +210,8 @@ def _is_plain(kind: pa.DataType) -> bool:
 
 
 def _to_list(array: pa.Array) -> list[Any]:
-    """Return the values as Python objects. Each value of a dictionary array is converted once.
-
-    Without this, a page of a few bytes could make a million copies of a text of one megabyte.
-    """
+    """Return the values as Python objects. Rows with the same value of a dictionary array share one object."""
+    # Otherwise a page of a few bytes could make a million copies of a text of one megabyte.
     indices = getattr(array, "indices", None)
     if indices is None:
         values: list[Any] = array.to_pylist()
@@ -209,7 +223,8 @@ def _to_list(array: pa.Array) -> list[Any]:
 
 
 def _times(array: pa.Array) -> list[str | None]:
-    """Return dates and times in ISO 8601 with the digits of their unit. Times with a time zone are in UTC.
+    """Return dates and times as ISO 8601 text, with the decimals of the array's unit; None for null. Times with a time
+    zone are in UTC and end in `Z`.
 
     Raises:
         ValueError: A year does not have four digits.
@@ -228,10 +243,12 @@ def _times(array: pa.Array) -> list[str | None]:
 
 
 def encode_cell(field: str, column: str, cell: pa.Scalar, where: str) -> bytes:
-    """Return the bytes of a field that is made from a cell of bytes or of numbers.
+    """Return the bytes of the field `field`, made from a cell of bytes or of numbers that is not null. `column` and
+    `where` are the column and the place of the row, for messages.
 
     Raises:
-        RowError: The cell contains neither bytes nor numbers, or one of its numbers is null.
+        RowError: The cell contains neither bytes nor numbers, one of its numbers is null, or its bytes or numbers are
+            not valid for the field.
     """
     value = cell.as_py()
     if isinstance(value, dict):  # an image of `datasets`
@@ -259,7 +276,9 @@ def encode_cell(field: str, column: str, cell: pa.Scalar, where: str) -> bytes:
 
 
 def json_values(converters: Converters, batch: pa.RecordBatch) -> Iterator[tuple[Any, ...] | str]:
-    """Yield the JSON values of each row in the order of `converters`, or a text with the problem of the row."""
+    """Yield for each row a tuple of its JSON values, in the order of `converters`; or a text with the problem, if a
+    value of the row cannot be written as JSON.
+    """
     parts = [(batch.column(name), convert) for name, convert in converters.items()]
     try:
         found = [convert(array) for array, convert in parts]

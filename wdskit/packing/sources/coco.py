@@ -32,10 +32,10 @@ class Coco:
             image's object in `images`. The default classes of `cls=category` are the category names, sorted by bytes.
 
     Attributes:
-        classes: Number of each class by name; empty if no field needs classes.
+        classes: Number of each class by name: the classes of `records`, or the default classes; empty without classes.
 
     Raises:
-        PackError: The file cannot be read, or does not have COCO's format.
+        PackError: The file cannot be read or does not have COCO's format, or `images` is not a folder.
     """
 
     def __init__(self, path: str, images: str | os.PathLike[str] | None, records: Records) -> None:
@@ -62,10 +62,14 @@ class Coco:
         self._records = dataclasses.replace(records, folder=folder, classes=classes)
 
     def rows(self, *, keys: str) -> Iterator[Row | RowError]:
-        """Yield one row per image, in the order of the file, or the error of the row.
+        """Yield one row per image, in the order of the file, or the `RowError` of a row that cannot be packed.
 
-        A row has the image and `json`. `json` contains the values of the file: `image` (the object of the image),
-        `annotations` (all annotations of the image) and `categories` (names of the used categories, by id).
+        A row has the image, the fields of `records`, and `json`. `json` contains the values of the file: `image` (the
+        object of the image), `annotations` (all annotations of the image) and `categories` (names of the used
+        categories, by id). `keys` is the option `--keys`: "given", "clean" or "hashed".
+
+        Raises:
+            PackError: A field uses `category`, and a used category has no valid name.
         """
         for number, image in enumerate(self._images):
             try:
@@ -107,10 +111,10 @@ class Coco:
         return make_row(key_of_path(name), fields, where, keys=keys, path=name)
 
     def _category_name(self, number: int | None) -> str:
-        """Return the name of a category, which is the name of a class.
+        """Return the name of the category with the id `number`. It is the name of a class.
 
         Raises:
-            PackError: The category has no name, or its name is not text.
+            PackError: The category has no name, or its name is blank or not text.
         """
         name = self._categories[number].get("name")
         if not isinstance(name, str) or not name.strip() or not is_utf8(name):

@@ -33,17 +33,17 @@ _ROLES = frozenset(
 """Names of folders that contain one part of each sample in published data sets with masks or boxes."""
 
 Samples: TypeAlias = dict[str, Sequence[tuple[str, str]]]
-"""Maps the name of each main file, such as an image, to (field, file name) of its sidecars.
+"""Maps the name of each main file, such as an image, to the (field, file name) of each of its sidecars.
 
 A sidecar has the name of the main file except for the extension. Two sidecars with one field are an error of the row.
 """
 
 
 class FileNames:
-    """Find samples and sidecars among the names of files.
+    """Rules that find samples and their sidecars among the names of files.
 
     Args:
-        sidecars: Extensions of sidecars, such as `json`, `txt` or `seg.png`, in upper or lower case in file names.
+        sidecars: Extensions of sidecars, such as `json`, `txt` or `seg.png`. A file's extension may be in upper case.
         files: Extensions of the files that are samples; empty for images.
 
     Attributes:
@@ -68,13 +68,13 @@ class FileNames:
         self.what = " or ".join(f".{extension} file" for extension in files) or "image"
 
     def is_sample(self, name: str) -> bool:
-        """Return True if a file is the main file of a sample."""
+        """Return True if the file called `name` is the main file of a sample."""
         field = field_of(name)
         wanted = field in self._files if self._files else is_image_field(field)
         return wanted and not (self._sidecar and self._sidecar.fullmatch(name))
 
     def samples(self, names: Sequence[str]) -> Samples:
-        """Return the samples of one folder, from the names of its files."""
+        """Return the samples of one folder with their sidecars, from the names of the files in the folder."""
         if self._sidecar is None:
             return dict.fromkeys(filter(self.is_sample, names), ())
         sidecars: dict[str, list[tuple[str, str]]] = {}
@@ -85,7 +85,13 @@ class FileNames:
 
 
 class ImageFolder:
-    """A folder of images. The method `rows` walks the folder.
+    """A folder of images or other files. The method `rows` walks the folder.
+
+    Args:
+        root: The folder.
+        names: Finds samples and sidecars by the names of files.
+        classes: The allowed classes; None for the names of the sub-folders.
+        omit: Metadata that `json` leaves out: `path`, `class` or `cls`.
 
     Attributes:
         classes: Number of each class by name: the position in the given classes, or in the sorted names of the
@@ -94,8 +100,8 @@ class ImageFolder:
 
     Raises:
         PackError: The folder cannot be listed, or `omit` has an unknown name; or the name of a class is not UTF-8 or
-            not in `classes`. Without `classes`: all sub-folders have names of splits, or one has the name of a part of
-            samples, such as `masks`.
+            not in `classes`, or `classes` is given for a flat folder. Without `classes`: all sub-folders have names of
+            splits, or a sub-folder has the name of a part of samples, such as `masks`.
     """
 
     def __init__(
@@ -119,14 +125,15 @@ class ImageFolder:
             raise PackError(f"{root}: classes: there is no class folder here. Leave it out.")
 
     def rows(self, *, keys: str) -> Iterator[Row | RowError]:
-        """Yield one row per image, sorted by the bytes of the paths, or the error of the row.
+        """Yield one row per image, sorted by the bytes of the paths, or the `RowError` of a row that cannot be packed.
 
         A row has the image, its sidecars, `cls`, and `json` with the class name, class number and path. A row of a flat
-        folder has no class, and `json` has only the path. A sidecar `json` is an object; its members are kept.
+        folder has no class, and `json` has only the path. A sidecar `json` must be an object; its members are kept.
+        `keys` is the option `--keys`: "given", "clean" or "hashed".
 
         Raises:
-            PackError: No image exists, images are both in sub-folders and next to them, or no image has a sidecar with
-                one of the extensions.
+            PackError: No image exists, images are both in sub-folders and next to the sub-folders, a sub-folder cannot
+                be listed, or one of the extensions of sidecars has no file next to an image.
         """
         num = 0
         for path, sidecars in walk_files(self._root, self._samples):

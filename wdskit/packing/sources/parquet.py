@@ -29,7 +29,8 @@ def open_parquet(path: str) -> pq.ParquetFile:
 
 
 def read_group(file: pq.ParquetFile, group: int, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of a row group in batches of about 4 MB. `columns` are the columns to read; None reads all.
+    """Yield the rows of the row group with the number `group`, in batches of about 4 MB. `columns` are the columns to
+    read; None reads all columns.
 
     Memory also holds one page of each column. A page that pyarrow wrote has 1 MB or 1,024 values.
 
@@ -62,7 +63,9 @@ def bytes_of(cell: Any) -> bytes | None:
 
 
 class _Column:
-    """The cells of a column in a row group, decoded in row order. A second read of a cell decodes the column again."""
+    """The cells of a column in one row group, decoded in row order. A second read of a cell decodes the column again.
+    One thread at a time uses an object.
+    """
 
     def __init__(self, path: str, group: int, name: str) -> None:
         self._place = path, group, name
@@ -81,7 +84,7 @@ class _Column:
                 yield from map(bytes_of, batch.column(0).to_pylist())
 
     def read(self, row: int) -> bytes:
-        """Return the bytes of a cell, by its row in the group.
+        """Return the bytes of a cell. `row` is the number of its row in the row group, from 0.
 
         Raises:
             ValueError: The row does not exist, or its cell has no bytes.
@@ -114,16 +117,19 @@ _lock = threading.Lock()
 
 @functools.lru_cache(maxsize=4)  # row groups: one thread may read the end of a group while another reads the next group
 def _open_column(path: str, _: FileIdentity, group: int, name: str) -> _Column:
-    """Return the cached column. The identity is part of the key, so a new file at the path gives a new column."""
+    """Return the cached column. The file's identity is part of the cache's key, so a new file gives a new column."""
     return _Column(path, group, name)
 
 
 def read_cell(path: str, identity: FileIdentity, group: int, row: int, column: str) -> bytes:
-    """Return the bytes of one cell. Reads in row order decode the row group once; other reads decode it for each row.
+    """Return the bytes of one cell. `row` counts from 0 in the row group `group`. Several threads may call this.
+
+    Reads in row order decode the row group once; other reads decode it for each row. `identity` is the expected
+    identity of the file.
 
     Raises:
         OSError: The file cannot be read.
-        ValueError: The file was changed or is damaged.
+        ValueError: The file was changed or is damaged, the row does not exist, or the cell has no bytes.
     """
     import pyarrow as pa
 

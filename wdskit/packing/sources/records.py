@@ -30,11 +30,11 @@ _ENCODED = TEXT_FIELDS | INT_FIELDS | JSON_FIELDS | NPY_FIELDS
 
 @dataclass(frozen=True)
 class Records:
-    """Converts records to rows.
+    """Options that decide how a record, such as a row of a table, becomes a row to pack.
 
     Attributes:
-        folder: Image paths are relative to it.
-        image_column: Column with the image's path. None: the first of `IMAGE_COLUMNS` that a row has.
+        folder: Folder to which the paths of images and other files are relative.
+        image_column: Column with the image's path. None: the first of `IMAGE_COLUMNS` that is not empty in the record.
         key_column: Column with the key. None: `key` if a row has this column, else the image's path without extension,
             else the row's number.
         allow_no_image: True accepts a row without an image. False makes such a row an error.
@@ -67,16 +67,17 @@ class Records:
 
         Args:
             record: Values by column.
-            number: Number of the record in its source.
-            where: Place for messages.
-            keys: The argument of `make_row`.
-            fields: Further fields of the row.
+            number: Number of the record in its source. It gives the key of a record without a key and a path.
+            where: Place of the record, for messages.
+            keys: The option `--keys`: "given", "clean" or "hashed".
+            fields: Further fields of the row, such as an image whose bytes are in the table; None for no further field.
             text: The JSON text of the record, which becomes `json` unchanged if no column is omitted; None
                 encodes the record.
             image_column: The image's column if `fields` already has the image; None reads the image from its path.
 
         Raises:
-            RowError: The record cannot be packed.
+            RowError: A column is missing, a value is invalid or cannot be written as JSON, a file does not exist, two
+                fields have the same name, or the record has no image and `allow_no_image` is False.
         """
         made = dict(fields or {})
         path = self._image_path(record, where) if image_column is None else None
@@ -102,12 +103,13 @@ class Records:
     def column_fields(
         self, record: Mapping[str, Any], existing: AbstractSet[str], where: str
     ) -> Iterator[tuple[str, FieldBytes]]:
-        """Yield the fields that are made from columns. An empty value gives no field.
+        """Yield name and data of each field that is made from a column. An empty value gives no field.
 
         `existing` has the names of the fields that the row already has. An existing `cls` is kept.
 
         Raises:
-            RowError: A value does not fit its field, the file of a value does not exist, or the field exists already.
+            RowError: The record lacks the column, a value does not fit its field, the file of a value does not exist,
+                or the field exists already.
         """
         for name, column in self.fields.items():
             if name in existing:
@@ -136,7 +138,9 @@ class Records:
                 raise row_error(where, f"its column {column!r}: {err}", CORRECT_OR_SKIP) from err
 
     def _label(self, value: Any, column: str, where: str) -> Iterator[tuple[str, bytes]]:
-        """Yield the field `cls` of a value. A value without a label yields nothing."""
+        """Yield the field `cls` of a value. A value without a label yields nothing. RowError: The value is not a label,
+        or not one of the classes.
+        """
         try:
             number = label_number(value, self.classes)
         except ValueError as err:
@@ -148,7 +152,9 @@ class Records:
             yield CLASS_FIELD, b"%d" % number
 
     def _json(self, record: Mapping[str, Any], text: str | None, where: str) -> bytes:
-        """Return the JSON of the columns that are not omitted; the original `text` if no column is omitted."""
+        """Return the JSON of the columns that are not omitted. If no column is omitted and `text` is not None, return
+        `text` encoded as UTF-8. RowError: A value cannot be written as JSON.
+        """
         kept = {name: value for name, value in record.items() if name not in self.omit} if self.omit else record
         try:
             encoded = to_json(kept)
@@ -159,7 +165,9 @@ class Records:
         return encoded if text is None or self.omit else text.encode()
 
     def image_file(self, path: str, where: str) -> dict[str, FieldBytes]:
-        """Return the field of the image at `path`. RowError: The path does not name an image, or is not a file."""
+        """Return the field of the image at `path`, with a reference to the file. RowError: The path does not have the
+        extension of an image, or is not a file that can be read.
+        """
         field = field_of(path)
         if not is_image_field(field):
             raise row_error(
@@ -183,7 +191,7 @@ class Records:
 
     @cached_property
     def _file_columns(self) -> set[str]:
-        """Return the columns whose files become fields other than the image."""
+        """The columns whose files become fields other than the image."""
         return {column for name, column in self.fields.items() if name.rpartition(".")[2] not in _ENCODED}
 
     def _no_image(self, record: Mapping[str, Any], column: str | None, where: str) -> RowError:
@@ -212,7 +220,9 @@ class Records:
 
 
 def _first_path(record: Mapping[str, Any], columns: Iterable[str | None], where: str) -> str | None:
-    """Return the path in the first non-empty column; None if all are empty. RowError: The value is not a path."""
+    """Return the path in the first of `columns` that is not empty; None if all of them are empty.
+    RowError: The value is not a path.
+    """
     for name in columns:
         value = None if name is None else record.get(name)
         if name is not None and value is not None and value != "":
@@ -221,7 +231,7 @@ def _first_path(record: Mapping[str, Any], columns: Iterable[str | None], where:
 
 
 def field_taken(name: str, where: str) -> RowError:
-    """Return the error for a field from a column that has the same name as the row's image."""
+    """Return the error for a field that is made from a column and has the same name as the row's image."""
     problem = f"its image is {name!r}, and --field makes {name!r} of another column"
     return row_error(where, problem, f"Give that field another name, such as mask.{name}.")
 
@@ -235,7 +245,7 @@ def _is_json(value: Any) -> bool:
 
 
 def column_value(record: Mapping[str, Any], column: str, option: str, where: str) -> Any:
-    """Return the value of a column that an option names. RowError: The record does not have the column."""
+    """Return the value of the column that the option `option` names. RowError: The record does not have the column."""
     if column not in record:
         problem = f"it has no column {column!r}; it has {', '.join(map(repr, record))}"
         raise row_error(where, problem, f"Correct --{option}.")
@@ -249,7 +259,7 @@ def parse_fields(fields: Mapping[str, str] | Iterable[str]) -> dict[str, str]:
     value of the column. Any other field takes the file at the path in the column, or the bytes in the column.
 
     Raises:
-        PackError: A name is not a valid field name, appears twice, or is `json`, which holds all columns.
+        PackError: A name is invalid, appears twice, has no column, or is `json`, which holds all columns.
     """
     if isinstance(fields, Mapping):
         pairs = [(str(name), str(column)) for name, column in fields.items()]
@@ -274,10 +284,10 @@ def parse_fields(fields: Mapping[str, str] | Iterable[str]) -> dict[str, str]:
 
 
 def check_json_fields(records: Records) -> None:
-    """Check that all fields can be made from values in a sample's JSON.
+    """Check that all fields of `records` can be made from values in a sample's JSON.
 
     Raises:
-        PackError: A field needs a file, or classes are given without a field `cls`.
+        PackError: A field needs a file, or `records` has classes but no field `cls`.
     """
     for name in records.fields:
         if name.rpartition(".")[2] not in _ENCODED:
@@ -318,10 +328,11 @@ def json_fields(records: Records, own: FieldBytes | None, existing: AbstractSet[
 
 
 def to_array(value: Any, dtype: Any = None) -> np.ndarray[Any, Any]:
-    """Convert a list of numbers, or nested lists of equal length, to an array.
+    """Convert a list of numbers, or nested lists of equal length, to an array. `dtype` is the NumPy dtype of the array;
+    None takes the dtype that NumPy infers.
 
     Raises:
-        ValueError: The value is not such a list, or an integer would be rounded to a float.
+        ValueError: `value` is not a list of numbers, or an integer would be rounded to a float.
     """
     array = np.asarray(value, dtype)
     if array.dtype.kind not in "biuf" or not isinstance(value, list):
@@ -341,7 +352,7 @@ def key_of_path(path: str) -> str:
 
 
 def image_path(value: Any, column: str, where: str) -> str:
-    """Return the path in a column. RowError: The value is not a path."""
+    """Return `value`, the path in a column. RowError: The value is not text in UTF-8, or has a NUL."""
     if not isinstance(value, str) or "\x00" in value or not is_utf8(value):
         raise row_error(where, f"its column {column!r} holds {value!r}, not a path")
     return value

@@ -33,7 +33,7 @@ class ShardSamples:
     Args:
         shards: The shards.
         choice: Decides which samples are kept.
-        changes: Changes the fields and keys of the samples.
+        changes: Changes the fields and keys of the samples that are kept.
         check: Compare each shard with the sha256 in its folder's index.
 
     Attributes:
@@ -58,7 +58,8 @@ class ShardSamples:
             check_indexed(shards)
 
     def rows(self, *, keys: str) -> Iterator[Row | RowError]:
-        """Yield the row of each kept sample, in the order of the shards. `keys` must be the `keys` of the changes.
+        """Yield the row of each kept sample, in the order of the shards; or a `RowError` for a sample that cannot be
+        changed, and for the rest of a damaged shard. `keys` must be equal to `changes.keys`.
 
         Raises:
             PackError: No sample is kept, or an option names a field that no sample has.
@@ -111,7 +112,8 @@ def check_indexed(shards: ShardList) -> None:
 
 
 def check_dest(folder: Path, shards: ShardList, *, overwrite: bool) -> None:
-    """Check that the destination does not contain the source shards or the targets of their links.
+    """Check that the destination `folder` does not contain the local source shards or, if its shards are replaced
+    (`overwrite`), the targets of their links.
 
     Raises:
         PackError: A source shard is in the folder; or `overwrite` is True and a source shard links to a file in it.
@@ -126,7 +128,9 @@ def check_dest(folder: Path, shards: ShardList, *, overwrite: bool) -> None:
 
 
 def merged_splits(shards: ShardList) -> str:
-    """Return a note for the user if the names of one part's shards show several splits; otherwise an empty text."""
+    """Return a note for the user if the names of shards show several splits; otherwise an empty text. The parts of
+    `shards`, which the user joined by `::`, are examined separately.
+    """
     named: dict[int, dict[str, str]] = {}
     for url, part in zip(shards.urls, shards.parts, strict=True):
         named.setdefault(part, {}).setdefault(split_of(split_url(url)[1]), url)
@@ -140,14 +144,16 @@ def merged_splits(shards: ShardList) -> str:
 
 
 def find_classes(shards: ShardList, changes: Changes) -> tuple[dict[str, bytes], str]:
-    """Find the `classes.json` of the new shards.
+    """Find the `classes.json` of the new shards. `changes` can make, rename or drop the field `cls` of the `shards`.
 
     Returns:
         The bytes of the file by its name, empty for no file; and the reason if a source has a `classes.json` and the
-        new folder gets none, else an empty text.
+        new folder gets no such file, else an empty text.
 
     Raises:
-        FolderIndexError: Two folders number their classes differently, so one number would have two meanings.
+        FolderIndexError: Two folders number their classes differently, so one number would have two meanings; or a
+            `classes.json` is invalid.
+        StorageError: A `classes.json` cannot be read.
     """
     folders = shards.folders
     other = changes.made.fields.get(CLASS_FIELD) if changes.made is not None else None

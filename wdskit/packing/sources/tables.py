@@ -42,11 +42,12 @@ class TextTable:
     Args:
         path: The file. The suffix gives the format of a table; a further `.gz` means compressed. `-` reads JSONL or a
             list from standard input.
-        records: Converts records to rows; its folder is replaced.
+        records: Converts records to rows. Its `folder` is replaced by the folder of the paths.
         is_list: True for a list, with one path per line.
 
     Attributes:
-        classes: Number of each class by name: the given classes, or the texts in the column of `cls`, read in advance.
+        classes: Number of each class by name: the classes of `records`; or, for the file of a table, the texts in the
+            column of `cls`, which is read in advance. Otherwise empty.
 
     Raises:
         PackError: The file cannot be read, or the column of `cls` mixes numbers and names.
@@ -64,7 +65,9 @@ class TextTable:
         self.classes = classes.numbers if classes is not None else {}
 
     def _column_classes(self, records: Records) -> ClassNames | None:
-        """Return the classes of the column of `cls`: the column in `fields`, or a column `cls`; None without names."""
+        """Return the classes that the column of `cls` names: the column in `records.fields`, or a column `cls`. Return
+        None if neither column exists or the column has no names. PackError: The column mixes numbers and names.
+        """
         with contextlib.closing(self._table_rows()) as rows:
             valid = ((record, where) for where, record, _ in rows if not isinstance(record, RowError))
             first = next(valid, None)
@@ -79,8 +82,10 @@ class TextTable:
                 raise PackError(f"{self._name}: {err}") from err
 
     def rows(self, *, keys: str) -> Iterator[Row | RowError]:
-        """Yield one row per record, or the error of a row. A row has `json` with the columns, the image, and the fields
-        that are made from columns.
+        """Yield one row per record, or the `RowError` of a row that cannot be packed.
+
+        A row has the image, the fields that are made from columns, and `json` with the columns. `keys` is the option
+        `--keys`: "given", "clean" or "hashed".
 
         Raises:
             PackError: The file cannot be read, a line is too long, or a table is not valid CSV or TSV.
@@ -125,7 +130,9 @@ class TextTable:
 
 
 def _json_rows(file: IO[str], path: str) -> Iterator[TableRow]:
-    """Yield place, object and text of each line, or place and error. Empty lines are skipped."""
+    """Yield place, object and text of each line; or place, error and None. Empty lines are skipped.
+    PackError: A line is too long.
+    """
     decode = json.JSONDecoder(object_pairs_hook=unique_members, parse_constant=refuse_constant).decode
     for number, line in enumerate(_lines(file, path), start=1):
         where = f"{path}:{number}"
@@ -158,15 +165,15 @@ def _lines(file: IO[str], path: str, *, refuse_nul: bool = False) -> Iterator[st
 
 
 def _csv_rows(file: IO[str], path: str, *, is_tsv: bool) -> Iterator[TableRow]:
-    """Yield place and columns of each row after the header, or place and error. The place is the row's first line.
+    """Yield (place, columns or error, None) for each row after the header. The place is the row's first line.
 
     A TSV has no quoting: quotes are text, and a cell cannot contain a tab or a line break (IANA's
     text/tab-separated-values). A cell that is quoted as in CSV is an error of its row. Tabs also separate the columns
     of a `.csv` whose header has tabs and no comma, such as the tables of open_clip.
 
     Raises:
-        PackError: The header is invalid; or the end of a row cannot be found, for example after a quote that is never
-            closed.
+        PackError: The header is invalid, or a line is too long or has a NUL; or the end of a row cannot be found, for
+            example after a quote that is never closed.
     """
     lines = _lines(file, path, refuse_nul=True)
     first = next(lines, "")
@@ -220,7 +227,8 @@ def _no_utf8(where: str) -> RowError:
 
 
 def _path_rows(file: IO[bytes], name: str) -> Iterator[TableRow]:
-    """Yield place and path of each line as soon as the line arrives, also from a pipe. Empty lines are skipped.
+    """Yield (place, {"path": path}, None) for each line as soon as the line arrives, also from a pipe. Empty lines are
+    skipped.
 
     Raises:
         PackError: A line is longer than a path can be.

@@ -40,7 +40,7 @@ def refuse_query(url: str) -> None:
 
 
 def list_tars(source: str | Sequence[str]) -> ShardList:
-    """Return the tars that a pattern names, local or in stores, with their index entries.
+    """Return the tars, local or in stores, that a pattern or a list of patterns names, with their index entries.
 
     Raises:
         PackError: A URL has a query.
@@ -63,7 +63,7 @@ class TarSample(NamedTuple):
     Attributes:
         key: Key of the sample.
         fields: Reference to the bytes of each field, by field name, in the order of the members.
-        read: Returns the bytes of one field. Call it before the next sample is taken.
+        read: Function that returns the bytes of the field with a given name. Call it before the next sample is taken.
     """
 
     key: str
@@ -94,7 +94,7 @@ class TarSamples:
         self._changed: ShardError | FolderIndexError | None = None
 
     def __iter__(self) -> Iterator[TarSample | RowError]:
-        """Yield the samples. A damaged tar yields the complete samples before the damage, then one error.
+        """Yield the samples. A damaged tar yields the complete samples before the damage, then one `RowError`.
 
         Raises:
             ShardError: A member is a link, a device or another kind that no sample has; or the file was replaced after
@@ -139,7 +139,7 @@ class TarSamples:
     def _compare(self, file: LocalFile, entry: ShardEntry) -> ShardError | FolderIndexError | None:
         """Return an error if the file differs from its index entry, else None.
 
-        The error is raised after the last sample, because the error of a damaged header is more precise.
+        The caller raises the error after the last sample, because the error of a damaged header is more precise.
         """
         if file.num_bytes != entry.num_bytes:
             return self._differs(f"it has {file.num_bytes} bytes, but the index says {entry.num_bytes}")
@@ -186,7 +186,7 @@ class TarSamples:
 
 
 def known_digests(found: ShardList) -> dict[str, str]:
-    """Return the sha256 of each tar that is in an index, by the path or URL in its references."""
+    """Return the sha256, in hex, of each tar that is in an index, by the path or URL in the references to the tar."""
     known = zip(found.urls, found.entries, strict=True)
     return {local_path(url) if is_local(url) else url: entry.sha256 for url, entry in known if entry is not None}
 
@@ -202,7 +202,7 @@ def _read_remote(found: Mapping[str, tuple[ObjectBytes, bytes | LargeData]], nam
 
 
 def _damaged_rest(err: ShardError, *, is_indexed: bool) -> RowError:
-    """Return the error for the part of a tar after the damage. `is_indexed` is True if an index has the tar."""
+    """Return the error for the part of a tar after the damage `err`. `is_indexed` is True if an index has the tar."""
     problem = f"{err.problem} ({err.samples_read} samples read), and everything after it is lost"
     if is_indexed:
         problem += "; fields before it are not verified, because the shard differs from its index"

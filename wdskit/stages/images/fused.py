@@ -88,7 +88,7 @@ def fuse(stages: Sequence[Any]) -> list[Any]:
 
 
 def _run_at(stages: Sequence[Any], at: int) -> list[Any]:
-    """Return the stages from `at` on that can be fused; empty if no run starts there."""
+    """Return the run of stages that starts at number `at` and can be fused; empty if no run starts at `at`."""
     decode = stages[at]
     if not isinstance(decode, Decode) or not decode.fuse or decode.images not in IMAGE_SPECS:
         return []
@@ -96,7 +96,7 @@ def _run_at(stages: Sequence[Any], at: int) -> list[Any]:
     run: list[Any] = [decode]
 
     def add(*kinds: type[ImageTransform]) -> bool:
-        """Add the next stage to the run if it is of one of these kinds and acts on the same field. Return whether."""
+        """Add the next stage if it is of one of these kinds and acts on the same field. Return True if it was added."""
         stage = stages[at + len(run)] if at + len(run) < len(stages) else None
         if not isinstance(stage, kinds) or stage.mask_names or (len(run) > 1 and stage.fields != run[1].fields):
             return False
@@ -181,32 +181,39 @@ class FusedStep:
             self.out_shape = (3, *pair((middle or crop).size))
 
     def write_uint8(self) -> None:
-        """Write images into batches as uint8 from now on. The caller converts them with `finish_batch`."""
+        """Make later calls write images into batches as uint8. The caller converts the batches with `finish_batch`."""
         self.batch_format = replace(self.output_format, is_float=False, to_tensor=False, normalize=None)
 
     @property
     def is_native(self) -> bool:
-        """Whether `carry_out_many` can be called and is faster. Without vector code, torch resizes faster."""
+        """Whether to call `carry_out_many`: `out_shape` is known, and wdskit-native is installed and has vector code.
+        Without vector code, torch resizes faster.
+        """
         module = native()
         return self.out_shape is not None and module is not None and bool(module.HAS_VECTORS)
 
     def value_of(self, written: NDArray[Any]) -> Any:
-        """Return the value of one written image: a view of its memory, or new floats if it was written as uint8."""
+        """Return the marked image of a sample from the array that `carry_out` has written, (1, *out_shape): an array or
+        a tensor, as `carry_out` returns without `out`. It may be a view of `written`.
+        """
         return marked(as_value(written, self.batch_format, self.output_format), self.mark)
 
     def __call__(self, sample: Any, origin: Origin, out: NDArray[Any] | None = None) -> Any:
-        """Return the sample after `prepare` and `carry_out`. Raises their `StepFailed`."""
+        """Return the sample after `prepare` and `carry_out`. StepFailed: A stage failed."""
         return self.carry_out(self.prepare(sample, origin), out)
 
     def prepare(self, sample: Any, origin: Origin) -> Prepared:
-        """Decode the other fields, read the image's header, and draw the random values.
+        """Decode the fields other than the image, read the image's header, and draw the random values.
 
-        Decoding an image replaces the contents of the CPU's caches, so that code after it takes three times as long.
-        Callers should prepare all samples of a chunk before they decode the first image: this saves 30 us per sample.
+        Prepare all samples of a chunk before the first image is decoded. This saves 30 us per sample, because decoding
+        replaces the contents of the CPU's caches.
 
         Args:
             sample: Fields as bytes; in a sample that was just read, images may be memoryviews.
             origin: Origin of the sample.
+
+        Returns:
+            The argument of `carry_out`. Its `field` is None if the single stages must process the sample.
 
         Raises:
             StepFailed: A stage failed. The error has the name of the stage and the original error.
@@ -287,7 +294,7 @@ class FusedStep:
         Args:
             prepared: Results of `prepare`.
             images: The batch, (batch, *out_shape), of `batch_format.dtype`, channels_last.
-            rows: For each sample, the number of its image in the batch.
+            rows: For each of `prepared`, the number of its image in the batch.
             slot: This thread's slot of the board. It gets the position of each sample before its image is decoded.
 
         Returns:
@@ -329,7 +336,9 @@ class FusedStep:
             raise StepFailed(self.crop, err) from err
 
     def _roles_of(self, names: tuple[str, ...]) -> _Roles:
-        """Return the image field and the fields to decode, cached because most samples have the same fields."""
+        """Return the image field (None as in `_field_of`) and the fields to decode of a sample with the fields `names`.
+        The result is cached, because most samples have the same fields.
+        """
         roles = self._roles.get(names)
         if roles is None:
             if len(self._roles) >= _MAX_ROLES:
@@ -339,7 +348,9 @@ class FusedStep:
         return roles
 
     def _field_of(self, names: tuple[str, ...]) -> str | None:
-        """Return the only image field, or the field of `fields`, if it is to be decoded; else None."""
+        """Return the only image field of `names`, or the field of the setting `fields`. None if several fields are
+        images, or if the field is missing, has no image name or is not to be decoded.
+        """
         if self.field is None:
             images = [name for name in names if names_image(name)]
             field = images[0] if len(images) == 1 else None

@@ -74,7 +74,9 @@ def resize(image: Image, size: tuple[int, int], *, nearest: bool = False) -> Ima
 
 
 def crop(image: Image, top: int, left: int, height: int, width: int) -> Image:
-    """Return the part of the image from row `top` and column `left` on, or the same object if it is the whole image."""
+    """Return height x width pixels of the image from row `top` and column `left` on, or the same object if this is the
+    whole image. The part must be inside the image. PipelineError: The image does not have 2 or 3 axes.
+    """
     full_height, full_width = image_size(image)
     assert 0 <= top <= full_height - height
     assert 0 <= left <= full_width - width
@@ -91,9 +93,12 @@ def crop(image: Image, top: int, left: int, height: int, width: int) -> Image:
 
 
 def center_crop(image: Image, size: tuple[int, int], *, fill: int = 0) -> Image:
-    """Return the middle (height, width) of the image, with `fill` around a smaller image. Rounds as torchvision does.
+    """Return the middle of the image, `size` = (height, width), or the same object if the image has the size already.
+
+    A smaller image gets pixels with the number `fill` around it. The start of the crop is rounded as in torchvision.
 
     Raises:
+        PipelineError: The image does not have 2 or 3 axes.
         WdskitError: `fill` is too large for the dtype of the image.
     """
     height, width = size
@@ -128,7 +133,7 @@ def center_crop(image: Image, size: tuple[int, int], *, fill: int = 0) -> Image:
 
 
 def flip(image: Image) -> Image:
-    """Return the image with left and right exchanged."""
+    """Return the image with left and right exchanged. PipelineError: The image does not have 2 or 3 axes."""
     if isinstance(image, PillowImage):
         return image.transpose(Transpose.FLIP_LEFT_RIGHT)
     _check_axes(image)
@@ -146,11 +151,12 @@ def normalize(image: Image, mean: Sequence[float], std: Sequence[float]) -> Arra
 
     Args:
         image: A PIL image becomes an array (height, width[, channels]).
-        mean: One value, or one value per channel.
-        std: One value, or one value per channel.
+        mean: One value, or one value per channel, for images in 0..1.
+        std: One value, or one value per channel, for images in 0..1.
 
     Raises:
-        PipelineError: The image is neither uint8 nor float, or `mean` or `std` has another number of values.
+        PipelineError: The image is neither uint8 nor float or does not have 2 or 3 axes, or `mean` or `std` has another
+            number of values.
     """
     pixels = np.asarray(image) if isinstance(image, PillowImage) else image
     unit = _unit(pixels, "normalize")
@@ -168,7 +174,7 @@ def normalize(image: Image, mean: Sequence[float], std: Sequence[float]) -> Arra
 
 
 def normalize_into(out_hwc: torch.Tensor, pixels: torch.Tensor, mean: Sequence[float], std: Sequence[float]) -> None:
-    """Write the result of `normalize` for uint8 pixels (height, width, channels) to a contiguous float32 tensor."""
+    """Write `normalize` of uint8 pixels (height, width, channels) to a contiguous float32 tensor of the same shape."""
     rows = out_hwc.copy_(pixels).view(out_hwc.shape[0], -1)
     scale, shift = _affine(tuple(mean), tuple(std), 255.0, rows.shape[1])
     rows.mul_(scale).add_(shift)
@@ -178,18 +184,20 @@ def normalize_into(out_hwc: torch.Tensor, pixels: torch.Tensor, mean: Sequence[f
 def channel_affine(
     mean: tuple[float, ...], std: tuple[float, ...], device: torch.device
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return scale and shift, (channels, 1, 1) each, such that uint8 pixels * scale + shift equals `normalize`."""
+    """Return scale and shift, float32 tensors (channels, 1, 1) on `device`: `normalize` of uint8 pixels equals pixels *
+    scale + shift. `mean` and `std` are for images in 0..1.
+    """
     scale, shift = _affine(mean, std, 255.0, 1)
     return scale.to(device)[:, None, None], shift.to(device)[:, None, None]
 
 
 def to_tensor(image: Image) -> torch.Tensor:
-    """Return the image as a float32 tensor (channels, height, width), uint8 divided by 255, float with its values.
+    """Return the image as a float32 tensor (channels, height, width). uint8 values are divided by 255.
 
     For an array or a PIL image the result has channels_last memory, as in batches: a pixel's channels are adjacent.
 
     Raises:
-        PipelineError: The image is neither uint8 nor float.
+        PipelineError: The image is neither uint8 nor float, or does not have 2 or 3 axes.
     """
     pixels = np.asarray(image) if isinstance(image, PillowImage) else image
     unit = _unit(pixels, "to_tensor")
@@ -223,7 +231,8 @@ def draw_crop(
         ratio: Smallest and largest width / height. The logarithm of the ratio is drawn uniformly.
 
     Returns:
-        top, left, height, width. If ten tries do not fit into the image, the largest part in the middle that fits.
+        top, left, height and width of the part in pixels. If none of ten tries fits into the image, the largest part in
+        the middle whose ratio is allowed.
     """
     low, high = math.log(ratio[0]), math.log(ratio[1])
     for _ in range(_CROP_TRIES):
@@ -260,7 +269,9 @@ def _at_least_3d(image: torch.Tensor) -> torch.Tensor:
 
 
 def _tensor(array: Array) -> torch.Tensor:
-    """Return a tensor in the memory of a writable, C-contiguous array in native byte order, and of others a copy."""
+    """Return a tensor in the memory of the array, or in a copy unless the array is writable, C-contiguous and in native
+    byte order.
+    """
     import torch
 
     if not (array.flags.writeable and array.flags.c_contiguous and array.dtype.isnative):
@@ -269,7 +280,7 @@ def _tensor(array: Array) -> torch.Tensor:
 
 
 def _resize_bilinear(image_hwc: torch.Tensor, size: tuple[int, int]) -> torch.Tensor:
-    """Return a contiguous image resized, bilinear with antialiasing. PipelineError: It is neither uint8 nor float."""
+    """Return a contiguous image resized, bilinear with antialiasing. PipelineError: The dtype is not uint8 or float."""
     import torch
     from torch.nn import functional
 
@@ -289,17 +300,21 @@ def _resize_bilinear(image_hwc: torch.Tensor, size: tuple[int, int]) -> torch.Te
 
 
 def _nearest_pixels(n: int, into: int) -> NDArray[np.int64]:
-    """Return for each of `into` pixels the index of the pixel, of `n`, below its centre: int64 (into,)."""
+    """Return the index of the old pixel at the centre of each new pixel, from `n` to `into` pixels: int64 (into,)."""
     return (2 * np.arange(into) + 1) * n // (2 * into)
 
 
 def middle(full: int, part: int) -> int:
-    """Return the start of a centred part of a side, -padding if `part` is larger, rounded as in torchvision."""
+    """Return the first pixel of `part` pixels in the middle of a side of `full` pixels, rounded as in torchvision. If
+    `part` is larger, return minus the number of padding pixels before the side.
+    """
     return -((part - full) // 2) if part > full else round((full - part) / 2)
 
 
 def _unit(pixels: Array | torch.Tensor, function: str) -> float:
-    """Return the pixel value that means 1.0: 255 for uint8, 1 for float. PipelineError: Another dtype."""
+    """Return the pixel value that means 1.0: 255 for uint8, 1 for float. PipelineError: The image has another dtype, or
+    does not have 2 or 3 axes. The message starts with `function`.
+    """
     _check_axes(pixels)
     if isinstance(pixels, np.ndarray):
         is_uint8, is_float = pixels.dtype == np.uint8, pixels.dtype.kind == "f" and pixels.itemsize <= 8
@@ -311,7 +326,9 @@ def _unit(pixels: Array | torch.Tensor, function: str) -> float:
 
 
 def _normalize_rows(image: torch.Tensor, mean: tuple[float, ...], std: tuple[float, ...], unit: float) -> torch.Tensor:
-    """Normalize a contiguous image (height, width[, channels]) by whole rows, 12 times faster than by pixels."""
+    """Return `normalize` of a contiguous image (height, width[, channels]), float32 of the same shape. `unit` is the
+    pixel value that means 1.0. Whole rows at once are 12 times faster than single pixels.
+    """
     rows = image.reshape(image.shape[0], -1)
     scale, shift = _affine(mean, std, unit, rows.shape[1])
     import torch
@@ -325,7 +342,7 @@ def _normalize_rows(image: torch.Tensor, mean: tuple[float, ...], std: tuple[flo
 def _affine(
     mean: tuple[float, ...], std: tuple[float, ...], unit: float, length: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return `affine_numbers` as tensors. Each is repeated up to `length` values, and at least once."""
+    """Return `affine_numbers` as tensors, repeated as often as they fit into `length` values, and at least once."""
     import torch
 
     numbers = affine_numbers(mean, std, unit)

@@ -37,7 +37,15 @@ _NO_SCALES = (None, None)
 
 
 class Axis(NamedTuple):
-    """Rows or columns: `low` to `high` are resized to `total` pixels, of which `size` from `skip` on are wanted."""
+    """The wanted rows, or the wanted columns, of an image.
+
+    Attributes:
+        low: First row or column of the image that is resized.
+        high: The row or column after the last one that is resized.
+        total: Number of rows or columns of the result of the resize.
+        skip: First wanted row or column of the result; if negative, minus the number of padding pixels before it.
+        size: Number of wanted rows or columns.
+    """
 
     low: int
     high: int
@@ -47,7 +55,7 @@ class Axis(NamedTuple):
 
 
 class WantedPart(NamedTuple):
-    """The wanted part of an image."""
+    """The wanted part of an image: its rows and its columns."""
 
     rows: Axis
     columns: Axis
@@ -58,9 +66,15 @@ PartChooser: TypeAlias = Callable[[int, int, Origin], WantedPart]
 
 
 class Grid(NamedTuple):
-    """Rows or columns `start` to `stop` of a decoded image, resized by 1 / pitch. The wanted pixels start at `first`.
+    """The rows, or the columns, of an image decoded at a smaller scale that are resized to get the wanted pixels.
 
     `start` may be before the image and `stop` after it. The pixels at the border are then repeated.
+
+    Attributes:
+        start: First row or column.
+        stop: The row or column after the last one.
+        pitch: Number of decoded rows or columns per row or column of the result.
+        first: First wanted row or column of the result.
     """
 
     start: int
@@ -70,7 +84,7 @@ class Grid(NamedTuple):
 
 
 class DecodedImage(NamedTuple):
-    """A decoded image. The first height x width x 3 bytes of the uint8 array are its pixels; it may be longer."""
+    """A decoded RGB image. The first height x width x 3 bytes of `flat` are its pixels; `flat` may be longer."""
 
     flat: Pixels
     height: int
@@ -78,35 +92,35 @@ class DecodedImage(NamedTuple):
 
     @classmethod
     def of(cls, pixels: Pixels) -> DecodedImage:
-        """Return the image of an array (height, width, 3), contiguous and writable, in the memory of the array."""
+        """Return the image with these pixels, (height, width, 3), contiguous and writable. It uses their memory."""
         return cls(pixels.reshape(-1), *pixels.shape[:2])
 
     def cut(self, top: int, bottom: int, left: int, right: int) -> torch.Tensor:
-        """Return a part of the image as a view, (1, 3, rows, columns).
-
-        One call of numpy replaces four calls of torch. Each call takes 5 us, because the decoder has replaced the
-        contents of the CPU's caches. A call of torch also releases Python's lock and wakes another thread in vain.
+        """Return rows `top` to `bottom` - 1 and columns `left` to `right` - 1 of the image as a view, uint8 tensor
+        (1, 3, rows, columns).
         """
         import torch
 
+        # One call of numpy replaces four calls of torch. Each call takes 5 us, because the decoder has replaced the
+        # contents of the CPU's caches. A call of torch also releases Python's lock and wakes another thread in vain.
         shape = (1, 3, bottom - top, right - left)
         strides = (3 * self.height * self.width, 1, 3 * self.width, 3)
         return torch.from_numpy(np.ndarray(shape, np.uint8, self.flat, 3 * (top * self.width + left), strides))
 
     def whole(self) -> torch.Tensor:
-        """Return the whole image as a view, (1, 3, height, width)."""
+        """Return the whole image as a view, uint8 (1, 3, height, width)."""
         return self.cut(0, self.height, 0, self.width)
 
 
 @lru_cache(maxsize=4096)
 def can_mirror_first(width: int, total: int) -> bool:
-    """Return True if a resize from `width` to `total` certainly gives the same bits when it is done after mirroring.
-
-    torch computes weights in float64 and rounds them to 15 bits or more. The weights of mirrored pixels differ by about
-    1e-13, which rounding removes unless a weight lies half-way between two levels. A weight is t / u, where u is the
-    sum of t over all pixels of one result. With u below 2**15, no weight lies half-way. (In 20,000 pairs of sizes up to
-    2048, no weight did.)
+    """Return True if an image that is mirrored before a resize from `width` to `total` columns certainly has the same
+    bits as an image that is mirrored after the resize. False if some bits may differ.
     """
+    # torch computes weights in float64 and rounds them to 15 bits or more. The weights of mirrored pixels differ by
+    # about 1e-13, which rounding removes unless a weight lies half-way between two levels. A weight is t / u, where u
+    # is the sum of t over all pixels of one result. With u below 2**15, no weight lies half-way. (In 20,000 pairs of
+    # sizes up to 2048, no weight did.)
     common = math.gcd(width, total)
     per_pixel = 2 * max(width, total) // common
     num_pixels = 2 * max(1, width / total) + 2
@@ -118,8 +132,8 @@ class DecodedPart(NamedTuple):
 
     Attributes:
         images_nchw: Tensor (1, 3, height, width), uint8; may be a view of memory that the thread reuses.
-        size: Rows and columns after resizing.
-        scales: Scales of rows and columns; None for size / shape.
+        size: Number of rows and columns after resizing.
+        scales: Scales of rows and columns, new / old pixels; None for `size` / number of rows or columns.
         first: First wanted row and column after resizing.
         wanted: Number of wanted rows and columns.
     """
@@ -131,9 +145,9 @@ class DecodedPart(NamedTuple):
     wanted: tuple[int, int]
 
     def mirrored(self) -> DecodedPart | None:
-        """Return the part mirrored before it is resized, which saves a copy and gives the same pixels.
+        """Return the part with left and right exchanged before it is resized, which saves a copy of the result.
 
-        None if not all resized pixels are wanted, or if the pixels may differ from those of mirroring afterwards.
+        Return None if not all resized pixels are wanted, or if mirroring the resized pixels may give other pixels.
         """
         width, total = self.images_nchw.shape[3], self.size[1]
         if self.size != self.wanted or self.scales is not _NO_SCALES or not can_mirror_first(width, total):
@@ -141,7 +155,7 @@ class DecodedPart(NamedTuple):
         return self._replace(images_nchw=self.images_nchw.flip(3))
 
     def resize_into(self, out_nchw: torch.Tensor) -> None:
-        """Resize the pixels into a tensor (1, 3, *size), uint8, in channels_last memory."""
+        """Resize the pixels, and write them to a tensor (1, 3, *size), uint8, in channels_last memory."""
         if self.images_nchw.shape[2:] == self.size:
             out_nchw.copy_(self.images_nchw)
             return
@@ -153,8 +167,8 @@ class DecodedPart(NamedTuple):
 
 
 def choose_scale(wanted: WantedPart) -> tuple[int, tuple[Grid, Grid] | None]:
-    """Return the largest `step` such that a JPEG of 1/step of the size need not be enlarged, and the grids of rows and
-    columns. Return 1 and None if the JPEG must be decoded at full size.
+    """Return the largest step (8, 4 or 2) such that a JPEG decoded at 1/step of its size need not be enlarged, and the
+    grids of rows and columns at this size. Return 1 and None if the JPEG must be decoded at full size.
     """
     rows, columns = wanted
     largest = min((rows.high - rows.low) / rows.total, (columns.high - columns.low) / columns.total)
@@ -169,7 +183,7 @@ def choose_scale(wanted: WantedPart) -> tuple[int, tuple[Grid, Grid] | None]:
 
 
 def find_grid(axis: Axis, step: int) -> Grid | None:
-    """Return the grid of an axis in an image of 1/step of the size; None if no grid is close enough."""
+    """Return the grid of an axis in an image of 1/step of the size; None if no grid is within `_MAX_SHIFT` pixels."""
     low, high = axis.low / step, axis.high / step
     pitch = (high - low) / axis.total
     wanted = low + axis.skip * pitch
@@ -183,7 +197,9 @@ def find_grid(axis: Axis, step: int) -> Grid | None:
 
 
 def select_part(whole: DecodedImage, wanted: WantedPart) -> DecodedPart:
-    """Return the wanted part of a full-size image: the pixels of geometry's crop, resize and center_crop."""
+    """Return the wanted part of a full-size image. Its resized pixels equal the result of `geometry.crop`,
+    `geometry.resize` and `geometry.center_crop` one after the other.
+    """
     rows, columns = wanted
     part = whole.cut(rows.low, rows.high, columns.low, columns.high)
     totals = (rows.total, columns.total)
@@ -197,7 +213,7 @@ def select_part(whole: DecodedImage, wanted: WantedPart) -> DecodedPart:
 
 
 def select_scaled_part(image: DecodedImage, wanted: WantedPart, grids: tuple[Grid, Grid]) -> DecodedPart:
-    """Return the wanted part of an image that was decoded at a smaller scale. Border pixels are repeated outside it."""
+    """Return the wanted part of an image decoded at a smaller scale. Border pixels are repeated outside the image."""
     rows, columns = grids
     sizes = (wanted.rows.size, wanted.columns.size)
     totals = (rows.first + sizes[0], columns.first + sizes[1])
@@ -251,7 +267,8 @@ class JpegPlan(NamedTuple):
 
 
 def plan_jpeg(data: bytes, choose_part: PartChooser, origin: Origin, *, max_pixels: int) -> JpegPlan | None:
-    """Read the header of an image file, and choose the crop and the scale. Return None unless it is a grey or RGB JPEG.
+    """Return the plan to decode a JPEG: the crop that `choose_part` returns for its size and `origin`, and the scale.
+    Only the header is read. Return None for a file that is not a grey or RGB JPEG.
 
     Raises:
         ImageTooLarge: The header promises more than `max_pixels`.
@@ -298,7 +315,9 @@ def decode_part(
 
 
 def finish(part: DecodedPart, output_format: OutputFormat, *, flip: bool) -> NDArray[Any] | torch.Tensor:
-    """Return the resulting image of a part in new memory. With `flip`, left and right are exchanged."""
+    """Return the resulting image of a part in new memory, of `output_format.dtype`: an array (height, width, 3), or a
+    tensor (3, height, width) without `is_array` or with `to_tensor`. With `flip`, left and right are exchanged.
+    """
     import torch
 
     mirrored = part.mirrored() if flip else None
@@ -361,7 +380,9 @@ def write_numbers_as(output_format: OutputFormat) -> bytes | None:
 def as_value(
     written: NDArray[Any], batch_format: OutputFormat, output_format: OutputFormat
 ) -> NDArray[Any] | torch.Tensor:
-    """Return what `finish` returns for `output_format`, from an image that was written with `batch_format`."""
+    """Return the result of `finish` for `output_format`, from an image of a batch, (1, 3, height, width), that `write`
+    has written with `batch_format` (`output_format` or uint8). The result may be a view of `written`.
+    """
     if batch_format == output_format and output_format.is_array and not output_format.to_tensor:
         image: NDArray[Any] = written[0].transpose(1, 2, 0)
         return image
@@ -379,7 +400,7 @@ def finish_batch(images: torch.Tensor, output_format: OutputFormat) -> torch.Ten
 
     Args:
         images: (batch, 3, height, width), uint8, on any device.
-        output_format: The form in which the images would have been written without the detour through uint8.
+        output_format: The form of the result; a form of float32.
 
     Returns:
         float32 of the same shape, device and memory layout. On the CPU the bits are equal to those of images written
@@ -411,7 +432,7 @@ class _Memory(threading.local):
         self._resized: torch.Tensor | None = None
 
     def decoded(self, num_bytes: int) -> NDArray[np.uint8]:
-        """Return an array of at least `num_bytes`, valid until the next call in this thread."""
+        """Return an array of at least `num_bytes`, uint8 (n,), valid until the next call in this thread."""
         if num_bytes <= len(self._decoded):
             return self._decoded
         decoded = np.empty(num_bytes, np.uint8)
@@ -430,7 +451,7 @@ class _Memory(threading.local):
 
     @staticmethod
     def fresh(size: tuple[int, int]) -> torch.Tensor:
-        """Return a new tensor of this kind, which the caller may keep."""
+        """Return a new tensor (1, 3, *size), uint8, in channels_last memory, which the caller may keep."""
         import torch
 
         return torch.empty((1, 3, *size), dtype=torch.uint8, memory_format=torch.channels_last)

@@ -47,16 +47,18 @@ class ImageTransform(PerSampleStage):
 
     @abstractmethod
     def change(self, image: Any, drawn: Any, *, nearest: bool) -> Any:
-        """Return a changed image, or the same object if nothing changes. `geometry` lists the kinds of images.
+        """Return a changed image, or the same object if nothing changes.
 
         Args:
-            image: The image of one field.
+            image: The image of one field: an array, a tensor or a PIL image, as in the module `geometry`.
             drawn: Result of `draw` for this sample; None if the transform draws nothing.
             nearest: Whether the image is a mask, whose numbers must not be blended or scaled.
         """
 
     def draw(self, rng: np.random.Generator, images: Mapping[str, Any]) -> Any:  # noqa: ARG002 (most draw nothing)
-        """Return the random values for all fields of a sample, masks included. Called once per sample if `draws`."""
+        """Return the random values for all fields of a sample, which `change` gets as `drawn`. Called once per sample
+        if `draws` is set. `images` maps fields to images, masks included.
+        """
         return None
 
     def bind(self, context: Context, label: str) -> BoundTransform:
@@ -84,7 +86,7 @@ class GeometricTransform(ImageTransform):
 
 @dataclass(frozen=True)
 class BoundTransform:
-    """An image transform in a pipeline. Finds the fields of each sample, and draws random values. Can be pickled.
+    """The running form of an image transform: finds the fields of each sample, and draws random values. Can be pickled.
 
     Attributes:
         transform: The transform, with its settings.
@@ -101,8 +103,9 @@ class BoundTransform:
 
         Raises:
             PipelineError: The sample has no image field, or several without `fields`, or a field is missing, not an
-                image, not decoded, or a mask that the transform refuses.
-            WdskitError: A field cannot be a mask, because its numbers differ from the numbers in its file.
+                image, not decoded, a mask that the transform refuses, or of a dtype or size that it cannot use.
+            WdskitError: A field cannot be a mask, because its numbers differ from the numbers in its file, or the
+                number `fill` or `mask_fill` around a small image does not fit, or is missing for a mask.
         """
         transform = self.transform
         masks = self._masks_in(sample)
@@ -130,11 +133,13 @@ class BoundTransform:
         return IMAGE if mark is None or mark.layout != "image" else mark
 
     def rng_at(self, origin: Origin) -> np.random.Generator:
-        """Return the Generator of a position, valid until the next call in this thread."""
+        """Return the random Generator for the position of `origin`, valid until the next call in this thread."""
         return self.run.rng_of(self.stage)(origin)
 
     def _images_in(self, sample: Sample, masks: Sequence[str]) -> list[str]:
-        """Return the fields in `fields`, or the only image field. PipelineError: No field, or several fields, fit."""
+        """Return the image fields to change: `fields`, or the only image field that is not in `masks`. PipelineError: A
+        field is missing, not an image, not decoded or a refused mask, or there is no image field, or several.
+        """
         from wdskit.stages.images import geometry
 
         name = self.transform.name
@@ -185,7 +190,9 @@ class BoundTransform:
         return masks
 
     def _find_field(self, sample: Sample, names: str) -> str:
-        """Return the first of the alternatives `a;b` in the sample. PipelineError: It is missing or not an image."""
+        """Return the first of the alternatives `a;b` in the sample. PipelineError: The sample has none of the
+        alternatives, or the field is not an image or not decoded.
+        """
         from wdskit.stages.images import geometry
 
         for name in names.split(";"):
@@ -214,7 +221,7 @@ def _names(sample: Mapping[str, Any]) -> str:
 
 
 class Resize(GeometricTransform):
-    """Resize images, antialiased."""
+    """Resize images, bilinear with antialiasing; masks by nearest neighbour."""
 
     name: ClassVar[str] = "resize"
     shorthand: ClassVar[str | None] = "size"
@@ -268,7 +275,7 @@ class CenterCrop(GeometricTransform):
 
 
 class RandomResizedCrop(GeometricTransform):
-    """Crop a random part of images and resize it; it is the same part for all fields."""
+    """Crop a random part of images and resize it. All fields of a sample get the same part."""
 
     name: ClassVar[str] = "random_resized_crop"
     shorthand: ClassVar[str | None] = "size"
@@ -298,7 +305,7 @@ class RandomResizedCrop(GeometricTransform):
 
 
 class RandomFlip(GeometricTransform):
-    """Mirror images left to right: all fields or none."""
+    """Mirror images left to right at random: all fields of a sample, or no field."""
 
     name: ClassVar[str] = "random_flip"
     shorthand: ClassVar[str | None] = "p"
@@ -307,7 +314,7 @@ class RandomFlip(GeometricTransform):
     p: Annotated[float, Strict(), Field(ge=0, le=1)] = Field(0.5, description="Probability of mirroring.")
 
     def draw(self, rng: np.random.Generator, images: Mapping[str, Any]) -> bool:  # noqa: ARG002 (one for all images)
-        """Return whether to mirror all fields."""
+        """Return True if all fields of this sample are to be mirrored: with probability `p`."""
         return rng.random() < self.p
 
     def change(self, image: Any, drawn: Any, *, nearest: bool) -> Any:  # noqa: ARG002 (no number changes)
@@ -369,5 +376,5 @@ class ToTensor(ImageTransform):
 
 
 def pair(size: int | list[int] | tuple[int, int]) -> tuple[int, int]:
-    """Return height and width; an int is the length of both sides."""
+    """Return (height, width) for a setting `size`, in which an int is the length of both sides."""
     return (size, size) if isinstance(size, int) else (size[0], size[1])
