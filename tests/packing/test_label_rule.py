@@ -23,6 +23,7 @@ import wdskit
 from wdskit import PackError, RowError, WdskitError
 from wdskit.dataset.classes import read_classes
 from wdskit.packing.labels import ClassNames, classes_of, find_class_names, label_number, read_label
+from wdskit.shards.index import index_folder
 
 Outcome = tuple[list[bytes | None], tuple[str, ...] | None]
 
@@ -334,7 +335,7 @@ def test_labels_made_of_json_do_not_inherit_the_names_of_other_labels(tmp_path):
     rows = [{"__key__": f"k{n}", "cls": n % 2, "json": {"num": 9, "kind": "b"}} for n in range(2)]
     _pack(rows, tmp_path / "in", classes=["cat", "dog"])
     assert read_classes(tmp_path / "in") == ("cat", "dog")
-    found = wdskit.reshard(str(tmp_path / "in"), tmp_path / "a", drop="cls", fields=["cls=num"])
+    found = wdskit.reshard(tmp_path / "in", tmp_path / "a", drop="cls", fields=["cls=num"])
     assert "cls is made of 'num'" in found.classes_lost
     assert read_classes(tmp_path / "a") is None
     with pytest.raises(RowError, match="9 is not a number of one of the 2 classes"):
@@ -346,6 +347,15 @@ def test_labels_made_of_json_do_not_inherit_the_names_of_other_labels(tmp_path):
     found = wdskit.reshard(str(tmp_path / "ids"), tmp_path / "d", rename="cls=old.cls,id=cls")
     assert "cls is made of 'id'" in found.classes_lost
     assert read_classes(tmp_path / "d") is None
+
+
+def test_a_label_that_was_a_text_is_made_again(tmp_path):
+    folder = tmp_path / "in"
+    folder.mkdir()
+    write_shard(folder / "a.tar", {"k": {"cls": b"cat", "json": b'{"cls":3,"class":5}'}})
+    index_folder(folder, workers=1)
+    wdskit.reshard(folder, tmp_path / "out", drop="cls", fields=["cls=class"])
+    assert samples_in(tmp_path / "out") == {"k": {"cls": b"5", "json": b'{"cls":3,"class":5}'}}
 
 
 def test_classes_of_a_reshard_that_makes_no_labels_are_refused_and_can_be_applied(tmp_path):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import logging
+import zipfile
 
 import numpy as np
 import pytest
@@ -133,6 +134,22 @@ def test_a_row_that_lacks_a_field_is_an_error_a_warning_or_left_out(tmp_path, ca
         assert pack(rows, tmp_path / "warn", require="json", missing="warn").num_samples == 3
     assert [record.message for record in caplog.records] == ["row 2 ('c'): it has no json; it has cls."]
     assert pack(rows, tmp_path / "bad", require="json", skip_bad=True).num_samples == 2
+
+
+@pytest.mark.parametrize("missing", [None, "skip"])
+def test_a_json_field_that_cannot_be_read_is_a_bad_row_of_a_required_path(tmp_path, missing):
+    with zipfile.ZipFile(tmp_path / "s.zip", "w") as file:
+        for name in "abc":
+            file.writestr(f"{name}.jpg", image_bytes())
+            file.writestr(f"{name}.json", json.dumps({"caption": f"this is {name}"}))
+    data = (tmp_path / "s.zip").read_bytes()
+    (tmp_path / "s.zip").write_bytes(data.replace(b"this is b", b"this is x"))
+    options = {"require": "json.caption", "missing": missing}
+    with pytest.raises(RowError, match=r"CRC"):
+        pack(tmp_path / "s.zip", tmp_path / "error", **options)
+    result = pack(tmp_path / "s.zip", tmp_path / "out", skip_bad=True, **options)
+    assert list(samples_in(tmp_path / "out")) == ["a", "c"]
+    assert len(result.rejected) == 1
 
 
 def test_required_are_the_names_that_fields_have_in_the_shards(tmp_path):

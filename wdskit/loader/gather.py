@@ -64,7 +64,8 @@ def gather_valid(
         the shape of one row.
 
     Raises:
-        PipelineError: The mask or the positions of a rank do not fit its rows, the rows of the ranks differ in dtype or
+        PipelineError: `reduce` is set and the rows are not a tensor, the mask or the positions of a rank do not fit
+            its rows, the rows of the ranks differ in dtype or
             shape, or no rank has a valid row for a mean. Every rank raises this error.
         RankError: `group` is a DeviceMesh of several dimensions.
     """
@@ -111,6 +112,8 @@ class _RankRows:
             Exception: A row cannot be pickled.
         """
         rows, valid, positions, reduce = self._arguments
+        if reduce is not None and not isinstance(rows, Tensor):
+            raise PipelineError(f"gather_valid: reduce={reduce!r} needs a tensor, not a {type(rows).__name__}.")
         self.mask = torch.ones(len(rows), dtype=torch.bool) if valid is None else valid
         if self.mask.dtype != torch.bool or tuple(self.mask.shape) != (len(rows),):
             msg = f"gather_valid: {len(rows)} rows, but a mask of {tuple(self.mask.shape)} {self.mask.dtype}."

@@ -69,6 +69,8 @@ class ExactOrder:
         least, num_longer = divmod(self.num_samples, lanes)
         self._sizes = least + (np.arange(lanes) < num_longer)
         num_shards = len(self.counts)
+        if homes < 1:
+            raise ValueError(f"homes must be 1 or more, not {homes}")
         self._home_of: Ints = np.empty_like(self.counts)
         self._home_of[permutation(num_shards, "exact-homes", seed)] = np.arange(num_shards) * homes // num_shards
         self._make_cache()

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from wdskit.codecs.fields import decode_field
 from wdskit.dataset.classes import CLASS_FIELD
 from wdskit.dataset.keys import check_field
-from wdskit.errors import KeyRuleError, PackError
+from wdskit.errors import DecodeError, KeyRuleError, PackError
 from wdskit.packing.json_merge import add_metadata, replace_member
 from wdskit.packing.references import FieldBytes
 from wdskit.packing.row import Row, make_row, row_error
@@ -108,7 +109,6 @@ class Changes:
         Raises:
             RowError: No field is left, two fields get the same name, a field cannot be made from the JSON of the
                 sample, or the key or a field is invalid.
-            DecodeError: `cls` is made anew, and the old `cls` is not a whole number but `cls` in the JSON is.
         """
         try:
             return make_row(sample.key, self._fields(sample), where, keys=self.keys, path=sample.key)
@@ -142,14 +142,15 @@ class Changes:
 
 def _with_label(json_bytes: bytes, old_label: bytes, new_label: bytes) -> bytes:
     """Return `json_bytes` with the new label in the member `cls`; unchanged if this member is not the old label.
-    DecodeError: `json_bytes` or `old_label`, the bytes of the old field `cls`, is invalid.
+    DecodeError: `json_bytes` is invalid.
     """
     value = decode_field("json", json_bytes)
     if not isinstance(value, dict) or type(value.get(CLASS_FIELD)) is not int:
         return json_bytes
-    if value[CLASS_FIELD] != decode_field(CLASS_FIELD, old_label):
-        return json_bytes
-    return replace_member(json_bytes, CLASS_FIELD, new_label)
+    with contextlib.suppress(DecodeError):  # the old field may have had a text
+        if value[CLASS_FIELD] == decode_field(CLASS_FIELD, old_label):
+            return replace_member(json_bytes, CLASS_FIELD, new_label)
+    return json_bytes
 
 
 def make_changes(

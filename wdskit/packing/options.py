@@ -288,6 +288,8 @@ class WriteOptions(RunOptions):
         from wdskit.shards.export import parse_kinds
 
         parse_kinds(self.export)
+        if not self.split_name.isprintable():
+            raise PackError(f"split_name: {self.split_name!r} holds characters that cannot be printed.")
         if self.columns:
             from wdskit.shards.column_values import parse_columns
 

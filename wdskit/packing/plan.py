@@ -622,7 +622,11 @@ def required_rows(
             lacks = None
             if not isinstance(row, RowError):
                 names = packed_names([name for name, _ in row.fields], transforms)
-                lacks = transforms.lacks([*names, *_paths_in(row, transforms)])
+                try:
+                    lacks = transforms.lacks([*names, *_paths_in(row, transforms)])
+                except RowError as unreadable:  # a JSON field
+                    yield unreadable
+                    continue
             if isinstance(row, RowError) or lacks is None:
                 yield row
                 continue

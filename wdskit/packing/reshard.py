@@ -84,7 +84,9 @@ class ReshardResult:
 
 
 @takes_options(ReshardOptions)
-def reshard(source: str | Sequence[str], dest: str | os.PathLike[str], options: ReshardOptions) -> ReshardResult:
+def reshard(
+    source: str | os.PathLike[str] | Sequence[str], dest: str | os.PathLike[str], options: ReshardOptions
+) -> ReshardResult:
     """Write new shards from finished shards: merge, split, resize, shuffle or filter them. CLI: `wdskit reshard`.
 
     The new shards have the bytes that `pack` writes for the same samples: the same headers, and members sorted by
@@ -117,6 +119,7 @@ def reshard(source: str | Sequence[str], dest: str | os.PathLike[str], options: 
     start = time.perf_counter()
     changes = options.changes
     with open_destination(os.fsdecode(dest), options) as target:
+        source = os.fspath(source) if isinstance(source, os.PathLike) else source
         shards = list_tars(source)
         check_dest(target.folder, shards, overwrite=options.overwrite)
         target.prepare(None)

@@ -58,7 +58,7 @@ class SelectResult:
 
 
 @takes_options(SelectOptions)
-def select(source: str | Sequence[str], name: str, options: SelectOptions) -> SelectResult:
+def select(source: str | os.PathLike[str] | Sequence[str], name: str, options: SelectOptions) -> SelectResult:
     """Choose samples and store the choice as a column of bool in the shards' folders: `wdskit reshard --selection`.
 
     A planned source of a pipeline (`exact`, `resampled`, `sequential`) reads the chosen samples with `split: NAME` or
@@ -82,7 +82,7 @@ def select(source: str | Sequence[str], name: str, options: SelectOptions) -> Se
     """
     check_column_name(name)
     column = _column_source(options)
-    found = list_tars(source)
+    found = list_tars(os.fspath(source) if isinstance(source, os.PathLike) else source)
     remote = next((url for url in found.urls if not is_local(url)), None)
     if remote is not None:
         msg = f"{remote}: a selection needs local shards. Make it where the shards are."

@@ -48,7 +48,7 @@ class StageMethods(ABC):
         tail: Literal["drop", "pad"] = "drop",
     ) -> Self:
         """A planned source: each sample at most once per epoch over all ranks, in a new random order each epoch. With
-        `tail: pad` it is exactly once; `tail: drop` leaves out the samples that do not fill a batch on all ranks.
+        `tail: pad`, exactly once; `tail: drop` leaves out the samples that do not fill a batch on all ranks.
 
         Args:
             shards: A path, glob, brace pattern or folder, several joined by `::`, or a list of these. The shards need
@@ -246,11 +246,11 @@ class StageMethods(ABC):
         return self._with("split_by_worker")
 
     def tarfile_to_samples(self) -> Self:
-        """Open the shards here. Without this stage, the first stage that is not a splitter opens them."""
+        """Open the shards here. Without this stage, they are opened before the first stage that is not a splitter."""
         return self._with("tarfile_to_samples")
 
     def shuffle(self, size: int, *, initial: int | None = None) -> Self:
-        """Shuffle in a buffer.
+        """Shuffle the values in a buffer.
 
         Args:
             size: Number of values in the buffer.
@@ -299,7 +299,7 @@ class StageMethods(ABC):
         return self._with("decode", {"images": images, "only": only, "fuse": fuse, "max_pixels": max_pixels})
 
     def map(self, fn: Function, *, global_rng: bool = False) -> Self:
-        """Call a function for each value.
+        """Call a function for each value; its result is the new value.
 
         Args:
             fn: A function, or the name of a registered one. If it has a parameter `rng`, it gets a numpy Generator that
@@ -309,7 +309,7 @@ class StageMethods(ABC):
         return self._with("map", {"fn": fn, "global_rng": global_rng})
 
     def map_dict(self, /, **fields: Function) -> Self:
-        """Call a function for each named field.
+        """Call a function for each named field; its result is the new value of the field.
 
         Args:
             **fields: Field name: a function, or the name of a registered one.
@@ -317,7 +317,7 @@ class StageMethods(ABC):
         return self._with("map_dict", fields)
 
     def map_tuple(self, *fns: Function | None) -> Self:
-        """Call a function for each item of a tuple; null leaves an item unchanged.
+        """Call a function for each item of a tuple; its result is the new item. null leaves an item unchanged.
 
         Args:
             *fns: Functions, or names of registered ones; null leaves an item unchanged.
@@ -339,7 +339,7 @@ class StageMethods(ABC):
         fields: Fields | None = None,
         masks: Fields | None = None,
     ) -> Self:
-        """Resize images, antialiased.
+        """Resize images, bilinear with antialiasing; masks by nearest neighbour.
 
         Args:
             size: The shorter side in pixels, which keeps the aspect ratio, or [height, width].
@@ -379,7 +379,7 @@ class StageMethods(ABC):
         scale: Sequence[float] = (0.08, 1.0),
         ratio: Sequence[float] = (0.75, 1.3333333333333333),
     ) -> Self:
-        """Crop a random part of images and resize it; it is the same part for all fields.
+        """Crop a random part of images and resize it. All fields of a sample get the same part.
 
         Args:
             size: Both sides of the result in pixels, or [height, width].
@@ -399,7 +399,7 @@ class StageMethods(ABC):
         fields: Fields | None = None,
         masks: Fields | None = None,
     ) -> Self:
-        """Mirror images left to right: all fields or none.
+        """Mirror images left to right at random: all fields of a sample, or no field.
 
         Args:
             p: Probability of mirroring.
@@ -504,7 +504,7 @@ class StageMethods(ABC):
         collate: Function | None = None,
         ragged: Fields | None = None,
     ) -> Self:
-        """Make batches of values.
+        """Make batches of consecutive values. By default, arrays and numbers are stacked; other values become lists.
 
         Args:
             size: Samples per batch of one rank.
@@ -519,7 +519,7 @@ class StageMethods(ABC):
         )
 
     def unbatched(self) -> Self:
-        """Split batches into samples again."""
+        """Split each batch into its samples again."""
         return self._with("unbatched")
 
     def bucketed(
@@ -536,8 +536,8 @@ class StageMethods(ABC):
     ) -> Self:
         """Make batches of one shape (`by: aspect`) or of similar length (`by: COLUMN`), in the place of `batched`.
 
-        At each step all ranks have a batch of the same bucket. Each sample is once in an epoch, except those that do
-        not fill the last batch of their bucket, which `tail` of the source drops or pads.
+        At each step all ranks have a batch of the same bucket. Each sample is once in an epoch, except the samples
+        that do not fill the last batch of their bucket: `tail` of the source drops or pads this batch.
 
         Args:
             by: `aspect`, from the columns width and height; or a column with the length of each sample.
@@ -565,7 +565,7 @@ class StageMethods(ABC):
         )
 
     def with_epoch(self, n: int) -> Self:
-        """End an epoch after `n` values on each rank; the next epoch continues there.
+        """End an epoch after `n` values on each rank. The next epoch continues with the next value.
 
         Args:
             n: Number per rank: of samples before `batched`, of batches after it.

@@ -120,7 +120,6 @@ def verify(
     Raises:
         StorageError: No shard was found, a folder cannot be listed, or a remote folder has no index.
         ConfigError: An option has an invalid value.
-        FolderIndexError: The list of exported files in a folder is a link, or is not a plain file.
     """
     if images not in IMAGE_CHECKS:
         raise ConfigError(f"images are checked as {', '.join(IMAGE_CHECKS)}, not {images!r}.")

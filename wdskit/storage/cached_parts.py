@@ -161,7 +161,7 @@ class CachedPart:
     @property
     def memory_bytes(self) -> int:
         """Approximate memory of this object, in bytes."""
-        return self._sums.nbytes + 1024
+        return int(self._sums.nbytes) + 1024
 
     def open(self) -> OpenFile:
         """Open the file. If another file has taken its place since the last check, check the new file.
