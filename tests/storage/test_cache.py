@@ -8,10 +8,10 @@ import itertools
 import os
 import pickle
 import random
+import sys
 import tempfile
 import threading
 import time
-import zlib
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -112,7 +112,7 @@ def write(path: Path, data: bytes | bytearray, mode: int = 0o600) -> None:
 
 def test_a_checker_that_compares_no_sum_is_caught(tmp_path, monkeypatch):
     """The test above catches a cache that trusts its disk."""
-    monkeypatch.setattr(zlib, "crc32", lambda data, before=0: 7)
+    monkeypatch.setattr(cached_parts, "_hash", lambda *parts: 7)
     with pytest.raises(AssertionError):
         test_every_byte_that_changes_is_seen(tmp_path)
 
@@ -262,6 +262,12 @@ def test_files_of_others_are_left_alone(tmp_path):
     assert not [*parts_of(tmp_path)]
     assert (tmp_path / "mine" / "0-512.part").exists()
     assert (tmp_path / SHA / "notes.txt").exists()
+
+
+def test_without_its_hash_the_cache_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "xxhash", None)
+    with pytest.raises(StorageError, match=r"the package xxhash is not installed\. .*wdskit\[remote\]"):
+        PartCache(tmp_path, 10**6)
 
 
 def test_a_folder_that_cannot_be_made_is_named(tmp_path):

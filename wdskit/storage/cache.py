@@ -14,6 +14,7 @@ import concurrent.futures
 import contextlib
 import errno
 import fcntl
+import importlib.util
 import logging
 import os
 import random
@@ -39,6 +40,7 @@ from wdskit.storage.cached_parts import (
     parts_of,
     write_part,
 )
+from wdskit.text import install_extra
 
 if TYPE_CHECKING:
     import asyncio
@@ -78,10 +80,14 @@ class PartCache:
         num_bytes: Most bytes of all parts in the folder, without the parts that other processes are writing now.
 
     Raises:
-        StorageError: The folder cannot be created or written, belongs to another user, or other users may write to it.
+        StorageError: The folder cannot be created or written, belongs to another user, or other users may write to it;
+            or xxhash is not installed.
     """
 
     def __init__(self, folder: str | os.PathLike[str], num_bytes: int) -> None:
+        if importlib.util.find_spec("xxhash") is None:
+            msg = f"the cache: the package xxhash is not installed. {install_extra('remote')}"
+            raise StorageError(msg, url=str(folder))
         self.folder = Path(folder)
         self.num_bytes = num_bytes
         self._owner = make_private_folder(self.folder, "the cache", "Name another folder in cache.dir")

@@ -3,10 +3,11 @@
 A part has consecutive samples of a shard and the block after the last sample. Its file is
 `<dir>/<digest>/<first byte>-<end byte>.part`, where the digest is computed from the shard's sha256 in its index and the
 object's ETag (its URL and time of change if the store has no ETags). The file has the bytes of the part; the offset of
-each sample in the shard and the end of the last sample (uint64 each); CRC-32 of each sample with the block after it
-(uint32 each); and a trailer: the digest, the first byte, the end byte, the number of samples (uint64 each), CRC-32 of
+each sample in the shard and the end of the last sample (uint64 each); XXH3-64 of each sample with the block after it
+(uint64 each); and a trailer: the digest, the first byte, the end byte, the number of samples (uint64 each), XXH3-64 of
 everything after the samples, and 8 bytes of magic. Numbers are little-endian. The name identifies the bytes: two data
 sets, or two versions of an object, never share a file. The trailer repeats the name, so a renamed file is detected.
+XXH3 finds damage as CRC-32 does, in a tenth of the time.
 
 A part is used only by the user who wrote it, since its checksums detect damage but not forgery. So the folder, the
 shard's folder and the file belong to this user, other users have no write access, and links are not followed.
@@ -24,14 +25,13 @@ import stat
 import struct
 import time
 import weakref
-import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from wdskit.files import TEMP_PREFIX
+from wdskit.files import TEMP_PREFIX, Buffer
 from wdskit.limits import BLOCK_BYTES
 
 if TYPE_CHECKING:
@@ -43,9 +43,9 @@ STALE_S = 3600.0
 FOLDER_MODE = 0o700
 """Mode of the cache's folders. Other users must not write to them, or read bytes that only this user may read."""
 
-_MAGIC = b"WDSKPRT2"
+_MAGIC = b"WDSKPRT3"
 _RANGE = struct.Struct("<32sQQQ")
-_END = struct.Struct("<I8s")
+_END = struct.Struct("<Q8s")
 _TRAILER_BYTES = _RANGE.size + _END.size
 _SHARD = re.compile(r"[0-9a-f]{64}")
 _NAME = re.compile(r"(\d+)-(\d+)\.part")
@@ -66,7 +66,7 @@ class PartName(NamedTuple):
 
 def part_bytes(name: PartName, num_samples: int) -> int:
     """Return the size in bytes of the file of a part."""
-    return name.stop - name.start + BLOCK_BYTES + 8 * (num_samples + 1) + 4 * num_samples + _TRAILER_BYTES
+    return name.stop - name.start + BLOCK_BYTES + 8 * (2 * num_samples + 1) + _TRAILER_BYTES
 
 
 def is_private(status: os.stat_result, owner: int) -> bool:
@@ -93,7 +93,7 @@ def write_part(folder: Path, name: PartName, chunks: Sequence[Chunk], starts: Se
         OSError: The file cannot be written.
     """
     sums = [_checksum(chunks, start, stop + BLOCK_BYTES) for start, stop in itertools.pairwise(starts)]
-    end = np.array(starts, dtype="<u8").tobytes() + np.array(sums, dtype="<u4").tobytes()
+    end = np.array(starts, dtype="<u8").tobytes() + np.array(sums, dtype="<u8").tobytes()
     end += _RANGE.pack(bytes.fromhex(name.shard), name.start, name.stop, len(sums))
     path = name.path(folder)
     temp = path.with_name(f"{TEMP_PREFIX}{path.name}.{secrets.token_hex(4)}")  # another process may write the part too
@@ -101,20 +101,29 @@ def write_part(folder: Path, name: PartName, chunks: Sequence[Chunk], starts: Se
         with temp.open("xb") as file:
             os.fchmod(file.fileno(), 0o600)
             file.writelines(chunk.data for chunk in chunks)
-            file.write(end + _END.pack(zlib.crc32(end), _MAGIC))
+            file.write(end + _END.pack(_hash(end), _MAGIC))
         temp.rename(path)
     except BaseException:
         temp.unlink(missing_ok=True)
         raise
 
 
+def _hash(*parts: Buffer) -> int:
+    """Return XXH3-64 of the bytes of all parts, joined."""
+    import xxhash  # of the extra `remote`
+
+    if len(parts) == 1:
+        return xxhash.xxh3_64_intdigest(parts[0])
+    joined = xxhash.xxh3_64()
+    for part in parts:
+        joined.update(part)
+    return joined.intdigest()
+
+
 def _checksum(chunks: Sequence[Chunk], start: int, stop: int) -> int:
-    """Return CRC-32 of the bytes from `start` to `stop` of a shard."""
-    found = 0
-    for chunk in chunks:
-        if chunk.offset < stop and start < chunk.stop:
-            found = zlib.crc32(chunk.data[max(0, start - chunk.offset) : stop - chunk.offset], found)
-    return found
+    """Return the checksum of the bytes from `start` to `stop` of a shard."""
+    inside = [chunk for chunk in chunks if chunk.offset < stop and start < chunk.stop]
+    return _hash(*(chunk.data[max(0, start - chunk.offset) : stop - chunk.offset] for chunk in inside))
 
 
 class DamagedPart(Exception):
@@ -195,10 +204,10 @@ class CachedPart:
         if len(end) < _TRAILER_BYTES:
             return False
         shard, start, stop, num = _RANGE.unpack_from(end, len(end) - _TRAILER_BYTES)
-        crc, magic = _END.unpack_from(end, len(end) - _END.size)
-        if (magic, crc) != (_MAGIC, zlib.crc32(end[: -_END.size])) or num_bytes != part_bytes(self.name, num):
+        checksum, magic = _END.unpack_from(end, len(end) - _END.size)
+        if (magic, checksum) != (_MAGIC, _hash(end[: -_END.size])) or num_bytes != part_bytes(self.name, num):
             return False
-        self._sums = np.frombuffer(end, dtype="<u4", count=num, offset=8 * (num + 1)).copy()
+        self._sums = np.frombuffer(end, dtype="<u8", count=num, offset=8 * (num + 1)).copy()
         return PartName(shard.hex(), start, stop) == self.name
 
     def __len__(self) -> int:
@@ -219,7 +228,7 @@ class CachedPart:
             OSError: The file cannot be read now.
         """
         data = _read(file.fd, start - self.name.start, stop - start + BLOCK_BYTES)
-        if zlib.crc32(data) != self._sums[number]:
+        if _hash(data) != self._sums[number]:
             raise DamagedPart(f"{self.path}: its copy of sample {number} of the shard is damaged.")
         return data
 
