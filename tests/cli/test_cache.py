@@ -27,7 +27,7 @@ def test_ls_lists_shards(run, folder):
     code, out, _ = run("cache", "ls", str(folder))
     assert code == 0
     assert out.splitlines()[-1] == f"{folder}: parts of 3 shards, 18.8 kB."
-    assert [line.split()[:4] for line in out.splitlines() if "0000" in line] == [["0" * 16, "1", "6.26", "kB"]] * 3
+    assert [line.split()[:4] for line in out.splitlines() if "0000" in line] == [["0" * 16, "1", "6.27", "kB"]] * 3
     code, out, _ = run("cache", "ls", str(folder), "--json")
     document = json.loads(out)
     assert (len(document["shards"]), document["num_bytes"]) == (3, sum(part.num_bytes for part in parts_of(folder)))
