@@ -158,7 +158,9 @@ class TempFile:
         self._append(view, in_thread=isinstance(data, bytes))
 
     def hand_over(self, buffer: bytearray, num_bytes: int) -> bytearray | None:
-        """Append the first `num_bytes` of `buffer`. The caller must not change it until a later call returns it.
+        """Append the first `num_bytes` of `buffer`.
+
+        The caller must not change `buffer` until the next call of `hand_over` returns it.
 
         Returns:
             The buffer of the previous call, which the caller owns again; None at the first call.
@@ -233,8 +235,8 @@ def publish(path: Path, *, disk: Disk = DISK) -> Iterator[TempFile]:
     """Return a context with a `TempFile`, which appears as the file `path` only when the block ends without an error.
 
     The existing file at `path` is replaced in one step. After an error, the temporary file is removed and `path` is
-    unchanged; only if the last step fails, the fsync of the folder, `path` is already the whole new file. If several
-    writers publish to one path at the same time, the whole file of the last writer remains.
+    unchanged. There is one exception: if the fsync of the folder fails, which is the last step, `path` is already the
+    whole new file. If several writers publish to one path at the same time, the whole file of the last writer remains.
 
     Raises:
         OSError: A disk operation failed.
@@ -325,7 +327,8 @@ def describe_missing(path: str, what: str) -> str:
 
     Args:
         path: Path or URL of the missing file or folder.
-        what: The kind of the path, such as `folder`. Files are suggested only if it contains the word `file`.
+        what: The kind of the path, such as `folder`. If `what` contains the word `file`, similar files and folders are
+            suggested. If `what` contains only the word `folder`, similar folders are suggested. Otherwise nothing is.
 
     Returns:
         ``there is no such folder: a/b. Did you mean `a/c`?``, with the first missing part of the path.

@@ -49,9 +49,9 @@ class _CallAfterImport(MetaPathFinder):
         self._call = call
 
     def find_spec(self, fullname: str, *_: object) -> ModuleSpec | None:
-        """Return the spec that the other finders find, with a loader that calls the function after the import.
+        """Return the spec from the other finders, with a loader that calls the function after the import of the module.
 
-        Return None for other modules than `name`, and if no finder finds the module.
+        Return None if `fullname` is not the awaited module, or if no finder finds the module.
         """
         if fullname != self._name or self not in sys.meta_path:
             return None
@@ -84,10 +84,10 @@ def block_sigint() -> Iterator[None]:
 
 
 def refuse_fork(owner: int) -> None:
-    """Raise if this process was forked from the process `owner`, whose workers and threads it does not have.
+    """Check that this is the process with the id `owner`, which has the workers and threads.
 
     Raises:
-        PipelineError: The id of this process is not `owner`.
+        PipelineError: The id of this process is not `owner`: this process was forked and has no workers and threads.
     """
     if os.getpid() != owner:
         msg = f"this loader has run in process {owner}, from which this one was forked."
@@ -138,7 +138,8 @@ def _descendants(pid: int) -> list[int]:
 def usable_cores(quota: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
     """Return the number of CPU cores that this process may use, at least 1.
 
-    This is the number of cores in its affinity, or its container's quota, rounded down, if the quota is less.
+    This is the number of cores in the affinity of the process. If the container has a lower quota of cores, the result
+    is this quota, rounded down.
 
     Args:
         quota: Linux's file with two numbers: the allowed processor time per period and the period, in microseconds.

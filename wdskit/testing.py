@@ -26,7 +26,7 @@ class Resumable(Protocol):
         """The running epoch; between two iterations, the epoch of the next iteration."""
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch of the next iteration. If a state of this epoch is loaded, its position is kept."""
+        """Set the epoch of the next iteration. If a state of this epoch is loaded, the state's position is kept."""
 
     def __iter__(self) -> Iterator[Any]:
         """Yield the items of one epoch, or the rest of the epoch of a loaded state."""
@@ -48,15 +48,15 @@ class _Step(NamedTuple):
 def assert_resumes_exactly(
     make_loader: Callable[[], Resumable], *, num_epochs: int = 2, steps: Iterable[int] | None = None
 ) -> None:
-    """Assert that a loader that stops after any step and resumes yields the same batches as without the stop.
+    """Assert that a loader resumes exactly: after a stop at any step, it yields the same batches as without the stop.
 
     One loader runs without a stop. Then, for each step, the state goes through JSON into a new loader, whose batches
     are compared with the batches of the first run, value by value, up to one batch after the last epoch. Each step is
     tested with three states: saved by a loader that ran from the start, saved by a loader that was itself resumed at
     the previous step, and saved by a resumed loader before its first batch. Equal states are tested once.
 
-    The test takes about `num_steps / 2` times as long as the epochs and holds all their batches in memory: use few
-    samples, or few `steps`.
+    A test of n steps takes about n / 2 times as long as the epochs, and holds all batches of the epochs in memory. So
+    use few samples, or few `steps`.
 
     Args:
         make_loader: Returns a new loader at each call, always with the same settings.
@@ -112,7 +112,10 @@ def _epochs(loader: Resumable) -> Iterator[_Step]:
 
 
 def _states_in_passing(make_loader: Callable[[], Resumable], whole: list[_Step], stops: set[int]) -> dict[int, str]:
-    """Run a loader once, compare it with `whole`, and return its JSON state after each step in `stops` and step 0."""
+    """Run a new loader once. Return its JSON states by step: before the first step (0), and after each step in `stops`.
+
+    AssertionError: A step of the new loader differs from the same step in `whole`, the steps of the first run.
+    """
     loader = make_loader()
     states = {0: _saved(loader)}
     for at, step in enumerate(itertools.islice(_epochs(loader), max(stops, default=0))):
@@ -137,7 +140,10 @@ def _resumed(make_loader: Callable[[], Resumable], state: str) -> Resumable:
 
 
 def _check_rest(loader: Resumable, whole: list[_Step], stop: int, way: str) -> None:
-    """Raise AssertionError if the items of a resumed loader differ from the first run's items after step `stop`."""
+    """Raise AssertionError if the items of a resumed loader differ from the first run's items after step `stop`.
+
+    `whole` has the steps of the first run. `way` says how the loader was resumed, for messages.
+    """
     num_steps = stop
     for at, step in enumerate(itertools.islice(_epochs(loader), len(whole) - stop), stop):
         _compare(step, whole[at], at, way)

@@ -49,7 +49,7 @@ def format_bytes(num_bytes: float) -> str:
 
 
 def format_at_least(num_bytes: float) -> str:
-    """Format a size rounded up to three digits, without a space: `1.25MB`. `parse_bytes` gives at least `num_bytes`."""
+    """Format a size rounded up to three digits, without a space: `1.25MB`. It never means less than `num_bytes`."""
     unit = 10 ** max(0, len(f"{num_bytes:.0f}") - 3)
     return format_bytes(math.ceil(num_bytes / unit) * unit).replace(" ", "")
 

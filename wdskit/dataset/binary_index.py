@@ -3,12 +3,12 @@
 `ShardEntry` is one shard of an index, `BinaryIndex` is an `index.bin` that is mapped into memory, and `IdentityChecker`
 compares shards with the identities. `index.bin` has all values of `index.json` except the names of the fields.
 
-All numbers are little-endian. Header, 128 bytes: magic `WDSKIDX2`, number of shards (uint64), bytes of all names
-(uint64), then sha256 (32 bytes each) of the `index.json` to which it belongs, of the columns and of the bytes after the
-columns, then zeros. The columns have one value per shard: number of samples (uint64), size in bytes (uint64), sha256
-(32 bytes), end of the name in the names (uint64). The last column has the names, UTF-8 without separators. After the
-columns follows sha256 of each shard's `.idx` (32 bytes, zeros if unknown). 10**6 shards take 108 MB; a reader touches
-only the pages it needs.
+All numbers are little-endian. Header, 128 bytes: magic `WDSKIDX2`, number of shards (uint64), number of bytes of all
+names together (uint64), sha256 of the `index.json` to which this `index.bin` belongs, sha256 of the columns, sha256 of
+the bytes after the columns (32 bytes each), then zeros. The columns have one value per shard: number of samples
+(uint64), size in bytes (uint64), sha256 (32 bytes), end of the name in the names (uint64). The last column has the
+names, UTF-8 without separators. After the columns follows sha256 of each shard's `.idx` (32 bytes, zeros if unknown).
+10**6 shards take 108 MB; a reader touches only the pages it needs.
 
 Version 1 had no digests of `.idx` and cannot be read: `wdskit index` writes the index again.
 
@@ -65,8 +65,8 @@ class ShardEntry:
         sha256: Hex digest of the file.
         fields: Names of all fields of the samples, sorted; empty in an entry from `index.bin`.
         idx_sha256: Hex digest of the shard's `.idx`; None if an older version wrote the index.
-        identity: Size, mtime_ns and inode of the indexed file; time and inode are 0 if unknown. None stands for the
-            file that exists when the index is written. Stored in `.wdskit.files`, not in the index.
+        identity: Size, mtime_ns and inode of the indexed file; time and inode are 0 if unknown. If None, the identity
+            of the existing file is read when the index is written. Stored in `.wdskit.files`, not in the index.
         unused: Only for a shard that was just filled: the parts of its images that decoding ignores, as (name, number
             of images, source of the first image). Not stored in the index.
     """
@@ -96,8 +96,8 @@ def _body(entries: Sequence[ShardEntry]) -> bytes:
 
 
 def digest_of_entries(entries: Sequence[ShardEntry]) -> bytes:
-    """Return the 32 bytes that identify the index of these entries, as `BinaryIndex.digest` does: sha256 of all counts,
-    sizes, digests and names.
+    """Return the `BinaryIndex.digest` of an index with these entries: sha256, 32 bytes, of all counts, sizes, digests
+    and names.
     """
     return hashlib.sha256(_body(entries)).digest()
 
@@ -200,8 +200,9 @@ class BinaryIndex:
         return digest.hex() if any(digest) else None
 
     def entry(self, shard: int) -> ShardEntry:
-        """Return the entry of shard number `shard`, without `fields`, which only `index.json` has. The time and the
-        inode in its `identity` are 0 if unknown. FolderIndexError: The name is not UTF-8.
+        """Return the entry of shard number `shard`. The `fields` of the entry are empty, because only `index.json` has
+        field names. The time and the inode in the `identity` of the entry are 0 if unknown. FolderIndexError: The name
+        is not UTF-8.
         """
         inode, mtime_ns = (0, 0) if self.identities is None else self.identities[shard].tolist()
         num_bytes = int(self.sizes[shard])
@@ -232,8 +233,8 @@ class BinaryIndex:
             raise self._error("its names are not file names") from err
 
     def hash_names(self, digest: hashlib._Hash, shards: NDArray[np.int64]) -> None:
-        """Update the hash object `digest` with the names of the shards with the numbers `shards`, and with the lengths
-        of the names. Without the lengths, the names "a", "bc" would have the same digest as "ab", "c".
+        """Update the hash object `digest` with the names of shards, then with the lengths of these names. `shards` are
+        the numbers of the shards. Without the lengths, the names "a", "bc" would have the same digest as "ab", "c".
         """
         for run in np.split(shards, np.flatnonzero(np.diff(shards) != 1) + 1) if len(shards) else []:
             digest.update(self._names[self._name_start(run[0]) : int(self._name_ends[run[-1]])].tobytes())
@@ -247,7 +248,7 @@ class BinaryIndex:
 
     def _check_names(self, num_name_bytes: int) -> None:
         """Raise FolderIndexError if a name is not the name of a file in the folder. Only a forged index has such a
-        name. `num_name_bytes` is the size of all names in the header.
+        name. `num_name_bytes` is the number of bytes of all names, as the header of the index says.
         """
         ends, names = self._name_ends, self._names
         last = int(ends[-1]) if len(ends) else 0
@@ -343,8 +344,8 @@ def changed_bytes(url: str, num_bytes: int, found: str, expected: str) -> ShardE
 
 
 class IdentityChecker:
-    """A check that opened shards are the indexed files. The sha256 of a file that was replaced or rewritten is compared
-    once, and the result is remembered.
+    """Checks that opened shards are the indexed files. If a file was replaced or rewritten, its sha256 is compared with
+    the index. A match is remembered, so that this file is not compared again until it changes.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Split the shards that a user named at `::`, and expand braces. The name of an existing file is not expanded.
+"""Split shard patterns of a user at `::`, and expand their braces. The name of an existing file stays unchanged.
 
 `parse_factors` parses the upsampling factors that open_clip takes for the `::`-parts.
 """
@@ -24,8 +24,8 @@ _MAX_DIGITS = 18
 
 
 def expand_parts(shards: str | Sequence[str]) -> list[Iterator[str]]:
-    """Return one iterator for each `::`-part of the shards that a user named, in order. It yields the paths, URLs,
-    globs and folders of the part, with braces expanded. A list of shards has the parts of all of its items.
+    """Return one iterator for each `::`-part of the shards that a user named, in order. The iterator yields the paths,
+    URLs, globs and folders of its part, with braces expanded. If `shards` is a list, each item is split into its parts.
 
     Raises:
         StorageError: A pattern is empty, its braces do not match, it names more than 2,000,000 shards, or its URL is
@@ -44,7 +44,7 @@ def expand_patterns(shards: str | Sequence[str]) -> Iterator[str]:
 
 
 def split_parts(item: str) -> list[str]:
-    """Return the parts of a text between `::`. If the text is the name of an existing file, it is the only part."""
+    """Return the parts of a text that `::` separates. The name of an existing file is not split."""
     return [item] if "::" in item and os.path.lexists(item) else _JOINT.split(item)
 
 
@@ -71,8 +71,8 @@ def expand_braces(pattern: str) -> Iterator[str]:
 
 
 def _count_names(pattern: str) -> int:
-    """Return an upper bound for the number of names of a brace pattern, at most `MAX_SHARD_NAMES + 1`. Raise
-    `ValueError` if the braces do not match.
+    """Return an upper bound for the number of names of a brace pattern. A bound over `MAX_SHARD_NAMES` is returned as
+    `MAX_SHARD_NAMES + 1`. ValueError: The braces do not match.
     """
     limit = MAX_SHARD_NAMES + 1
     open_braces = [[0, 1]]  # for each open brace: number of names of its complete alternatives, and of the current one
@@ -95,8 +95,9 @@ def _count_names(pattern: str) -> int:
 
 
 def _count_range(first: str | None, last: str | None, first_letter: str, last_letter: str, step: str | None) -> int:
-    """Return an upper bound for the number of names of a range, from the texts of its bounds: numbers, or letters if
-    the numbers are None. `step` is None if the range has no step.
+    """Return an upper bound for the number of names of a range in braces. `first` and `last` are the bounds of a range
+    of numbers, as texts. If they are None, `first_letter` and `last_letter` are the bounds of a range of letters.
+    `step` is None if the range has no step.
     """
     if first is None or last is None:
         return abs(ord(last_letter) - ord(first_letter)) + 1

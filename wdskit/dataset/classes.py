@@ -58,7 +58,9 @@ def parse_classes(data: bytes, path: str, *, folder: str = "") -> tuple[str, ...
 
 
 def first_conflict(one: Sequence[str], other: Sequence[str]) -> int | None:
-    """Return the first class number that has different names in two lists; None if one list extends the other."""
+    """Return the first class number that has different names in two lists. Return None if there is no such number,
+    even if one list has more names than the other list.
+    """
     return next((number for number, names in enumerate(zip(one, other, strict=False)) if names[0] != names[1]), None)
 
 
@@ -78,14 +80,14 @@ class CommonClasses(NamedTuple):
 
 
 def common_classes(folders: Iterable[str], has_labels: Callable[[str], bool], *, way_out: str) -> CommonClasses:
-    """Return the classes of several folders. A class number must have one name in all `classes.json` that have the
-    number.
+    """Return the classes of several folders. If several `classes.json` have a class number, the number must have the
+    same name in all of them.
 
     Args:
         folders: Paths or URLs.
         has_labels: Returns whether samples of a folder may have the field `cls`. Called only for folders without a
             `classes.json`, and only if another folder has one.
-        way_out: What the user can do instead of packing a folder again, for the message.
+        way_out: Text for the error message: what the user can do instead of packing a folder again.
 
     Raises:
         FolderIndexError: A class number has two names, or a `classes.json` is invalid.

@@ -75,8 +75,8 @@ class NewColumn(NamedTuple):
 
 
 def check_column_name(name: str) -> None:
-    """Raise SelectionError unless `name` is a valid name for a column: 1 to 100 of a-z, A-Z, 0-9, _, - and ., and the
-    first character is neither - nor a dot.
+    """Raise SelectionError unless `name` is a valid name for a column: 1 to 100 characters, each a-z, A-Z, 0-9, _, - or
+    a dot. The first character is neither - nor a dot.
     """
     if not _NAME.fullmatch(name):
         msg = f"{name!r} is not a valid name for a column. Use a-z, A-Z, 0-9, _, - and ., at most 100 characters."
@@ -84,8 +84,8 @@ def check_column_name(name: str) -> None:
 
 
 def check_split_name(name: str) -> None:
-    """Raise SelectionError unless `name` is a valid name for a split: 1 to 40 of a-z, 0-9, _ and -, not - at the start.
-    File names of shards may contain the name.
+    """Raise SelectionError unless `name` is a valid name for a split: 1 to 40 characters, each a-z, 0-9, _ or -. The
+    first character is not -. File names of shards may contain the name.
     """
     if not _SPLIT_NAME.fullmatch(name):
         raise SelectionError(f"{name!r} is not a valid name for a split. Use a-z, 0-9, _ and -, at most 40 characters.")
@@ -97,8 +97,8 @@ def is_column_file(name: str) -> bool:
 
 
 def pack_values(values: Sequence[object]) -> Part:
-    """Return the values of n samples as an array (n,) of bool, int64 or float64, or as `Texts`. None is a missing
-    value, and becomes NaN among numbers (which are then float64), and "" among texts.
+    """Return the values of n samples as an array (n,) of bool, int64 or float64. Texts are returned as `Texts`. None is
+    a missing value. Among texts, None becomes "". Otherwise, None becomes NaN, and the array is float64.
 
     Raises:
         ValueError: Text and numbers are mixed; an integer has over 64 bits, or is beyond 2**53 in a float64 array; a
@@ -247,8 +247,8 @@ def _list_entry(
 
 
 def add_columns(index: BinaryIndex, new: Mapping[str, NewColumn], *, disk: Disk = DISK) -> None:
-    """Add columns to the local folder of `index`, whose lock the caller holds. An existing column of the same name is
-    replaced.
+    """Add columns to the local folder of `index`. The caller must hold the lock of this folder. A new column replaces
+    an existing column of the same name.
 
     Raises:
         SelectionError: The list of columns is damaged or was made for other shards, a name is invalid, or the values of
@@ -351,8 +351,8 @@ class Column:
 
     @functools.cached_property
     def data(self) -> Values:
-        """The stored numbers, (num_samples,) of the type `dtype`, read-only, mapped from the file. For a text, the
-        number is its position in `values`.
+        """The stored numbers, (num_samples,) of the type `dtype`, read-only, mapped from the file. In a column of text,
+        each number is the position of the sample's text in `values`.
 
         Raises:
             SelectionError: The file is missing or unreadable, or does not have the size and the type of this column.
@@ -538,7 +538,8 @@ def columns(folder: str | Path) -> Columns:
 
 def list_columns(folder: Path, url: str = "") -> dict[str, Column]:
     """Return the columns in the `columns.json` of a local folder by name; empty if the file does not exist. The columns
-    may belong to other shards. If the folder has copies of a remote folder's files, `url` is the remote folder.
+    are not compared with the index, so they may have been made for other shards. If the folder has copies of a remote
+    folder's files, `url` is the URL of the remote folder.
 
     Raises:
         SelectionError: `columns.json` is damaged, or of another version.

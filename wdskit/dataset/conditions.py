@@ -1,8 +1,8 @@
 """Conditions on columns: `width >= 256 and cls in [1, 2]`, evaluated on whole columns.
 
-The syntax is Python's, with `and`, `or`, `not`, comparisons, `in`, arithmetic, and `abs`, `min`, `max`. Names are
-columns, dots included. Text can be compared, and has `startswith` and `endswith`. A missing number is NaN, for which
-every comparison except `!=` is false. A missing text is "".
+The syntax is Python's, with `and`, `or`, `not`, comparisons, `in`, arithmetic, and `abs`, `min`, `max`. A name is
+a column, and dots belong to this name. Text can be compared, and has `startswith` and `endswith`. A missing number is
+NaN, for which every comparison except `!=` is false. A missing text is "".
 """
 
 from __future__ import annotations

@@ -167,7 +167,9 @@ def index_json(entries: Iterable[ShardEntry]) -> bytes:
 
 @contextlib.contextmanager
 def _collection_paused() -> Iterator[None]:
-    """Pause the cyclic garbage collector in the block. It would take half the time to read an index of 10**5 shards."""
+    """Pause the cyclic garbage collector in the block. Otherwise, the collector takes half of the time in which an
+    index of 10**5 shards is read.
+    """
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -205,8 +207,9 @@ def read_index(folder: str | Path) -> FolderIndex:
 
 
 def _parse_entries(document: Any, path: Path | None) -> list[ShardEntry]:
-    """Return the entries of a parsed `index.json`. `path` is the path of `index.bin`, None for a remote folder; the
-    identities next to it are read too. ValueError: The document is not a valid index.
+    """Return the entries of a parsed `index.json`. In a local folder, `path` is the path of `index.bin`, and the
+    identities of the shards are read from `.wdskit.files` next to `path`. None for a remote folder: its entries have no
+    identity. ValueError: The document is not a valid index.
     """
     if not isinstance(document, dict) or document.get("__kind__") != _KIND:
         raise ValueError(f"`__kind__` is not {_KIND!r}")

@@ -54,8 +54,8 @@ def _key_problem(key: str) -> str | None:
 
 @functools.lru_cache(maxsize=1024)
 def check_field(field: str) -> None:
-    """Raise KeyRuleError if some reader would change the field name `field`. A valid name has a-z, 0-9, _, + and -,
-    with single dots between, and does not start with `__`.
+    """Raise KeyRuleError if some reader would change the field name `field`. A valid name has only a-z, 0-9, _, +
+    and -, and single dots between these characters. It does not start with `__`.
     """
     if not _FIELD.fullmatch(field) or field.startswith("__"):
         msg = f"field {field!r}: a field name has a-z, 0-9, _, + and -, with single dots between, and no leading __."
@@ -95,9 +95,8 @@ def hash_key(key: str) -> bytes:
 
 
 def find_repeated(*parts: NDArray[Any]) -> NDArray[Any]:
-    """Return the 64-bit hashes that occur more than once in all parts together: sorted, each once, of the parts' type.
-
-    A sorted copy of ten million hashes takes 80 MB, so a sixteenth of the hashes is copied and sorted at a time.
+    """Return the 64-bit hashes that occur more than once in all parts together. The result is sorted, has each of these
+    hashes once, and has the same type as the parts.
 
     Args:
         parts: Arrays (n,) of int64 or uint64, all of one type. Hashes that are not evenly distributed take more memory.
@@ -105,6 +104,7 @@ def find_repeated(*parts: NDArray[Any]) -> NDArray[Any]:
     if not parts:
         return np.empty(0, np.uint64)
     found = []
+    # A sorted copy of ten million hashes takes 80 MB, so a sixteenth of the hashes is copied and sorted at a time.
     for number in range(_PARTS):
         pieces = (piece[piece.view(np.uint64) % np.uint64(_PARTS) == number] for part in parts for piece in _cut(part))
         some = np.concatenate([parts[0][:0], *pieces])
@@ -114,7 +114,7 @@ def find_repeated(*parts: NDArray[Any]) -> NDArray[Any]:
 
 
 def is_among(hashes: NDArray[Any], known: NDArray[Any]) -> NDArray[np.bool_]:
-    """Return for each of `hashes` whether it is in the sorted array `known`, which has the same type: bool (n,)."""
+    """Return for each of `hashes` whether it is in the sorted array `known`, bool (n,). Both have the same type."""
     if not len(known) or not len(hashes):
         return np.zeros(len(hashes), np.bool_)
     return np.concatenate(

@@ -1,8 +1,8 @@
 """Lock a folder of shards, so that only one run writes there. Worker processes of a killed run count as writers too.
 
-A worker ends a moment after its main process, and may publish a file in this moment, when the folder's lock is free
-already. So each worker holds a shared lock on the log of its run until it ends, and a run starts only when no process
-holds that lock (`wait_for_workers`). The kernel frees both locks when a process ends for any reason.
+A worker ends a moment after its main process. In this moment, the folder's lock is free already, but the worker may
+still publish a file. So each worker holds a shared lock on the log of its run until the worker ends. A run starts only
+when no worker holds such a lock (`wait_for_workers`). The kernel frees both locks when a process ends for any reason.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ LOCK_NAME = ".wdskit.lock"
 
 @contextlib.contextmanager
 def lock_folder(folder: Path, name: str = LOCK_NAME, problem: str = "", *, wait: bool = False) -> Iterator[None]:
-    """Hold the folder's lock while the block runs. The kernel frees it when the process ends, however it ends.
+    """Hold the folder's lock while the block runs. The kernel frees the lock when the process ends for any reason.
 
     The empty lock file stays: removing it would let two later writers lock two different files of the same name.
 
     Args:
         folder: The folder to lock.
-        name: Name of the lock file. Work that may run at the same time uses another name.
-        problem: Message if another process holds the lock; by default, that it is writing in the folder.
+        name: Name of the lock file. Locks with different names do not exclude each other.
+        problem: Message if another process holds the lock; by default, that another process is writing in the folder.
         wait: If another process holds the lock, wait until it is free instead of raising.
 
     Raises:
@@ -45,7 +45,8 @@ def lock_folder(folder: Path, name: str = LOCK_NAME, problem: str = "", *, wait:
 
 @contextlib.contextmanager
 def share_folder(folder: Path) -> Iterator[Callable[[], bool]]:
-    """Hold the folder's lock while the block runs, as a shared lock. It excludes `lock_folder` in other processes.
+    """Hold a shared lock on the folder while the block runs. Other processes may share the lock, but they cannot take
+    the exclusive lock of `lock_folder`.
 
     Yields:
         A function that returns whether no other process shares the lock now. It raises FolderIndexError if a process
@@ -71,7 +72,7 @@ def share_folder(folder: Path) -> Iterator[Callable[[], bool]]:
 
 @contextlib.contextmanager
 def _open_lock_file(folder: Path, name: str) -> Iterator[int]:
-    """Open a lock file for `flock`. It is created if it does not exist. A link is not followed: it may lead anywhere.
+    """Open a lock file for `flock`. A missing file is created. A link is an error, because it may lead anywhere.
 
     The lock is freed at the end of the block, also if a process that was forked meanwhile has the descriptor too.
 
@@ -143,8 +144,8 @@ def share_lock(path: Path) -> Iterator[None]:
 
 
 def wait_for_workers(path: Path) -> None:
-    """Wait until no worker of an earlier run holds a shared lock on a folder or file. Meanwhile, the caller holds the
-    lock of its own run. OSError: The path cannot be opened.
+    """Wait until no worker of an earlier run holds a shared lock on a folder or file. The caller must hold the lock of
+    its own run during the call. OSError: The path cannot be opened.
     """
     os.close(_open_locked(path, fcntl.LOCK_EX))
 

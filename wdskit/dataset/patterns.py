@@ -52,7 +52,9 @@ class ShardList:
 
     @property
     def folders(self) -> dict[str, bool]:
-        """For each folder, whether its samples may have labels: a shard has a `cls` field, or has no index entry."""
+        """Maps each folder of the shards to whether samples of these shards may have labels. The value is True if a
+        shard has a field `cls` or `*.cls`, or has no index entry.
+        """
         folders: dict[str, bool] = {}
         for url, entry in zip(self.urls, self.entries, strict=True):
             folder = split_url(url)[0]
@@ -68,8 +70,8 @@ class Target:
         path: The path as the user wrote it.
         kind: Whether the path names one shard, a folder, or several shards by a pattern.
         urls: Path or URL of each shard, in order.
-        entries: Index entry of each shard; names and sizes of local files match the entries. None for a single shard,
-            and if any shard is in no index.
+        entries: Index entry of each shard; names and sizes of local files match the entries. None if `kind` is "shard",
+            or if at least one shard has no index entry.
     """
 
     path: str
@@ -79,8 +81,13 @@ class Target:
 
 
 class ShardMatch(NamedTuple):
-    """One shard that a pattern names: path or URL, index entry (None without an entry), and problem, which is `ABSENT`
-    (no such file), `LISTED_ABSENT` (no such file, but the index lists it), `UNLISTED` (not in the index), or empty.
+    """One shard that a pattern names.
+
+    Attributes:
+        url: Path or URL of the shard.
+        entry: Index entry of the shard; None if the shard is in no index.
+        problem: `ABSENT` (the file does not exist), `LISTED_ABSENT` (the index lists the shard, but the file does not
+            exist), `UNLISTED` (the folder has an index, but the index does not list the shard), or empty.
     """
 
     url: str
@@ -104,7 +111,8 @@ def list_shards(
         need_index: Every shard must be in its folder's index. Remote indexes are fetched too.
         has_remote: Read remote indexes if they exist, also for shards that are named one by one. List the folder of a
             bucket if it has no index.
-        check_files: If all shards are in an index, compare names and sizes of the files in local folders with it.
+        check_files: If all shards are in an index, compare the names and sizes of the files in local folders with
+            the index.
 
     Raises:
         StorageError: No shard matches, a local shard is missing, a pattern or a scheme is invalid, or a bucket cannot
@@ -181,8 +189,9 @@ def match_shards(path: str, open_index: OpenIndex) -> tuple[dict[str, ShardEntry
             the folder; `""` is the current folder.
 
     Returns:
-        (shards, faults). `shards` maps path or URL of each existing shard to its index entry, None without an entry, in
-        the order of the index, then by name. `faults` are all shards with a problem. Unlisted shards are in both.
+        (shards, faults). `shards` maps the path or URL of each existing shard to its index entry, or to None if it has
+        no entry. Shards of a glob or folder have the order of the index; shards without an entry follow, sorted by
+        name. `faults` are all shards with a problem. An unlisted shard is in `shards` and in `faults`.
 
     Raises:
         StorageError: A local folder cannot be listed, or a pattern or a scheme is invalid.
@@ -291,7 +300,9 @@ def _match(pattern: str, open_index: OpenIndex, *, is_listed: bool = False) -> I
 
 
 def _match_folder(folder: str, name: str, index: FolderIndex | None) -> Iterator[ShardMatch]:
-    """Yield the shards of a local folder whose names match a glob. StorageError: The folder cannot be read."""
+    """Yield the shards of a local folder whose names match the glob `name`: first the shards of `index` in its order,
+    then other files, sorted. `index` is None if the folder has no index. StorageError: The folder cannot be read.
+    """
     try:
         on_disk = frozenset(os.listdir(folder or "."))
     except OSError as err:
@@ -305,7 +316,9 @@ def _match_folder(folder: str, name: str, index: FolderIndex | None) -> Iterator
 
 
 def _select(names: Iterable[str], pattern: str) -> Iterator[str]:
-    """Yield the names that the glob `pattern` matches and that can be shards, sorted."""
+    """Yield the names that the glob `pattern` matches and that can be shards, sorted. A name without `.tar` can be a
+    shard only if the glob has an ending. A hidden name can be a shard only if the glob also starts with a dot.
+    """
     has_ending = "." in re.split(r"[*?\]]", pattern)[-1]  # a glob without an ending matches only `.tar`
     for each in sorted(names):
         is_shard = (has_ending or each.endswith(".tar")) and each.startswith(".") <= pattern.startswith(".")

@@ -4,8 +4,8 @@ The files that a planned source needs before it reads a sample (`index.json`, `i
 copied to `$XDG_CACHE_HOME/wdskit/folders`, once for each version (ETag). All processes of a user on a machine share the
 copy. Copies that were not used for `UNUSED_S` are removed.
 
-Next to the copies, the version of each shard that was read is stored (`SeenVersion`). So a shard that is replaced while
-the index does not change is an error in later epochs and runs, as on a local disk.
+When a shard is read for the first time, its version is stored next to the copies (`SeenVersion`). So a shard that is
+replaced while the index does not change is an error in later epochs and runs, as on a local disk.
 """
 
 from __future__ import annotations
@@ -67,12 +67,12 @@ def read_copy(url: str, names: Sequence[str], read: Callable[[Path], T]) -> T:
     Args:
         url: URL of the remote folder.
         names: Files to copy in addition to `index.json` and `index.bin`.
-        read: Called with the local folder of the copies. If it raises FolderIndexError or SelectionError, the files are
-            downloaded again and it is called once more.
+        read: Called with the local folder of the copies. If `read` raises FolderIndexError or SelectionError, the files
+            are downloaded again and `read` is called once more.
 
     Raises:
-        FolderIndexError: The folder has no index, or `read` raises it again.
-        SelectionError: A file of `names` does not exist, or `read` raises it again.
+        FolderIndexError: The folder has no index, or the second call of `read` raises this error.
+        SelectionError: A file of `names` does not exist, or the second call of `read` raises this error.
         StorageError: A file cannot be read, or the copies cannot be written.
     """
     folder = _copy(url, (INDEX_NAME, BINARY_NAME, *names))
@@ -168,7 +168,9 @@ _SELF_CHECKED = (INDEX_NAME, BINARY_NAME)
 
 
 def _is_sound(path: Path) -> bool:
-    """Return whether a copy exists and has the bytes that were fetched."""
+    """Return whether a copy exists and has the bytes that were fetched. The bytes of `index.json` and `index.bin` are
+    not checked here, because both files are checked whenever they are opened.
+    """
     if path.name in _SELF_CHECKED or not path.exists():
         return path.exists()
     expected = read_own(path.with_name(path.name + _DIGEST_SUFFIX))
@@ -191,7 +193,8 @@ def _remove_unused(copies: Path) -> None:
 
 
 class SeenVersion:
-    """Compares the version of one shard with the version that any process of this user read before with the same index.
+    """Compares the version (ETag or Last-Modified) of one remote shard with the stored version. A process of this user
+    stored that version when it read the shard with the same index.
 
     Args:
         copy: Folder of the copy of the index.
@@ -210,11 +213,13 @@ class SeenVersion:
         self._is_checked = False
 
     def check(self, file: ObjectFile) -> None:
-        """Compare the object's version with the stored version, in the first call only. A new version is stored if the
-        object has the sha256 of the index.
+        """Compare the version of the object `file` with the stored version. After a successful call, later calls do
+        nothing. If no version is stored, the object's version is stored. If the versions differ, the whole object is
+        read, and the object's version is stored if its sha256 is the digest in the index. If the server sends no
+        version, nothing is compared, and a warning is logged.
 
         Raises:
-            ShardError: The version and the sha256 differ.
+            ShardError: The versions differ, and the sha256 is not the digest in the index.
             StorageError: The object cannot be read, or is replaced while it is read.
         """
         with self._lock:
@@ -233,7 +238,9 @@ class SeenVersion:
             self._is_checked = True
 
     def _store_version(self, version: bytes, *, replace: bool) -> bool:
-        """Store a version (32 bytes) if none is stored or `replace` is set. Return False if another is stored."""
+        """Store a version (32 bytes) if no version is stored or `replace` is set. Return False if another version is
+        stored and `replace` is not set, otherwise True. If the file cannot be written, log a warning and return True.
+        """
         try:
             fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
             try:
@@ -261,7 +268,7 @@ def _warn_of_versions(folder: str) -> None:
 
 
 def user_cache() -> Path:
-    """Return the folder of copies and uploads: `$XDG_CACHE_HOME/wdskit`."""
+    """Return the folder of copies and uploads: `$XDG_CACHE_HOME/wdskit`, by default `~/.cache/wdskit`."""
     home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")  # noqa: PTH111 (a missing home is not an error)
     return Path(home) / "wdskit"
 
@@ -276,15 +283,17 @@ def _read_whole(file: ObjectFile) -> bytes:
 class RemoteShard(IndexedShard):
     """A shard of a store, read by ranges.
 
-    The starts of its samples are trusted, since the index has the digest of the `.idx`; a comparison with the sample
-    before would cost one more request per sample. Unlike in a local shard, two neighbours are compared only if both are
-    read. All replies must have the ETag of the first reply, so an object that is replaced later is an error.
+    The offsets of the samples are trusted, because the index has the digest of the `.idx`. So the key of a sample is
+    compared with the key after the sample. The key before the sample is not compared, because this comparison would
+    cost one more request per sample. All replies must have the ETag of the first reply, so an object that is replaced
+    later is an error.
 
     Args:
         file: The object.
         entry: Index entry of the shard.
         idx: The bytes of the shard's `.idx`.
-        cache: Keeps parts of the shard on a local disk; None for no cache. With a cache, the object's version is read.
+        cache: Keeps parts of the shard on a local disk; None for no cache. With a cache, the constructor reads the
+            object's version.
         seen: Compares the object's version with the version that was read before; None for no comparison.
 
     Raises:
@@ -317,13 +326,13 @@ class RemoteShard(IndexedShard):
         super().__init__(url, _ShardFile(file, kept, seen), offsets, is_trusted=True)
 
     def ahead(self, numbers: Sequence[int], *, at_once: bool) -> IndexedShard:
-        """Start to fetch samples without waiting, and return a reader of this shard that uses the fetched bytes: this
-        object if nothing has to be fetched by ranges.
+        """Start to fetch samples without waiting. Return a reader of this shard that uses the fetched bytes, or this
+        object if no sample has to be fetched by ranges.
 
         Args:
             numbers: Numbers of the samples, in increasing order.
-            at_once: Request the samples by ranges, even if their parts are fetched for the cache. The samples come
-                earlier, but are fetched twice.
+            at_once: Request the samples by ranges, even if their parts are being fetched for the cache. The samples
+                come earlier, but are fetched twice.
         """
         ranges: list[tuple[int, int]] = []
         for number in self.file.fetch_parts(numbers, at_once=at_once):
@@ -401,13 +410,14 @@ class _ShardFile:
             self._kept.keep(numbers, self._object)
 
     def fetch_parts(self, numbers: Sequence[int], *, at_once: bool) -> Sequence[int]:
-        """Start to fetch the parts of samples that are not in the cache. Return the samples to request by ranges: those
-        whose parts cannot be cached, and with `at_once` those whose parts are being fetched. `numbers` increase.
+        """Start to fetch the parts of samples that are not in the cache. Return the numbers of the samples to request
+        by ranges: samples whose parts cannot be cached, and if `at_once` is set, also samples whose parts are being
+        fetched. Without a cache, return all `numbers`. `numbers` are in increasing order.
         """
         return numbers if self._kept is None else self._kept.fetch_parts(numbers, self._object, at_once=at_once)
 
     def ahead(self, ranges: Sequence[tuple[int, int]]) -> _ShardFile:
-        """Start to fetch ranges, and return a file that uses the fetched bytes."""
+        """Start to fetch ranges (start, stop) of bytes, and return a file that uses the fetched bytes."""
         return _ShardFile(self._object, self._kept, self._seen, ranges)
 
     def close(self) -> None:
@@ -432,8 +442,9 @@ class _CachedParts:
         self._firsts: list[int] = part_edges(offsets).tolist()
 
     def fetch_parts(self, numbers: Sequence[int], file: ObjectFile, *, at_once: bool) -> list[int]:
-        """Start to fetch parts that are not in the cache. Return the samples to request by ranges: those whose parts
-        cannot be cached, and with `at_once` those whose parts are being fetched.
+        """Start to fetch the parts of samples that are not in the cache. Return the numbers of the samples to request
+        by ranges: samples whose parts cannot be cached, and if `at_once` is set, also samples whose parts are being
+        fetched. `numbers` are in increasing order.
         """
         found: list[int] = []
         for at, group in itertools.groupby(numbers, self._part_of):
@@ -452,8 +463,9 @@ class _CachedParts:
         return self._cache.keep(self._name(at), file, self._offsets[first : stop + 1].tolist())
 
     def read(self, offset: int, size: int, *, wait: bool = False) -> bytes | None:
-        """Return `size` bytes from `offset`: whole samples and the block after them. Return None for another range, or
-        if a part is not in the cache. `wait` waits for parts that are being fetched.
+        """Return `size` bytes from `offset`. The range must be whole samples and the block of 512 bytes after the
+        samples. Return None for any other range, and if a part of the samples is not in the cache. If `wait` is set,
+        first wait for parts that are being fetched.
         """
         offsets, end = self._offsets, offset + size - BLOCK_BYTES
         first = bisect.bisect_left(offsets, offset)

@@ -71,7 +71,7 @@ class SampleColumns(NamedTuple):
 def read_natively(shards: Sequence[IndexedShard], numbers: Ints) -> SampleColumns | None:
     """Read sample `numbers[i]` of the local shard `shards[i]`, for each i, with wdskit-native. Return None if
     wdskit-native is not used, a sample is not plain or cannot be read, or the samples differ in their fields. Then
-    `read_samples` has to read them.
+    `read_samples` has to read the samples.
     """
     module = native()
     if module is None:
@@ -116,13 +116,15 @@ class _RawSamples(NamedTuple):
     """Bytes of samples that have been read and not parsed yet.
 
     Attributes:
-        data: For each small sample, bytes that contain it. After the small samples follow the samples before some runs.
-        starts: Where in these bytes the sample starts.
-        stops: Where in these bytes the sample ends; at least one more block follows.
+        data: For each small sample (see `_read_small`), bytes that contain the sample. Then, for some runs, bytes that
+            contain the sample before the run.
+        starts: For each item of `data`, where the sample starts in these bytes.
+        stops: For each item of `data`, where the sample ends in these bytes; at least one more block follows.
         places: The number of each small sample among all samples. `IndexedShard.read` has to read all other samples.
         num_samples: Number of all samples.
-        checks: Runs of small samples whose start and end are not verified yet: the run, the index in `data` of its
-            first sample, and the index of the sample before the run, -1 if its start is verified.
+        checks: (run, row, before) for each run of small samples with an edge that is not verified yet. `row` is the
+            index in `data` of the first sample of the run. `before` is the index in `data` of the sample before the
+            run, or -1 if the start of the run is verified.
     """
 
     data: list[Buffer]
@@ -134,8 +136,8 @@ class _RawSamples(NamedTuple):
 
 
 def _read_small(runs: Sequence[Run]) -> _RawSamples:
-    """Read the bytes of the small samples: all samples of runs with a mean size of at most `LARGE_BYTES`, unless the
-    sample before the run has to be read too and is larger.
+    """Read the bytes of the small samples. The samples of a run are small if their mean size is at most `LARGE_BYTES`.
+    If the sample before the run has to be read too, its size must also be at most `LARGE_BYTES`.
     """
     data: list[Buffer] = []  # the code is flat because it is half of the cost of a small sample
     starts: list[int] = []
@@ -187,8 +189,9 @@ def _read_small(runs: Sequence[Run]) -> _RawSamples:
 
 
 def _check_edges(checks: Sequence[tuple[Run, int, int]], good: NDArray[np.bool_]) -> None:
-    """Set the `edges` of shards to 1 for runs whose samples are all good. If the sample before a run is not good, the
-    run may continue its key, so `good` is set to False for all samples of the run. `checks` is that of `_RawSamples`.
+    """Set the `edges` of the shards to 1 for each run whose samples are all good. If the sample before a run is not
+    good, its key may continue in the run. Then `good` is set to False for all samples of the run. `checks` is an
+    attribute of `_RawSamples`, and `good` a result of `parse_samples`.
     """
     known = good.tolist()
     for (shard, first, count), row, before in checks:
@@ -206,8 +209,9 @@ def _merge_samples(
     fields: _Fields,
     viewed: Callable[[str], bool],
 ) -> SampleColumns | None:
-    """Return all samples in order, or None if they differ in their fields. The samples `rows` of `raw.data` are parsed
-    already: they have the `keys` and `fields`. `IndexedShard.read` reads all other samples.
+    """Return all samples in order, or None if they differ in their fields. The samples with the indices `rows` in
+    `raw.data` are parsed already: `keys` and `fields` are their keys and fields. `IndexedShard.read` reads all other
+    samples. `viewed` is the argument of `read_samples`.
     """
     known = {raw.places[row]: at for at, row in enumerate(rows)}
     samples = ((shard, first + at) for shard, first, count in runs for at in range(count))
@@ -235,8 +239,14 @@ _Fields = dict[str, tuple[list[int], list[int]]]
 
 
 class MemberRound(NamedTuple):
-    """The n-th members of all samples with at least n members: `rows` are the numbers of these samples, `headers` the
-    members' headers, `key_sizes` the bytes of the keys, `starts` and `stops` the range of the members' data.
+    """The n-th members of all samples with at least n members.
+
+    Attributes:
+        rows: Numbers of these samples.
+        headers: Headers of the members.
+        key_sizes: Number of bytes of the key in each name.
+        starts: Where the data of each member starts, in the bytes of its sample.
+        stops: Where the data of each member ends.
     """
 
     rows: Ints
@@ -258,8 +268,8 @@ def parse_samples(
         stops: Where each sample ends.
 
     Returns:
-        The first, second, ... members; and for each sample whether it consists of plain members of one key that differs
-        from the key of the next member, bool (n,).
+        (rounds, good). `rounds` are the first members, the second members, and so on. `good`, bool (n,), says for each
+        sample whether it consists of plain members of one key, and the member after it has another key.
     """
     ends = np.array(stops)
     good = np.ones(len(data), dtype=np.bool_)

@@ -33,18 +33,19 @@ _PACK_AGAIN = "Pack it again, with the fields of each sample side by side and un
 
 
 class PendingSample(NamedTuple):
-    """A sample that may be a part of a divided sample, with the next sample as the other part. So it is yielded only
-    after the next sample is complete.
+    """A sample that is yielded only after the next sample is complete, because both may be parts of one sample.
 
-    No checksum covers a name after its first 100 bytes, so one changed byte there may divide a sample in two parts. One
-    of the parts has a single field then.
+    One changed byte in the name of a member can divide a sample in two parts. One of these parts has a single field
+    then. No checksum covers a name after its first 100 bytes, so the two parts must be compared with each other.
 
     Attributes:
         start: Byte offset of the sample's first header.
         stop: Byte offset of the sample's end.
         sample: Key, URL and fields, as `ShardReader` yields them.
-        next_field: The field that the next sample's first member would add to this sample; "" if it cannot belong here.
-        own_field: The field that this sample's only member would add to the next sample; "" if it cannot belong there.
+        next_field: The field that the next sample's first member would add to this sample; "" if this member cannot
+            belong to this sample.
+        own_field: The field that this sample's only member would add to the next sample; "" if this sample has several
+            fields, or if its member cannot belong to the next sample.
     """
 
     start: int
@@ -91,16 +92,18 @@ class ShardReader:
         shard: Path or URL, for messages and `__url__`.
         on_member: Called with each member, also with members that belong to no sample. The result replaces the data.
         on_sample: Called with each sample before it is yielded; its exceptions are not caught.
-        on_fault: Called for a repeated field or a field with a reserved name, which is left out; without `on_fault`,
-            such a field is an error. With `on_fault`, no key is stored, so repeated keys are not found.
-        hold_bytes: The data of a larger member are not kept in memory; `LargeData`, which has the size, replaces them.
-        spill: Opens a temporary file for the data of each larger member; None discards the data.
+        on_fault: Called for a repeated field and for a field with a reserved name; the field is left out. Repeated keys
+            are then not found, because no key is stored. If None, such a field or key is an error.
+        hold_bytes: Largest number of bytes of a member's data that are kept in memory. `LargeData`, which has the
+            number of bytes, replaces larger data.
+        spill: Opens a temporary file for the data of each member over `hold_bytes`; None discards the data.
 
     Attributes:
         num_samples: Samples yielded so far.
         starts: Byte offset of the first header of each sample yielded so far.
         num_ignored: Members so far that belong to no sample (no extension, dot files, `__meta__`).
-        partial: After an error, the offset of the incomplete sample, and its fields so far.
+        partial: After a ShardError, (offset, key, URL and fields so far) of the incomplete sample; None if no sample
+            was begun, and before an error.
     """
 
     def __init__(
@@ -131,7 +134,7 @@ class ShardReader:
 
     @property
     def offset(self) -> int:
-        """Byte offset after the last member and its padding; not for a `HeaderReader`."""
+        """Byte offset after the last member that was read and its padding. A `HeaderReader` has no `offset`."""
         assert isinstance(self._reader, TarReader)
         return self._reader.offset
 
@@ -190,7 +193,9 @@ class ShardReader:
             yield self._finish(first, self.stop, sample)
 
     def _release(self, pending: PendingSample, first: int, sample: dict[str, Any]) -> dict[str, Any]:
-        """Return the pending sample. ShardError: The next sample, which starts at `first`, belongs to it."""
+        """Finish and return the pending sample. ShardError: The pending sample and the next sample, `sample`, are parts
+        of one sample. `first` is the offset of the next sample.
+        """
         if pending.continues_in(sample):
             problem = f"keys {pending.sample['__key__']!r} and {sample['__key__']!r} differ in one byte of a long name"
             raise _fault(self.shard, first, f"{problem}, and together are one sample").after(self.num_samples)

@@ -39,8 +39,9 @@ class IndexedShard:
 
     When a sample is read, all of its headers are checked, and its members must have one key that neither the member
     before nor the member after has. So damaged offsets, or offsets of another shard, give an error, and never a part of
-    a sample or fields of another one. The check is done even if the digest of the offsets is right, since the shard may
-    have been replaced. The start of a sample is checked once, because that requires reading the headers before it.
+    a sample or fields of another sample. The check is done even if the digest of the offsets is right, since the shard
+    may have been replaced. The key before a sample is compared once only, since the headers of the sample before must
+    be read for this.
 
     Safe to share between threads, as long as no thread closes the shard while others read.
 
@@ -160,8 +161,8 @@ class IndexedShard:
         return keys[0], keys[-1]
 
     def _parse(self, number: int) -> tuple[str, dict[str, memoryview]]:
-        """Return key and fields of sample `number`. The key of the next sample is compared if its header is plain.
-        ShardError: The bytes between the two offsets are not whole members of one key.
+        """Return key and fields of sample `number`. ShardError: The bytes between the two offsets are not whole members
+        of one key, or the next header is plain and has the same key.
         """
         start, stop = self.offsets[number], self.offsets[number + 1]
         data = self.read_at(start, stop - start + BLOCK_BYTES)
@@ -297,8 +298,8 @@ def offsets_path(shard: str | Path) -> Path:
 
 
 def write_offsets(shard: Path, offsets: Sequence[int], *, disk: Disk = DISK) -> None:
-    """Publish the `.idx` of the shard at the path `shard`. `offsets` are in bytes: of each sample, then of the end of
-    the last member. `disk` performs the file operations. OSError: An operation fails.
+    """Publish the `.idx` of the shard at the path `shard`. `offsets` are in bytes: the start of each sample, then
+    the end of the last member. `disk` performs the file operations. OSError: An operation fails.
     """
     publish_bytes(offsets_path(shard), idx_bytes(offsets), disk=disk)
 

@@ -52,9 +52,9 @@ class ShardTable:
         shards: A path, URL, glob, brace pattern or folder; several joined by `::`, or a list of them.
         split: Use only samples of this split (see `wdskit split`) of each folder; None for all.
         where: Use only samples for which this condition on the folders' columns is true; None for all.
-        has_columns: Whether `column` will be called.
-        bounds: Use only this range of the samples that `split` and `where` leave, in the order of the shards: first
-            sample, and sample after the last, each as a number or a share; None for all.
+        has_columns: Whether to read the lists of columns also without `split` and `where`. `column` needs these lists.
+        bounds: (first, stop): of the samples that `split` and `where` leave, use only those from `first` to before
+            `stop`, in the order of the shards. A bound is a number, or a share of these samples. None for all.
 
     Attributes:
         file_counts: Number of all samples of each shard, int64 (num_shards,).
@@ -145,7 +145,7 @@ class ShardTable:
         return index.entry(int(self._numbers[shard]))
 
     def seen_version(self, shard: int) -> SeenVersion:
-        """Return an object that checks whether a remote shard still has the version that was read with this index."""
+        """Return the check that a remote shard still has the version that was read before with the same index."""
         index, number = self._indexes[int(self._folder_numbers[shard])], int(self._numbers[shard])
         return SeenVersion(index.folder, index.url, index.digest, number, index.digests[number].tobytes().hex())
 
@@ -161,7 +161,9 @@ class ShardTable:
         return self._fields[folder].get(index.name(int(self._numbers[shard])), frozenset())
 
     def number(self, shard: int, sample: int) -> int:
-        """Return the number of a used sample, 0 <= sample < counts[shard], among all samples of its shard."""
+        """Return the number that a used sample has among all samples of its shard. `sample` is its number among the
+        used samples of the shard: 0 <= sample < counts[shard].
+        """
         if self._subset is None:
             return int(self._firsts[shard]) + sample
         return int(self.numbers(np.array([shard]), np.array([sample]))[0])
@@ -195,8 +197,8 @@ class ShardTable:
         return digest.hexdigest()
 
     def column(self, name: str) -> tuple[ColumnView, list[Column]]:
-        """Return a column of all samples of the shards, used or not, shard after shard; and the folders' columns, each
-        once.
+        """Return (view, columns). `view` has the values of all samples of the shards, used or not, shard after shard.
+        `columns` are the stored columns of the folders; columns with equal files are in the list once.
 
         Raises:
             SelectionError: A folder does not have the column, the column is damaged, or its texts differ between
@@ -224,7 +226,9 @@ class ShardTable:
         return mask
 
     def use_only(self, mask: NDArray[np.bool_] | None) -> None:
-        """Use only samples for which `mask` is true, shard after shard, bool (sum of file_counts,); None for all."""
+        """Use only the samples for which `mask` is true; None for all samples. `mask` has one bool for each sample of
+        the shards, used or not, shard after shard: (sum of file_counts,). An earlier choice is replaced.
+        """
         self._subset = None if mask is None else Subset(self.file_counts, mask)
         self.counts = self.file_counts if self._subset is None else self._subset.counts
         self._firsts = np.zeros_like(self.file_counts)
@@ -244,7 +248,9 @@ class ShardTable:
         return np.concatenate([masks[folder][first : first + count] for folder, first, count in self._row_runs()])
 
     def _row_runs(self) -> Iterator[tuple[int, int, int]]:
-        """Yield runs of neighbouring samples: folder, row of the first sample in the folder, and number of samples."""
+        """Yield (folder, first, count) for each run of neighbouring samples: the number of the folder, the number of
+        the first sample among all samples of the folder, and the number of samples.
+        """
         rows = [np.concatenate([[0], np.cumsum(index.counts, dtype=np.int64)]) for index in self._indexes]
         for folder, numbers in self._runs():
             for run in np.split(numbers, np.flatnonzero(np.diff(numbers) != 1) + 1):
@@ -252,13 +258,17 @@ class ShardTable:
                 yield folder, first, int(rows[folder][run[-1] + 1]) - first
 
     def _runs(self) -> list[tuple[int, Ints]]:
-        """Return runs of successive shards from one folder: number of the folder, and their numbers in its index."""
+        """Return (folder, shards) for each run of successive shards of one folder: the number of the folder, and the
+        numbers of the shards in the folder's index.
+        """
         edges = np.flatnonzero(np.diff(self._folder_numbers)) + 1
         firsts = [0, *edges.tolist()]
         return list(zip(self._folder_numbers[firsts].tolist(), np.split(self._numbers, edges), strict=True))
 
     def _column(self, columns: Sequence[NDArray[Any]]) -> Ints:
-        """Return a column of all shards, int64 (num_shards,). `columns` has for each folder the column of its index."""
+        """Return one value for each shard of this table, int64 (num_shards,). `columns` has for each folder an array
+        with the values of all shards in the folder's index.
+        """
         parts = [columns[folder][numbers] for folder, numbers in self._runs()]
         return np.concatenate(parts, dtype=np.int64, casting="unsafe")
 
@@ -286,7 +296,7 @@ MAX_COMPARED = 100_000  # a folder with more shards is not listed: listing 10**6
 
 
 def find_indexed_shards(shards: str | Sequence[str], *, with_columns: bool = False) -> list[tuple[BinaryIndex, Ints]]:
-    """Return the shards that a user named, in order, as runs: the index of a folder, and numbers of shards in it (n,).
+    """Return the shards that a user named, in order, as runs: (index of a folder, shard numbers in this index (n,)).
 
     Args:
         shards: A path, URL, glob, brace pattern or folder; several joined by `::`, or a list of them.

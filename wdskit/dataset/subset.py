@@ -61,7 +61,7 @@ class Subset:
         return hashlib.sha256(self._bitmap.data).digest()
 
     def contains(self, numbers: Ints) -> NDArray[np.bool_]:
-        """Return whether each sample is kept, bool (n,). `numbers`, int64 (n,), count the samples over all shards."""
+        """Return whether each sample is kept, bool (n,). `numbers`, int64 (n,), are sample numbers over all shards."""
         octets = self._bitmap.reshape(-1)[numbers >> 3]
         kept: NDArray[np.bool_] = (octets >> (numbers & 7).astype(np.uint8) & 1).astype(np.bool_)
         return kept

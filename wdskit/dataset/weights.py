@@ -24,13 +24,14 @@ class SampleWeights:
     contain the values of the column.
 
     Args:
-        table: The shards. The constructor makes the table use all samples, so that samples keep their shard's numbers.
+        table: The shards. The constructor changes the table so that it uses all samples. The table then numbers the
+            samples of a shard as the shard does.
         name: Name of the column.
-        balance: The weight of a sample is 1 / number of used samples with its value, so that all values are equally
-            likely. Otherwise the column has the weights.
+        balance: If True, the weight of a sample is 1 / number of used samples with the same value, so that all values
+            are equally likely. If False, the values of the column are the weights.
 
     Attributes:
-        num_used: Number of samples that the table used before the constructor changed it.
+        num_used: Number of samples that the table used before the constructor changed the table.
         digest: Hex sha256 of the column and of which samples are used.
 
     Raises:
@@ -88,7 +89,7 @@ class SampleWeights:
                 raise column.unfit(f"{what}; weights are 0 or more. Leave such samples out with `where`")
 
     def __call__(self, numbers: Ints) -> Floats:
-        """Return the weights of samples, float64 (n,). `numbers`, int64 (n,), count the samples over all shards."""
+        """Return the weights of samples, float64 (n,). `numbers`, int64 (n,), are sample numbers over all shards."""
         values = self._view.take(numbers)
         if self._scale is None:
             weights = values.astype(np.float64)

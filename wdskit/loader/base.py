@@ -91,12 +91,12 @@ class Loader(ABC):
     @property
     @abstractmethod
     def epoch(self) -> int:
-        """Number of the running epoch; between two iterations, of the epoch that the next iteration runs."""
+        """Number of the running epoch. Between two iterations: number of the epoch that the next iteration runs."""
 
     @property
     @abstractmethod
     def remaining(self) -> int:
-        """Number of items of the epoch `epoch` that the consumer has not received yet.
+        """Number of items of the running or next epoch (see `epoch`) that the consumer has not received yet.
 
         Raises:
             TypeError: The stages of a stream do not define the length of an epoch.
@@ -119,8 +119,8 @@ class Loader(ABC):
         """Let the next iteration start at the position of a saved state.
 
         Args:
-            state: Result of `state_dict`, which may be from another number of ranks, workers and threads.
-            strict: Whether to refuse a state of another order of samples. If False, the difference is only logged.
+            state: Result of `state_dict`. The number of ranks, workers and threads may have been different then.
+            strict: If True, refuse a state that belongs to another order of samples. If False, only log the difference.
 
         Raises:
             StateError: `state` is not a state of this kind of loader, or `strict` is True and the state belongs to
@@ -166,10 +166,13 @@ class Loader(ABC):
         return self._meter.stats()
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch (>= 0) that the next iteration runs. If a loaded state is in this epoch, its position is kept.
+        """Set the epoch (>= 0) that the next iteration runs.
 
-        A running epoch continues, and `epoch`, `remaining` and `state_dict` describe the running epoch until it ends or
-        the loop is left. Setting the number of the running epoch only cancels an earlier call in this iteration.
+        If a loaded state is in this epoch, the position of the state is kept.
+
+        During an iteration, the running epoch continues. `epoch`, `remaining` and `state_dict` describe the running
+        epoch until it ends or the loop is left. If the argument is the number of the running epoch, the only effect is
+        to cancel an earlier call of `set_epoch` in this iteration.
 
         Raises:
             PipelineError: `epoch` is not a whole number from 0 to 10**9.
@@ -184,7 +187,7 @@ class Loader(ABC):
             self._set_epoch(epoch, is_counted_elsewhere=is_counted_elsewhere)
 
     def _end_epoch(self) -> None:
-        """Mark the running epoch as ended. If `set_epoch` set another epoch meanwhile, switch to this epoch."""
+        """Mark the running epoch as ended. If `set_epoch` was called meanwhile, switch to the epoch of that call."""
         if self._is_in_epoch:
             self._is_in_epoch = False
             if self._next_epoch is not None:
@@ -192,17 +195,17 @@ class Loader(ABC):
 
     @property
     def sampler(self) -> _Sampler:
-        """An object whose method `set_epoch` frameworks call before each epoch, as that of a DistributedSampler."""
+        """A stand-in for a DistributedSampler: frameworks call its method `set_epoch` before each epoch."""
         return _Sampler(self)  # not stored, because that would be a reference cycle
 
     def __iter__(self) -> Iterator[Any]:
         """Return an iterator over the items of one epoch. The iterator does nothing before its first `next()`.
 
         Raises:
-            PipelineError: At the first `next()`, another iteration of this loader is still running. Later: the loader
-                was closed during this iteration, a worker died, or a wait lasted for the `timeout`.
-            RankError: At the first `next()`, the process group has another rank or world size than this loader.
-            SampleError, ShardError, StorageError: An item cannot be made. The items before it were yielded.
+            PipelineError: At the first `next()`: another iteration of this loader is still running. At any `next()`:
+                the loader was closed during this iteration, a worker died, or a wait lasted for the `timeout`.
+            RankError: At the first `next()`: the process group has another rank or world size than this loader.
+            SampleError, ShardError, StorageError: An item cannot be made. All items before this item were yielded.
         """
         return self._run()
 
@@ -251,13 +254,14 @@ class _Sampler:
     def set_epoch(self, epoch: int) -> None:
         """Call `loader.set_epoch` for a framework that counts epochs itself, such as Lightning.
 
-        The framework's number may differ by one from the epoch of a loaded state. It is one less if the state was saved
-        with the last batch of an epoch, before its validation: the loader then keeps the state's epoch. It is one more
-        if the framework ended the epoch early (`limit_train_batches`): the loader then takes the framework's number.
+        After a state was loaded, `epoch` may differ by one from the epoch of the state:
+        - `epoch` is one less if the framework saved the state after the last batch of an epoch, before the validation.
+          The loader keeps the epoch of the state.
+        - `epoch` is one more if the framework ended the epoch early (`limit_train_batches`). The loader takes `epoch`.
 
         Raises:
             PipelineError: `epoch` is not a whole number from 0 to 10**9.
-            StateError: The numbers differ in another way.
+            StateError: `epoch` differs from the epoch of the state in another way.
         """
         self._loader._set_next(_check_epoch(epoch), is_counted_elsewhere=True)  # noqa: SLF001 (a part of the loader)
 

@@ -88,9 +88,10 @@ class ToDevice:
 
 
 def make_mover(program: Program, spec: LoaderSpec) -> tuple[Mover | None, Program]:
-    """Return the mover for a loader's settings (None if batches are not moved) and the program whose batches it moves.
+    """Return the mover for a loader's settings, and the program that must make the batches for this mover.
 
-    If `spec.device` is set, the program's images stay uint8 where possible, and the mover normalizes them there.
+    The mover is None if batches are not moved. If `spec.device` is set, the images of the returned program stay uint8
+    where possible, and the mover normalizes the images on the device. Otherwise `program` is returned unchanged.
 
     Raises:
         PipelineError: The device does not exist.
@@ -114,7 +115,8 @@ def pin_mover(spec: LoaderSpec) -> Mover | None:
 def finish_images(batch: Batch, output_format: OutputFormat | None) -> Batch:
     """Return a batch whose uint8 images are converted and normalized to `output_format`.
 
-    `batch.raw` is the place of the images. Return `batch` itself if `batch.raw` or `output_format` is None.
+    `batch.raw` names the images in the batch: a key of a dict, or an index of a tuple. If `batch.raw` or
+    `output_format` is None, return `batch` unchanged.
     """
     if batch.raw is None or output_format is None:
         return batch
@@ -203,7 +205,7 @@ def move_ahead(source: Iterator[Any], mover: Mover, is_ready: Callable[[], bool]
         is_ready: Returns True if `next(source)` would not wait. Values are taken ahead of the consumer only then.
 
     Raises:
-        BaseException: The error of `source` or `mover`, after the values before the error.
+        BaseException: `source` or `mover` raised this error. The values before the error are yielded first.
     """
     unsent: SimpleQueue[Any] = SimpleQueue()
     sent: SimpleQueue[Outcome[Any]] = SimpleQueue()

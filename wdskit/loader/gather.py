@@ -51,8 +51,8 @@ def gather_valid(
 
     Args:
         rows: A tensor (batch, ...) on the device of the group's backend, or a list of values that can be pickled.
-        valid: The batch's mask, bool (batch,): `__valid__` of a dict, the last element of a tuple. None: all rows
-            are valid.
+        valid: The batch's mask, bool (batch,): the field `__valid__` if the batch is a dict, the last element if the
+            batch is a tuple. None: all rows are valid.
         positions: `loader.positions` of the batch, (batch,): sorts the rows.
         reduce: None returns the rows. "sum" adds the valid rows, in float64 for floating point and int64 for whole
             numbers; "mean" divides their sum in float64 by their number.
@@ -60,13 +60,13 @@ def gather_valid(
             group.
 
     Returns:
-        The valid rows of all ranks, a tensor (num_valid, ...) or a list; with `reduce` their sum or mean, a tensor with
-        the shape of one row.
+        Without `reduce`: the valid rows of all ranks, as a tensor (num_valid, ...) or a list, like `rows`. With
+        `reduce`: the sum or the mean of these rows, as a tensor with the shape of one row.
 
     Raises:
-        PipelineError: `reduce` is set and the rows are not a tensor, the mask or the positions of a rank do not fit
-            its rows, the rows of the ranks differ in dtype or
-            shape, or no rank has a valid row for a mean. Every rank raises this error.
+        PipelineError: The mask or the positions of a rank do not fit its rows. Or the rows of the ranks differ in dtype
+            or shape. Or `reduce` is set and the rows are not a tensor. Or `reduce` is "mean" and no rank has a valid
+            row. Every rank raises this error.
         RankError: `group` is a DeviceMesh of several dimensions.
     """
     group = as_group(group)
@@ -138,8 +138,7 @@ def _exchange(make: Callable[[], bytes], group: Any) -> list[bytes]:
     Without torch.distributed, the list has only the result of this process.
 
     Raises:
-        PipelineError: `make` failed on a rank. Every rank raises this error, which names the failed rank, so that no
-            rank waits for it.
+        PipelineError: `make` failed on a rank. Every rank raises this error. The message names the failed rank.
         Exception: Without torch.distributed, the exception of `make`.
     """
     error = None

@@ -53,7 +53,8 @@ class ActorStart(NamedTuple):
 def find_versions() -> dict[str, str]:
     """Return the versions of wdskit, Python (major.minor) and torch, by name. They must be equal on all nodes.
 
-    The version of torch is without its build (`+cu121`), which differs on CPU nodes, or "(not installed)".
+    The version of torch does not contain its build (`+cu121`), because the build differs on CPU nodes. If torch is not
+    installed, the version is "(not installed)".
     """
     found = {"wdskit": __version__, "Python": ".".join(platform.python_version_tuple()[:2]), "torch": "(not installed)"}
     with contextlib.suppress(metadata.PackageNotFoundError):
@@ -62,8 +63,8 @@ def find_versions() -> dict[str, str]:
 
 
 class _ReferencePickler(pickle.Pickler):
-    """Pickles a program for other machines. Functions and classes are pickled by name; the index and the columns of a
-    folder in a store by their URL, without the path of their local copy.
+    """Pickles a program for other machines. Functions and classes are pickled by name. The index and the columns of a
+    folder in a store are pickled by URL, without the path of the local copy.
     """
 
     def persistent_id(self, value: object) -> tuple[str, Any] | None:
@@ -160,7 +161,7 @@ class NodeWorker:
         return pickled, [find(part) for part in message.buffers]
 
     def _lend(self, number: int) -> Bytes:
-        """Return the bytes of a block that `pack_outcome` holds. Ray copies the bytes, and then releases the block."""
+        """Return the bytes of a block that `pack_outcome` holds. The block is free when Ray has copied the bytes."""
         memory: Bytes = np.frombuffer(self._memory.hold(number).memory, np.uint8)
         self._memory.give_back(number)  # ends this method's own `hold`
         weakref.finalize(memory, self._memory.give_back, number).atexit = False

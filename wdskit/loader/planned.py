@@ -89,12 +89,12 @@ class PlannedLoader(Loader):
 
     @property
     def epoch(self) -> int:
-        """Number of the running epoch; between two iterations, of the epoch that the next iteration runs."""
+        """Number of the running epoch. Between two iterations: number of the epoch that the next iteration runs."""
         return self._counter.epoch
 
     @property
     def remaining(self) -> int:
-        """Number of items of the epoch `epoch` that the consumer has not received yet."""
+        """Number of items of the running or next epoch (see `epoch`) that the consumer has not received yet."""
         return self._counter.remaining
 
     def __len__(self) -> int:
@@ -131,7 +131,7 @@ class PlannedLoader(Loader):
 
         Args:
             state: Result of `state_dict`, on any number of ranks, workers and threads.
-            strict: Whether to refuse a state of another sequence of samples. If False, the difference is only logged.
+            strict: If True, refuse a state of another sequence of samples. If False, only log the difference.
 
         Raises:
             StateError: `state` is not a state of a planned source, or `strict` is True and the state belongs to another

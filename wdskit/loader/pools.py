@@ -272,7 +272,13 @@ class _Worker:
         return bool(self._poll.poll(0))
 
     def send(self, ticket: int = 0, job: Any = None, *, frees_memory: bool = False) -> None:
-        """Send a job (None for no job), the tickets of cancelled jobs, and the numbers of free blocks."""
+        """Send a request, with the tickets of cancelled jobs and the numbers of free blocks that were not sent yet.
+
+        Args:
+            ticket: Ticket of the job.
+            job: The new job; None to send no job.
+            frees_memory: Whether the worker shall free the memory that no batch uses.
+        """
         returned = tuple(self.returned.popleft() for _ in range(len(self.returned)))
         forgotten, self.forgotten = tuple(self.forgotten), []
         self.connection.send(Request(forgotten, returned, ticket, job, frees_memory))
@@ -280,7 +286,10 @@ class _Worker:
             self.tickets.add(ticket)
 
     def forget(self, tickets: Sequence[int]) -> None:
-        """Cancel the jobs of these tickets that the worker has: now, or with the next job if the pipe is full."""
+        """Cancel the jobs of these tickets. Ignore tickets of jobs that this worker does not have.
+
+        If the pipe is full, the worker gets the tickets with the next request.
+        """
         left = self.tickets.intersection(tickets)
         self.tickets -= left
         self.forgotten += left
@@ -321,7 +330,7 @@ class _Worker:
         )
 
     def borrow(self, block: int) -> Bytes:
-        """Return all bytes of the block with this number. The worker may reuse the block when they are collected."""
+        """Return all bytes of block number `block`. When the result is collected, the worker may reuse the block."""
         return borrow(self.blocks[block], self.returned, block)
 
     @property
@@ -463,7 +472,11 @@ class ProcessPool:
             raise
 
     def _receive_all(self, timeout_s: float) -> None:
-        """Receive the replies of all workers. If no worker has sent a reply, wait up to `timeout_s` for one."""
+        """Receive all replies that the workers have sent. Wait up to `timeout_s` for the first reply.
+
+        Raises:
+            PipelineError: A worker died, or a reply cannot be received.
+        """
         by_handle: dict[Any, _Worker] = {}
         for worker in self._workers:
             by_handle[worker.connection] = by_handle[worker.process.sentinel] = worker

@@ -24,9 +24,9 @@ MOST_FOLLOWING_BYTES = 256 << 20
 def jobs_ahead(spec: LoaderSpec, program: Program) -> tuple[int, int]:
     """Return the number of batches of a job, and the number of jobs that are made before the consumer asks for them.
 
-    `prefetch` is the largest number of batches that are made ahead, at least two per worker. Batches whose bytes are
-    being fetched from a store count too. Without `prefetch`, a job has several batches if the batches are small. No job
-    is made ahead if this thread makes the batches and the shards are local.
+    If `spec.prefetch` is set, these jobs have at most `spec.prefetch` batches in total, or two per worker if this is
+    more. Batches whose bytes are being fetched from a store count too. If `spec.prefetch` is None, a job has several
+    batches if the batches are small. The number of jobs is 0 if this thread makes the batches and the shards are local.
     """
     size, workers = program.batches_a_job, spec.workers
     if not workers and program.run.num_threads == 1 and not program.reader.is_remote:
@@ -41,12 +41,12 @@ def jobs_ahead(spec: LoaderSpec, program: Program) -> tuple[int, int]:
 class Prefetch:
     """Keeps `num_ahead` jobs running ahead of the consumer.
 
-    Near the end of an epoch it starts the first jobs of the next epoch, up to `MOST_FOLLOWING_BYTES`. It discards them
-    if another epoch is asked for.
+    Near the end of an epoch it starts the first jobs of the next epoch, up to `MOST_FOLLOWING_BYTES`. If the consumer
+    then asks for another epoch, these jobs are discarded.
 
     Args:
         pool: Makes the batches.
-        num_ahead: Number of jobs that run or are ready, besides the one that the consumer waits for.
+        num_ahead: Number of jobs that run or are ready, besides the job that the consumer waits for.
     """
 
     def __init__(self, pool: Pool, num_ahead: int) -> None:

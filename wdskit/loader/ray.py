@@ -1,11 +1,11 @@
 """Workers on a Ray cluster: `loader: {workers: 32, on: "ray"}`.
 
 A worker is an actor (`loader.node.NodeWorker`) that makes batches as a worker process does. Its answers travel through
-Ray's object store. A thread of this process (`_Crew.receive`) copies each answer into reused memory before the consumer
-asks for it, because the memory of the object store is read-only, and frees the object.
+Ray's object store. The memory of the object store is read-only. So a thread of this process (`_Crew.receive`) copies
+each answer into reused memory before the consumer asks for the answer, and then frees the object.
 
-A job is a pure function of positions. So the jobs of an actor that dies are run again by other actors, and the consumer
-receives each batch once, in order. The thread also replaces the actor.
+A job is a pure function of positions. So if an actor dies, other actors run its jobs again, and the consumer receives
+each batch once, in order. The thread also replaces the dead actor.
 """
 
 from __future__ import annotations

@@ -55,7 +55,7 @@ class Block:
     Attributes:
         address: Address of the first byte.
         holders: Number of arrays and messages that use the block.
-        last_used: How many blocks the ring had lent when it lent this block.
+        last_used: Number of loans that the ring had made at the last loan of this block.
     """
 
     def __init__(self, number: int, num_bytes: int) -> None:
@@ -77,7 +77,8 @@ class Block:
 class SharedBlock(Block):
     """Memory that another process can map through its file descriptor.
 
-    The memory has no name, so a killed process leaves no file in /dev/shm. With memfd, it may be larger than /dev/shm.
+    The memory has no name, so a killed process leaves no file in /dev/shm. If the system has memfd, a block may be
+    larger than /dev/shm.
     """
 
     file: int | None = None
@@ -166,8 +167,8 @@ def _anonymous_file() -> int:
 def keep_freed_memory() -> None:
     """Let malloc keep up to 62 MB of freed memory in this process, so that samples reuse memory.
 
-    Otherwise the samples of each batch map new memory: a sample of 100 kB costs 11 page faults, and 66 us of CPU in
-    place of 27.
+    Without this call, the samples of each batch map new memory: a sample of 100 kB then costs 11 page faults, and 66 us
+    of CPU instead of 27 us.
     """
     # When a mapped block is freed, glibc from then on keeps twice the size of the largest such block, at most 64 MB.
     np.empty(31 << 20, np.uint8)  # freed at once, and never touched
@@ -180,7 +181,8 @@ class Ring:
         kind: `Block` or `SharedBlock`.
 
     Attributes:
-        dropped: Numbers of blocks that were released to the operating system; a worker removes those that it reports.
+        dropped: Numbers of blocks that were released to the operating system. A worker removes a number from this queue
+            when it reports the number to the main process.
     """
 
     def __init__(self, kind: type[Block] = Block) -> None:
@@ -247,8 +249,8 @@ class Ring:
                 self._free.append(self._borrowed.pop(block.number))
 
     def _take_free_block(self, num_bytes: int) -> Block:
-        """Return the smallest free block that is large enough and at most twice as large, or a new block. Free blocks
-        that were not used for long are dropped.
+        """Return the smallest free block of `num_bytes` to about twice as many bytes; a new block if there is no such
+        block. Free blocks that were not used for a long time are dropped.
         """
         for block in [block for block in self._free if self._num_borrowed - block.last_used > _UNUSED_FOR]:
             self._free.remove(block)
@@ -265,7 +267,7 @@ class Ring:
 
 
 def borrow(memory: Any, back: deque[int], number: int) -> Bytes:
-    """Return memory as a uint8 array. When the last array that shares it is collected, append `number` to `back`."""
+    """Return `memory` as a uint8 array. When this array and all its views are collected, append `number` to `back`."""
     array: Bytes = np.frombuffer(memory, np.uint8)
     weakref.finalize(array, back.append, number).atexit = False
     return array
@@ -286,7 +288,12 @@ class Part(NamedTuple):
 
 
 class Message(NamedTuple):
-    """A packed value: its pickle, or the part that holds the pickle, and the parts that hold its buffers."""
+    """A packed value.
+
+    Attributes:
+        pickled: The pickle of the value, or the place of the pickle in a block if the pickle is large.
+        buffers: The places in blocks of the value's large tensors and arrays.
+    """
 
     pickled: bytes | Part
     buffers: tuple[Part, ...]
@@ -357,8 +364,8 @@ def _copy(chunks: list[Any], others: list[Bytes], ring: Ring) -> tuple[Bytes | N
     """Copy the concatenated chunks, and then the other buffers, into one block.
 
     Returns:
-        The bytes of the block (None without any input), and the parts: the part of the chunks, unless `chunks` is
-        empty, then a part for each of `others`.
+        The bytes of the block, and the list of parts. If `chunks` is not empty, the first part is the place of the
+        chunks. Then a part follows for each of `others`. If both are empty: None and an empty list.
     """
     sizes = [sum(map(len, chunks))] * bool(chunks) + [len(other) for other in others]
     if not sizes:
@@ -382,7 +389,8 @@ def unpack(message: Message, borrowed: Callable[[int], Bytes]) -> Any:
 
     Args:
         message: From `pack`.
-        borrowed: Returns the bytes of the block with a number. Tensors and arrays of the value are views of the bytes.
+        borrowed: Called with the number of a block; returns the bytes of the block. Large tensors and arrays of the
+            value are views of these bytes.
     """
     blocks = {number: borrowed(number) for number in message.blocks}
 
@@ -394,10 +402,12 @@ def unpack(message: Message, borrowed: Callable[[int], Bytes]) -> Any:
 
 
 def _reduce_array(array: NDArray[Any]) -> Any:
-    """Return the pickle reduction of images (batch, channels, height, width) in channels_last memory: the contiguous
-    array that they are a view of. Return NotImplemented for other arrays, which numpy pickles; numpy copies arrays that
-    are not contiguous.
+    """Return the pickle reduction of images (batch, channels, height, width) in channels_last memory.
+
+    The reduction holds the contiguous array (batch, height, width, channels) of the same memory. For any other array,
+    return NotImplemented: numpy then pickles the array itself.
     """
+    # numpy would copy the images, because they are not contiguous.
     if array.ndim != 4 or array.flags.c_contiguous:
         return NotImplemented
     images_bhwc = array.transpose(0, 2, 3, 1)

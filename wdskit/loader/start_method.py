@@ -35,13 +35,13 @@ class StartMethod(NamedTuple):
 
     Attributes:
         name: "fork", "spawn" or "forkserver".
-        runs_script: Whether a process that is not forked runs the main script again, as multiprocessing does. False if
-            the stages have no user code: the script often imports torch, which takes 1.5 s and 150 MB.
+        runs_script: Whether a process that is not forked runs the main script again, which is the default of
+            multiprocessing. False if the stages have no user code.
         needs_torch: Whether the processes are certain or likely to import torch.
     """
 
     name: str
-    runs_script: bool = True
+    runs_script: bool = True  # the script often imports torch, which takes 1.5 s and 150 MB
     needs_torch: bool = True
 
 
@@ -83,8 +83,8 @@ def start_method_of(
 ) -> StartMethod:
     """Return how worker processes start, and check that all stages can reach them.
 
-    A loader calls this when it is made, so that errors come early, and each time that workers start, because CUDA may
-    have been initialised since.
+    A loader calls this function when the loader is made, so that errors come early. The loader calls it again each
+    time that workers start, because CUDA may have been initialised meanwhile.
 
     Args:
         stages: The stages that the workers receive.
@@ -118,7 +118,11 @@ def start_method_of(
 
 
 class _UserCodePickler(ForkingPickler):
-    """Pickles an object, and sets `has_user_code` if it has functions or objects from packages not in `_NOT_USERS`."""
+    """Pickles an object to find user code: a class, a function or an object of a package that is not in `_NOT_USERS`.
+
+    Attributes:
+        has_user_code: True if a pickled object contained user code.
+    """
 
     def __init__(self) -> None:
         super().__init__(io.BytesIO(), pickle.HIGHEST_PROTOCOL)
@@ -151,17 +155,18 @@ def without_script() -> Iterator[None]:
 
 
 def start_fork_server(method: StartMethod) -> None:
-    """Start the fork server, which imports wdskit, and torch if workers need it, once for all workers.
+    """Start the fork server. It imports wdskit once for all workers, and torch too if the workers need torch.
 
-    Do nothing for other start methods, and in a daemon process. Without the server, each worker needs time and memory
-    for its own import. The first loader of a program decides whether the server imports torch. The server starts when a
-    loader is made, so that it is ready at the first batch. A preload list that the program has set does not change. If
-    the list is the default, the server does not run the main script: no message could report that it hangs or ends.
+    Do nothing if the start method is not "forkserver", or in a daemon process. A loader calls this function when the
+    loader is made, so that the server is ready at the first batch. The first loader of a program decides whether the
+    server imports torch. If the program has set its own list of modules to preload, this list does not change.
+    Otherwise the server does not run the main script.
     """
     if method.name != "forkserver" or multiprocessing.current_process().daemon:  # daemons cannot start processes
         return
     modules = getattr(forkserver._forkserver, "_preload_modules", None)  # noqa: SLF001 (multiprocessing has no getter)
-    if modules == ["__main__"]:  # the default, with which the server runs the main script since Python 3.14
+    # With the default, the server runs the main script since Python 3.14. If the script hung, no message could say so.
+    if modules == ["__main__"]:
         multiprocessing.set_forkserver_preload(["wdskit.loader.preload", *["wdskit.loader.make"] * method.needs_torch])
     forkserver.ensure_running()
 
@@ -203,7 +208,8 @@ def check_guard(method: StartMethod) -> None:
 def explain_exit(code: int | None, *, has_started: bool) -> str:
     """Return a text that says how a worker ended, and the likely reason.
 
-    `code` is the exit code, None if the worker still runs. `has_started` is False if it may have ended in its imports.
+    `code` is the exit code of the worker, or None if the worker still runs. `has_started` is False if the worker may
+    have ended in its imports.
     """
     if code is not None and code < 0:
         advice = "Often memory ran out: try fewer workers, a smaller shuffle, or smaller batches."

@@ -34,15 +34,15 @@ class Pass(NamedTuple):
 class EpochCounter:
     """Counts the epochs and samples of a planned loader.
 
-    A pass starts at the position of a loaded state that no pass has used yet; else at the start of the current epoch.
-    The epoch advances before the last batch of a pass is yielded.
+    If a state was loaded that no pass has used yet, a pass starts at the position of the state. Otherwise a pass starts
+    at the start of the current epoch. The epoch advances before the last batch of a pass is yielded.
 
     Args:
         layout: Number of samples, batch size and fingerprint of the epochs.
         world_size: Number of ranks.
 
     Attributes:
-        epoch: Number of the running epoch; between two passes, of the epoch that the next pass runs.
+        epoch: Number of the running epoch. Between two passes: number of the epoch that the next pass runs.
         consumed: Number of positions of this epoch that the consumer has received, on all ranks together.
     """
 
@@ -68,15 +68,15 @@ class EpochCounter:
         return len(self._steps(self._start_of(self.epoch), self._samples_of(self.epoch), self.consumed))
 
     def set_epoch(self, epoch: int, *, is_counted_elsewhere: bool = False) -> None:
-        """Set the epoch of the next pass. The epoch of a loaded state keeps its position.
+        """Set the epoch of the next pass. If a loaded state is in this epoch, the position of the state is kept.
 
         Args:
             epoch: 0 or more.
-            is_counted_elsewhere: Whether a framework counts the epochs. Its number may differ by one from the epoch of
-                a loaded state, see `compare_epochs`.
+            is_counted_elsewhere: Whether a framework counts the epochs. If True, `epoch` may differ by one from the
+                epoch of a loaded state, see `compare_epochs`.
 
         Raises:
-            StateError: A state of another epoch was loaded, and no pass has used it.
+            StateError: A state of another epoch was loaded, and no pass has used the state yet.
         """
         if self._is_loaded and is_counted_elsewhere:
             if compare_epochs(epoch, self.epoch, has_begun=self.consumed > 0) == "behind":
@@ -101,7 +101,7 @@ class EpochCounter:
         return self._running
 
     def following(self, running: Pass) -> Pass:
-        """Return the pass that follows `running` if no epoch is set and no state is loaded before that pass begins."""
+        """Return the pass of the epoch after `running`, as if no `set_epoch` and no loaded state came in between."""
         start = running.start + self._samples_of(running.epoch)
         return Pass(running.epoch + 1, start, self._steps(start, self._own_samples, 0))
 
@@ -137,7 +137,7 @@ class EpochCounter:
         return self._layout.steps(self._world_size, start=start, consumed=consumed, num_samples=num_samples)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the consumer's position as plain JSON, the same on every rank. `bad` is 0, which a loader replaces."""
+        """Return the consumer's position as plain JSON, the same on every rank. `bad` is always 0 here."""
         return {
             "version": STATE_VERSION,
             "epoch": self.epoch,
@@ -153,7 +153,7 @@ class EpochCounter:
 
         Args:
             state: From `state_dict`, of this pipeline on any number of ranks and workers.
-            strict: Whether to refuse a state of another sequence of samples. If False, the difference is only logged.
+            strict: If True, refuse a state of another sequence of samples. If False, only log the difference.
 
         Raises:
             StateError: `state` is not a state of a planned loader, or `strict` is True and the state belongs to another
@@ -186,7 +186,7 @@ def _check_numbers(state: Any) -> list[int]:
 
 
 def unused_state(epoch: int, loaded: int) -> StateError:
-    """Return the error of `set_epoch(epoch)` if a state of epoch `loaded` was loaded that no iteration has used."""
+    """Return the error of `set_epoch(epoch)` for a loaded state of epoch `loaded` that no iteration has used."""
     msg = f"set_epoch({epoch}): a state in epoch {loaded} was loaded and has not been used."
     return StateError(f"{msg}\n  Begin with it: `for epoch in range(loader.epoch, ...)`.")
 
@@ -200,8 +200,10 @@ def compare_epochs(epoch: int, loaded: int, *, has_begun: bool) -> Literal["same
         has_begun: Whether the state was saved after the first batch of its epoch.
 
     Returns:
-        "behind" if the state was saved with the last batch of an epoch, which the framework has not counted yet;
-        "ahead" if the framework ended the loaded epoch early; else "same".
+        "same": `epoch` is equal to `loaded`.
+        "behind": `epoch` is one less. The state was saved with the last batch of epoch `loaded - 1`, and the framework
+        has not counted this epoch yet.
+        "ahead": `epoch` is one more. The framework ended epoch `loaded` early.
 
     Raises:
         StateError: The epochs differ in another way.
@@ -232,7 +234,8 @@ def compare_fingerprints(own: Mapping[str, Any], saved: Mapping[str, Any], *, st
 def _differences(own: Mapping[str, Any], saved: Mapping[str, Any]) -> list[str]:
     """Return a description of each field in which two fingerprints differ; an empty list if no field differs.
 
-    Digests of shards are compared if both fingerprints have them. If the order versions differ, only they are named.
+    If the sources are equal but their order versions differ, the list names only the order versions. The digests of a
+    shard are compared if both fingerprints have a digest and no other field differs.
     """
     (own, own_digests), (saved, saved_digests) = _split_content(own), _split_content(saved)
     if own.get("source") == saved.get("source") and saved.get(_ORDER) != own.get(_ORDER):

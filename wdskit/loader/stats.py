@@ -42,11 +42,11 @@ class LoaderStats:
     Attributes:
         loader: Name of the pipeline.
         rank: Rank of the loader.
-        epoch: Number of the running epoch, or of the last epoch.
+        epoch: Number of the running epoch. Between two epochs: number of the last epoch.
         steps: Number of items that the consumer has received.
         samples: Number of samples in these items, without padding.
         replaced: Number of bad samples that were replaced by others.
-        elapsed_s: Seconds from the first item that the consumer received to the last item.
+        elapsed_s: Seconds between the first and the last item that the consumer has received.
         wait_s: Seconds of `elapsed_s` in which the consumer waited.
         wait_ratio: `wait_s` as a share of `elapsed_s`, 0 to 1.
         first_wait_s: Seconds that the consumer waited for the first item.

@@ -68,7 +68,7 @@ class StreamLoader(Loader):
 
     @property
     def epoch(self) -> int:
-        """Number of the running epoch; between two iterations, of the epoch that the next iteration runs."""
+        """Number of the running epoch. Between two iterations: number of the epoch that the next iteration runs."""
         return self._epoch
 
     def _set_epoch(self, epoch: int, *, is_counted_elsewhere: bool) -> None:
@@ -96,7 +96,7 @@ class StreamLoader(Loader):
 
     @property
     def remaining(self) -> int:
-        """Number of items of the epoch `epoch` that the consumer has not received yet.
+        """Number of items of the running or next epoch (see `epoch`) that the consumer has not received yet.
 
         Raises:
             TypeError: The stages do not define the length of an epoch.
@@ -124,7 +124,7 @@ class StreamLoader(Loader):
 
         Args:
             state: Result of `state_dict`, on any number of ranks, workers and threads.
-            strict: Whether to refuse a state of another order of samples. If False, the difference is only logged.
+            strict: If True, refuse a state that belongs to another order of samples. If False, only log the difference.
 
         Raises:
             StateError: `state` is not the state of a stream, or `strict` is True and the state belongs to another order
@@ -181,7 +181,7 @@ class StreamLoader(Loader):
             self._check_length(epoch, num_items, expected)
 
     def _take(self, job: StreamJob) -> Iterator[Batch]:
-        """Yield the items of an epoch from the workers in turn, and a batch with `is_end` at the end of each worker."""
+        """Yield the items of an epoch from the workers in turn. At the end of a worker, yield a batch with `is_end`."""
         pool = self._pool
         turns = range(max(1, self.spec.workers))
         waiting = self._waiting = deque()

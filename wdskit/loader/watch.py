@@ -26,7 +26,8 @@ class Watch:
     """Watches one wait for a batch at a time.
 
     Args:
-        describe: Returns the name of the sample with a slot's `major` and `minor`, "" if unknown. May read the shard.
+        describe: Called with the two numbers of a slot that identify a sample. Returns the name of the sample; "" if
+            the name is unknown. May read the shard.
         timeout_s: The longest wait in seconds; 0 for no limit.
     """
 
@@ -50,13 +51,15 @@ class Watch:
         return max(0.001, min(_LOOK_S, progress.REPORT_S / 4, longest_s / 4, until_s - time.monotonic()))
 
     def look(self, who: str, pid: int, slots: NDArray[np.int64] | None, *, start_hint: str = "") -> None:
-        """Note on which samples the process that makes the batch works. After each minute of the wait, log a line.
+        """Check the wait for a batch. After each minute of the wait, log the sample on which the process works.
+
+        Call this method every `step_s` seconds during the wait.
 
         Args:
-            who: Name of the process, for messages.
-            pid: Process id of the process.
-            slots: The slots of the process's `Board`; None if the process has not sent them.
-            start_hint: The likely reason if the process has not started yet; else empty.
+            who: Name of the process that makes the batch, for messages.
+            pid: Process id of this process. Messages say if the process is stopped.
+            slots: The slots of the process's `Board`; None if the process has not sent its slots.
+            start_hint: If the process has not started yet: the likely reason, for messages. Otherwise empty.
 
         Raises:
             PipelineError: The wait has lasted for `timeout_s`.

@@ -60,9 +60,9 @@ class Task:
         return outcome
 
     def cancel(self) -> None:
-        """End the job after its current sample. Drop its error, whose traceback refers to this task."""
+        """End the job after its current sample, and drop its outcome."""
         self.cancelled.set()
-        self.take()
+        self.take()  # the traceback of an error refers to this task
 
 
 def work(
@@ -181,8 +181,8 @@ def _work_or_exit(channel: _Channel, factory: BatchFactory) -> None:
 def seed_worker(program: Any, number: int, num_workers: int) -> None:
     """Seed the generators of `random`, numpy and torch, and set torch's `get_worker_info`, as torch's DataLoader does.
 
-    The seeds depend on the seed and the rank of `program.run`, and on the number of the worker. torch gets its seed,
-    and a limit of one thread, when it is imported.
+    The seeds depend on the seed and the rank of `program.run`, and on the number of the worker. When torch is imported,
+    torch gets its seed and a limit of one thread.
     """
     run = program.run
     words = np.random.SeedSequence([run.seed, run.rank_info.rank, number]).generate_state(3)

@@ -32,7 +32,8 @@ class Order(Protocol):
             positions: int64 (n,), each at least 0, in any order.
 
         Returns:
-            (shard, sample), int64 (n,) each: the number of the shard among all shards, and of the sample in the shard.
+            (shard, sample), int64 (n,) each: the number of the shard among all shards, and the number of the
+            sample in the shard.
         """
         ...
 
@@ -43,13 +44,14 @@ class Order(Protocol):
             positions: int64 (n,), each at least 0.
 
         Returns:
-            (part, depth), int64 (n,) each: the number of the mixture's part, 0 without a mixture, and the depth in the
-            data of this part, 0 <= depth < DEPTHS = 2**20.
+            (part, depth), int64 (n,) each. `part` is the number of the mixture's part; always 0 for an order that is
+            not a mixture. `depth` is the depth in the data of this part, 0 <= depth < DEPTHS = 2**20.
         """
         ...
 
     def substitute(self, position: int, attempt: int) -> tuple[int, int] | None:
-        """Return another sample for a bad one: from the same window of its lane, cyclically, then from near positions.
+        """Return a sample that replaces a bad sample. First, the samples in the same window of the lane are returned,
+        cyclically; then samples at near positions.
 
         Args:
             position: Position of the bad sample.
@@ -93,7 +95,9 @@ class ShardOffsets:
             raise ValueError(msg)
 
     def find(self, numbers: Ints) -> tuple[Ints, Ints]:
-        """Return (shard, sample), int64 (n,) each, of sample numbers over all shards, 0 <= number < num_samples."""
+        """Return (shard, number in the shard) of samples, int64 (n,) each. `numbers` are the numbers of these samples
+        over all shards: 0 <= number < num_samples.
+        """
         shards = np.searchsorted(self.stops, numbers, side="right")
         return shards, numbers - self.starts(shards)
 

@@ -207,7 +207,7 @@ class BucketOrder:
 
     Args:
         plan: The batches of all epochs.
-        orders: The order of each bucket, whose `take` returns numbers among all shards.
+        orders: The order of each bucket. `take` of each order returns the number of a shard among all shards.
     """
 
     def __init__(self, plan: BucketPlan, orders: Sequence[Order]) -> None:
@@ -220,7 +220,7 @@ class BucketOrder:
         self.window = max(getattr(order, "window", 0) for order in orders)
 
     def take(self, positions: ArrayLike) -> tuple[Ints, Ints]:
-        """Return (shard, number in the shard) of the sample at each position, 0 or more: int64 (n,) each."""
+        """Return (shard, number in the shard) of the sample at each position (at least 0): int64 (n,) each."""
         wanted = np.asarray(positions, dtype=np.int64)
         buckets, inner = self._inner(wanted)
         shards, samples = np.empty_like(wanted), np.empty_like(wanted)
@@ -229,7 +229,7 @@ class BucketOrder:
         return shards, samples
 
     def locate(self, positions: Ints) -> tuple[Ints, Ints]:
-        """Return (0, depth) of each position, int64 (n,) each.
+        """Return (part, depth) of each position, int64 (n,) each. The part is always 0: there is no mixture.
 
         The depth is that in the data of the bucket, 0 <= depth < 2**20. Positions of near depths read the same shards.
         """

@@ -1,7 +1,7 @@
 """Shard draws of a stream: an endless sequence of shards.
 
-Draw d depends only on (seed, d). Each rank and worker takes every n-th draw, with its own remainder of d, so no draw is
-taken twice or lost for any number of ranks and workers.
+Draw d depends only on (seed, d). If there are n workers on all ranks together, each worker takes every n-th draw, and
+each has another remainder d mod n. So no draw is taken twice or lost for any number of ranks and workers.
 """
 
 from __future__ import annotations

@@ -25,26 +25,27 @@ class _Pass(NamedTuple):
 class ExactOrder:
     """Each sample exactly once per pass. Implements `order.base.Order`.
 
-    Each pass permutes the shards, concatenates them, and cuts the samples into lanes whose sizes differ by at most one.
-    Each lane is shuffled in windows. Position p of a pass is in lane p mod L. `lanes.lane_cuts` maps lanes to cuts with
-    a different offset in each pass, so that neighbouring positions come from cuts that are far apart.
+    Each pass permutes the shards, concatenates them, and divides the samples into L cuts, whose sizes differ by at most
+    one. Each lane reads one cut, and is shuffled in windows. Position p of a pass is in lane p mod L. `lanes.lane_cuts`
+    maps lanes to cuts with a different offset in each pass, so that neighbouring positions come from cuts that are far
+    apart.
 
-    With homes, shards are divided into H groups, which are the same in every pass. A pass permutes the shards inside
+    If H > 1, the shards are divided into H groups, which are the same in every pass. A pass permutes the shards inside
     each group and concatenates the groups, so that each of the H parts of a pass has the same samples in every pass.
 
     Args:
         counts: Number of samples of each shard, (num_shards,).
         seed: 0 <= seed < 2**64.
-        lanes: L >= 1. Default: 240, or the number of samples divided by 64 if that is less.
-        window: Limit for the samples of a lane that are shuffled with each other, >= 1.
+        lanes: L >= 1, the number of lanes. None: 240, or the number of samples divided by 64 if that is less.
+        window: Largest number of samples of a lane that are shuffled with each other, >= 1.
         homes: H >= 1, the number of groups. With 1, a pass permutes all shards.
 
     Attributes:
         num_samples: Number of samples of a pass.
         counts: `counts` as int64.
         num_lanes: L.
-        window: Size of the windows of a lane. All windows have this size, except for rounding; a smaller last window
-            would shuffle the end of each pass less.
+        window: Size of the windows of a lane, at most the argument `window`. The size is chosen so that all windows of
+            a lane have equal sizes, except for rounding: a smaller last window would shuffle the end of each pass less.
 
     Raises:
         ValueError: All counts are 0, or an argument is out of range.
@@ -88,7 +89,7 @@ class ExactOrder:
         self._make_cache()
 
     def take(self, positions: ArrayLike) -> tuple[Ints, Ints]:
-        """Return (shard, number in the shard) of the sample at each position, 0 or more: int64 (n,) each."""
+        """Return (shard, number in the shard) of the sample at each position (at least 0): int64 (n,) each."""
         passes, places = np.divmod(np.asarray(positions, dtype=np.int64), self.num_samples)
         if len(places) and passes[0] == passes.min() == passes.max():
             return self._take_pass(int(passes[0]), places)
@@ -98,7 +99,7 @@ class ExactOrder:
         return shards, samples
 
     def locate(self, positions: Ints) -> tuple[Ints, Ints]:
-        """Return (0, depth) of each position, int64 (n,) each.
+        """Return (part, depth) of each position, int64 (n,) each. The part is always 0: there is no mixture.
 
         The depth is that of the cut of the lane, 0 <= depth < 2**20. Positions of near depths read the same shards.
         """

@@ -2,8 +2,8 @@
 
 Positions are cut into blocks. A block has a whole number of samples of each part, spread evenly: in the first p
 positions of the block, the number of samples of each part differs from p times its share by less than one. In any
-range of positions it therefore differs by less than two. Consecutive blocks with equal counts form a piece. A table
-holds the number of samples of each part before each piece, so that no position is counted from the start.
+range of positions, this difference is therefore less than two. Consecutive blocks with equal counts form a piece. A
+table holds the number of samples of each part before each piece, so that no position is counted from the start.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ class PartInterleaver:
     """Finds the part at each position.
 
     Args:
-        schedules: The schedule of each part: positions from 0 on, and finite weights of at least 0. At every position,
-            at least one weight must be above 0.
+        schedules: The schedule of each part maps positions to finite weights of at least 0. The first position must be
+            0. At every position, at least one part must have a weight above 0.
         change: Whether a weight jumps at the next position of its schedule ("step"), or changes linearly up to that
             position ("linear").
 
@@ -116,7 +116,8 @@ def _block_size(columns: Sequence[Sequence[Fraction]], *, scheduled: bool) -> in
     """Return the number of positions of a block, at least `MIN_SCHEDULED_BLOCK` with `scheduled` weights.
 
     `columns` has the shares of all parts for each key of the schedules. If their common denominator is at most
-    `MAX_BLOCK`, the size is a multiple of this denominator, so that the shares are exact.
+    `MAX_BLOCK`, the size is a multiple of this denominator, so that the shares are exact. Otherwise the size is
+    `MAX_BLOCK`, and the shares are rounded.
     """
     denominator = min(MAX_BLOCK, math.lcm(*(share.denominator for column in columns for share in column)))
     return denominator * -(-MIN_SCHEDULED_BLOCK // denominator) if scheduled else denominator
@@ -147,7 +148,9 @@ def _weight_at(weights: Sequence[Fraction], keys: Sequence[int], change: Change,
 
 
 def _apportion(shares: Sequence[Fraction], total: int) -> list[int]:
-    """Return `total` divided by shares whose sum is 1: rounded down, plus 1 for parts with the largest remainders."""
+    """Return `total` divided in proportion to `shares`, whose sum is 1. Each number is rounded down. Then the parts
+    with the largest remainders get 1 more each, until the sum is `total`.
+    """
     exact = [share * total for share in shares]
     counts = [math.floor(value) for value in exact]
     by_remainder = sorted(range(len(counts)), key=lambda part: (counts[part] - exact[part], part))

@@ -33,7 +33,8 @@ def default_lanes(num_samples: int) -> int:
 def lane_cuts(num_lanes: int, offset: int = 0) -> Ints:
     """Return the number of the cut of each lane: int64 (num_lanes,), a permutation.
 
-    Lane l reads cut (l m + offset) mod L. m is the number nearest to 0.618 L that has no common factor with L.
+    Lane l reads cut (l m + offset) mod L, and L is `num_lanes`. m is the number nearest to 0.618 L that has no common
+    factor with L. So neighbouring lanes read cuts that are far apart.
     """
     middle = round(_GOLDEN_RATIO * num_lanes)
     near = (middle + sign * distance for distance in range(num_lanes) for sign in (-1, 1))
@@ -86,7 +87,8 @@ class Lanes:
             pass_number: Number of the pass; each pass has a different shuffle.
             lanes: Lane of each place, (n,).
             places: Place in its lane, (n,).
-            sizes: Size of the lane of each place, (n,): its last window ends there. None for endless lanes.
+            sizes: Size of the lane of each place, (n,). The last window of a lane ends at its size. None for endless
+                lanes.
 
         Returns:
             New place in the lane, int64 (n,): a permutation within each window.
@@ -107,7 +109,9 @@ class Lanes:
     def _shuffle_windows(
         self, pass_number: int, lanes: Ints, numbers: Ints, within: Ints, sizes: Ints, shuffled: Ints
     ) -> None:
-        """Write the shuffled places in their windows to `shuffled`, and make the missing permutations."""
+        """Write to `shuffled` the place in the window that each place has after the shuffle, and make the missing
+        permutations. `numbers` are the numbers of the windows in their lanes, `within` the places in their windows.
+        """
         for window, at in group_indices(numbers * self.num_lanes + lanes):
             number, lane = divmod(window, self.num_lanes)
             size = int(sizes[at[0]])

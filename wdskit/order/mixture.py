@@ -42,7 +42,7 @@ class MixtureOrder:
         self.first_shards: Ints = np.cumsum([0, *num_shards])[:-1]
 
     def take(self, positions: ArrayLike) -> tuple[Ints, Ints]:
-        """Return (shard, number in the shard) of the sample at each position, 0 or more: int64 (n,) each."""
+        """Return (shard, number in the shard) of the sample at each position (at least 0): int64 (n,) each."""
         parts, indices = self.interleaver.take(positions)
         shards, samples = np.empty_like(parts), np.empty_like(parts)
         for part, at in group_indices(parts):

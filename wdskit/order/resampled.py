@@ -24,7 +24,7 @@ class ResampledOrder:
         counts: Number of samples of each shard, (num_shards,).
         seed: 0 <= seed < 2**64.
         chunk: Number of samples of a chunk, >= 1.
-        lanes: L >= 1.
+        lanes: L >= 1, the number of lanes.
         window: Number of samples of a lane that are shuffled with each other, >= 1.
 
     Attributes:
@@ -58,7 +58,7 @@ class ResampledOrder:
         self.num_samples = self._stack.num_samples
 
     def take(self, positions: ArrayLike) -> tuple[Ints, Ints]:
-        """Return (shard, number in the shard) of the sample at each position, 0 or more: int64 (n,) each."""
+        """Return (shard, number in the shard) of the sample at each position (at least 0): int64 (n,) each."""
         num_lanes, window = self._lanes.num_lanes, self._lanes.window
         places, lanes = np.divmod(np.asarray(positions, dtype=np.int64), num_lanes)
         numbers, within = np.divmod(self._lanes.shuffle(0, lanes, places, None), window)
@@ -73,7 +73,8 @@ class ResampledOrder:
         return shards, (samples + steps) % self._stack.counts(shards)
 
     def locate(self, positions: Ints) -> tuple[Ints, Ints]:
-        """Return (0, depth) of each position, int64 (n,) each; 0 <= depth < 2**20.
+        """Return (part, depth) of each position, int64 (n,) each; 0 <= depth < 2**20. The part is always 0: there is no
+        mixture.
 
         The depth depends only on the lane, because each lane draws from all the data. So one node reads a whole chunk.
         """

@@ -27,11 +27,11 @@ class SequentialOrder:
         self.num_samples = self._stack.num_samples
 
     def take(self, positions: ArrayLike) -> tuple[Ints, Ints]:
-        """Return (shard, number in the shard) of the sample at each position, 0 or more: int64 (n,) each."""
+        """Return (shard, number in the shard) of the sample at each position (at least 0): int64 (n,) each."""
         return self._stack.find(np.asarray(positions, dtype=np.int64) % self.num_samples)
 
     def locate(self, positions: Ints) -> tuple[Ints, Ints]:
-        """Return (0, depth) of each position, int64 (n,) each.
+        """Return (part, depth) of each position, int64 (n,) each. The part is always 0: there is no mixture.
 
         The depth is the place in the pass, scaled to 0 <= depth < 2**20. Positions of near depths read the same shards.
         """

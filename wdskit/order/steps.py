@@ -1,7 +1,8 @@
 """The steps of an epoch, and the positions that each rank takes at a step.
 
-Global batch k after a resume point c has the positions [c + k * G, c + (k + 1) * G), G = R * B. `rank_positions`
-divides them between ranks. It decides only which rank computes which sample.
+Global batch k after a resume point c has the positions [c + k * G, c + (k + 1) * G). G = R * B, with R ranks and
+batches of B samples per rank. `rank_positions` divides these positions between the ranks. This division decides only
+which rank computes which sample.
 
 The positions of a step are sorted by their depth in the data. Node n takes the n-th block of B * (ranks per node)
 positions. This is about the same part of the data at every step, so a node reads its own shards and no others. Within
@@ -35,7 +36,7 @@ class Steps:
     Args:
         num_samples: Number of positions of the epoch, >= 0.
         batch: B, the size of a rank's batch, >= 1.
-        world_size: R >= 1.
+        world_size: R, the number of ranks, >= 1.
         tail: Whether positions that do not fill a global batch are dropped, or padded to a whole batch.
         consumed: c, the number of positions of the epoch that are consumed already, >= 0.
     """
@@ -101,8 +102,8 @@ def rank_positions(order: Order, start: int, steps: AnySteps, step: int, *, rank
         start: Position of the epoch's start in the sequence.
         steps: The steps of the epoch.
         step: Number of the step, counted from the resume point, 0 <= step < len(steps).
-        rank: 0 <= rank < R.
-        ranks_per_node: Consecutive ranks that read the same shards; a divisor of R.
+        rank: Number of the rank, 0 <= rank < steps.world_size.
+        ranks_per_node: Consecutive ranks that read the same shards; a divisor of the number of ranks.
 
     Returns:
         Positions relative to `start`, int64 (steps.batch_at(step),), ascending. Padded rows have the position
@@ -131,10 +132,10 @@ def rank_positions(order: Order, start: int, steps: AnySteps, step: int, *, rank
 
 
 def find_nodes(order: Order, start: int, steps: AnySteps, step: int, *, ranks_per_node: int) -> Ints:
-    """Return the number of the node that takes each position of a step, in the order of positions: int64 (num,).
+    """Return for each position of a step the number of the node that takes this position, in the order of positions.
 
-    Padded rows are left out. `start` is the position of the epoch's start in `order`. `step` is counted from the resume
-    point.
+    The result is int64 (number of positions,); padded rows are left out. `start` is the position of the epoch's start
+    in `order`. `step` is counted from the resume point.
     """
     first, num_nodes = steps.first(step), steps.world_size // ranks_per_node
     num = steps.consumed_after(step) - first

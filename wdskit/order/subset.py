@@ -50,7 +50,7 @@ class PickedOrder:
         self.num_samples = int(sum(int(subset.counts.sum()) for subset in subsets))
 
     def take(self, positions: ArrayLike) -> tuple[Ints, Ints]:
-        """Return (shard, number in the shard) of the sample at each position, 0 or more: int64 (n,) each."""
+        """Return (shard, number in the shard) of the sample at each position (at least 0): int64 (n,) each."""
         return self._map(*self._order.take(positions))
 
     def locate(self, positions: Ints) -> tuple[Ints, Ints]:

@@ -84,11 +84,11 @@ class WeightedOrder:
         return numbers
 
     def take(self, positions: ArrayLike) -> tuple[Ints, Ints]:
-        """Return (shard, number in the shard) of the sample at each position, 0 or more: int64 (n,) each."""
+        """Return (shard, number in the shard) of the sample at each position (at least 0): int64 (n,) each."""
         return self._stack.find(self.numbers(np.asarray(positions, dtype=np.int64)))
 
     def locate(self, positions: Ints) -> tuple[Ints, Ints]:
-        """Return (0, depth) of each position, int64 (n,) each.
+        """Return (part, depth) of each position, int64 (n,) each. The part is always 0: there is no mixture.
 
         The depth is the place of the sample in the data, scaled to 0 <= depth < 2**20. So each node reads its own part
         of the data.
@@ -97,7 +97,10 @@ class WeightedOrder:
         return np.zeros_like(numbers), numbers * DEPTHS // self._stack.num_samples
 
     def substitute(self, position: int, attempt: int) -> tuple[int, int] | None:
-        """Return (shard, sample) of substitute `attempt` (1, 2, ...) for the bad sample at `position`: another draw."""
+        """Return (shard, sample) that replaces the bad sample at `position`: another draw, never None.
+
+        `attempt` is 1 for the first substitute, 2 for the second, and so on.
+        """
         word = int(philox("weighted-substitute", self._seed, position, attempt).random_raw())
         number = self._find(np.array([(word >> 11) * 2.0**-53]))
         shards, samples = self._stack.find(number)
@@ -106,7 +109,7 @@ class WeightedOrder:
 
 @functools.lru_cache(maxsize=64)  # 8 bytes per position
 def _draw(seed: int, key: int) -> Floats:
-    """Return the random share of each of `_DRAWN` positions, float64 in [0, 1)."""
+    """Return a random share, float64 in [0, 1), for each of the `_DRAWN` positions from `key * _DRAWN` on."""
     words = philox("weighted-draw", seed, key).random_raw(_DRAWN) >> np.uint64(11)
     shares: Floats = words.astype(np.float64) * 2.0**-53
     return shares

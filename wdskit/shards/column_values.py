@@ -1,4 +1,4 @@
-"""Compute columns, such as `width`, `cls`, `json.score`, splits and filters: one value per sample, next to the index.
+"""Compute columns, such as `width`, `cls`, `json.score`, splits and filters. A column has one value per sample.
 
 Each column is a function of one sample: its key, the header of its image, and its JSON, number and text fields. So the
 columns of new shards are computed while the shards are written, and `wdskit index` computes all columns again.
@@ -115,7 +115,7 @@ class _ColumnFunction(ABC):
 
 
 class _ImageSide(_ColumnFunction):
-    """Width or height in pixels of one image field, or of all images of a sample, which must have one size."""
+    """Width or height in pixels of an image field. If no field is named, all images of a sample must have one size."""
 
     def __init__(self, path: str) -> None:
         self._field, _, self._side = path.rpartition(".")
@@ -136,7 +136,9 @@ class _ImageSide(_ColumnFunction):
 
 
 class _FieldValue(_ColumnFunction):
-    """A number or a text in a field. If several fields match the path, the field with the longest name is read."""
+    """The number or the text at a path such as `cls` or `json.score`. The path starts with the name of a field. If
+    several fields of a sample match the path, the field with the longest name is read.
+    """
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -190,7 +192,9 @@ class _SplitName(_ColumnFunction):
 
 
 class _FilterResult(_ColumnFunction):
-    """Whether a filter and a random share select a sample. If the source lists `shards`, false in all other shards."""
+    """Whether a filter and a random share select a sample. If the source lists `shards`, the value is False for all
+    samples of other shards.
+    """
 
     def __init__(self, source: Source, shard: str) -> None:
         self._is_read = shard.rpartition("/")[2] in source.get("shards", [shard.rpartition("/")[2]])
@@ -254,8 +258,8 @@ class ColumnBuilder:
         self._fields = _SampleFields()
 
     def add(self, name: str, num_bytes: int, part: ReadPart) -> None:
-        """Read what the columns need of one field of the current sample. `num_bytes` is the size of the field, `part`
-        reads its first bytes. `end` reports a field that cannot be read.
+        """Add a field of the current sample: read the bytes of the field that the columns need. `num_bytes` is the size
+        of the field. `part` reads the first bytes. If the field is invalid or too large, `end` raises the error.
         """
         fields = self._fields
         fields.names.append(name)
@@ -273,8 +277,8 @@ class ColumnBuilder:
             fields.problem = f"{name}: {str(err).removeprefix(f'{name}: ')}"
 
     def end(self, key: str) -> None:
-        """Compute the values of the sample whose fields were added. SelectionError: A field cannot be read, or a column
-        cannot have its value.
+        """Compute the values of the sample whose fields were added. SelectionError: A field cannot be read, or a
+        value cannot be computed.
         """
         fields, self._fields = self._fields, _SampleFields()
         if fields.problem:

@@ -33,6 +33,7 @@ class Difference:
         in_a: Shard of A that has the key; None if A does not have the key.
         in_b: Shard of B that has the key; None if B does not have the key.
         fields: If both have the key, the fields that differ: `json` (bytes), `-txt` (only in A), `+cls` (only in B).
+            Otherwise empty.
     """
 
     key: str
@@ -90,7 +91,7 @@ class _Side:
         self.fields, self.starts, self.shards = fields[first], starts[first], shards[first]
 
     def first(self, numbers: NDArray[np.intp], limit: int) -> list[int]:
-        """Return the first `limit` of the samples `numbers`, in the order of the shards."""
+        """Sort the sample numbers `numbers` by shard and offset. Return the first `limit` of the sorted numbers."""
         order = np.lexsort((self.starts[numbers], self.shards[numbers]))
         found: list[int] = numbers[order[:limit]].tolist()
         return found
@@ -121,7 +122,7 @@ def diff(
     Args:
         a: A shard, folder or pattern, local or remote.
         b: The shard, folder or pattern to compare `a` with.
-        limit: Most differences of each kind to list. All differences are counted.
+        limit: List at most this number of differences of each kind. All differences are counted.
         workers: Processes that read. Default: the CPUs, fewer for little data.
         progress: Called after each shard.
 
@@ -177,8 +178,8 @@ def hash_samples(url: str) -> _SampleHashes:
 
 
 def _compare(a: _Side, number: int, b: _Side, other: int) -> list[Difference]:
-    """Compare sample `number` of `a` with sample `other` of `b`, whose keys have the same hash. Return two differences
-    if the keys differ, otherwise one difference.
+    """Compare sample `number` of `a` with sample `other` of `b`. Their keys have the same hash. If the keys are equal,
+    return one difference with the fields that differ. Otherwise return one difference for each key.
     """
     with a.sample(number) as (shard_a, sample_a), b.sample(other) as (shard_b, sample_b):
         key_a, key_b = sample_a["__key__"], sample_b["__key__"]

@@ -201,8 +201,8 @@ def _check_meta(path: Path) -> None:
 
 
 def _changed_by_user(path: Path, previous: _ExportList, folder_files: dict[str, bytes]) -> set[str]:
-    """Return the names of energon's existing files that differ from `folder_files`, the new files, and from what wdskit
-    wrote before, as `previous` lists it.
+    """Return the names of energon's files that a user has changed. The content of such a file differs from the new
+    content in `folder_files` and from the content that `previous` lists for earlier exports.
     """
     found = {name: read_own(path / name) for name in _USERS if name in folder_files and os.path.lexists(path / name)}
     return {
@@ -262,7 +262,9 @@ def describe_outdated(folder: Path) -> str:
 
 
 def export_problems(folder: Path) -> Iterator[tuple[str, str]]:
-    """Yield path and problem of each damaged or missing exported file. Outdated files are a single problem."""
+    """Yield the path and the problem of each exported file that is missing or damaged. If the files are older than the
+    index, yield only this problem, with the path of `.wdskit.exports`.
+    """
     try:
         exports = _read_export_list(folder)
     except FolderIndexError as err:  # a link, or another file that wdskit did not write
@@ -328,7 +330,7 @@ def _split_yaml(entries: Sequence[ShardEntry], split_name: str) -> bytes:
 
 
 def _collapse(names: Sequence[str]) -> Iterator[str]:
-    """Yield the names in order; consecutive numbers with the same number of digits become one brace pattern."""
+    """Yield the names in order. Names with consecutive numbers become one pattern: `a-{00..07}.tar`."""
     first: re.Match[str] | None = None
     last: re.Match[str] | None = None
     for name in names:
@@ -352,7 +354,7 @@ def _pattern(first: re.Match[str], last: re.Match[str]) -> str:
 
 
 def _shards_by_split(entries: Sequence[ShardEntry], split_name: str) -> dict[str, list[ShardEntry]]:
-    """Return the shards by split, in the order of the index. A `split_name` that is not empty is the only split."""
+    """Return the shards of each split, in the order of the index. If `split_name` is set, all shards have this split."""
     splits: dict[str, list[ShardEntry]] = {}
     for one in entries:
         splits.setdefault(split_name or split_of(one.name), []).append(one)
@@ -360,7 +362,7 @@ def _shards_by_split(entries: Sequence[ShardEntry], split_name: str) -> dict[str
 
 
 def split_of(name: str) -> str:
-    """Return the split in a shard's name: the last word that is not a number, if it is one of `_SPLITS`, or `train`.
+    """Return the split in a shard's name: the last word that is not a number; `train` if `_SPLITS` lacks this word.
 
     `imagenet1k-validation-0003.tar` belongs to `validation`, `photos-000000.tar` to `train`.
     """

@@ -46,7 +46,7 @@ class ExpressionError(ValueError):
 
 
 class MissingValue(ExpressionError):
-    """The sample lacks a field, or its JSON lacks a name or an item, that the expression reads."""
+    """The expression reads a field that the sample lacks, or a name or an item that a JSON value lacks."""
 
 
 class Expression:
@@ -201,13 +201,13 @@ def _contains(item: Any, group: Any) -> bool:
 
 
 def _on_numbers(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return an operator that calls `function` within limits. The operator raises ExpressionError if a value is not a
-    number, since `*` would repeat texts and lists, or if an integer result has over `MAX_BITS` bits.
+    """Return an operator that calls `function`. The operator raises ExpressionError if a value is not a number, or if
+    the result is an integer of over `MAX_BITS` bits.
     """
 
     def limited(*values: Any) -> Any:
         for value in values:
-            if not isinstance(value, int | float):
+            if not isinstance(value, int | float):  # `*` would repeat a text or a list
                 raise ExpressionError(f"{short_repr(value)} is not a number")
         result = function(*values)
         if isinstance(result, int) and result.bit_length() > MAX_BITS:

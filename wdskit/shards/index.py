@@ -111,8 +111,8 @@ def index_folder(
     Raises:
         FolderIndexError: Shards are invalid; the message lists them, and no index is written. Or `pack` has not
             finished here, or another process is writing in the folder.
-        SelectionError: A column is invalid, a column to remove does not exist, another column has the name of a new
-            one, or the value of a sample cannot be in its column.
+        SelectionError: A column is invalid, a column to remove does not exist, a new column has the name of another
+            existing column, or the value of a sample cannot be in its column.
         StorageError: The folder does not exist, has no shard, or cannot be read or written.
     """
     new, drop = parse_columns(columns) if columns else {}, parse_names(drop_columns)
@@ -151,7 +151,7 @@ def _sources(
     known: Mapping[str, Column], new: Mapping[str, Source], drop: Sequence[str], folder: str
 ) -> dict[str, Source]:
     """Return the source of each column to compute: existing and new columns, without those to drop.
-    SelectionError: A column to drop does not exist, or another column has the name of a new one.
+    SelectionError: A column to drop does not exist, or a new column has the name of another existing column.
     """
     unknown = next((name for name in drop if name not in known), None)
     if unknown is not None:
@@ -389,7 +389,7 @@ def scan_shard(
 
 
 def _part(data: bytes, num_bytes: int) -> bytes:
-    """Return the first bytes of a field, from memory or from its temporary file; fewer if the field is shorter."""
+    """Return the first `num_bytes` bytes of a field, from memory or a temporary file; fewer if the field is shorter."""
     if isinstance(data, LargeData) and data.file is not None:
         data.file.seek(0)
         return data.file.read(num_bytes)

@@ -22,15 +22,15 @@ LazyField: TypeAlias = Span | bytes | memoryview
 class LazyShard(contextlib.ExitStack):
     """An open shard, used as a context manager. Iterate it once for its samples.
 
-    From a local file, only headers and requested fields are read. A remote shard is read in this way if `start` is
-    given, which is fast for a few samples; otherwise the remote shard is read as a stream.
+    Only the headers and the requested fields of a local file are read. With `start`, a remote shard is read in the same
+    way, which is fast for a few samples. Without `start`, a remote shard is read as a stream.
 
     Args:
         url: Path or URL of the shard.
         start: Byte offset of the first sample to read; None for the first sample of the shard.
 
     Attributes:
-        reader: The reader of the samples, with their number and offsets.
+        reader: The reader of the samples. It has the number and the offsets of the samples read so far.
 
     Raises:
         StorageError: The shard cannot be opened.
@@ -69,7 +69,7 @@ class LazyShard(contextlib.ExitStack):
                     data.file.close()
 
     def part(self, field: LazyField, start: int, num_bytes: int) -> bytes:
-        """Return `num_bytes` bytes of a field from `start`; fewer if the field ends before.
+        """Return `num_bytes` bytes of a field from its byte `start` on; fewer if the field has fewer.
 
         Raises:
             StorageError: The file cannot be read, or has become shorter.

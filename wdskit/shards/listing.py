@@ -230,20 +230,20 @@ class MemberRow:
 
 
 def ls(path: str, *, limit: int | None = None, members: bool = False) -> Iterator[ShardRow | SampleRow | MemberRow]:
-    """List the shards of a folder or pattern, the samples of a shard, or its members: `wdskit ls`.
+    """List the shards of a folder or pattern, or the samples or members of one shard: `wdskit ls`.
 
     Args:
         path: A shard, folder, glob or brace pattern, local or remote; several joined by `::`.
-        limit: Most rows to yield; None yields all rows.
+        limit: Yield at most this number of rows; None yields all rows.
         members: Whether to list the members of a shard instead of its samples.
 
     Yields:
-        `ShardRow` for a folder or pattern, `SampleRow` for a shard, or `MemberRow` with `members`.
+        `ShardRow` for a folder or pattern. `SampleRow` for a single shard, or `MemberRow` if `members` is set.
 
     Raises:
         ConfigError: `members` is set, and `path` is not a single shard.
-        ShardError: A shard is invalid. It is raised after the rows of all valid shards, or of all samples before the
-            damage, were yielded.
+        ShardError: A shard is invalid. For a folder or pattern, the rows of all valid shards are yielded first. For a
+            single shard, the rows before the damage are yielded first.
         StorageError: No shard was found, or a shard cannot be read.
         FolderIndexError: The folder's index does not match its files.
     """
@@ -257,8 +257,10 @@ def ls(path: str, *, limit: int | None = None, members: bool = False) -> Iterato
 
 
 def list_valid_shards(target: Target, *, limit: int | None = None) -> Iterator[ShardRow]:
-    """Yield the rows of the valid shards in order, at most `limit` rows; None yields all. Then raise ShardError if
-    shards are invalid, or StorageError if the only invalid shard cannot be read.
+    """Yield the row of each valid shard among the first `limit` shards (None: all shards), in order.
+
+    After the last row, raise an error if shards are invalid: the ShardError or StorageError of the only invalid shard,
+    or a ShardError that lists several.
     """
     for number, shard in enumerate(_read_counts(target, limit=limit)):
         name = shown_url(shard.url if isinstance(shard, ShardContents) else target.urls[number])
@@ -325,8 +327,8 @@ def read_contents(url: str) -> ShardContents:
 def _read_counts(
     target: Target, *, limit: int | None = None, workers: int | None = None, progress: Progress | None = None
 ) -> Iterable[ShardEntry | ShardContents]:
-    """Return the index entries of the first `limit` shards. Without an index, read the shards and yield their contents;
-    then raise an error that lists the invalid shards.
+    """Return the index entries of the first `limit` shards. If there is no index, read these shards and yield their
+    contents. After the last shard, raise an error if shards are invalid.
     """
     if target.entries is not None:
         return target.entries[:limit]

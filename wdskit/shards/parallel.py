@@ -86,9 +86,9 @@ def _catch_error(function: Callable[[S], T], shard: S) -> T | WdskitError:
 
 
 def _start_worker() -> None:
-    """Make a worker end without a traceback at Ctrl-C, and with the main process, so that no two runs write at once."""
+    """Make this worker end without a traceback at Ctrl-C, and end when the main process ends."""
     exit_on_ctrl_c()
-    end_with_parent()
+    end_with_parent()  # otherwise two runs could write at once
 
 
 def read_shards(
@@ -106,9 +106,9 @@ def read_shards(
     invalid.
 
     Args:
-        function: Called with each shard. With more than one worker, it must be picklable, as its argument and result.
+        function: Called with each shard. With several workers, function, argument and result must be picklable.
         shards: The arguments of the calls.
-        sizes: Bytes of each shard; None if unknown. For an unknown size, the `num_bytes` of the result is counted.
+        sizes: Bytes of each shard; None if unknown. `progress` then counts the `num_bytes` of the result.
         path: The path that the user named, for the error.
         workers: Number of processes; None lets `choose_workers` decide.
         progress: Called after each shard.
@@ -116,8 +116,8 @@ def read_shards(
         error: Returns the error for several invalid shards, from a message that lists them.
 
     Raises:
-        WdskitError: One shard is invalid (the error of `function`), several shards are invalid (the error that `error`
-            returns), or a process was killed.
+        WdskitError: If one shard is invalid: the error of `function`. If several shards are invalid: the error that
+            `error` returns. Or a process was killed.
     """
     num_bytes = None if None in sizes else sum(size or 0 for size in sizes)
     num_workers = choose_workers(len(shards), num_bytes) if workers is None else workers

@@ -33,8 +33,8 @@ def parse_share(text: str) -> Fraction:
 
 
 def threshold_of(share: Fraction) -> int | None:
-    """Return the number that the draws of `share` of all keys are below (see `draw_of_key`). Return None if `share` is
-    1, which selects all keys.
+    """Return a limit for `draw_of_key`: the draws of `share` of all keys are below the limit. Return None if `share` is
+    1, because then all keys are selected.
     """
     return None if share == 1 else int(share * _DRAWS)
 

@@ -116,7 +116,7 @@ def split(
 
     Raises:
         SelectionError: The shares, `by` or `seed` are invalid, samples lack the value, a split would get no sample, or
-            the folder has another split already. Several invalid shards are listed in a SelectionError too.
+            the folder has another split and `overwrite` is not set. Several invalid shards are a SelectionError too.
         FolderIndexError: The folder has no index, its index does not match its shards, or another process is writing.
         ShardError: One shard is invalid.
         StorageError: The folder does not exist, or cannot be read or written.
@@ -182,7 +182,9 @@ def _source(shares: Shares, split_key: SplitKey, missing: str | None) -> dict[st
 
 
 def _refuse_others(folder: Path, known: Columns, shares: Shares, source: dict[str, Any], *, overwrite: bool) -> None:
-    """Raise SelectionError if another split would be replaced, or if a split has the name of a bool column."""
+    """Raise SelectionError if a split has the name of a bool column. If `overwrite` is not set, raise SelectionError too
+    if the folder has a column `split` with another source than `source`.
+    """
     taken = next((name for name in shares if name in known and known.column(name).dtype == "|b1"), None)
     if taken is not None:
         msg = f"{folder}: it has a column {taken!r} already, which `split: {taken}` reads."
@@ -264,7 +266,7 @@ def parse_by(by: str, *, seed: int, may_miss: bool) -> SplitKey:
     the value.
 
     Raises:
-        SelectionError: The text is neither, `may_miss` is set for `key`, or the seed is not from 0 to 2**64 - 1.
+        SelectionError: `by` has another form, `may_miss` is set for `key`, or the seed is not from 0 to 2**64 - 1.
     """
     if type(seed) is not int or not 0 <= seed < 1 << 64:
         raise SelectionError(f"seed: {seed!r} must be a whole number, 0 or more, and below 2**64.")
@@ -281,10 +283,10 @@ def parse_by(by: str, *, seed: int, may_miss: bool) -> SplitKey:
 
 
 def draw_shard(path: str, split_key: SplitKey) -> ShardDraws:
-    """Return the draws of a local shard's samples, in order. Only headers and the JSON field of the key are read.
+    """Return the draws of a local shard's samples, in order. Only headers and the field `split_key.field` are read.
 
     Raises:
-        SelectionError: A sample lacks the value and `split_key.may_miss` is False, or the value is a list or an object
+        SelectionError: A sample lacks the value and `split_key.may_miss` is False. Or the value is a list or an object,
             or cannot be read. The error names shard, key and field.
         ShardError: The shard is invalid.
         StorageError: The shard cannot be read.
@@ -302,7 +304,7 @@ def draw_shard(path: str, split_key: SplitKey) -> ShardDraws:
 
 def _text_of(file: LocalFile, path: str, sample: dict[str, Any], split_key: SplitKey) -> str | None:
     """Return the text that decides a sample's split; None if the value is missing and `split_key.may_miss` is set.
-    SelectionError: The value is missing and must not be, cannot be read, or is a list or an object.
+    SelectionError: The value is missing and `may_miss` is not set, cannot be read, or is a list or an object.
     """
     name, remedy = str(split_key.field), ""
     cause: Exception | None = None
@@ -327,12 +329,12 @@ def _text_of(file: LocalFile, path: str, sample: dict[str, Any], split_key: Spli
 def canonical_text(value: Any) -> str | None:
     """Return a JSON value as the name of a group; None for null, NaN and the empty text.
 
-    17, 17.0 and "17" are one group, because the types may differ between two versions of a table. A group in two splits
-    is worse than two groups that always get the same split.
+    17, 17.0 and "17" are one group.
 
     Raises:
         ValueError: The value is a list or an object.
     """
+    # Two versions of a table may differ in types. A group in two splits is worse than two groups with the same split.
     match value:
         case None | "":
             return None

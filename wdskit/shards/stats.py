@@ -71,11 +71,11 @@ class ShardStats:
         shard_most: Name of the first shard with the most samples.
         sample_sizes: Bytes of a sample's fields, without tar headers and padding.
         fields: The fields, sorted by name; at most 1,000.
-        num_more_fields: Fields of samples that are not in `fields`, counted once per sample.
+        num_more_fields: Number of fields that `fields` does not list, counted once per sample.
         classes: Classes of the field `cls`, by number; None if no sample has it, or if there are over 100,000 classes.
         images: The image fields, sorted by name.
         json_keys: The keys, sorted by field, then in the order in which they first appear; at most 1,000 of a field.
-        num_more_keys: Values of keys that are not in `json_keys`.
+        num_more_keys: Number of values of the keys that `json_keys` does not list.
         num_bad: Fields that cannot be read: images without a valid header, invalid JSON or `cls`.
         bad: The first of these fields.
     """
@@ -157,8 +157,10 @@ def collect(
     workers: int | None = None,
     progress: Progress | None = None,
 ) -> tuple[ShardStats, tuple[tuple[str, int], ...]]:
-    """Return the result of `stats`, and the place of up to `num_shown` samples with an image, drawn by the seed: URL of
-    the shard, and byte offset of the sample. The other arguments are those of `stats`.
+    """Return the result of `stats`, and the places of at most `num_shown` samples.
+
+    `seed` chooses these samples among the samples with an image. A place is the URL of the shard and the byte offset of
+    the sample. The other arguments are those of `stats`.
 
     ShardError, StorageError, FolderIndexError: A shard or an index is missing, invalid or cannot be read.
     ConfigError: `sample` is not a percentage over 0 % and at most 100 %.

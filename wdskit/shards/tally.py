@@ -149,7 +149,7 @@ def round_number(value: int) -> int:
 
 
 def _min_and_max(least: Any, most: Any, *values: float | None) -> tuple[Any, Any]:
-    """Return the smallest and the largest of the values that are not None; (None, None) if all values are None."""
+    """Return the smallest and the largest argument that is not None; (None, None) if all arguments are None."""
     known = [value for value in (least, most, *values) if value is not None]
     return min(known, default=None), max(known, default=None)
 
@@ -270,7 +270,7 @@ class FieldTally:
         resolutions: Images by width and height; None if there are over `MAX_DIFFERENT`.
         numbers: Width and height of images in pixels, width x height, and width / height in thousandths.
         keys: JSON keys by path, in the order in which they first appear.
-        num_more_keys: Values of keys that were not counted separately, because there are over `MAX_KEYS`.
+        num_more_keys: Number of values of the keys beyond `MAX_KEYS`, which `keys` lacks.
     """
 
     sizes: NumberTally = field(default_factory=NumberTally)
@@ -349,9 +349,9 @@ class Tally:
     """The counts of one shard, or of several shards merged in order.
 
     Attributes:
-        sizes: Bytes of all fields of a sample, over the samples.
+        sizes: Sizes of the samples. The size of a sample is the number of bytes of all its fields.
         fields: Counts of each field, by name.
-        num_more_fields: Fields of samples that are not in `fields`, because there are over `MAX_FIELDS`.
+        num_more_fields: Number of fields beyond `MAX_FIELDS`, which `fields` lacks, counted once per sample.
         classes: Number of samples by class number; None if there are over `MAX_DIFFERENT` classes.
         bad: The first `MAX_LISTED` of the `num_bad` fields that cannot be read.
         shown: Draw, shard number and byte offset of the samples that are chosen to be shown.

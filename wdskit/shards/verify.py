@@ -1,7 +1,7 @@
 """Check the index, structure and content of shards, and report all faults: `wdskit verify`.
 
-`shards.verify_shard` checks one shard, perhaps in another process. This module compares all shards: both forms of the
-index, missing and unlisted shards, repeated keys, different fields, and uneven shards.
+`shards.verify_shard` checks one shard, perhaps in another process. This module finds the other faults: differences
+between the two forms of the index, missing and unlisted shards, repeated keys, different fields, and uneven shards.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class VerifyResult:
         num_images: Images that were checked.
         num_large: Members that are too large to check. Only the digest of the shard covers them.
         num_ignored: Members that belong to no sample.
-        is_indexed: Whether at least one folder has an index, with which its shards were compared.
+        is_indexed: Whether at least one folder has an index. The shards of such a folder were compared with the index.
         findings: Faults and notes: of the indexes, then of each shard in order, then of all shards together.
     """
 
@@ -114,7 +114,7 @@ def verify(
         world_size: Number of ranks. If it is set, check that all workers of all ranks get the same number of samples.
         loader_workers: Worker processes of each rank's loader.
         workers: Number of processes that read. Default: the number of CPUs, fewer for little data.
-        max_pixels: Most pixels of an image. An image whose header gives more is a finding.
+        max_pixels: Limit for the pixels of an image. An image whose header gives more pixels is a finding.
         progress: Called after each shard.
 
     Raises:
@@ -177,8 +177,8 @@ class Targets:
     """The shards to verify.
 
     Attributes:
-        shards: Index entry of each existing shard by its path or URL, in the order of the index, then by name. For a
-            remote folder, the shards that its index lists.
+        shards: Index entry of each existing shard by its path or URL, in the order of the index, then by name; None if
+            no index lists the shard. For a remote folder, the shards that its index lists.
         findings: Faults of the indexes, and shards that are missing or not listed.
         indexes: Index of each folder that has one; None for an index that cannot be read.
     """
@@ -327,11 +327,13 @@ def _summary(err: WdskitError, path: Path) -> str:
 
 
 def find_odd(folder: str, reports: Sequence[ShardReport]) -> tuple[Finding, ...]:
-    """Return one finding for each set of fields except the most common set; the rarest set comes last. All image
-    formats count as one field: samples with `jpg` and samples with `png` have the same fields.
+    """Return one finding for each set of fields except the most common set, at most `MAX_LISTED`, sorted from common to
+    rare. If there are more sets, an additional last finding gives their number.
+
+    All image formats count as one field: samples with `jpg` and samples with `png` have the same fields.
 
     Args:
-        folder: The path in the last finding, which counts the sets after the first `MAX_LISTED`.
+        folder: The path in the additional finding.
         reports: The reports of all shards.
     """
     counts: Counter[Fields] = Counter()
@@ -364,12 +366,13 @@ def find_odd(folder: str, reports: Sequence[ShardReport]) -> tuple[Finding, ...]
 
 
 def _kind_of(name: str) -> str:
-    """Return the name of a field, where every image format has the extension `<image>`."""
+    """Return the field's name without the image format: `left.<image>` for `left.jpg`. Other names are not changed."""
     return f"{name.rpartition('.')[0]}.<image>" if is_image_field(name) else name
 
 
 def find_skew(folder: str, reports: Sequence[ShardReport], world_size: int, loader_workers: int) -> tuple[Finding, ...]:
-    """Return a finding if workers that take whole shards in turn get different numbers of samples.
+    """Return a finding if workers that take whole shards in turn get different numbers of shards, or if the sizes of
+    the shards differ by more than one sample.
 
     Args:
         folder: The path that the finding names.
@@ -404,7 +407,7 @@ MAX_PLACES = 3
 
 
 def find_repeats(folder: str, reports: Sequence[ShardReport]) -> tuple[Finding, ...]:
-    """Return one finding for each repeated key, at most `MAX_LISTED`; the last one has the number of the others.
+    """Return one finding for each repeated key, at most `MAX_LISTED`. `more` of the last finding counts the other keys.
 
     Args:
         folder: The path that a finding names if the shard has no path.
@@ -449,7 +452,7 @@ def _compare_keys(folder: str, places: Sequence[tuple[ShardReport, int]]) -> Fin
 
 
 def read_key(report: ShardReport, number: int) -> str | None:
-    """Return the key of sample `number` of a shard, read from its headers; None if they cannot be read any more."""
+    """Return the key of sample `number` of a shard, read from the file; None if the headers cannot be read any more."""
     start = int(report.starts[number])
     try:
         with contextlib.closing(open_ranges(report.path)) as file:

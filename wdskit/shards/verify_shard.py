@@ -137,7 +137,7 @@ class CheckJob:
         images: How images are checked: `none`, `structure` or `decode`.
         share: Share of the samples whose images are checked; None for all samples.
         seed: Chooses the samples of the share.
-        max_pixels: Most pixels of an image.
+        max_pixels: Limit for the pixels of an image.
         num_classes: Number of classes in the folder's classes.json; None without this file.
     """
 

@@ -75,8 +75,8 @@ def start_upload(url: str, path: Path) -> Future[str | None]:
 
     Returns:
         A future of the object's ETag, or of None if the store has no ETags. The future is set after the store confirmed
-        the size and the ETag. It raises StorageError if the store cannot be reached, refuses the object, or reports
-        another size or ETag.
+        the size and the ETag. `result()` of the future raises StorageError if the store cannot be reached, refuses the
+        object, or reports another size or ETag.
 
     Raises:
         StorageError: The URL cannot be written.

@@ -77,7 +77,8 @@ class PartCache:
 
     Args:
         folder: Folder of the cache, which is created if it does not exist.
-        num_bytes: Most bytes of all parts in the folder, without the parts that other processes are writing now.
+        num_bytes: Largest size of all parts in the folder together. Parts that other processes are writing now do not
+            count.
 
     Raises:
         StorageError: The folder cannot be created or written, belongs to another user, or other users may write to it;
@@ -148,7 +149,7 @@ class PartCache:
             self._checked_bytes -= 0 if part is None else part.memory_bytes
 
     def read(self, name: PartName, number: int, start: int, stop: int) -> bytes | None:
-        """Return a sample of a part with the block after it. The arguments are those of `CachedPart.read`.
+        """Return the bytes of a sample and of the tar block after the sample. For the arguments, see `CachedPart.read`.
 
         Return None if the part does not exist, cannot be read now, or is damaged. A damaged part is removed.
         """
@@ -192,7 +193,9 @@ class PartCache:
             _log.warning("%s: %s: %s.", self.folder, problem, err.strerror or err)
 
     def keep(self, name: PartName, file: ObjectFile, starts: Sequence[int]) -> bool:
-        """Start to fetch a part, unless this process is fetching it. Return False if the disk or the cache is full.
+        """Start to fetch a part in the background, and return True. Return False if the disk or the cache is full.
+
+        If this process is already fetching the part, do nothing and return True.
 
         Args:
             name: The part.
@@ -282,11 +285,11 @@ class PartCache:
             return True
 
     def _remove_old_parts(self, parts: list[PartFile], num_bytes: int) -> None:
-        """Remove old parts until at most `num_bytes` are used. Stop at a part that is in use.
+        """Remove old parts until all remaining parts have at most `num_bytes`. Stop early at a part that is in use.
 
         Args:
-            parts: All parts, the least recently used first. Removed parts are removed from the list too.
-            num_bytes: Most bytes that may remain.
+            parts: All parts, the least recently used first. This list loses each part that is removed.
+            num_bytes: Largest size of the remaining parts together.
         """
         while self._used_bytes > num_bytes and parts:
             part = parts.pop(random.SystemRandom().randrange(-(-len(parts) // 2)))
@@ -341,8 +344,9 @@ def _is_claimed(path: Path) -> bool:
 
 @contextlib.contextmanager
 def _claim(path: Path, owner: int) -> Iterator[bool]:
-    """Lock the file `path` for writing. Yield True if this process must write the file: the file does not exist, and no
-    other process holds the lock.
+    """Lock the file `path` for writing during the block.
+
+    Yield True if this process must write the file. Yield False if the file exists, or another process holds the lock.
     OSError: The folder of the file cannot be created or written, or is not private to `owner`.
     """
     with contextlib.suppress(FileExistsError):

@@ -53,7 +53,10 @@ _TEMP_NAME = re.compile(rf"\d+-\d+\.lock|{re.escape(TEMP_PREFIX)}\d+-\d+\.part\.
 
 
 class PartName(NamedTuple):
-    """Names a part: digest of the shard in hex, first byte, and end of the last sample without the block after it."""
+    """Names a part: the digest of the shard in hex, the offset of the first sample, and the end of the last sample.
+
+    The tar block after the last sample is in the file of the part, but is not counted in `stop`.
+    """
 
     shard: str
     start: int
@@ -86,7 +89,7 @@ def write_part(folder: Path, name: PartName, chunks: Sequence[Chunk], starts: Se
     Args:
         folder: The cache's folder, in which the folder of the shard exists.
         name: The part.
-        chunks: The bytes of the part with the block after them.
+        chunks: The bytes of the part's samples and of the tar block after the last sample, sorted by offset.
         starts: Offsets of the part's samples in the shard, and the end of the last sample.
 
     Raises:
@@ -127,7 +130,7 @@ def _checksum(chunks: Sequence[Chunk], start: int, stop: int) -> int:
 
 
 class DamagedPart(Exception):
-    """The file of a part is damaged, or does not match its name. It can be removed."""
+    """The file of a part is damaged, does not match its name, or is not private. The file can be removed."""
 
 
 class OpenFile:
@@ -150,7 +153,7 @@ class CachedPart:
 
     Attributes:
         path: Path of the file.
-        opened: The file, if the owner of this object keeps it open; None by default.
+        opened: The open file, while a cache keeps it open for later reads; otherwise None.
         used_s: Time at which the file was last marked as used, of `time.monotonic`; 0 if it was never marked.
 
     Raises:
@@ -215,10 +218,10 @@ class CachedPart:
         return len(self._sums)
 
     def read(self, file: OpenFile, number: int, start: int, stop: int) -> bytes:
-        """Return a sample with the block after it.
+        """Return the bytes of a sample and of the tar block after the sample.
 
         Args:
-            file: From `open`.
+            file: Result of `open`.
             number: Number of the sample in this part, from 0.
             start: Offset of the sample in the shard.
             stop: End of the sample in the shard.
@@ -234,7 +237,7 @@ class CachedPart:
 
 
 def _read(fd: int, offset: int, size: int) -> bytes:
-    """Return `size` bytes of a file from `offset`; fewer only if the file ends before."""
+    """Return `size` bytes of a file from `offset`; fewer bytes only at the end of the file."""
     data = os.pread(fd, size, offset)
     while len(data) < size and (more := os.pread(fd, size - len(data), offset + len(data))):
         data += more
@@ -242,7 +245,7 @@ def _read(fd: int, offset: int, size: int) -> bytes:
 
 
 class PartFile(NamedTuple):
-    """A file of the cache: its part, its size, and the time of its last use in seconds since 1970."""
+    """A file of the cache: its path, the name of its part, its size, and its last use in seconds since 1970."""
 
     path: Path
     name: PartName

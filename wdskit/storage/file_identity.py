@@ -24,7 +24,7 @@ class FileIdentity(NamedTuple):
         return cls(status.st_size, status.st_mtime_ns, status.st_ino)
 
     def check(self, file: int | str) -> None:
-        """Compare the identity with that of a file, given by descriptor or path.
+        """Check that a file, given by descriptor or path, has this identity.
 
         Raises:
             FileChanged: The file was replaced or rewritten.

@@ -56,8 +56,8 @@ class HttpBody:
         url: The URL for messages, without the query, which may have a signature.
 
     Raises:
-        StorageError: The last try failed, the file changed after a cut, a status other than 200, a redirect from https
-            to http or to another scheme, a compressed body, or a URL with a password.
+        StorageError: The last try failed, the server answered with another status than 200, the body is compressed, a
+            redirect leads from https to http or to another scheme, or the URL has a user or password.
     """
 
     def __init__(self, url: str) -> None:
@@ -71,8 +71,9 @@ class HttpBody:
         """Return up to `size` bytes from where the last call stopped; empty only at the end.
 
         Raises:
-            StorageError: The connection failed or closed before the promised length, and the body cannot be resumed. Or
-                the body is a web page, such as the list of a folder or a sign-in.
+            StorageError: The connection failed, or closed before all bytes of the Content-Length came, and the body
+                cannot be resumed, for example because the file has changed. Or the body is a web page, such as the list
+                of a folder or a sign-in.
         """
         while True:
             try:
@@ -110,9 +111,10 @@ class HttpBody:
                 self._wait(str(err), err, err.after_s, err.status)
 
     def _wait(self, problem: str, cause: BaseException | None, after_s: float | None = None, status: int = 0) -> None:
-        """Wait before the next GET: `after_s` seconds; with None, `WAIT_S`, doubled for each further GET.
+        """Wait before the next GET: `after_s` seconds. If `after_s` is None: `WAIT_S`, doubled for each further GET.
 
-        Raises a StorageError with `problem` and `status` if this was the last GET, or if the wait is too long.
+        Raises a StorageError with `problem` and `status`, from `cause`, if no try is left, or if the wait would be
+        longer than `MAX_WAIT_S`.
         """
         wait_s = WAIT_S * 2 ** (self._num_tries - 1) if after_s is None else after_s
         if self._num_tries >= TRIES or wait_s > MAX_WAIT_S:
@@ -157,7 +159,7 @@ class _TransientError(Exception):
 
 
 def _validator(headers: Message) -> str | None:
-    """Return the value for If-Range: a strong ETag, otherwise Last-Modified; None if the server sends neither."""
+    """Return the value for If-Range: the ETag if it is strong, else Last-Modified; None if the server sends neither."""
     etag: str = headers.get("ETag", "")
     return etag if etag.startswith('"') else headers.get("Last-Modified")
 
@@ -175,9 +177,9 @@ def _retry_after(headers: Message) -> float | None:
 
 
 class _BoundedSocket(io.RawIOBase):
-    """The file of a socket, read with a minimum rate and with a limit for bytes outside bodies.
+    """The file of a socket. A read fails if the server is too slow, or sends too many bytes that are not of a body.
 
-    Every byte counts: status lines, headers, sizes and trailers of chunks, bodies, and replies of proxies.
+    Every byte counts for the rate: status lines, headers, sizes and trailers of chunks, bodies, and replies of proxies.
 
     Args:
         sock: The unbuffered file of a socket.
@@ -228,7 +230,11 @@ class _Response(http.client.HTTPResponse):
         self.fp = io.BufferedReader(self._socket)
 
     def read1(self, n: int = -1) -> bytes:
-        """Return up to `n` bytes, as `HTTPResponse.read1` does. Also allow the headers or trailers of one chunk."""
+        """Return up to `n` bytes of the body, as `HTTPResponse.read1` does.
+
+        Each call sets a new limit for the bytes that the server may send: the body's bytes and the headers or trailers
+        of one chunk.
+        """
         self._socket.left = n + io.DEFAULT_BUFFER_SIZE + MAX_HTTP_HEADER_BYTES
         return super().read1(n)
 
@@ -260,8 +266,7 @@ class _Https(urllib.request.HTTPSHandler):
 class _SafeRedirects(urllib.request.HTTPRedirectHandler):
     """urllib's handler of redirects, limited to http(s) and never from https to http. urllib also allows ftp.
 
-    Only the headers in `_OWN_HEADERS` are sent again. urllib would send the password of a proxy to a server that is
-    reached without the proxy.
+    Only the headers in `_OWN_HEADERS` are sent again.
 
     Attributes:
         last: The URL that the last redirect named; empty before the first redirect.
@@ -270,7 +275,10 @@ class _SafeRedirects(urllib.request.HTTPRedirectHandler):
     last = ""
 
     def http_error_302(self, req: Any, fp: Any, code: int, msg: str, headers: Any) -> Any:
-        """Return the response that a redirect leads to; None without a target. Raises ValueError for a bad target."""
+        """Return the response that a redirect leads to; None if the redirect names no URL.
+
+        Raises ValueError if the Location header is not a URL, and StorageError if the redirect is not allowed.
+        """
         try:
             return super().http_error_302(req, fp, code, msg, headers)
         except ValueError:  # the Location header is not a URL
@@ -291,6 +299,7 @@ class _SafeRedirects(urllib.request.HTTPRedirectHandler):
         request = super().redirect_request(req, fp, known, msg, headers, newurl)
         if request is not None:
             self.last = newurl.partition("#")[0]
+            # urllib would send the password of a proxy to a server that is reached without the proxy.
             request.headers = {name: text for name, text in request.headers.items() if name.lower() in _OWN_HEADERS}
         return request
 
@@ -299,7 +308,12 @@ _OWN_HEADERS = ("accept-encoding", "range", "if-range")
 
 
 def _get(url: str, headers: Mapping[str, str], redirects: _SafeRedirects | None = None) -> http.client.HTTPResponse:
-    """Return the response to one GET: status 200, or 206 for a range.
+    """Return the response to one GET: status 200, or 206 if `headers` ask for a range.
+
+    Args:
+        url: The URL to read.
+        headers: Headers of the request.
+        redirects: The handler of redirects, if the caller needs its attribute `last`; None for a new handler.
 
     Raises:
         _TransientError: The request failed, and may succeed later.
@@ -342,7 +356,7 @@ def _get(url: str, headers: Mapping[str, str], redirects: _SafeRedirects | None 
 
 
 def resolve_redirects(url: str) -> str:
-    """Return the last URL of the redirects of `url`; `url` itself, percent-encoded, without redirects.
+    """Return the URL to which the redirects of `url` lead. If there is no redirect, return `url`, percent-encoded.
 
     If a server refuses the request, no error is raised: the next read reports the refusal.
 

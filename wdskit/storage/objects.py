@@ -96,7 +96,7 @@ class ObjectFile:
 
     @property
     def num_bytes(self) -> int:
-        """Size of the object in bytes. An unknown size is requested, which may raise StorageError."""
+        """Size of the object in bytes. If the size is unknown, it is requested. StorageError: The request failed."""
         if self._num_bytes is None:
             self.read_at(0, PROBE_BYTES)
         assert self._num_bytes is not None
@@ -104,21 +104,24 @@ class ObjectFile:
 
     @property
     def etag(self) -> str | None:
-        """ETag of the object; None without ETags. An unknown ETag is requested, which may raise StorageError."""
+        """ETag of the object; None if the store has no ETags.
+
+        If the ETag is unknown, it is requested. StorageError: The request failed.
+        """
         if self._etag is None and not self._has_replied:
             self.read_at(0, PROBE_BYTES)
         return self._etag
 
     @property
     def modified(self) -> datetime | None:
-        """Time of the object's last change; None if unknown, or if the ETag is strong.
+        """Time of the object's last change. None if the time is unknown, or if the ETag is strong.
 
-        An unknown ETag is requested first, which may raise StorageError.
+        If the ETag is unknown, it is requested. StorageError: The request failed.
         """
         return None if is_strong_etag(self.etag) else self._modified
 
     def read_at(self, offset: int, size: int) -> bytes:
-        """Return `size` bytes from `offset`; fewer only if the object ends before.
+        """Return `size` bytes from `offset`; fewer bytes only at the end of the object.
 
         Raises:
             StorageError: The store cannot be reached, refuses the request, or sends other bytes than requested. Or the
@@ -130,11 +133,12 @@ class ObjectFile:
 
     @property
     def version(self) -> str | None:
-        """Text that differs for every version of the object: its size, and its ETag or time of change.
+        """Text that differs for every version of the object. It contains the size, and the ETag or the time of change.
 
-        None if the store gives neither a strong ETag nor a time of change: a weak ETag may stay while the bytes change.
-        Unknown values are requested, which may raise StorageError.
+        None if the store gives neither a strong ETag nor a time of change. If size or ETag are unknown, they are
+        requested. StorageError: The request failed.
         """
+        # A weak ETag may stay while the bytes change.
         if is_strong_etag(self.etag):
             return f"{self._etag} {self.num_bytes}"
         return f"{self._etag} {self._modified} {self.num_bytes}" if self._modified else None
@@ -144,10 +148,10 @@ class ObjectFile:
         self._is_closed = True
 
     def ahead(self, ranges: Sequence[Range]) -> ReadAhead:
-        """Start to read ranges, sorted by offset, in the background. Return a file that has their bytes.
+        """Start to read ranges in the background. Return a `ReadAhead` with the bytes of the ranges.
 
-        Raises StorageError if the object was closed, a redirect cannot be followed, or this process was forked after it
-        had read an object.
+        `ranges` has (start, stop) of each range, sorted by offset. Raises StorageError if the object was closed, a
+        redirect cannot be followed, or this process was forked after it had read an object.
         """
         return ReadAhead(self, ranges)
 
@@ -169,7 +173,8 @@ class ObjectFile:
         return loop_of_this_process(self.url).submit(self._read_parts(plan_parts(ranges)))
 
     def _resolve_redirects(self) -> None:
-        """Resolve redirects before obstore follows them: obstore would send the query to other hosts, as Referer."""
+        """Follow the redirects of the URL, and use the last URL as the location. StorageError: No try succeeded."""
+        # If obstore followed redirects, it would send the query to other hosts, as Referer.
         from wdskit.storage.http import resolve_redirects
 
         last = resolve_redirects(self._full_url)
@@ -241,10 +246,17 @@ class ObjectFile:
             raise ShortBodyError(f"the server sent {at - start} of {stop - start} bytes")
 
     async def _read_end(self, start: int, tries: RetryState, past_end: Exception) -> list[Chunk]:
-        """Learn the size of an object that ends before `start`, for example an empty object. Return an empty list.
+        """Learn the size of an object that ends at `start` or before `start`, such as an empty object.
 
-        `past_end` is the error of the request for bytes from `start` on. Raises StorageError if the object is longer
-        than `start` (after all tries), or cannot be read.
+        Return an empty list, because the object has no bytes from `start` on.
+
+        Args:
+            start: Offset of the requested bytes.
+            tries: The tries of the request for these bytes.
+            past_end: The error of that request.
+
+        Raises:
+            StorageError: At the last try, the object could not be read, or was longer than `start`.
         """
         try:
             reply = await tries.store().get_async(self._location.key)
@@ -257,10 +269,11 @@ class ObjectFile:
         return []
 
     def _check(self, reply: Any, start: int, stop: int) -> int:
-        """Compare a reply to bytes `start` to `stop` with the known size and version, and store unknown values.
+        """Compare the reply to a request for bytes `start` to `stop` with the known size and version of the object.
 
-        Return the offset of the part's end in the object. Raises StorageError if the object was replaced, or if the
-        reply is compressed or has another range.
+        Size and version that were unknown are stored. Return the end of the reply's bytes in the object: `stop`, or the
+        object's size if this is less. Raises StorageError if the object was replaced, or if the reply is compressed or
+        has another range.
         """
         meta = reply.meta
         etag, modified, num_bytes = quote_etag(meta["e_tag"]), meta["last_modified"], meta["size"]
@@ -304,7 +317,7 @@ class ReadAhead:
     """An object whose given ranges are read in the background; other bytes are read when they are requested.
 
     Args:
-        file: The object. `close` does not close it.
+        file: The object. Closing the ReadAhead does not close the object.
         ranges: (start, stop) of each range, sorted by offset.
     """
 
@@ -328,7 +341,7 @@ class ReadAhead:
         return at >= 0 and offset + size <= self._ranges[at][1]
 
     def read_at(self, offset: int, size: int) -> bytes:
-        """Return `size` bytes from `offset`; fewer only if the object ends before.
+        """Return `size` bytes from `offset`; fewer bytes only at the end of the object.
 
         If one of the ranges has the bytes, wait for all ranges. Raises StorageError if the bytes cannot be read, or if
         the object was replaced.
@@ -421,7 +434,7 @@ def plan_parts(ranges: Iterable[Range]) -> list[Range]:
 
 
 def _join(chunks: list[Chunk], start: int, stop: int) -> bytes:
-    """Return the bytes of a range from chunks that are sorted by offset; fewer bytes if the object ends before."""
+    """Return bytes `start` to `stop` from chunks that are sorted by offset; fewer bytes only at the object's end."""
     pieces: list[memoryview] = []
     for offset, data in chunks[max(0, bisect.bisect_right(chunks, start, key=lambda chunk: chunk.offset) - 1) :]:
         if offset >= stop:

@@ -59,7 +59,8 @@ class EventLoop:
     """The event loop of this process in its own thread, with a limit of requests in flight.
 
     Attributes:
-        limit: Most units in flight now: halved by each reply of a busy server, increased by one after each success.
+        limit: Largest number of units in flight now. A request takes one unit, a large request takes `LARGE_UNITS`.
+            Each reply of a busy server halves the limit, and each success increases the limit by one.
         stores: The open stores by scheme and root; the most recently opened store is last.
     """
 
@@ -140,7 +141,8 @@ class OpenStore(NamedTuple):
 class RetryState:
     """The tries of one request. After each failed try, the object decides whether and when to try again.
 
-    Used on the event loop only. `extra_s` seconds are added to `RETRY_S`, for a request that takes long itself.
+    Used on the event loop only. The last try starts at most `RETRY_S + extra_s` seconds after the first try. `extra_s`
+    is for a request that takes a long time itself.
     """
 
     def __init__(self, location: Location, extra_s: float = 0.0) -> None:
@@ -295,7 +297,8 @@ async def call_with_retries(
         location: The object.
         call: Sends the request with obstore's store.
         limit_s: Longest time for one try.
-        extra_s: Added to `RETRY_S`, for a request that takes long itself.
+        extra_s: The last try starts at most `RETRY_S + extra_s` seconds after the first try. For a request that takes
+            a long time itself.
 
     Raises:
         StorageError: A try took longer than `limit_s`, or the last try failed.

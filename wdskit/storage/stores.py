@@ -51,8 +51,9 @@ class Location:
 
     Attributes:
         scheme: The scheme of the object's URL.
-        root: The bucket or container; or a URL that ends before the key, with the query of every request.
-        key: The object's name in `root`, not percent-encoded.
+        root: For s3 and gs: the name of the bucket. For az: the name of the container. For other schemes: the URL
+            without the key, but with the query. The query is sent with every request.
+        key: The object's name in `root`, not percent-encoded; "" if `root` is the whole URL.
         url: The URL for messages, without the query, which may have a signature.
     """
 
@@ -94,7 +95,11 @@ def locate(url: str) -> Location:
 
 
 def _locate_http(scheme: str, host: str, path: str, query: str, shown: str) -> Location:
-    """Return the location of an http(s) URL: one store per host, except for paths that obstore would change."""
+    """Return the location of an http(s) URL. Messages show the URL as `shown`.
+
+    `root` is the host with the query, and `key` is the path. If obstore would change the path, because the path has
+    `%2F` or `//`, `root` is the whole URL and `key` is "".
+    """
     end = f"?{query}" if query else ""
     if "%2F" in path.upper() or "//" in path:
         return Location(scheme, f"{scheme}://{host}{path}{end}", "", shown)
@@ -141,9 +146,9 @@ def open_store(location: Location, *, anonymous: bool = False) -> Any:
 
 
 def is_metadata_failure(text: str) -> bool:
-    """Return True if the text of an error of obstore says that the cloud's metadata service has no credentials.
+    """Return True if `text`, an error of obstore, says that the cloud's metadata service has no credentials.
 
-    obstore asks this service last, so no credentials were found.
+    True means that no credentials were found at all, because obstore asks this service last.
     """
     return any(path in text for path in _METADATA_PATHS)
 

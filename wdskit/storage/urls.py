@@ -126,9 +126,9 @@ class RangeFile(Protocol):
         """Size in bytes. Raises StorageError if the size cannot be read."""
 
     def read_at(self, offset: int, size: int) -> bytes:
-        """Return `size` bytes from `offset`; fewer only if the file ends before. Safe to call from several threads.
+        """Return `size` bytes from `offset`; fewer bytes only at the end of the file.
 
-        Raises StorageError if the bytes cannot be read.
+        Several threads may call this method. Raises StorageError if the bytes cannot be read.
         """
 
     def close(self) -> None:
@@ -192,7 +192,10 @@ class LocalFile:
             raise self._failed(err) from err
 
     def read_at(self, offset: int, size: int) -> bytes:
-        """Return `size` bytes from `offset`; fewer only if the file ends before. Raises StorageError on failure."""
+        """Return `size` bytes from `offset`; fewer bytes only at the end of the file.
+
+        Raises StorageError if the file cannot be read.
+        """
         try:
             data = os.pread(self.fd, min(size, MAX_READ_BYTES), offset)
             while len(data) < size and (  # one pread returns at most MAX_READ_BYTES, and less on network disks
@@ -214,9 +217,10 @@ class LocalFile:
 
 
 def read_bytes(url: str, *, limit: int, takes_pipe: bool = False) -> bytes:
-    """Return all bytes of a small file or object, or of a named pipe with `takes_pipe`.
+    """Return all bytes of a small file or object. If `takes_pipe` is True, pipes and devices are read too.
 
-    Raises StorageError if the file cannot be read, or has more than `limit` bytes.
+    Raises StorageError if the file cannot be read, is a pipe or device although `takes_pipe` is False, or has more than
+    `limit` bytes.
     """
     data = bytearray()
     opened = LocalFile(url, takes_pipe=takes_pipe) if is_local(url) else open_stream(url)

@@ -37,7 +37,7 @@ class Headers(NamedTuple):
 
     Attributes:
         plain: Whether the header describes a plain member and its checksum is right, bool (n,). A checksum that is
-            wrong by exactly 2**16 is accepted: that would need 257 damaged bytes of 255.
+            wrong by exactly 2**16 is accepted: more than 256 bytes would have to be damaged.
         sizes: Bytes of the member's data, int64 (n,).
         names: Names, uint8 (n, bytes of the longest name); bytes after the end of a name are undefined.
         name_sizes: Bytes of each name, int64 (n,).
@@ -79,7 +79,7 @@ def _checksums_hold(blocks: NDArray[np.uint8], checksums: Ints, digits: Ints) ->
 
 def key_sizes(headers: Headers) -> Ints:
     """Return the number of bytes of the key in each name, int64 (n,): the bytes before the first dot after the last
-    slash. Return 0 if the name has no key, or if only `names.split_name` can decide.
+    slash. The number is 0 if the name has no key, or if only `names.split_name` can decide whether it has a key.
     """
     names, columns = headers.names, np.arange(headers.names.shape[1])
     is_meta = (names[:, :2] == ord("_")).all(axis=1)
@@ -105,7 +105,9 @@ def has_inline_name(blocks: NDArray[np.uint8]) -> NDArray[np.bool_]:
 
 
 def have_equal_starts(names: NDArray[np.uint8], others: NDArray[np.uint8], sizes: Ints) -> NDArray[np.bool_]:
-    """Return whether the first `sizes[i]` bytes of `names[i]` and `others[i]`, which are not shorter, are equal."""
+    """Return for each i whether the first `sizes[i]` bytes of `names[i]` and `others[i]` are equal: bool (n,). Both
+    must have at least `sizes[i]` bytes.
+    """
     width = min(names.shape[1], others.shape[1])
     same = names[:, :width] == others[:, :width]
     same |= sizes[:, None] <= np.arange(width)

@@ -57,7 +57,9 @@ class NotPlain(HeaderError):
 
 
 class Header(NamedTuple):
-    """Name with prefix, size in bytes, and type in a header. An extension header may replace the name and the size."""
+    """The name with its prefix, the size in bytes and the type from a header. An extension header may replace the name
+    and the size.
+    """
 
     name: bytes
     size: int
@@ -93,10 +95,11 @@ def _fields_after_name(size: int) -> tuple[bytes, int]:
 
 
 def parse_octal(field: bytes, what: str) -> int:
-    """Return the number in a header's field: octal digits with spaces on the left and NUL or space on the right, or
-    GNU's form for large numbers, a set first bit and then a big-endian two's complement number.
-    HeaderError: The number is invalid or negative, or a NUL is before the digits: GNU tar skips this NUL, and Python's
-    tarfile takes it for the end of an empty number. The message calls the number `what`.
+    """Return the number in a header's field. The field has octal digits, with spaces on the left, and NUL or space on
+    the right. Or the field has GNU's form for large numbers: the first bit is set, and the other bits are a big-endian
+    two's complement number. `what` is the name of the number in messages.
+    HeaderError: The number is invalid or negative, or a NUL is before the digits. GNU tar skips this NUL, but for
+    Python's tarfile this NUL is the end of an empty number.
     """
     if field[0] & 0x80:
         if field[0] & 0x40:
@@ -112,8 +115,8 @@ def expected_adler(checksum_field: bytes) -> int:
     """Return the low half of adler32 of a header whose checksum field is right. HeaderError: The field is not a number.
 
     The low half of adler32 is 1 + the sum of all bytes modulo 65521, and four times faster in Python than a sum. The
-    checksum counts its own field as eight spaces. A sum that is wrong by exactly 65521 is accepted: that would need 257
-    damaged bytes of 255.
+    checksum counts its own field as eight spaces. A sum that is wrong by exactly 65521 is accepted: more than
+    256 bytes would have to be damaged.
     """
     checksum = parse_octal(checksum_field, "checksum")
     return (1 + checksum - 8 * ord(" ") + sum(checksum_field)) % ADLER_MODULUS
@@ -145,8 +148,8 @@ def check_size(size: int) -> None:
 def check_overruled_size(size: int, own: int) -> None:
     """Raise HeaderError if the `size` in a pax header contradicts the size `own` in the member's own header.
 
-    Writers use a pax header for a size that does not fit the member's header, whose field is then 0 or the largest
-    number.
+    `own` must be 0 or equal to `size`. But if `size` does not fit the member's header, any `own` is accepted: writers
+    then put 0 or the largest number into the field.
     """
     if own not in (0, size) and size <= MAX_USTAR_SIZE_BYTES:
         raise HeaderError(f"a pax header gives the size {size}, but the member's header {own}")
@@ -184,8 +187,8 @@ class Overrides(NamedTuple):
 
 def parse_long_name(data: bytes) -> bytes:
     """Parse the data of a GNU long name: the name and one NUL. Return the name.
-    HeaderError: The name is empty, or the data does not end in the only NUL. A damaged byte near the end of the name
-    looks like this.
+    HeaderError: The name is empty, or the last byte of the data is not the only NUL. The second fault is a sign of a
+    damaged byte near the end of the name.
     """
     name, nul, rest = data.partition(b"\x00")
     if not name:
@@ -203,7 +206,7 @@ def parse_pax(data: bytes) -> Overrides:
     Raises:
         NotPlain: The member is a link, a sparse file, or part of a multi-volume archive.
         HeaderError: A record is malformed, its keyword differs from `path` or `size` in one byte, or its value contains
-            another record. Both are signs of a damaged byte.
+            another record. The last two faults are signs of a damaged byte.
     """
     found = Overrides()
     at = 0

@@ -30,18 +30,18 @@ def split_name(name: str) -> tuple[str, str] | None:
 def check_long_name(name: str, own: bytes) -> None:
     """Compare the name in an extension header, which no checksum covers, with the name in the member's own header.
 
-    GNU tar, Python's tarfile and most other writers put the first 100 bytes of the long name into the member's header,
-    or a whole name that is not ASCII, where `?` or nothing replaces other characters. libarchive puts an abbreviation
-    there, which confirms nothing. Only the shard's sha256 covers the bytes after the first 100. One damaged byte there
-    can remove the key, and the member would be skipped silently. So a name without a key is accepted only if the
-    member's header confirms it.
+    GNU tar, Python's tarfile and most other writers put the first 100 bytes of a long name into the member's header. If
+    a name is not ASCII, these writers may put the whole name there, and replace characters that are not ASCII by `?` or
+    by nothing. libarchive puts an abbreviation there, which confirms nothing. Only the shard's sha256 covers the bytes
+    of a name after the first 100. One damaged byte there can remove the key, and the member would be skipped silently.
+    So a name without a key is accepted only if the member's header confirms this name.
 
     Args:
         name: The name in the extension header.
         own: The name in the member's own header, with the prefix.
 
     Raises:
-        HeaderError: The names differ in one byte, or `name` has no key and the member's header does not confirm it.
+        HeaderError: The names differ in one byte, or `name` has no key and the member's header does not confirm `name`.
     """
     raw, replaced = name.encode(), name.encode("ascii", "replace")
     if own in (raw, replaced, name.encode("ascii", "ignore")):
@@ -57,7 +57,8 @@ def check_long_name(name: str, own: bytes) -> None:
 def restored_field(name: str, key: str) -> str:
     """Return the field that a member adds to the sample `key` if one damaged byte of its name is repaired.
 
-    Only a byte that no header checksum covers can be repaired. Return "" if the repaired name is not a field of `key`.
+    Only a byte that no header checksum covers can be repaired. Return "" if no such repair of one byte makes the name
+    a field of `key`.
     """
     text, known = name.encode(), f"{key}.".encode()
     wrong = [at for at, (one, other) in enumerate(zip(text, known, strict=False)) if one != other]

@@ -57,9 +57,10 @@ class TarReader:
     Args:
         read: Returns the next bytes, at most the given number; `b""` only at the end.
         shard: Path or URL, for messages.
-        hold_bytes: `LargeData` replaces the data of a larger member, which is read in pieces. The limit is exact from
-            512 KiB on; below, a larger member is kept in memory if it was read together with its neighbours.
-        spill: Opens a temporary file for the data of each larger member; None discards the data.
+        hold_bytes: Largest number of bytes of a member's data that are kept in memory. Larger data are read in pieces,
+            and `LargeData` replaces them. A limit below 512 KiB is not exact: larger data are kept in memory if they
+            were read together with the member's neighbours.
+        spill: Opens a temporary file for the data of each member over `hold_bytes`; None discards the data.
 
     Attributes:
         stop: Offset of the end marker after the stream was read to its end; 0 before.

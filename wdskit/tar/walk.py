@@ -47,7 +47,7 @@ class _JumpingWindow(Window):
         return data
 
     def jump(self, size: int) -> None:
-        """Consume `size` bytes and their padding, without reading a large range. ShardError: The file ends before."""
+        """Consume `size` bytes and their padding, without reading a large range. ShardError: The file is too short."""
         stop = self.offset + padded(size)
         if stop - self._next < JUMP_BYTES:
             self.skip(size)

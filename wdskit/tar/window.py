@@ -49,12 +49,19 @@ def size_of(data: bytes) -> int:
 
 
 class Window:
-    """A moving window over the stream that `read` reads. `data[at:]` are the bytes that are read but not consumed;
-    `base` is the offset of `data[0]` in the shard. `shard` is the path or URL for messages.
+    """A moving window over a stream. Many small members are read at once. The rest of a large member is read alone.
 
-    Many small members are read at once. The rest of a large member is read alone, which saves a copy of its data. The
-    next `num_exact_reads` reads fetch no more bytes than needed. The data of a member over `hold_bytes` are not kept in
-    memory: they go to a file from `spill`, or are discarded if `spill` is None.
+    Args:
+        read: Reads the stream.
+        shard: Path or URL, for messages.
+        hold_bytes: Largest number of bytes of a member's data that are kept in memory.
+        spill: Opens a temporary file for the data of each member over `hold_bytes`; None discards the data.
+
+    Attributes:
+        data: The bytes of the window. `data[at:]` are read but not consumed.
+        at: Index in `data` of the next byte to consume.
+        base: Offset of `data[0]` in the shard.
+        num_exact_reads: For this number of reads from now on, no more bytes are read than needed.
     """
 
     def __init__(
@@ -75,7 +82,9 @@ class Window:
         return self.base + self.at
 
     def fill(self, size: int) -> bool:
-        """Read until at least `size` bytes are available. Return False if the stream ends before, otherwise True."""
+        """Read until the window has `size` bytes that are not consumed. Return False if the stream ends with fewer
+        bytes, otherwise True.
+        """
         have = len(self.data) - self.at
         if have >= size:
             return True
@@ -96,7 +105,7 @@ class Window:
     def take(self, size: int) -> bytes:
         """Return the next `size` bytes of data, and consume them and their padding. Return `LargeData` if `size` is
         over `hold_bytes`, unless `size` is below 64 KiB or all bytes have been read already.
-        ShardError: The stream ends before.
+        ShardError: The stream ends inside the data or their padding.
         """
         if size >= LARGE_BYTES and len(self.data) - self.at < size:
             return self._take_large(size)
@@ -105,7 +114,9 @@ class Window:
         return self.data[start : start + size]
 
     def skip(self, size: int) -> None:
-        """Consume `size` bytes and their padding; the next header is read too. ShardError: The stream ends before."""
+        """Consume `size` bytes and their padding. The next header is read into the window, but not consumed.
+        ShardError: The stream ends inside the bytes or their padding.
+        """
         if not self.fill(padded(size) + BLOCK_BYTES) and len(self.data) - self.at < padded(size):
             raise self.cut_member(size)
         self.at += padded(size)
@@ -142,7 +153,7 @@ class Window:
         return ShardError(shard=self.shard, offset=self.base + len(self.data), problem=problem, remedy=_CUT)
 
     def unsupported(self, offset: int, problem: str) -> UnsupportedMember:
-        """Return the error for a member at `offset` of an unsupported kind, which `problem` names."""
+        """Return the UnsupportedMember error for a member at `offset`. `problem` says which kind the member has."""
         return UnsupportedMember(shard=self.shard, offset=offset, problem=problem, remedy="Pack regular files only.")
 
     def damaged(self, offset: int, problem: str, remedy: str = _DAMAGED) -> ShardError:

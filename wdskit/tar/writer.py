@@ -29,9 +29,10 @@ class TarWriter:
 
     Args:
         write: Writes the given bytes, and does not use them after it returns.
-        hand_over: Takes a buffer and the number of bytes to write from it. It owns this buffer from then on, and
-            returns a free buffer, or None to make the writer allocate one. `TempFile.hand_over` writes while the next
-            buffer is filled. Without `hand_over`, one buffer is filled and written in turn.
+        hand_over: Called with a filled buffer and the number of bytes to write from the buffer. The buffer belongs to
+            `hand_over` from then on. Returns a free buffer; None if the writer has to allocate a buffer.
+            `TempFile.hand_over` writes while the next buffer is filled. If `hand_over` is None, the writer fills one
+            buffer and writes it by `write`, in turn.
 
     Attributes:
         offset: Byte offset of the next member.
@@ -63,8 +64,8 @@ class TarWriter:
         self._put(_header(name, size), data, size)
 
     def reserve(self, name: str, size: int) -> memoryview | None:
-        """Append the header of one member, and return the memory for its data, which saves a copy. The caller fills all
-        `size` bytes before the next call. Return None, and append nothing, if the data does not fit a buffer (1 MiB).
+        """Append one member without its data, and return the memory for the data. The caller must fill all `size` bytes
+        before the next call. Return None, and append nothing, if the member does not fit a buffer (1 MiB).
         HeaderError: The name is empty, over 100 bytes of UTF-8, has a NUL, or ends in a slash.
         """
         num_bytes = member_bytes(size)

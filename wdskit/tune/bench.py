@@ -67,7 +67,7 @@ class LoaderBench:
     Attributes:
         setting: Workers and threads.
         samples_per_s: Samples per second.
-        cpu_ms: CPU time of the process and its workers per sample, in ms; None for workers on other systems than Linux.
+        cpu_ms: CPU time of the process and its workers per sample, in ms; None with workers if the system is not Linux.
         first_batch_s: Seconds from the first `next()` to the first batch, including the start of the workers.
     """
 
@@ -131,8 +131,8 @@ def bench(
         plugins: Modules to import first, so that they register their functions.
         world_size: Number of ranks of the run; one of them is measured. Default: 1.
         workers: Numbers of worker processes to try, each with every number in `threads`. Default: the configured
-            number, and, if `threads` is not passed either, settings that suit the CPUs that this process may use.
-        threads: Numbers of threads to try. The default is chosen like the default of `workers`.
+            number. If `threads` is not passed either, settings that suit the CPUs of this process are added.
+        threads: Numbers of threads to try. Default: the configured number.
         seconds: Length of each measurement in seconds.
         repeats: Number of times that each setting is measured.
         progress: Called before each measurement with its name, the number of finished measurements, and the number of
@@ -140,8 +140,8 @@ def bench(
 
     Raises:
         ConfigError: The configuration has problems; all are listed.
-        PipelineError: The pipeline is a stream, or cannot run at all or with a setting that you passed; an argument is
-            out of range; this process is one of several ranks; or a worker died.
+        PipelineError: The pipeline is a stream, or cannot run, or cannot run with a setting that you passed. Or an
+            argument is out of range, a worker died, or this is one of several ranks and `world_size` is not passed.
         StorageError, FolderIndexError, SelectionError: The shards cannot be listed, or do not have an index or column.
         ShardError, SampleError: Reading or decoding a sample failed.
     """
@@ -221,7 +221,7 @@ class _Subject:
         self._step = 0
 
     def loader(self, setting: Setting) -> PlannedLoader:
-        """Return a new loader with `setting`. No worker starts yet. PipelineError: The pipeline cannot run with it."""
+        """Return a new loader; no worker starts yet. PipelineError: The pipeline cannot run with `setting`."""
         settings = (
             self.spec.model_dump() | setting._asdict() | {"persistent_workers": False, "on": None}
         )  # the workers end with the measurement, and run on this machine

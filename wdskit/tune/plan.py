@@ -53,7 +53,7 @@ class LanesPlan:
         num_lanes: Number of lanes, L.
         per_node: Number of lanes from which a node takes samples; the largest number of all nodes.
         num_shared: Number of nodes that take samples from one lane, on average.
-        fitting: Numbers of lanes near L with which no lane is shared by nodes, at most two; may be empty.
+        fitting: At most two numbers of lanes near L with which each lane belongs to one node only; may be empty.
     """
 
     num_lanes: int
@@ -98,12 +98,12 @@ class BucketRow:
     """One bucket of `bucketed`.
 
     Attributes:
-        bucket: Shape of its images, height x width, or its largest length.
-        num_samples: Number of its samples.
-        global_batch: Size of its batches, on all ranks together.
-        steps: Number of its batches in an epoch.
-        num_dropped: Number of its samples that are in no step.
-        num_padded: Number of rows of its last batch without a sample.
+        bucket: Shape of the bucket's images, height x width. For buckets of lengths, the largest length.
+        num_samples: Number of samples of the bucket.
+        global_batch: Size of the bucket's batches, on all ranks together.
+        steps: Number of batches of the bucket in an epoch.
+        num_dropped: Number of samples of the bucket that are in no step.
+        num_padded: Number of rows without a sample in the bucket's last batch.
     """
 
     bucket: str
@@ -129,8 +129,8 @@ class EpochPlan:
         batch: B, the size of a rank's batch; 1 without `batched`.
         global_batch: R x B.
         steps: Number of batches of each rank.
-        num_dropped: Number of samples at the end of the epoch that are in no step.
-        num_padded: Number of rows of the last step without a sample.
+        num_dropped: Number of samples at the end of the epoch, or of its buckets, that are in no step.
+        num_padded: Number of rows without a sample in the last step, or in the last batches of the buckets.
         num_shards: Number of shards with a selected sample. A shard that a source lists several times counts each time.
         num_bytes: Bytes of the selected samples, headers and padding included.
         lanes: The lanes of the order; None for an order without lanes.
@@ -301,8 +301,8 @@ def _plan_lanes(data: PlannedData, steps: AnySteps, num_nodes: int) -> LanesPlan
 
 
 def lanes_of_nodes(num_lanes: int, num_nodes: int, batch: int, *, is_dealt: bool = True) -> NDArray[np.bool_]:
-    """Return bool (num_nodes, num_lanes): True if a node takes samples from a cut. The cuts are the `num_lanes`
-    consecutive pieces of the data, one for each lane.
+    """Find the pieces of the data from which each node takes samples. Each lane reads one of `num_lanes` consecutive
+    pieces. Return bool (num_nodes, num_lanes), with the pieces in the order of the data.
 
     Args:
         num_lanes: Number of lanes.
@@ -324,9 +324,10 @@ def lanes_of_nodes(num_lanes: int, num_nodes: int, batch: int, *, is_dealt: bool
 
 
 def fitting_lanes(num_lanes: int, num_nodes: int, batch: int) -> tuple[int, ...]:
-    """Return the nearest numbers of lanes with which no lane is shared by nodes, at most one below and one above.
+    """Return the numbers of lanes nearest to `num_lanes` with which each lane belongs to one node only.
 
-    These numbers are multiples of `num_nodes` that divide `batch`, the number of positions of a step.
+    At most one number is below `num_lanes` and one above. If `num_lanes` itself fits, it is the only number. The result
+    may be empty. The numbers are multiples of `num_nodes` that divide `batch`, the number of positions of a step.
     """
     below = range(num_lanes - num_lanes % num_nodes, 0, -num_nodes)
     above = range(-(-num_lanes // num_nodes) * num_nodes, 4 * num_lanes + num_nodes, num_nodes)
@@ -342,7 +343,9 @@ def _plan_downloads(
     epoch: int,
     node_size: int,
 ) -> DownloadPlan:
-    """Plan downloads: find the parts of shards that each node reads in two epochs, position by position.
+    """Plan downloads: find the parts of shards that each node reads in `epoch` and in the next epoch.
+
+    `own_tables` has one table of shards for each part of the source. `node_size` is the number of ranks per node.
 
     Raises:
         StorageError, FolderIndexError: The offsets of shards cannot be read.
@@ -363,7 +366,7 @@ def _plan_downloads(
     table_stops = np.cumsum([len(table) for table in data.tables])
 
     def parts_of(shards: Ints, samples: Ints) -> Ints:
-        """Return the number of the part that has each sample, int64 (n,). The arguments are from `Order.take`."""
+        """Return the number of each sample's part: int64 (n,). `Order.take` returns `shards` and `samples`."""
         tables = np.searchsorted(table_stops, shards, side="right")
         numbers = np.empty_like(samples)
         for at in np.unique(tables).tolist():
@@ -400,8 +403,8 @@ def _plan_downloads(
 
 
 def _offsets(table: ShardTable, *, is_exact: bool) -> Iterator[Ints]:
-    """Yield for each shard the byte offsets of its samples and of its end, int64 (num_samples + 1,). They are evenly
-    spaced if the table is local or `is_exact` is not set.
+    """Yield for each shard the byte offsets of its samples and of its end, int64 (num_samples + 1,). If the table is
+    local or `is_exact` is not set, the offsets are estimates from the mean sample size.
 
     Raises:
         StorageError, FolderIndexError: The offsets of a remote shard cannot be read.

@@ -52,8 +52,8 @@ def summarize(sample: ViewedSample) -> dict[str, Any]:
 
 
 def describe(sample: ViewedSample) -> dict[str, Any]:
-    """Return what the dialog of a sample shows, as JSON: the values of `summarize`, `shard`, and for each of `fields`
-    its name, number of bytes, and content as text (None for an image and other binary data).
+    """Return what the dialog of a sample shows, as JSON: the values of `summarize`, `shard`, and `fields`. Each of
+    `fields` has `name`, `num_bytes` and `text`: the content as text, or None for images and other binary data.
     """
     fields = [
         {"name": printable(name), "num_bytes": len(data), "text": _text_of(name, data)}
@@ -102,8 +102,8 @@ def boxes_of(sample: ViewedSample) -> list[dict[str, Any]]:
 
 
 def _boxes(value: object) -> Iterator[tuple[list[float], object]]:
-    """Yield box and label of the boxes in COCO's form: `bbox` or `boxes` of the JSON, or `bbox` of its annotations or
-    objects.
+    """Yield each box in COCO's form with its label (None without a label). The boxes are in `bbox` of the lists
+    `annotations` and `objects`, or in `bbox` or `boxes` of the JSON itself.
     """
     if not isinstance(value, Mapping):
         return

@@ -102,8 +102,8 @@ def write_report(
 
 
 def _make_thumbnail(url: str, start: int) -> Thumbnail:
-    """Return the thumbnail of the sample at the byte offset `start` of a shard: its first image that can be decoded, or
-    the problem of its last image.
+    """Return the thumbnail of the sample at the byte offset `start` of a shard: the sample's first image that can be
+    decoded. If all images are invalid, return a thumbnail with the problem of the last image.
     """
     with LazyShard(url, start=start) as opened:
         sample = next(iter(opened))

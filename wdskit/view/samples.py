@@ -133,9 +133,10 @@ class SampleView:
             yield from self._read_together(part, shards, numbers) or self._read_singly(part, shards, numbers)
 
     def _read_together(self, rows: Sequence[int], shards: Ints, numbers: Ints) -> Iterator[ViewedSample] | None:
-        """Return the samples, read together, which is ten times as fast as one at a time. Return None if the samples
-        are large or differ in fields, or if one sample is invalid.
+        """Return the samples of `rows`, read together. `numbers` has the number of each sample in its shard. Return
+        None for a single sample, for large samples, if the fields differ, or if one sample is invalid.
         """
+        # Ten times as fast as one sample at a time.
         if len(rows) < 2 or self._shards.mean_bytes(shards) > _BYTES_AT_ONCE:
             return None
         try:
@@ -178,9 +179,9 @@ class SampleView:
 
         Args:
             start: The first row to check.
-            text: Text that the key must contain.
-            expression: Condition that must be true for the sample.
-            limit: Most rows to find.
+            text: Text that the key must contain; "" for any key.
+            expression: Condition that must be true for the sample; None for no condition.
+            limit: Stop after this number of matching rows.
             seconds: Approximate time limit. At least one row is checked.
         """
         end = time.monotonic() + seconds

@@ -1,9 +1,9 @@
 """The local web server of `wdskit view`.
 
 The content of shards may be hostile. Text is sent to the page as JSON and becomes text there, never markup; images are
-decoded here and encoded again; and the page's policy runs only its one script. A request without the token is refused,
-so other pages in the same browser get no answer. A request that names another host is refused too, so that no foreign
-host name can point to this server.
+decoded here and encoded again; and the page's policy allows no script but `view.js`. A request without the token is
+refused, so other pages in the same browser get no answer. A request that names another host is refused too, so that no
+foreign host name can point to this server.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ _HEADERS = {
 
 
 class Guard:
-    """An ASGI application that passes only requests for this host whose path starts with the token on to `app`."""
+    """An ASGI application that passes a request on to `app` only if its host and the token in its path are right."""
 
     def __init__(self, app: ASGIApp, token: str) -> None:
         self._app = app
@@ -118,8 +118,9 @@ class Page:
         return JSONResponse({"title": printable(self._samples.title), "num_samples": len(self._samples)})
 
     def page(self, request: Request) -> Response:
-        """Answer with a list of at most 200 cards: of each `row` in the query, or of `count` rows from the row `start`.
-        The card of a sample that cannot be read has the error in `problem`.
+        """Answer with a list of at most 200 cards. If the query has one or more `row`, the list has a card for
+        each `row`. Otherwise the list has `count` cards from the row `start`. The card of a sample that cannot be read
+        has the error in `problem`.
         """
         rows = [self._row(text) for text in request.query_params.getlist("row")[:MAX_PAGE]]
         if not rows and "start" in request.query_params:
@@ -219,8 +220,8 @@ class Page:
         return Response(picture, media_type="image/jpeg")
 
     def mask(self, request: Request) -> Response:
-        """Answer with the mask `field` of the sample of `row` as a PNG of at most `side` x `side` pixels, which colours
-        the numbers of the mask.
+        """Answer with the mask `field` of the sample of `row` as a PNG of at most `side` x `side` pixels. The PNG shows
+        the numbers of the mask as colours.
         """
         data, side = self._image(request)
         with self._decoding:
