@@ -616,18 +616,19 @@ class StageMethods(ABC):
                 that they read. Default: from torchrun or Slurm if they or torch.distributed give the rank, else 1.
             workers: Number of worker processes, 0 for none. This and the following arguments override the
                 configuration's `loader`. Default, if the stages of a planned source decode images and `threads` is not
-                set: one per two cores of this machine, at most 8, with two threads each. If the stages call functions
-                of yours: one per core, at most 16, with one thread each. The ranks of a machine divide its cores.
-                Otherwise 1.
+                set: one per two cores of this machine, at most 8, with two threads each. Default, if the stages call
+                functions of yours: one per core, at most 16, with one thread each. Otherwise 1. The ranks of a machine
+                divide its cores.
             threads: Threads in each process, for one-to-one stages. Default: 1 if `workers` is 0, for a stream, if
                 there is little to do, or if functions of yours are called, because several threads would call them at
                 the same time. Otherwise the cores of this machine, divided among its ranks and workers, at most 8.
             on: Where the workers of a planned source run: "ray" (the Ray cluster of the environment, which RAY_ADDRESS
                 may name) or the address of a cluster, "ray://head:10001". Needs `workers`. Default: on this machine.
-            prefetch: Largest number of batches made before the consumer asks for them: with a planned source in total,
-                and at least two per worker; with a stream by each worker. Default: 4; with small batches of a planned
-                source more, because a worker makes up to 256 samples together. After an epoch, the loader of a planned
-                source keeps at most 256 MiB of the next epoch.
+            prefetch: Largest number of batches that are made before the consumer asks for them. With a planned source,
+                this is the number for all workers together, and at least two per worker. With a stream, this is the
+                number for each worker. Default: 4; with small batches of a planned source more, because a worker makes
+                up to 256 samples together. After an epoch, the loader of a planned source keeps at most 256 MiB of the
+                next epoch.
             persistent_workers: Whether workers stay alive between epochs. Workers of a stream always stay alive.
             start_method: "fork", "spawn" or "forkserver". Default: torch's default, but never "fork" once CUDA is
                 initialised, or if a planned source reads shards in a store.

@@ -354,7 +354,7 @@ def _pattern(first: re.Match[str], last: re.Match[str]) -> str:
 
 
 def _shards_by_split(entries: Sequence[ShardEntry], split_name: str) -> dict[str, list[ShardEntry]]:
-    """Return the shards of each split, in the order of the index. If `split_name` is set, all shards have this split."""
+    """Return the shards of each split, in the order of the index. If `split_name` is set, all shards are in it."""
     splits: dict[str, list[ShardEntry]] = {}
     for one in entries:
         splits.setdefault(split_name or split_of(one.name), []).append(one)

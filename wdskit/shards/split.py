@@ -182,8 +182,8 @@ def _source(shares: Shares, split_key: SplitKey, missing: str | None) -> dict[st
 
 
 def _refuse_others(folder: Path, known: Columns, shares: Shares, source: dict[str, Any], *, overwrite: bool) -> None:
-    """Raise SelectionError if a split has the name of a bool column. If `overwrite` is not set, raise SelectionError too
-    if the folder has a column `split` with another source than `source`.
+    """Raise SelectionError if a split has the name of a bool column, or if the folder has a column `split` with another
+    source than `source` and `overwrite` is not set.
     """
     taken = next((name for name in shares if name in known and known.column(name).dtype == "|b1"), None)
     if taken is not None:
