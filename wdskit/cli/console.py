@@ -64,7 +64,7 @@ def print_json(value: object) -> None:
 
 
 def by_name(rows: Iterable[Any]) -> dict[str, dict[str, object]]:
-    """Return dataclasses as objects for JSON, by their `name`."""
+    """Map the `name` of each dataclass in `rows` to a dict of its other attributes, for JSON."""
     return {row.name: {key: value for key, value in vars(row).items() if key != "name"} for row in rows}
 
 
@@ -93,7 +93,7 @@ def print_tables(tables: Iterable[Table]) -> None:
 
 
 def _render(console: Console, table: Table) -> str:
-    """Return the table's lines; outside a terminal, without the spaces that fill its last column."""
+    """Return a table as text. If `console` is not a terminal, no line ends with spaces."""
     with console.capture() as text:
         console.print(table)
     lines = text.get().rstrip("\n").split("\n")
@@ -153,7 +153,13 @@ def ignored_note(num_ignored: int) -> str:
 
 @contextlib.contextmanager
 def _show_bar(*columns: Any, **options: Any) -> Iterator[Any]:
-    """Show rich's progress bar on stderr while the block runs, if stderr is a terminal."""
+    """Show rich's progress bar on stderr while the block runs, if stderr is a terminal.
+
+    `columns` and `options` are the arguments of `rich.progress.Progress`.
+
+    Yields:
+        The bar. `disable` of the bar is True if stderr is not a terminal.
+    """
     from rich.progress import Progress
 
     console = make_console(stderr=True)
@@ -164,14 +170,17 @@ def _show_bar(*columns: Any, **options: Any) -> Iterator[Any]:
 
 
 class _ProgressLog:
-    """A line on stderr once a minute, for runs without a bar, such as the log of a job. `is_silent` prints no line."""
+    """The progress of a run without a bar, such as a job with a log: a line on stderr once a minute.
+
+    If `is_silent` is True, no line is printed.
+    """
 
     def __init__(self, *, is_silent: bool) -> None:
         self._start_s = time.monotonic()
         self._next_s = math.inf if is_silent else self._start_s + _LOG_EVERY_S
 
     def note(self, make_line: Callable[[float], str]) -> None:
-        """Print the line for the seconds since the start, if a minute has passed since the last one."""
+        """Print `make_line(seconds since the start)`, if a minute has passed since the start or the last line."""
         now_s = time.monotonic()
         if now_s >= self._next_s:
             self._next_s = now_s + _LOG_EVERY_S
@@ -183,7 +192,8 @@ def show_bytes(title: str) -> Iterator[Callable[[int, int | None], None]]:
     """Show a bar with MB/s and the time left, after the text `title`.
 
     Yields:
-        The function to call with the bytes so far, and with all bytes or None if their number is unknown.
+        The function to call with two numbers: the bytes so far, and all bytes. If the number of all bytes is unknown,
+        the second argument is None.
     """
     from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
@@ -208,7 +218,7 @@ def show_steps() -> Iterator[Callable[[str, int, int], None]]:
     """Show a bar with the time left.
 
     Yields:
-        The function to call with the next step's name, the steps so far, and all steps.
+        The function to call with the name of the next step, the number of finished steps, and the number of all steps.
     """
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 
@@ -269,7 +279,10 @@ def show_packing() -> Iterator[OnProgress]:
 
 
 def _rates(now: Progress, seconds: float) -> str:
-    """Return `1,200 of 40,000  812 samples/s  95.1 MB/s  0:00:48 left`, without the unknown parts."""
+    """Return progress as text: `1,200 of 40,000  812 samples/s  95.1 MB/s  0:00:48 left`.
+
+    `now` is the progress after `seconds`. Unknown parts of the text are left out.
+    """
     rates = [format_count(now.num_samples)]
     if now.total_samples is not None:
         rates[0] += f" of {format_count(now.total_samples)}"

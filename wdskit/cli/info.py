@@ -89,7 +89,7 @@ def _details(summary: Summary) -> Iterator[tuple[str, str]]:
 
 
 def _fields(summary: Summary) -> Table:
-    """Return a table with one line per field. Samples and bytes are known only if the shards were read."""
+    """Return a table with one line per field. The table has samples and bytes only if the shards were read."""
     is_folder = summary.kind != "shard"
     titles = ["field"]
     if is_folder:

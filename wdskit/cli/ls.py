@@ -80,7 +80,8 @@ def _show_member(row: MemberRow) -> Row:
 def _align(header: str, rows: Iterator[tuple[str, ...]]) -> Iterator[str]:
     """Yield a line of the titles in `header`, then each row as a line, in aligned columns.
 
-    A column whose title starts with `>` is aligned right. If `rows` raises an error, the rows before it come first.
+    A column whose title starts with `>` is aligned right. If `rows` raises a WdskitError, all earlier rows are yielded
+    before the error is raised again.
     """
     from rich.cells import cell_len
 

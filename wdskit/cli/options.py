@@ -74,7 +74,7 @@ _UsageError: Any = typer.BadParameter.__base__  # class of click, which newer ve
 
 
 class Group(typer.core.TyperGroup):
-    """A group of commands. Their usage errors do not repeat the secrets of a URL."""
+    """A group of commands. Messages about a wrong command line do not show the secrets of a URL."""
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command that the command line names."""
@@ -97,7 +97,8 @@ class Command(typer.core.TyperCommand):
         self.help, _, self.epilog = (self.help or "").partition("\n\nExamples:\n")
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        """Write the whole help without rich, which older versions of typer use for every application."""
+        """Write the whole help without rich."""
+        # Older versions of typer use rich for the help of every application.
         self.format_usage(ctx, formatter)
         self.format_help_text(ctx, formatter)
         self.format_options(ctx, formatter)
@@ -150,7 +151,7 @@ def takes(kind: type[RunOptions]) -> Callable[[Callable[..., None]], Callable[..
 
 
 def _parameter(opt: Field[Any]) -> inspect.Parameter:
-    """Return the parameter that typer turns into an option of the command line."""
+    """Return `opt` as a parameter of a command. typer makes an option of the command line from the parameter."""
     least, words = opt.metadata["least"], choices_of(opt)
     is_repeated = opt.name == "fields"
     kind: Any = str | None

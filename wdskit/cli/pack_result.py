@@ -22,11 +22,12 @@ WAS_DONE = "Nothing to do: {} already holds all of it."
 
 
 def print_result(result: PackResult, *, is_part: bool) -> None:
-    """Print the table of what `pack` wrote or would write, and the first rows that it left out.
+    """Print a table of what `pack` wrote or would write, then the first rows that `pack` rejected, and notes.
 
     Args:
         result: The result.
-        is_part: Whether the run filled one part of the shards, which cannot be loaded yet.
+        is_part: Whether the run packed one part of several. If True, no next command is shown, because one part
+            cannot be loaded yet.
     """
     print_summary(_details(result, is_part=is_part), _notes(result))
 

@@ -121,7 +121,10 @@ def _to_json(result: ReshardResult, *, dry_run: bool) -> dict[str, object]:
 
 
 def _details(result: ReshardResult, *, dry_run: bool) -> Iterator[tuple[str, str]]:
-    """Yield the lines about the samples that were read, left out and written."""
+    """Yield the lines, as (name, value), about the samples that were read, left out and written.
+
+    If `dry_run` is True, the samples to write are called "planned".
+    """
     yield "folder", str(result.folder)
     yield "read", _read(result)
     for reason, count in _left_out(result).items():

@@ -121,7 +121,11 @@ def _part(count: int, total: int) -> str:
 
 
 def _classes(classes: Sequence[ClassStats]) -> Iterator[Sequence[str]]:
-    """Yield the rows of all classes in order, or of the most common and the rarest if there are too many classes."""
+    """Yield one table row per class, in the order of `classes`.
+
+    If there are too many classes, yield the rows of the most common classes, a row with the number of classes that are
+    left out, and the rows of the rarest classes.
+    """
     from wdskit.shards.stats import choose_classes
 
     shown = choose_classes(classes, NUM_CLASSES_SHOWN)

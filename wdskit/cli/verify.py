@@ -124,7 +124,7 @@ def _print(result: VerifyResult, seconds: float) -> None:
 
 
 def _advice(result: VerifyResult) -> Iterator[str]:
-    """Yield what the user can do about the findings."""
+    """Yield sentences that say what the user can do about the findings."""
     from wdskit.storage.urls import is_local
 
     kinds = {finding.kind for finding in result.findings}

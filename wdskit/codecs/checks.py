@@ -38,8 +38,8 @@ def read_header(head: Callable[[int], bytes]) -> ImageHeader:
     """Return format, size and mode of an image file from its header. No pixel is decoded.
 
     Args:
-        head: A function that returns the first n bytes of the file, or the whole file if it is shorter. It is called
-            with larger n until the header is whole; mostly once, with 2 KiB.
+        head: A function that returns the first n bytes of the file, or the whole file if the file is shorter. The
+            first call has n = 2 KiB, enough for most headers. If the header is longer, calls with larger n follow.
 
     Raises:
         DecodeError: The format is unknown, or the header is damaged or cut short.
@@ -66,9 +66,10 @@ def read_header(head: Callable[[int], bytes]) -> ImageHeader:
 def check_image(data: Buffer, *, max_pixels: int = MAX_PIXELS) -> None:
     """Check that `data` is one whole image file.
 
-    JPEG: every segment to the end mark (bytes after it are accepted). PNG: every chunk's checksum to IEND. WebP: the
-    sizes of the file and of every chunk. Pillow opens and verifies a WebP file too, and all other formats; Pillow does
-    not read a GIF, BMP, TIFF or PPM to its end.
+    - JPEG: checks every segment up to the end mark. Bytes after the end mark are accepted.
+    - PNG: checks the checksum of every chunk up to IEND.
+    - WebP: checks the sizes of the file and of every chunk. Then Pillow opens and verifies the file.
+    - GIF, BMP, TIFF, PPM: Pillow opens and verifies the file, but does not read the file to its end.
 
     Raises:
         ImageTooLarge: The header promises more than `max_pixels`.

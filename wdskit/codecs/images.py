@@ -205,7 +205,8 @@ def stores_other_numbers(data: Buffer, *, max_pixels: int, is_grey: bool) -> str
     Args:
         data: The whole encoded file.
         max_pixels: Compared with width x height in the file's header.
-        is_grey: Whether the image is decoded to mode "L", which changes colours.
+        is_grey: Whether `decode_image` decodes to mode "L". Mode "L" changes the numbers of an image with colours, so
+            that "colours" is then the reason.
 
     Raises:
         ImageTooLarge: The header promises more than `max_pixels`.
@@ -266,11 +267,11 @@ def pillow_errors(name: str) -> Iterator[None]:
 
 
 def _decode_whole_jpeg(data: Buffer, mode: str, max_pixels: int) -> NDArray[np.uint8] | None:
-    """Decode a JPEG with simplejpeg.
+    """Decode a JPEG with simplejpeg to `mode`: "L", "RGB" or "RGBA".
 
     Returns:
-        Array (height, width, channels), or (height, width) for mode "L". None if only Pillow can decode the file, or
-        can say what is wrong with it.
+        Array (height, width, channels), or (height, width) for mode "L". None if the caller must use Pillow: the file
+        is CMYK, its header is damaged, or simplejpeg refuses it for another reason than damaged pixel data.
 
     Raises:
         ImageTooLarge: The header promises more than `max_pixels`.
@@ -308,7 +309,7 @@ def _colour_header(data: Buffer, max_pixels: int) -> structure.ImageHeader | Non
 
 
 def _decode_pillow(data: Buffer, mode: str, max_pixels: int) -> Image.Image:
-    """Decode an image with Pillow and return the loaded image in mode "L", "RGB" or "RGBA".
+    """Decode an image with Pillow, and return the loaded image in the mode `mode`: "L", "RGB" or "RGBA".
 
     Raises:
         ImageTooLarge: The header promises more than `max_pixels`.
@@ -354,7 +355,8 @@ def decode_jpeg(
 
     Returns:
         Array (height, width, 3), uint8, C-contiguous, in `buffer` or owned by the caller. None if the image is too
-        small for this scale, or if simplejpeg refuses the file: use `decode_image` then, which raises if it is damaged.
+        small for this scale, or if simplejpeg refuses the file. After None, call `decode_image`: it decodes the file,
+        or raises the error of a damaged file.
     """
     if step > 1 and max(size) < _MIN_SIDE:
         return None

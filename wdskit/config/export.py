@@ -132,7 +132,11 @@ def _reference(name: str) -> dict[str, Any]:
 
 
 def _stage_schema(spec: type[StageSpec], settings: dict[str, Any]) -> dict[str, Any]:
-    """Return the schema of a stage: a mapping from its name to its settings or their short form."""
+    """Return the schema of a stage in YAML: a mapping with one key, the name of the stage.
+
+    The schema accepts the settings or their short form as the value, and null if no setting is required. `settings` is
+    the schema of the settings.
+    """
     choices = [] if spec.is_mapping else [_reference(spec.__name__)]
     if spec.shorthand is not None:
         short = settings["properties"][spec.shorthand]
@@ -151,7 +155,10 @@ def _stage_schema(spec: type[StageSpec], settings: dict[str, Any]) -> dict[str, 
 
 
 def _with_variables(schema: Any) -> Any:
-    """Return a copy of a schema without titles, in which a variable may replace any value that is not text."""
+    """Return a copy of a schema without titles.
+
+    The copy also accepts a variable in place of a number, a boolean, or a value that must be one of fixed values.
+    """
     if schema == {"title": "stage"}:
         return _reference("stage")
     if isinstance(schema, list):

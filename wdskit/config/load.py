@@ -106,7 +106,8 @@ class _ConfigChecker:
     """The check of one configuration, which collects its problems.
 
     Attributes:
-        places: For each path, the line that sorts its problems, and the text that names its place in messages.
+        places: Maps each path to (line, text). The line sorts the problems at the path. The text, such as
+            `train.yaml:12` or `--set loader.workers=4`, names the place in messages.
         problems: Each problem with its line.
     """
 

@@ -64,7 +64,8 @@ class Flaw(NamedTuple):
     Attributes:
         path: Path of the setting, relative to the checked value.
         rule: The message.
-        line: Line of the text, from 1. 0 if the settings are a dict, or if the flaw has the line of `path`.
+        line: Line of the flaw in the YAML text, from 1, if `read_yaml` found the flaw. Otherwise 0: the caller finds
+            the line by `path`, or the settings are a dict and have no lines.
         unread: Whether the value could not be read. Other messages about such a value are dropped.
     """
 
@@ -119,7 +120,7 @@ def _show_item(item: object) -> str:
 
 
 def describe(value: object) -> str:
-    """Return a value and its type as text: "`no` is text". For None, integers and other types: "it is 5"."""
+    """Return a text such as "`no` is text", with a value and its type. For None, integers and others: "it is 5"."""
     kind = next((kind for types, kind in _KINDS if isinstance(value, types)), "")
     return f"{show(value)} is {kind}" if kind else f"it is {show(value)}"
 
@@ -200,7 +201,7 @@ def forbidden_character(text: str) -> str:
 
 
 def flaws_of(model: type[BaseModel], invalid: ValidationError) -> list[Flaw]:
-    """Return the flaws that pydantic found in the settings of `model`, each once, in the order of its fields."""
+    """Return the flaws that pydantic found in the settings of `model`, each once, in the order of the settings."""
     errors = invalid.errors(include_url=False)
     unknown = [str(error["loc"][-1]) for error in errors if error["type"] == "extra_forbidden"]
     misspelt = {nearest(name, setting_names(model)) for name in unknown}

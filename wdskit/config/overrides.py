@@ -24,8 +24,8 @@ def apply_override(tree: Any, text: str, stages: Stages) -> tuple[Path, list[Fla
 
     Args:
         tree: The tree of a `yaml_reader.Document`.
-        text: `PATH=VALUE`. VALUE is YAML. In PATH, an item of a list is its position; a stage that appears once in its
-            pipeline may also be its name.
+        text: `PATH=VALUE`. VALUE is YAML. PATH names an item of a list by the item's position. A stage that appears
+            once in its pipeline may also be named by the stage's name.
         stages: Maps the name of each stage to its class.
 
     Returns:
@@ -52,7 +52,7 @@ class _Change:
     """The change of one value in a tree.
 
     Attributes:
-        path: Path of the value after `put`.
+        path: Path of the changed value; empty before `put` is called.
     """
 
     def __init__(self, value: Any, stages: Stages) -> None:
@@ -61,10 +61,10 @@ class _Change:
         self.path: Path = ()
 
     def put(self, node: Any, steps: list[str], path: Path, model: type[StageSpec] | None) -> Any:
-        """Put the value at `steps` below `node`, which is at `path`, and return the changed node.
+        """Put the value at `steps` below `node`, and return the changed node.
 
-        `model` is the stage of which `node` has the settings; None for other nodes. Raises _PathError if the node below
-        does not exist.
+        `path` is the path of `node`. If `node` has the settings of a stage, `model` is the class of the stage; else
+        None. Raises _PathError if a node on the way to the value does not exist.
         """
         if not steps:
             self.path = path
@@ -87,7 +87,8 @@ class _Change:
     def _position(node: list[Any], steps: list[str], path: Path) -> tuple[Any, list[str]]:
         """Return the index of the item that the first step names, and the steps below that item.
 
-        Raises _PathError if the list does not have the item, or the name fits several items.
+        `node` is the list at `path`. Raises _PathError if the list does not have the item, or several stages have the
+        name.
         """
         step = steps[0]
         if not _NUMBER.fullmatch(step):
@@ -104,10 +105,15 @@ def _is_pipeline(path: Path) -> bool:
 
 
 def _long_form(node: Any, step: str, path: Path, model: type[StageSpec] | None) -> Any:
-    """Return the node at `path` in its long form, so that it can have the setting `step`.
+    """Return a long form of `node` that can have the setting `step`.
 
-    `model` is the stage of which `node` has the settings; None for other nodes. A node without a short form is returned
-    unchanged. Raises _PathError if the stage takes no arguments.
+    - The short form of a stage's settings becomes a mapping.
+    - The name of a stage in a pipeline becomes a mapping `{name: null}`.
+    - A section of `_ADDED` that does not exist becomes an empty mapping.
+    - Any other node is returned unchanged.
+
+    `path` is the path of `node`. If `node` has the settings of a stage, `model` is the class of the stage; else None.
+    Raises _PathError if the stage takes no arguments.
     """
     if model is not None and not isinstance(node, dict):
         if isinstance(node, list) and _NUMBER.fullmatch(step):

@@ -25,8 +25,8 @@ class StageSpec(BaseModel):
             maps one value to one value, "stream" reorders, drops or unpacks values, "batch" groups, "epoch" counts.
         shorthand: The setting that a bare value fills (`shuffle: 200`); None if the stage takes no arguments.
         is_mapping: Whether a whole YAML mapping is the value of `shorthand` (`rename: {image: jpg}`).
-        is_starred: The name of the `*arguments` of the Python method if it takes the items of `shorthand` one by one;
-            else empty.
+        is_starred: The name of the `*arguments` of the Python method, if the method takes the items of `shorthand` as
+            separate arguments; else empty.
         takes_any: Whether the stage maps a value of any type to a value of any type, as a user's function may.
         is_planned: Whether the stage is a source that knows the position of every sample before the run.
         items: Maps settings that are lists of mappings to the model of an item.

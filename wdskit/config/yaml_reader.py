@@ -271,7 +271,10 @@ class _Reader:
         return mapping
 
     def _key_rule(self, event: Any, is_repeated: bool, path: Path) -> str:  # noqa: FBT001 (private, one call)
-        """Return the message of an invalid name; "" if it is valid."""
+        """Return the message about an invalid name (a key) of the mapping at `path`; "" if the name is valid.
+
+        `event` is PyYAML's event of the name. `is_repeated` is True if the mapping has the name already.
+        """
         if isinstance(event, yaml.AliasEvent):
             return _alias_rule(event)
         if not isinstance(event, yaml.ScalarEvent):

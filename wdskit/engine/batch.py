@@ -90,9 +90,10 @@ class BatchFactory(Protocol):
         ...
 
     def close(self, deadline_s: float | None = None) -> None:
-        """End the threads. The next job starts new threads.
+        """End the threads, and wait for their end. The next job starts new threads.
 
-        The wait ends at `deadline_s` of the monotonic clock; with None, after a short default time.
+        The wait stops at `deadline_s` of the monotonic clock. If `deadline_s` is None, the wait stops after a short
+        default time.
         """
         ...
 
@@ -114,7 +115,7 @@ class PlannedBatches:
         self._fetching: threading.Thread | None = None
 
     def open(self, job: Job) -> Outcome[OpenJob]:
-        """Return the job with the locations of its samples, or the error of locating them. Request remote samples."""
+        """Locate the samples of a job, and request the remote samples. Return the open job, or the error."""
         program, reader = self._program, self._program.reader
         try:
             if program.run.num_threads > 1 and self._threads is None:
@@ -130,10 +131,11 @@ class PlannedBatches:
             return Outcome(error=err)
 
     def _fetch_ahead(self, job: Job) -> None:
-        """Start a thread that fetches the parts of shards for the job `num_ahead` positions after `job`.
+        """Start a thread that fetches parts of shards into the cache for a later job of the epoch.
 
-        For the first job of an epoch, the thread also fetches the parts for all jobs between the two. A failure is
-        reported when a sample is read.
+        The later job is `program.num_ahead` positions after `job`. If `job` is the first job of an epoch, the thread
+        also fetches the parts for all jobs between `job` and the later job. If the last thread still runs, no thread
+        starts. The thread ignores errors: the error is raised when the sample is read.
         """
         program, steps, epoch = self._program, job.steps, (job.start, job.steps)
         num = max(1, program.num_ahead // steps.global_batch)
@@ -160,9 +162,9 @@ class PlannedBatches:
         return make_batches(self._program, job.value, memory, self._threads, is_cancelled)
 
     def close(self, deadline_s: float | None = None) -> None:
-        """End the threads. The wait ends at `deadline_s` of the monotonic clock; with None, after 0.5 s.
+        """End the threads, and wait for their end. The next job starts new threads.
 
-        The next job starts new threads.
+        The wait stops at `deadline_s` of the monotonic clock; with None, after 0.5 s.
         """
         threads, self._threads = self._threads, None
         if threads is not None:
@@ -355,9 +357,10 @@ class _SampleFactory:
         return True
 
     def _decode_chunk(self, rows: range, timings: Timings | None, slot: Slot) -> dict[int, tuple[Any, Origin]]:
-        """Return the samples of a chunk after the first stage, which decodes an image: row to (value, origin).
+        """Apply the first stage, which decodes an image, to the samples in `rows`. Map each row to (value, origin).
 
-        A sample that fails is left out, and `_make_sample` reports its error.
+        The value is the sample after the first stage. The result does not have the rows of samples that fail;
+        `_make_sample` reports their errors.
         """
         # All samples are read, then all are prepared, then all pixels are decoded. Sample by sample, all of this would
         # run with CPU caches that a decoder has filled, and hold Python's lock three to five times as long.
@@ -438,10 +441,19 @@ class _SampleFactory:
         timings: Timings | None,
         check: Callable[[Any, Origin], object] = lambda *_: None,
     ) -> tuple[Any, Origin, str]:
-        """Return the next good sample for which `check` does not raise, the bad sample's origin, and its error as text.
+        """Return a good sample in place of a bad sample, the origin of the bad sample, and the text of the error `bad`.
+
+        Args:
+            bad: The error of the bad sample.
+            place: Position of the bad sample in the endless sequence.
+            out: The stage that writes its image into given memory, and this memory; None without such a stage.
+            timings: Receives the timings of the tried samples, if not None.
+            check: Called with the value and the origin of each tried sample. The sample is bad if `check` raises a
+                SampleError.
 
         Raises:
-            SampleError: All samples that were tried are bad, or the error budget does not cover one of their errors.
+            SampleError: All tried samples are bad, there is no sample to try, or the error budget does not cover the
+                error of a tried sample.
         """
         num_tried = 0
         for attempt in range(1, _MAX_SUBSTITUTES + 1):
@@ -501,7 +513,8 @@ class _SampleFactory:
     def _replace_misfits(self, bound: slice) -> None:
         """Replace the samples in the rows `bound` that do not fit the other samples of their batch.
 
-        A sample is replaced if it cannot be collated alone, or not with the largest group of samples that fit together.
+        The samples are divided into groups that can be collated. A sample outside the largest group is replaced if it
+        cannot be collated with the first sample of this group, or cannot be collated alone if there is no group.
         Raises SampleError if no substitute fits.
         """
         batched = self._program.collate
@@ -511,7 +524,10 @@ class _SampleFactory:
         groups: list[list[int]] = []
 
         def check(at: int, value: Any, origin: Origin) -> None:
-            """Raise the SampleError of collating this value, alone or with the first sample of the largest group."""
+            """Collate `value`, the sample of row `at`, with the first sample of the largest group.
+
+            If there is no group, collate `value` alone. Raises SampleError if collating fails.
+            """
             firsts = [max(groups, key=len)[0]] if groups else []
             values = [*(owned[first] for first in firsts), self._with_image_value(value, at)]
             batched.collated(values, [*(self._results[first][1] for first in firsts), origin])
@@ -541,7 +557,7 @@ class _SampleFactory:
             self._results[at] = found if reason is None else (found[0], origin, reason)
 
     def _with_image_value(self, value: Any, at: int) -> Any:
-        """Return a sample with its image as a value, not as a row of `_batch_images`."""
+        """Return the sample of row `at`, with its image as a value in place of its row of `_batch_images`."""
         writer = self._program.writer
         return value if writer is None else _replace_image(value, self._sample_images[at], writer)
 
@@ -582,9 +598,9 @@ class _SampleFactory:
 
 
 def _find_image_place(images: list[NDArray[Any]], values: list[Any]) -> int | str | None:
-    """Return the field, or the place in a tuple, at which every sample has its image of the batch.
+    """Return the field, or the place in a tuple, at which each sample in `values` has its image in `images`.
 
-    Return None if the samples have their images at different places, or a sample has its image at several places.
+    Return None if no place is the same for all samples, or if the first sample has its image at several places.
     """
     first = values[0]
     items = first.items() if isinstance(first, dict) else enumerate(first) if isinstance(first, tuple) else ()
@@ -612,7 +628,7 @@ def _replace_image(sample: Any, image: NDArray[Any], writer: FusedStep) -> Any:
 
 
 def _check_rows(value: Any, num_rows: int, origin: Origin) -> None:
-    """Check that each column of a batch has as many rows as its mask.
+    """Check that each column of the batch `value` has `num_rows` rows, as many as the mask of the batch.
 
     Raises:
         PipelineError: A function after `batched` changed the number of rows. The message names the column.

@@ -136,10 +136,10 @@ def _decoded(decode: FieldDecoder, name: str, column: Column) -> Column:
 
 
 def _collate_column(slot: str | int, column: Column, memory: Memory, ragged: Collection[str | int]) -> Any:
-    """Return the batch of a column, equal to the batch of `Collate`. No value is a decoded image.
+    """Return the batch of a column, equal to the batch that `Collate` makes. The column has no decoded images.
 
-    `slot` is the column's name, or its place in a tuple; the columns of the slots in `ragged` become ragged batches.
-    Raises _NotColumns for a ragged column of bytes.
+    `slot` is the name of the column, or its place in a tuple. If `slot` is in `ragged`, the result is a ragged batch.
+    Raises _NotColumns if `slot` is in `ragged` and the column has bytes.
     """
     if slot in ragged:
         if isinstance(column, Spans):

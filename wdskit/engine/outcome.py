@@ -16,9 +16,9 @@ T = TypeVar("T")
 class Outcome(Generic[T]):
     """The result of a job: a value, an error, or both.
 
-    Unpickling restores the error and the exceptions that caused it; the cause of the last of these is a
-    `WorkerTraceback`. An error that cannot be pickled becomes a PipelineError with its text. A cause that cannot be
-    pickled is only in the text of the traceback.
+    Unpickling restores the error and its chain of causes, and adds a `WorkerTraceback` as the last cause. An error that
+    cannot be pickled becomes a PipelineError with the text of the error. If a cause cannot be pickled, the chain ends
+    before this cause, and only the traceback shows the cause.
 
     Args:
         value: The result; with an error, the part of the result that was made before the error.

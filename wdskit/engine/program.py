@@ -117,7 +117,8 @@ class Program:
         run: Seed, rank and number of threads.
         forgives: Whether bad samples are replaced.
         forgives_functions: Whether samples on which a transform or a user's function fails are replaced too.
-        num_ahead: Number of positions of all ranks, after a job, whose parts of shards are fetched in advance.
+        num_ahead: Parts of shards are fetched in advance, up to this number of positions after a job. The positions of
+            all ranks count. 0 fetches nothing in advance.
         columns: Makes batches field by field, if the stages allow it and are the same for all parts.
         first: The first stage, if it decodes an image in two halves and is the same for all parts.
         writer: The stage that can write its image straight into the batch, if it is the same for all parts.

@@ -223,7 +223,10 @@ class SampleReader:
             return f"{path}: {local.key(number)}"
 
     def mean_bytes(self, shards: Ints) -> int:
-        """Return the mean bytes of one sample for each element of `shards`, added up."""
+        """Return the estimated bytes of several samples. `shards` has the number of each sample's shard.
+
+        Each sample counts as the mean bytes of one sample in its shard.
+        """
         return int(self._means()[shards].sum())
 
     def has_large_samples(self) -> bool:
@@ -268,8 +271,9 @@ class SampleReader:
         return ColumnarSamples([file.path for file in files], *found)
 
     def _locate(self, shards: Ints, samples: Ints) -> tuple[Ints, dict[int, IndexedShard]]:
-        """Return the number of each sample in its file, and the open shards by number.
+        """Return the number of each sample among all samples of its file, and the open shards by shard number.
 
+        `samples` has the number of each sample among the used samples of its shard.
         Raises ShardError, StorageError or FolderIndexError if a shard is damaged or cannot be opened.
         """
         if len(self.tables) == 1:
@@ -285,8 +289,9 @@ class SampleReader:
         return numbers, opened
 
     def _opened(self, at: int, shards: Ints) -> dict[int, IndexedShard]:
-        """Return the shards of table `at` by number, and open the shards that are not open yet.
+        """Map each number in `shards` to the open shard. Open the shards that are not open yet.
 
+        All of `shards` are in the table with the index `at`.
         Raises ShardError, StorageError or FolderIndexError if a shard is damaged or cannot be opened.
         """
         wanted = dict.fromkeys(shards.tolist())

@@ -68,7 +68,8 @@ class StreamJob(NamedTuple):
 class _Epochs:
     """The next epoch of each worker, in memory that all processes of a torch DataLoader share.
 
-    So `set_epoch` reaches running workers, and new workers continue the count of workers that ended with their epoch.
+    The shared memory lets `set_epoch` reach running workers. If torch starts new workers for each epoch, the new
+    workers continue the count of the old workers.
     """
 
     def __init__(self, max_workers: int) -> None:
@@ -120,10 +121,10 @@ class StreamPipeline(webdataset.DataPipeline):  # type: ignore[misc]  # webdatas
 
     It is an `IterableDataset`, so torch's DataLoader and webdataset's WebLoader take it, with `batch_size=None`.
 
-    Each iteration is one epoch, and the next iteration is the next epoch; `set_epoch` sets its number. Without
-    `with_epoch`, an epoch reads each shard once. With `with_epoch`, the stream continues where the last epoch ended, as
-    long as its process lives. After an unfinished epoch, such as after a break, the next epoch starts with new draws,
-    which depend on its number.
+    Each iteration is one epoch. The number of the epoch counts up after each finished epoch; `set_epoch` sets another
+    number. Without `with_epoch`, an epoch reads each shard once. With `with_epoch`, the stream continues where the last
+    epoch ended, as long as the process lives. After an unfinished epoch, such as after a break, the next iteration
+    starts with new draws, which depend on the number of the epoch.
 
     Args:
         stages: The running stages; the first is a source.
@@ -203,7 +204,9 @@ class StreamPipeline(webdataset.DataPipeline):  # type: ignore[misc]  # webdatas
         return self._iterate(epoch, token)
 
     def _iterate(self, epoch: int, token: object) -> Iterator[Any]:
-        """Yield the values, until another iteration of this pipeline starts.
+        """Yield the values of an epoch, until another iteration of this pipeline starts.
+
+        `token` is the `_token` of this iteration. Another iteration replaces `_token`.
 
         Raises:
             PipelineError: Another iteration has started; or this is the only worker, and the epoch has no values.

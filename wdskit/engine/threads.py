@@ -64,10 +64,10 @@ class Threads:
             done.acquire()
 
     def close(self, deadline_s: float | None = None) -> None:
-        """End the threads after all submitted calls.
+        """Let the threads finish all submitted calls, and wait until the threads end.
 
-        The wait ends at `deadline_s` of the monotonic clock; with None, after `JOIN_S`. A thread whose call hangs then
-        is left running: as a daemon, it does not keep the process alive.
+        The wait stops at `deadline_s` of the monotonic clock; with None, after `JOIN_S`. A thread whose call still runs
+        at that time is left running. The thread is a daemon and does not keep the process alive.
         """
         deadline_s = time.monotonic() + JOIN_S if deadline_s is None else deadline_s
         for _ in self._threads:

@@ -1,1 +1,1 @@
-"""Write shards with an index (`pack`, `reshard`), and store a choice of their samples as a column (`select`)."""
+"""Write shards with an index (`pack`, `reshard`), and mark chosen samples in a column of bool (`select`)."""

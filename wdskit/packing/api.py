@@ -35,7 +35,7 @@ class PackResult:
 
     Attributes:
         folder: Folder of the shards: a path, or a URL as text.
-        entries: Index entries of the shards of this run or part, in order; empty after a dry run.
+        entries: Index entries of the shards of this run (with `part`, of this part), in order; empty after a dry run.
         num_samples: Samples in these shards, or in the plan of a dry run.
         num_bytes: Bytes of these shards; 0 if a dry run cannot know the bytes, because options change the samples.
         classes: Class number by class name; empty if the source has no classes.
@@ -48,9 +48,11 @@ class PackResult:
         was_done: True if an earlier run wrote all of these shards, so that this run wrote nothing.
         num_cleaned: Rows whose keys `keys="clean"` changed.
         source: Name and kind of the source: `photos: image folder`. Empty for rows from Python.
-        notes: Sentences for the user. One kind counts the images, in the shards that this call filled, whose EXIF
-            orientation or further frames decoding ignores, and names the first image. `validate` "none" and "magic"
-            do not look for these images. Another kind names exported files that are outdated or that a user changed.
+        notes: Sentences for the user. One sentence counts the images with an EXIF orientation, and one the images with
+            several frames: decoding ignores the orientation and all frames after the first. Each sentence
+            names the first such image. Only images in shards that this call filled are counted, and no image if
+            `validate` is "none" or "magic". Other sentences name exported files that are outdated or that a user
+            changed.
     """
 
     folder: Path | str
@@ -92,9 +94,9 @@ def pack(
         source: A folder of images (a sub-folder is a class); a table (.jsonl, .csv, .tsv, also with .gz, or .parquet);
             COCO annotations (.json); a folder that `datasets` saved; tars or zips. A folder or a pattern names several
             Parquet files, tars or zips. Tars may be in a store: `s3://bucket/old/*.tar`. `-` reads paths from standard
-            input. Or rows: dicts of `__key__` and fields, whose values are bytes, a `pathlib.Path`, or the type that
-            belongs to the field's name (`cls` an int, ...). Rows that can be read only once, from a generator or
-            standard input, are packed as they arrive.
+            input. Or an iterable of rows: each row is a dict with `__key__` and fields. The value of a field is bytes,
+            a `pathlib.Path`, or the type that belongs to the field's name (`cls` an int, ...). Rows that can be read
+            only once, from a generator or standard input, are packed as they arrive.
         dest: The folder to write to, created if it is missing. It cannot be inside the source. Or a folder of a bucket,
             `s3://bucket/train`: each filled shard is uploaded, then its local file is removed; the index comes last.
         options: Keyword arguments, each with the name of an option below. docs/pack.md explains them.
@@ -103,7 +105,7 @@ def pack(
         RowError: A row cannot be packed, or has the key of another row or of an existing sample. `where` of the error
             names the file and line of the row.
         PackError: The source has no valid row, an option is invalid, the folder cannot be written, or an existing file
-            is in the way.
+            has a name that this run needs.
         ConfigError: `export` names an unknown kind, or `split_name` has characters that cannot be printed.
         SelectionError: `split` or `columns` is invalid, or a sample has no valid value for a column.
         ShardError: An existing shard is damaged or was replaced.
@@ -153,8 +155,9 @@ def export_packed(dest: Destination) -> tuple[str, ...]:
     Call this function after the run has published its shards and released the folder's lock.
 
     Returns:
-        Sentences about files that a user has changed and that were not replaced, and about outdated exports. After a
-        dry run, for a part of a run, and for a bucket, nothing is written and the result is empty.
+        Sentences about exported files that were not replaced, because a user has changed them, and about outdated
+        exported files. After a dry run, for a part of a run, and for a bucket, nothing is written and the result is
+        empty.
 
     Raises:
         PackError: The export files cannot be written.
@@ -183,7 +186,7 @@ def finish_pack(dest: str | os.PathLike[str], *, disk: Disk = DISK) -> PackResul
 
     The index has the same bytes as the index of a single run. The shards are not read, because each part stored their
     digests. The function also completes any run that was stopped while it published its shards. The result has the
-    shards of all parts, and no `classes` and `rejected`.
+    shards of all parts; its `classes` and `rejected` are empty.
 
     Args:
         dest: The local folder with the shards of all parts.
@@ -219,15 +222,16 @@ def finish_pack(dest: str | os.PathLike[str], *, disk: Disk = DISK) -> PackResul
 
 
 def read_plan(dest: Destination, source: Source, *, skip_bad: bool, keep_first: bool = False) -> Plan:
-    """Read all rows of the source into a plan, and return the plan. The end of the `with` block of `dest` closes it.
+    """Read all rows of the source into a plan, and return the plan. The end of the `with` block of `dest` closes the
+    plan.
 
-    `skip_bad` leaves out rows that cannot be packed, and `keep_first` leaves out rows with the key of an earlier row,
-    instead of raising an error.
+    With `skip_bad`, rows that cannot be packed are left out. With `keep_first`, rows with the key of an earlier row are
+    left out. Otherwise such rows raise RowError.
 
     Raises:
         RowError: A row cannot be packed, or two rows have the same key.
-        PackError: No row is left, an option is for a field or for images that no row has, the plan cannot be written,
-            or `on` is set and Ray is not installed.
+        PackError: No row is left; an option names a field that no row has; an option is for images and no row has an
+            image; the plan cannot be written; or `on` is set and Ray is not installed.
     """
     options, part = dest.options, dest.options.part_of
     if options.on is not None and not options.dry_run:
@@ -253,11 +257,13 @@ def plan_jobs(dest: Destination, source: Source, plan: Plan) -> ShardJobs:
     """Divide the rows of the plan into shards, check the destination, and return the shards to fill.
 
     Raises:
-        PackError: The destination, its shards or its lists conflict with this run; the rows cannot be divided into the
-            requested number of shards; or a split would be empty.
-        RowError: A row is too large for a shard, or an existing shard has its key.
+        PackError: The existing shards, lists, classes or columns of the folder conflict with this run; the rows cannot
+            be divided into the requested number of shards; or a split would be empty.
+        RowError: A row is too large for a shard, or an existing sample has the key of a row.
+        SelectionError: The columns of the folder are damaged, or were made for other shards.
         ShardError: An existing shard is damaged or was replaced.
         FolderIndexError: Another process is writing in the folder, or the folder's index does not match its shards.
+        StorageError: A bucket cannot be read, or the folder cannot be locked.
     """
     options = dest.options
     by_count = options.transforms.changes_bytes
@@ -294,8 +300,8 @@ def fill_and_publish(dest: Destination, source: Source, jobs: ShardJobs) -> list
         The index entries of all shards of this run or part, in order, including shards that were filled before.
 
     Raises:
-        WdskitError: A shard cannot be filled (the error is that of the first such shard) or published, or a worker
-            process was killed.
+        WdskitError: A shard cannot be filled or published, or a worker process was killed. If several shards cannot be
+            filled, the error of the first of these shards is raised.
     """
     options, lists = dest.options, dest.lists(source)
     part = options.part_of or (0, 1)
@@ -330,7 +336,10 @@ _IGNORED_PARTS = {
 
 
 def _notes_on(entries: Sequence[ShardEntry]) -> tuple[str, ...]:
-    """Return a sentence for each image part that decoding ignores, with the number of images and the first image."""
+    """Return a sentence about the images with an EXIF orientation, and a sentence about the images with several frames.
+
+    A sentence has the number of these images and the place of the first image. A sentence about no image is left out.
+    """
     notes = []
     for part, (has, effect) in _IGNORED_PARTS.items():
         found = [(count, first) for entry in entries for name, count, first in entry.unused if name == part]

@@ -133,7 +133,10 @@ class Changes:
         return fields
 
     def _json(self, sample: TarSample, fields: Mapping[str, FieldBytes]) -> bytes:
-        """Return the bytes of the field with the new name `json`; `{}` if no field has this name."""
+        """Return the bytes of the sample's field with the new name `json`; `{}` if no field gets this name.
+
+        `fields` are the sample's fields by new name.
+        """
         data = fields.get("json", b"{}")
         if isinstance(data, bytes):
             return data
@@ -141,7 +144,9 @@ class Changes:
 
 
 def _with_label(json_bytes: bytes, old_label: bytes, new_label: bytes) -> bytes:
-    """Return `json_bytes` with the new label in the member `cls`; unchanged if this member is not the old label.
+    """Return `json_bytes` with the new label as the value of the member `cls`. The labels are bytes of a field `cls`.
+
+    `json_bytes` is returned unchanged if the value of this member is not a whole number, or is not the old label.
     DecodeError: `json_bytes` is invalid.
     """
     value = decode_field("json", json_bytes)

@@ -102,8 +102,10 @@ def _parse(data: bytes) -> Any:
 
 
 def _update_measures(value: dict[str, Any], changes: list[ImageChange]) -> dict[str, Any]:
-    """Return the new values of `width`, `height`, `bytes` and `sha256`, by name. Members of `value` that match no image
-    before its change are left out. DecodeError: The members match images with different new values.
+    """Return new values for the members `width`, `height`, `bytes` and `sha256` of a JSON object, by name.
+
+    A member gets a new value if its old value is that of an image before its change. Other members are not in the
+    result. DecodeError: An old value fits several images with different new values.
     """
     numbers = {name: _whole_number(value.get(name)) for name in ("width", "height", "bytes")}
     known = {name: number for name, number in numbers.items() if number is not None}
@@ -134,8 +136,10 @@ def _sha256(data: bytes) -> str:
 
 
 def _single_values(names: list[str], matches: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the new value of each of `names`; empty without matches. `matches` has the new values by name for each
-    image that fits the old values. DecodeError: Two matches have different values.
+    """Return the new value of each member in `names`, by name; empty if `matches` is empty.
+
+    `matches` has one item for each image that the old values fit: the new values of this image, by name.
+    DecodeError: Two of these images have different new values.
     """
     values = {tuple(each[name] for name in names) for each in matches}
     if len(values) > 1:
@@ -147,10 +151,15 @@ def _single_values(names: list[str], matches: list[dict[str, Any]]) -> dict[str,
 
 
 def _update_coco(value: dict[str, Any], geometries: list[Geometry]) -> dict[str, Any]:
-    """Return the new members `image` and `annotations` of a JSON object; empty if they have no size and no places.
+    """Return the new members `image` and `annotations` of the JSON object `value`, by name.
 
-    DecodeError: The members do not have the form of COCO, another member names places, the image was cut, or the size
-    of `image` fits no image of the sample (`geometries` has one item per image) or images that moved differently.
+    The result is empty if `image` has no size and `annotations` has no places. `geometries` has one item for each image
+    of the sample.
+
+    Raises:
+        DecodeError: The two members do not have the form of COCO; another member names a place; an image was cut and
+            `annotations` has places; no image of the sample had the size in `image`; or the images that had this size
+            moved differently.
     """
     image, annotations = value["image"], value["annotations"]
     if not isinstance(image, dict) or not (
@@ -205,8 +214,10 @@ def _update_annotation(annotation: dict[str, Any], move: Move, where: str) -> di
 
 
 def _numbers(values: Any, count: int, where: str, *, step: int = 1) -> list[float]:
-    """Return `values` unchanged. `where` is their path, for the message.
-    DecodeError: `values` is not a list of `count` numbers, or for `count` 0, not a list of numbers in groups of `step`.
+    """Check that `values` is a list of numbers, and return `values` unchanged.
+
+    If `count` is not 0, the list must have `count` numbers. The length of the list must be a multiple of `step`.
+    `where` is the path of `values`, for the message. DecodeError: `values` is not such a list.
     """
     if (
         not isinstance(values, list)
@@ -225,7 +236,10 @@ def _move_box(bbox: list[float], move: Move) -> list[float]:
 
 
 def _move_points(values: list[float], move: Move, step: int) -> list[float]:
-    """Return moved points of `step` numbers: 2 (x, y) or 3 (x, y, visibility). A point of visibility 0 is not moved."""
+    """Return the points in `values` after `move`, as one list of numbers. A point with visibility 0 is not moved.
+
+    Each point has `step` numbers: 2 (x, y) or 3 (x, y, visibility).
+    """
     new: list[float] = []
     for at in range(0, len(values), step):
         x, y, *rest = values[at : at + step]

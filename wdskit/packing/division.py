@@ -45,9 +45,10 @@ class Limits:
     """The largest allowed size of a shard, and the number of shards.
 
     Attributes:
-        max_samples: Most samples in a shard.
-        max_bytes: Most bytes of the file, including headers, padding and end marker.
-        num_shards: Number of shards, whose sample counts differ by at most one; None starts a new shard at a limit.
+        max_samples: The largest number of samples in a shard.
+        max_bytes: The largest size of a shard's file, including headers, padding and end marker.
+        num_shards: Number of shards; their sample counts then differ by at most one. None starts a new shard where the
+            next sample would break a limit.
 
     Raises:
         PackError: A value is not a whole number, or is too small.
@@ -84,8 +85,8 @@ def make_limits(
 ) -> Limits:
     """Return the limits of a shard.
 
-    If `max_samples` or `max_bytes` is None, the default limit applies, or no limit if `num_shards` is set. With
-    `by_count` the sizes of the samples are not known, so `max_bytes` must be None and bytes have no limit.
+    None for `max_samples` or `max_bytes` gives the default limit. If `num_shards` is set, None gives no limit.
+    `by_count` is True if the sizes of the samples are not known. Then `max_bytes` must be None and gives no limit.
 
     Raises:
         PackError: A limit is too small or not a whole number, or `by_count` and `max_bytes` are both set.
@@ -193,7 +194,8 @@ class StreamedShard:
 
     Attributes:
         num_bytes: Bytes of a file with the rows yielded so far; 0 with `by_count`.
-        following: After the last row of the shard, the first row of the next shard; None at the end of the rows.
+        following: The first row of the next shard, or None if no row is left. Read this attribute only after the
+            iteration has ended.
     """
 
     def __init__(self, first: Row, rows: Iterator[Row], limits: Limits, *, by_count: bool) -> None:

@@ -38,7 +38,7 @@ OnSample = Callable[[int, int], None]
 
 
 class ProgressCounter:
-    """A counter of packed samples and bytes. The sums are passed to `on_progress`, first when they are 0.
+    """A counter of packed samples and bytes. It calls `on_progress` with the sums at its start and after each change.
     `total` has the final number of samples and of bytes; None for a number that is not known.
     """
 
@@ -49,7 +49,7 @@ class ProgressCounter:
         self(0, 0)
 
     def __call__(self, num_samples: int, num_bytes: int) -> None:
-        """Add samples and bytes of the shard's file, then report the sums to `on_progress`."""
+        """Add `num_samples` samples and their `num_bytes` bytes in a shard, then report the sums to `on_progress`."""
         self._samples += num_samples
         self._bytes += num_bytes
         self._on_progress(Progress("packing", self._samples, self._bytes, *self._total))
@@ -121,8 +121,8 @@ def fill_jobs(
         The index entries of the shards, in order.
 
     Raises:
-        WdskitError: A shard cannot be filled (the error is that of the first such shard), or a worker process was
-            killed.
+        WdskitError: A shard cannot be filled, or a worker process was killed. If several shards cannot be filled, the
+            error of the first of these shards is raised.
     """
     if workers == 1 or len(jobs) < 2:
         for job in jobs:
@@ -143,8 +143,15 @@ def _fill_in_worker(job: ShardJob, *, log: Path, disk: Disk) -> ShardEntry:
 
 
 class _FilledShard(NamedTuple):
-    """Hex digest, size and sorted field names of a shard; byte offset of each sample, then the end of the last sample;
-    parts of images that decoding ignores (name, number of images, first image); values of each column by its name.
+    """The description of a filled shard.
+
+    Attributes:
+        sha256: Digest of the shard, in hex.
+        num_bytes: Size of the shard.
+        fields: Names of all fields, sorted.
+        offsets: Byte offset of each sample, then the end of the last sample.
+        unused: The parts of images that decoding ignores: name of the part, number of images, place of the first image.
+        columns: The values of each column, by its name.
     """
 
     sha256: str
@@ -187,8 +194,8 @@ def _note_unused(
 ) -> None:
     """Count a packed image in `unused` for each of its parts that decoders ignore: EXIF orientation, further frames.
 
-    `unused` has the number of images with each part, and the place of the first image, by the name of the part. Fields
-    that are not images are not counted, and no image if `transforms` does not check whole files.
+    `unused` maps the name of a part to the number of images with this part and the place of the first image. Nothing is
+    counted if the field is not an image, or if `transforms` does not check whole files.
     """
     if transforms.checks_structure and is_image_field(field):
         for part in find_unused(data):
@@ -247,9 +254,15 @@ def _is_large(source: FieldBytes) -> TypeGuard[FileBytes | PartBytes]:
 
 
 def _read_field(writer: TarWriter, row: Row, field: str, source: FieldBytes, files: SourceFiles) -> bytes | memoryview:
-    """Return the bytes of a field. RowError: The file of the field cannot be read or was changed.
-    A memoryview is a part of the writer's buffer, into which a large file was read: its member is written already. The
-    view is valid until the next member. Bytes must still be added to the writer.
+    """Return the bytes of a field, whose item in the row's fields is `source`.
+
+    A large file is read directly into the buffer of `writer`. Then the result is a memoryview of this buffer, valid
+    until the next member, and the member of the field is written already. If the result is of the type bytes, the
+    caller must still add the member to the writer.
+
+    Raises:
+        RowError: The file of the field cannot be read or was changed.
+        StorageError: The object in a store cannot be read, or was replaced.
     """
     if _is_large(source):
         memory = writer.reserve(f"{row.key}.{field}", source.num_bytes)
@@ -271,10 +284,12 @@ def read_transformed(
     Args:
         rows: The rows to read.
         transforms: The transforms of each row.
-        threads: Number of threads; 1 is the calling thread. Each thread has some rows with decoded images in memory.
+        threads: Number of threads. 1 uses only the calling thread. Each thread has some rows with decoded images in
+            memory.
 
     Raises:
-        RowError: A row cannot be packed. The error is that of the first such row.
+        RowError: A row cannot be packed. If several rows cannot be packed, the error of the first is raised.
+        StorageError: An object in a store cannot be read, or was replaced.
     """
     if threads == 1:
         for row in rows:

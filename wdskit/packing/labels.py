@@ -110,9 +110,10 @@ class ClassNames:
         return f"{names} ({len(self.names)} classes, sha256 {digest})"
 
     def number(self, label: Label) -> int:
-        """Return the class number of a label. If no class name is a number, a whole number is its own class number.
+        """Return the class number of a label.
 
-        The label -1, no class, gives -1 unless a class has this name.
+        A label that is a class name gives the number of this class. Otherwise the label -1 ("no class") gives -1. Any
+        other whole number must be a class number, and is returned. If a class name is a number, it is refused.
 
         Raises:
             ValueError: The label is neither a name nor a number of a class.
@@ -128,7 +129,9 @@ class ClassNames:
         return label
 
     def refusal(self, name: str, more: str = "") -> str:
-        """Return the message that `name` is not a class: the first classes, `more`, and a similar class if any."""
+        """Return the message that `name` is not a class. The message shows the first classes, then the text `more`, and
+        then the most similar class if a class is similar.
+        """
         shown = ", ".join(self.names[:_SHOWN]) + (", ..." if len(self.names) > _SHOWN else "")
         near = difflib.get_close_matches(name, self.names, n=1)
         hint = f" Did you mean `{near[0]}`?" if near else ""
@@ -157,7 +160,7 @@ def label_number(value: Any, classes: ClassNames | None) -> int | None:
 
 
 def classes_of(values: Iterable[tuple[Any, str]], column: str) -> ClassNames | None:
-    """Return the classes of a column: its names sorted by their UTF-8 bytes; None if all labels are whole numbers.
+    """Return the names in a column as classes, sorted by their UTF-8 bytes; None if the column has no names.
 
     Args:
         values: Each value with its place, for messages. Values that are not labels are ignored: their rows become

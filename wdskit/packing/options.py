@@ -307,7 +307,10 @@ class WriteOptions(RunOptions):
             raise PackError(f"{msg}, which does not read the size of images. Leave one of them out.")
 
     def _check_columns(self) -> None:
-        """Raise `PackError` if a field is made from a column with sizes, digests or places of images that change."""
+        """Raise `PackError` if the options change images and a field is made from a column that describes the images.
+
+        By its name, such a column has sizes, digests or places of images.
+        """
         if not self.transforms.changes_images:
             return
         from wdskit.codecs.formats import is_image_field
@@ -346,7 +349,7 @@ class WriteOptions(RunOptions):
         return self._make_transforms()
 
     def _make_transforms(self, **values: Any) -> Transforms:
-        """Return `Transforms` with `values`, by attribute name. The options of the same names give other attributes."""
+        """Return `Transforms`. `values` sets attributes by name; each other one comes from the option of its name."""
         from wdskit.packing.transforms import Transforms
 
         names = {opt.name for opt in fields(Transforms)} - values.keys()
@@ -477,7 +480,7 @@ class PackOptions(WriteOptions):
 
     @property
     def keeps_order(self) -> bool:
-        """True if a source may expect that rows are packed in its order: without `shuffle`, or in a dry run."""
+        """True if a reader may expect that rows are packed in source order: without `shuffle`, or in a dry run."""
         return self.shuffle is None or self.dry_run
 
     def to_dict(self) -> dict[str, object]:

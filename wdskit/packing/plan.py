@@ -319,7 +319,7 @@ class Plan:
         self._pending = []
 
     def take(self, numbers: Ints) -> Rows:
-        """Return the rows with these numbers, int64 (n,), in this order. Other processes can receive their pickle."""
+        """Return the rows with these numbers, int64 (n,), in this order, for this or another process."""
         if self._held is not None:
             return tuple([self._held[number] for number in numbers.tolist()])
         path = self._database.publish()
@@ -485,12 +485,14 @@ class Database:
 
 
 def _uri(path: str | Path, options: str) -> str:
-    """Return the URI of a file for SQLite. `options` are its parameters. They turn off locks, which some disks lack."""
+    """Return the URI of a file for SQLite. `options` are the parameters of the URI, such as `nolock=1`."""
+    # The parameters of both callers turn off locks, which some disks lack.
     return f"file:{urllib.parse.quote(os.fsencode(os.path.abspath(path)))}?{options}"
 
 
 def _connect(uri: str) -> sqlite3.Connection:
-    """Return a connection to a database. The caller begins and commits each transaction: a commit costs writes."""
+    """Return a connection to a database. The caller must begin and commit each transaction."""
+    # With isolation_level=None, sqlite3 commits nothing on its own: a commit costs writes.
     connection = sqlite3.connect(uri, uri=True, isolation_level=None, cached_statements=16)
     # No journal and no flush: after a crash, the plan is made again.
     for setting in ("journal_mode=OFF", "synchronous=OFF", "cache_size=-16384"):
@@ -544,10 +546,12 @@ def read_rows(
     """Read all rows of a source into a plan, and decide which rows are packed.
 
     Args:
-        source: The source. Its lists `rejected` and `duplicates` get the rows that are left out or repeated.
+        source: The source. Its list `rejected` gets the errors of rows that cannot be packed or lack a required field
+            and are left out. Its list `duplicates` gets the rows with repeated images.
         plan: An empty plan.
         transforms: The transforms of each row, the required fields, and what to do with duplicates.
-        skip_bad: Leave out rows that cannot be packed, instead of raising an error. Their files are read to find them.
+        skip_bad: Leave out rows that cannot be packed, instead of raising an error. The files of all rows are read to
+            find such rows.
         keep_first: Leave out rows with the key of an earlier row, instead of raising an error.
         workers: Number of processes that read files, for `skip_bad` and for duplicates.
         on_progress: Called with the progress.
@@ -582,8 +586,8 @@ def read_rows(
 
 
 def _paths_in(row: Row, transforms: Transforms) -> Iterator[str]:
-    """Yield the paths in JSON fields (`json.caption`) that `transforms.require` names and the row has.
-    RowError: A JSON field cannot be read.
+    """Yield each path of `transforms.require`, such as `json.caption`, that names an existing value in a JSON field.
+    RowError, StorageError: A JSON field cannot be read.
     """
     wanted = [name for names in transforms.require for name in names.split(";") if is_path(name)]
     for name, source in row.fields if wanted else ():
@@ -603,7 +607,8 @@ def required_rows(
 ) -> Generator[Row | RowError, None, None]:
     """Yield the rows, and apply `transforms.missing` to each row without a required field.
 
-    "error" yields a RowError instead of the row, "warn" logs the row and yields it, "skip" leaves it out.
+    "error" yields a RowError instead of the row, "warn" logs the row and yields it, "skip" leaves it out. If a path in
+    JSON is required and a JSON field of the row cannot be read, a RowError is yielded instead of the row.
 
     Args:
         rows: Rows, and errors of rows that cannot be packed.
@@ -611,7 +616,7 @@ def required_rows(
         rejected: Gets the errors of the rows that are left out.
 
     Raises:
-        RowError: A path in JSON is required, and a JSON field cannot be read.
+        StorageError: A path in JSON is required, and an object in a store with a JSON field cannot be read.
     """
     if not transforms.require:
         yield from rows
@@ -649,8 +654,10 @@ def required_rows(
 
 
 def packed_names(names: Sequence[str], transforms: Transforms) -> Sequence[str]:
-    """Return the names that fields with these names get when they are packed. The fields are not read: a name that
-    depends on the content is kept, and `names` is returned if the transforms are going to refuse the fields.
+    """Return the names that the fields `names` get when they are packed, as far as the old names determine them.
+
+    A new name that depends on the content of a field is not known, so the old name is returned. If the transforms
+    refuse a row with these fields, all old names are returned.
     """
     try:
         return transforms.field_names(names)
@@ -728,10 +735,11 @@ class _RowBatches(Sequence[Any]):
 
 
 def _check_rows(rows: Iterable[Row], *, transforms: Transforms, transform: bool) -> list[RowError | bytes | None]:
-    """Read each row, and with `transform` also transform it, and report the result.
+    """Read each row, and with `transform` also transform it.
 
     Returns:
-        For each row: the RowError if it cannot be packed, the digest of its images if duplicates are searched, or None.
+        For each row: the RowError if the row cannot be packed; else the digest of the row's images if `transforms`
+        searches for duplicates and the row has an image; else None.
     """
     verdicts: list[RowError | bytes | None] = []
     for row in read_ahead(rows):
@@ -787,7 +795,7 @@ class Splitter:
 
     def rows_of(self, split: int, kept: Ints | None) -> Ints:
         """Return the numbers of the rows of a split, int64 (n,), rising.
-        `split` is the place of the split in `shares`, from 0. If `kept` is not None, only these rows count.
+        `split` is the place of the split in `shares`, from 0. With `kept`, only numbers in `kept` are returned.
         """
         self._choose()
         splits = np.frombuffer(self._splits, dtype=np.uint8)
@@ -905,7 +913,7 @@ class ShardJob:
         rows: The rows of the shard in order; they are iterated once.
         num_bytes: The bytes that the file will have; 0 if the size is not known.
         transforms: The transforms of the samples.
-        threads: Samples that are read and transformed at the same time.
+        threads: Number of samples that are read and transformed at the same time.
         sha256: Digest of the existing shard. If set, the rows are compared with the digest, and nothing is written.
         columns: Sources of the columns to compute, by name. Their values are written next to the shard.
     """
@@ -930,7 +938,7 @@ class ShardJobs(Sequence[ShardJob]):
         shards: Name, samples and bytes of each shard.
         splits: The shards of each split, by its name; empty without splits.
         transforms: The transforms of the samples.
-        threads: Samples of a shard that are transformed at the same time.
+        threads: Number of samples of a shard that are transformed at the same time.
         folder: The folder in which the shards are filled.
         columns: Sources of the columns to compute, by name.
     """

@@ -227,7 +227,9 @@ class Destination:
         self._check_indexed()
 
     def _check_indexed(self) -> None:
-        """Raise PackError for `append` without an index, and for a dry run that would fail because an index exists."""
+        """Raise PackError if `append` is set and the folder has no index; or for a dry run, if the folder has an index
+        and neither `append` nor `overwrite` is set.
+        """
         options, is_indexed = self.options, self._has_index()
         if is_indexed and options.dry_run and not options.append and not options.overwrite:
             raise self.indexed_already()
@@ -242,7 +244,9 @@ class Destination:
             return names_of(self.folder, self.options.pattern, self.options.shares)
 
     def describe_options(self, source: Source) -> dict[str, Any]:
-        """Return all values that can change a shard, by name: options, digests of the source's lists, and patterns."""
+        """Return all values that can change a shard, by name: the options, the digest of each list in `source.lists`,
+        and the patterns of the shards' file names.
+        """
         patterns = [names.pattern for names in self.names]
         return {
             **self.options.to_dict(),
@@ -483,8 +487,8 @@ class Destination:
     def lists(self, source: Source) -> dict[str, bytes]:
         """Return the bytes of `classes.json`, `rejected.jsonl` and `duplicates.jsonl` by name, without empty files.
 
-        An addition keeps the folder's classes, and appends to the other lists. A source with its own `lists` gives them
-        unchanged, but none to an addition.
+        In an addition, `classes.json` is left out, and the other lists begin with the lines of the folder's lists. If
+        `source.lists` is set, the result is `source.lists`, or empty in an addition.
         """
         if source.lists is not None:
             return {} if self._appends else dict(source.lists)
@@ -873,8 +877,8 @@ class Destination:
         The caller has locked the folder.
 
         Raises:
-            PackError: A file of the run is missing, or the journal or another path in `.wdskit-run` is not one that
-                this user's wdskit wrote.
+            PackError: A file of the run is missing, the journal is damaged, or this user's wdskit did not write all
+                paths in `.wdskit-run`.
         """
         check_runs(self.folder)
         for path in self._journals():
@@ -979,7 +983,9 @@ class Destination:
                 self._remove_run(path)
 
     def _remove_locks(self) -> None:
-        """Remove `.wdskit-run` and the locks of parts, if no run is left in it. The caller has locked the folder."""
+        """Remove `.wdskit-run` with the locks of parts, if no run is left in `.wdskit-run`. The caller has locked the
+        destination folder.
+        """
         root = self.folder / RUN_FOLDER
         for path in run_folders(self.folder):
             if not (path / DESCRIPTION_NAME).exists() and not (path / JOURNAL_NAME).exists():
@@ -996,7 +1002,7 @@ class Destination:
         return (self.folder / INDEX_NAME).exists()
 
     def _read_index(self) -> FolderIndex:
-        """Return the index, which is read again if its file changed.
+        """Return the folder's index. A second call reads the index again only if its file changed.
         OSError, FolderIndexError: The file is missing, or is invalid.
         """
         identity = FileIdentity.of(self.folder / INDEX_NAME)

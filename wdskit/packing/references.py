@@ -95,7 +95,9 @@ class ZipBytes(NamedTuple):
         packed_bytes: Size of the member's data in the zip.
         is_deflated: True if the member is compressed.
         crc: CRC-32 of the member.
-        file_bytes: Size of the zip when the plan was made, as are `mtime_ns` and `inode`.
+        file_bytes: Size of the zip when the plan was made.
+        mtime_ns: Modification time of the zip when the plan was made.
+        inode: Inode of the zip when the plan was made.
     """
 
     path: str
@@ -148,8 +150,10 @@ class CellBytes(NamedTuple):
     Attributes:
         group: Number of the row group in the file.
         row: Number of the row in the row group.
-        column: Name of the column: bytes, or structs whose member `bytes` is read.
-        file_bytes: Size of the file when the plan was made, as are `mtime_ns` and `inode`.
+        column: Name of the column. Its cells are bytes, or structs whose member `bytes` is read.
+        file_bytes: Size of the file when the plan was made.
+        mtime_ns: Modification time of the file when the plan was made.
+        inode: Inode of the file when the plan was made.
     """
 
     path: str
@@ -224,7 +228,7 @@ KINDS: dict[str, type[Reference]] = {
 
 
 class SourceFiles:
-    """Files that stay open while many of their parts are read. One thread uses an object. `close` closes the files."""
+    """Files that stay open while many of their parts are read, all in one thread. `close` closes the files."""
 
     def __init__(self) -> None:
         self._fds: OrderedDict[str, int] = OrderedDict()

@@ -98,7 +98,9 @@ class Row:
             raise self._damaged(err) from err
 
     def read_fields(self, files: SourceFiles | None = None) -> list[tuple[str, bytes]]:
-        """Return name and bytes of each field, without checks or transforms. `files` keeps the source files open.
+        """Return name and bytes of each field, without checks or transforms.
+
+        `files` keeps the source files open between calls; None opens and closes the files in each call.
 
         Raises:
             RowError: A file cannot be read or was changed.
@@ -117,7 +119,8 @@ class Row:
         ]
 
     def read_field(self, source: FieldBytes, files: SourceFiles | None = None) -> bytes:
-        """Return the bytes of one field, whose item in `fields` is `source`. `files` keeps files open between calls.
+        """Return the bytes of one field, whose item in `fields` is `source`. `files` keeps files open between calls;
+        None opens and closes the file in each call.
         RowError, StorageError: The file, or the object in a store, cannot be read or was changed.
         """
         if isinstance(source, bytes):
@@ -258,8 +261,9 @@ def python_rows(
     """Convert rows from Python, `{"__key__": key, field: value, ...}`, the form that webdataset's writers take.
 
     A value is bytes, a `pathlib.Path` whose file is packed, or a value that `codecs.fields.encode_field` accepts for
-    the field's name. A `cls` that is not a path is a label; with `classes`, it is a label of `classes`. Fields whose
-    names begin with two underscores are not packed. With the `keys` "clean" or "hashed", `json` has the given key.
+    the field's name. A `cls` that is not a `pathlib.Path` is a label: a whole number; with `classes`, a name or number
+    of these classes. Fields whose names begin with two underscores are not packed. If `keys` is "clean" or "hashed",
+    the given key is added to the field `json` as the member `key`.
 
     Yields:
         A row, or the error of a row that cannot be packed.
@@ -304,10 +308,10 @@ def _python_row(row: Any, where: str, keys: str, classes: ClassNames | None) -> 
 
 
 def json_with_key(own: FieldBytes, key: str, where: str) -> bytes:
-    """Return the json of a row with its given key added under `key`.
+    """Return the field `json` of a row, with the member `key` added. `own` is the field before, `key` the given key.
 
     Raises:
-        RowError: The json cannot be read, is not an object, or has another `key`.
+        RowError: The json cannot be read, is not an object, or has a member `key` with another value.
     """
     try:
         return field_with_metadata(own, {"key": key})

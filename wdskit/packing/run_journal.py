@@ -205,8 +205,10 @@ def read_journal(path: Path) -> dict[str, Any]:
 
 
 def read_filled(path: Path) -> dict[str, ShardEntry]:
-    """Return the filled shards of a staging folder, by name. A local shard must exist with its logged size; the bucket
-    is not asked for uploaded shards.
+    """Return the filled shards of a staging folder, by name.
+
+    A local shard is included if its files exist with the logged sizes. An uploaded shard is included without a request
+    to the bucket.
     """
     filled: dict[str, ShardEntry] = {}
     for line in read_log(path):
@@ -231,7 +233,7 @@ def read_sent(path: Path) -> dict[str, SentFile]:
 
 
 def read_log(path: Path) -> Iterator[ShardEntry | UploadedShard | dict[str, SentFile]]:
-    """Yield the log entries of a run: filled shards, uploaded shards, and the files of an upload that was to start.
+    """Yield the log entries of a run: filled shards, uploaded shards, and the files, by name, of each planned upload.
 
     Lines that are damaged, or that wdskit did not write, are left out.
     """
@@ -299,8 +301,10 @@ def check_runs(folder: Path) -> None:
 
 
 def _check_own(path: Path, users: set[int], *, is_folder: bool) -> None:
-    """Raise PackError if `path` is not a plain file or folder of one of `users` (uids), or is a log with two links.
-    The owner of new files in the same folder is added to `users` when `path` has another owner.
+    """Raise PackError if `path` is not a plain file (with `is_folder`, a folder), does not belong to one of `users`
+    (uids), or is a log with a second hard link. A missing path is accepted.
+
+    If the owner of `path` is not in `users`, the user who owns new files in the same folder is first added to `users`.
     """
     try:
         status = path.lstat()

@@ -1,4 +1,4 @@
-"""`select`: choose samples with the options of `reshard`, and store the choice as a column of bool, without a copy."""
+"""`select`: choose samples with options of `reshard`, and mark them in a column of bool. No sample is copied."""
 
 from __future__ import annotations
 
@@ -59,11 +59,11 @@ class SelectResult:
 
 @takes_options(SelectOptions)
 def select(source: str | os.PathLike[str] | Sequence[str], name: str, options: SelectOptions) -> SelectResult:
-    """Choose samples and store the choice as a column of bool in the shards' folders: `wdskit reshard --selection`.
+    """Choose samples and mark them in a column of bool in the shards' folders: `wdskit reshard --selection`.
 
-    A planned source of a pipeline (`exact`, `resampled`, `sequential`) reads the chosen samples with `split: NAME` or
-    `where: NAME`. The shards do not change. In shards that `source` does not name, no sample is chosen. `overwrite`
-    replaces a column `name` that other options made.
+    The column is True for a chosen sample. A planned source of a pipeline (`exact`, `resampled`, `sequential`) reads
+    the chosen samples with `split: NAME` or `where: NAME`. The shards do not change. In shards that `source` does not
+    name, no sample is chosen. `overwrite` replaces a column `name` that other options made.
 
     Args:
         source: Local shards of indexed folders: a folder, glob or brace pattern, several joined by `::`, or a list.
@@ -129,7 +129,8 @@ def _choose_samples(
 ) -> tuple[SampleNumbers, LeftOutCounts]:
     """Return the numbers of the chosen samples of a shard, and the counts of the samples that are left out.
 
-    `shard` is the path of the shard and its index entry. With `check`, its bytes are first compared with the sha256.
+    `shard` is the path of the shard and its index entry. With `check`, the bytes of the shard are first compared with
+    the sha256 of the entry.
 
     Raises:
         RowError: The shard is damaged.
@@ -178,7 +179,7 @@ def _lock_index(
     """Lock a folder until `stack` is closed, and return the folder's index. `source` are the options of column `name`.
 
     Raises:
-        SelectionError: The folder has a split `name`; or a column `name` that other options made, without `overwrite`.
+        SelectionError: The folder has a split `name`; or `overwrite` is False, and other options made a column `name`.
         FolderIndexError: Another process is writing in the folder, or the index does not match the shards.
         StorageError: The folder cannot be locked.
     """

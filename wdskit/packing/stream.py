@@ -54,7 +54,9 @@ def pack_stream(dest: Destination, source: Source, *, skip_bad: bool) -> list[Sh
 
 
 def _refuse_labels(rows: Iterable[Row], folder: Path) -> Generator[Row, None, None]:
-    """Yield the rows of an addition without classes to a `folder` with class names. RowError: A row has a label."""
+    """Yield the rows of an addition, and check that no row has a label. The source of the rows has no class names, but
+    `folder`, the destination, has class names. RowError: A row has a label.
+    """
     for row in rows:
         if CLASS_FIELD in dict(row.fields):
             problem = f"it has a label, whose name is not known, but {folder} has {CLASSES_NAME}"

@@ -45,19 +45,20 @@ class Transforms:
     Attributes:
         validate: Check of each image before the transforms. "none" checks nothing, not even JSON. "magic" compares the
             first bytes with the field's name. "structure" also checks that the file is complete: JPEG markers, PNG
-            checksums, WebP sizes. "decode" also decodes the pixels. Default: "structure". By default, an image that
-            `resize`, `format` or `orient` changes can have any field's name, because its new format gives the name.
-        resize: Length of a side in pixels, 1 to 65536; larger images are made smaller.
-        resize_mode: "shorter" or "longer" names the side. "crop" makes a square from the middle, "pad" adds pixels to
-            make a square. Default: "shorter".
-        upscale: Smaller images are made larger too.
+            checksums, WebP sizes. "decode" also decodes the pixels. Default: "structure", but the first bytes of an
+            image that `resize`, `format` or `orient` changes are not compared with the field's name.
+        resize: Length in pixels, 1 to 65536, of the side that `resize_mode` names. Larger images are made smaller.
+        resize_mode: "shorter" or "longer" is the side of the image with the length `resize`. "crop" makes a square from
+            the middle, and "pad" adds pixels to make a square; `resize` is then the side of the square. Default:
+            "shorter".
+        upscale: True also makes smaller images larger.
         format: "jpg", "webp" or "png"; the field is renamed. Default: the format of each image.
         quality: 1 to 100, for jpg and webp. Default: 90.
-        orient: The EXIF orientation is applied to the pixels and removed. Without `orient`, it stays.
+        orient: True applies the EXIF orientation to the pixels and removes it from the EXIF block. False keeps it.
         background: Colour (`white`, `#rrggbb`) that replaces transparency in jpg and fills padding. Without a colour, a
             transparent image cannot become jpg, and padding is black or transparent.
-        image_fields: The image fields to change or describe; text with commas, or names. Default: the only image of a
-            row that is not in `mask_fields`.
+        image_fields: The image fields to change or describe, as a text with commas or as a list of names. Default: the
+            only image of a row that is not in `mask_fields`.
         mask_fields: PNG images that are resized and rotated like the image of their row, by nearest neighbour. Their
             numbers, bits and palette stay.
         mask_fill: The number of the mask pixels that padding adds, 0 to 65535. Without it, padding a mask is an error.
@@ -65,8 +66,8 @@ class Transforms:
         require: Fields that each sample must have: `jpg;png,json` means jpg or png, and json.
         missing: What to do with a row that lacks a required field: "error", "warn", "skip". Default: "error".
         duplicates: What to do with a row whose images have the same bytes as the images of an earlier row: "keep",
-            "report" (in `duplicates.jsonl`), "drop" (and report).
-        max_pixels: Most pixels of an image, width x height, before and after the change.
+            "report" lists the row in `duplicates.jsonl`, "drop" also leaves the row out.
+        max_pixels: The largest number of pixels of an image, width x height, before and after the change.
 
     Raises:
         PackError: An option is invalid, or has no effect.
@@ -239,8 +240,10 @@ class Transforms:
             raise PackError(f"duplicates: no sample has an image to compare. {has} Leave the option out.")
 
     def _images(self, names: Sequence[str]) -> list[str]:
-        """Return those of the field `names` that are images to change or describe; empty for a row without images.
-        DecodeError: The row has several images and no `image_fields`, or has images but none of `image_fields`.
+        """Return the names in `names` of the image fields to change or describe; empty for a row without images.
+
+        `names` are the names of all fields of a row. DecodeError: The row has several images, and `image_fields` is
+        empty; or the row has images, and no image is in `image_fields`.
         """
         images = [name for name in names if is_image_field(name) and name not in self.mask_fields]
         if self.image_fields:
@@ -257,7 +260,8 @@ class Transforms:
         return images
 
     def _change(self, fields: Sequence[Field], images: list[str]) -> tuple[dict[str, bytes], list[str]]:
-        """Return the bytes of all fields by name after the fields `images` were changed, and the new names of `images`.
+        """Change the images in the fields `images`. Return the bytes of all fields by new name, and the new names of
+        `images`.
 
         DecodeError: An image cannot be changed or seems to be a mask, two fields get one name, or a field that
         describes a changed image cannot be updated.
@@ -340,10 +344,10 @@ class Transforms:
 
     def _add_derived(self, transformed: dict[str, bytes], images: list[str]) -> bytes:
         """Return the bytes of the field `json` with the metadata of `derive`. Width and height come from the header of
-        the packed image; its EXIF orientation is ignored.
+        the packed image. The EXIF orientation is ignored.
 
-        DecodeError: There are several images, the image is invalid or has more than `max_pixels`, or `json` is not an
-        object or has a different value.
+        DecodeError: There are several images; the image is invalid or has more than `max_pixels`; `json` is not an
+        object; or `json` already has a member of `derive` with a different value.
         """
         if len(images) > 1:
             raise DecodeError(

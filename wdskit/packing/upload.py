@@ -132,8 +132,9 @@ class Upload:
 
     def find_uploaded(self, shards: Iterable[UploadedShard], sent: Mapping[str, SentFile]) -> dict[str, ShardEntry]:
         """Return the entries of the shards whose objects still exist and are unchanged, by name.
-        An object is unchanged if it has an ETag, or else the size and digest, that `sent` has under its name.
-        StorageError: The bucket cannot be read.
+
+        `sent` has the logged file of each object, by name. An object is unchanged if it has the size of this file, and
+        an ETag or the digest of this file. StorageError: The bucket cannot be read.
         """
         objects = self.objects()
         return {
@@ -143,8 +144,9 @@ class Upload:
         }
 
     def find_others(self, sent: Mapping[str, SentFile]) -> set[str]:
-        """Return the names of the objects in the folder that are not in `sent`, the files that known runs uploaded.
+        """Return the names of the objects in the folder that known runs did not upload, or that were replaced later.
 
+        `sent` has the files that known runs uploaded, by name.
         Objects whose upload has started are left out.
 
         Raises:
@@ -228,8 +230,10 @@ class Upload:
             delete_object(self.object_url(name))
 
     def _is_sent(self, info: ObjectInfo, sent: SentFile | None) -> bool:
-        """Return True if an object has the logged size, and a logged ETag or else the logged digest, for which it is
-        read once. Return False if `sent` is None. StorageError: The object cannot be read.
+        """Return True if an object has the size of the logged file `sent`, and an ETag or the digest of this file.
+
+        If no ETag is equal, the object is read to find its digest; an equal object is read only once. Return False if
+        `sent` is None. StorageError: The object cannot be read.
         """
         if sent is None or info.num_bytes != sent.num_bytes:
             return False

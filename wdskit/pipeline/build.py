@@ -218,23 +218,30 @@ class _StreamBuilder:
             self.bound.append(Renumber(self.run, each_epoch=self.context.is_after_with_epoch))
 
     def _own_splitter(self, stage: Any) -> Any:
-        """Return wdskit's splitter to replace webdataset's; None for another stage, or if the source is not wdskit's.
+        """Return the splitter of wdskit that replaces the splitter `stage` of webdataset.
 
-        webdataset's splitters count from the first shard that a process receives, not from draw 0, and do not find the
-        rank in spawned workers.
+        Return None if `stage` is not a splitter of webdataset, or if the source is not a source of wdskit.
         """
+        # webdataset's splitters count from the first shard that a process receives, not from draw 0, and do not find
+        # the rank in spawned workers.
         if self.context.draws is None or not is_webdatasets(stage):
             return None
         ours = {SplitByNode.name: SplitByNode, SplitByWorker.name: SplitByWorker}.get(getattr(stage, "__name__", ""))
         return ours and ours().bind(self.context)
 
     def _open_before(self, at: int) -> None:
-        """Open the shards before the stage at index `at`, unless they are open, or this or a later stage opens them."""
+        """Add a stage that opens the shards, before the stage at index `at` is added.
+
+        Do nothing if the shards are open already, or if the stage at `at` or a later stage opens them.
+        """
         if not self.is_open and not _opens_later(self.stages[at:]):
             self._add(TarfileToSamples())
 
     def _count(self) -> Callable[[int, int], int] | None:
-        """Return a function of (worker, workers) that gives the worker's items per epoch; None if they are unknown."""
+        """Return a function that returns the items per epoch of a worker, called with (worker, number of workers).
+
+        Return None if the number of items is unknown.
+        """
         counted = [stage for stage in self.counted if isinstance(stage, StreamStage) and stage.is_counted]
         if not counted or len(counted) < len(self.counted):
             return None

@@ -66,7 +66,10 @@ def check_pipelines(pipelines: Mapping[str, Sequence[Any]], *, local_only: bool 
 
 
 def _has_labels(folder: str) -> bool:
-    """Return True if the index of a folder lists labels. Return False if the index cannot be read: its use raises."""
+    """Return True if the index of a folder lists labels.
+
+    If the index cannot be read, return False. The error is raised later, when the index is used.
+    """
     try:
         return folder_has_labels(folder)
     except (FolderIndexError, StorageError):

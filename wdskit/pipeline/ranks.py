@@ -87,10 +87,11 @@ def _ranks_per_node(rank: int, world_size: int, environ: Mapping[str, str]) -> i
 
 
 def local_ranks(environ: Mapping[str, str] = os.environ) -> tuple[int, str]:
-    """Return the number of ranks on this machine, and the environment variable of torchrun or Slurm that gives it.
+    """Read the number of ranks on this machine from an environment variable of torchrun or Slurm.
 
     Returns:
-        (0, name) if the variable is invalid or machines have different numbers; (0, "") if no variable is set.
+        The number, and the name of the variable. (0, name) if the variable is invalid, or says that machines have
+        different numbers of ranks. (0, "") if no such variable is set.
     """
     for name in (_TORCHRUN, "SLURM_STEP_TASKS_PER_NODE"):
         if name in environ:

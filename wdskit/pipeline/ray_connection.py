@@ -33,19 +33,20 @@ def import_ray(error: type[WdskitError]) -> ModuleType:
 
 
 def connect(on: str, error: type[WdskitError], *, starts_cluster: bool) -> tuple[ModuleType, Callable[[], None]]:
-    """Connect this process to a cluster. An existing connection of the program is used, and is never closed.
+    """Connect this process to a Ray cluster, or use the connection that the process already has.
 
     Args:
-        on: An address that `ADDRESS` matches.
+        on: "ray" or the address of a cluster; `ADDRESS` matches both.
         error: Type of the errors.
-        starts_cluster: With `ray`, whether Ray starts a new cluster on this machine.
+        starts_cluster: If `on` is "ray" and this is True, Ray starts a new cluster on this machine.
 
     Returns:
-        The module of Ray, and a function that each user must call once. The last call closes the connection.
+        The module of Ray, and a function. Each caller of `connect` must call the function once. The last of these calls
+        closes the connection. A connection that the program itself made is never closed.
 
     Raises:
-        WdskitError: Ray is not installed, the cluster cannot be reached, or the process is connected to another one.
-            The error has the type `error`.
+        WdskitError: Ray is not installed, the cluster cannot be reached, or the process is connected to another
+            cluster. The error has the type `error`.
     """
     ray = import_ray(error)
     with _lock:

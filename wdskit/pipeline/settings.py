@@ -272,7 +272,7 @@ class WorkerCount(NamedTuple):
     Attributes:
         workers: Worker processes; 0 if this process makes the batches.
         threads: Threads in each process.
-        reason: The reason for one thread per process if the user's functions cause it; else empty.
+        reason: Text that says why each process has one thread, if functions of the user are the cause; else empty.
     """
 
     workers: int
@@ -332,9 +332,10 @@ def _is_light(stage: Any) -> bool:
 
 
 def describe_small_cache(size: int, needed: float, ranks_per_node: int) -> str:
-    """Return the message about a cache that does not hold one window of a node's lanes.
+    """Return the message about a cache that is too small for one window of a node's lanes.
 
-    Each part would then be fetched many times. `size` is the bytes of the cache, `needed` the bytes of the window.
+    With such a cache, each part of a shard would be fetched many times. `size` is the bytes of the cache, and `needed`
+    the bytes of the window. `ranks_per_node` is named in the message.
     """
     ranks, least = plural(ranks_per_node, "rank"), format_at_least(needed)
     msg = (
@@ -345,9 +346,11 @@ def describe_small_cache(size: int, needed: float, ranks_per_node: int) -> str:
 
 
 def measure_cache(data: PlannedData, rank_info: RankInfo) -> tuple[float, int]:
-    """Return the bytes that a node must keep at once, and how many positions ahead parts of shards can be fetched.
+    """Return the bytes that the cache of a node must hold, and how many positions ahead parts can be fetched.
 
-    The bytes are one window of the lanes that a node reads. A cache of twice these bytes can fetch half a window ahead.
+    The bytes are one window of the lanes that a node reads. For a weighted order, the bytes are the node's share of all
+    remote shards. The positions are half of the smallest window, and are valid only for a cache of at least twice these
+    bytes.
     """
     orders = data.order.parts if isinstance(data.order, MixtureOrder) else (data.order,)
     needed, ahead = 0.0, 0

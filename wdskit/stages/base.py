@@ -49,19 +49,22 @@ class RankInfo(NamedTuple):
 
 
 class Origin(NamedTuple):
-    """The origin of a value: its shard, its key, and its position, which is the key of the value's random numbers.
+    """The origin of a value: its shard, its key, and its position. The value's random numbers depend on the position.
 
-    The position is (major, minor, part). From a planned source: 0, the position in the endless sequence, and the number
-    of the mixture part. From a stream: the number of the draw, the number of the sample in the shard, and 0. After a
-    foreign stage: the number among the values of the foreign stage, the epoch, and `FOREIGN` with rank and worker. From
-    `unbatched`, if the number of samples in a batch has changed: the batch's `major` and `minor`, and the number in the
-    batch + 1.
+    The position is (major, minor, part):
+
+    - From a planned source: 0, the position in the endless sequence, and the number of the mixture part.
+    - From a stream: the number of the draw, the number of the sample in the shard, and 0.
+    - After a foreign stage: the number of the value among the foreign stage's values, the epoch, and `FOREIGN` with
+      rank and worker.
+    - From `unbatched`, if the number of samples in the batch has changed: `major` and `minor` of the batch, and the
+      sample's number in the batch + 1.
 
     Attributes:
         url: Path or URL of the shard, for messages; empty if unknown.
         key: Key of the sample; empty if unknown.
-        members: For a batch, the origins of all its samples; empty for a sample. The other values of a batch's origin
-            are those of its last sample.
+        members: For a batch, the origins of all its samples; empty for a sample. A batch has the `url`, the `key` and
+            the position of its last sample.
     """
 
     url: str
@@ -72,7 +75,9 @@ class Origin(NamedTuple):
     members: tuple[Origin, ...] = ()
 
     def __str__(self) -> str:
-        """Return "shard: key", or "a value" if both are empty; for a batch, "first sample to last sample"."""
+        """Return "shard: key" for a sample, and "first sample to last sample" for a batch. Return "a value" if shard
+        and key are empty.
+        """
         first = self.members[0] if self.members else self
         if first[:2] == self[:2]:
             return ": ".join(part for part in (self.url, self.key) if part) or "a value"
@@ -99,7 +104,8 @@ class Run:
         origin: Origin of the value that a stage yielded last.
         first_draw: Number of the first draw of the running stream.
         stop_draw: Number of the last draw + 1; None for an endless stream.
-        num_yielded: Number of values that the pipeline has yielded, or that its with_epoch has passed on.
+        num_yielded: With with_epoch in the pipeline: number of values that with_epoch has read in this process.
+            Otherwise: number of values that the stream has yielded in this process.
         board: The positions of the values that the threads of this process work on.
         is_watched: Whether a loader in another thread or process reads `board`, and reports a wait that is too long.
         timings: Timings of a stream's stages since the last call of `take_timings`.
@@ -149,13 +155,16 @@ class Run:
         return bad
 
     def mark_busy(self, slot: Slot, origin: Origin) -> None:
-        """Write `major` and `minor` of the value that a thread starts on to its slot; (-1, 0) after a foreign stage."""
+        """Write `major` and `minor` of `origin` to `slot`, before the thread of the slot starts to work on the value.
+        For a value after a foreign stage, write (-1, 0).
+        """
         slot[0] = origin.major if origin.part < FOREIGN else -1
         slot[1] = origin.minor if origin.part < FOREIGN else 0
 
     def call_lock(self, function: Callable[..., Any], origin: Origin) -> contextlib.AbstractContextManager[object]:
-        """Return the context manager in which a thread calls a user's `function` on the value of `origin`. Only one
-        thread at a time can be in it. If there is one thread only, or `function` is `thread_safe`, nothing is locked.
+        """Return the context manager in which a thread calls a user's `function` on the value of `origin`. The manager
+        holds a lock, so that the threads take turns. If there is one thread only, or if `function` is `thread_safe`,
+        the manager holds no lock.
         """
         return _NULL_CONTEXT if self.num_threads == 1 or is_thread_safe(function) else self._hold_lock(origin)
 
@@ -182,7 +191,9 @@ class Run:
         self.timings.merge(timings)
 
     def take_timings(self) -> Timings | None:
-        """Return the timings since the last call; None if nothing was measured, as for most small samples."""
+        """Return the timings since the last call. Return None if no stage was timed and no bytes were counted, as for
+        most small samples.
+        """
         timings = self.timings
         if not timings.stages and not timings.bytes_read:
             return None
@@ -289,10 +300,11 @@ def cause_of(err: Exception) -> Exception:
 
 
 def stage_error(stage: str, origin: Origin, err: Exception) -> SampleError:
-    """Return the SampleError that names the shard and key on which a stage failed. Raise it from `cause_of(err)`.
+    """Return the SampleError that names the shard and key on which a stage failed. The caller raises the SampleError
+    from `cause_of(err)`. Errors that no sample can cause are raised earlier, when the pipeline is built.
 
-    `err` is the error of the stage, or a `FunctionFailed` with the error of a user's function, which sets `is_function`
-    of the SampleError. Errors that no sample can cause are raised earlier, when the pipeline is built.
+    `err` is the error of the stage, or a `FunctionFailed` if a user's function failed. A `FunctionFailed`
+    sets `is_function` of the SampleError.
     """
     cause = cause_of(err)
     text = str(cause) if isinstance(cause, WdskitError) else error_text(cause)
@@ -304,7 +316,7 @@ def stage_error(stage: str, origin: Origin, err: Exception) -> SampleError:
 
 def add_origin_note(stage: str, origin: Origin, err: BaseException) -> None:
     """Add a note with the origin and the stage to an exception that is raised unchanged, such as SystemExit or
-    asyncio.CancelledError. KeyboardInterrupt gets no note, because no sample causes it. Python 3.10 has no notes.
+    asyncio.CancelledError. KeyboardInterrupt gets no note, because no sample causes it. Python 3.10 adds no notes.
     """
     add_note = getattr(err, "add_note", None)
     if add_note is not None and not isinstance(err, KeyboardInterrupt):
@@ -338,7 +350,7 @@ class BoundFunction:
         stage: Name and ordinal of the stage, the key of its random numbers.
         function: Takes the value, and `rng` if it has this parameter.
         global_rng: Whether to seed random, numpy and torch by position before each call.
-        is_map: Whether the result is the next value. None is then an error, as after a forgotten `return`.
+        is_map: Whether the result replaces the value. If so, a result of None (a forgotten `return`) is an error.
     """
 
     def __init__(
@@ -380,12 +392,13 @@ class BoundFunction:
 
     @contextlib.contextmanager
     def _seeded_globals(self, origin: Origin) -> Iterator[None]:
-        """Seed the global generators of random, numpy and torch (CPU) by position, and restore their states afterwards:
-        without workers, the user's training loop uses the same generators.
+        """Seed the global generators of random, numpy and torch (CPU) by the position of `origin`. At the end of the
+        context, restore the earlier states of the generators.
         """
         import torch
 
         words = self.run.rng_of(f"{self.stage}:global")(origin).integers(0, 1 << 32, 3)
+        # Without workers, the user's training loop uses the same generators.
         before = random.getstate(), np.random.get_state(), torch.get_rng_state()  # noqa: NPY002
         random.seed(int(words[0]))
         np.random.seed(int(words[1]))  # noqa: NPY002 (users' libraries draw from it)
@@ -425,7 +438,9 @@ class Context:
         return self.ordinals.get(stage.name, 0)
 
     def label(self, stage: StageSpec) -> str:
-        """Return the key of a stage's random numbers: name and ordinal, which do not depend on other mixture parts."""
+        """Return the key of a stage's random numbers, made of the name and the ordinal of the stage. The stages of
+        other mixture parts do not change the key.
+        """
         return f"{'' if self.part is None else 'part '}{stage.name}:{self.ordinal(stage)}"
 
     def after(self, stage: StageSpec) -> Context:
@@ -437,8 +452,11 @@ class Context:
         )
 
     def resolve(self, stage: str, fn: Any, settings: Mapping[str, Any] | None = None) -> Callable[..., Any]:
-        """Return a callable unchanged; for the name of a function, the function with the settings as keyword arguments;
-        for the name of a class with `__call__`, an instance that is made with the settings.
+        """Return the callable for the setting `fn`.
+
+        If `fn` is a callable, return `fn`; `settings` have no effect. If `fn` is the name of a function, return the
+        function with `settings` as keyword arguments. If `fn` is the name of a class with `__call__`, return an
+        instance that is made with `settings`.
 
         Raises:
             PipelineError: The name is unknown, or the function or class does not accept the settings. The message
@@ -484,8 +502,9 @@ class PerSampleStage(StageSpec):
         return step, context.after(self)
 
     def places_after(self, places: tuple[str, ...] | None) -> tuple[str, ...] | None:
-        """Return the field of each item of the tuples after this stage, from the fields before it (`Context.places`).
-        None if the values are not tuples, or if the stage calls a user's function for whole samples.
+        """Return the field of each item of the tuples that this stage yields. `places` are the fields of the tuples
+        that the stage takes (see `Context.places`). Return None if the stage yields no tuples, or if the stage calls a
+        user's function for whole samples.
         """
         return None if self.takes_any else places
 

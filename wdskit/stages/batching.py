@@ -110,7 +110,7 @@ class Batcher:
         self._sampler = TimingSampler()
 
     def __call__(self, source: Iterable[Any]) -> Iterator[Any]:
-        """Yield the batches of the values of `source`; with the default collate, as tensors.
+        """Yield the batches of the values of `source`. The batches of the default collate consist of tensors.
 
         Raises:
             SampleError: The values cannot be collated. The message names the first and the last sample of the batch.
@@ -192,7 +192,8 @@ class Unbatcher:
         self.run = run
 
     def __call__(self, source: Iterable[Any]) -> Iterator[Any]:
-        """Yield the samples of each batch in order. `run.origin` is the origin that the sample had before `batched`.
+        """Yield the samples of each batch in order. Set `run.origin` to the origin that the sample had before
+        `batched`. If the number of samples in the batch has changed, set `run.origin` to a new origin (see `Origin`).
 
         Raises:
             SampleError: The columns of a batch differ in length, or the batch cannot be iterated.

@@ -113,8 +113,8 @@ Edges = Annotated[tuple[int, ...], PlainValidator(_check_edges), WithJsonSchema(
 class Bucketed(StageSpec):
     """Make batches of one shape (`by: aspect`) or of similar length (`by: COLUMN`), in the place of `batched`.
 
-    At each step all ranks have a batch of the same bucket. Each sample is once in an epoch, except the samples
-    that do not fill the last batch of their bucket: `tail` of the source drops or pads this batch.
+    At each step all ranks have a batch of the same bucket. Each sample is once in an epoch, with one exception: if the
+    last batch of a bucket is not full, `tail` of the source drops or pads this batch.
     """
 
     name: ClassVar[str] = "bucketed"
@@ -180,7 +180,9 @@ class Bucketed(StageSpec):
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """The number of samples in a global batch of each bucket. PydanticCustomError: The budget is too small."""
+        """The number of samples in a global batch of each bucket. PydanticCustomError: The budget is too small for
+        `divisor` samples of a bucket.
+        """
         if isinstance(self.global_size, int):
             return (self.global_size,) * len(self.labels)
         pixels = self.global_size["pixels"] if self.global_size else 0
@@ -267,7 +269,9 @@ class ResizeToShape(GeometricTransform):
     crop: Literal["center", "random"] = "center"
 
     def draw(self, rng: np.random.Generator, images: Mapping[str, Any]) -> tuple[float, float]:  # noqa: ARG002
-        """Return the share of the surplus rows above the crop, and of the surplus columns left of the crop, 0-1."""
+        """Return two shares, 0-1. The first share says how many of the surplus rows are cut off above the crop. The
+        second share says how many of the surplus columns are cut off left of the crop.
+        """
         return (0.5, 0.5) if self.crop == "center" else (float(rng.random()), float(rng.random()))
 
     def change(self, image: Any, drawn: Any, *, nearest: bool) -> Any:
@@ -322,8 +326,8 @@ class BoundResizeToBucket:
         """Return a copy of the sample with its images resized.
 
         Raises:
-            PipelineError: The sample has no image field, or several without `fields`, or a field is missing, not an
-                image, not decoded, or neither uint8 nor float nor a mask.
-            WdskitError: A field cannot be a mask, because its numbers differ from the numbers in its file.
+            PipelineError: A field is missing, is not an image, or is not decoded. An image is neither uint8 nor float,
+                and is not a mask. Or `fields` is not set, and the sample has no image field or several image fields.
+            WdskitError: A field in `masks` cannot be a mask, because its numbers differ from the numbers in its file.
         """
         return self.transforms[self.plan.bucket_at(origin.minor)](sample, origin)

@@ -83,21 +83,24 @@ def _as_tensor(column: Any) -> Any:
 class Collate:
     """Makes batches of samples that are all tuples of one length, all dicts with the same keys, or all bare values.
 
-    In each slot, values of int become an array of int64, bool of bool, float of float64, numpy scalars of their dtype.
-    Arrays of one shape are stacked, and so are tensors. Other values (text, bytes, dicts, lists, None, PIL images, ...)
-    become a list. `as_tensors` makes tensors of the arrays.
+    Each slot (a key of the dicts, or a position in the tuples) becomes one batch. Numbers become an array: of int64 for
+    int, of bool for bool, of float64 for float, of the same dtype for numpy scalars. Arrays of one shape are stacked,
+    and so are tensors. Other values (text, bytes, dicts, lists, None, PIL images, ...) become a list. `as_tensors`
+    makes tensors of the arrays.
 
     Arrays (height, width[, 1, 3 or 4 channels]) and tensors ([channels, ]height, width) that are images become (batch,
     channels, height, width) in channels_last memory, with their dtype. A value is an image if its mark says so (see
     `marks`). The name of the field decides for a value without a mark. Other arrays are stacked without a change of
-    axes. An unmarked array of uint8 or float (height, width, 1, 3 or 4) in a field of another name is an error.
+    axes. An unmarked array of uint8 or float (height, width, 1, 3 or 4) is an error if the name of its field is neither
+    the name of an image field, such as `jpg`, nor the name of an array field, such as `npy`.
 
     Attributes:
-        ragged: Fields that become a `Ragged`, because their arrays differ in the first axis. A dict must have them all.
+        ragged: Fields whose arrays may differ in the first axis; they become a `Ragged`. A dict sample must have all
+            these fields.
         places: The field of each item of the tuples; None if a function has made the tuples.
 
     Raises:
-        PipelineError: `places` has no field of `ragged`.
+        PipelineError: A field of `ragged` is not in `places`, and `places` is not None.
     """
 
     ragged: frozenset[str] = frozenset()
@@ -150,8 +153,8 @@ class Collate:
             samples have tensors, a `RaggedArrays` or a list.
 
         Raises:
-            PipelineError: The samples differ in type or fields, the values of a slot differ in type, shape or dtype, a
-                value may or may not be an image, or a ragged field is missing. The message names the slot.
+            PipelineError: The samples differ in type or fields, the values of a slot differ in type, shape or dtype,
+                nothing shows whether an array is an image, or a ragged field is missing. The message names the slot.
         """
         if not samples:
             raise PipelineError("batched: a batch without samples")
@@ -178,7 +181,11 @@ class Collate:
 
 
 def _collate_slot(slot: object, values: Sequence[Any], memory: Memory, *, is_ragged: bool = False) -> Any:
-    """Return the batch of one key of dicts, of one position in tuples, or of bare values (slot None)."""
+    """Return the batch of one slot: one key of dicts, one position in tuples, or the bare values (`slot` None).
+
+    With `is_ragged`, the batch is a `RaggedArrays`, and the values may differ in the first axis. Without `is_ragged`,
+    only JSON lists of different lengths become a `RaggedArrays`. PipelineError: The values cannot be collated.
+    """
     where = f"slot {slot}" if isinstance(slot, int) else "the value" if slot is None else f"`{slot}`"
     if is_ragged:
         return make_ragged(values, where, memory)
@@ -261,7 +268,7 @@ def _unknown_layout(value: Any, slot: str) -> PipelineError:
 
 
 def _check_dtype(dtype: np.dtype[Any], where: str) -> None:
-    """Raise PipelineError if torch has no dtype for numbers of this dtype."""
+    """Raise PipelineError if torch has no dtype for numbers of this dtype. The message names the slot `where`."""
     if not has_torch_dtype(dtype):
         raise PipelineError(f"batched: {where}: torch has no dtype for {dtype} of numpy. Convert it before batching")
 
@@ -313,7 +320,9 @@ def _common_shape(values: Sequence[Any], slot: str) -> tuple[int, ...]:
 
 
 def _check_same(kinds: Sequence[object], where: str, *, advice: str = "") -> None:
-    """Raise PipelineError unless all samples have the kind (or shape, or dtype) of the first sample."""
+    """Raise PipelineError if the kinds (or shapes, or dtypes) of the samples are not all equal. `kinds` has one item
+    per sample. The message names `where`, which is a slot or the sample, and ends with `advice`.
+    """
     for number, kind in enumerate(kinds):
         if kind != kinds[0]:
             what = f"{_describe(kinds[0])} in sample 0 but {_describe(kind)} in sample {number}"
@@ -421,7 +430,9 @@ def make_ragged(values: Sequence[Any], slot: str, memory: Memory) -> RaggedArray
 
 
 def _ragged_tensors(values: Sequence[Any], slot: str, memory: Memory) -> RaggedArrays:
-    """Return the ragged batch of values of which at least one is a tensor; arrays become tensors."""
+    """Return the ragged batch of a mix of tensors and arrays. The arrays become tensors. PipelineError: A value differs
+    from the first value in dtype, or in another axis than the first axis.
+    """
     import torch
 
     tensors = [
@@ -450,8 +461,10 @@ def _check_rows(values: Sequence[Any], slot: str) -> None:
 
 
 def _unify_lists(arrays: list[NDArray[Any]]) -> list[NDArray[Any]]:
-    """Return arrays from JSON lists with one dtype: float64 if some are int64 and some float64. An empty array gets the
-    axes and the dtype of the others. Other dtypes stay different.
+    """Return arrays from JSON lists, with one dtype if possible.
+
+    An empty array first gets the dtype and the further axes of the first array that is not empty. If some arrays are
+    then int64 and all others float64, all become float64. Other dtypes stay different.
     """
     dtypes = {array.dtype.name for array in arrays if array.shape != (0,)}
     first = next((array for array in arrays if array.shape != (0,)), arrays[0])

@@ -67,7 +67,9 @@ def plan_epoch(stages: Sequence[Any], world_size: int) -> tuple[PlannedData, Epo
     Raises:
         PipelineError: The epoch is not a whole number of batches or has no full batch, a global batch is not a multiple
             of `world_size`, or `bucketed` is used with `with_epoch` or with weights.
-        StorageError, FolderIndexError: The shards cannot be listed, or have no index.
+        StorageError: The shards cannot be listed, or a `classes.json` cannot be read.
+        FolderIndexError: A folder has no valid index, no sample is selected, or the labels of two folders mean
+            different classes.
         SelectionError: A split, condition or column is missing or invalid, or a sample fits in no bucket.
     """
     source: Any = stages[0]
@@ -95,8 +97,8 @@ def plan_epoch(stages: Sequence[Any], world_size: int) -> tuple[PlannedData, Epo
 
 
 def _divide(source: Any, data: PlannedData, bucketed: Bucketed) -> tuple[PlannedData, Buckets]:
-    """Return the data of `source` in the order of `bucketed`, and the buckets that have samples. SelectionError: A
-    sample fits in no bucket, or a column is missing or damaged.
+    """Return `data` with the order that `bucketed` needs, and the buckets that have samples. `data` is the result of
+    `source.plan`. SelectionError: A sample fits in no bucket, or a column is missing or damaged.
     """
     by_part: dict[int, np.ndarray[Any, np.dtype[np.uint8]]] = {}
     for number, table in zip(data.parts, data.tables, strict=True):

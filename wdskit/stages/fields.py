@@ -270,7 +270,8 @@ class Rename(PerSampleStage):
         """Return a copy of `sample` with its fields renamed. Of alternatives, the first that exists is renamed.
 
         Raises:
-            PipelineError: The sample is not a dict, or the JSON field of a path is not decoded yet.
+            PipelineError: The sample is not a dict, or the JSON field that a path such as `json.caption` starts with
+                is not decoded yet.
             WdskitError: A field is missing, or a new name is the name of another field that is kept.
         """
         check_dict("rename", sample)
@@ -310,7 +311,7 @@ class ToTuple(PerSampleStage):
 
     def __call__(self, sample: Any, origin: Origin = NO_ORIGIN) -> tuple[Any, ...]:  # noqa: ARG002 (nothing is drawn)
         """Return the values of `fields`, in the order of `fields`. WdskitError: A field is missing. PipelineError: The
-        sample is not a dict, or the JSON field of a path is not decoded yet.
+        sample is not a dict, or the JSON field that a path such as `json.caption` starts with is not decoded yet.
         """
         return tuple(pick("to_tuple", sample, names) for names in self.fields)
 
@@ -346,7 +347,7 @@ class ToDict(PerSampleStage):
 
     def __call__(self, sample: Any, origin: Origin = NO_ORIGIN) -> dict[str, Any]:  # noqa: ARG002 (nothing is drawn)
         """Return a dict of `fields`, in the order of `fields`. WdskitError: A field is missing. PipelineError: The
-        sample is not a dict, or the JSON field of a path is not decoded yet.
+        sample is not a dict, or the JSON field that a path such as `json.caption` starts with is not decoded yet.
         """
         return {name: pick("to_dict", sample, names) for name, names in self._names.items()}
 
@@ -372,8 +373,9 @@ class MultiHot(PerSampleStage):
 
     @classmethod
     def expand(cls, value: object) -> dict[str, Any]:
-        """Return all settings from the value after the stage's name: a mapping, or None for no settings. A setting
-        `source`, the name in Python, is returned as `from`, the name in YAML. ValueError: Another value.
+        """Return all settings from `value`, the value after the stage's name: a mapping, or None for no settings. The
+        setting `source` (its name in Python) is returned as `from` (its name in YAML). ValueError: `value` is neither a
+        mapping nor None.
         """
         settings = super().expand(value)
         return {("from" if name == "source" else name): each for name, each in settings.items()}
@@ -395,7 +397,8 @@ class MultiHot(PerSampleStage):
         """Return a copy of `sample` with the vector in the field `to`.
 
         Raises:
-            PipelineError: The sample is not a dict, or the JSON field of a path is not decoded yet.
+            PipelineError: The sample is not a dict, or the JSON field that a path such as `json.caption` starts with
+                is not decoded yet.
             WdskitError: The field is missing, or a label is not one of `classes`.
         """
         value = pick("multi_hot", sample, self.source)
@@ -424,7 +427,9 @@ class UserStage(PerSampleStage):
 
     @classmethod
     def expand(cls, value: object) -> dict[str, Any]:
-        """Return the settings from the value after the name in YAML: null, or a mapping. ValueError: Another value."""
+        """Return the mapping after the stage's name in YAML under the key "settings", or an empty dict for None.
+        ValueError: `value` is neither a mapping nor None.
+        """
         if value is not None and not isinstance(value, Mapping):
             raise ValueError(f"{describe(value)}; settings of `{cls.name}` are a mapping, as in {{strength: 3}}.")
         return {} if value is None else {"settings": dict(value)}
@@ -434,7 +439,8 @@ class UserStage(PerSampleStage):
         return context.call(self.name, context.resolve(self.name, self.name, self.settings), label, is_map=True)
 
     def __reduce__(self) -> tuple[object, tuple[str, dict[str, Any]]]:
-        """Pickle the name and the settings. The class is made by `user_stage`, so pickle cannot import it."""
+        """Let pickle store only the name and the settings, and make the stage from them with `user_stage`."""
+        # pickle cannot import the class, which `user_stage` makes.
         return _make_user_stage, (self.name, self.settings)
 
 
@@ -454,12 +460,13 @@ def _make_user_stage(name: str, settings: dict[str, Any]) -> UserStage:
 
 
 def pick(stage: str, sample: Any, names: str) -> Any:
-    """Return the value of the first `;` alternative that a sample has as a field, or as a path in a JSON field.
+    """Return the value of the first `;` alternative in `names` that a sample has as a field or as a path in JSON.
 
     A list of numbers at a path is returned as an array, see `as_array`. `stage` is the name that starts messages.
 
     Raises:
-        PipelineError: The sample is not a dict, or the JSON field of a path is not decoded yet.
+        PipelineError: The sample is not a dict, or the JSON field that a path such as `json.caption` starts with is not
+            decoded yet.
         WdskitError: The sample has none of the alternatives.
     """
     check_dict(stage, sample)
@@ -468,8 +475,8 @@ def pick(stage: str, sample: Any, names: str) -> Any:
 
 
 def _find_name(stage: str, sample: Mapping[str, Any], names: str) -> str:
-    """Return the first `;` alternative that a sample has. WdskitError: The sample has none of the alternatives.
-    PipelineError: The JSON field of a path is not decoded yet.
+    """Return the first `;` alternative in `names` that a sample has. WdskitError: The sample has none of the
+    alternatives. PipelineError: The JSON field that a path such as `json.caption` starts with is not decoded yet.
     """
     for name in names.split(";"):
         if name in sample:
@@ -482,8 +489,12 @@ def _find_name(stage: str, sample: Mapping[str, Any], names: str) -> str:
 
 
 def _value_at_path(stage: str, sample: Mapping[str, Any], name: str) -> Any:
-    """Return the value at a path, in the JSON field with the longest name that starts the path. Raises KeyError if the
-    path does not exist, PipelineError if the field is not decoded yet.
+    """Return the value at the path `name`, such as `json.caption`, which starts with the name of a JSON field. If
+    several JSON fields fit, the value comes from the field with the longest name.
+
+    Raises:
+        KeyError: The path does not exist.
+        PipelineError: The JSON field is not decoded yet. The message starts with `stage`.
     """
     parts = name.split(".")
     for stop in range(len(parts) - 1, 0, -1):

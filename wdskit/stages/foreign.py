@@ -19,8 +19,8 @@ def check_stage(stage: object, at: int) -> None:
     """Check that an object can be stage number `at` of a pipeline.
 
     Raises:
-        PipelineError: `stage` is not a spec, a callable or a stage of webdataset. Stage 0 may also be a DataLoader or
-            IterableDataset of torch.
+        PipelineError: `stage` is neither a `StageSpec`, nor a callable, nor a stage of webdataset. For stage 0, a
+            DataLoader or an IterableDataset of torch is no error.
     """
     if isinstance(stage, StageSpec) or hasattr(stage, "run"):
         return
@@ -66,7 +66,7 @@ class Renumber:
 
     Args:
         run: The running pipeline.
-        each_epoch: Whether the stage is after `with_epoch`, so that positions have the running epoch, not the first.
+        each_epoch: Whether the stage is after `with_epoch`. Positions then have the running epoch, otherwise the first.
     """
 
     def __init__(self, run: Run, *, each_epoch: bool) -> None:
@@ -85,7 +85,9 @@ class Renumber:
 
 
 def _function_name(stage: Any) -> str:
-    """Return the name of a stage's function: `f` of a filter of webdataset, `func` of a partial, else the stage."""
+    """Return the name of a stage's function; empty if the function has no name. The function is `f` of a filter of
+    webdataset, `func` of a partial, and otherwise the stage itself.
+    """
     inner = getattr(stage, "f", None) or getattr(stage, "func", None) or stage
     return str(getattr(inner, "__name__", ""))
 

@@ -94,10 +94,11 @@ def names_image(field: str) -> bool:
 
 
 def layout_of(slot: object, value: object) -> Layout:
-    """Return the layout of a value from its mark; without a mark, from the name of its field. None: unknown.
+    """Return the layout of a value from its mark. Without a layout in the mark, return the layout that fits the name of
+    the field. Return None if the layout is unknown.
 
     Args:
-        slot: Name of the field; or the position in a tuple, or None for a bare value, which give no layout.
+        slot: Name of the field. A position in a tuple, or None for a bare value, says nothing about the layout.
         value: Any value.
     """
     mark = mark_of(value)
@@ -111,7 +112,7 @@ def layout_of(slot: object, value: object) -> Layout:
 
 
 def is_image_in(field: str, value: object) -> bool:
-    """Return whether a field holds an image that a stage may change. Fields that start with `__` do not."""
+    """Return whether a field holds an image that a stage may change. False if the field's name starts with `__`."""
     return not field.startswith("__") and layout_of(field, value) == "image"
 
 
@@ -169,7 +170,9 @@ def transfer_marks(known: SampleMarks, result: Any) -> Any:
 
 
 def _mark_from(known: SampleMarks, slot: object, item: Any) -> Mark | None:
-    """Return the mark of a function's result `item` in `slot`; None if no marked value of its argument fits."""
+    """Return the mark that `item`, the value in `slot` of a function's result, gets from the function's argument.
+    `known` is the result of `marks_in` for the argument. Return None if `item` gets no mark.
+    """
     for is_same in (_is_view, _is_copy):
         found = {mark: at == slot for at, value, mark in known if is_same(item, value)}
         if found:

@@ -37,7 +37,7 @@ class Board:
     Attributes:
         slots: All slots, int64 (slots, 3).
         main: The slot of the thread that reads a stream, and that runs the stages if they have no threads.
-        turn: The slot of the thread that holds `Run.call_lock`, for which other threads wait.
+        turn: The slot of the thread that holds the lock of `Run.call_lock`. Other threads wait for this thread.
     """
 
     def __init__(self, memory: Any = None) -> None:

@@ -98,7 +98,8 @@ def register(name: str) -> Callable[[F], F]:
 
 
 def refuse_stage_name(where: str, name: str) -> None:
-    """Check that the name of a user's function is not the name of a stage, which YAML would call instead.
+    """Check that the name of a user's function is not the name of a stage of wdskit. YAML would run the stage instead
+    of the function.
 
     Raises:
         PipelineError: A stage of wdskit has the name. The message starts with `where`.
@@ -144,7 +145,9 @@ def registered_names() -> tuple[str, ...]:
 
 
 def known_stages(functions: Iterable[str] = ()) -> dict[str, type[StageSpec]]:
-    """Return a stage class for each name: wdskit's stages, then registered names and `functions` with other names."""
+    """Map the name of each stage to its class: the stages of wdskit, the registered names, and the names in
+    `functions`. A name of a stage of wdskit always means that stage.
+    """
     own = {name: fields.user_stage(name) for name in (*registered_names(), *functions) if name not in STAGES}
     return {**STAGES, **own}
 

@@ -46,10 +46,10 @@ class ShardOpener:
         run: The running pipeline.
         entries: Maps the URL of each indexed shard to its index entry.
         urls: The URLs of all shards; empty if they are unknown.
-        check: `size` compares a shard with its entry: its size when it is opened, and its samples when they are read.
-            `sha256` also compares the digest of the whole shard, for a local shard before its first sample. `none`
-            compares nothing. With `size` and `sha256`, a local shard without an entry is scanned before its first
-            sample, to find samples that are split over non-adjacent members.
+        check: How a shard is compared with its entry. `size`: the size of the shard when the shard is opened, and each
+            sample when the sample is read. `sha256`: also the digest of the whole shard, for a local shard before its
+            first sample. `none`: nothing is compared. With `size` and `sha256`, a local shard without an entry is
+            scanned before its first sample, to find samples that are split over non-adjacent members.
     """
 
     def __init__(self, run: Run, entries: dict[str, ShardEntry], urls: frozenset[str], *, check: str) -> None:
@@ -63,7 +63,8 @@ class ShardOpener:
         self._identities = IdentityChecker()
 
     def __call__(self, source: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-        """Yield the samples of each draw in order. A draw is a dict with the `url` of a shard, and its number if known.
+        """Yield the samples of each draw in order. A draw is a dict with the `url` of a shard and the number of the
+        draw. The draws of a foreign source have no number; they are counted here.
 
         Raises:
             PipelineError: The stream is endless and all shards are empty.
@@ -97,7 +98,9 @@ class ShardOpener:
                     raise PipelineError(f"{shown}: all {len(empty)} shards hold no samples. Pack them again.")
 
     def _report(self, num_samples: int) -> None:
-        """Log a long time without a value from the stream, unless a loader watches the stream."""
+        """Count `num_samples` samples as read, and log a warning if the stream has yielded no value for a long time. Do
+        nothing if a loader watches the stream.
+        """
         if not self.run.is_watched and (line := self._silence.update(self.run.num_yielded, num_samples)):
             logger.warning("%s", line)
 

@@ -62,7 +62,9 @@ def _check_bounds(value: object) -> tuple[int | str, int | str]:
 
 
 def _bound_of(value: object) -> int | Fraction:
-    """Return one end of a range: a sample's number as an int, or a share of all samples as a Fraction, 0-1."""
+    """Return one end of a range: the number of a sample as an int, or a share such as "80%" as a Fraction, 0-1.
+    PydanticCustomError: `value` is neither a number of 0 or more, nor a share.
+    """
     value = as_int(value)
     if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
         return value
@@ -110,7 +112,9 @@ def _check_stages(value: object, info: ValidationInfo) -> tuple[StageSpec, ...]:
 
 
 def _check_stage(at: int, item: object, stages: Stages) -> StageSpec:
-    """Return stage number `at` of a part. PydanticCustomError: The stage does not map one dict to one dict."""
+    """Return the stage for `item`, stage number `at` of a mixture part. `stages` are the known stages.
+    PydanticCustomError: `item` is not a valid stage, or the stage does not map one dict to one dict.
+    """
     spec, flaws = read_item(stages, item)
     if spec is None:
         raise refuse(f"{dotted((at, *flaws[0].path))}: {flaws[0].rule}")
@@ -226,7 +230,7 @@ class MixturePart(BaseModel):
         return ShardTable(self.shards, split=self.split, where=self.where, has_columns=has_columns, bounds=bounds)
 
     def fingerprint(self, table: ShardTable) -> dict[str, Any]:
-        """Return everything that decides the order of the part's samples, the shards of `table`, as plain JSON."""
+        """Return everything that decides the order of the samples in `table`, the part's shards, as plain JSON."""
         weight: Any = self.weight
         if isinstance(weight, Mapping):
             weight = {str(at): value for at, value in weight.items()}  # JSON has only text keys
@@ -336,10 +340,13 @@ class PlannedSource(StageSpec):
 
     @abstractmethod
     def order_of(self, counts: NDArray[np.int64], seed: int, *, lanes: int | None = None) -> Order:
-        """Return the order of shards with these numbers of samples, int64 (num_shards,).
+        """Return the order of the samples of some shards.
 
-        `lanes` is the number of lanes for `exact` if the user has not set `lanes`, None for the default. Other sources
-        ignore it.
+        Args:
+            counts: Number of samples of each shard, int64 (num_shards,).
+            seed: Seed of the order.
+            lanes: For `exact`: the number of lanes if the setting `lanes` is not set; None for the default. Other
+                sources ignore this argument.
         """
 
     def plan(self, *, has_columns: bool = False) -> PlannedData:
@@ -349,7 +356,8 @@ class PlannedSource(StageSpec):
             StorageError: The shards cannot be listed, or a `classes.json` cannot be read.
             FolderIndexError: A folder has no valid index, no sample is selected, or the labels of two folders mean
                 different classes.
-            SelectionError: A split or a column is missing, or a column has values that the setting cannot use.
+            SelectionError: A split or a column is missing, a condition is invalid, or a column has values that
+                `repeat`, `weights` or `balance` cannot use.
         """
         parts = self.parts
         tables = [part.table(has_columns=has_columns or self.reads_columns) for part in parts]
@@ -389,10 +397,11 @@ class PlannedSource(StageSpec):
         return False
 
     def plan_columns(self, table: ShardTable) -> tuple[PickedOrder | WeightedOrder, str] | None:  # noqa: ARG002
-        """Return the order that columns decide, and a digest of their values; None for the order of `order_of`.
+        """Return the order that columns decide, and a digest of the values of the columns. Return None if no column
+        decides the order; the caller then uses `order_of`.
 
         Raises:
-            SelectionError: A column is missing or damaged, or has values that the setting cannot use.
+            SelectionError: A column is missing or damaged, or its values do not fit `repeat`, `weights` or `balance`.
         """
         return None
 
@@ -435,7 +444,7 @@ class Exact(PlannedSource):
         return self.repeat is not None
 
     def times(self, table: ShardTable) -> NDArray[Any]:
-        """Return how often an epoch has each used sample of `table`, integers (num_used,). Needs `repeat`.
+        """Return how often each used sample of `table` is in an epoch, integers (num_used,). `repeat` must be set.
 
         Raises:
             SelectionError: The column is missing or damaged, has values that `repeat` cannot use, or leaves out all

@@ -107,8 +107,8 @@ class Stream(StreamStage):
         return StreamSource(context.run, shards, draws)
 
     def _shard_weights(self, shards: ShardList) -> list[float] | None:
-        """Return the weight of each shard: its part's weight / number of shards in the part, or its part's factor; None
-        without `weights` and `upsampling`.
+        """Return the weight of each shard. With `weights`: the weight of the shard's part, divided by the number of
+        shards in the part. With `upsampling`: the factor of the shard's part. None if neither setting is set.
         """
         if self.weights is not None:
             sizes = Counter(shards.parts)
@@ -135,7 +135,8 @@ class Stream(StreamStage):
 class StreamSource:
     """Yields draws from `run.first_draw` on: dicts with `url` (of a shard), `__draw__` (number) and `__ordinal__`.
 
-    The ordinal starts as the number of the draw. Each splitter divides it by its number of parts for the next splitter.
+    A splitter chooses draws by their ordinals, which are at first the numbers of the draws. The splitter divides the
+    ordinals of its draws by the number of ranks or workers, so that the next splitter counts only these draws.
     """
 
     def __init__(self, run: Run, shards: ShardList, draws: Draws) -> None:

@@ -111,12 +111,13 @@ class Shuffle(StreamStage):
 class ShuffleBuffer:
     """webdataset's buffer shuffle, seeded by (seed, epoch, rank, worker).
 
-    The epoch of the seed is the one in which the stream started; after with_epoch (`each_epoch`), the running epoch.
+    The epoch in the seed is the epoch in which the stream started. If the stage is after with_epoch (`each_epoch`), the
+    epoch in the seed is the running epoch.
 
-    While the buffer fills, it takes two values for each value that it yields. It yields the first value when it holds
-    `initial` values. At the end of each pass over the shards, the buffer yields all its values, so that an epoch of the
-    size of the data has each sample once. The n-th pick depends on n and not on the running epoch, so that threads of
-    later stages may read beyond the end of an epoch.
+    The buffer yields its first value when it holds `initial` values. Until the buffer is full, it takes two values for
+    each value that it yields. At the end of each pass over the shards, the buffer yields all its values, so that an
+    epoch of the size of the data has each sample once. The n-th pick depends on n and not on the running epoch, so that
+    threads of later stages may read beyond the end of an epoch.
 
     Args:
         run: The running pipeline.
@@ -252,18 +253,24 @@ class Slice(StreamStage):
         return self
 
     def bind(self, context: StreamContext) -> Callable[..., Iterator[Any]]:
-        """Return a callable that slices the *rank*'s values: value n of worker w of W is the rank's value n * W + w."""
+        """Return a callable that slices the values of the *rank*: `start`, `stop` and `step` count the values of all
+        workers of the rank. Value n of worker w of W workers is value n * W + w of the rank.
+        """
         return functools.partial(_slice, context.run, self.start, self.stop, self.step)
 
     def num_items(self, num_values: int, worker: int, num_workers: int, world_size: int) -> int:  # noqa: ARG002
-        """Return how many of the `num_values` values of worker `worker` (from 0) of a rank the slice keeps."""
+        """Return the number of values that the slice keeps in one worker. See `StreamStage.num_items`. `start`, `stop`
+        and `step` count the values of all workers of the rank, as in `bind`.
+        """
         stop = num_workers * num_values if self.stop is None else min(self.stop, num_workers * num_values)
         mine = range(worker, stop, num_workers)
         return sum(number >= self.start and (number - self.start) % self.step == 0 for number in mine)
 
 
 def _slice(run: Run, start: int, stop: int | None, step: int, source: Iterable[Any]) -> Iterator[Any]:
-    """Yield the values whose numbers among the values of the rank are in the slice. Later values are not read."""
+    """Yield the values of this worker that are in the slice. The slice counts the values of all workers of the rank.
+    Values after the end of the slice are not read.
+    """
     values = iter(source)
     number = run.worker
     while (stop is None or number < stop) and (value := next(values, _END)) is not _END:
@@ -305,7 +312,8 @@ class EpochCut:
         self.left = 0
 
     def __call__(self, source: Iterable[Any]) -> Iterator[Any]:
-        """Yield this worker's values of one epoch. The next call with the same iterator continues with its next value.
+        """Yield this worker's values of one epoch. If the next call gets the same iterator as `source`, the call
+        continues with the next value of the iterator.
 
         Raises:
             PipelineError: The stream ended before the epoch was complete.

@@ -103,7 +103,9 @@ def make_transform(item: Any) -> Any:
 
 
 def _value_of(setting: str, value: Any) -> Any:
-    """Return the value of a setting in YAML, in which transforms, dtypes and interpolation modes are names."""
+    """Return the value for torchvision of the setting `setting` in YAML. The names of transforms, dtypes and
+    interpolation modes become objects. Other values are returned unchanged. PydanticCustomError: A name is unknown.
+    """
     import torch
     from torchvision.transforms import v2
 
@@ -187,7 +189,7 @@ class BoundTorchvision:
 
     Attributes:
         transform: The transform of torchvision that applies all transforms.
-        fields: The kind of each field; empty for the only image field.
+        fields: The kind of each field to change. Empty: the only image field is changed.
         run: The running pipeline, which has the random numbers.
         label: Key of the stage's random numbers.
         names: The class names of the transforms.
@@ -228,7 +230,9 @@ class BoundTorchvision:
         return images[0]
 
     def _inputs_of(self, sample: Mapping[str, Any], kinds: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
-        """Return the dict for the transforms, and its key for each field. Keys of labels start with "labels"."""
+        """Return the dict that the transforms take, and a dict that maps each field to its key in the first dict.
+        `kinds` is the kind of each field. Keys of labels start with "labels".
+        """
         inputs: dict[str, Any] = {}
         keys: dict[str, str] = {}
         size: tuple[int, int] | None = None
@@ -240,7 +244,9 @@ class BoundTorchvision:
         return inputs, keys
 
     def _mix(self, batch: Any, origin: Origin) -> Any:
-        """Return the batch after `MixUp` or `CutMix`. PipelineError: The batch has no clear images and labels."""
+        """Return the batch after `MixUp` or `CutMix`. PipelineError: A transform is neither `MixUp` nor `CutMix`, or
+        nothing shows which values of the batch are the images and the labels.
+        """
         import torch
 
         other = next((name for name in self.names if name not in AFTER_BATCHED), None)
@@ -269,8 +275,16 @@ class BoundTorchvision:
 
 
 def _as_input(name: str, value: Any, kind: Any, size: tuple[int, int] | None) -> tuple[Any, tuple[int, int] | None]:
-    """Return a value as torchvision takes it, and the height and width of an image or a mask, else None. Boxes and
-    keypoints need `size`, the height and width of the sample's image. `kind` is a value of the setting `fields`.
+    """Convert the value of one field to the form that torchvision takes.
+
+    Args:
+        name: Name of the field, for messages.
+        value: The decoded value.
+        kind: The kind of the field, a value of the setting `fields`.
+        size: Height and width of the sample's image, for boxes and keypoints; None if the sample has no image yet.
+
+    Returns:
+        The converted value, and its height and width if the field is an image or a mask. None for other fields.
 
     Raises:
         PipelineError: The value is not decoded.

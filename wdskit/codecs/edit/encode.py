@@ -38,7 +38,8 @@ def encode_image(pixels: Pixels, fmt: ImageFormat, *, quality: int, exif: bytes 
     """Return one image file.
 
     Args:
-        pixels: For jpg, grey or RGB; for webp, RGB with or without alpha; for png, any `Pixels`.
+        pixels: For jpg, grey or RGB; for webp, RGB with or without alpha; for png, any of these, grey with alpha, or
+            16-bit grey.
         fmt: Format of the file.
         quality: 1 to 100; png ignores it.
         exif: EXIF block to store; empty stores no block.

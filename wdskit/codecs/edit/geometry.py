@@ -17,7 +17,10 @@ from wdskit.errors import DecodeError
 
 
 class AxisMap(NamedTuple):
-    """The formula of one new coordinate: (old[source] * num + offset) / den; `source` is 0 for x and 1 for y."""
+    """The formula of one coordinate (x or y) of a new point: (old[source] * num + offset) / den.
+
+    `old` is the old point (x, y). `source` is 0 for the old x and 1 for the old y.
+    """
 
     source: int
     num: int
@@ -25,7 +28,10 @@ class AxisMap(NamedTuple):
     den: int
 
     def __call__(self, point: tuple[float, float]) -> float:
-        """Return the new coordinate of an old point: an int if the old one is an int and the division is exact."""
+        """Return the new coordinate of an old point (x, y).
+
+        The result is an int if the old coordinate is an int and the division is exact; else a float.
+        """
         value = point[self.source] * self.num + self.offset
         if isinstance(value, int) and value % self.den == 0:
             return value // self.den
@@ -61,7 +67,10 @@ class Move(NamedTuple):
         return Move(axes[0], axes[1], self.after, self.before)
 
     def nearest(self, pixels: NDArray[Any], fill: int) -> NDArray[Any]:
-        """Return the new image: for each pixel the old pixel at its centre, or `fill` outside the old image.
+        """Return the new image. Values of pixels are copied and never blended.
+
+        Each new pixel gets the value of the old pixel in which the centre of the new pixel lies. If the centre lies
+        outside the old image, the new pixel gets `fill`.
 
         `pixels` is the old image, (height, width) or (height, width, channels). The result has the same dtype and axes.
         """
@@ -124,10 +133,11 @@ class Geometry(NamedTuple):
         return move if self.is_turned else move.then(turn_move(self.move.after, self.orientation))
 
     def moves(self, size: Size | None) -> set[Move]:
-        """Return the possible moves for annotations of an image of this size; None is an unknown size.
+        """Return the possible moves for annotations of an image of this size.
 
-        Annotations describe the stored image, or the image after its EXIF orientation is applied. The set has the move
-        for each of the two images that has this size: two moves, one or none. An unknown size fits both images.
+        Annotations may describe the stored image, or the image after its EXIF orientation is applied. The set has
+        `move` if the stored image has this size, and `upright` if the image with the applied orientation has this
+        size. If neither image has this size, the set is empty. If `size` is None (unknown), the set has both moves.
         """
         return {move for move in (self.move, self.upright) if size in {None, move.before}}
 

@@ -28,7 +28,7 @@ def move_mask(data: bytes, geometries: list[Geometry], *, fill: int | None, max_
     Args:
         data: The whole PNG file: grey, a palette, or colours with 8 bits per channel.
         geometries: How the images of the sample were edited.
-        fill: The number that padding stores in added pixels; None raises if pixels are added.
+        fill: The number that padding stores in added pixels. With None, adding a pixel is an error.
         max_pixels: Compared with width x height in the file's header.
 
     Returns:
@@ -36,9 +36,12 @@ def move_mask(data: bytes, geometries: list[Geometry], *, fill: int | None, max_
 
     Raises:
         ImageTooLarge: The header promises more than `max_pixels`.
-        DecodeError: The file is not a PNG, is damaged, stores colours with more than 8 bits, is animated or has an EXIF
-            orientation; no image or several differently edited images have its size; pixels are added, and `fill` is
-            None or a number that the file cannot store.
+        DecodeError: One of these is true:
+
+            - The file is not a PNG, is damaged, stores colours with more than 8 bits, is animated, or has an EXIF
+              orientation.
+            - No image of the sample has the size of the mask, or images of this size were edited differently.
+            - Padding adds pixels, and `fill` is None or a number that the file cannot store.
     """
     if image_format(data) != "PNG":
         raise DecodeError("a mask must be a PNG file")
@@ -72,7 +75,11 @@ def move_mask(data: bytes, geometries: list[Geometry], *, fill: int | None, max_
 
 
 def _encode(pixels: NDArray[Any], bits: int, colours: int, chunks: list[tuple[bytes, bytes]]) -> bytes:
-    """Return a PNG file (ISO 15948) that stores these numbers, with these (type, data) chunks before the pixels."""
+    """Return a PNG file (ISO 15948) that stores the numbers `pixels`.
+
+    `bits` and `colours` are the bit depth and the colour type in the header (IHDR). `chunks` are the (type, data) of
+    further chunks before the pixels.
+    """
     height, width = pixels.shape[:2]
     if bits < 8:
         planes = (pixels[..., None] >> np.arange(bits - 1, -1, -1, dtype=np.uint8)) & 1

@@ -124,7 +124,8 @@ def to_rgb(pixels: Pixels, icc: bytes) -> tuple[Pixels, bytes]:
     """Convert grey to RGB, or grey and alpha to RGB and alpha.
 
     Returns:
-        The pixels, and their new colour profile: empty if they are sRGB or `icc` was empty.
+        The pixels, and their new colour profile. The profile is empty if `icc` was empty or the pixels are now sRGB. An
+        RGB profile is returned unchanged.
 
     Raises:
         DecodeError: The colour profile is damaged, or is neither for grey nor for RGB.
@@ -136,10 +137,13 @@ def to_rgb(pixels: Pixels, icc: bytes) -> tuple[Pixels, bytes]:
 
 
 def _to_rgb(image: Image.Image, icc: bytes) -> tuple[Pixels, bytes]:
-    """Convert grey or CMYK to RGB, and return the pixels and their profile.
+    """Convert a grey or CMYK image to RGB. Return the pixels and their new colour profile.
 
-    With a profile for the image's own colours the result is sRGB, and its profile is b"". Grey keeps an RGB profile.
-    Raises DecodeError if the profile is damaged or is for other colours.
+    - If `icc` is empty, Pillow's plain formula converts the pixels, and the new profile is empty.
+    - If `icc` is for the colours of the image, the pixels become sRGB, and the new profile is empty.
+    - If the image is grey and `icc` is for RGB, the new profile is `icc`.
+
+    Raises DecodeError if `icc` is damaged or is for other colours.
     """
     if not icc:
         return np.array(image.convert("RGB")), b""
@@ -172,12 +176,13 @@ class Recoding:
 
     Attributes:
         size: Length of a side in pixels; None does not resize.
-        mode: "shorter" and "longer" make that side `size`. "crop" makes the shorter side `size` and cuts the longer;
-            "pad" makes the longer side `size` and pads the shorter.
+        mode: "shorter" makes the shorter side `size`, "longer" the longer side. "crop" makes the shorter side `size`
+            and cuts the longer side to `size`. "pad" makes the longer side `size` and pads the shorter side to `size`.
         upscale: Whether smaller images are made larger.
         format: Format of the written file; None keeps the format of each file.
         quality: 1 to 100, for JPEG and WebP files that are encoded again.
-        orient: Whether the EXIF orientation is applied to the pixels. If False, the EXIF block keeps it.
+        orient: Whether the EXIF orientation is applied to the pixels. If False, the orientation stays in the EXIF
+            block.
         background: Replaces transparency in formats without alpha, and fills padding. With None, a transparent image
             raises DecodeError in such formats, and padding is black or transparent.
         max_pixels: Limit for width x height, before and after the change.

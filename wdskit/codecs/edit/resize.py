@@ -58,8 +58,8 @@ def plan_resize(width: int, height: int, size: int | None, mode: ResizeMode, *, 
         width: Width of the image in pixels, at least 1.
         height: Height of the image in pixels, at least 1.
         size: Length of a side in pixels, at least 1; None keeps the size of the image.
-        mode: "shorter" and "longer" make that side `size`. "crop" makes the shorter side `size` and cuts the longer
-            side to `size`; "pad" makes the longer side `size` and pads the shorter side to `size`.
+        mode: "shorter" makes the shorter side `size`, "longer" the longer side. "crop" makes the shorter side `size`
+            and cuts the longer side to `size`. "pad" makes the longer side `size` and pads the shorter side to `size`.
         upscale: Whether smaller images are enlarged. If False, an image whose side is `size` or less keeps its pixels;
             "crop" may still cut the other side, and "pad" still pads.
     """
@@ -82,16 +82,20 @@ def _scaled(side: int, size: int, divisor: int) -> int:
 
 
 def choose_step(plan: ResizePlan) -> int:
-    """Return the step for decoding a JPEG at 1/step of its size before this resize: 1 or a value of `STEPS`."""
+    """Return the step for decoding a JPEG at 1/step of its size before this resize.
+
+    The step is the largest of `STEPS` after which the resize still divides both sides by at least `MIN_RESIZE_FACTOR`.
+    If no step is small enough, return 1.
+    """
     reduction = min(plan.part.width / plan.size.width, plan.part.height / plan.size.height)
     return next((step for step in STEPS if reduction >= MIN_RESIZE_FACTOR * step), 1)
 
 
 def resize_part(pixels: Pixels, plan: ResizePlan, step: int) -> Pixels:
-    """Return the part of the plan, cut out and resized. `pixels` is the image decoded at 1/step of its size.
+    """Cut the part of the plan out of an image, and return the part after its resize.
 
-    If the part keeps its size, the result is a view of `pixels`.
-    The part starts within step/2 full-size pixels of the plan's `left` and `top`.
+    `pixels` is the whole image, decoded at 1/step of its size. The part starts at a whole decoded pixel, at most step/2
+    full-size pixels from the plan's `left` and `top`. If the part keeps its size, the result is a view of `pixels`.
     """
     top, left = round(plan.top / step), round(plan.left / step)
     bottom, right = top - (-plan.part.height // step), left - (-plan.part.width // step)
@@ -106,10 +110,10 @@ def resize_part(pixels: Pixels, plan: ResizePlan, step: int) -> Pixels:
 
 
 def _by_torch(part: Pixels, size: Size, scales: tuple[float, float]) -> Pixels:
-    """Resize grey or RGB, uint8.
+    """Resize grey or RGB pixels, uint8, with torch.
 
-    `scales` is the height and the width of the output, each divided by the exact size of the input in decoded pixels,
-    because the last decoded pixels may reach beyond the image.
+    `scales` is (height, width) of the output, each divided by the exact height or width of the input. The exact height
+    and width are fractions of decoded pixels, because the last row and column of `part` may reach beyond the image.
     """
     import torch
 

@@ -32,7 +32,9 @@ _SHOWN_REJECTS = 3
 
 
 class Reader(Protocol):
-    """Interface of a source's reader, which may have the attributes `classes`, `num_other` and `sha256` of `Source`."""
+    """Interface of a source's reader. A reader may also have the attributes `classes`, `num_other` and `sha256` of
+    `Source`.
+    """
 
     def rows(self, *, keys: str) -> Iterator[Row | RowError]:
         """Yield each row, or the `RowError` of a row that cannot be packed. `keys` is "given", "clean" or "hashed"."""
@@ -148,7 +150,7 @@ class Kind(NamedTuple):
     Attributes:
         what: Name of the kind in messages, with its article.
         read: Function of a path and the options that returns the reader of the path.
-        options: Names of the options of this kind that not all kinds have.
+        options: Names of the options for this kind, without the options that every kind has.
     """
 
     what: str

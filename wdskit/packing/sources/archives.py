@@ -39,7 +39,7 @@ class Tars:
 
     Args:
         shards: Path, URL, pattern or folder of tars; several are joined by `::`.
-        records: The fields to make from the samples' JSON, and the classes of a field `cls` that is made.
+        records: Names the fields to make from the samples' JSON, and the classes if the field `cls` is made.
 
     Attributes:
         num_other: Members read so far that belong to no sample.
@@ -100,11 +100,12 @@ class Tars:
 
 
 class Zips:
-    """Reader of zips on a local disk. It reads only the directory of each zip, and the samples' JSON if it is needed.
+    """Reader of zips on a local disk. It reads only the directory of each zip, and also the samples' JSON if fields are
+    made from the JSON or keys are changed.
 
     Args:
         paths: The zips.
-        records: The fields to make from the samples' JSON, and the classes of a field `cls` that is made.
+        records: Names the fields to make from the samples' JSON, and the classes if the field `cls` is made.
 
     Attributes:
         classes: Number of each class by name: the classes of `records`; empty without classes.
@@ -180,7 +181,9 @@ def read_directory(path: str) -> list[tuple[str, zipfile.ZipInfo]]:
 
 
 def _min_end(member: zipfile.ZipInfo) -> int:
-    """Return the first offset at which a member's bytes can end. An extra field of its local header would add bytes."""
+    """Return the smallest offset in the zip at which the bytes of a member can end. The true end is larger if the local
+    header of the member has an extra field.
+    """
     return member.header_offset + ZIP_HEADER_BYTES + len(member.orig_filename) + member.compress_size
 
 
@@ -205,9 +208,11 @@ def _zip_field(
 ) -> tuple[str, FieldBytes]:
     """Return the name of a member's field and a reference to the member. `path` and `identity` belong to the zip.
 
+    `key` and `field` are the two parts of the member's name, before and after the dot that ends the key.
+
     Raises:
-        RowError: The sizes of the member contradict each other or show a decompression bomb; or the field's name begins
-            with a number, as in `1.jpg`, so the dot before the number seems to be a decimal point of the key.
+        RowError: The sizes of the member contradict each other or show a decompression bomb; or `field` begins with a
+            number, as in the member `v1.5.jpg`, where the first dot seems to be a decimal point inside the key.
     """
     where = f"{path}: {key}"
     num_bytes, packed_bytes = member.file_size, member.compress_size
@@ -236,11 +241,15 @@ def _row(
     records: Records,
     own: FieldBytes | None,
 ) -> Row | RowError:
-    """Return the row of the members with one key, or its `RowError` if the row cannot be packed.
+    """Return the row of the members with one key, or a `RowError` if the row cannot be packed.
 
-    `members` are the name and the reference of each field, and `records` has the fields to make from `own`, the
-    sample's json; None if the sample has no json or the row does not need the json. The key loses a leading `./`, which
-    tars of folders have. `archive` is for messages.
+    Args:
+        key: The key of the members. A leading `./`, which tars of folders have, is removed.
+        members: Name of each field, and its reference.
+        archive: The archive, for messages.
+        keys: The option `--keys`: "given", "clean" or "hashed".
+        records: Names the fields to make from `own`.
+        own: The sample's field `json`; None if the sample has no `json` or the row does not need the field.
     """
     where = f"{archive}: {key}"
     key = key.removeprefix("./")

@@ -66,22 +66,25 @@ def read_parquet(paths: Sequence[str], records: Records, *, in_order: bool = Tru
 
 
 def read_saved_dataset(folder: str, records: Records) -> ArrowTables:
-    """Return a reader of a saved data set, or of one split of a saved `DatasetDict`: a folder with `state.json`.
+    """Return a reader of a data set that `datasets` saved, or of one split of a saved `DatasetDict`.
 
-    `records` converts the records of the data set to rows.
+    `folder` is the folder with the file `state.json`. `records` converts the records of the data set to rows.
 
     Raises:
-        PackError: The folder is not a saved data set, cannot be read, or has splits or a column that cannot be packed;
-            or pyarrow is not installed.
+        PackError: pyarrow is not installed; `folder` is not a saved data set or cannot be read; the data set has
+            splits; or a column cannot be packed or does not fit `records`.
     """
     info = os.path.join(folder, INFO_NAME)
     return ArrowTables(_data_files(folder), "an Arrow stream", lambda path: StreamFile(path, info), records)
 
 
 class _Cells(NamedTuple):
-    """The cells of a row. `values` are the values for `json`, or a text with the problem if JSON cannot represent them.
-    `image` is None if the table has no encoded images. `own` has (field, column, cell) of each field that is made from
-    bytes or arrays.
+    """The cells of a row.
+
+    Attributes:
+        values: The values for `json`; or a text with the problem, if JSON cannot represent a value.
+        image: The image; None if the table has no encoded images.
+        own: (field, column, cell) of each field that is made from bytes or arrays.
     """
 
     values: tuple[Any, ...] | str
@@ -97,8 +100,8 @@ class ArrowTables:
         what: Kind of the files, for messages.
         open_file: Opens a file by its path.
         records: Converts records to rows. The folder of each file replaces `records.folder`. If `records.classes` is
-            None, the classes are the class names that `datasets` stored for the column of `cls`, or else the texts in
-            this column, which is read first.
+            None, the classes are the class names that `datasets` stored for the column of `cls`. If this column has no
+            description by `datasets`, it is read in advance, and the classes are the texts in it.
 
     Attributes:
         classes: Number of each class by name; empty if the classes have no names.
@@ -140,8 +143,9 @@ class ArrowTables:
         """Yield one row per row of the tables, or the `RowError` of a row that cannot be packed.
 
         A row has the image, the fields that are made from columns, and `json`. `json` has all columns except encoded
-        images, bytes or arrays that become fields, and omitted columns. A row has `cls` if a field or a column is
-        called `cls`, or if `datasets` stored class names for `label` or for only one column. `keys` is the option
+        images, omitted columns, and columns of bytes or arrays that become fields. `cls` is made from the column that
+        `records.fields` names for `cls`; else from the column `cls`; else from a column for which `datasets` stored
+        classes: `label`, or the only such column. Without such a column, a row has no `cls`. `keys` is the option
         `--keys`: "given", "clean" or "hashed".
 
         Raises:
@@ -365,8 +369,9 @@ class StreamFile:
         self.features = features_of(_read_json(info))
 
     def batches(self, column: str | None, image: str | None) -> Iterator[tuple[pa.RecordBatch, Iterator[Image] | None]]:
-        """Yield (batch, images) for a few rows at a time, in order, after a check of the batch's offsets and UTF-8.
+        """Yield (batch, images) for a few rows at a time, in order.
 
+        The offsets and the UTF-8 of a batch are checked before it is yielded.
         `column` is the only column of the batches; None for all columns. `image` is the column of the images; None
         yields None instead of the images.
 

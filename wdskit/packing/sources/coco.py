@@ -27,12 +27,14 @@ class Coco:
     Args:
         path: The JSON file.
         images: The folder that `file_name` is relative to; None for the folder of the JSON file.
-        records: The fields to make from the data of an image. The column `category` is the category name that all
-            annotations of the image share, `caption` has their captions, one per line. Other columns are members of the
-            image's object in `images`. The default classes of `cls=category` are the category names, sorted by bytes.
+        records: Names the column of each field to make. The column `category` is the category name that all annotations
+            of the image share. The column `caption` has the captions of these annotations, one per line. Other columns
+            are members of the image's object in `images`. If `cls` is made from `category` and `records.classes` is
+            None, the classes are the names of all categories, sorted by bytes.
 
     Attributes:
-        classes: Number of each class by name: the classes of `records`, or the default classes; empty without classes.
+        classes: Number of each class by name: the classes of `records`, or else these category names; empty without
+            classes.
 
     Raises:
         PackError: The file cannot be read or does not have COCO's format, or `images` is not a folder.
@@ -111,7 +113,7 @@ class Coco:
         return make_row(key_of_path(name), fields, where, keys=keys, path=name)
 
     def _category_name(self, number: int | None) -> str:
-        """Return the name of the category with the id `number`. It is the name of a class.
+        """Return the name of the category with the id `number`, to be used as a class name.
 
         Raises:
             PackError: The category has no name, or its name is blank or not text.
@@ -141,8 +143,9 @@ class Coco:
 
 
 def _find_folder(path: str, name: str) -> str | None:
-    """Return a folder that has the image `name`: a folder next to the JSON file at `path` or next to its folder; None
-    if no such folder exists.
+    """Return a folder that has the image `name`; None if no such folder is found. `path` is the path of the JSON file.
+
+    The search looks at the folders next to the JSON file, then at the folders next to the folder of the JSON file.
     """
     folder = os.path.dirname(path) or "."
     for parent in (folder, os.path.join(folder, os.pardir)):

@@ -253,8 +253,8 @@ def walk_files(
 ) -> Iterator[tuple[str, Sequence[tuple[str, str]]]]:
     """Yield the samples of a folder and its sub-folders, sorted by the bytes of their paths.
 
-    Hidden files and folders are skipped. Links are followed, except a link to a folder that contains it. Memory holds
-    the names in the current folder and in the folders above it.
+    Hidden files and folders are skipped. Links are followed, except a link to a folder that contains the link. Memory
+    holds the names in the current folder and in the folders above it.
 
     Args:
         root: The folder.

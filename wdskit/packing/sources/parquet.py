@@ -64,7 +64,7 @@ def bytes_of(cell: Any) -> bytes | None:
 
 class _Column:
     """The cells of a column in one row group, decoded in row order. A second read of a cell decodes the column again.
-    One thread at a time uses an object.
+    Only one thread at a time may use an object of this class.
     """
 
     def __init__(self, path: str, group: int, name: str) -> None:

@@ -105,11 +105,11 @@ class Records:
     ) -> Iterator[tuple[str, FieldBytes]]:
         """Yield name and data of each field that is made from a column. An empty value gives no field.
 
-        `existing` has the names of the fields that the row already has. An existing `cls` is kept.
+        `existing` has the names of the fields that the row already has. If `cls` is in `existing`, it is not yielded.
 
         Raises:
             RowError: The record lacks the column, a value does not fit its field, the file of a value does not exist,
-                or the field exists already.
+                or a field other than `cls` is in `existing`.
         """
         for name, column in self.fields.items():
             if name in existing:
@@ -138,8 +138,8 @@ class Records:
                 raise row_error(where, f"its column {column!r}: {err}", CORRECT_OR_SKIP) from err
 
     def _label(self, value: Any, column: str, where: str) -> Iterator[tuple[str, bytes]]:
-        """Yield the field `cls` of a value. A value without a label yields nothing. RowError: The value is not a label,
-        or not one of the classes.
+        """Yield name and bytes of the field `cls`, made from a column's value; nothing for a value without a label.
+        RowError: The value is not a label, or not one of the classes.
         """
         try:
             number = label_number(value, self.classes)

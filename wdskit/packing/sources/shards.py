@@ -112,11 +112,11 @@ def check_indexed(shards: ShardList) -> None:
 
 
 def check_dest(folder: Path, shards: ShardList, *, overwrite: bool) -> None:
-    """Check that the destination `folder` does not contain the local source shards or, if its shards are replaced
-    (`overwrite`), the targets of their links.
+    """Check that the destination `folder` does not contain local source shards.
 
     Raises:
-        PackError: A source shard is in the folder; or `overwrite` is True and a source shard links to a file in it.
+        PackError: A source shard is in the folder; or `overwrite` is True, so that the shards of the folder are
+            replaced, and a source shard is a link to a file in the folder.
     """
     here = os.path.realpath(folder)
     urls = [url for url in shards.urls if is_local(url)]
@@ -128,8 +128,8 @@ def check_dest(folder: Path, shards: ShardList, *, overwrite: bool) -> None:
 
 
 def merged_splits(shards: ShardList) -> str:
-    """Return a note for the user if the names of shards show several splits; otherwise an empty text. The parts of
-    `shards`, which the user joined by `::`, are examined separately.
+    """Return a note for the user if the names of shards in one part show several splits; otherwise an empty text. The
+    user joined the parts of `shards` by `::`.
     """
     named: dict[int, dict[str, str]] = {}
     for url, part in zip(shards.urls, shards.parts, strict=True):

@@ -37,7 +37,9 @@ TableRow: TypeAlias = tuple[str, Mapping[str, Any] | RowError, str | None]
 
 
 class TextTable:
-    """A table of text, whose paths are relative to its folder, or a list of paths relative to the current folder.
+    """Reader of a table of text, or of a list of paths.
+
+    Paths in a table are relative to the folder of the table. Paths in a list are relative to the current folder.
 
     Args:
         path: The file. The suffix gives the format of a table; a further `.gz` means compressed. `-` reads JSONL or a
@@ -46,8 +48,8 @@ class TextTable:
         is_list: True for a list, with one path per line.
 
     Attributes:
-        classes: Number of each class by name: the classes of `records`; or, for the file of a table, the texts in the
-            column of `cls`, which is read in advance. Otherwise empty.
+        classes: Number of each class by name. If `records` has classes: these classes. Otherwise, if a table is read
+            from a file: the texts in the column of `cls`, which is read in advance. Otherwise empty.
 
     Raises:
         PackError: The file cannot be read, or the column of `cls` mixes numbers and names.
@@ -65,8 +67,10 @@ class TextTable:
         self.classes = classes.numbers if classes is not None else {}
 
     def _column_classes(self, records: Records) -> ClassNames | None:
-        """Return the classes that the column of `cls` names: the column in `records.fields`, or a column `cls`. Return
-        None if neither column exists or the column has no names. PackError: The column mixes numbers and names.
+        """Return the classes that are named in the column of `cls`; None without such a column or without names in it.
+
+        This column is the column that `records.fields` names for `cls`, or else a column `cls` that is not omitted.
+        PackError: The file cannot be read, or the column mixes numbers and names.
         """
         with contextlib.closing(self._table_rows()) as rows:
             valid = ((record, where) for where, record, _ in rows if not isinstance(record, RowError))
@@ -130,8 +134,8 @@ class TextTable:
 
 
 def _json_rows(file: IO[str], path: str) -> Iterator[TableRow]:
-    """Yield place, object and text of each line; or place, error and None. Empty lines are skipped.
-    PackError: A line is too long.
+    """Yield (place, object, text) for each line with a JSON object, and (place, error, None) for each invalid line.
+    Empty lines are skipped. PackError: A line is too long.
     """
     decode = json.JSONDecoder(object_pairs_hook=unique_members, parse_constant=refuse_constant).decode
     for number, line in enumerate(_lines(file, path), start=1):
@@ -165,7 +169,8 @@ def _lines(file: IO[str], path: str, *, refuse_nul: bool = False) -> Iterator[st
 
 
 def _csv_rows(file: IO[str], path: str, *, is_tsv: bool) -> Iterator[TableRow]:
-    """Yield (place, columns or error, None) for each row after the header. The place is the row's first line.
+    """Yield (place, columns, None) for each row after the header, or (place, error, None) for an invalid row. The place
+    has the number of the row's first line.
 
     A TSV has no quoting: quotes are text, and a cell cannot contain a tab or a line break (IANA's
     text/tab-separated-values). A cell that is quoted as in CSV is an error of its row. Tabs also separate the columns

@@ -153,7 +153,8 @@ class TarSamples:
         return None
 
     def _remote(self) -> Iterator[TarSample]:
-        """Yield the samples of a tar in a store. The tar is read as one stream: a request per header takes longer."""
+        """Yield the samples of a tar in a store. The tar is read as one stream."""
+        # One request for each header would take longer.
         from wdskit.storage.objects import ObjectStream  # needs obstore
 
         with contextlib.closing(ObjectStream(self._url)) as stream:
@@ -196,7 +197,10 @@ def _read_local(file: LocalFile, spans: Mapping[str, Span], name: str) -> bytes:
 
 
 def _read_remote(found: Mapping[str, tuple[ObjectBytes, bytes | LargeData]], name: str) -> bytes:
-    """Return the bytes of a field. They are in memory, except the bytes of a large field."""
+    """Return the bytes of the field `name` of a sample. The bytes of a large field are read from the store again.
+
+    `found` has the reference and the data of each field, by name. StorageError: The object cannot be read.
+    """
     reference, data = found[name]
     return reference.read() if isinstance(data, LargeData) else data
 

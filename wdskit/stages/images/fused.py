@@ -124,9 +124,9 @@ class Prepared(NamedTuple):
         origin: Origin of the sample.
         values: The fields, decoded except for the image; not decoded if `field` is None.
         field: The image field; None if the single stages must process the sample.
-        plan: The plan to decode the image; None if it is not a JPEG.
+        plan: The plan to decode the image; None if the image is not a grey or RGB JPEG, or if `field` is None.
         flip: Whether to mirror the image.
-        failed: The error of a field after the image; None without an error.
+        failed: Error of a field after the image, to raise after the image is decoded without error. None: no error.
     """
 
     origin: Origin
@@ -186,15 +186,15 @@ class FusedStep:
 
     @property
     def is_native(self) -> bool:
-        """Whether to call `carry_out_many`: `out_shape` is known, and wdskit-native is installed and has vector code.
-        Without vector code, torch resizes faster.
-        """
+        """Whether to call `carry_out_many`: `out_shape` is known, and wdskit-native is installed with vector code."""
+        # Without vector code, torch resizes faster.
         module = native()
         return self.out_shape is not None and module is not None and bool(module.HAS_VECTORS)
 
     def value_of(self, written: NDArray[Any]) -> Any:
-        """Return the marked image of a sample from the array that `carry_out` has written, (1, *out_shape): an array or
-        a tensor, as `carry_out` returns without `out`. It may be a view of `written`.
+        """Return the marked image, an array or a tensor, that `carry_out` would have put into the sample without `out`.
+
+        `written`, (1, *out_shape), is the `out` that `carry_out` has filled. The result may be a view of `written`.
         """
         return marked(as_value(written, self.batch_format, self.output_format), self.mark)
 
@@ -336,9 +336,10 @@ class FusedStep:
             raise StepFailed(self.crop, err) from err
 
     def _roles_of(self, names: tuple[str, ...]) -> _Roles:
-        """Return the image field (None as in `_field_of`) and the fields to decode of a sample with the fields `names`.
-        The result is cached, because most samples have the same fields.
+        """Return the image field and the fields to decode of a sample with the fields `names`. The image field is the
+        result of `_field_of`, and may be None. The result is cached.
         """
+        # Most samples have the same fields.
         roles = self._roles.get(names)
         if roles is None:
             if len(self._roles) >= _MAX_ROLES:
@@ -348,8 +349,11 @@ class FusedStep:
         return roles
 
     def _field_of(self, names: tuple[str, ...]) -> str | None:
-        """Return the only image field of `names`, or the field of the setting `fields`. None if several fields are
-        images, or if the field is missing, has no image name or is not to be decoded.
+        """Return the image field of a sample with the fields `names`.
+
+        If `fields` is set: the first alternative of the setting that is in `names`; None if no alternative is.
+        Otherwise: the only field with the name of an image; None if no field or several fields have such a name. In
+        both cases None if the field has no image name, or if `decode` does not decode it.
         """
         if self.field is None:
             images = [name for name in names if names_image(name)]
@@ -377,7 +381,9 @@ def _draw_part(crop: RandomResizedCrop, bound: BoundTransform, height: int, widt
 
 
 def _middle_part(resize: Resize, middle: tuple[int, int] | None, height: int, width: int, _: Origin) -> WantedPart:
-    """Return the part of an image that `resize` and `center_crop` keep. `middle` is None without `center_crop`."""
+    """Return the part of an image, height x width, that `resize` and `center_crop` keep. `middle` is the height and
+    width that `center_crop` keeps; None without `center_crop`. The origin has no effect.
+    """
     totals = resize.size_of(height, width)
     rows, columns = (
         Axis(0, side, total, geometry.middle(total, part), part)

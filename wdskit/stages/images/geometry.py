@@ -47,9 +47,9 @@ def image_size(image: Image) -> tuple[int, int]:
 def resize(image: Image, size: tuple[int, int], *, nearest: bool = False) -> Image:
     """Return the image at another size (height, width), or the same object if it has the size already.
 
-    The resize is bilinear with antialiasing, in uint8 for uint8. Pillow's BILINEAR differs by at most one level of 255
-    (by more with an alpha channel, by which Pillow multiplies the colours). With `nearest`, values are copied and never
-    blended, for masks of any dtype.
+    The resize is bilinear with antialiasing. A uint8 image is resized as uint8. Pillow's BILINEAR differs by at most
+    one level of 255. With an alpha channel it differs by more, because Pillow multiplies the colours by the alpha. With
+    `nearest`, which is for masks of any dtype, values are copied and never blended.
 
     Raises:
         PipelineError: The image is neither uint8 nor float and `nearest` is not set, or it does not have 2 or 3 axes.
@@ -74,8 +74,9 @@ def resize(image: Image, size: tuple[int, int], *, nearest: bool = False) -> Ima
 
 
 def crop(image: Image, top: int, left: int, height: int, width: int) -> Image:
-    """Return height x width pixels of the image from row `top` and column `left` on, or the same object if this is the
-    whole image. The part must be inside the image. PipelineError: The image does not have 2 or 3 axes.
+    """Return the part of the image that starts at row `top` and column `left` and has `height` rows and `width`
+    columns. The part must be inside the image. If the part is the whole image, return the same object. PipelineError:
+    The image does not have 2 or 3 axes.
     """
     full_height, full_width = image_size(image)
     assert 0 <= top <= full_height - height
@@ -155,8 +156,8 @@ def normalize(image: Image, mean: Sequence[float], std: Sequence[float]) -> Arra
         std: One value, or one value per channel, for images in 0..1.
 
     Raises:
-        PipelineError: The image is neither uint8 nor float or does not have 2 or 3 axes, or `mean` or `std` has another
-            number of values.
+        PipelineError: The image is neither uint8 nor float, or does not have 2 or 3 axes. Or `mean` or `std` has
+            neither one value nor one value per channel.
     """
     pixels = np.asarray(image) if isinstance(image, PillowImage) else image
     unit = _unit(pixels, "normalize")
@@ -224,18 +225,19 @@ def draw_crop(
     """Draw a random part of an image, as torchvision's RandomResizedCrop does.
 
     Args:
-        rng: Each try takes four numbers from `rng.random`, the method of numpy that is least likely to change.
+        rng: Each try takes four numbers from `rng.random`.
         height: Height of the image.
         width: Width of the image.
-        scale: Smallest and largest share of the area.
+        scale: Smallest and largest share of the image's area.
         ratio: Smallest and largest width / height. The logarithm of the ratio is drawn uniformly.
 
     Returns:
-        top, left, height and width of the part in pixels. If none of ten tries fits into the image, the largest part in
-        the middle whose ratio is allowed.
+        top, left, height and width of the part in pixels. If ten tries give no part that fits into the image: the
+        largest part in the middle of the image with an allowed ratio.
     """
     low, high = math.log(ratio[0]), math.log(ratio[1])
     for _ in range(_CROP_TRIES):
+        # `random` is the method of numpy that is least likely to change.
         for_area, for_shape, for_top, for_left = rng.random(4).tolist()
         area = height * width * (scale[0] + for_area * (scale[1] - scale[0]))
         shape = math.exp(low + for_shape * (high - low))
@@ -269,8 +271,8 @@ def _at_least_3d(image: torch.Tensor) -> torch.Tensor:
 
 
 def _tensor(array: Array) -> torch.Tensor:
-    """Return a tensor in the memory of the array, or in a copy unless the array is writable, C-contiguous and in native
-    byte order.
+    """Return a tensor that shares the memory of the array. If the array is read-only, not C-contiguous or not in native
+    byte order, return a tensor in new memory.
     """
     import torch
 
@@ -280,7 +282,9 @@ def _tensor(array: Array) -> torch.Tensor:
 
 
 def _resize_bilinear(image_hwc: torch.Tensor, size: tuple[int, int]) -> torch.Tensor:
-    """Return a contiguous image resized, bilinear with antialiasing. PipelineError: The dtype is not uint8 or float."""
+    """Resize a contiguous image (height, width, channels), bilinear with antialiasing, and return a contiguous image.
+    `size` is (height, width). PipelineError: The dtype is neither uint8 nor float.
+    """
     import torch
     from torch.nn import functional
 
@@ -300,7 +304,9 @@ def _resize_bilinear(image_hwc: torch.Tensor, size: tuple[int, int]) -> torch.Te
 
 
 def _nearest_pixels(n: int, into: int) -> NDArray[np.int64]:
-    """Return the index of the old pixel at the centre of each new pixel, from `n` to `into` pixels: int64 (into,)."""
+    """Return for each pixel of a resized side the index of the old pixel at its centre, int64 (into,). The side has `n`
+    old pixels and `into` new pixels.
+    """
     return (2 * np.arange(into) + 1) * n // (2 * into)
 
 
@@ -327,8 +333,9 @@ def _unit(pixels: Array | torch.Tensor, function: str) -> float:
 
 def _normalize_rows(image: torch.Tensor, mean: tuple[float, ...], std: tuple[float, ...], unit: float) -> torch.Tensor:
     """Return `normalize` of a contiguous image (height, width[, channels]), float32 of the same shape. `unit` is the
-    pixel value that means 1.0. Whole rows at once are 12 times faster than single pixels.
+    pixel value that means 1.0.
     """
+    # Whole rows at once are 12 times faster than single pixels.
     rows = image.reshape(image.shape[0], -1)
     scale, shift = _affine(mean, std, unit, rows.shape[1])
     import torch

@@ -37,13 +37,14 @@ _NO_SCALES = (None, None)
 
 
 class Axis(NamedTuple):
-    """The wanted rows, or the wanted columns, of an image.
+    """The wanted rows, or the wanted columns, of an image: the part to resize, and the part of the result to keep.
 
     Attributes:
-        low: First row or column of the image that is resized.
-        high: The row or column after the last one that is resized.
-        total: Number of rows or columns of the result of the resize.
-        skip: First wanted row or column of the result; if negative, minus the number of padding pixels before it.
+        low: First row or column of the image to resize.
+        high: Last row or column of the image to resize, + 1.
+        total: Number of rows or columns after the resize.
+        skip: Number of resized rows or columns to drop before the first wanted row or column. A negative number is
+            minus the number of padding pixels to add before the resized pixels.
         size: Number of wanted rows or columns.
     """
 
@@ -66,13 +67,13 @@ PartChooser: TypeAlias = Callable[[int, int, Origin], WantedPart]
 
 
 class Grid(NamedTuple):
-    """The rows, or the columns, of an image decoded at a smaller scale that are resized to get the wanted pixels.
+    """The rows, or the columns, to resize if the image is decoded at a smaller scale.
 
-    `start` may be before the image and `stop` after it. The pixels at the border are then repeated.
+    `start` may be before the image, and `stop` after the image. The pixels at the border are then repeated.
 
     Attributes:
-        start: First row or column.
-        stop: The row or column after the last one.
+        start: First row or column to resize.
+        stop: Last row or column to resize, + 1.
         pitch: Number of decoded rows or columns per row or column of the result.
         first: First wanted row or column of the result.
     """
@@ -128,12 +129,13 @@ def can_mirror_first(width: int, total: int) -> bool:
 
 
 class DecodedPart(NamedTuple):
-    """Pixels of a decoded image, and the part of them to keep after resizing.
+    """Pixels of a decoded image that are to be resized, and the part of the resized pixels to keep.
 
     Attributes:
         images_nchw: Tensor (1, 3, height, width), uint8; may be a view of memory that the thread reuses.
         size: Number of rows and columns after resizing.
-        scales: Scales of rows and columns, new / old pixels; None for `size` / number of rows or columns.
+        scales: Scale of the rows and scale of the columns, new / old pixels. None if the scale follows from `size` and
+            the shape of `images_nchw`.
         first: First wanted row and column after resizing.
         wanted: Number of wanted rows and columns.
     """
@@ -145,10 +147,12 @@ class DecodedPart(NamedTuple):
     wanted: tuple[int, int]
 
     def mirrored(self) -> DecodedPart | None:
-        """Return the part with left and right exchanged before it is resized, which saves a copy of the result.
+        """Return the part with left and right of `images_nchw` exchanged, so that the resized pixels are mirrored.
 
-        Return None if not all resized pixels are wanted, or if mirroring the resized pixels may give other pixels.
+        Return None if not all resized pixels are wanted, if `scales` are set, or if the result may differ from
+        mirroring after the resize.
         """
+        # To mirror before the resize saves a copy of the resized pixels.
         width, total = self.images_nchw.shape[3], self.size[1]
         if self.size != self.wanted or self.scales is not _NO_SCALES or not can_mirror_first(width, total):
             return None
@@ -183,7 +187,9 @@ def choose_scale(wanted: WantedPart) -> tuple[int, tuple[Grid, Grid] | None]:
 
 
 def find_grid(axis: Axis, step: int) -> Grid | None:
-    """Return the grid of an axis in an image of 1/step of the size; None if no grid is within `_MAX_SHIFT` pixels."""
+    """Return the grid of an axis in an image that is decoded at 1/step of its size. Return None if each possible grid
+    would shift the wanted pixels by more than `_MAX_SHIFT` pixels.
+    """
     low, high = axis.low / step, axis.high / step
     pitch = (high - low) / axis.total
     wanted = low + axis.skip * pitch
@@ -289,7 +295,8 @@ def decode_part(
     Args:
         data: The whole file.
         plan: Result of `plan_jpeg`.
-        choose_part: Called if `plan` is None, or if the decoded image has another size.
+        choose_part: Maps height, width and `origin` to the wanted part. Called if `plan` is None, or if the decoded
+            image has another size than `plan.size`.
         origin: Origin of the sample.
         max_pixels: Compared with width x height in the file's header.
 
@@ -365,8 +372,8 @@ def write(part: DecodedPart, output_format: OutputFormat, *, flip: bool, out: ND
 
 
 def write_numbers_as(output_format: OutputFormat) -> bytes | None:
-    """Return the argument that makes wdskit-native write the same values as `write`: None for uint8, empty bytes for
-    value / 255, else three scales and three shifts of value * scale + shift, as bytes of float32.
+    """Return the argument that makes wdskit-native write the same values as `write`. None means uint8. Empty bytes mean
+    value / 255. Other bytes are three scales and three shifts of float32, for value * scale + shift.
     """
     if output_format.dtype == np.uint8:
         return None
@@ -380,8 +387,10 @@ def write_numbers_as(output_format: OutputFormat) -> bytes | None:
 def as_value(
     written: NDArray[Any], batch_format: OutputFormat, output_format: OutputFormat
 ) -> NDArray[Any] | torch.Tensor:
-    """Return the result of `finish` for `output_format`, from an image of a batch, (1, 3, height, width), that `write`
-    has written with `batch_format` (`output_format` or uint8). The result may be a view of `written`.
+    """Return an image of a batch in the form in which `finish` returns it for `output_format`.
+
+    `written` is the image, (1, 3, height, width), that `write` has written with `batch_format`. `batch_format` is
+    `output_format`, or a form of uint8. The result may be a view of `written`.
     """
     if batch_format == output_format and output_format.is_array and not output_format.to_tensor:
         image: NDArray[Any] = written[0].transpose(1, 2, 0)

@@ -102,10 +102,12 @@ class BoundTransform:
         """Return a shallow copy of the sample with the fields changed.
 
         Raises:
-            PipelineError: The sample has no image field, or several without `fields`, or a field is missing, not an
-                image, not decoded, a mask that the transform refuses, or of a dtype or size that it cannot use.
-            WdskitError: A field cannot be a mask, because its numbers differ from the numbers in its file, or the
-                number `fill` or `mask_fill` around a small image does not fit, or is missing for a mask.
+            PipelineError: A field is missing, is not an image, or is not decoded. The transform refuses a mask, or
+                cannot use the dtype or size of an image. A field is in `fields` and in `masks`. Or `fields` is not set,
+                and the sample has no image field or several image fields.
+            WdskitError: A field in `masks` cannot be a mask, because its numbers differ from the numbers in its file.
+                Or an image is too small, and `fill` or `mask_fill` does not fit the image's dtype. Or a mask is too
+                small, and `mask_fill` is not set.
         """
         transform = self.transform
         masks = self._masks_in(sample)
@@ -137,8 +139,11 @@ class BoundTransform:
         return self.run.rng_of(self.stage)(origin)
 
     def _images_in(self, sample: Sample, masks: Sequence[str]) -> list[str]:
-        """Return the image fields to change: `fields`, or the only image field that is not in `masks`. PipelineError: A
-        field is missing, not an image, not decoded or a refused mask, or there is no image field, or several.
+        """Return the image fields to change: `fields`, or without `fields` the only image field that is not in `masks`.
+
+        Raises:
+            PipelineError: A field is missing, is not an image, is not decoded, or is also in `masks`. The transform
+                refuses a mask. Or `fields` is not set, and there is no image field or several.
         """
         from wdskit.stages.images import geometry
 
@@ -260,7 +265,8 @@ class CenterCrop(GeometricTransform):
         """See `ImageTransform.change`.
 
         Raises:
-            WdskitError: A mask is smaller, and `mask_fill` is not set or too large for its dtype.
+            WdskitError: A mask is smaller than the crop, and `mask_fill` is not set or too large for the mask's dtype.
+                Or an image is smaller than the crop, and `fill` is too large for the image's dtype.
         """
         from wdskit.stages.images import geometry
 
