@@ -113,8 +113,8 @@ Edges = Annotated[tuple[int, ...], PlainValidator(_check_edges), WithJsonSchema(
 class Bucketed(StageSpec):
     """Make batches of one shape (`by: aspect`) or of similar length (`by: COLUMN`), in the place of `batched`.
 
-    At each step all ranks have a batch of the same bucket. Each sample is once in an epoch, with one exception: if the
-    last batch of a bucket is not full, `tail` of the source drops or pads this batch.
+    At each step all ranks have a batch of the same bucket. Each sample is once in an epoch, with one exception: if
+    the last batch of a bucket is not full, `tail` of the source drops or pads this batch.
     """
 
     name: ClassVar[str] = "bucketed"
