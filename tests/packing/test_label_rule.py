@@ -354,7 +354,7 @@ def test_a_label_that_was_a_text_is_made_again(tmp_path):
     folder.mkdir()
     write_shard(folder / "a.tar", {"k": {"cls": b"cat", "json": b'{"cls":3,"class":5}'}})
     index_folder(folder, workers=1)
-    wdskit.reshard(folder, tmp_path / "out", drop="cls", fields=["cls=class"])
+    wdskit.reshard([folder / "a.tar"], tmp_path / "out", drop="cls", fields=["cls=class"])
     assert samples_in(tmp_path / "out") == {"k": {"cls": b"5", "json": b'{"cls":3,"class":5}'}}
 
 

@@ -386,6 +386,7 @@ def test_a_shard_that_changes_while_it_is_verified_is_found(tmp_path, monkeypatc
         ((2, 3, 2, 3), 4, 1, None),
         ((2, 2, 2), 2, 2, "3 shards for 2 ranks x 2 workers: 1 of 4 workers get none"),
         ((2, 2, 2), 2, 1, "3 shards for 2 ranks x 1 worker: some workers get 1 shard, others 2"),
+        ((2, 4, 4, 2), 2, 1, "2 ranks x 1 worker: 4 to 8 samples per worker, shards of 2 to 4 samples"),
         ((2, 9), 2, 1, "2 ranks x 1 worker: 2 to 9 samples per worker, shards of 2 to 9 samples"),
     ],
 )

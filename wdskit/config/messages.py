@@ -51,7 +51,7 @@ _TRANSFORMS = {
     name.lower(): name
     for name in (
         "AugMix", "AutoAugment", "ColorJitter", "CutMix", "GaussianBlur", "GaussianNoise", "MixUp", "RandAugment",
-        "RandomAffine", "RandomCrop", "RandomErasing", "RandomGrayscale", "RandomHorizontalFlip", "RandomPerspective",
+        "RandomAffine", "RandomCrop", "RandomErasing", "RandomGrayscale", "RandomPerspective",
         "RandomRotation", "RandomSolarize", "RandomVerticalFlip", "TrivialAugmentWide",
     )
 }  # fmt: skip

@@ -145,9 +145,10 @@ class _OrderChecker:
 
 
 def check_patterns(spec: Any) -> list[Flaw]:
-    """Return the invalid shard patterns of a stage as flaws, whose paths start with the stage's name.
+    """Return a flaw for each invalid shard pattern of a stage, such as `a-{0..3.tar`.
 
-    Only sources have patterns; other stages give an empty list.
+    The path of a flaw is the place of the pattern in the configuration, such as `exact.shards`. Only sources have
+    patterns; the list of other stages is empty.
     """
     named: dict[Path, Any] = {(): getattr(spec, "shards", None)}
     named |= {("mixture", at): part.shards for at, part in enumerate(getattr(spec, "mixture", None) or ())}

@@ -92,8 +92,9 @@ class SampleReader:
     def request(self, shards: Ints, samples: Ints) -> SampleReader:
         """Request the samples that are in a store. Return a reader that uses these requests and shares all open shards.
 
-        The first call requests byte ranges; with a cache, later calls request whole parts of shards. If all
-        shards are local, the result is this reader.
+        Without a cache, the samples are requested as byte ranges. With a cache, parts of shards that are not in the
+        cache are requested; the first call also requests byte ranges, because samples come earlier than whole parts.
+        If all shards are local, the result is this reader.
 
         Args:
             shards: Numbers of the samples' shards, (n,).

@@ -29,12 +29,12 @@ class SampleSubset(Protocol):
 
 
 class PickedOrder:
-    """Maps an order over selected samples to the samples of the shards. Implements `order.base.Order`.
+    """An order over the selected samples of shards. Implements `order.base.Order`.
 
     Args:
-        order: An order over the samples of all subsets. Its shards are the shards of the first subset, then the same
-            shards of the second subset, and so on.
-        subsets: Subsets of the same shards. A sample that is in n subsets comes n times in a pass.
+        order: An order that counts only selected samples. `order` numbers the S shards once for each subset: number
+            k S + s is the samples of shard s that are in subset k.
+        subsets: Subsets of the same S shards. A sample that is in n subsets comes n times in a pass.
 
     Attributes:
         num_samples: Length of a pass.

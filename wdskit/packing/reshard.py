@@ -85,7 +85,9 @@ class ReshardResult:
 
 @takes_options(ReshardOptions)
 def reshard(
-    source: str | os.PathLike[str] | Sequence[str], dest: str | os.PathLike[str], options: ReshardOptions
+    source: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+    dest: str | os.PathLike[str],
+    options: ReshardOptions,
 ) -> ReshardResult:
     """Write new shards from finished shards: merge, split, resize, shuffle or filter them. CLI: `wdskit reshard`.
 
@@ -119,7 +121,6 @@ def reshard(
     start = time.perf_counter()
     changes = options.changes
     with open_destination(os.fsdecode(dest), options) as target:
-        source = os.fspath(source) if isinstance(source, os.PathLike) else source
         shards = list_tars(source)
         check_dest(target.folder, shards, overwrite=options.overwrite)
         target.prepare(None)
@@ -127,7 +128,7 @@ def reshard(
         names = parse_classes(lists[CLASSES_NAME], CLASSES_NAME) if lists else ()
         samples = ShardSamples(shards, options.choice, changes, check=options.check == "sha256")
         found = Source(
-            source if isinstance(source, str) else "the shards",
+            os.fspath(source) if isinstance(source, str | os.PathLike) else "the shards",
             samples.rows(keys=changes.keys),
             kind="shards",
             classes={name: number for number, name in enumerate(names)},

@@ -58,7 +58,9 @@ class SelectResult:
 
 
 @takes_options(SelectOptions)
-def select(source: str | os.PathLike[str] | Sequence[str], name: str, options: SelectOptions) -> SelectResult:
+def select(
+    source: str | os.PathLike[str] | Sequence[str | os.PathLike[str]], name: str, options: SelectOptions
+) -> SelectResult:
     """Choose samples and mark them in a column of bool in the shards' folders: `wdskit reshard --selection`.
 
     The column is True for a chosen sample. A planned source of a pipeline (`exact`, `resampled`, `sequential`) reads
@@ -82,7 +84,7 @@ def select(source: str | os.PathLike[str] | Sequence[str], name: str, options: S
     """
     check_column_name(name)
     column = _column_source(options)
-    found = list_tars(os.fspath(source) if isinstance(source, os.PathLike) else source)
+    found = list_tars(source)
     remote = next((url for url in found.urls if not is_local(url)), None)
     if remote is not None:
         msg = f"{remote}: a selection needs local shards. Make it where the shards are."

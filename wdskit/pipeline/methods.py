@@ -270,7 +270,7 @@ class StageMethods(ABC):
         """Keep a range of the values, like a slice in Python.
 
         Args:
-            *bounds: Number of the first value after the range, or start, stop and step. null: no end.
+            *bounds: The end of the range, or start, end and step, as for slices in Python. null: no end.
         """
         return self._with("slice", _one_or_all(bounds))
 

@@ -396,8 +396,9 @@ def find_skew(folder: str, reports: Sequence[ShardReport], world_size: int, load
     elif max(counts) - min(counts) <= 1:  # samples cannot be divided more evenly
         return ()
     else:
-        shares = [sum(counts[worker::num]) for worker in range(num)]
-        problem = f"{who}: {min(shares):,} to {max(shares):,} samples per worker"
+        ascending, each = sorted(counts), len(counts) // num
+        least, most = sum(ascending[:each]), sum(ascending[-each:])  # which shards a worker gets depends on the epoch
+        problem = f"{who}: {least:,} to {most:,} samples per worker"
         problem += f", shards of {min(counts):,} to {max(counts):,} samples"
     return (Finding("skew", folder, problem),)
 

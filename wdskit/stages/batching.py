@@ -192,8 +192,10 @@ class Unbatcher:
         self.run = run
 
     def __call__(self, source: Iterable[Any]) -> Iterator[Any]:
-        """Yield the samples of each batch in order. Set `run.origin` to the origin that the sample had before
-        `batched`. If the number of samples in the batch has changed, set `run.origin` to a new origin (see `Origin`).
+        """Yield the samples of each batch in order. Before each sample, set `self.run.origin` to the sample's origin.
+
+        The origin is that which the sample had before `batched`. If a function after `batched` has changed the number
+        of samples of the batch, the origin is that of the batch, with the number of the sample in the batch.
 
         Raises:
             SampleError: The columns of a batch differ in length, or the batch cannot be iterated.

@@ -85,14 +85,14 @@ class Collate:
 
     Each slot (a key of the dicts, or a position in the tuples) becomes one batch. Numbers become an array: of int64 for
     int, of bool for bool, of float64 for float, of the same dtype for numpy scalars. Arrays of one shape are stacked,
-    and so are tensors. Other values (text, bytes, dicts, lists, None, PIL images, ...) become a list. `as_tensors`
-    makes tensors of the arrays.
+    and so are tensors; a batch with arrays of different shapes is an error, except in the fields `ragged`. Other values
+    (text, bytes, dicts, lists, None, PIL images, ...) become a list. `as_tensors` makes tensors of the arrays.
 
     Arrays (height, width[, 1, 3 or 4 channels]) and tensors ([channels, ]height, width) that are images become (batch,
     channels, height, width) in channels_last memory, with their dtype. A value is an image if its mark says so (see
     `marks`). The name of the field decides for a value without a mark. Other arrays are stacked without a change of
-    axes. An unmarked array of uint8 or float (height, width, 1, 3 or 4) is an error if the name of its field is neither
-    the name of an image field, such as `jpg`, nor the name of an array field, such as `npy`.
+    axes. An array of uint8 or float (height, width, 1, 3 or 4) without a mark is an error, unless the name of its field
+    is that of an image, such as `jpg`, or of an array, such as `npy`.
 
     Attributes:
         ragged: Fields whose arrays may differ in the first axis; they become a `Ragged`. A dict sample must have all

@@ -42,13 +42,14 @@ class EpochLayout:
     buckets: Buckets | None = None
 
     def steps(self, world_size: int, *, start: int = 0, consumed: int = 0, num_samples: int | None = None) -> AnySteps:
-        """Return the steps of an epoch.
+        """Return the remaining steps of an epoch.
 
         Args:
             world_size: Number of ranks.
             start: The epoch's first position in the endless sequence.
-            consumed: Number of the epoch's positions that have been consumed already.
-            num_samples: Number of positions in this epoch; None for `self.num_samples`. Has no effect with `bucketed`.
+            consumed: Number of the epoch's positions that have been consumed already. 0 gives all steps of the epoch.
+            num_samples: Number of all positions in this epoch, with the consumed positions; None for
+                `self.num_samples`. Has no effect with `bucketed`.
         """
         if self.buckets is not None:
             return BucketSteps(self.buckets.plan, start // self.num_samples, world_size, consumed)

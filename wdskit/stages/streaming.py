@@ -227,7 +227,8 @@ class Slice(StreamStage):
 
     start: Natural = Field(0, description="Number of the first value.")
     stop: Natural | None = Field(
-        description="Number of the first value after the range, or start, stop and step. null: no end.", examples=[1000]
+        description="The end of the range, or start, end and step, as for slices in Python. null: no end.",
+        examples=[1000],
     )
     step: Count = Field(1, description="Keep one of every `step` values.")
 

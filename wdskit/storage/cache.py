@@ -146,7 +146,9 @@ class PartCache:
     def _forget(self, name: PartName) -> None:
         with self._lock:
             part = self._checked.pop(name, None)
-            self._checked_bytes -= 0 if part is None else part.memory_bytes
+            if part is not None:
+                self._checked_bytes -= part.memory_bytes
+                part.opened = None  # frees the disk space of a removed file
 
     def read(self, name: PartName, number: int, start: int, stop: int) -> bytes | None:
         """Return the bytes of a sample and of the tar block after the sample. For the arguments, see `CachedPart.read`.

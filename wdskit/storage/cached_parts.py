@@ -210,8 +210,10 @@ class CachedPart:
         checksum, magic = _END.unpack_from(end, len(end) - _END.size)
         if (magic, checksum) != (_MAGIC, _hash(end[: -_END.size])) or num_bytes != part_bytes(self.name, num):
             return False
+        if PartName(shard.hex(), start, stop) != self.name:
+            return False
         self._sums = np.frombuffer(end, dtype="<u8", count=num, offset=8 * (num + 1)).copy()
-        return PartName(shard.hex(), start, stop) == self.name
+        return True
 
     def __len__(self) -> int:
         """Return the number of samples of the part."""

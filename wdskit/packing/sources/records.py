@@ -165,8 +165,8 @@ class Records:
         return encoded if text is None or self.omit else text.encode()
 
     def image_file(self, path: str, where: str) -> dict[str, FieldBytes]:
-        """Return the field of the image at `path`, with a reference to the file. RowError: The path does not have the
-        extension of an image, or is not a file that can be read.
+        """Return the field of the image at `path`, with a reference to the file. `where` names the row in messages.
+        RowError: The path does not have the extension of an image, or is not a file that can be read.
         """
         field = field_of(path)
         if not is_image_field(field):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
@@ -39,8 +40,10 @@ def refuse_query(url: str) -> None:
         raise PackError(f"{msg}\n  Use a URL without one, or copy the file to a local disk first.")
 
 
-def list_tars(source: str | Sequence[str]) -> ShardList:
-    """Return the tars, local or in stores, that a pattern or a list of patterns names, with their index entries.
+def list_tars(source: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> ShardList:
+    """Return the tars, local or in stores, that `source` names, with their index entries.
+
+    `source` is a path, URL, folder or pattern, several of them joined by `::`, or a list.
 
     Raises:
         PackError: A URL has a query.
@@ -48,12 +51,13 @@ def list_tars(source: str | Sequence[str]) -> ShardList:
             invalid or does not match its tars.
         StorageError: No tar matches, a local tar is missing, a URL is invalid, or a store cannot be read.
     """
-    for pattern in [source] if isinstance(source, str) else source:
+    patterns = [os.fspath(each) for each in ([source] if isinstance(source, str | os.PathLike) else source)]
+    for pattern in patterns:
         for url in split_parts(pattern):
             if "://" in url and not is_local(url):
                 refuse_query(url)
-    found = list_shards(source, has_remote=True)
-    refuse_part(source, found)
+    found = list_shards(patterns, has_remote=True)
+    refuse_part(patterns, found)
     return found
 
 
