@@ -422,10 +422,15 @@ def test_masks_of_few_bits_keep_their_bits_and_numbers(bits):
     [
         (encoded(painted(), "PNG"), {"resize_mode": "pad"}, "padding adds pixels .* --mask-fill, for example 255"),
         (encoded(painted() > 0, "PNG"), {"resize_mode": "pad", "mask_fill": 2}, "cannot store the number 2"),
+        (
+            encoded(np.zeros((64, 96, 3), np.uint8), "PNG"),
+            {"resize_mode": "pad", "mask_fill": 2},
+            "the mask has colours",
+        ),
         (encoded(painted(size=(95, 64)), "PNG"), {}, "for an image of 95 x 64 pixels, but the image has 96 x 64"),
         (encoded(painted(), "GIF"), {}, "a mask must be a PNG file"),
     ],
-    ids=["pad", "fill", "size", "format"],
+    ids=["pad", "fill", "colours", "size", "format"],
 )
 def test_a_mask_that_cannot_follow_is_refused(mask, options, problem):
     with pytest.raises(DecodeError, match=f"^seg.png: mask: .*{problem}"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import time
 from pathlib import Path
@@ -195,6 +196,15 @@ def test_streams_that_would_be_refused_are_refused(folder):
         wdskit.plan(config("split_by_node", stream=str(folder)), world_size=2)
     with pytest.raises(PipelineError, match="6 shards cannot feed 7 workers"):
         wdskit.plan(config("split_by_node", "split_by_worker", stream=str(folder)), workers=7)
+
+
+def test_a_resampled_stream_needs_no_epoch_on_several_ranks(folder):
+    endless = config("split_by_node", stream={"shards": str(folder), "resampled": True})
+    assert wdskit.plan(endless, world_size=2).steps is None
+    for rank in range(2):
+        loader = wdskit.make_loader(endless, rank=rank, world_size=2)
+        assert len(list(itertools.islice(loader, 100))) == 100
+        loader.close()
 
 
 def test_a_source_of_another_library_cannot_be_planned(folder):

@@ -324,7 +324,7 @@ def check_splits(stages: list[Any], layout: Layout, world_size: int, num_workers
             raise PipelineError(_no_splitter("split_by_worker", f"{num_workers} workers"))
     if layout.cut is not None:
         return
-    if world_size > 1 and not layout.split_none:
+    if world_size > 1 and not layout.split_none and not layout.draws.resampled:  # a resampled stream has no end
         msg = f"a stream over {world_size} ranks ends at a different step on each rank, and DDP hangs."
         raise PipelineError(
             f"{msg}\n  Add with_epoch: n, which counts per rank and continues where the last epoch ended."

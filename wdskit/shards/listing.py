@@ -113,7 +113,7 @@ def info(path: str, *, workers: int | None = None, progress: Progress | None = N
         ShardError: Shards are invalid; the message lists them.
         StorageError: No shard was found, or a shard cannot be read.
         FolderIndexError: The folder's index does not match its files, or `classes.json` is invalid.
-        SelectionError: The folder is local, and its `columns.json` is damaged.
+        SelectionError: The `columns.json` of the folder is damaged.
     """
     target = find_shards(path)
     is_scan = target.entries is None
@@ -159,8 +159,10 @@ def _read_columns(target: Target, folder: Path | None) -> tuple[ColumnSummary, .
     try:
         url = target.path.rstrip("/")
         return read_copy(url, [COLUMNS_NAME], partial(_summarize_columns, url=url))
-    except SelectionError:  # the bucket has no columns.json
-        return ()
+    except SelectionError as err:
+        if isinstance(err.__cause__, StorageError):  # the bucket has no columns.json
+            return ()
+        raise
 
 
 def _summarize_columns(folder: Path, url: str = "") -> tuple[ColumnSummary, ...]:

@@ -69,7 +69,9 @@ def move_mask(data: bytes, geometries: list[Geometry], *, fill: int | None, max_
     if probe.any():  # pixels are added
         if fill is None:
             raise DecodeError("padding adds pixels to the mask. Choose their number with --mask-fill, for example 255")
-        if colours not in {0, 3} or fill >= 1 << bits:
+        if colours not in {0, 3}:
+            raise DecodeError("the mask has colours, which cannot store the number of --mask-fill")
+        if fill >= 1 << bits:
             raise DecodeError(f"the mask cannot store the number {fill} of --mask-fill: it has {bits} bits per channel")
     return _encode(move.nearest(pixels, fill or 0), bits, colours, [one for one in chunks if one[0] in _KEPT])
 
