@@ -1,7 +1,7 @@
 """Pack image and JSON samples into WebDataset shards and feed them to DDP training.
 
-Importing this package loads only the standard library. The first use of a public name loads its module and the packages
-that the module needs (numpy, torch, webdataset, ...).
+The import of this package loads only the standard library. The first use of a public name loads its module and the
+packages that the module needs (numpy, torch, webdataset, ...).
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ if TYPE_CHECKING:  # tools/generate.py writes this from _PUBLIC
 
 
 def __getattr__(name: str) -> object:
-    """Return the object with a public name from its module, and cache it here (PEP 562).
+    """Import the public object `name` at its first use (PEP 562).
 
     Raises:
         AttributeError: `name` is not public.

@@ -6,7 +6,7 @@ WdskitError
 ├── ShardError           the bytes of a shard are damaged or invalid
 ├── FolderIndexError     the folder's index is missing, unreadable, or does not match its shards
 ├── SelectionError       a column or split is missing, damaged or made for other shards, or a filter is invalid
-├── KeyRuleError         a key or field name does not exist, or some readers would change it
+├── KeyRuleError         a key or field name breaks a rule for names, or is not in the shard
 ├── DecodeError          the bytes of a field do not have the format of its name
 │   └── ImageTooLarge    an image's header gives more pixels than allowed
 ├── SampleError          a stage failed on one sample
@@ -87,7 +87,7 @@ class ShardError(WdskitError):
         self.samples_read = samples_read
 
     def after(self, samples_read: int) -> ShardError:
-        """Return an error with the same facts as this error, and this number of whole samples before the damage."""
+        """Return a copy of this error with another number of whole samples before the damage, also in the message."""
         return type(self)(
             shard=self.shard,
             offset=self.offset,
@@ -110,9 +110,10 @@ class FolderIndexError(WdskitError):
 
 
 class SelectionError(WdskitError):
-    """A column or split of `folder` is missing, damaged or made for other shards, or a filter or condition is invalid.
+    """The data that selects samples is invalid: a column or split of `folder`, a filter, or a condition.
 
-    If one sample causes the error, `shard`, `key` and `field` name it; otherwise they are empty.
+    A column or split may be missing, damaged or made for other shards. If one sample causes the error, `shard`, `key`
+    and `field` name it; otherwise they are empty.
     """
 
     def __init__(self, message: str = "", *, folder: str = "", shard: str = "", key: str = "", field: str = "") -> None:
@@ -124,7 +125,10 @@ class SelectionError(WdskitError):
 
 
 class KeyRuleError(WdskitError):
-    """A key or field name, `name`, does not exist, or some readers would change it."""
+    """A key or field name is wrong: readers of shards would change it, or no sample has it.
+
+    `name` is the wrong name.
+    """
 
     def __init__(self, message: str = "", *, name: str = "") -> None:
         super().__init__(message)
@@ -132,7 +136,7 @@ class KeyRuleError(WdskitError):
 
 
 class DecodeError(WdskitError):
-    """The bytes of `field` do not have the format that the field's name, such as `jpg`, promises."""
+    """The bytes of a field do not have the format of its name, such as `jpg`. `field` is the name."""
 
     def __init__(self, message: str = "", *, field: str = "") -> None:
         super().__init__(message)
@@ -140,13 +144,13 @@ class DecodeError(WdskitError):
 
 
 class ImageTooLarge(DecodeError):
-    """An image's header promises more pixels than allowed."""
+    """An image's header gives more pixels than allowed."""
 
 
 class SampleError(WdskitError):
-    """The stage `stage` failed on the sample `key` of `shard`. The cause is chained.
+    """The stage `stage` failed on the sample `key` of `shard`. `__cause__` is the original error.
 
-    `is_function` is True if a function of the user raised the error.
+    `is_function` is True if a function of the user raised the original error.
     """
 
     is_function = False
@@ -163,7 +167,10 @@ class PackError(WdskitError):
 
 
 class RowError(PackError):
-    """One row cannot be packed. `where` is the file, or the manifest and its line; `problem` is the reason."""
+    """One row, such as a file or a line of a manifest, cannot be packed.
+
+    `where` is the file, or the manifest and its line; `problem` is the reason.
+    """
 
     def __init__(self, message: str = "", *, where: str = "", problem: str = "") -> None:
         super().__init__(message)

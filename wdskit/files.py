@@ -39,16 +39,16 @@ THREAD_BYTES = 256 << 10
 
 
 class Disk:
-    """The operations that change a disk. Tests use subclasses that fail, count operations or kill the process.
+    """The operations that change a disk. Tests replace this object to let operations fail.
 
     Every method but `begin_flush` raises OSError if the operation fails.
     """
 
     def open(self, path: Path) -> int:
-        """Create a file for writing and return its descriptor. Child processes do not inherit the descriptor.
+        """Create a file for writing and return its descriptor, which child processes do not inherit.
 
         Raises:
-            FileExistsError: The file exists. Another process may be writing it, or it is a link to another file.
+            FileExistsError: `path` exists, perhaps as a link.
         """
         return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
 
@@ -61,10 +61,7 @@ class Disk:
         return os.write(fd, data)
 
     def begin_flush(self, fd: int, start: int, num_bytes: int) -> None:
-        """Let the kernel start to write these bytes to the device while the program continues.
-
-        This is only a hint and never raises; `fsync` reports errors.
-        """
+        """Ask the kernel to start writing a part of a file to the device, and return at once. This never raises."""
         if hasattr(os, "posix_fadvise"):  # Linux starts to write dirty pages, and keeps them in memory
             with contextlib.suppress(OSError):
                 os.posix_fadvise(fd, start, num_bytes, os.POSIX_FADV_DONTNEED)
@@ -78,11 +75,11 @@ class Disk:
         os.close(fd)
 
     def rename(self, source: Path, target: Path) -> None:
-        """Give the file its final name, atomically. An existing file with this name is replaced."""
+        """Rename a file atomically. An existing file `target` is replaced."""
         source.replace(target)
 
     def link(self, source: Path, target: Path) -> None:
-        """Give a file the second name `target`, which must be unused. On a disk without hard links, rename the file."""
+        """Give a file the second name `target`, which must be unused. Rename the file if the disk has no hard links."""
         try:
             os.link(source, target)
         except OSError as err:
@@ -119,7 +116,8 @@ DISK = Disk()
 
 
 def _flush(fd: int) -> None:
-    """Call fsync. On macOS call F_FULLFSYNC, because fsync there leaves bytes in the cache of the device."""
+    """Return after the bytes of a file or the entries of a folder are on the device."""
+    # macOS's fsync leaves bytes in the cache of the device
     full = getattr(fcntl, "F_FULLFSYNC", None)
     try:
         if full is not None:
@@ -134,9 +132,8 @@ def _flush(fd: int) -> None:
 class TempFile:
     """The temporary file that `publish` writes and then renames.
 
-    A thread digests and writes large pieces while the caller continues. The thread has at most one piece at a time, so
-    the disk operations keep their order. The thread reads only bytes that cannot change: `bytes` objects, and buffers
-    from `hand_over`. If a write of the thread fails, the next call raises the OSError.
+    Large pieces are written in a thread, one at a time, while the caller continues. If a write in the thread fails, the
+    next call raises its OSError.
 
     Attributes:
         num_bytes: Number of bytes of all pieces, including a piece that is not written yet.
@@ -152,15 +149,14 @@ class TempFile:
         self.num_bytes = 0
 
     def write(self, data: Buffer) -> None:
-        """Append all of `data`. A mutable buffer is written before this call returns; then the caller may change it."""
+        """Append all of `data`. The caller may change a mutable buffer after this call."""
         self.wait()
         view = memoryview(data).cast("B")
+        # a thread reads only bytes that cannot change
         self._append(view, in_thread=isinstance(data, bytes))
 
     def hand_over(self, buffer: bytearray, num_bytes: int) -> bytearray | None:
-        """Append the first `num_bytes` of `buffer`.
-
-        The caller must not change `buffer` until the next call of `hand_over` returns it.
+        """Append the first `num_bytes` of `buffer`. The caller must not change `buffer` until a later call returns it.
 
         Returns:
             The buffer of the previous call, which the caller owns again; None at the first call.
@@ -181,7 +177,7 @@ class TempFile:
         self._running = self._thread.submit(self._write_large, view, start)
 
     def _write_large(self, view: memoryview, start: int) -> None:
-        """Write a piece at offset `start`, and let the device start at once, so that the final flush is short."""
+        """Write a piece that starts at offset `start` of the file, and let the kernel start to flush it."""
         # Otherwise the flush takes a sixth of the time to pack files of 100 KB.
         self._write(view)
         self._disk.begin_flush(self._fd, start, len(view))
@@ -201,7 +197,7 @@ class TempFile:
             running.result()
 
     def end(self) -> None:
-        """End the thread after its last write. Errors of the write are ignored here; `wait` raises them."""
+        """End the thread after its last write. An error of this write is raised by `wait`, not here."""
         if self._thread is not None:
             self._thread.shutdown()
 
@@ -213,7 +209,7 @@ class TempFile:
 
 
 def describe_os_error(err: OSError) -> str:
-    """Return the text for an error of a disk, without the path, and with advice if the disk is full."""
+    """Return the reason of a disk's error, for a message without the path. If the disk is full, advice follows."""
     problem = f"{err.strerror or err}."
     if err.errno not in (errno.ENOSPC, errno.EDQUOT):
         return problem
@@ -221,7 +217,7 @@ def describe_os_error(err: OSError) -> str:
 
 
 def temp_path(path: Path) -> Path:
-    """Return the path of the temporary file for `path`: equal in all processes, so a writer must hold a lock."""
+    """Return the path of the temporary file for `path`: the same in all processes. The caller must hold a lock."""
     return path.with_name(f"{TEMP_PREFIX}{path.name}{TEMP_SUFFIX}")
 
 
@@ -232,11 +228,11 @@ def _unique_temp_path(path: Path) -> Path:
 
 @contextlib.contextmanager
 def publish(path: Path, *, disk: Disk = DISK) -> Iterator[TempFile]:
-    """Return a context with a `TempFile`, which appears as the file `path` only when the block ends without an error.
+    """Return a context with a `TempFile`, which becomes the file `path` when the block ends without an error.
 
-    The existing file at `path` is replaced in one step. After an error, the temporary file is removed and `path` is
-    unchanged. There is one exception: if the fsync of the folder fails, which is the last step, `path` is already the
-    whole new file. If several writers publish to one path at the same time, the whole file of the last writer remains.
+    An existing file is replaced in one step. After an error in the block, `path` is unchanged and the temporary file is
+    removed. If only the last step fails, the fsync of the folder, `path` is already the whole new file. If several
+    writers publish to one path at the same time, the whole file of the last writer remains.
 
     Raises:
         OSError: A disk operation failed.
@@ -265,7 +261,7 @@ def publish(path: Path, *, disk: Disk = DISK) -> Iterator[TempFile]:
 
 
 def publish_bytes(path: Path, data: Buffer, *, disk: Disk = DISK) -> None:
-    """Write a file with these bytes, which appears under `path` whole or not at all. An existing file is replaced.
+    """Write a file with these bytes, which appears at `path` whole or not at all. An existing file is replaced.
 
     Raises:
         OSError: A disk operation failed.
@@ -275,10 +271,7 @@ def publish_bytes(path: Path, data: Buffer, *, disk: Disk = DISK) -> None:
 
 
 def read_own(path: Path, *, limit: int = 1 << 30) -> bytes | None:
-    """Read a plain file that wdskit wrote into a folder. Links are not followed.
-
-    Returns:
-        The bytes of the file; None if the file does not exist.
+    """Return the bytes of a plain file that wdskit wrote; None if the file does not exist.
 
     Raises:
         FolderIndexError: The path is a link, a pipe, a device, or a file of more than `limit` bytes.
@@ -314,7 +307,7 @@ def is_file_name(value: object) -> bool:
 
 
 def explain_unwritable(path: Path) -> str | None:
-    """Return the reason why a file cannot be written at a path; None if no reason is known before writing."""
+    """Return why no file can be written at `path`; None if no reason is known. Nothing is written."""
     if path.is_dir():
         return os.strerror(errno.EISDIR)
     if not path.parent.is_dir():
@@ -327,8 +320,8 @@ def describe_missing(path: str, what: str) -> str:
 
     Args:
         path: Path or URL of the missing file or folder.
-        what: The kind of the path, such as `folder`. If `what` contains the word `file`, similar files and folders are
-            suggested. If `what` contains only the word `folder`, similar folders are suggested. Otherwise nothing is.
+        what: The kind of the path. If it contains the word `file`, a similar file or folder is suggested; if it
+            contains only the word `folder`, a similar folder.
 
     Returns:
         ``there is no such folder: a/b. Did you mean `a/c`?``, with the first missing part of the path.
@@ -397,7 +390,7 @@ def remove_temp_files(folder: Path, *, of: Container[str] | None = None, disk: D
 
 
 def owner_of_new_files(folder: Path) -> int:
-    """Return the user id of a new file in `folder`. On a network disk it may differ from the user id of the process.
+    """Create and remove a file in `folder`, and return its owner's user id. A network disk may change the owner.
 
     Raises:
         OSError: A file cannot be created in the folder.

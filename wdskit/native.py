@@ -22,8 +22,8 @@ _log = logging.getLogger(__name__)
 def native() -> Any:
     """Return the module `wdskit_native`; None if the module cannot be used, or if `WDSKIT_NATIVE=0` is set.
 
-    The module cannot be used if it is not installed, has another interface than `INTERFACE`, or cannot be loaded. In
-    the last two cases, a warning is logged.
+    The module cannot be used if it is not installed, cannot be loaded, or does not have the interface `INTERFACE`. A
+    warning is logged if it is installed but cannot be used.
 
     Raises:
         WdskitError: `WDSKIT_NATIVE=require` is set and the module cannot be used, or the value of the variable is not

@@ -23,7 +23,7 @@ _PROCESSES = Path("/proc")
 
 
 def end_with_parent() -> None:
-    """Let this worker process end when the main process ends or is killed. Call this function once, at the start."""
+    """Let this worker process end when the main process ends or is killed. Call this once, at the worker's start."""
     # PR_SET_PDEATHSIG is not enough: with forkserver, the parent process of a worker is the server.
     threading.Thread(target=_wait_for_parent, daemon=True).start()
 
@@ -49,9 +49,9 @@ class _CallAfterImport(MetaPathFinder):
         self._call = call
 
     def find_spec(self, fullname: str, *_: object) -> ModuleSpec | None:
-        """Return the spec from the other finders, with a loader that calls the function after the import of the module.
+        """Return the spec of the awaited module, with a loader that calls the function after the import.
 
-        Return None if `fullname` is not the awaited module, or if no finder finds the module.
+        Return None for all other modules, and if the awaited module does not exist.
         """
         if fullname != self._name or self not in sys.meta_path:
             return None
@@ -72,8 +72,7 @@ class _CallAfterImport(MetaPathFinder):
 def block_sigint() -> Iterator[None]:
     """Delay Ctrl-C until the end of the block.
 
-    Processes that start in the block do not receive Ctrl-C, so they print no traceback during their imports. After
-    their imports they continue to ignore Ctrl-C, or call `exit_on_ctrl_c`.
+    Processes that start in the block never receive Ctrl-C, unless they call `exit_on_ctrl_c`.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [])
     try:  # block inside of `try`: if an earlier Ctrl-C is raised here, the signal does not stay blocked
@@ -84,10 +83,10 @@ def block_sigint() -> Iterator[None]:
 
 
 def refuse_fork(owner: int) -> None:
-    """Check that this is the process with the id `owner`, which has the workers and threads.
+    """Check that this process was not forked from the process `owner`, whose workers and threads a fork does not have.
 
     Raises:
-        PipelineError: The id of this process is not `owner`: this process was forked and has no workers and threads.
+        PipelineError: The id of this process is not `owner`.
     """
     if os.getpid() != owner:
         msg = f"this loader has run in process {owner}, from which this one was forked."
@@ -138,8 +137,7 @@ def _descendants(pid: int) -> list[int]:
 def usable_cores(quota: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
     """Return the number of CPU cores that this process may use, at least 1.
 
-    This is the number of cores in the affinity of the process. If the container has a lower quota of cores, the result
-    is this quota, rounded down.
+    The limits are the affinity of the process and the quota of the container, rounded down.
 
     Args:
         quota: Linux's file with two numbers: the allowed processor time per period and the period, in microseconds.

@@ -23,23 +23,23 @@ class Resumable(Protocol):
 
     @property
     def epoch(self) -> int:
-        """The running epoch; between two iterations, the epoch of the next iteration."""
+        """Number of the running epoch, or of the next epoch if no epoch is running."""
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch of the next iteration. If a state of this epoch is loaded, the state's position is kept."""
+        """Set the number of the next epoch. A loaded state keeps its position if it is in this epoch."""
 
     def __iter__(self) -> Iterator[Any]:
-        """Yield the items of one epoch, or the rest of the epoch of a loaded state."""
+        """Yield the items of one epoch. After `load_state_dict`, yield only the rest of the epoch."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position of the consumer as plain JSON."""
+        """Return the position after the last yielded item, as plain JSON."""
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Let the next iteration start at the position of this state."""
+        """Let the next iteration start at the position in `state`, which `state_dict` returned."""
 
 
 class _Step(NamedTuple):
-    """An item of a loader, and the item's epoch."""
+    """One item of a loader, and the number of its epoch."""
 
     epoch: int
     item: Any
@@ -50,10 +50,10 @@ def assert_resumes_exactly(
 ) -> None:
     """Assert that a loader resumes exactly: after a stop at any step, it yields the same batches as without the stop.
 
-    One loader runs without a stop. Then, for each step, the state goes through JSON into a new loader, whose batches
-    are compared with the batches of the first run, value by value, up to one batch after the last epoch. Each step is
-    tested with three states: saved by a loader that ran from the start, saved by a loader that was itself resumed at
-    the previous step, and saved by a resumed loader before its first batch. Equal states are tested once.
+    First, one loader runs without a stop. Then, for each step, a new loader loads the state of this step from JSON. Its
+    batches must be equal to the batches of the first loader, up to one batch after the last epoch. Each step is tested
+    with three states: of a loader that ran from the start, of a loader that was resumed at the previous step, and of a
+    loader that was resumed at this step and has not yielded a batch.
 
     A test of n steps takes about n / 2 times as long as the epochs, and holds all batches of the epochs in memory. So
     use few samples, or few `steps`.
@@ -90,7 +90,7 @@ def assert_resumes_exactly(
 
 
 def _take(loader: Resumable, *, num_epochs: int) -> Iterator[_Step]:
-    """Yield the steps of `num_epochs` epochs, and the first step of the next epoch."""
+    """Yield the items of the next `num_epochs` epochs, and one item more."""
     end = loader.epoch + num_epochs
     for step in _epochs(loader):
         yield step
@@ -99,7 +99,7 @@ def _take(loader: Resumable, *, num_epochs: int) -> Iterator[_Step]:
 
 
 def _epochs(loader: Resumable) -> Iterator[_Step]:
-    """Yield the steps of all epochs, as a training loop runs them. Stop after two empty epochs in a row."""
+    """Yield the items of one epoch after another, as a training loop does. Stop after two empty epochs in a row."""
     num_empty = 0
     for epoch in itertools.count(loader.epoch):
         loader.set_epoch(epoch)
@@ -112,9 +112,10 @@ def _epochs(loader: Resumable) -> Iterator[_Step]:
 
 
 def _states_in_passing(make_loader: Callable[[], Resumable], whole: list[_Step], stops: set[int]) -> dict[int, str]:
-    """Run a new loader once. Return its JSON states by step: before the first step (0), and after each step in `stops`.
+    """Run a new loader once and return its states as JSON, by number of items: before the first item, and at `stops`.
 
-    AssertionError: A step of the new loader differs from the same step in `whole`, the steps of the first run.
+    Raises:
+        AssertionError: An item differs from the item of the first run, `whole`.
     """
     loader = make_loader()
     states = {0: _saved(loader)}
@@ -140,9 +141,9 @@ def _resumed(make_loader: Callable[[], Resumable], state: str) -> Resumable:
 
 
 def _check_rest(loader: Resumable, whole: list[_Step], stop: int, way: str) -> None:
-    """Raise AssertionError if the items of a resumed loader differ from the first run's items after step `stop`.
+    """Compare the items of a resumed loader with the items after step `stop` of the first run, `whole`.
 
-    `whole` has the steps of the first run. `way` says how the loader was resumed, for messages.
+    `way` says how the loader was resumed, for messages. Raises AssertionError if an item differs or is missing.
     """
     num_steps = stop
     for at, step in enumerate(itertools.islice(_epochs(loader), len(whole) - stop), stop):
@@ -162,9 +163,9 @@ def _compare(found: _Step, expected: _Step, at: int, way: str) -> None:
 
 
 def _difference(found: Any, expected: Any, path: str) -> str:
-    """Return the first difference and its place, which starts with `path`; "" if both values are equal.
+    """Describe the first difference of two values; "" if they and the types of all their parts are equal.
 
-    The values and their parts must have the same types. NaN is equal to NaN.
+    `path` is the place of the values, for the message. NaN is equal to NaN.
     """
     if type(found) is not type(expected):
         return f"{path} is a {type(found).__name__}, but without a stop a {type(expected).__name__}."

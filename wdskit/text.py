@@ -25,7 +25,7 @@ _UNITS = ("kB", "MB", "GB", "TB", "PB")
 
 
 def as_int(value: Any) -> Any:
-    """Return an integer of numpy, torch or another library as an int. Return bools and all other values unchanged."""
+    """Return an integer of numpy, torch or another library as an int. Return all other values unchanged, also bools."""
     if type(value) is int or isinstance(value, bool) or not hasattr(value, "__index__"):
         return value
     if getattr(value, "ndim", 0) or "bool" in str(getattr(value, "dtype", "")):
@@ -49,13 +49,13 @@ def format_bytes(num_bytes: float) -> str:
 
 
 def format_at_least(num_bytes: float) -> str:
-    """Format a size rounded up to three digits, without a space: `1.25MB`. It never means less than `num_bytes`."""
+    """Format a size with three digits, rounded up, without a space: `1.25MB`."""
     unit = 10 ** max(0, len(f"{num_bytes:.0f}") - 3)
     return format_bytes(math.ceil(num_bytes / unit) * unit).replace(" ", "")
 
 
 def parse_bytes(text: str) -> int:
-    """Return a size such as `200MB`, `1.5 GiB` or `1000` in bytes.
+    """Return the number of bytes of a size such as `200MB`, `1.5 GiB` or `1000`.
 
     Raises:
         ValueError: The text is not a size above 0 and below 10^18 bytes.
@@ -82,12 +82,12 @@ def plural(count: int, noun: str) -> str:
 
 
 def hide_secrets(text: str) -> str:
-    """Return a text with user, password and query removed from all its URLs. A query may be a signature."""
+    """Remove user, password and query, which may be secrets, from all URLs in a text."""
     return _URL_SECRETS.sub(r"\1\2", text) if ":/" in text else text
 
 
 def public_url(url: str) -> str:
-    """Return a URL without user, password, query and everything after a control character. The URL may be invalid."""
+    """Return a URL without user, password and query, cut before the first control character. The URL may be invalid."""
     scheme, colon, rest = CONTROL.split(url.partition("?")[0])[0].partition("://")
     host, slash, path = rest.partition("/")
     return printable(f"{scheme}{colon}{host.rpartition('@')[2]}{slash}{path}")
@@ -101,10 +101,10 @@ def printable(text: str) -> str:
 
 
 def install_extra(name: str) -> str:
-    """Return the sentence that explains how to install an extra of wdskit, from a clone or from a released version."""
+    """Return the sentence that tells a user how to install the extra `name` of wdskit."""
     return f"Install it: `pip install '.[{name}]'` in a clone of wdskit, or `pip install 'wdskit[{name}]'`."
 
 
 def shorten(text: str) -> str:
-    """Return a text; if it has more than `MAX_TEXT` characters, its first `MAX_TEXT` characters and `...`."""
+    """Return a text unchanged, or its first `MAX_TEXT` characters and `...` if it is longer."""
     return text if len(text) <= MAX_TEXT else f"{text[:MAX_TEXT]}..."

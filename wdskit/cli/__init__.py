@@ -110,7 +110,7 @@ def main() -> None:
 
 
 def _discard_output() -> None:
-    """Send the buffered output to the null device, so that the exit of Python does not write it."""
+    """Discard the buffered output of stdout. Python would write it at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
@@ -123,9 +123,9 @@ def _report_write_error(err: OSError) -> int:
 
 @functools.cache
 def _commands(word: str) -> Callable[..., object]:
-    """Return a function that runs the command, or the group of commands, with the name `word`.
+    """Return a function that runs the command line.
 
-    If `word` is not such a name, the function runs any command.
+    The function knows only the command or group `word`. If there is no such command, the function knows all commands.
     """
     # One command is faster to make than all, because typer takes 4 ms for each.
     wanted = copy.copy(app)

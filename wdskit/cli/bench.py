@@ -101,7 +101,7 @@ def bench_command(
 
 
 def _parse_numbers(option: str, text: str | None, least: int) -> list[int] | None:
-    """Return the numbers in a text such as `0,1,4`. Return None if `text` is None.
+    """Return the numbers in a text such as `0,1,4`; None if `text` is None.
 
     Raises:
         typer.BadParameter: `text` is not a list of whole numbers of at least `least`. The message names `option`.
@@ -137,6 +137,6 @@ def show_result(result: BenchResult) -> None:
 
 
 def _rate(rate: Measured) -> tuple[str, str]:
-    """Return two texts: the median rate, and the spread of the repeats. If all repeats are equal, the spread is ""."""
+    """Return two texts: the median rate, and the spread of the repeats ("" if all repeats are equal)."""
     spread = f"±{rate.spread_ratio:.0%}" if rate.least < rate.most else ""
     return f"{rate.median:,.0f}" if rate.median >= 100 else f"{rate.median:,.1f}", spread

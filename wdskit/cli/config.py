@@ -98,7 +98,7 @@ def _load(file: Path, overrides: list[str] | None) -> Config:
 
 
 def _check_pipelines(config: Config) -> None:
-    """Check that the pipelines number classes alike, and that registered stages accept their settings.
+    """Check that all pipelines give a class the same number, and that registered stages accept their settings.
 
     Raises:
         typer.Exit: With code 1 if a check fails. The error is printed.
@@ -117,7 +117,7 @@ def _check_pipelines(config: Config) -> None:
 
 
 def _unregistered(config: Config) -> list[str]:
-    """Return the names of functions that pipelines call and that are not registered, in the order of the file."""
+    """Return the names of functions that pipelines call but that are not registered, in the order of the file."""
     from wdskit.stages.registry import registered_names
 
     called: list[Any] = []

@@ -37,7 +37,7 @@ plural = wording.plural
 
 
 def make_console(*, stderr: bool = False) -> Console:
-    """Return a rich console on stdout or stderr, without markup and emoji. Colours need a terminal and no NO_COLOR."""
+    """Return a rich console on stdout or stderr, without markup and emoji."""
     from rich.console import Console
 
     stream = sys.stderr if stderr else sys.stdout
@@ -46,7 +46,7 @@ def make_console(*, stderr: bool = False) -> Console:
 
 
 def escape_lines(text: str) -> str:
-    """Return a text with escapes for the characters that a terminal would act on, except line ends."""
+    """Return a text with escapes in place of control characters. Line ends stay."""
     return "\n".join(map(escape, text.split("\n")))
 
 
@@ -64,7 +64,7 @@ def print_json(value: object) -> None:
 
 
 def by_name(rows: Iterable[Any]) -> dict[str, dict[str, object]]:
-    """Map the `name` of each dataclass in `rows` to a dict of its other attributes, for JSON."""
+    """Return {row.name: dict of the other attributes} for dataclasses, for JSON."""
     return {row.name: {key: value for key, value in vars(row).items() if key != "name"} for row in rows}
 
 
@@ -75,7 +75,7 @@ def split_names(text: str | None) -> list[str]:
 
 @contextlib.contextmanager
 def exit_2_on_error() -> Iterator[None]:
-    """Print an error of wdskit that the block raises, and end the program with code 2."""
+    """If the `with` block raises a WdskitError, print the error and end the program with code 2."""
     try:
         yield
     except WdskitError as err:
@@ -93,7 +93,7 @@ def print_tables(tables: Iterable[Table]) -> None:
 
 
 def _render(console: Console, table: Table) -> str:
-    """Return a table as text. If `console` is not a terminal, no line ends with spaces."""
+    """Return a table as text. Spaces at line ends are removed if `console` is not a terminal."""
     with console.capture() as text:
         console.print(table)
     lines = text.get().rstrip("\n").split("\n")
@@ -101,7 +101,7 @@ def _render(console: Console, table: Table) -> str:
 
 
 def details_table(details: Iterable[tuple[str, str]], title: str | None = None) -> Table:
-    """Make a table with one line for each (name, value), under `title` if it is not None. All texts are escaped."""
+    """Make a table with one line for each (name, value), under `title` if it is not None."""
     from rich import box
     from rich.table import Table
     from rich.text import Text
@@ -116,9 +116,9 @@ def details_table(details: Iterable[tuple[str, str]], title: str | None = None) 
 
 
 def numbers_table(titles: Sequence[str], rows: Iterable[Sequence[str]], *, text: str = "") -> Table:
-    """Make a table whose first column has names, and whose other columns have numbers, aligned right.
+    """Make a table. The first column has names, the other columns have numbers, aligned right.
 
-    The column with the title `text` has text, aligned left. All cells are escaped.
+    A column with the title `text` has text, aligned left. Each row has one cell for each of `titles`.
     """
     from rich import box
     from rich.table import Table
@@ -134,7 +134,7 @@ def numbers_table(titles: Sequence[str], rows: Iterable[Sequence[str]], *, text:
 
 
 def print_summary(details: Iterable[tuple[str, str]], notes: Iterable[str]) -> None:
-    """Print what a run wrote: one value per line, then notes. A closed pipe (`| head`) is not an error of the run."""
+    """Print what a run wrote: one (name, value) per line, then the notes. A closed pipe (`| head`) is ignored."""
     from rich.table import Table
 
     table = Table(show_header=False, box=None, pad_edge=False)
@@ -147,18 +147,18 @@ def print_summary(details: Iterable[tuple[str, str]], notes: Iterable[str]) -> N
 
 
 def ignored_note(num_ignored: int) -> str:
-    """Return the note on members that belong to no sample."""
+    """Return the note that `num_ignored` members of a shard belong to no sample."""
     return f"Note: {plural(num_ignored, 'member')} in no sample (`wdskit ls SHARD --members` lists all members)."
 
 
 @contextlib.contextmanager
 def _show_bar(*columns: Any, **options: Any) -> Iterator[Any]:
-    """Show rich's progress bar on stderr while the block runs, if stderr is a terminal.
+    """Show rich's progress bar on stderr while the `with` block runs. If stderr is not a terminal, nothing is shown.
 
     `columns` and `options` are the arguments of `rich.progress.Progress`.
 
     Yields:
-        The bar. `disable` of the bar is True if stderr is not a terminal.
+        The bar. Its `disable` is True if stderr is not a terminal.
     """
     from rich.progress import Progress
 
@@ -170,17 +170,17 @@ def _show_bar(*columns: Any, **options: Any) -> Iterator[Any]:
 
 
 class _ProgressLog:
-    """The progress of a run without a bar, such as a job with a log: a line on stderr once a minute.
-
-    If `is_silent` is True, no line is printed.
-    """
+    """Prints the progress once a minute as a line on stderr, for runs without a bar. If `is_silent`, prints nothing."""
 
     def __init__(self, *, is_silent: bool) -> None:
         self._start_s = time.monotonic()
         self._next_s = math.inf if is_silent else self._start_s + _LOG_EVERY_S
 
     def note(self, make_line: Callable[[float], str]) -> None:
-        """Print `make_line(seconds since the start)`, if a minute has passed since the start or the last line."""
+        """Print a line, if a minute has passed since the start or the last line.
+
+        `make_line` takes the seconds since the start and returns the line.
+        """
         now_s = time.monotonic()
         if now_s >= self._next_s:
             self._next_s = now_s + _LOG_EVERY_S
@@ -189,11 +189,10 @@ class _ProgressLog:
 
 @contextlib.contextmanager
 def show_bytes(title: str) -> Iterator[Callable[[int, int | None], None]]:
-    """Show a bar with MB/s and the time left, after the text `title`.
+    """Show a progress bar with MB/s and the time left while the `with` block runs, after the text `title`.
 
     Yields:
-        The function to call with two numbers: the bytes so far, and all bytes. If the number of all bytes is unknown,
-        the second argument is None.
+        A function to call with the number of bytes so far and the total number of bytes (None if unknown).
     """
     from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
@@ -215,10 +214,10 @@ def show_bytes(title: str) -> Iterator[Callable[[int, int | None], None]]:
 
 @contextlib.contextmanager
 def show_steps() -> Iterator[Callable[[str, int, int], None]]:
-    """Show a bar with the time left.
+    """Show a progress bar while the `with` block runs.
 
     Yields:
-        The function to call with the name of the next step, the number of finished steps, and the number of all steps.
+        A function to call with the name of the next step, the number of finished steps, and the number of all steps.
     """
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 
@@ -235,12 +234,12 @@ def show_steps() -> Iterator[Callable[[str, int, int], None]]:
 
 @contextlib.contextmanager
 def show_packing() -> Iterator[OnProgress]:
-    """Show a bar with samples/s, MB/s and the time left for each stage of packing.
+    """Show a progress bar for each stage of packing while the `with` block runs.
 
     After Ctrl-C, print how packing continues, and raise KeyboardInterrupt again.
 
     Yields:
-        The function to call with the progress.
+        A function to call with the progress.
     """
     from rich.progress import BarColumn, Task, TextColumn
     from rich.text import Text
@@ -281,7 +280,7 @@ def show_packing() -> Iterator[OnProgress]:
 def _rates(now: Progress, seconds: float) -> str:
     """Return progress as text: `1,200 of 40,000  812 samples/s  95.1 MB/s  0:00:48 left`.
 
-    `now` is the progress after `seconds`. Unknown parts of the text are left out.
+    `seconds` is the time since the start. Unknown parts of the text are left out.
     """
     rates = [format_count(now.num_samples)]
     if now.total_samples is not None:
@@ -298,7 +297,7 @@ def _rates(now: Progress, seconds: float) -> str:
 
 
 def _time_left(done: int, total: int | None, seconds: float) -> list[str]:
-    """Return `0:00:48 left` as a list; an empty list if the time is unknown."""
+    """Return a list with the time left, such as `0:00:48 left`; an empty list if the time is unknown."""
     if not done or total is None:
         return []
     return [f"{timedelta(seconds=round(seconds * (total - done) / done))} left"]

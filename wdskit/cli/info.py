@@ -89,7 +89,7 @@ def _details(summary: Summary) -> Iterator[tuple[str, str]]:
 
 
 def _fields(summary: Summary) -> Table:
-    """Return a table with one line per field. The table has samples and bytes only if the shards were read."""
+    """Return a table with one line per field. Samples and bytes are shown only if the shards were read."""
     is_folder = summary.kind != "shard"
     titles = ["field"]
     if is_folder:
@@ -109,7 +109,7 @@ def _fields(summary: Summary) -> Table:
 
 
 def _columns(summary: Summary) -> Table:
-    """Return a table with one line per column of the index, with the column's first values."""
+    """Return a table with one line per column of the index, with the first values of the column."""
     has_problems = any(column.problem for column in summary.columns)
     rows = []
     for column in summary.columns:

@@ -78,10 +78,10 @@ def _show_member(row: MemberRow) -> Row:
 
 
 def _align(header: str, rows: Iterator[tuple[str, ...]]) -> Iterator[str]:
-    """Yield a line of the titles in `header`, then each row as a line, in aligned columns.
+    """Yield a line of titles, then each of `rows` as a line, in aligned columns.
 
-    A column whose title starts with `>` is aligned right. If `rows` raises a WdskitError, all earlier rows are yielded
-    before the error is raised again.
+    `header` has the titles, with spaces between them; `>` before a title aligns the column right. If `rows` raises a
+    WdskitError, all earlier rows are yielded before the error is raised again.
     """
     from rich.cells import cell_len
 

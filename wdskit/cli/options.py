@@ -88,8 +88,8 @@ class Group(typer.core.TyperGroup):
 class Command(typer.core.TyperCommand):
     """A command whose help is plain text, without typer's boxes.
 
-    The help has the options in their groups (`rich_help_panel`), and the unchanged lines under `Examples:` in the
-    command's docstring.
+    The help shows the options in groups (`rich_help_panel`). It has the lines under `Examples:` of the docstring
+    unchanged.
     """
 
     def __init__(self, *args: Any, **settings: Any) -> None:
@@ -105,7 +105,7 @@ class Command(typer.core.TyperCommand):
         self.format_epilog(ctx, formatter)
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        """Write one section per group of options, with the texts in one column. The group of `--help` is last."""
+        """Write one section of help for each group of options. The group of `--help` is last."""
         groups: dict[str, list[tuple[str, str]]] = {"Arguments": []}
         for param in self.get_params(ctx):
             group = "Arguments" if param.param_type_name == "argument" else getattr(param, "rich_help_panel", None)
@@ -126,9 +126,9 @@ class Command(typer.core.TyperCommand):
 
 
 def takes(kind: type[RunOptions]) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Return a decorator that gives a command all options of the class `kind`, as options of the command line.
+    """Return a decorator that gives a command an option for each field of the options class `kind`.
 
-    The command's parameter `options`, a dict, gets the values that differ from the defaults, by name.
+    The command gets a dict in its parameter `options`: the values that differ from the defaults, by name.
     """
     declared = {opt.name: opt for opt in declared_options(kind) if opt.metadata["group"]}
 
@@ -151,7 +151,7 @@ def takes(kind: type[RunOptions]) -> Callable[[Callable[..., None]], Callable[..
 
 
 def _parameter(opt: Field[Any]) -> inspect.Parameter:
-    """Return `opt` as a parameter of a command. typer makes an option of the command line from the parameter."""
+    """Return the parameter from which typer makes the command-line option for `opt`, a field of an options class."""
     least, words = opt.metadata["least"], choices_of(opt)
     is_repeated = opt.name == "fields"
     kind: Any = str | None
@@ -177,12 +177,12 @@ def _parameter(opt: Field[Any]) -> inspect.Parameter:
 
 
 def flag_of(name: str) -> str:
-    """Return the flag of an option: `--from` for `from_`."""
+    """Return the command-line flag of an option's name: `--from` for `from_`."""
     return f"--{name.rstrip('_').replace('_', '-')}"
 
 
 def import_plugins(plugins: Sequence[str] | None) -> None:
-    """Import modules by name, also from the current folder, as `python -m` does.
+    """Import modules by name. Modules in the current folder are found, too.
 
     Raises:
         typer.Exit: With code 2 if a module cannot be imported. The error is printed.

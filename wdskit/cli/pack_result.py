@@ -22,7 +22,7 @@ WAS_DONE = "Nothing to do: {} already holds all of it."
 
 
 def print_result(result: PackResult, *, is_part: bool) -> None:
-    """Print a table of what `pack` wrote or would write, then the first rows that `pack` rejected, and notes.
+    """Print a table of what `pack` wrote or would write, then the first rejected rows, and notes.
 
     Args:
         result: The result.
@@ -77,7 +77,7 @@ def format_rates(result: PackResult | ReshardResult) -> str:
 
 
 def to_json(result: PackResult) -> dict[str, object]:
-    """Return the result as an object for JSON, which `--json` prints."""
+    """Return the result as the object that `--json` prints."""
     plan = result.plan
     shards: Sequence[ShardEntry | PlannedShard] = plan.shards if plan and result.dry_run else result.entries
     return {
@@ -108,7 +108,7 @@ def to_json(result: PackResult) -> dict[str, object]:
 
 
 def _written(result: PackResult) -> Iterator[tuple[str, str]]:
-    """Yield the lines about written shards."""
+    """Yield the lines about written shards, as (name, value)."""
     yield "shards", format_names(result.entries)
     yield "samples", format_count(result.num_samples)
     fields = sorted({field for entry in result.entries for field in entry.fields})
@@ -124,7 +124,7 @@ def _written(result: PackResult) -> Iterator[tuple[str, str]]:
 
 
 def _planned(result: PackResult) -> Iterator[tuple[str, str]]:
-    """Yield the lines about the planned shards of a dry run."""
+    """Yield the lines about the planned shards of a dry run, as (name, value)."""
     plan = result.plan
     if plan is None:
         return
@@ -143,7 +143,7 @@ def _planned(result: PackResult) -> Iterator[tuple[str, str]]:
 
 
 def _splits(result: PackResult) -> Iterator[tuple[str, str]]:
-    """Yield one line for each split that was written or would be written."""
+    """Yield (name, shards and size as text) for each split that was written or would be written."""
     written = {entry.name: entry for entry in result.entries}
     for split, planned in result.plan.splits.items() if result.plan else ():
         shards = [written.get(shard.name, shard) for shard in planned if not written or shard.name in written]
@@ -156,7 +156,7 @@ def _splits(result: PackResult) -> Iterator[tuple[str, str]]:
 
 
 def format_names(shards: Sequence[ShardEntry | PlannedShard]) -> str:
-    """Return `2 (a-000000.tar to a-000001.tar)` for two shards, and `0` for a part without shards."""
+    """Return the number of shards and their first and last name: `2 (a-000000.tar to a-000001.tar)`, or `0`."""
     if not shards:
         return "0"
     first, last = shards[0].name, shards[-1].name

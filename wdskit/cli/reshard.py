@@ -94,7 +94,7 @@ def _read(result: ReshardResult | SelectResult) -> str:
 
 
 def _left_out(result: ReshardResult | SelectResult) -> dict[str, int]:
-    """Return the number of samples that were left out, by reason."""
+    """Return {reason: number of samples that were left out for this reason}."""
     return {
         "sampled_out": result.num_sampled_out,
         "filtered": result.num_filtered,
@@ -121,9 +121,9 @@ def _to_json(result: ReshardResult, *, dry_run: bool) -> dict[str, object]:
 
 
 def _details(result: ReshardResult, *, dry_run: bool) -> Iterator[tuple[str, str]]:
-    """Yield the lines, as (name, value), about the samples that were read, left out and written.
+    """Yield the lines of the summary, as (name, value).
 
-    If `dry_run` is True, the samples to write are called "planned".
+    If `dry_run` is True, the samples are called "planned" in place of "written".
     """
     yield "folder", str(result.folder)
     yield "read", _read(result)

@@ -121,11 +121,7 @@ def _part(count: int, total: int) -> str:
 
 
 def _classes(classes: Sequence[ClassStats]) -> Iterator[Sequence[str]]:
-    """Yield one table row per class, in the order of `classes`.
-
-    If there are too many classes, yield the rows of the most common classes, a row with the number of classes that are
-    left out, and the rows of the rarest classes.
-    """
+    """Yield one table row per class. In a long table, one row with a number replaces the classes in the middle."""
     from wdskit.shards.stats import choose_classes
 
     shown = choose_classes(classes, NUM_CLASSES_SHOWN)

@@ -38,8 +38,8 @@ def read_header(head: Callable[[int], bytes]) -> ImageHeader:
     """Return format, size and mode of an image file from its header. No pixel is decoded.
 
     Args:
-        head: A function that returns the first n bytes of the file, or the whole file if the file is shorter. The
-            first call has n = 2 KiB, enough for most headers. If the header is longer, calls with larger n follow.
+        head: Takes a number n, and returns the first n bytes of the file, or the whole file if it is shorter. It is
+            called with n = 2 KiB, and with larger n only if the header is longer.
 
     Raises:
         DecodeError: The format is unknown, or the header is damaged or cut short.
@@ -64,7 +64,7 @@ def read_header(head: Callable[[int], bytes]) -> ImageHeader:
 
 
 def check_image(data: Buffer, *, max_pixels: int = MAX_PIXELS) -> None:
-    """Check that `data` is one whole image file.
+    """Check that `data` is one whole image file. The depth of the check depends on the format.
 
     - JPEG: checks every segment up to the end mark. Bytes after the end mark are accepted.
     - PNG: checks the checksum of every chunk up to IEND.
@@ -73,7 +73,7 @@ def check_image(data: Buffer, *, max_pixels: int = MAX_PIXELS) -> None:
 
     Raises:
         ImageTooLarge: The header promises more than `max_pixels`.
-        DecodeError: The format is unknown, or the file is damaged. For JPEG, PNG and WebP the message names the byte.
+        DecodeError: The format is unknown, or the file is damaged. For JPEG, PNG and WebP the message names the offset.
     """
     name = image_format(data)
     view = memoryview(data).cast("B")
@@ -95,7 +95,7 @@ def check_image_field(field: str, data: Buffer, level: ImageLevel, *, max_pixels
     Args:
         field: Name of the field; `is_image_field` must be true for it.
         data: The whole file.
-        level: "none" checks nothing; "magic" the first bytes; "structure" also runs `check_image`; "decode" also
+        level: "none" checks nothing. "magic" checks the first bytes. "structure" also runs `check_image`. "decode" also
             decodes the pixels.
         max_pixels: Compared with width x height in the header before any pixel is decoded.
 
@@ -114,14 +114,14 @@ def check_image_field(field: str, data: Buffer, level: ImageLevel, *, max_pixels
 
 
 def field_check(name: str, images: ImageCheck, max_pixels: int) -> Check | None:
-    """Return the function that checks the bytes of a field; None if there is nothing to check.
+    """Return a function that checks the bytes of a field; None if there is nothing to check.
 
-    The function takes the bytes and raises DecodeError if they do not match the field's name. It decodes JSON, and
-    checks images with `check_image_field` at level `images`. Other fields, and images at level "none", give None.
+    The function takes the bytes, and raises DecodeError if they do not match the field's name. Only JSON and images are
+    checked.
 
     Args:
         name: Name of the field.
-        images: The level for images.
+        images: The `level` of `check_image_field`; "none" does not check images.
         max_pixels: An image with more pixels raises ImageTooLarge, which is a DecodeError.
     """
     if is_json_field(name):

@@ -1,4 +1,4 @@
-"""Decode one field of many samples at once: the values that `fields.decode_field` returns, in less time."""
+"""Decode one field of many samples at once. The values are those of `fields.decode_field`, in less time."""
 
 from __future__ import annotations
 
@@ -16,12 +16,15 @@ from wdskit.errors import DecodeError
 
 
 def decode_column(field: str, spans: Spans) -> list[Any] | NpyColumn | Spans:
-    """Return the values of one field of many samples, in the order of the samples.
+    """Decode one field of many samples. The last component of the field's name decides how.
 
     Args:
-        field: Name of the field; its last component decides. `npy` gives an `NpyColumn`; JSON, text and integer fields
-            give a list of values; other fields are not decoded, and `spans` itself is returned.
+        field: Name of the field.
         spans: The bytes of the field in each sample.
+
+    Returns:
+        For `npy` an `NpyColumn`; for JSON, text and integers a list of values; for other fields `spans`. All are in the
+        order of the samples.
 
     Raises:
         DecodeError: The bytes of a sample do not match the field's name.
@@ -43,7 +46,7 @@ def decode_column(field: str, spans: Spans) -> list[Any] | NpyColumn | Spans:
 
 
 class NpyColumn:
-    """The arrays of one npy field of many samples. The headers are checked here; `copy_to` copies the elements.
+    """The arrays of one npy field of many samples. The constructor reads only the headers.
 
     Args:
         field: Name of the field, for messages.
@@ -51,7 +54,7 @@ class NpyColumn:
 
     Attributes:
         shapes: Shape of each array.
-        dtype: The dtype of all arrays; None if their dtypes differ, or if an array is in Fortran order.
+        dtype: The dtype of all arrays; None if the dtypes differ, or if an array is in Fortran order.
 
     Raises:
         DecodeError: A file is not a valid npy file.
@@ -78,7 +81,7 @@ class NpyColumn:
         return [decode_field(self._field, data[start:stop]) for data, start, stop in self._spans.ranges()]
 
     def copy_to(self, stacked: NDArray[Any]) -> None:
-        """Copy the elements of all arrays, end to end, into `stacked`. `dtype` must not be None.
+        """Copy the elements of all arrays, one array after the other, into `stacked`. `dtype` must not be None.
 
         `stacked` must be C-contiguous, with the dtype of the arrays and as many elements as all arrays together.
         """

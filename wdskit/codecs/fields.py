@@ -31,12 +31,12 @@ _JSON_TEXT = re.compile(rb'"(?:[^"\\]|\\.)*"')
 
 
 def decode_field(field: str, data: Buffer) -> object:
-    """Decode the bytes of a field. The last component of the field's name decides; upper or lower case is ignored.
+    """Decode the bytes of a field. The last component of the field's name, in any case, decides the type.
 
     Args:
         field: `txt`, `text`, `transcript` -> str. `cls`, `cls2`, `index`, `inx`, `id` -> int. `json`, `jsn` -> the JSON
-            value, with NaN and integers of any size. `npy` -> array, writable, owned by the caller, C-contiguous.
-            All other names, pickles included -> `data` itself.
+            value, with NaN and integers of any size. `npy` -> array, writable, owned by the caller, C-contiguous. All
+            other names -> `data` itself; pickles are not loaded.
         data: The whole field.
 
     Raises:
@@ -59,16 +59,16 @@ def is_json_field(field: str) -> bool:
 
 
 def is_path(name: str) -> bool:
-    """Return True if a name may be a path in a JSON field, such as `json.caption`."""
+    """Return True if a name can be a path in a JSON field: it has `json` or `jsn` before its end, as `json.caption`."""
     return any(part.lower() in JSON_FIELDS for part in name.split(".")[:-1])
 
 
 def follow_path(value: object, path: Sequence[str]) -> object:
     """Return the value at a path in a JSON value or a text. Each part of `path` names a member of an object.
 
-    If the last part is `length`, the value is the number of characters of a text, or of items of a list or an object;
-    a member `length` of an object has precedence. On a list of objects a part, such as `bbox` in `annotations.bbox`,
-    gives the list of this member of every object.
+    On a list of objects, a part gives the list of this member of each object: `bbox` in `annotations.bbox`. If the last
+    part is `length`, and no member has this name, the value is the number of characters of a text, or of items of a
+    list or an object.
 
     Raises:
         KeyError: The value has no member for a part. The message is the path up to and including this part.
@@ -89,13 +89,12 @@ def encode_field(field: str, value: object) -> bytes:
     """Encode the value of a field. Equal values give equal bytes.
 
     Args:
-        field: Name of the field; its last component decides which type `value` must have.
+        field: Name of the field. Its last component decides the type of `value`.
         value: str for `txt`, `text`, `transcript`; int for `cls`, `cls2`, `index`, `inx`, `id`; a JSON value for
             `json`, `jsn`; an array for `npy`. Bytes are returned unchanged for every field.
 
     Raises:
-        DecodeError: The field does not hold values of this type (the message names both), or the value cannot be
-            written.
+        DecodeError: `value` has another type, or cannot be written.
     """
     if isinstance(value, bytes | bytearray | memoryview):
         return bytes(value)
@@ -135,7 +134,7 @@ def _decode_json(data: Buffer) -> Any:
 
 
 def _check_depth(raw: bytes) -> None:
-    """Raise DecodeError if JSON is nested so deep that the standard library may exceed the recursion limit."""
+    """Raise DecodeError if JSON is nested too deep for the standard library (over `_MAX_DEPTH` levels)."""
     if raw.count(b"[") + raw.count(b"{") <= _MAX_DEPTH:
         return
     depth = 0
@@ -146,7 +145,7 @@ def _check_depth(raw: bytes) -> None:
 
 
 def has_long_number(raw: bytes) -> bool:
-    """Return True if JSON may hold an integer of 19 digits or more."""
+    """Return True if JSON has 19 digits or more in a row, so that it may have an integer beyond 64 bits."""
     return _LONG_NUMBER in raw.translate(_DIGITS_TO_0)  # ten times faster than a regular expression
 
 

@@ -37,7 +37,7 @@ IMAGE_FIELDS = frozenset(_FORMATS)
 
 @functools.lru_cache(maxsize=1024)  # asked for each field of each sample
 def is_image_field(field: str) -> bool:
-    """Return True if the last component of a field's name is an image extension, in any case, as in `left.JPG`."""
+    """Return True if the last component of a field's name is an image extension, such as `left.JPG`, in any case."""
     return field.rpartition(".")[2].lower() in IMAGE_FIELDS
 
 
@@ -61,13 +61,13 @@ def image_format(data: Buffer) -> str | None:
 
 
 def field_of_bytes(start: bytes) -> str | None:
-    """Return a field name, such as `jpg`, for an image with these first 12 bytes; None for an unknown format."""
+    """Return a field name, such as `jpg`, for an image that begins with `start` (12 bytes); None if unknown."""
     found = image_format(start)
     return next((field for field, name in _FORMATS.items() if name == found), None)
 
 
 def check_magic(field: str, data: Buffer) -> None:
-    """Compare the first bytes of an image with the format that its field's name promises.
+    """Check that the first bytes of an image match the format that the field's name promises.
 
     Args:
         field: Name of the image field: `jpg`, `left.PNG`, ...

@@ -17,14 +17,14 @@ _COMMENT = 0xFE
 
 
 def find_unused(data: Buffer) -> tuple[Unused, ...]:
-    """Return the parts of an image that decoding ignores. Only headers and the lengths of blocks are read.
+    """Return which parts of an image file decoding ignores.
 
     Args:
         data: A whole file that `check_image` accepts.
 
     Returns:
-        "orientation" if the EXIF orientation is not 1, "frames" if the file has at least two frames. The orientation of
-        a TIFF is not returned, because Pillow applies it when it decodes the file.
+        "orientation" if the EXIF orientation is not 1, and "frames" if the file has at least two frames. For a TIFF,
+        "orientation" is never returned: Pillow applies the orientation of a TIFF.
     """
     view = memoryview(data).cast("B")
     block, num_frames = b"", 1
@@ -48,7 +48,7 @@ def find_unused(data: Buffer) -> tuple[Unused, ...]:
 
 
 def _jpeg_exif(view: memoryview) -> bytes:
-    """Return the EXIF block from the segments before a JPEG's first table; b"" if there is no EXIF block."""
+    """Return the EXIF data of a JPEG; b"" if the header has no EXIF data."""
     at = 2
     while at + 4 <= len(view) and view[at] == 0xFF and (view[at + 1] in _PLAIN_SEGMENTS or view[at + 1] == _COMMENT):
         end = at + 2 + (view[at + 2] << 8 | view[at + 3])
@@ -59,7 +59,7 @@ def _jpeg_exif(view: memoryview) -> bytes:
 
 
 def _count_gif_frames(view: memoryview) -> int:
-    """Return the number of frames of a GIF, at most 2 (GIF89a, 17 to 25). Only the lengths of its blocks are read."""
+    """Return the number of frames of a GIF: 0, 1, or 2 for two or more. Format: GIF89a, sections 17 to 25."""
     at, num_frames = 13 + _colour_table_bytes(view, 10), 0
     while num_frames < 2 and at < len(view) and view[at] in {0x21, 0x2C}:
         if view[at] == 0x2C:

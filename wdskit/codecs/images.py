@@ -1,11 +1,10 @@
 """Decode images to arrays, tensors or PIL images, with the values that webdataset's `decode` gives.
 
 simplejpeg decodes JPEG. Pillow decodes the other formats, and JPEG files that simplejpeg refuses. A file's format is
-read from its first bytes. Pillow's plugins are called directly, because `Image.open` warns from 90 megapixels on,
-whatever limit we compare with the header.
+read from its first bytes.
 
-A JPEG can be decoded at a smaller scale. It stores blocks of 8 x 8 frequencies, and a decoder can turn only the lowest
-4 x 4, 2 x 2 or 1 x 1 of them into pixels. Each of these pixels is the mean of a square of full-size pixels, rounded.
+A JPEG can be decoded at 1/2, 1/4 or 1/8 of its size. Each pixel is then the rounded mean of a square of full-size
+pixels.
 """
 
 from __future__ import annotations
@@ -44,7 +43,13 @@ Transpose = Image.Transpose
 
 
 class ImageSpec(NamedTuple):
-    """The result type of `decode_image`: kind numpy, torch or pil; float32 0..1 or uint8; mode "L", "RGB" or "RGBA"."""
+    """The type of image that `decode_image` returns.
+
+    Attributes:
+        kind: "numpy" for an array, "torch" for a tensor, "pil" for a PIL image.
+        is_float: True for float32 0..1, False for uint8 0..255.
+        mode: "L", "RGB" or "RGBA".
+    """
 
     kind: str
     is_float: bool
@@ -72,6 +77,7 @@ IMAGE_SPECS: dict[str, ImageSpec] = {
 }
 """webdataset's image specs: numpy is HWC, torch is CHW; mode "L" has no channel axis."""
 
+# Called directly, because `Image.open` warns from 90 megapixels on.
 _PLUGINS: dict[str, Callable[[io.BytesIO], ImageFile]] = {
     "JPEG": JpegImagePlugin.JpegImageFile,
     "PNG": PngImagePlugin.PngImageFile,
@@ -103,9 +109,9 @@ _JPEG_DAMAGE = ("premature end", "bad huffman code", "instead of rst")
 def decode_image(data: Buffer, spec: str, *, max_pixels: int) -> NDArray[Any] | torch.Tensor | Image.Image:
     """Decode one image file.
 
-    Pillow's `convert` converts other modes to the spec's mode: alpha is dropped, or added as 255; a palette's
-    transparency becomes alpha if the spec has alpha; one bit becomes 0 or 255. Only the upper 8 of 16 bits are kept.
-    EXIF orientation is not applied.
+    The image is converted to the mode of the spec. Alpha is dropped, or added as 255. Transparent palette colours get
+    alpha if the spec has alpha. One-bit pixels become 0 or 255. Of 16-bit numbers, the upper 8 bits are kept. EXIF
+    orientation is not applied, except to a TIFF.
 
     Args:
         data: The whole encoded file. Only the first frame of an animation is decoded.
@@ -113,9 +119,8 @@ def decode_image(data: Buffer, spec: str, *, max_pixels: int) -> NDArray[Any] | 
         max_pixels: Compared with width x height in the file's header, before any pixel is decoded.
 
     Returns:
-        Depending on the spec: array (height, width[, channels]) or tensor ([channels, ]height, width), both
-        C-contiguous, writable, owned by the caller, uint8 0..255 or float32 0..1; or a loaded PIL image with the file's
-        `info`.
+        An array (height, width[, channels]), a tensor ([channels, ]height, width), or a loaded PIL image with the
+        file's `info`. Arrays and tensors are uint8 0..255 or float32 0..1, C-contiguous, writable, owned by the caller.
 
     Raises:
         ImageTooLarge: The header promises more than `max_pixels`.
@@ -173,9 +178,9 @@ def decode_index(data: Buffer, *, max_pixels: int) -> NDArray[np.int32]:
 
 
 def largest_number(data: Buffer, image: ImageFile) -> int:
-    """Return the largest number that a channel (or a palette index) of a file can store, from its header.
+    """Return the largest number that one channel of an image file can store, such as 255 for 8 bits.
 
-    `image` is the file `data`, opened by `open_pillow`.
+    In a palette image, the index is the channel. `image` is the file `data`, opened by `open_pillow`.
     """
     if image.format == "PNG":
         return (1 << structure.png_bits(data)) - 1
@@ -198,15 +203,14 @@ def _tags(image: ImageFile) -> Any:
 
 
 def stores_other_numbers(data: Buffer, *, max_pixels: int, is_grey: bool) -> str:
-    """Return why the uint8 numbers of `decode_image` differ from the stored numbers; "" if they do not differ.
+    """Return why `decode_image` would change the numbers that an image file stores; "" if it would not.
 
-    The reason, such as "a palette" or "4 bits per pixel", is a part of a message to the user. Only the header is read.
+    The reason is a phrase for a message, such as "a palette" or "4 bits per pixel". Only the header is read.
 
     Args:
         data: The whole encoded file.
         max_pixels: Compared with width x height in the file's header.
-        is_grey: Whether `decode_image` decodes to mode "L". Mode "L" changes the numbers of an image with colours, so
-            that "colours" is then the reason.
+        is_grey: Whether `decode_image` is to decode to mode "L". An image with colours then gives "colours".
 
     Raises:
         ImageTooLarge: The header promises more than `max_pixels`.
@@ -252,9 +256,9 @@ def open_pillow(data: Buffer, *, max_pixels: int) -> ImageFile:
 
 @contextlib.contextmanager
 def pillow_errors(name: str) -> Iterator[None]:
-    """Convert all errors of Pillow about a damaged file (SyntaxError, struct.error, OSError, ...) to DecodeError.
+    """Replace Pillow's errors in the `with` block by DecodeError, or by ImageTooLarge for a decompression bomb.
 
-    `name` is the format, for the message. A decompression bomb raises ImageTooLarge.
+    `name` is the image format, for the message.
     """
     try:
         yield
@@ -270,8 +274,8 @@ def _decode_whole_jpeg(data: Buffer, mode: str, max_pixels: int) -> NDArray[np.u
     """Decode a JPEG with simplejpeg to `mode`: "L", "RGB" or "RGBA".
 
     Returns:
-        Array (height, width, channels), or (height, width) for mode "L". None if the caller must use Pillow: the file
-        is CMYK, its header is damaged, or simplejpeg refuses it for another reason than damaged pixel data.
+        Array (height, width, channels), or (height, width) for mode "L". None if Pillow must decode the file: a CMYK
+        image, a damaged header, or another file that simplejpeg refuses.
 
     Raises:
         ImageTooLarge: The header promises more than `max_pixels`.
@@ -294,7 +298,7 @@ def _decode_whole_jpeg(data: Buffer, mode: str, max_pixels: int) -> NDArray[np.u
 
 
 def _colour_header(data: Buffer, max_pixels: int) -> structure.ImageHeader | None:
-    """Return the header of a grey or RGB JPEG; None for CMYK, which Pillow converts, and for a damaged header.
+    """Return the header of a grey or RGB JPEG; None for other JPEG files, and for a damaged header.
 
     Raises:
         ImageTooLarge: The header promises more than `max_pixels`.
@@ -329,7 +333,9 @@ def _decode_pillow(data: Buffer, mode: str, max_pixels: int) -> Image.Image:
 
 
 def jpeg_size(data: Buffer, *, max_pixels: int) -> tuple[int, int] | None:
-    """Return height and width from the header of a grey or RGB JPEG; None for all other files. No pixel is decoded.
+    """Return height and width from the header of a grey or RGB JPEG. No pixel is decoded.
+
+    Return None for other files, and for a damaged header.
 
     Raises:
         ImageTooLarge: The header promises more than `max_pixels`.
@@ -344,8 +350,8 @@ def decode_jpeg(
 ) -> NDArray[np.uint8] | None:
     """Decode a JPEG to RGB at 1/step of its height and width, rounded up.
 
-    Pixel (row, column) covers rows row * step to (row + 1) * step of the full-size image, and the same for columns. The
-    squares of the last row and column may reach beyond the image.
+    Each pixel is the mean of step x step full-size pixels. Pixel (row, column) begins at the full-size pixel
+    (row * step, column * step).
 
     Args:
         data: The whole file.
@@ -381,10 +387,9 @@ def _convert_pixels(pixels: NDArray[np.uint8], wanted: ImageSpec) -> NDArray[Any
 
 
 def make_thumbnail(data: Buffer, *, side: int, max_pixels: int) -> tuple[bytes, tuple[int, int]]:
-    """Return a JPEG of at most side x side pixels, and the (width, height) of the image itself.
+    """Return a JPEG of at most side x side pixels, and the (width, height) of the original image.
 
-    The thumbnail shows the image as a training loop gets it: EXIF orientation is not applied. Transparent pixels are
-    grey. A large JPEG is decoded at a smaller scale.
+    EXIF orientation is not applied, except to a TIFF. Transparent pixels are grey.
 
     Raises:
         ImageTooLarge: The header promises more than `max_pixels`.
@@ -419,7 +424,7 @@ def may_be_mask(data: Buffer, *, max_pixels: int) -> bool:
 
 
 def make_mask_overlay(data: Buffer, *, side: int, max_pixels: int) -> bytes:
-    """Return a PNG of at most side x side pixels that colours the numbers of a mask; 0 is transparent.
+    """Return a PNG of at most side x side pixels that shows each number of a mask as a colour, and 0 as transparent.
 
     Raises:
         ImageTooLarge: The header promises more than `max_pixels`.

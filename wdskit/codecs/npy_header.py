@@ -30,7 +30,7 @@ _NUM_TRIES = 20  # other code of the process may call `ast` without the lock
 
 
 class NpyHeader(NamedTuple):
-    """The content of the header of an npy file, and the byte offset of the first element (`start`)."""
+    """The header of an npy file. `start` is the byte offset of the first element."""
 
     shape: tuple[int, ...]
     fortran_order: bool

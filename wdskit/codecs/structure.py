@@ -77,7 +77,7 @@ def check_pixels(width: int, height: int, *, max_pixels: int) -> None:
 
 
 def jpeg_header(data: Buffer) -> ImageHeader:
-    """Read the header of a JPEG, segment by segment up to the frame, from the first bytes of the file.
+    """Read the header of a JPEG. `data` is the start of the file, at least up to the frame header.
 
     Raises:
         HeaderTooShort: `data` ends inside the header.
@@ -102,7 +102,7 @@ def jpeg_header(data: Buffer) -> ImageHeader:
 
 
 def png_header(data: Buffer) -> ImageHeader:
-    """Read the header of a PNG, which is its first chunk, IHDR, from the first bytes of the file.
+    """Read the header of a PNG. `data` is the start of the file.
 
     Raises:
         HeaderTooShort: `data` has fewer than 26 bytes.
@@ -125,7 +125,7 @@ def png_bits(data: Buffer) -> int:
 
 
 def webp_header(data: Buffer) -> ImageHeader:
-    """Read the header of a WebP file, which is its first chunk, from the first bytes of the file.
+    """Read the header of a WebP file. `data` is the start of the file.
 
     Raises:
         HeaderTooShort: `data` has fewer than 30 bytes.
@@ -171,9 +171,7 @@ def png_chunks(data: Buffer) -> Iterator[tuple[int, bytes, int]]:
 
 
 def check_jpeg(view: bytes | memoryview, max_pixels: int) -> None:
-    """Check every segment of a JPEG up to the end mark. Bytes after the end mark are accepted: phones append previews.
-
-    The content of a segment is skipped, so an end mark of a preview in a segment does not end the file.
+    """Check that a JPEG is complete: every segment up to the end mark. Bytes after the end mark are accepted.
 
     Raises:
         ImageTooLarge: The header promises more than `max_pixels`.
@@ -269,7 +267,10 @@ def check_png(view: memoryview, max_pixels: int) -> None:
 
 
 def webp_chunks(view: memoryview) -> Iterator[tuple[int, bytes, int]]:
-    """Yield the byte offset, the type and the stated number of data bytes of each chunk of a WebP file."""
+    """Yield the byte offset, the type and the number of data bytes of each chunk of a WebP file.
+
+    The numbers are not checked: a chunk can end after the end of a damaged file.
+    """
     at, end = 12, 8 + int.from_bytes(view[4:8], "little")
     while at + 8 <= end:
         length = int.from_bytes(view[at + 4 : at + 8], "little")
@@ -278,10 +279,10 @@ def webp_chunks(view: memoryview) -> Iterator[tuple[int, bytes, int]]:
 
 
 def check_webp(view: memoryview) -> None:
-    """Check the sizes of a WebP file and of its chunks: type, length, data, a byte of padding if the length is odd.
+    """Check that a WebP file is complete: its size, the sizes of its chunks, and that it has pixel data.
 
     Raises:
-        DecodeError: The file is shorter than it states, a chunk ends after the file, or there is no pixel data.
+        DecodeError: The file is shorter than its header states, a chunk ends after the file, or there is no pixel data.
     """
     end = 8 + int.from_bytes(view[4:8], "little")
     if end > len(view):

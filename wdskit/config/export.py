@@ -86,10 +86,7 @@ def _scalar(text: str) -> str:
 
 
 def json_schema(models: Models) -> dict[str, Any]:
-    """Return the JSON schema (draft 2020-12) of configuration files, for editors.
-
-    The schema has names, types and ranges. It cannot check the order of stages; `wdskit config check` does.
-    """
+    """Return the JSON schema (draft 2020-12) of configuration files, for editors. The order of stages is not in it."""
     checked = [(model, "validation") for model in (*models.stages.values(), *models.sections.values())]
     _, made = models_json_schema(checked, ref_template=_REFERENCE)  # type: ignore[arg-type]  # a tuple of a Literal
     defs = {name: _with_variables(schema) for name, schema in made["$defs"].items()}
@@ -132,11 +129,7 @@ def _reference(name: str) -> dict[str, Any]:
 
 
 def _stage_schema(spec: type[StageSpec], settings: dict[str, Any]) -> dict[str, Any]:
-    """Return the schema of a stage in YAML: a mapping with one key, the name of the stage.
-
-    The schema accepts the settings or their short form as the value, and null if no setting is required. `settings` is
-    the schema of the settings.
-    """
+    """Return the JSON schema of a stage in YAML, such as `shuffle: 200`. `settings` is the schema of its settings."""
     choices = [] if spec.is_mapping else [_reference(spec.__name__)]
     if spec.shorthand is not None:
         short = settings["properties"][spec.shorthand]
@@ -155,9 +148,9 @@ def _stage_schema(spec: type[StageSpec], settings: dict[str, Any]) -> dict[str, 
 
 
 def _with_variables(schema: Any) -> Any:
-    """Return a copy of a schema without titles.
+    """Return a copy of a JSON schema that also accepts a variable, such as `${SIZE}`. Titles are left out.
 
-    The copy also accepts a variable in place of a number, a boolean, or a value that must be one of fixed values.
+    A variable may replace a number, a boolean, or a value from a fixed list.
     """
     if schema == {"title": "stage"}:
         return _reference("stage")

@@ -33,11 +33,11 @@ Stage = StageSpec | Callable[..., Any]
 
 
 class Models(NamedTuple):
-    """The models of a configuration. `load` takes them as an argument, because this layer must not import stages.
+    """The pydantic classes that check the parts of a configuration.
 
     Attributes:
         stages: Maps the name of each stage to its class.
-        sections: Maps `loader`, `errors` and `cache` to their models.
+        sections: Maps `loader`, `errors` and `cache` to their classes.
     """
 
     stages: Stages
@@ -49,7 +49,7 @@ class LoadedConfig(NamedTuple):
 
     Attributes:
         pipelines: The stages of each pipeline by name. The single pipeline of `pipeline:` has the name "pipeline".
-        sections: Maps `loader`, `errors` and `cache` to their settings, each an instance of its model.
+        sections: Maps `loader`, `errors` and `cache` to their checked settings.
         origin: The path of the file, for messages.
     """
 
@@ -85,10 +85,10 @@ def load(source: object, overrides: object, models: Models) -> LoadedConfig:
 
 
 def _read_file(path: str | os.PathLike[str]) -> bytes:
-    """Return the first bytes of a configuration file, at most `MAX_CONFIG_BYTES + 1`.
+    """Return the bytes of a configuration file. If the file is too long, return `MAX_CONFIG_BYTES + 1` bytes.
 
     Raises:
-        ConfigError: `path` has several lines, so it is the text of a configuration.
+        ConfigError: `path` has several lines: the caller passed the text of a configuration.
         StorageError: The file cannot be read.
     """
     if isinstance(path, str) and "\n" in path:
@@ -103,12 +103,12 @@ def _read_file(path: str | os.PathLike[str]) -> bytes:
 
 
 class _ConfigChecker:
-    """The check of one configuration, which collects its problems.
+    """Checks one configuration and collects its problems.
 
     Attributes:
-        places: Maps each path to (line, text). The line sorts the problems at the path. The text, such as
-            `train.yaml:12` or `--set loader.workers=4`, names the place in messages.
-        problems: Each problem with its line.
+        places: Maps the path of each setting to (line, place). The place is the text for messages, such as
+            `train.yaml:12` or `--set loader.workers=4`. Problems are sorted by their lines.
+        problems: (line, problem) for each problem so far.
     """
 
     def __init__(self, document: Document, origin: str, models: Models) -> None:
@@ -141,9 +141,9 @@ class _ConfigChecker:
         raise ConfigError(problems=tuple(shown))
 
     def _override(self, text: str) -> None:
-        """Apply the override `text` to the tree, or add its problems to `problems`.
+        """Apply the override `text` to the tree, or collect its problems.
 
-        Messages about the changed setting then name the override, and are listed last.
+        Later problems of the changed setting name the override instead of a line.
         """
         place = sys.maxsize, f"--set {text if len(text) <= 200 else text[:199] + '…'}"
         path, flaws = apply_override(self.document.tree, text, self.models.stages)
@@ -154,7 +154,10 @@ class _ConfigChecker:
         self.document.flaws = [flaw for flaw in self.document.flaws if flaw.path[: len(path)] != path]
 
     def _note(self, path: Path, rule: str) -> None:
-        """Add the problem `rule` at `path`, unless the value at, above or below `path` could not be read."""
+        """Collect a problem of the setting at `path`, with the message `rule`.
+
+        Do nothing if the value itself, a part of it, or a value around it could not be read.
+        """
         if any(flaw.unread and flaw.path[: len(path)] == path[: len(flaw.path)] for flaw in self.document.flaws):
             return
         near = next(path[:size] for size in range(len(path), -1, -1) if path[:size] in self.places)
@@ -162,7 +165,7 @@ class _ConfigChecker:
         self.problems.append((line, Problem(where, dotted(path), rule)))
 
     def _check_tree(self) -> LoadedConfig | None:
-        """Check the tree of settings and collect its problems. The result is valid only if `problems` is empty.
+        """Check all settings and collect their problems. The result is valid only if there are no problems.
 
         Return None if the tree is not a mapping.
         """
@@ -221,9 +224,9 @@ class _ConfigChecker:
         return tuple(stages)
 
     def _stage(self, path: Path, item: Any) -> Any:
-        """Return the stage that `item` describes, and note its problems. `path` is the place of `item` in the tree.
+        """Return the stage that `item` describes, and collect its problems. `path` is the place of `item` in the tree.
 
-        If the settings have problems, return the class of the stage. If `item` names no known stage, return None.
+        Return the class of the stage if its settings are invalid, and None if `item` names no known stage.
         """
         if callable(item) and not isinstance(item, type):
             return item

@@ -59,13 +59,12 @@ _TRANSFORMS = {
 
 
 class Flaw(NamedTuple):
-    """A problem of a setting.
+    """One problem that a check has found in a value.
 
     Attributes:
-        path: Path of the setting, relative to the checked value.
+        path: Path of the invalid setting, relative to the checked value.
         rule: The message.
-        line: Line of the flaw in the YAML text, from 1, if `read_yaml` found the flaw. Otherwise 0: the caller finds
-            the line by `path`, or the settings are a dict and have no lines.
+        line: Line in the YAML text, from 1; 0 if only `path` says where the problem is.
         unread: Whether the value could not be read. Other messages about such a value are dropped.
     """
 
@@ -120,7 +119,7 @@ def _show_item(item: object) -> str:
 
 
 def describe(value: object) -> str:
-    """Return a text such as "`no` is text", with a value and its type. For None, integers and others: "it is 5"."""
+    """Return a value and its type as text, such as "`no` is text". If the type is evident: "it is 5"."""
     kind = next((kind for types, kind in _KINDS if isinstance(value, types)), "")
     return f"{show(value)} is {kind}" if kind else f"it is {show(value)}"
 
@@ -131,7 +130,7 @@ def wrong_kind(value: object, need: str) -> str:
 
 
 def _hint(value: object, need: str) -> str:
-    """Return how to correct a value that almost has the needed kind; "" for other values."""
+    """Return advice such as " Remove the quotes." if `value` is nearly what `need` asks for; else ""."""
     if not isinstance(value, str):
         return " Put it in quotes." if need.startswith("text") and isinstance(value, (bool, int, float)) else ""
     if "`true`" in need and value.lower() in _TRUTH:
@@ -152,7 +151,7 @@ def listing(names: Iterable[str]) -> str:
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
-    """Return the name in `known` of which `name` is most likely a misspelling; None if no name is similar."""
+    """Return the name in `known` that the user probably meant by the misspelt `name`; None if no name is similar."""
     names = list(known)
     lowered = name[: 2 * _MAX_SHOWN].lower().replace("-", "_")
     if lowered in names:
@@ -171,7 +170,7 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
 
 def unknown_stage(name: str, stages: Iterable[str]) -> str:
-    """Return the message for a stage that does not exist."""
+    """Return the message for a stage `name` that does not exist. `stages` are the known names, to suggest one."""
     transform = _TRANSFORMS.get(name[:_MAX_SHOWN].replace("_", "").lower())
     if transform:
         return f"{show(name)} is not a stage. Use torchvision's: `- torchvision: [{transform}]`."
@@ -181,9 +180,9 @@ def unknown_stage(name: str, stages: Iterable[str]) -> str:
 
 
 def unknown_setting(name: str, owner: str, known: list[str]) -> str:
-    """Return the message for a setting that does not exist.
+    """Return the message for a setting `name` that does not exist.
 
-    `owner` is the stage or section as the message names it, such as "`batched`". `known` are its settings.
+    `owner` is the stage or section as text, such as "`batched`". `known` are the names of its settings.
     """
     if owner in {"`batched`", "`bucketed`"} and name in {"tail", "drop_last"}:
         return "no such setting. The source has it: `exact: {shards: ..., tail: drop}`, or `tail: pad`."
@@ -201,7 +200,7 @@ def forbidden_character(text: str) -> str:
 
 
 def flaws_of(model: type[BaseModel], invalid: ValidationError) -> list[Flaw]:
-    """Return the flaws that pydantic found in the settings of `model`, each once, in the order of the settings."""
+    """Return the problems that pydantic found in settings of `model`, without duplicates and mere consequences."""
     errors = invalid.errors(include_url=False)
     unknown = [str(error["loc"][-1]) for error in errors if error["type"] == "extra_forbidden"]
     misspelt = {nearest(name, setting_names(model)) for name in unknown}
@@ -234,7 +233,7 @@ def _flaw(model: type[BaseModel], error: Mapping[str, Any]) -> Flaw:
 
 
 def _rule(error: Mapping[str, Any]) -> str:
-    """Return the message for an error of pydantic."""
+    """Return the message for one item of pydantic's `ValidationError.errors()`."""
     kind, value, context = error["type"], error["input"], error.get("ctx", {})
     if kind == "wdskit":
         return str(error["msg"])

@@ -29,8 +29,7 @@ def apply_override(tree: Any, text: str, stages: Stages) -> tuple[Path, list[Fla
         stages: Maps the name of each stage to its class.
 
     Returns:
-        The path of the changed value, and no flaws. If the override is invalid, an empty path and the flaws; then no
-        value is changed.
+        (path of the changed value, []), or ((), flaws) for an invalid override, which changes nothing.
     """
     name, sign, value = text.partition("=")
     steps = [step for step in _INDEX.sub(r".\1", name.strip()).split(".") if step]
@@ -49,7 +48,7 @@ def apply_override(tree: Any, text: str, stages: Stages) -> tuple[Path, list[Fla
 
 
 class _Change:
-    """The change of one value in a tree.
+    """Sets one value in a tree of settings.
 
     Attributes:
         path: Path of the changed value; empty before `put` is called.
@@ -61,10 +60,11 @@ class _Change:
         self.path: Path = ()
 
     def put(self, node: Any, steps: list[str], path: Path, model: type[StageSpec] | None) -> Any:
-        """Put the value at `steps` below `node`, and return the changed node.
+        """Set the value below `node`, a value of the tree, and return the changed node.
 
-        `path` is the path of `node`. If `node` has the settings of a stage, `model` is the class of the stage; else
-        None. Raises _PathError if a node on the way to the value does not exist.
+        `steps` are the names and positions that lead from `node` to the value. `path` is the path of `node`. `model` is
+        the class of the stage whose settings `node` has, or None. Raises _PathError if a node on the way does not
+        exist.
         """
         if not steps:
             self.path = path
@@ -85,10 +85,10 @@ class _Change:
 
     @staticmethod
     def _position(node: list[Any], steps: list[str], path: Path) -> tuple[Any, list[str]]:
-        """Return the index of the item that the first step names, and the steps below that item.
+        """Return the index in the list `node` of the item that the first step names, and the steps below this item.
 
-        `node` is the list at `path`. Raises _PathError if the list does not have the item, or several stages have the
-        name.
+        Raises _PathError if the list does not have the item, or if several stages have the name. `path` is the path of
+        `node`.
         """
         step = steps[0]
         if not _NUMBER.fullmatch(step):
@@ -105,14 +105,13 @@ def _is_pipeline(path: Path) -> bool:
 
 
 def _long_form(node: Any, step: str, path: Path, model: type[StageSpec] | None) -> Any:
-    """Return a long form of `node` that can have the setting `step`.
+    """Return a short form as a long form that can have the setting `step`. Return any other node unchanged.
 
-    - The short form of a stage's settings becomes a mapping.
-    - The name of a stage in a pipeline becomes a mapping `{name: null}`.
-    - A section of `_ADDED` that does not exist becomes an empty mapping.
-    - Any other node is returned unchanged.
+    - The short form of a stage's settings becomes a mapping: `200` in `shuffle: 200` becomes `{size: 200}`.
+    - In a list of stages, each `NAME` becomes `{NAME: null}`.
+    - A missing `loader`, `errors` or `cache` becomes an empty mapping.
 
-    `path` is the path of `node`. If `node` has the settings of a stage, `model` is the class of the stage; else None.
+    `path` is the path of `node`. `model` is the class of the stage whose settings `node` has, or None.
     Raises _PathError if the stage takes no arguments.
     """
     if model is not None and not isinstance(node, dict):

@@ -34,11 +34,11 @@ def _needs_planned(name: str) -> str:
 
 
 def check_order(stages: Sequence[Any]) -> list[tuple[int, str]]:
-    """Return the problems with the order of `stages` as (index of the stage, message), sorted.
+    """Return the problems with the order of `stages` as (index of the stage, message), sorted by index.
 
     Args:
-        stages: Each is a `StageSpec`, or its class if its settings are invalid. Any other value is a foreign stage:
-            the kind of values after it is unknown, so every stage is allowed after it.
+        stages: Each is a `StageSpec`, or its class if its settings are invalid. Any other value is a stage that is not
+            wdskit's: the kind of values after it is unknown, so nearly every stage may follow.
     """
     if not stages:
         return [(0, "the pipeline is empty. It starts with a source, such as `stream: SHARDS`.")]
@@ -57,18 +57,16 @@ def check_order(stages: Sequence[Any]) -> list[tuple[int, str]]:
 
 
 class _OrderChecker:
-    """A check of stages in their order, which tracks the kind of values between stages.
-
-    After a foreign stage the kind is unknown.
+    """Checks the stages of a pipeline one after the other, and tracks the kind of values between them.
 
     Attributes:
         planned: Whether the source knows the position of every sample before the run.
         source: Name of the source.
-        seen: First index of each stage.
+        seen: Maps the name of each stage so far to its first index.
         opened: Name of the stage that opened the tars; "" if they are not open yet; None if unknown.
         shape: Type of a value: "dict" or "tuple"; None if unknown.
         batched_at: Index of the stage that made batches; None if values are not known to be batches.
-        may_be_batched: Whether a foreign stage may have made batches.
+        may_be_batched: Whether a stage that is not wdskit's may have made batches.
     """
 
     def __init__(self, source: Any) -> None:

@@ -22,14 +22,15 @@ class StageSpec(BaseModel):
     Attributes:
         name: Name of the stage in YAML, in the builder and in messages.
         kind: Effect on the stream: "source" yields the stream, "splitter" selects shards, "open" opens shards, "each"
-            maps one value to one value, "stream" reorders, drops or unpacks values, "batch" groups, "epoch" counts.
-        shorthand: The setting that a bare value fills (`shuffle: 200`); None if the stage takes no arguments.
+            maps one value to one value, "stream" reorders, drops or unpacks values, "batch" makes batches, "epoch" sets
+            a number of items.
+        shorthand: The setting that a bare value sets (`shuffle: 200`); None if the stage takes no arguments.
         is_mapping: Whether a whole YAML mapping is the value of `shorthand` (`rename: {image: jpg}`).
-        is_starred: The name of the `*arguments` of the Python method, if the method takes the items of `shorthand` as
+        is_starred: Name of the `*arguments` of the Python method, if the method takes the items of `shorthand` as
             separate arguments; else empty.
         takes_any: Whether the stage maps a value of any type to a value of any type, as a user's function may.
         is_planned: Whether the stage is a source that knows the position of every sample before the run.
-        items: Maps settings that are lists of mappings to the model of an item.
+        items: For each setting that is a list of mappings: the class that checks one mapping.
         example: Settings for an example in the documentation, if the required settings alone make no example.
     """
 
@@ -52,10 +53,10 @@ class StageSpec(BaseModel):
 
     @classmethod
     def expand(cls, value: object) -> dict[str, Any]:
-        """Return all settings from the value after the stage's name in YAML.
+        """Return the settings as a dict. `value` is the value after the stage's name in YAML, perhaps in short form.
 
         Raises:
-            ValueError: The stage takes no arguments.
+            ValueError: The stage takes no arguments, but has a value.
         """
         if value is None:
             return {}
@@ -66,10 +67,9 @@ class StageSpec(BaseModel):
         return {cls.shorthand: value}
 
     def write_settings(self) -> Any:
-        """Return the value to write after the stage's name in YAML; the inverse of `expand`.
+        """Return the value to write after the stage's name in YAML, without settings that are null.
 
-        The value holds every setting that is not null, and is None if all are null. If only `shorthand` is set, the
-        value is the bare value of that setting, unless `expand` would read it differently.
+        The value is None if all settings are null. It has the short form if `expand` reads the same settings from it.
         """
         fields = {name: value for name, value in self if value is not None}
         name = self.shorthand
@@ -93,19 +93,19 @@ def refuse(rule: str) -> PydanticCustomError:
 
 
 def parse_settings(model: type[Model], settings: Mapping[str, Any], *, where: str) -> Model:
-    """Return the model of these settings. Messages start with `where`.
+    """Check settings and return them as an object of the class `model`.
 
     Raises:
-        ConfigError: Settings are invalid; all problems are listed.
+        ConfigError: Settings are invalid; all problems are listed. Messages start with `where`.
     """
     return require_valid(*read_settings(model, settings), where=where)
 
 
 def require_valid(read: Model | None, flaws: list[Flaw], *, where: str) -> Model:
-    """Return `read`. Both `read` and `flaws` come from `read_settings` or `read_stage`. Messages start with `where`.
+    """Return `read`, or raise an error if it is None. `read_settings` and `read_stage` return `read` and `flaws`.
 
     Raises:
-        ConfigError: `read` is None; all flaws are listed.
+        ConfigError: `read` is None; all flaws are listed. Messages start with `where`.
     """
     if read is None:
         raise ConfigError(problems=tuple(Problem(where, dotted(flaw.path), flaw.rule) for flaw in flaws))
@@ -115,9 +115,9 @@ def require_valid(read: Model | None, flaws: list[Flaw], *, where: str) -> Model
 def read_settings(
     model: type[Model], settings: Mapping[Any, Any], *, stages: Stages | None = None
 ) -> tuple[Model | None, list[Flaw]]:
-    """Return a model with these settings and no flaws, or None and the flaws.
+    """Check settings. Return (an object of the class `model`, no flaws), or (None, flaws) if settings are invalid.
 
-    The model's validators get `stages` as their context, to check stages inside the settings.
+    `stages` are the classes of stages by name, for settings that contain stages.
     """
     try:
         return model.model_validate(settings, context=stages), []
@@ -129,8 +129,8 @@ def read_item(stages: Stages, item: object) -> tuple[StageSpec | None, list[Flaw
     """Read an item of a list of stages: `name`, `{name: value}`, or a `StageSpec`, which is returned unchanged.
 
     Returns:
-        The stage and no flaws, or None and the flaws. The path of a flaw starts with the name of the stage, or is empty
-        if the item does not name a known stage.
+        (stage, no flaws), or (None, flaws) if the item is invalid. The path of a flaw starts with the name of the
+        stage; it is empty if the item does not name a known stage.
     """
     if isinstance(item, StageSpec):
         return item, []
@@ -155,8 +155,8 @@ def read_stage(stages: Stages, name: str, value: object) -> tuple[StageSpec | No
         value: None, a bare value, or a mapping of settings.
 
     Returns:
-        The stage and no flaws, or None and the flaws. The path of a flaw starts with `name`, or is empty if no stage
-        has this name.
+        (stage, no flaws), or (None, flaws) if the stage is invalid. The path of a flaw starts with `name`; it is empty
+        if no stage has this name.
     """
     if name not in stages:
         return None, [Flaw((), unknown_stage(name, stages))]

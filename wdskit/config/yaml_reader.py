@@ -81,9 +81,10 @@ class Document:
     """The content of a YAML text or a dict.
 
     Attributes:
-        tree: dicts, lists, str, int, float, bool and None. None if the text could not be read; a single value that
-            could not be read is None too.
-        lines: Maps each path to the line (from 1) of its key, or of its value if it has no key.
+        tree: dicts, lists, str, int, float, bool and None. A value that could not be read is None. The whole tree is
+            None if the text is not YAML.
+        lines: Maps the path of each value to a line, from 1: the line of its key, or its own line without a key. Empty
+            for a dict.
         flaws: All flaws with their lines, in the order of the text.
     """
 
@@ -93,11 +94,11 @@ class Document:
 
 
 class ScalarError(ValueError):
-    """A scalar is refused. The text is the message for the user."""
+    """A single value in YAML is invalid. The text of the error is the message for the user."""
 
 
 class _Stop(Exception):
-    """Ends the reading after a flaw."""
+    """Raised to end the reading. The reason is the last flaw of the document."""
 
 
 def read_yaml(data: bytes | str, *, environment: Mapping[str, str] | None = None) -> Document:
@@ -232,7 +233,7 @@ class _Reader:
         raise _Stop
 
     def _node(self, event: Any, path: Path) -> Any:
-        """Return the value that starts with `event`. If it cannot be read, add a flaw and return None."""
+        """Return the value that starts with PyYAML's `event`. If it is invalid, add a flaw and return None."""
         self.document.lines.setdefault(path, self.line)
         if isinstance(event, yaml.AliasEvent):
             self._flaw(path, _alias_rule(event))
@@ -271,9 +272,9 @@ class _Reader:
         return mapping
 
     def _key_rule(self, event: Any, is_repeated: bool, path: Path) -> str:  # noqa: FBT001 (private, one call)
-        """Return the message about an invalid name (a key) of the mapping at `path`; "" if the name is valid.
+        """Return why a key of the mapping at `path` is invalid; "" if it is valid.
 
-        `event` is PyYAML's event of the name. `is_repeated` is True if the mapping has the name already.
+        `event` is PyYAML's event of the key. `is_repeated` is True if the mapping has the key already.
         """
         if isinstance(event, yaml.AliasEvent):
             return _alias_rule(event)
@@ -302,7 +303,7 @@ class _Reader:
             self._flaw(path, f"the tag {show(tag)} is not supported; remove it. Quotes make text.")
 
     def _fill(self, text: str) -> str:
-        """Replace the variables in a text with their values. Raises ScalarError if a variable or value is not valid."""
+        """Replace the variables in a text, such as `${HOME}`. Raises ScalarError for an invalid variable or value."""
         text = _VARIABLE.sub(self._value_of, text)
         if rule := forbidden_character(text):
             raise ScalarError(rule)
@@ -311,7 +312,8 @@ class _Reader:
     def _value_of(self, found: re.Match[str]) -> str:
         """Return the text that replaces a match of `_VARIABLE`. Variables inside this text are not replaced.
 
-        Raises ScalarError if the variable is misspelt or not set, or all values together are too long.
+        Raises:
+            ScalarError: The variable is misspelt or not set, or the values of all variables together are too long.
         """
         name, default = found.groups()
         if found[0] == "$$":
@@ -359,7 +361,7 @@ def _alias_rule(event: yaml.AliasEvent) -> str:
 
 
 def _name_rule(name: object, path: Path) -> str:
-    """Return the message if a name in the mapping at `path` is invalid, else "". In schedules, names may be numbers."""
+    """Return why a key of the mapping at `path` is invalid; "" for text, and for a whole number in a schedule."""
     if isinstance(name, str) or (type(name) is int and path[-1:] in NUMBERED):
         return ""
     return f"the name {show(name)} is not text. Put it in quotes."

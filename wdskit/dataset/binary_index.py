@@ -1,22 +1,22 @@
 """The binary index of a folder, `index.bin`, and the identities of the indexed files, `.wdskit.files`.
 
-`ShardEntry` is one shard of an index, `BinaryIndex` is an `index.bin` that is mapped into memory, and `IdentityChecker`
-compares shards with the identities. `index.bin` has all values of `index.json` except the names of the fields.
+`index.bin` has all values of `index.json` except the names of the fields. All numbers are little-endian:
 
-All numbers are little-endian. Header, 128 bytes: magic `WDSKIDX2`, number of shards (uint64), number of bytes of all
-names together (uint64), sha256 of the `index.json` to which this `index.bin` belongs, sha256 of the columns, sha256 of
-the bytes after the columns (32 bytes each), then zeros. The columns have one value per shard: number of samples
-(uint64), size in bytes (uint64), sha256 (32 bytes), end of the name in the names (uint64). The last column has the
-names, UTF-8 without separators. After the columns follows sha256 of each shard's `.idx` (32 bytes, zeros if unknown).
-10**6 shards take 108 MB; a reader touches only the pages it needs.
+- Header, 128 bytes: magic `WDSKIDX2`, number of shards (uint64), number of bytes of all names together (uint64), sha256
+  of the `index.json`, sha256 of the columns and names, sha256 of the digests at the end (32 bytes each), then zeros.
+- Columns, each with one value per shard: number of samples (uint64), size in bytes (uint64), sha256 (32 bytes), end of
+  the shard's name in the names (uint64).
+- Names, UTF-8 without separators.
+- Digests: sha256 of each shard's `.idx` (32 bytes, zeros if unknown).
 
-Version 1 had no digests of `.idx` and cannot be read: `wdskit index` writes the index again.
+10**6 shards take 108 MB; a reader touches only the pages it needs. Version 1 had no digests of `.idx` and cannot be
+read: `wdskit index` writes the index again.
 
-`.wdskit.files` identifies the files from which the index was made, by inode and modification time. It shows that a
-shard was rewritten in place, or replaced by a file of the same size. The index itself does not have these values, since
-they differ in a copy of the folder. Little-endian: magic `WDSKFIL1`, sha256 of the rest; then inode (uint64) and
-mtime_ns (int64) of `index.bin` and of each shard in the order of the index, zeros if unknown. In a copy that kept the
-times (`cp -a`, `rsync -a`), only the times are compared. In any other copy, the identities are unknown.
+`.wdskit.files` identifies the files from which the index was made, by inode and modification time. A different identity
+shows that a shard was rewritten in place, or replaced by a file of the same size. Little-endian: magic `WDSKFIL1`,
+sha256 of the rest; then inode (uint64) and mtime_ns (int64) of `index.bin` and of each shard in the order of the index,
+zeros if unknown. In a copy that kept the times (`cp -a`, `rsync -a`), only the times are compared. In any other copy,
+the identities are unknown.
 """
 
 from __future__ import annotations
@@ -113,10 +113,9 @@ def build_binary(entries: Sequence[ShardEntry], json_digest: bytes) -> bytes:
 
 
 class BinaryIndex:
-    """The shards of a folder, from its `index.bin`, which is mapped into memory. Opening reads and verifies the file.
+    """The index of a folder, mapped into memory from `index.bin`. The constructor reads and verifies the whole file.
 
-    A pickle has only the folder, the digest and the URL, and unpickling opens the file again. So the entries of a
-    million shards are not copied into every worker.
+    A pickle has only the folder, the digest and the URL. Unpickling opens the file again.
 
     Args:
         folder: Local folder with `index.bin` and `index.json`.
@@ -200,9 +199,8 @@ class BinaryIndex:
         return digest.hex() if any(digest) else None
 
     def entry(self, shard: int) -> ShardEntry:
-        """Return the entry of shard number `shard`. The `fields` of the entry are empty, because only `index.json` has
-        field names. The time and the inode in the `identity` of the entry are 0 if unknown. FolderIndexError: The name
-        is not UTF-8.
+        """Return the entry of shard number `shard`, without field names: `index.bin` has no field names.
+        FolderIndexError: The name of the shard is not UTF-8.
         """
         inode, mtime_ns = (0, 0) if self.identities is None else self.identities[shard].tolist()
         num_bytes = int(self.sizes[shard])
@@ -217,8 +215,8 @@ class BinaryIndex:
         )
 
     def names(self) -> Iterator[list[str]]:
-        """Yield the file names of all shards in order, in lists of 16,384 names; the last list may be shorter. This is
-        ten times as fast as `name` for each shard. FolderIndexError: A name is not UTF-8.
+        """Yield the file names of all shards in order, in lists of 16,384 names; the last list may be shorter.
+        FolderIndexError: A name is not UTF-8.
         """
         for first in range(0, len(self), _NAMES_AT_ONCE):
             start = self._name_start(first)
@@ -233,8 +231,8 @@ class BinaryIndex:
             raise self._error("its names are not file names") from err
 
     def hash_names(self, digest: hashlib._Hash, shards: NDArray[np.int64]) -> None:
-        """Update the hash object `digest` with the names of shards, then with the lengths of these names. `shards` are
-        the numbers of the shards. Without the lengths, the names "a", "bc" would have the same digest as "ab", "c".
+        """Update the hash object `digest` with the names of the shards with the numbers `shards`, then with the lengths
+        of these names.
         """
         for run in np.split(shards, np.flatnonzero(np.diff(shards) != 1) + 1) if len(shards) else []:
             digest.update(self._names[self._name_start(run[0]) : int(self._name_ends[run[-1]])].tobytes())
@@ -247,8 +245,8 @@ class BinaryIndex:
         return int(self._name_ends[shard - 1]) if shard else 0
 
     def _check_names(self, num_name_bytes: int) -> None:
-        """Raise FolderIndexError if a name is not the name of a file in the folder. Only a forged index has such a
-        name. `num_name_bytes` is the number of bytes of all names, as the header of the index says.
+        """Raise FolderIndexError if a name in the index is not a plain file name, or if the names do not have
+        `num_name_bytes` bytes in total.
         """
         ends, names = self._name_ends, self._names
         last = int(ends[-1]) if len(ends) else 0
@@ -278,9 +276,11 @@ def _digest(file: IO[bytes], num_bytes: int | None = None) -> bytes:
 
 
 def write_identities(index: Path, entries: Sequence[ShardEntry], *, disk: Disk) -> None:
-    """Publish `.wdskit.files` next to the new `index.bin` at the path `index`: the identities of this file and of its
-    shards. If an entry has no identity, the identity of the existing file is stored. If a shard is missing,
-    `.wdskit.files` is removed. `disk` performs the file operations. OSError: An operation fails.
+    """Write `.wdskit.files` next to `index`, the path of the new `index.bin`: the identities of `index.bin` and its
+    shards.
+
+    If an entry has no identity, the identity of the existing file is stored. If a file is missing, an old
+    `.wdskit.files` is removed instead. OSError: An operation of `disk` fails.
     """
     try:
         files = [FileIdentity.of(index)]
@@ -293,9 +293,11 @@ def write_identities(index: Path, entries: Sequence[ShardEntry], *, disk: Disk) 
 
 
 def read_identities(index: Path, num_shards: int) -> NDArray[np.void] | None:
-    """Return a structured array (num_shards,) with the `inode` and `mtime_ns` of each shard, from `.wdskit.files` next
-    to `index`, the path of `index.bin`. All inodes are 0 if the folder is a copy that kept the times. Return None if
-    the file is missing, damaged or made for another number of shards, and in a copy that did not keep the times.
+    """Return the `inode` and `mtime_ns` of each shard from `.wdskit.files` as a structured array (num_shards,).
+
+    `index` is the path of the `index.bin` next to `.wdskit.files`. If `index.bin` is a copy with its old modification
+    time, all inodes are 0. Return None if `index.bin` has another modification time, or if `.wdskit.files` is missing,
+    damaged or has another number of shards.
     """
     try:
         data = (index.parent / IDENTITIES_NAME).read_bytes()
@@ -335,8 +337,8 @@ def check_digest(file: LocalFile, sha256: str) -> None:
 
 
 def changed_bytes(url: str, num_bytes: int, found: str, expected: str) -> ShardError:
-    """Return the ShardError that says that the hex sha256 `found` of the shard `url` is not `expected`, the digest in
-    the index. The size of the shard, `num_bytes`, becomes the offset of the error.
+    """Return the ShardError for a shard whose bytes differ from the index. `found` is the hex sha256 of the shard
+    `url`, and `expected` the hex sha256 in the index. The offset of the error is the size of the shard, `num_bytes`.
     """
     problem = f"its sha256 is {found[:12]}..., but the index says {expected[:12]}..."
     remedy = "It was damaged or replaced. Fetch it again, or run `wdskit index` if the shard is right."
@@ -344,20 +346,18 @@ def changed_bytes(url: str, num_bytes: int, found: str, expected: str) -> ShardE
 
 
 class IdentityChecker:
-    """Checks that opened shards are the indexed files. If a file was replaced or rewritten, its sha256 is compared with
-    the index. A match is remembered, so that this file is not compared again until it changes.
-    """
+    """Checks that opened shards are the indexed files. Remembers each file whose sha256 was right, until it changes."""
 
     def __init__(self) -> None:
         self._known: dict[str, FileIdentity] = {}
 
     def check(self, file: LocalFile, identity: FileIdentity | None, sha256: str) -> None:
-        """Check that an opened shard is the indexed file, or has the same bytes.
+        """Raise ShardError if an opened shard is not the indexed file and has other bytes.
 
         Args:
             file: The opened shard.
-            identity: Identity of the indexed file; nothing is compared if it is None or its time and inode are 0.
-            sha256: Hex digest of the shard in the index. It is compared only if the identities differ.
+            identity: Identity of the indexed file. If None, or if its time and inode are 0, nothing is checked.
+            sha256: Hex digest of the shard in the index. Compared only if the file has another identity.
 
         Raises:
             ShardError: Identity and sha256 differ from the index.

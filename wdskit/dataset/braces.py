@@ -1,4 +1,5 @@
-"""Split shard patterns of a user at `::`, and expand their braces. The name of an existing file stays unchanged.
+"""Split the shard patterns of a user at `::`, and expand braces. The name of an existing file is never split or
+expanded.
 
 `parse_factors` parses the upsampling factors that open_clip takes for the `::`-parts.
 """
@@ -24,8 +25,8 @@ _MAX_DIGITS = 18
 
 
 def expand_parts(shards: str | Sequence[str]) -> list[Iterator[str]]:
-    """Return one iterator for each `::`-part of the shards that a user named, in order. The iterator yields the paths,
-    URLs, globs and folders of its part, with braces expanded. If `shards` is a list, each item is split into its parts.
+    """Return one iterator for each `::`-part of `shards`, in order. Each iterator yields the paths, URLs, globs and
+    folders of its part, with braces expanded. In a list, each item may have several parts.
 
     Raises:
         StorageError: A pattern is empty, its braces do not match, it names more than 2,000,000 shards, or its URL is
@@ -36,9 +37,8 @@ def expand_parts(shards: str | Sequence[str]) -> list[Iterator[str]]:
 
 
 def expand_patterns(shards: str | Sequence[str]) -> Iterator[str]:
-    """Return one iterator over the paths, URLs, globs and folders of all `::`-parts in order, with braces expanded.
-    StorageError: A pattern is empty, has braces that do not match, names more than 2,000,000 shards, or is not a valid
-    URL.
+    """Return an iterator over the paths, URLs, globs and folders of all `::`-parts in order, with braces expanded.
+    StorageError: A pattern is empty or invalid, or names more than 2,000,000 shards.
     """
     return itertools.chain.from_iterable(expand_parts(shards))
 
@@ -49,9 +49,9 @@ def split_parts(item: str) -> list[str]:
 
 
 def expand_braces(pattern: str) -> Iterator[str]:
-    """Return an iterator over the names of a brace pattern such as `a-{000..127}.tar`, in order. The name of an
-    existing file and a pattern without braces are yielded unchanged. StorageError: The pattern is empty, has braces
-    that do not match, names more than 2,000,000 shards, or is not a valid URL.
+    """Return an iterator over the names of a brace pattern such as `a-{000..127}.tar`, in order. A name of an existing
+    file or without braces is yielded unchanged. StorageError: The pattern is empty or invalid, or names more than
+    2,000,000 shards.
     """
     if not pattern:
         raise StorageError("a shard pattern is empty. Name a path, a glob, a brace pattern or a folder.")
@@ -71,8 +71,8 @@ def expand_braces(pattern: str) -> Iterator[str]:
 
 
 def _count_names(pattern: str) -> int:
-    """Return an upper bound for the number of names of a brace pattern. A bound over `MAX_SHARD_NAMES` is returned as
-    `MAX_SHARD_NAMES + 1`. ValueError: The braces do not match.
+    """Return an upper bound for the number of names of a brace pattern, at most `MAX_SHARD_NAMES + 1`. ValueError: The
+    braces do not match.
     """
     limit = MAX_SHARD_NAMES + 1
     open_braces = [[0, 1]]  # for each open brace: number of names of its complete alternatives, and of the current one
@@ -95,9 +95,8 @@ def _count_names(pattern: str) -> int:
 
 
 def _count_range(first: str | None, last: str | None, first_letter: str, last_letter: str, step: str | None) -> int:
-    """Return an upper bound for the number of names of a range in braces. `first` and `last` are the bounds of a range
-    of numbers, as texts. If they are None, `first_letter` and `last_letter` are the bounds of a range of letters.
-    `step` is None if the range has no step.
+    """Return an upper bound for the number of names of a range in braces: `{first..last..step}`, or
+    `{first_letter..last_letter..step}` if `first` or `last` is None. `step` is None if the range has no step.
     """
     if first is None or last is None:
         return abs(ord(last_letter) - ord(first_letter)) + 1
@@ -107,8 +106,8 @@ def _count_range(first: str | None, last: str | None, first_letter: str, last_le
 
 
 def parse_factors(factors: str, num_parts: int) -> tuple[float, ...]:
-    """Parse open_clip's `--train-data-upsampling-factors`, such as `1::2`. Return one number, 0 or more, for each of
-    the `num_parts` `::`-parts of the shards.
+    """Parse open_clip's `--train-data-upsampling-factors`, such as `1::2`. Return `num_parts` factors, one for each
+    `::`-part of the shards.
 
     Raises:
         PipelineError: The number of factors is not `num_parts`, a factor is negative or not a finite number, or all

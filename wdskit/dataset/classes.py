@@ -58,8 +58,8 @@ def parse_classes(data: bytes, path: str, *, folder: str = "") -> tuple[str, ...
 
 
 def first_conflict(one: Sequence[str], other: Sequence[str]) -> int | None:
-    """Return the first class number that has different names in two lists. Return None if there is no such number,
-    even if one list has more names than the other list.
+    """Return the first class number whose names in two lists differ; None if there is no such number. Numbers that only
+    one list has are not compared.
     """
     return next((number for number, names in enumerate(zip(one, other, strict=False)) if names[0] != names[1]), None)
 
@@ -69,9 +69,9 @@ class CommonClasses(NamedTuple):
 
     Attributes:
         names: Class names in the order of their numbers; None if no folder has a `classes.json`.
-        folder: A folder whose `classes.json` has all of these names; empty if `names` is None.
-        problem: Message that a folder may have labels but has no `classes.json`, while another folder has a
-            `classes.json`; otherwise empty.
+        folder: The folder whose `classes.json` has all of these names; empty if `names` is None.
+        problem: Message about a folder that may have labels but no `classes.json`, if another folder has a
+            `classes.json`. Empty if there is no such folder.
     """
 
     names: tuple[str, ...] | None
@@ -80,14 +80,13 @@ class CommonClasses(NamedTuple):
 
 
 def common_classes(folders: Iterable[str], has_labels: Callable[[str], bool], *, way_out: str) -> CommonClasses:
-    """Return the classes of several folders. If several `classes.json` have a class number, the number must have the
-    same name in all of them.
+    """Return the class names of several folders. Each class number must have one name in all `classes.json`.
 
     Args:
         folders: Paths or URLs.
         has_labels: Returns whether samples of a folder may have the field `cls`. Called only for folders without a
             `classes.json`, and only if another folder has one.
-        way_out: Text for the error message: what the user can do instead of packing a folder again.
+        way_out: What the user can do instead of packing a folder again, for the error message.
 
     Raises:
         FolderIndexError: A class number has two names, or a `classes.json` is invalid.

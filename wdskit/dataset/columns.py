@@ -1,11 +1,13 @@
 """Columns: values of all samples of a folder, such as width or class, stored as one array per column next to the index.
 
-`columns.json` has its own digest, and lists the columns: name, source (what the values are computed from), dtype,
-sha256 of the file, and for text the distinct values, sorted. It also has the digest of the index whose samples it
-describes (`BinaryIndex.digest`), and is written after the files of the columns. A column is the file `NAME.DIGEST.npy`,
-with the first 16 hex digits of its sha256 in the name, so that a file in use is never replaced. It has one value per
-sample, shard after shard in the order of the index: bool, the smallest integer type that fits, float64 (NaN for a
-missing value), or for text the number of the value in the list of distinct values ("" for a missing value).
+A column is the file `NAME.DIGEST.npy`. DIGEST is the first 16 hex digits of its sha256, so a file in use is never
+replaced. The file has one value per sample, shard after shard in the order of the index: bool, the smallest integer
+type that fits, or float64 (NaN for a missing value). For text, the value is the number of the text in the list of
+distinct texts ("" for a missing text).
+
+`columns.json` lists the columns: name, source (what the values are computed from), dtype, sha256 of the file, and for
+text the distinct texts, sorted. It also has its own digest and the digest of the index whose samples it describes
+(`BinaryIndex.digest`). It is written after the files of the columns.
 """
 
 from __future__ import annotations
@@ -53,8 +55,8 @@ _HEAD_BYTES = 128  # size of the header of an npy file
 
 
 class Texts(NamedTuple):
-    """The texts of samples. `codes` has for each sample the position of its text in `values`, an unsigned integer (n,);
-    `values` are the distinct texts, sorted.
+    """The texts of n samples. `values` are the distinct texts, sorted. `codes`, unsigned integers (n,), are the
+    position of each sample's text in `values`.
     """
 
     codes: Values
@@ -66,7 +68,7 @@ Part = Values | Texts
 
 
 class NewColumn(NamedTuple):
-    """A column to write. `source`, an object of JSON, says what the values are computed from. `parts` are the values of
+    """A column to write. `source`, a JSON object, says what the values are computed from. `parts` has the values of
     each shard, in the order of the index.
     """
 
@@ -75,8 +77,8 @@ class NewColumn(NamedTuple):
 
 
 def check_column_name(name: str) -> None:
-    """Raise SelectionError unless `name` is a valid name for a column: 1 to 100 characters, each a-z, A-Z, 0-9, _, - or
-    a dot. The first character is neither - nor a dot.
+    """Raise SelectionError if `name` is not valid for a column. A valid name has 1 to 100 characters of a-z, A-Z, 0-9,
+    _, - and the dot, and does not start with - or a dot.
     """
     if not _NAME.fullmatch(name):
         msg = f"{name!r} is not a valid name for a column. Use a-z, A-Z, 0-9, _, - and ., at most 100 characters."
@@ -84,8 +86,8 @@ def check_column_name(name: str) -> None:
 
 
 def check_split_name(name: str) -> None:
-    """Raise SelectionError unless `name` is a valid name for a split: 1 to 40 characters, each a-z, 0-9, _ or -. The
-    first character is not -. File names of shards may contain the name.
+    """Raise SelectionError if `name` is not valid for a split. A valid name has 1 to 40 characters of a-z, 0-9, _ and
+    -, and does not start with -.
     """
     if not _SPLIT_NAME.fullmatch(name):
         raise SelectionError(f"{name!r} is not a valid name for a split. Use a-z, 0-9, _ and -, at most 40 characters.")
@@ -97,8 +99,8 @@ def is_column_file(name: str) -> bool:
 
 
 def pack_values(values: Sequence[object]) -> Part:
-    """Return the values of n samples as an array (n,) of bool, int64 or float64. Texts are returned as `Texts`. None is
-    a missing value. Among texts, None becomes "". Otherwise, None becomes NaN, and the array is float64.
+    """Return the values of n samples as an array (n,) of bool, int64 or float64, or as `Texts`. None is a missing
+    value: "" among texts, otherwise NaN, which makes the array float64.
 
     Raises:
         ValueError: Text and numbers are mixed; an integer has over 64 bits, or is beyond 2**53 in a float64 array; a
@@ -143,7 +145,7 @@ def _check_values(values: tuple[str, ...]) -> None:
 
 
 def join_parts(parts: Sequence[Part]) -> Part:
-    """Return the values of all shards in order, as one array or `Texts`, in the smallest type that holds all of them.
+    """Join the values of all shards in order. Return one array in the smallest type that holds all values, or `Texts`.
     ValueError: Text and numbers are mixed, an integer beyond 2**53 is together with missing values or fractions, or
     there are more than 65,536 distinct texts.
     """
@@ -190,7 +192,7 @@ def write_columns(
     *,
     disk: Disk = DISK,
 ) -> list[str]:
-    """Write columns into a folder, and the list of columns last.
+    """Write the files of columns into a folder, then `columns.json`.
 
     Args:
         folder: The folder of the index, or a staging folder.
@@ -199,7 +201,7 @@ def write_columns(
         disk: Performs the file operations; tests replace it.
 
     Returns:
-        Names of the columns' files in the order of `columns`, then the name of the list of columns.
+        Names of the columns' files in the order of `columns`, then `columns.json`.
 
     Raises:
         SelectionError: A name is invalid, or the values of a column have no common type: text and numbers are mixed, an
@@ -234,7 +236,7 @@ def write_columns(
 
 
 def _digest_of(document: Mapping[str, Any]) -> str:
-    """Return hex sha256 of the list of columns without its own digest, as JSON with sorted keys and without spaces."""
+    """Return the digest of `document`, the content of `columns.json` without its digest, as hex sha256."""
     return hashlib.sha256(json.dumps(document, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
@@ -327,16 +329,16 @@ class TextColumn:
 
 @dataclass(frozen=True)
 class Column:
-    """One column of a folder. A pickle does not contain the values; they are mapped again after unpickling.
+    """One column of a folder. A pickle does not contain the values: unpickling maps the file again.
 
     Attributes:
         name: Name of the column.
-        source: What the values are computed from, as an object of JSON.
+        source: What the values are computed from, a JSON object.
         dtype: Type of the stored numbers, as numpy writes it: `<u2`.
         num_samples: Number of samples of the folder.
         sha256: Hex digest of the column's file.
         values: The distinct texts, sorted; None for a column of numbers.
-        folder: Local folder that has the file, or into which a remote file is copied.
+        folder: Local folder of the file. A remote file is copied into this folder when it is needed.
         url: URL of the remote folder; empty for a local folder.
     """
 
@@ -355,7 +357,7 @@ class Column:
         each number is the position of the sample's text in `values`.
 
         Raises:
-            SelectionError: The file is missing or unreadable, or does not have the size and the type of this column.
+            SelectionError: The file is missing, unreadable or damaged. Only its header and size are checked.
             StorageError: A remote file cannot be copied.
         """
         file = _file_name(self.name, self.sha256)
@@ -384,18 +386,17 @@ class Column:
         return {name: value for name, value in vars(self).items() if name != "data"}
 
     def check(self) -> None:
-        """Check that the bytes of the file have the digest `sha256`, and that each number of a text column has a text.
+        """Read the whole file and raise SelectionError if it is damaged.
 
         Raises:
-            SelectionError: The file is missing or damaged, or a number has no text.
+            SelectionError: The file is missing, its digest is not `sha256`, or a number of a text column has no text.
             StorageError: A remote file cannot be copied.
         """
         for _ in self.chunks(_READ_BYTES):
             pass
 
     def chunks(self, size: int) -> Iterator[Values]:
-        """Yield the stored numbers in order, in arrays of `size` numbers; the last array may be shorter. The file is
-        read, not mapped, because mapped pages would count as memory.
+        """Yield the stored numbers in order, in arrays of `size` numbers; the last array may be shorter.
 
         Raises:
             SelectionError: The file is missing or damaged, or a number has no text. The digest is compared after the
@@ -416,12 +417,14 @@ class Column:
             raise self.error("its file is damaged")
 
     def unfit(self, problem: str) -> SelectionError:
-        """Return the SelectionError for a use that needs another kind of column. `problem` says why and what to do."""
+        """Return the SelectionError for a column that cannot be used. `problem` says why, and what the user can do."""
         place = self.url or str(self.folder)
         return SelectionError(f"{place}: column {self.name}: {problem}.", folder=place)
 
     def error(self, problem: str) -> SelectionError:
-        """Return the SelectionError for the damage `problem`, with the command that makes all columns again."""
+        """Return the SelectionError for a damaged column. `problem` describes the damage. The message gives the repair
+        command.
+        """
         place = self.url or str(self.folder)
         msg = f"{place}: column {self.name}: {problem}.\n  Run `wdskit index {place}`, which makes all columns again."
         return SelectionError(msg, folder=place)
@@ -430,8 +433,8 @@ class Column:
 class Columns:
     """The columns of a folder: `columns["cls"]` is an array with one value per sample, in the order of the index.
 
-    Numbers are read-only arrays, mapped from the file; text is a `TextColumn`. `name in columns`, `len(columns)` and
-    iteration work as for a dict.
+    Numbers are read-only arrays, mapped from the file. Text is a `TextColumn`. `name in columns`, `len(columns)` and
+    iteration work as for a dict. A folder without a list of columns has no columns, which is not an error.
 
     Args:
         index: The index of the folder, or of the local copy of a remote folder.
@@ -440,8 +443,7 @@ class Columns:
         place: Path or URL of the folder.
 
     Raises:
-        SelectionError: The list of columns is damaged, or was made for other shards. A folder without columns is not an
-            error.
+        SelectionError: The list of columns is damaged, or was made for other shards.
         FolderIndexError: The list of columns is a link, or is not a plain file of at most 1 GiB.
     """
 
@@ -454,7 +456,7 @@ class Columns:
 
         Args:
             name: Name of the column.
-            use: The setting that names the column, for the message.
+            use: Setting in which the user named the column, such as `where`; for the message.
 
         Raises:
             SelectionError: The column does not exist. The message lists the existing columns.
@@ -537,9 +539,9 @@ def columns(folder: str | Path) -> Columns:
 
 
 def list_columns(folder: Path, url: str = "") -> dict[str, Column]:
-    """Return the columns in the `columns.json` of a local folder by name; empty if the file does not exist. The columns
-    are not compared with the index, so they may have been made for other shards. If the folder has copies of a remote
-    folder's files, `url` is the URL of the remote folder.
+    """Return the columns in the `columns.json` of a local folder by name; empty if there is no such file. The columns
+    are not compared with the index. If `folder` is the local copy of a remote folder, `url` is the URL of the remote
+    folder.
 
     Raises:
         SelectionError: `columns.json` is damaged, or of another version.
@@ -592,11 +594,11 @@ def _parse(folder: Path, url: str) -> tuple[str, dict[str, Column]]:
 
 
 class ColumnView:
-    """The values of a column for all samples of a list of shards, shard after shard. A pickle leaves the values out.
+    """The values of a column for a list of shards of one or more folders. A pickle does not contain the values.
 
     Args:
-        runs: For each run of neighbouring samples: the column of their folder, the position of the first sample in this
-            column, and the number of samples.
+        runs: (column, first, count) for each run of neighbouring samples: the column of their folder, the position of
+            the first sample in this column, and the number of samples.
     """
 
     def __init__(self, runs: Sequence[tuple[Column, int, int]]) -> None:
@@ -608,8 +610,8 @@ class ColumnView:
         return int(self._starts[-1])
 
     def take(self, numbers: Ints) -> Values:
-        """Return the stored values of n samples, (n,); for a text, its position in the column's `values`. `numbers` are
-        the samples, int64 (n,), numbered over all shards: 0 <= numbers[i] < len(self).
+        """Return the stored value of each sample, (n,). A text is stored as its position in the column's `values`.
+        `numbers`, int64 (n,), are sample numbers over all runs, from 0.
         """
         if len(self._runs) == 1:
             column, first, _ = self._runs[0]
@@ -623,13 +625,13 @@ class ColumnView:
         return found
 
     def all(self) -> Values:
-        """Return the stored values of all samples, (len(self),); for a text, its position in the column's `values`. The
-        array is a view of the file if there is a single run, otherwise a copy.
+        """Return the stored value of each sample, (len(self),). A text is stored as its position in the column's
+        `values`.
         """
         parts = [column.data[first : first + count] for column, first, count in self._runs]
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
 def as_part(column: Column) -> Part:
-    """Return all values of a stored column as one part for `NewColumn.parts`: an array, or `Texts`."""
+    """Return all values of a stored column as a `Part`: an array, or `Texts`."""
     return column.data if column.values is None else Texts(column.data, column.values)

@@ -64,7 +64,7 @@ class Where:
             raise expression_error("where", text, "it names no column")
 
     def __reduce__(self) -> tuple[type[Where], tuple[str]]:
-        """Return the text, the only part of a pickle."""
+        """Return what a pickle contains: the class and the text."""
         return Where, (self.text,)
 
     def mask(self, columns: Columns) -> Mask:
@@ -73,8 +73,8 @@ class Where:
         One comparison of 10^8 samples takes half a second, and only the memory of the result.
 
         Raises:
-            SelectionError: A column is missing or damaged; or the condition compares text with a number, is neither
-                true nor false, divides a whole number by 0, or has a result of more than 64 bits.
+            SelectionError: A column is missing or damaged. Or the condition compares text with a number, has a result
+                that is not a bool, divides a whole number by 0, or has a number of more than 64 bits.
             StorageError: The file of a remote column cannot be copied.
         """
         used: dict[str, Column] = {name: columns.column(name, use="where") for name in self.names}
@@ -173,7 +173,9 @@ class Where:
 
 
 def _load(column: Column, data: NDArray[Any]) -> Any:
-    """Return the stored numbers `data` of a column as a `TextColumn`, or as an array of bool, int64 or float64."""
+    """Return the values of samples for the condition: a `TextColumn`, or an array of bool, int64 or float64. `data` are
+    the stored numbers of `column`.
+    """
     if column.values is not None:
         return TextColumn(data, column.values)
     return data.astype(np.int64) if data.dtype.kind in "iu" else data
@@ -209,7 +211,7 @@ def _dotted(node: ast.AST) -> str | None:
 
 
 def _names(node: ast.AST) -> Sequence[str]:
-    """Return the names of the columns in an expression, in order; a name that occurs twice is returned twice."""
+    """Return the names of all columns in an expression, in order and with repetitions."""
     name = _dotted(node)
     if name is not None:
         return [name]

@@ -22,8 +22,8 @@ def parse_expression(text: str, problem_of: Callable[[ast.AST], str], *, what: s
 
     Args:
         text: The expression in Python's syntax.
-        problem_of: Returns why a node is not allowed, "" if it is allowed. Called for each node except the names of
-            called functions and methods.
+        problem_of: Called with each node, except the names of called functions and methods. Returns why the node is not
+            allowed, or "".
         what: `filter` or `where`, for messages.
 
     Raises:
@@ -62,8 +62,8 @@ def parse_expression(text: str, problem_of: Callable[[ast.AST], str], *, what: s
 
 
 def expression_error(what: str, text: str, problem: str, position: int | None = None) -> SelectionError:
-    """Return the SelectionError for the expression `text`. `what` is its setting, `filter` or `where`. `position` is
-    the position of the problem in the text, from 1; None if unknown.
+    """Return the SelectionError for the expression `text`. `what` is its setting, `filter` or `where`. `position`
+    counts characters from 1; None if unknown.
     """
     at = f" at {position}" if position else ""
     return SelectionError(f"{what}{at}: {short_repr(text)}: {problem}.")

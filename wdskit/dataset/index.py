@@ -1,8 +1,8 @@
 """Read, write and check the index of a folder: name, number of samples, size, digests and fields of each shard.
 
 `index.json` is for people and other tools: a valid wids index, one shard per line, whose entries also have sha256 and
-field names. `index.bin` is its binary form for programs (`dataset.binary_index`). `write_index` writes both files,
-`index.json` last. `index.bin` has the digest of its `index.json`, so files of two versions are never used together.
+field names. `index.bin` has the same values in binary form (`dataset.binary_index`), and the digest of its
+`index.json`. `write_index` writes both files, `index.json` last. Files of two versions are never used together.
 """
 
 from __future__ import annotations
@@ -70,8 +70,7 @@ class FolderIndex:
         return join_url(self.folder, entry.name if is_local(self.folder) else quote(entry.name))
 
     def check_files(self) -> None:
-        """Check that the shards of a local folder have the names and sizes of the index. Digests are not compared, and
-        a remote folder is not checked.
+        """Compare the names and sizes of the shards in a local folder with the index. Do nothing for a remote folder.
 
         Raises:
             FolderIndexError: A shard is missing, is not listed, or has another size, or the folder cannot be read.
@@ -102,19 +101,19 @@ class FolderIndex:
 
 
 def compare_names(found: Collection[str], listed: Collection[str]) -> tuple[list[str], list[str]]:
-    """Compare the names of a folder's files with the shards that its index lists.
+    """Compare `found`, the names of the files in a folder, with `listed`, the names of the shards in its index.
 
     Returns:
-        (missing, unlisted): listed shards that are not in `found`, and names of shards in `found` (`*.tar`, without a
-        leading dot) that are not listed; both lists are sorted.
+        (missing, unlisted), both sorted: shards of `listed` that are not in `found`, and shards of `found` that are not
+        in `listed`. A file is a shard if its name ends in `.tar` and does not start with a dot.
     """
     unlisted = sorted(name for name in found if name.endswith(".tar") and name[0] != "." and name not in listed)
     return sorted(name for name in listed if name not in found), unlisted
 
 
 def join_url(folder: str, name: str) -> str:
-    """Return the path or URL of the file `name` in a folder. In the current folder, `""`, a name with a colon such as
-    `a:b` becomes `./a:b`, since `a:b` would be read as a URL.
+    """Return the path or URL of the file `name` in a folder; `""` is the current folder. The result is never read as a
+    URL by mistake: `a:b` in the current folder becomes `./a:b`.
     """
     if not folder.strip("/"):
         return f"{folder or './'}{name}" if ":" in name else f"{folder}{name}"
@@ -139,9 +138,16 @@ def folder_has_labels(folder: str) -> bool:
 
 
 def write_index(folder: Path, entries: Sequence[ShardEntry], *, data: bytes | None = None, disk: Disk = DISK) -> None:
-    """Publish the index of a local folder with these entries, in their order: `index.bin`, then `.wdskit.files`, then
-    `index.json`. `data` are the bytes of `index.json` if the caller has made them already. `disk` performs the file
-    operations. OSError: An operation fails.
+    """Write the index of a local folder: `index.bin`, then `.wdskit.files`, then `index.json`.
+
+    Args:
+        folder: The folder of the shards.
+        entries: The entries, in the order of the index.
+        data: The bytes of `index.json` if the caller has made them already.
+        disk: Performs the file operations; tests replace it.
+
+    Raises:
+        OSError: An operation of `disk` fails.
     """
     data = index_json(entries) if data is None else data
     publish_bytes(folder / BINARY_NAME, build_binary(entries, hashlib.sha256(data).digest()), disk=disk)
@@ -167,9 +173,7 @@ def index_json(entries: Iterable[ShardEntry]) -> bytes:
 
 @contextlib.contextmanager
 def _collection_paused() -> Iterator[None]:
-    """Pause the cyclic garbage collector in the block. Otherwise, the collector takes half of the time in which an
-    index of 10**5 shards is read.
-    """
+    """Pause Python's cyclic garbage collector in the block."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -207,9 +211,10 @@ def read_index(folder: str | Path) -> FolderIndex:
 
 
 def _parse_entries(document: Any, path: Path | None) -> list[ShardEntry]:
-    """Return the entries of a parsed `index.json`. In a local folder, `path` is the path of `index.bin`, and the
-    identities of the shards are read from `.wdskit.files` next to `path`. None for a remote folder: its entries have no
-    identity. ValueError: The document is not a valid index.
+    """Return the entries of a parsed `index.json`. ValueError: The document is not a valid index.
+
+    `path` is the path of `index.bin`. The identities of the shards are read from `.wdskit.files` next to it. If `path`
+    is None (a remote folder), the entries have no identity.
     """
     if not isinstance(document, dict) or document.get("__kind__") != _KIND:
         raise ValueError(f"`__kind__` is not {_KIND!r}")
@@ -252,10 +257,7 @@ def _parse_entries(document: Any, path: Path | None) -> list[ShardEntry]:
 
 
 def _are_entries(shards: list[Any]) -> bool:
-    """Return whether all entries of a shardlist are valid, and no name appears twice.
-
-    The values are checked column by column, which is faster than `entry_problem` for each entry.
-    """
+    """Return whether all entries of a shardlist are valid, and no name appears twice."""
     try:
         names = [item["url"] for item in shards]
         counts = [item[part] for item in shards for part in ("nsamples", "filesize")]
@@ -293,7 +295,7 @@ _RULES = {
 
 
 def entry_problem(item: Any) -> str:
-    """Return the fault of an entry in the `shardlist` of an `index.json`, for a message; "" if the entry is valid."""
+    """Return why an entry in the `shardlist` of an `index.json` is invalid, for a message; "" if the entry is valid."""
     if not isinstance(item, dict):
         return f"{_SHORT.repr(item)} is not a shard"
     for part, is_right in _RULES.items():

@@ -1,6 +1,6 @@
-"""Check that every reader reads the names of keys and fields back unchanged, and find repeated keys by 64-bit hashes.
+"""Check that all readers of tar shards read a key or field unchanged. Find repeated keys by 64-bit hashes.
 
-`tar.names` splits a name into key and field.
+`tar.names` splits the name of a member into key and field.
 """
 
 from __future__ import annotations
@@ -26,9 +26,7 @@ _PLAIN_KEY = re.compile(r"(?!__)[A-Za-z0-9_+-]+(?:/(?!__)[A-Za-z0-9_+-]+)*")
 
 
 def check_key(key: str) -> None:
-    """Raise KeyRuleError if some reader would lose, split or rename `key`. The message names the broken rule, such as a
-    dot, white space, a control character, an absolute path, or `__` at the start of a part.
-    """
+    """Raise KeyRuleError if some reader of shards would lose, split or rename `key`. The message names the rule."""
     problem = None if _PLAIN_KEY.fullmatch(key) else _key_problem(key)  # nearly every key is plain
     if problem:
         raise KeyRuleError(f"key {key!r}: {problem}.", name=key)
@@ -54,8 +52,8 @@ def _key_problem(key: str) -> str | None:
 
 @functools.lru_cache(maxsize=1024)
 def check_field(field: str) -> None:
-    """Raise KeyRuleError if some reader would change the field name `field`. A valid name has only a-z, 0-9, _, +
-    and -, and single dots between these characters. It does not start with `__`.
+    """Raise KeyRuleError if some reader of shards would change the field name `field`. A valid name has only a-z, 0-9,
+    _, + and -, and single dots between these characters. It does not start with `__`.
     """
     if not _FIELD.fullmatch(field) or field.startswith("__"):
         msg = f"field {field!r}: a field name has a-z, 0-9, _, + and -, with single dots between, and no leading __."
@@ -63,8 +61,8 @@ def check_field(field: str) -> None:
 
 
 def field_problem(field: str, fields: Container[str]) -> str:
-    """Return why a member cannot add `field` to a sample that has `fields` already: the name starts with `__`, or the
-    field is repeated. Return "" if the member can add the field.
+    """Return why `field` cannot be added to a sample with the fields `fields`: its name starts with `__`, or `fields`
+    has it already. Return "" if the field can be added.
     """
     if field.startswith("__"):
         return "a name that readers reserve"
@@ -95,8 +93,8 @@ def hash_key(key: str) -> bytes:
 
 
 def find_repeated(*parts: NDArray[Any]) -> NDArray[Any]:
-    """Return the 64-bit hashes that occur more than once in all parts together. The result is sorted, has each of these
-    hashes once, and has the same type as the parts.
+    """Return the hashes that occur more than once in all parts together, each once and sorted, in the type of the
+    parts.
 
     Args:
         parts: Arrays (n,) of int64 or uint64, all of one type. Hashes that are not evenly distributed take more memory.

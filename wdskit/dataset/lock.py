@@ -23,9 +23,8 @@ LOCK_NAME = ".wdskit.lock"
 
 @contextlib.contextmanager
 def lock_folder(folder: Path, name: str = LOCK_NAME, problem: str = "", *, wait: bool = False) -> Iterator[None]:
-    """Hold the folder's lock while the block runs. The kernel frees the lock when the process ends for any reason.
-
-    The empty lock file stays: removing it would let two later writers lock two different files of the same name.
+    """Hold the folder's lock while the block runs. The kernel frees the lock when the process ends for any reason. The
+    empty lock file stays in the folder.
 
     Args:
         folder: The folder to lock.
@@ -45,8 +44,8 @@ def lock_folder(folder: Path, name: str = LOCK_NAME, problem: str = "", *, wait:
 
 @contextlib.contextmanager
 def share_folder(folder: Path) -> Iterator[Callable[[], bool]]:
-    """Hold a shared lock on the folder while the block runs. Other processes may share the lock, but they cannot take
-    the exclusive lock of `lock_folder`.
+    """Hold a shared lock on the folder while the block runs. Other processes may hold a shared lock too, but not the
+    exclusive lock of `lock_folder`.
 
     Yields:
         A function that returns whether no other process shares the lock now. It raises FolderIndexError if a process
@@ -72,12 +71,7 @@ def share_folder(folder: Path) -> Iterator[Callable[[], bool]]:
 
 @contextlib.contextmanager
 def _open_lock_file(folder: Path, name: str) -> Iterator[int]:
-    """Open a lock file for `flock`. A missing file is created. A link is an error, because it may lead anywhere.
-
-    The lock is freed at the end of the block, also if a process that was forked meanwhile has the descriptor too.
-
-    Yields:
-        The descriptor of the lock file.
+    """Open or create the lock file `name` of a folder, and yield its descriptor. The end of the block frees the lock.
 
     Raises:
         StorageError: The file is a link, or the folder cannot be written.
@@ -101,8 +95,8 @@ def _open_lock_file(folder: Path, name: str) -> Iterator[int]:
 
 
 def _take_lock(fd: int, kind: int, folder: Path, *, wait: bool = False) -> bool:
-    """Take the lock `kind`, `fcntl.LOCK_EX` or `LOCK_SH`, on a descriptor. Return False if another process holds it and
-    `wait` is False, otherwise True. StorageError: The file system of `folder` has no locks.
+    """Take the lock `kind`, `fcntl.LOCK_EX` or `LOCK_SH`, on a descriptor. Return whether the lock was taken; with
+    `wait`, always True. StorageError: The file system of `folder` has no locks.
     """
     try:
         fcntl.flock(fd, kind if wait else kind | fcntl.LOCK_NB)
@@ -124,8 +118,8 @@ def _in_use(folder: Path, problem: str = "") -> FolderIndexError:
 
 @functools.cache
 def share_lock_until_exit(path: Path) -> None:
-    """Hold a shared lock on a folder or file until this process ends. If the parent process has ended already, end this
-    process at once. OSError: The path cannot be opened.
+    """Hold a shared lock on a folder or file until this process ends. End this process at once if its parent process
+    has ended already. OSError: The path cannot be opened.
     """
     _open_locked(path, fcntl.LOCK_SH)
     parent = parent_process()
@@ -144,8 +138,8 @@ def share_lock(path: Path) -> Iterator[None]:
 
 
 def wait_for_workers(path: Path) -> None:
-    """Wait until no worker of an earlier run holds a shared lock on a folder or file. The caller must hold the lock of
-    its own run during the call. OSError: The path cannot be opened.
+    """Wait until all workers of earlier runs have released their shared locks on a folder or file. The caller must hold
+    the lock of its own run during the call. OSError: The path cannot be opened.
     """
     os.close(_open_locked(path, fcntl.LOCK_EX))
 

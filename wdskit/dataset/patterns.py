@@ -1,6 +1,6 @@
 """Find the shards that a user names by a path, a URL, a glob, a brace pattern or a folder.
 
-Several of these can be joined by `::`, or be given as a list. If the folder of a pattern has an index, the pattern
+Several patterns can be joined by `::`, or be given as a list. If the folder of a pattern has an index, the pattern
 selects from the index, and a matching file that is not in the index is an error.
 """
 
@@ -52,8 +52,8 @@ class ShardList:
 
     @property
     def folders(self) -> dict[str, bool]:
-        """Maps each folder of the shards to whether samples of these shards may have labels. The value is True if a
-        shard has a field `cls` or `*.cls`, or has no index entry.
+        """Whether samples of a folder may have labels, for each folder of the shards. True if a shard of the folder has
+        a field `cls` or `*.cls`, or has no index entry.
         """
         folders: dict[str, bool] = {}
         for url, entry in zip(self.urls, self.entries, strict=True):
@@ -70,8 +70,8 @@ class Target:
         path: The path as the user wrote it.
         kind: Whether the path names one shard, a folder, or several shards by a pattern.
         urls: Path or URL of each shard, in order.
-        entries: Index entry of each shard; names and sizes of local files match the entries. None if `kind` is "shard",
-            or if at least one shard has no index entry.
+        entries: Index entry of each shard. Names and sizes of local files match the entries. None if `kind` is "shard",
+            or if a shard has no index entry.
     """
 
     path: str
@@ -100,19 +100,19 @@ def list_shards(
 ) -> ShardList:
     """Find the shards that a user named.
 
-    The shards keep the order in which they are named, and a shard that is named twice appears twice. The shards of a
-    glob or folder have the order of the folder's index; without an index, they are sorted by name as text: `s-10.tar`
-    before `s-2.tar`. The name of an existing local file is never read as a pattern. In a URL `?` starts the query, so
-    the wildcards are `*` and `[...]`.
+    The shards keep the order in which they are named. A shard that is named twice appears twice. The shards of a glob
+    or folder have the order of the folder's index; without an index, they are sorted by name as text: `s-10.tar` before
+    `s-2.tar`. The name of an existing local file is never read as a pattern. In a URL `?` starts the query, so the
+    wildcards are `*` and `[...]`.
 
     Args:
         shards: A path, URL, glob, brace pattern (`a-{000..127}.tar`) or folder; several joined by `::`, or a list of
             them.
         need_index: Every shard must be in its folder's index. Remote indexes are fetched too.
-        has_remote: Read remote indexes if they exist, also for shards that are named one by one. List the folder of a
-            bucket if it has no index.
-        check_files: If all shards are in an index, compare the names and sizes of the files in local folders with
-            the index.
+        has_remote: Read remote indexes if they exist, also for shards that are named one by one. If a folder of a
+            bucket has no index, list the files in the bucket.
+        check_files: If all shards are in an index, compare the names and sizes of the files in local folders with the
+            index.
 
     Raises:
         StorageError: No shard matches, a local shard is missing, a pattern or a scheme is invalid, or a bucket cannot
@@ -150,7 +150,7 @@ def list_shards(
 def find_shards(path: str) -> Target:
     """Find the shards of a user's path: a shard, a folder, a glob or a brace pattern; or several joined by `::`.
 
-    An existing file is taken as a shard, whatever its name; the folder's index is not read.
+    The name of an existing file is always one shard. The index of its folder is not read.
 
     Raises:
         StorageError: No shard matches, a local shard is missing, or a pattern or a scheme is invalid.
@@ -181,17 +181,17 @@ def find_remote_index(folder: str) -> FolderIndex | None:
 
 
 def match_shards(path: str, open_index: OpenIndex) -> tuple[dict[str, ShardEntry | None], list[ShardMatch]]:
-    """Find shards, and return missing and unlisted shards instead of raising. For remote folders, read only the index.
+    """Find the shards that a path names. Return missing and unlisted shards as faults instead of raising.
 
     Args:
         path: A path, URL, glob, brace pattern or folder; several joined by `::`.
-        open_index: Returns the index of a folder. Called once for each folder, with the first of the paths that name
-            the folder; `""` is the current folder.
+        open_index: Returns the index of a folder, or None. Called once for each folder; `""` is the current folder.
 
     Returns:
-        (shards, faults). `shards` maps the path or URL of each existing shard to its index entry, or to None if it has
+        (shards, faults). `shards` maps the path or URL of each existing shard to its index entry; None if the shard has
         no entry. Shards of a glob or folder have the order of the index; shards without an entry follow, sorted by
-        name. `faults` are all shards with a problem. An unlisted shard is in `shards` and in `faults`.
+        name. `faults` are all shards with a problem. An unlisted shard is in `shards` and in `faults`. Remote shards
+        are taken from the index; their files are not looked up.
 
     Raises:
         StorageError: A local folder cannot be listed, or a pattern or a scheme is invalid.
@@ -230,7 +230,9 @@ def has_wildcards(path: str) -> bool:
 
 
 class FolderPattern(NamedTuple):
-    """The shards of one folder whose names match the glob `name`, or the one shard `name` if `is_glob` is False."""
+    """The shards of one folder whose names match the glob `name`. If `is_glob` is False, `name` is the name of one
+    shard.
+    """
 
     folder: str
     name: str
@@ -238,8 +240,8 @@ class FolderPattern(NamedTuple):
 
 
 def find_folders(pattern: str) -> list[FolderPattern]:
-    """Split a path, URL, glob or folder into folders, each with a name or a glob for its shards. A glob in the folder's
-    path is resolved on the disk; the list is empty if no folder matches it.
+    """Return the folders of a path, URL, glob or folder, each with a name or a glob for its shards. A local pattern
+    such as `train-*/*.tar` may give several folders, or no folder.
 
     Raises:
         StorageError: The local folder of a glob does not exist.
@@ -263,11 +265,11 @@ def find_folders(pattern: str) -> list[FolderPattern]:
 
 
 def check_planned_url(url: str) -> None:
-    """Raise StorageError for a URL that a planned source such as `exact` cannot read.
+    """Check that a planned source such as `exact` can read a URL.
 
     Raises:
-        StorageError: The URL has a query, which may be a signature for one file only; or it names a folder of a web
-            server without a slash at the end.
+        StorageError: The URL has a query, which may be a signature for one file only. Or the URL names a folder of a
+            web server without a slash at the end.
     """
     path, query, _ = url.partition("?")
     if query:
@@ -280,8 +282,9 @@ def check_planned_url(url: str) -> None:
 
 
 def _match(pattern: str, open_index: OpenIndex, *, is_listed: bool = False) -> Iterator[ShardMatch]:
-    """Yield the shards that one pattern without braces names; for a glob, the shards of the index in the order of the
-    index, then other shards. The folder of a bucket that has no index is listed if `is_listed` is set.
+    """Yield the shards that one pattern without braces names. A glob yields the shards in the index, in the order of
+    the index, then other shards. With `is_listed`, the files in a folder of a bucket are listed if the folder has no
+    index.
     """
     for folder, name, is_glob in find_folders(pattern):
         if is_glob and is_local(pattern):
@@ -300,8 +303,8 @@ def _match(pattern: str, open_index: OpenIndex, *, is_listed: bool = False) -> I
 
 
 def _match_folder(folder: str, name: str, index: FolderIndex | None) -> Iterator[ShardMatch]:
-    """Yield the shards of a local folder whose names match the glob `name`: first the shards of `index` in its order,
-    then other files, sorted. `index` is None if the folder has no index. StorageError: The folder cannot be read.
+    """Yield the shards of a local folder whose names match the glob `name`: first the shards in `index`, in its order,
+    then other files, sorted. StorageError: The folder cannot be read.
     """
     try:
         on_disk = frozenset(os.listdir(folder or "."))
@@ -316,8 +319,8 @@ def _match_folder(folder: str, name: str, index: FolderIndex | None) -> Iterator
 
 
 def _select(names: Iterable[str], pattern: str) -> Iterator[str]:
-    """Yield the names that the glob `pattern` matches and that can be shards, sorted. A name without `.tar` can be a
-    shard only if the glob has an ending. A hidden name can be a shard only if the glob also starts with a dot.
+    """Yield the names that the glob `pattern` matches, sorted. Names without `.tar` are left out if the glob has no
+    ending. Names with a leading dot are left out if the glob has no leading dot.
     """
     has_ending = "." in re.split(r"[*?\]]", pattern)[-1]  # a glob without an ending matches only `.tar`
     for each in sorted(names):
@@ -327,8 +330,8 @@ def _select(names: Iterable[str], pattern: str) -> Iterator[str]:
 
 
 def _match_remote(url: str, folder: str, name: str, open_index: OpenIndex, *, is_listed: bool) -> Iterator[ShardMatch]:
-    """Yield the shards of the remote folder `folder` whose names match the glob `name`. `url` is the whole pattern. A
-    folder without an index is listed if `is_listed` is set.
+    """Yield the shards of a remote folder whose names match the glob `name`. `url` is the whole pattern. With
+    `is_listed`, the files in the folder are listed if it has no index.
 
     Raises:
         StorageError: `url` has a query, the folder cannot be listed, or no tar in a listed folder matches.
@@ -356,7 +359,7 @@ def _match_remote(url: str, folder: str, name: str, open_index: OpenIndex, *, is
 def split_url(url: str) -> tuple[str, str]:
     """Split the path or URL of a shard into folder and file name; `""` is the current folder.
 
-    In a bucket, a URL whose last part has no dot names a folder, even without a slash at its end.
+    The file name is empty if a URL in a bucket ends in a part without a dot, such as `s3://bucket/train`.
     """
     if is_local(url):
         return os.path.split(url)
@@ -369,8 +372,8 @@ def split_url(url: str) -> tuple[str, str]:
 
 
 def shard_error(url: str, problem: str) -> WdskitError:
-    """Return the error for the shard `url`: a StorageError for the problem `ABSENT`, a FolderIndexError for the
-    problems `LISTED_ABSENT` and `UNLISTED`, which say that files and index differ.
+    """Return the error for the shard `url`: a StorageError if `problem` is `ABSENT`, a FolderIndexError if `problem` is
+    `LISTED_ABSENT` or `UNLISTED`.
     """
     folder, name = split_url(url)
     if problem == LISTED_ABSENT:
@@ -386,8 +389,8 @@ def shard_error(url: str, problem: str) -> WdskitError:
 
 
 def nothing_matches(pattern: str) -> WdskitError:
-    """Return the error for a pattern that no shard matches: a FolderIndexError if a run in the local folder is
-    unfinished, otherwise a StorageError.
+    """Return the error for a pattern that matches no shard: a FolderIndexError if the local folder has an unfinished
+    run, otherwise a StorageError.
     """
     if is_local(pattern):
         path = local_path(pattern)

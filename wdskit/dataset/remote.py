@@ -4,8 +4,8 @@ The files that a planned source needs before it reads a sample (`index.json`, `i
 copied to `$XDG_CACHE_HOME/wdskit/folders`, once for each version (ETag). All processes of a user on a machine share the
 copy. Copies that were not used for `UNUSED_S` are removed.
 
-When a shard is read for the first time, its version is stored next to the copies (`SeenVersion`). So a shard that is
-replaced while the index does not change is an error in later epochs and runs, as on a local disk.
+The version of each shard is stored next to the copies when the shard is first read (`SeenVersion`). If the shard is
+replaced later and the index does not change, reading the shard is an error.
 """
 
 from __future__ import annotations
@@ -85,7 +85,9 @@ def read_copy(url: str, names: Sequence[str], read: Callable[[Path], T]) -> T:
 
 
 def _copy(url: str, names: Sequence[str]) -> Path:
-    """Copy the current versions of files, unless copies exist. Return the local folder of the copies."""
+    """Copy files of a remote folder if no copies of their current versions exist. Return the local folder of the
+    copies.
+    """
     from wdskit.storage.objects import ObjectFile
 
     files = {name: ObjectFile(join_url(url, name)) for name in names}
@@ -136,11 +138,11 @@ def fetch_copy(folder: Path, url: str, name: str, sha256: str) -> None:
     Args:
         folder: Local folder of the copies.
         url: URL of the remote folder.
-        name: Name of the file. The content of a file with this name never changes.
+        name: Name of the file, which must contain a digest: an existing copy is not compared.
         sha256: Hex digest of the file.
 
     Raises:
-        SelectionError: The file has another digest.
+        SelectionError: The remote file has another digest.
         StorageError: The file cannot be read, or the copy cannot be written.
     """
     from wdskit.storage.objects import ObjectFile
@@ -168,8 +170,8 @@ _SELF_CHECKED = (INDEX_NAME, BINARY_NAME)
 
 
 def _is_sound(path: Path) -> bool:
-    """Return whether a copy exists and has the bytes that were fetched. The bytes of `index.json` and `index.bin` are
-    not checked here, because both files are checked whenever they are opened.
+    """Return whether a copy exists and is undamaged. `index.json` and `index.bin` only have to exist: they are checked
+    whenever they are opened.
     """
     if path.name in _SELF_CHECKED or not path.exists():
         return path.exists()
@@ -182,7 +184,7 @@ def _is_sound(path: Path) -> bool:
 
 
 def _remove_unused(copies: Path) -> None:
-    """Remove copies of indexes, and files of versions, that no process has used for `UNUSED_S`."""
+    """Remove copies of indexes, and files of shard versions, that no process has used for `UNUSED_S`."""
     for path in copies.iterdir():
         with contextlib.suppress(OSError):
             if _COPY.fullmatch(path.name) and time.time() - path.lstat().st_mtime > UNUSED_S:
@@ -193,8 +195,8 @@ def _remove_unused(copies: Path) -> None:
 
 
 class SeenVersion:
-    """Compares the version (ETag or Last-Modified) of one remote shard with the stored version. A process of this user
-    stored that version when it read the shard with the same index.
+    """Notices that a remote shard was replaced since it was first read with the same index. The version of the shard
+    (ETag or Last-Modified) is stored at the first read; all processes of a user share the stored version.
 
     Args:
         copy: Folder of the copy of the index.
@@ -213,10 +215,11 @@ class SeenVersion:
         self._is_checked = False
 
     def check(self, file: ObjectFile) -> None:
-        """Compare the version of the object `file` with the stored version. After a successful call, later calls do
-        nothing. If no version is stored, the object's version is stored. If the versions differ, the whole object is
-        read, and the object's version is stored if its sha256 is the digest in the index. If the server sends no
-        version, nothing is compared, and a warning is logged.
+        """Raise ShardError if the object `file` was replaced by an object with other bytes.
+
+        If no version is stored, the object's version is stored. If another version is stored, the whole object is read;
+        if its sha256 is the digest in the index, its version is stored. If the server sends no version, only a warning
+        is logged. After a successful call, later calls do nothing.
 
         Raises:
             ShardError: The versions differ, and the sha256 is not the digest in the index.
@@ -238,8 +241,8 @@ class SeenVersion:
             self._is_checked = True
 
     def _store_version(self, version: bytes, *, replace: bool) -> bool:
-        """Store a version (32 bytes) if no version is stored or `replace` is set. Return False if another version is
-        stored and `replace` is not set, otherwise True. If the file cannot be written, log a warning and return True.
+        """Store a version (32 bytes), unless another version is stored and `replace` is False. Return False if another
+        version stays stored, otherwise True. If the file cannot be written, log a warning and return True.
         """
         try:
             fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
@@ -283,10 +286,9 @@ def _read_whole(file: ObjectFile) -> bytes:
 class RemoteShard(IndexedShard):
     """A shard of a store, read by ranges.
 
-    The offsets of the samples are trusted, because the index has the digest of the `.idx`. So the key of a sample is
-    compared with the key after the sample. The key before the sample is not compared, because this comparison would
-    cost one more request per sample. All replies must have the ETag of the first reply, so an object that is replaced
-    later is an error.
+    The key of a sample is compared with the key after the sample, but not with the key before. The digest of the `.idx`
+    in the index confirms the offsets of the samples. If the object is replaced after the first reply, reading is an
+    error.
 
     Args:
         file: The object.
@@ -326,13 +328,13 @@ class RemoteShard(IndexedShard):
         super().__init__(url, _ShardFile(file, kept, seen), offsets, is_trusted=True)
 
     def ahead(self, numbers: Sequence[int], *, at_once: bool) -> IndexedShard:
-        """Start to fetch samples without waiting. Return a reader of this shard that uses the fetched bytes, or this
-        object if no sample has to be fetched by ranges.
+        """Start to fetch samples without waiting. Return a reader of this shard that uses the fetched bytes. Return
+        this object if no sample has to be fetched by ranges.
 
         Args:
             numbers: Numbers of the samples, in increasing order.
-            at_once: Request the samples by ranges, even if their parts are being fetched for the cache. The samples
-                come earlier, but are fetched twice.
+            at_once: Fetch the samples by ranges even if their parts are being fetched for the cache. The samples come
+                earlier, but are fetched twice.
         """
         ranges: list[tuple[int, int]] = []
         for number in self.file.fetch_parts(numbers, at_once=at_once):
@@ -349,7 +351,7 @@ class RemoteShard(IndexedShard):
         return reader
 
     def keep(self, numbers: Sequence[int]) -> None:
-        """Start to fetch the parts of samples into the cache, if there is one. `numbers` are in increasing order."""
+        """Start to fetch the parts with these samples into the cache, if there is a cache. `numbers` increase."""
         self.file.keep(numbers)
 
 
@@ -405,14 +407,14 @@ class _ShardFile:
         return data
 
     def keep(self, numbers: Sequence[int]) -> None:
-        """Start to fetch the parts of samples into the cache, if there is one; `numbers` are in increasing order."""
+        """Start to fetch the parts with these samples into the cache, if there is a cache. `numbers` increase."""
         if self._kept is not None:
             self._kept.keep(numbers, self._object)
 
     def fetch_parts(self, numbers: Sequence[int], *, at_once: bool) -> Sequence[int]:
-        """Start to fetch the parts of samples that are not in the cache. Return the numbers of the samples to request
-        by ranges: samples whose parts cannot be cached, and if `at_once` is set, also samples whose parts are being
-        fetched. Without a cache, return all `numbers`. `numbers` are in increasing order.
+        """Start to fetch the parts with these samples into the cache. `numbers` increase. Return the samples that the
+        caller must request by ranges: samples whose parts cannot be cached, and with `at_once` all samples that are not
+        in the cache yet. Without a cache, return `numbers`.
         """
         return numbers if self._kept is None else self._kept.fetch_parts(numbers, self._object, at_once=at_once)
 
@@ -425,8 +427,8 @@ class _ShardFile:
 
 
 def part_edges(offsets: Ints) -> Ints:
-    """Return the number of the first sample of each part of a shard, then the number of all samples. `offsets` are
-    those of the shard's `.idx`.
+    """Return the number of the first sample of each part of a shard, then the number of all samples. `offsets` are the
+    offsets in the shard's `.idx`.
     """
     slots = (offsets[:-1] - offsets[0]) // PART_BYTES
     return np.append(np.flatnonzero(np.diff(slots, prepend=-1)), len(slots))
@@ -442,9 +444,9 @@ class _CachedParts:
         self._firsts: list[int] = part_edges(offsets).tolist()
 
     def fetch_parts(self, numbers: Sequence[int], file: ObjectFile, *, at_once: bool) -> list[int]:
-        """Start to fetch the parts of samples that are not in the cache. Return the numbers of the samples to request
-        by ranges: samples whose parts cannot be cached, and if `at_once` is set, also samples whose parts are being
-        fetched. `numbers` are in increasing order.
+        """Start to fetch the parts with these samples into the cache. `numbers` increase. Return the samples that the
+        caller must request by ranges: samples whose parts cannot be cached, and with `at_once` all samples that are not
+        in the cache yet.
         """
         found: list[int] = []
         for at, group in itertools.groupby(numbers, self._part_of):
@@ -453,7 +455,7 @@ class _CachedParts:
         return found
 
     def keep(self, numbers: Sequence[int], file: ObjectFile) -> None:
-        """Start to fetch the parts of samples that are not in the cache."""
+        """Start to fetch the parts with these samples into the cache. `numbers` increase."""
         for at, _ in itertools.groupby(numbers, self._part_of):
             if self._cache.find(self._name(at)) is None:
                 self._fetch(at, file)
@@ -463,9 +465,9 @@ class _CachedParts:
         return self._cache.keep(self._name(at), file, self._offsets[first : stop + 1].tolist())
 
     def read(self, offset: int, size: int, *, wait: bool = False) -> bytes | None:
-        """Return `size` bytes from `offset`. The range must be whole samples and the block of 512 bytes after the
-        samples. Return None for any other range, and if a part of the samples is not in the cache. If `wait` is set,
-        first wait for parts that are being fetched.
+        """Return `size` bytes from `offset` if the range has whole samples and the 512 bytes after the samples. Return
+        None for any other range, or if a part is not in the cache. With `wait`, first wait for parts that are being
+        fetched.
         """
         offsets, end = self._offsets, offset + size - BLOCK_BYTES
         first = bisect.bisect_left(offsets, offset)

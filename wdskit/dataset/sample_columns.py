@@ -1,8 +1,7 @@
-"""Read many samples at once, ten times as fast as `IndexedShard.read`, into columns.
+"""Read many samples at once into columns, ten times as fast as `IndexedShard.read`.
 
-Each run of consecutive samples is one read. The headers of all samples are parsed together: the first header of each
-sample, then the second, and so on. A sample with a header that is not plain is read by `IndexedShard.read`, which knows
-all forms of headers and all errors.
+Each run of consecutive samples is one read. Plain headers are parsed together with numpy. A sample with any other
+header is read by `IndexedShard.read`.
 """
 
 from __future__ import annotations
@@ -28,8 +27,8 @@ Run = tuple[IndexedShard, int, int]
 
 
 class Spans(NamedTuple):
-    """One field of many samples: for sample i the bytes `data[i][starts[i]:stops[i]]`, or all of `data[i]` if `starts`
-    and `stops` are empty.
+    """One field of many samples: `data[i][starts[i]:stops[i]]` for sample i. If `starts` and `stops` are empty,
+    `data[i]`.
     """
 
     data: list[Buffer]
@@ -60,8 +59,8 @@ class Spans(NamedTuple):
 
 
 class SampleColumns(NamedTuple):
-    """Samples as columns: the key of each sample, and by name each field of all samples. All samples have these fields
-    in this order.
+    """Samples as columns: the key of each sample, and each field of all samples by name. All samples have the same
+    fields in the same order.
     """
 
     keys: list[str]
@@ -70,8 +69,8 @@ class SampleColumns(NamedTuple):
 
 def read_natively(shards: Sequence[IndexedShard], numbers: Ints) -> SampleColumns | None:
     """Read sample `numbers[i]` of the local shard `shards[i]`, for each i, with wdskit-native. Return None if
-    wdskit-native is not used, a sample is not plain or cannot be read, or the samples differ in their fields. Then
-    `read_samples` has to read the samples.
+    `read_samples` must read the samples instead: without wdskit-native, if a sample is not plain or cannot be read, or
+    if the samples differ in their fields.
     """
     module = native()
     if module is None:
@@ -88,7 +87,8 @@ def read_samples(runs: Sequence[Run], *, viewed: Callable[[str], bool]) -> Sampl
 
     Args:
         runs: Runs of consecutive samples; each run is one read.
-        viewed: Returns for the name of a field whether the field may be a view of a large sample's bytes, not a copy.
+        viewed: Called with the name of a field. Returns True if a field of a large sample may be a view of the sample's
+            bytes; otherwise the field is copied.
 
     Raises:
         IndexError: The number of a sample is out of range.
@@ -116,15 +116,15 @@ class _RawSamples(NamedTuple):
     """Bytes of samples that have been read and not parsed yet.
 
     Attributes:
-        data: For each small sample (see `_read_small`), bytes that contain the sample. Then, for some runs, bytes that
-            contain the sample before the run.
-        starts: For each item of `data`, where the sample starts in these bytes.
-        stops: For each item of `data`, where the sample ends in these bytes; at least one more block follows.
-        places: The number of each small sample among all samples. `IndexedShard.read` has to read all other samples.
-        num_samples: Number of all samples.
-        checks: (run, row, before) for each run of small samples with an edge that is not verified yet. `row` is the
-            index in `data` of the first sample of the run. `before` is the index in `data` of the sample before the
-            run, or -1 if the start of the run is verified.
+        data: For each small sample (see `_read_small`), bytes that contain the sample. Then bytes of the samples before
+            some runs.
+        starts: For each item of `data`, where the sample starts in the item.
+        stops: For each item of `data`, where the sample ends in the item. At least 512 bytes follow.
+        places: The number of each small sample among all samples.
+        num_samples: Number of all samples, small or not.
+        checks: (run, row, before) for each run of small samples whose first or last offset is not verified yet. `row`
+            is the index in `data` of the run's first sample. `before` is the index of the sample before the run, or -1
+            if the start of the run is verified.
     """
 
     data: list[Buffer]
@@ -136,8 +136,8 @@ class _RawSamples(NamedTuple):
 
 
 def _read_small(runs: Sequence[Run]) -> _RawSamples:
-    """Read the bytes of the small samples. The samples of a run are small if their mean size is at most `LARGE_BYTES`.
-    If the sample before the run has to be read too, its size must also be at most `LARGE_BYTES`.
+    """Read the bytes of the small samples: the samples of runs with a mean size of at most `LARGE_BYTES`. A run is left
+    out if the sample before it has to be read too and is larger than `LARGE_BYTES`.
     """
     data: list[Buffer] = []  # the code is flat because it is half of the cost of a small sample
     starts: list[int] = []
@@ -189,9 +189,9 @@ def _read_small(runs: Sequence[Run]) -> _RawSamples:
 
 
 def _check_edges(checks: Sequence[tuple[Run, int, int]], good: NDArray[np.bool_]) -> None:
-    """Set the `edges` of the shards to 1 for each run whose samples are all good. If the sample before a run is not
-    good, its key may continue in the run. Then `good` is set to False for all samples of the run. `checks` is an
-    attribute of `_RawSamples`, and `good` a result of `parse_samples`.
+    """Verify the start and the end of each run of `checks` (see `_RawSamples`). If all samples of a run are good, set
+    their `edges` in the shard to 1. If the sample before a run is not good, set `good` to False for the samples of the
+    run. `good` is a result of `parse_samples`, with one value for each item of `_RawSamples.data`.
     """
     known = good.tolist()
     for (shard, first, count), row, before in checks:
@@ -209,9 +209,15 @@ def _merge_samples(
     fields: _Fields,
     viewed: Callable[[str], bool],
 ) -> SampleColumns | None:
-    """Return all samples in order, or None if they differ in their fields. The samples with the indices `rows` in
-    `raw.data` are parsed already: `keys` and `fields` are their keys and fields. `IndexedShard.read` reads all other
-    samples. `viewed` is the argument of `read_samples`.
+    """Merge parsed samples with samples that are read now, in order. Return None if the samples differ in their fields.
+
+    Args:
+        runs: The runs of all samples.
+        raw: The bytes of the small samples.
+        rows: Index in `raw.data` of each parsed sample. All other samples are read by `IndexedShard.read`.
+        keys: Key of each parsed sample.
+        fields: Fields of the parsed samples.
+        viewed: As for `read_samples`.
     """
     known = {raw.places[row]: at for at, row in enumerate(rows)}
     samples = ((shard, first + at) for shard, first, count in runs for at in range(count))
@@ -239,14 +245,14 @@ _Fields = dict[str, tuple[list[int], list[int]]]
 
 
 class MemberRound(NamedTuple):
-    """The n-th members of all samples with at least n members.
+    """The n-th members of all samples that have at least n members.
 
     Attributes:
         rows: Numbers of these samples.
         headers: Headers of the members.
-        key_sizes: Number of bytes of the key in each name.
+        key_sizes: Number of bytes of the key in each member's name.
         starts: Where the data of each member starts, in the bytes of its sample.
-        stops: Where the data of each member ends.
+        stops: Where the data of each member ends, in the same bytes.
     """
 
     rows: Ints
@@ -259,17 +265,16 @@ class MemberRound(NamedTuple):
 def parse_samples(
     data: Sequence[Buffer], starts: Sequence[int], stops: Sequence[int]
 ) -> tuple[list[MemberRound], NDArray[np.bool_]]:
-    """Parse the first members of all samples together, then the second members, and so on.
+    """Parse the headers of n samples, at least one, with numpy.
 
     Args:
-        data: For each sample, bytes that contain it, and after it the next member's header or the end marker. At least
-            one sample.
-        starts: Where in these bytes each sample starts.
-        stops: Where each sample ends.
+        data: For each sample, bytes with the sample and the 512 bytes after it.
+        starts: Where each sample starts in its bytes.
+        stops: Where each sample ends in its bytes.
 
     Returns:
-        (rounds, good). `rounds` are the first members, the second members, and so on. `good`, bool (n,), says for each
-        sample whether it consists of plain members of one key, and the member after it has another key.
+        (rounds, good). `rounds` has the first members of all samples, then the second members, and so on. `good`, bool
+        (n,), is True for a sample of plain members with one key, if the member after the sample has another key.
     """
     ends = np.array(stops)
     good = np.ones(len(data), dtype=np.bool_)
@@ -303,7 +308,9 @@ def _blocks(data: Sequence[Buffer], starts: Sequence[int], size: int) -> NDArray
 
 
 def _common_fields(rounds: Sequence[MemberRound], good: NDArray[np.bool_]) -> _Fields | None:
-    """Return the byte ranges of each field of the good samples; None if these samples differ in their fields."""
+    """Return where each field of the good samples starts and ends, by name; None if the good samples differ in their
+    fields.
+    """
     fields: _Fields = {}
     num_good = np.count_nonzero(good)
     for each in rounds:
@@ -319,8 +326,8 @@ def _common_fields(rounds: Sequence[MemberRound], good: NDArray[np.bool_]) -> _F
 
 
 def _common_field(names: NDArray[np.uint8], name_sizes: Ints, firsts: Ints) -> str | None:
-    """Return the field, in lower case, that all names have from byte `firsts[i]` to their end; None if the names differ
-    there.
+    """Return the field that all members have, in lower case; None if they differ. The field of `names[i]` starts at
+    byte `firsts[i]` and ends at byte `name_sizes[i]`.
     """
     lengths = name_sizes - firsts
     first, length = int(firsts[0]), int(lengths[0])

@@ -33,19 +33,20 @@ _PACK_AGAIN = "Pack it again, with the fields of each sample side by side and un
 
 
 class PendingSample(NamedTuple):
-    """A sample that is yielded only after the next sample is complete, because both may be parts of one sample.
+    """A complete sample that may be only one part of a sample, because one byte in a member's long name may be damaged.
+    The next sample decides.
 
-    One changed byte in the name of a member can divide a sample in two parts. One of these parts has a single field
-    then. No checksum covers a name after its first 100 bytes, so the two parts must be compared with each other.
+    No checksum covers a name after its first 100 bytes. One changed byte there can split a sample in two, and one of
+    the two parts then has a single field.
 
     Attributes:
         start: Byte offset of the sample's first header.
         stop: Byte offset of the sample's end.
         sample: Key, URL and fields, as `ShardReader` yields them.
-        next_field: The field that the next sample's first member would add to this sample; "" if this member cannot
-            belong to this sample.
-        own_field: The field that this sample's only member would add to the next sample; "" if this sample has several
-            fields, or if its member cannot belong to the next sample.
+        next_field: The field that the first member of the next sample has if the member belongs to this sample; "" if
+            it cannot belong to this sample.
+        own_field: The field that the only member of this sample has if the member belongs to the next sample; "" if it
+            cannot belong there, or if this sample has several fields.
     """
 
     start: int
@@ -56,8 +57,8 @@ class PendingSample(NamedTuple):
 
     @classmethod
     def create(cls, start: int, stop: int, sample: dict[str, Any], last: str, name: str) -> PendingSample | None:
-        """Return the pending sample if `sample` and the next sample may be parts of one sample, otherwise None. `last`
-        is the name of the sample's last member, `name` the name of the next sample's first member.
+        """Return a pending sample; None if `sample` and the next sample cannot be parts of one sample. `last` is the
+        name of the last member of `sample`, and `name` is the name of the first member of the next sample.
         """
         split = split_name(name)
         assert split is not None
@@ -84,25 +85,25 @@ _SINGLE = 3  # entries of a sample with one field: key, URL and the field
 class ShardReader:
     """The samples of one tar stream, in order. A fault raises ShardError after the last whole sample.
 
-    A sample is whole when the next key or the end marker has been read. So a sample that a cut or a damaged header
-    could have shortened is never yielded.
+    A sample is whole when the next key or the end marker has been read. A sample that may be cut or damaged is never
+    yielded.
 
     Args:
-        read: Returns the next bytes, at most the given number; empty at the end.
+        read: Called with a number of bytes. Returns at most this number of the next bytes; empty at the end.
         shard: Path or URL, for messages and `__url__`.
         on_member: Called with each member, also with members that belong to no sample. The result replaces the data.
         on_sample: Called with each sample before it is yielded; its exceptions are not caught.
         on_fault: Called for a repeated field and for a field with a reserved name; the field is left out. Repeated keys
-            are then not found, because no key is stored. If None, such a field or key is an error.
-        hold_bytes: Largest number of bytes of a member's data that are kept in memory. `LargeData`, which has the
-            number of bytes, replaces larger data.
+            are then not noticed. If None, such fields and repeated keys raise ShardError.
+        hold_bytes: Largest number of bytes of a member's data that are kept in memory. Larger data are replaced by
+            `LargeData`, which has the number of bytes.
         spill: Opens a temporary file for the data of each member over `hold_bytes`; None discards the data.
 
     Attributes:
         num_samples: Samples yielded so far.
         starts: Byte offset of the first header of each sample yielded so far.
         num_ignored: Members so far that belong to no sample (no extension, dot files, `__meta__`).
-        partial: After a ShardError, (offset, key, URL and fields so far) of the incomplete sample; None if no sample
+        partial: After a ShardError, (offset, sample) of the incomplete sample with its fields so far; None if no sample
             was begun, and before an error.
     """
 
@@ -129,12 +130,12 @@ class ShardReader:
 
     @property
     def stop(self) -> int:
-        """Byte offset after the last member and its padding, once the stream was read to its end; 0 before."""
+        """Byte offset after the last member and its padding; 0 until the stream was read to its end."""
         return self._reader.stop
 
     @property
     def offset(self) -> int:
-        """Byte offset after the last member that was read and its padding. A `HeaderReader` has no `offset`."""
+        """Byte offset after the last member that was read and its padding. Not available in a `HeaderReader`."""
         assert isinstance(self._reader, TarReader)
         return self._reader.offset
 
@@ -193,8 +194,8 @@ class ShardReader:
             yield self._finish(first, self.stop, sample)
 
     def _release(self, pending: PendingSample, first: int, sample: dict[str, Any]) -> dict[str, Any]:
-        """Finish and return the pending sample. ShardError: The pending sample and the next sample, `sample`, are parts
-        of one sample. `first` is the offset of the next sample.
+        """Return the pending sample after `_finish`. ShardError: The pending sample and the next sample, `sample`, are
+        parts of one sample. `first` is the offset of the next sample.
         """
         if pending.continues_in(sample):
             problem = f"keys {pending.sample['__key__']!r} and {sample['__key__']!r} differ in one byte of a long name"
@@ -233,11 +234,8 @@ def _fault(shard: str, offset: int, problem: str) -> ShardError:
 
 
 def refuse_divided(file: LocalFile, *, shard: str) -> None:
-    """Raise ShardError if the members of a key are not neighbours, as in a tar grouped by extension.
-
-    A reader would find the fault only at the second part of a key, after it has yielded samples without a field. An
-    unsupported member is an error too, because reading ends there, and a key before it may continue after it. Only
-    headers are read. Damage is not reported here: the reader yields the whole samples before the damage.
+    """Check the headers of a shard: raise ShardError if the members of a key are not neighbours, as in a tar grouped by
+    extension. Damage raises no error here: only the headers before the damage are checked.
 
     Raises:
         ShardError: The members of a key are in two places, or a member is not a plain file.
@@ -262,9 +260,7 @@ def refuse_divided(file: LocalFile, *, shard: str) -> None:
 
 
 def read_span(file: RangeFile, span: Span) -> bytes:
-    """Return the bytes of a field that `HeaderReader` found. StorageError: The file cannot be read, or has become
-    shorter.
-    """
+    """Return the bytes of a field of a `HeaderReader`. StorageError: The file cannot be read, or has become shorter."""
     is_long = span.size > _CHECKED_BYTES and span.offset + span.size > file.num_bytes  # before memory is allocated
     data = b"" if is_long else file.read_at(*span)
     if len(data) < span.size:

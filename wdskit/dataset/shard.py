@@ -1,8 +1,7 @@
 """Random access to the samples of one shard, by the offsets in the `.idx` next to it.
 
-`<shard>.idx` says where each sample starts (Megatron-Energon's layout): N+1 little-endian uint64, the offset of each
-sample's first header block, extension headers included, then the end of the last member. The file has no magic, so the
-offsets themselves are checked; the folder's index has the sha256 of the file.
+`<shard>.idx` has the offset of each sample's first header block, extension headers included, then the end of the last
+member: N+1 little-endian uint64 (Megatron-Energon's layout). The folder's index has the sha256 of the `.idx`.
 """
 
 from __future__ import annotations
@@ -37,11 +36,9 @@ SMALL_BYTES = 32 << 10  # a sample up to this size is read whole even if only it
 class IndexedShard:
     """The samples of a shard by number. Reading a sample takes one read, and checks the sample.
 
-    When a sample is read, all of its headers are checked, and its members must have one key that neither the member
-    before nor the member after has. So damaged offsets, or offsets of another shard, give an error, and never a part of
-    a sample or fields of another sample. The check is done even if the digest of the offsets is right, since the shard
-    may have been replaced. The key before a sample is compared once only, since the headers of the sample before must
-    be read for this.
+    All headers of the sample are checked. Its members must have one key, and the members before and after the sample
+    must have other keys. So damaged offsets, or offsets of another shard, give an error, and never a part of a sample
+    or fields of another sample.
 
     Safe to share between threads, as long as no thread closes the shard while others read.
 
@@ -49,14 +46,15 @@ class IndexedShard:
         path: Path or URL, for messages.
         file: The open shard. `close` closes it too.
         offsets: Offset of the start of each sample, then of the end of the last one, int64 (num_samples + 1,).
-        is_trusted: The offsets are known to be those of this shard, so the neighbours of a sample are not read.
+        is_trusted: Whether the offsets are known to belong to this shard. If True, the samples before and after a
+            sample are not read.
 
     Attributes:
-        edges: For each offset 1 if the samples before and after it are known to have different keys, otherwise 0.
+        edges: For each offset: 1 if the samples before and after it are known to have different keys, otherwise 0.
         handle: Descriptor, offsets and edges, for wdskit-native. The descriptor is -1 for a remote shard, and after
             `close`.
-        find_fields: Returns all fields of the shard's samples, empty if they are not known. `read` calls it only for
-            samples with long names, in which one changed byte after the first 100 can rename a field.
+        find_fields: Returns all fields of the shard's samples; empty if unknown. Called only for samples with names
+            over 100 bytes, in which one changed byte can rename a field.
     """
 
     def __init__(self, path: str, file: RangeFile, offsets: NDArray[np.int64], *, is_trusted: bool = False) -> None:
@@ -93,8 +91,12 @@ class IndexedShard:
 
     def read(self, index: int) -> tuple[str, dict[str, memoryview]]:
         """Return the key and the fields of sample `index`, in the order of their members; negative numbers count from
-        the end. IndexError: `index` is out of range. ShardError: The bytes are not one whole sample. StorageError: The
-        shard is closed or cannot be read.
+        the end.
+
+        Raises:
+            IndexError: `index` is out of range.
+            ShardError: The bytes are not one whole sample.
+            StorageError: The shard is closed or cannot be read.
         """
         number = operator.index(index)
         number += len(self) if number < 0 else 0
@@ -119,7 +121,7 @@ class IndexedShard:
         return data
 
     def close(self) -> None:
-        """Close the file, as the garbage collector does too. The fields that were returned stay valid."""
+        """Close the file. Fields that were returned stay valid."""
         self.handle = (-1, self.offsets, self.edges)
         self._closing()
 
@@ -132,16 +134,14 @@ class IndexedShard:
         self.close()
 
     def _check_edge(self, edge: int, before: str, after: str) -> None:
-        """Set `edges[edge]` to 1 if the keys `before` and `after` this edge differ. ShardError: The keys are equal."""
+        """Set `edges[edge]` to 1. ShardError: `before` and `after`, the keys on both sides, are equal."""
         if before == after:
             raise self._error(self.offsets[edge], f"samples {edge - 1} and {edge} have the same key, {before!r}")
         self.edges[edge] = 1
 
     def _end_keys(self, number: int) -> tuple[str, str]:
-        """Return the keys of the first and the last member between offsets `number` and `number` + 1, from the headers.
-
-        Raises:
-            ShardError: No member is between the offsets, or a header is invalid.
+        """Return the keys of the first and the last member of sample `number`. ShardError: The sample has no member, or
+        a header is invalid.
         """
         keys: list[str] = []
         at, stop = self.offsets[number], self.offsets[number + 1]
@@ -161,8 +161,8 @@ class IndexedShard:
         return keys[0], keys[-1]
 
     def _parse(self, number: int) -> tuple[str, dict[str, memoryview]]:
-        """Return key and fields of sample `number`. ShardError: The bytes between the two offsets are not whole members
-        of one key, or the next header is plain and has the same key.
+        """Return the key and the fields of sample `number`. ShardError: The bytes are not whole members of one key, or
+        the plain header after the sample has the same key.
         """
         start, stop = self.offsets[number], self.offsets[number + 1]
         data = self.read_at(start, stop - start + BLOCK_BYTES)
@@ -173,8 +173,9 @@ class IndexedShard:
         return key, fields
 
     def _parse_members(self, data: bytes, number: int, start: int, stop: int) -> tuple[str, dict[str, memoryview]]:
-        """Return key and fields of a sample with any form of headers. `data` are the shard's bytes from `start`, `stop`
-        is the end of the sample. ShardError: The bytes are not one sample.
+        """Return the key and the fields of sample `number` with any form of headers. `data` has the shard's bytes from
+        offset `start`, where the sample starts, to at least `stop`, where it ends. ShardError: The bytes are not one
+        sample.
         """
         key, is_long = "", False
         fields: dict[str, memoryview] = {}
@@ -201,7 +202,7 @@ class IndexedShard:
 
 
 class LocalShard(IndexedShard):
-    """A local shard. A pickle has only the arguments, and unpickling opens the shard again.
+    """A local shard. A pickle has only the arguments: unpickling opens the shard again.
 
     Args:
         path: Path of the shard. Its `.idx` is next to it.
@@ -232,7 +233,7 @@ class LocalShard(IndexedShard):
             raise
 
     def __reduce__(self) -> tuple[object, tuple[str]]:
-        """Return the arguments for a pickle, because a descriptor is valid in one process only."""
+        """Return what a pickle contains: the arguments of the constructor."""
         return functools.partial(LocalShard, idx_sha256=self._idx_sha256, num_bytes=self._num_bytes), (self.path,)
 
     def _check_size(self, path: str, found: int) -> None:
@@ -256,7 +257,9 @@ class LocalShard(IndexedShard):
 
 
 def _plain_sample(data: bytes, stop: int) -> tuple[str, dict[str, memoryview]] | None:
-    """Return key and fields of a sample whose members are plain and fill `data[:stop]`; None for any other bytes."""
+    """Return the key and the fields of a sample whose plain members fill `data[:stop]`; None if the bytes are anything
+    else.
+    """
     # The code is flat: 10 us for three members, a third of the time of one call per part.
     view = memoryview(data)
     fields: dict[str, memoryview] = {}
@@ -286,7 +289,7 @@ def _plain_sample(data: bytes, stop: int) -> tuple[str, dict[str, memoryview]] |
 
 
 def _plain_key(block: bytes) -> str | None:
-    """Return the key of the member that starts with this header block; None if the block is not a plain header."""
+    """Return the key of the member whose header block is `block`; None if the block is not a plain header."""
     plain = plain_member(block)
     split = split_name(plain[0]) if plain else None
     return split[0] if split else None
@@ -298,8 +301,8 @@ def offsets_path(shard: str | Path) -> Path:
 
 
 def write_offsets(shard: Path, offsets: Sequence[int], *, disk: Disk = DISK) -> None:
-    """Publish the `.idx` of the shard at the path `shard`. `offsets` are in bytes: the start of each sample, then
-    the end of the last member. `disk` performs the file operations. OSError: An operation fails.
+    """Write the `.idx` of a shard. `shard` is the path of the shard, and `offsets` the start of each sample in bytes,
+    then the end of the last member. OSError: An operation of `disk` fails.
     """
     publish_bytes(offsets_path(shard), idx_bytes(offsets), disk=disk)
 
@@ -340,8 +343,9 @@ def read_offsets(shard: str | Path, *, num_bytes: int, sha256: str | None = None
 
 
 def parse_offsets(data: bytes, shard: str, *, num_bytes: int, sha256: str | None = None) -> NDArray[np.int64]:
-    """Return the offsets in `data`, the bytes of an `.idx`, as int64 (num_samples + 1,). `shard` is the path or URL of
-    its shard. FolderIndexError: The offsets do not fit a shard of `num_bytes` bytes, or the digest is not `sha256`.
+    """Return the offsets in an `.idx` as int64 (num_samples + 1,). `data` are the bytes of the `.idx`, `shard` the path
+    or URL of its shard. FolderIndexError: The offsets do not fit a shard of `num_bytes` bytes, or the `.idx` does not
+    have the digest `sha256`.
     """
     if not data or len(data) % 8:
         raise foreign_offsets(shard, f"it has {len(data)} bytes, not 8 per sample plus 8")
@@ -366,7 +370,9 @@ def _offsets_problem(offsets: NDArray[np.uint64], num_bytes: int) -> str | None:
 
 
 def foreign_offsets(shard: str | Path, problem: str) -> FolderIndexError:
-    """Return the FolderIndexError that says that the `.idx` does not belong to `shard`. `problem` says why."""
+    """Return the FolderIndexError for an `.idx` that does not belong to its shard. `shard` is the shard, and `problem`
+    says why.
+    """
     folder, _, name = str(shard).rpartition("/")
     msg = f"{shard}{IDX_SUFFIX}: {problem}, so it does not belong to {name}.\n  {_make_index(str(shard))}."
     return FolderIndexError(msg, folder=folder or ".")

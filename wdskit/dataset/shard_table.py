@@ -1,4 +1,4 @@
-"""The shards of a planned source as columns, taken from the mapped indexes of their folders. No shard is opened."""
+"""The shards of a planned source as arrays, made from the indexes of their folders. No shard is opened."""
 
 from __future__ import annotations
 
@@ -52,9 +52,9 @@ class ShardTable:
         shards: A path, URL, glob, brace pattern or folder; several joined by `::`, or a list of them.
         split: Use only samples of this split (see `wdskit split`) of each folder; None for all.
         where: Use only samples for which this condition on the folders' columns is true; None for all.
-        has_columns: Whether to read the lists of columns also without `split` and `where`. `column` needs these lists.
-        bounds: (first, stop): of the samples that `split` and `where` leave, use only those from `first` to before
-            `stop`, in the order of the shards. A bound is a number, or a share of these samples. None for all.
+        has_columns: Whether `column` will be called. `split` and `where` imply it.
+        bounds: (first, stop): use only this range of the samples that `split` and `where` leave, in the order of the
+            shards. A bound is a number, or a share of these samples. `stop` is excluded. None for all.
 
     Attributes:
         file_counts: Number of all samples of each shard, int64 (num_shards,).
@@ -127,8 +127,8 @@ class ShardTable:
         return any(index.url for index in self._indexes)
 
     def sample_bytes(self) -> NDArray[np.float64]:
-        """Return the mean bytes per sample of each shard, headers and padding included: float64 (num_shards,). It is 0
-        for a shard without samples.
+        """Return the mean size of a sample of each shard in bytes, with headers and padding: float64 (num_shards,). The
+        value is 0 for a shard without samples.
         """
         sizes = self._column([index.sizes for index in self._indexes])
         return np.where(self.file_counts > 0, sizes / np.maximum(self.file_counts, 1), 0.0)
@@ -145,13 +145,13 @@ class ShardTable:
         return index.entry(int(self._numbers[shard]))
 
     def seen_version(self, shard: int) -> SeenVersion:
-        """Return the check that a remote shard still has the version that was read before with the same index."""
+        """Return the `SeenVersion` of a remote shard, which notices that the shard was replaced."""
         index, number = self._indexes[int(self._folder_numbers[shard])], int(self._numbers[shard])
         return SeenVersion(index.folder, index.url, index.digest, number, index.digests[number].tobytes().hex())
 
     def fields(self, shard: int) -> frozenset[str]:
-        """Return all fields of a shard's samples, empty if the index does not list them. The first call reads
-        `index.json`, and raises FolderIndexError if it is missing or invalid.
+        """Return the names of all fields of a shard's samples; empty if unknown. The first call for a folder reads its
+        `index.json`. FolderIndexError: `index.json` is missing or invalid.
         """
         folder = int(self._folder_numbers[shard])
         index = self._indexes[folder]
@@ -161,23 +161,23 @@ class ShardTable:
         return self._fields[folder].get(index.name(int(self._numbers[shard])), frozenset())
 
     def number(self, shard: int, sample: int) -> int:
-        """Return the number that a used sample has among all samples of its shard. `sample` is its number among the
-        used samples of the shard: 0 <= sample < counts[shard].
+        """Return the number of a used sample among all samples of its shard. `sample` is its number among the used
+        samples of the shard: 0 <= sample < counts[shard].
         """
         if self._subset is None:
             return int(self._firsts[shard]) + sample
         return int(self.numbers(np.array([shard]), np.array([sample]))[0])
 
     def numbers(self, shards: Ints, samples: Ints) -> Ints:
-        """Return the numbers of used samples among all samples of their shards, int64 (n,). `samples[i]` is the number
+        """Return the number of each used sample among all samples of its shard, int64 (n,). `samples[i]` is the number
         among the used samples of the shard `shards[i]`: 0 <= samples[i] < counts[shards[i]].
         """
         places = self._firsts[shards] + samples
         return places if self._subset is None else self._subset.take(shards, places)
 
     def digest(self) -> str:
-        """Return hex sha256 of the names and counts of the shards, and of which samples are used. The order of samples
-        depends on these values. The paths of the folders do not change the digest.
+        """Return the hex sha256 of all values on which the order of samples depends: names and counts of the shards,
+        and which samples are used. The paths of the folders do not change the digest.
         """
         digest = hashlib.sha256()
         runs = self._runs()
@@ -190,15 +190,15 @@ class ShardTable:
         return digest.hexdigest()
 
     def content(self) -> str:
-        """Return hex sha256 of the shards' digests, which identifies their bytes. `digest` identifies their names."""
+        """Return a hex sha256 that identifies the bytes of the shards, not their names."""
         digest = hashlib.sha256()
         for folder, numbers in self._runs():
             digest.update(np.ascontiguousarray(self._indexes[folder].digests[numbers]).data)
         return digest.hexdigest()
 
     def column(self, name: str) -> tuple[ColumnView, list[Column]]:
-        """Return (view, columns). `view` has the values of all samples of the shards, used or not, shard after shard.
-        `columns` are the stored columns of the folders; columns with equal files are in the list once.
+        """Return (view, columns). `view` has the values of all samples of the shards, used or not. `columns` are the
+        stored columns of the folders, without columns whose file equals an earlier file.
 
         Raises:
             SelectionError: A folder does not have the column, the column is damaged, or its texts differ between
@@ -226,16 +226,16 @@ class ShardTable:
         return mask
 
     def use_only(self, mask: NDArray[np.bool_] | None) -> None:
-        """Use only the samples for which `mask` is true; None for all samples. `mask` has one bool for each sample of
-        the shards, used or not, shard after shard: (sum of file_counts,). An earlier choice is replaced.
+        """Use the samples for which `mask` is True instead of the samples used now; None for all samples. `mask` has
+        one bool for each sample of the shards, used or not, shard after shard: (sum of file_counts,).
         """
         self._subset = None if mask is None else Subset(self.file_counts, mask)
         self.counts = self.file_counts if self._subset is None else self._subset.counts
         self._firsts = np.zeros_like(self.file_counts)
 
     def _choose(self, split: str | None, where: str | None) -> NDArray[np.bool_] | None:
-        """Return which samples are in the split and fulfil the condition: bool, in the order of the shards. None if
-        neither a split nor a condition is set.
+        """Return for each sample whether it is in the split and fulfils the condition, bool (sum of file_counts,). None
+        if both arguments are None.
         """
         if split is None and where is None:
             return None
@@ -249,7 +249,7 @@ class ShardTable:
 
     def _row_runs(self) -> Iterator[tuple[int, int, int]]:
         """Yield (folder, first, count) for each run of neighbouring samples: the number of the folder, the number of
-        the first sample among all samples of the folder, and the number of samples.
+        the first sample in the folder, and the number of samples.
         """
         rows = [np.concatenate([[0], np.cumsum(index.counts, dtype=np.int64)]) for index in self._indexes]
         for folder, numbers in self._runs():
@@ -258,22 +258,22 @@ class ShardTable:
                 yield folder, first, int(rows[folder][run[-1] + 1]) - first
 
     def _runs(self) -> list[tuple[int, Ints]]:
-        """Return (folder, shards) for each run of successive shards of one folder: the number of the folder, and the
-        numbers of the shards in the folder's index.
+        """Return (folder, shards) for each run of successive shards in one folder: the number of the folder, and the
+        numbers of the shards in its index.
         """
         edges = np.flatnonzero(np.diff(self._folder_numbers)) + 1
         firsts = [0, *edges.tolist()]
         return list(zip(self._folder_numbers[firsts].tolist(), np.split(self._numbers, edges), strict=True))
 
     def _column(self, columns: Sequence[NDArray[Any]]) -> Ints:
-        """Return one value for each shard of this table, int64 (num_shards,). `columns` has for each folder an array
-        with the values of all shards in the folder's index.
+        """Return one value for each shard of this table, int64 (num_shards,). `columns[i]` has the values of all shards
+        in the index of folder i.
         """
         parts = [columns[folder][numbers] for folder, numbers in self._runs()]
         return np.concatenate(parts, dtype=np.int64, casting="unsafe")
 
     def _use_range(self, first: Bound, stop: Bound) -> None:
-        """Use only the samples from `first` to before `stop` of the used samples.
+        """Narrow the used samples to those from number `first` to before number `stop`, counted over all shards.
 
         Raises:
             FolderIndexError: A bound that is a number is larger than the number of used samples.
@@ -296,7 +296,8 @@ MAX_COMPARED = 100_000  # a folder with more shards is not listed: listing 10**6
 
 
 def find_indexed_shards(shards: str | Sequence[str], *, with_columns: bool = False) -> list[tuple[BinaryIndex, Ints]]:
-    """Return the shards that a user named, in order, as runs: (index of a folder, shard numbers in this index (n,)).
+    """Return the shards that a user named, in order, as runs: (index of the folder, numbers of the shards in this index
+    (n,)).
 
     Args:
         shards: A path, URL, glob, brace pattern or folder; several joined by `::`, or a list of them.
@@ -367,8 +368,8 @@ def _number_names(index: BinaryIndex) -> dict[str, int]:
 
 
 def _compare_with_disk(folder: str, index: BinaryIndex) -> None:
-    """Raise FolderIndexError if the shards of a folder and of its index differ. Folders of over `MAX_COMPARED` shards
-    are not compared.
+    """Raise FolderIndexError if a folder and its index have different shards. Accept an index of over `MAX_COMPARED`
+    shards without comparing.
     """
     if len(index) > MAX_COMPARED:
         return

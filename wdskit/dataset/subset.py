@@ -21,9 +21,7 @@ _NTH_ONE = np.argsort(1 - _BYTES, axis=1, kind="stable").astype(np.int64)
 
 
 class Subset:
-    """The kept samples of a list of shards. The kept samples of each shard are numbered from 0.
-
-    A pickle has the whole bitmap, so that worker processes do not need a file.
+    """The samples of a list of shards that a mask keeps. The kept samples of each shard are numbered from 0.
 
     Args:
         file_counts: Number of samples of each shard, int64 (num_shards,).
@@ -67,14 +65,12 @@ class Subset:
         return kept
 
     def take(self, shards: Ints, places: Ints) -> Ints:
-        """Return the numbers that kept samples have among all samples of their shards.
+        """Return the number of each kept sample among all samples of its shard, int64 (n,).
 
         Args:
-            shards: Numbers of the shards, int64 (n,).
-            places: Numbers among the kept samples of each shard, int64 (n,), 0 <= places[i] < counts[shards[i]].
-
-        Returns:
-            Numbers among all samples of the shards, int64 (n,).
+            shards: Number of the shard of each sample, int64 (n,).
+            places: Number of each sample among the kept samples of its shard, int64 (n,), 0 <= places[i] <
+                counts[shards[i]].
         """
         if self._listed is not None:
             found: Ints = self._listed[self._kept_before[shards] + places] - self._firsts[shards]

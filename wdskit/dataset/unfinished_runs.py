@@ -1,6 +1,6 @@
 """Find folders that `pack` or `reshard` has not finished. Their shards must not be used as the whole data set.
 
-A run fills its shards in a staging folder, `.wdskit-run/<digest>/`, and moves them into place when all are filled
+A run fills its shards in a staging folder, `.wdskit-run/<digest>/`, and moves all shards into place at the end
 (`packing.publish`). During the move, the folder has some of the shards but not its index.
 """
 
@@ -32,12 +32,12 @@ class UnfinishedRun:
     """The progress of a run that is active or was stopped.
 
     Attributes:
-        folder: The folder that the run writes.
-        command: The command of the run: `pack`, ...
-        num_filled: Number of filled shards.
-        num_shards: Number of all shards; None if it is unknown before the end.
+        folder: The folder into which the run writes.
+        command: The command of the run, `pack` or `reshard`.
+        num_filled: Number of shards that the run has filled.
+        num_shards: Number of all shards of the run; None if unknown before the end.
         num_parts: Number of parts (`--part`); 0 for an undivided run.
-        is_publishing: Whether all shards are filled and some of them are already in the folder.
+        is_publishing: Whether all shards are filled, and the run has begun to move them into the folder.
     """
 
     folder: Path
@@ -66,13 +66,13 @@ class UnfinishedRun:
         return f"Run the same `wdskit {self.command}` again to continue it."
 
     def error(self, more: str = "") -> FolderIndexError:
-        """Return the FolderIndexError that says that the folder is incomplete. `more` is appended to the remedy."""
+        """Return the FolderIndexError for an incomplete folder. `more` is added to the end of the message."""
         msg = f"{self.folder}: {self.problem}.\n  {self.remedy}{more}"
         return FolderIndexError(msg, folder=str(self.folder))
 
 
 def run_folders(folder: Path) -> list[Path]:
-    """Return the staging folders of the runs in `folder`, sorted. Links and other names are ignored."""
+    """Return the staging folders of all runs in `folder`, sorted; empty if there is no run."""
     root = folder / RUN_FOLDER
     if root.is_symlink():
         return []
@@ -90,7 +90,7 @@ def is_own_folder(path: Path) -> bool:
 
 def find_unfinished(folder: Path) -> UnfinishedRun | None:
     """Return the progress of an unfinished run in a folder; None if no run is unfinished. If the run's description
-    cannot be read, the progress has only the folder.
+    cannot be read, only `folder` is set in the result.
     """
     for path in run_folders(folder):
         try:
@@ -117,15 +117,15 @@ def find_unfinished(folder: Path) -> UnfinishedRun | None:
 
 
 def refuse_unfinished(folder: Path) -> None:
-    """Raise `FolderIndexError` if a run in the folder is unfinished, so that incomplete data are not indexed."""
+    """Raise FolderIndexError if a run in the folder is unfinished."""
     unfinished = find_unfinished(folder)
     if unfinished is not None:
         raise unfinished.error(f" To keep this folder as it is, remove {folder / RUN_FOLDER} first.")
 
 
 def refuse_part(source: str | Sequence[str], found: ShardList) -> None:
-    """Raise FolderIndexError if shards are in the folder of an unfinished run. Shards that are named one by one or are
-    in an index are accepted, and remote shards are not checked.
+    """Raise FolderIndexError if a pattern or folder finds shards in the folder of an unfinished run. Shards that are
+    named one by one or are in an index are accepted. Remote shards are not checked.
 
     Args:
         source: The paths, patterns or folders that the user named.

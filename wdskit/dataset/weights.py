@@ -1,4 +1,4 @@
-"""The weight of each sample of a `ShardTable`: the value of a column, or a weight that balances the column's values."""
+"""Weights for the samples of a `ShardTable`: the values of a column, or weights that make all values equally likely."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ class SampleWeights:
     contain the values of the column.
 
     Args:
-        table: The shards. The constructor changes the table so that it uses all samples. The table then numbers the
-            samples of a shard as the shard does.
+        table: The shards. The constructor changes the table so that it uses all samples, and numbers the samples of a
+            shard as the shard does.
         name: Name of the column.
         balance: If True, the weight of a sample is 1 / number of used samples with the same value, so that all values
             are equally likely. If False, the values of the column are the weights.
 
     Attributes:
-        num_used: Number of samples that the table used before the constructor changed the table.
+        num_used: Number of samples that the table used before the constructor was called.
         digest: Hex sha256 of the column and of which samples are used.
 
     Raises:
@@ -59,8 +59,8 @@ class SampleWeights:
         self._check(columns[0])
 
     def _balance(self, column: Column, mask: NDArray[np.bool_] | None) -> None:
-        """Set the weight of each value to 1 / number of used samples with this value. `mask` is True for used samples;
-        None for all. SelectionError: The column has fractions or missing values.
+        """Set the weight of each value to 1 / number of used samples with the value. `mask` is True for used samples;
+        None if all are used. SelectionError: The column has fractions or missing values.
         """
         values = self._view.all()
         if values.dtype.kind == "f":

@@ -39,17 +39,17 @@ _DO_DECODE = "Pack it again without this sample (`--skip-bad`), or allow some: `
 
 
 class Batch(NamedTuple):
-    """One batch, or one sample without `batched`.
+    """One batch; without `batched`, one sample.
 
     Attributes:
         value: The result of the pipeline.
         num_samples: Number of samples, without padding.
         bad: Bad samples that were replaced; in a stream, bad samples that were skipped before this batch.
-        raw: Field, or place in a tuple, of images that are still uint8 and become floats later
-            (`Program.with_uint8_images`); None without such images.
+        raw: Field name or tuple index of the images, if they are still uint8 and must become floats
+            (`Program.with_uint8_images`); else None.
         timings: Timings of the job, on the first batch of the job; None on other batches.
         is_end: True at the end of a stream's epoch in this worker; `value` is then None.
-        has_arrays: Whether `with_tensors` must convert the arrays in `value`, in the process that uses the batch.
+        has_arrays: Whether the consumer must call `with_tensors`, because `value` has arrays in place of tensors.
     """
 
     value: Any
@@ -61,31 +61,35 @@ class Batch(NamedTuple):
     has_arrays: bool = False
 
     def with_tensors(self) -> Batch:
-        """Return the batch for the consumer: with tensors in place of arrays if `has_arrays`."""
+        """Return the batch with tensors in place of arrays; unchanged if `has_arrays` is False."""
         return self._replace(value=as_tensors(self.value), has_arrays=False) if self.has_arrays else self
 
 
 class BatchFactory(Protocol):
-    """An object that makes batches in one process, for a pool of threads or processes that calls it.
+    """Makes the batches of one process. A pool of threads or processes calls `open` for each job, then `__call__`.
 
     Attributes:
-        num_loops: How many threads of the pool may call it at the same time.
+        num_loops: Number of threads of the pool that may call `__call__` at the same time.
     """
 
     num_loops: int
 
     def open(self, job: Any) -> Any:
-        """Return the open job for `__call__`, and request the data that the job needs, such as samples in a store.
+        """Return the argument for `__call__`, and request the data that the job needs, such as samples in a store.
 
         The pool calls this method in the order of the jobs, in one thread at a time. The method does not raise.
         """
         ...
 
     def __call__(self, job: Any, memory: Memory, is_cancelled: Callable[[], bool], /) -> Outcome[list[Batch]]:
-        """Return the batches of an open job, or an error and the batches before it. `num_loops` threads may call it.
+        """Return the batches of an open job; after an error, the batches before the error, and the error.
 
-        This method does not raise. `memory` gives the memory of batches. `is_cancelled` returns True if no caller needs
-        the batches any more.
+        This method does not raise. At most `num_loops` threads call it at the same time.
+
+        Args:
+            job: The result of `open`.
+            memory: Gives the memory of batches.
+            is_cancelled: Returns True if the batches are not needed any more.
         """
         ...
 
@@ -99,7 +103,7 @@ class BatchFactory(Protocol):
 
 
 def never() -> bool:
-    """Return False: this is the `is_cancelled` of a job that cannot be cancelled."""
+    """Return False: the `is_cancelled` of a job that cannot be cancelled."""
     return False
 
 
@@ -115,7 +119,7 @@ class PlannedBatches:
         self._fetching: threading.Thread | None = None
 
     def open(self, job: Job) -> Outcome[OpenJob]:
-        """Locate the samples of a job, and request the remote samples. Return the open job, or the error."""
+        """Find the samples of a job, and request the samples that are in a store. Return the open job, or the error."""
         program, reader = self._program, self._program.reader
         try:
             if program.run.num_threads > 1 and self._threads is None:
@@ -131,11 +135,9 @@ class PlannedBatches:
             return Outcome(error=err)
 
     def _fetch_ahead(self, job: Job) -> None:
-        """Start a thread that fetches parts of shards into the cache for a later job of the epoch.
+        """Start a thread that fetches parts of shards into the cache for the next `program.num_ahead` positions.
 
-        The later job is `program.num_ahead` positions after `job`. If `job` is the first job of an epoch, the thread
-        also fetches the parts for all jobs between `job` and the later job. If the last thread still runs, no thread
-        starts. The thread ignores errors: the error is raised when the sample is read.
+        Do nothing if the last thread still runs. The thread ignores errors: reading the sample raises the error later.
         """
         program, steps, epoch = self._program, job.steps, (job.start, job.steps)
         num = max(1, program.num_ahead // steps.global_batch)
@@ -156,7 +158,7 @@ class PlannedBatches:
     def __call__(
         self, job: Outcome[OpenJob], memory: Memory = FRESH, is_cancelled: Callable[[], bool] = never
     ) -> Outcome[list[Batch]]:
-        """Return the batches that `make_batches` makes of a job from `open`; an error if `open` returned an error."""
+        """Make the batches of a job from `open`, as `make_batches`. If `open` returned an error, return this error."""
         if job.value is None:
             return Outcome(error=job.error)
         return make_batches(self._program, job.value, memory, self._threads, is_cancelled)
@@ -178,14 +180,16 @@ def make_batches(
     threads: Threads | None = None,
     is_cancelled: Callable[[], bool] = never,
 ) -> Outcome[list[Batch]]:
-    """Make the batches of a job: the same in any process, with any number of threads. This function does not raise.
+    """Make the batches of a job. This function does not raise.
+
+    The batches are the same in any process, and with any number of threads.
 
     Args:
         program: The program of the pipeline.
         job: The job with its samples and their reader.
         memory: Gives the memory of batches.
         threads: The threads that make the samples; None for this thread.
-        is_cancelled: Called before each sample. After it returned True, the outcome is not used.
+        is_cancelled: Returns True to end the job early. The outcome is then not complete.
 
     Returns:
         All batches; or an error and the batches before the error. The error is a ShardError if a shard is damaged, and
@@ -210,7 +214,7 @@ _Collated: TypeAlias = tuple[Any, Origin, Any, tuple[RejectedSample, ...], int |
 
 
 class _SampleLoop(NamedTuple):
-    """The threads that make the samples of a job, and the function that says whether the job is cancelled."""
+    """The threads that make samples (None: this thread), and a function that returns True if the job is cancelled."""
 
     threads: Threads | None
     is_cancelled: Callable[[], bool]
@@ -223,10 +227,9 @@ class _Cancelled(Exception):
 def _make(
     program: Program, job: OpenJob, memory: Memory, loop: _SampleLoop, batches: list[Batch], slot: Slot
 ) -> Timings:
-    """Add the batches of a job to `batches` one by one, and return the timings. Raise the first error.
+    """Append the batches of a job to `batches` one by one, and return the timings. Raise the first error.
 
-    `slot` is this thread's slot on the board. The slot is idle while samples are made, because the threads that make
-    samples have slots too.
+    `slot` shows on the board what this thread does.
     """
     _, numbers, is_sample, shards, samples = job.places
     bounds = job.bounds
@@ -282,9 +285,9 @@ def _make(
 
 
 class _SampleFactory:
-    """The samples of a job, which are made one by one, in chunks that threads take in any order, and are collated.
+    """Makes the samples of a job one by one, in threads, and collates them to batches.
 
-    After a sample failed, no later sample starts.
+    After a sample failed, no later sample is started.
     """
 
     def __init__(self, program: Program, job: OpenJob, memory: Memory) -> None:
@@ -301,9 +304,15 @@ class _SampleFactory:
         self._sample_images: list[NDArray[Any]] = []  # of each sample: its row of `_batch_images`
 
     def make(self, bounds: list[slice], loop: _SampleLoop, total: Timings) -> None:
-        """Make all samples, and add their timings to `total`. `bounds` are the rows of each batch.
+        """Make all samples. The error of a sample is kept until `collate` raises it.
 
-        An error of a sample is kept, and `collate` raises it. Raises _Cancelled if the job was cancelled.
+        Args:
+            bounds: The rows of each batch.
+            loop: The threads to use.
+            total: Receives the timings.
+
+        Raises:
+            _Cancelled: The job was cancelled.
         """
         program, num = self._program, len(self._locations)
         writer = program.writer
@@ -339,9 +348,9 @@ class _SampleFactory:
             total.merge(each)
 
     def _make_chunk(self, rows: range, is_cancelled: Callable[[], bool], timings: Timings | None, slot: Slot) -> bool:
-        """Make the samples of one chunk, and return True.
+        """Make the samples in `rows`. Return True if all of them are made.
 
-        Return False if a sample of the chunk or an earlier sample failed, or if the job was cancelled.
+        Return False if one of them or an earlier sample failed, or if the job was cancelled.
         """
         at = rows.start
         try:
@@ -357,10 +366,9 @@ class _SampleFactory:
         return True
 
     def _decode_chunk(self, rows: range, timings: Timings | None, slot: Slot) -> dict[int, tuple[Any, Origin]]:
-        """Apply the first stage, which decodes an image, to the samples in `rows`. Map each row to (value, origin).
+        """Read the samples in `rows` and apply the first stage, which decodes an image.
 
-        The value is the sample after the first stage. The result does not have the rows of samples that fail;
-        `_make_sample` reports their errors.
+        Return {row: (sample after the stage, origin)} without the rows that fail. `_make_sample` reports their errors.
         """
         # All samples are read, then all are prepared, then all pixels are decoded. Sample by sample, all of this would
         # run with CPU caches that a decoder has filled, and hold Python's lock three to five times as long.
@@ -412,7 +420,12 @@ class _SampleFactory:
         """Return the sample of row `at` after all one-to-one stages, its origin, and None.
 
         If the sample is bad and the error budget allows this, return a substitute, the origin of the bad sample, and
-        the text of its error. `decoded` is the row's result of `_decode_chunk`; None without result.
+        the text of its error.
+
+        Args:
+            at: The row.
+            timings: Receives the timings, if not None.
+            decoded: The row's result of `_decode_chunk`; None if there is no result.
 
         Raises:
             ShardError: The shard is damaged.
@@ -448,12 +461,10 @@ class _SampleFactory:
             place: Position of the bad sample in the endless sequence.
             out: The stage that writes its image into given memory, and this memory; None without such a stage.
             timings: Receives the timings of the tried samples, if not None.
-            check: Called with the value and the origin of each tried sample. The sample is bad if `check` raises a
-                SampleError.
+            check: Called with the value and the origin of each tried sample. Raises SampleError to reject the sample.
 
         Raises:
-            SampleError: All tried samples are bad, there is no sample to try, or the error budget does not cover the
-                error of a tried sample.
+            SampleError: No tried sample is good, or the error budget does not cover the error of a tried sample.
         """
         num_tried = 0
         for attempt in range(1, _MAX_SUBSTITUTES + 1):
@@ -511,11 +522,10 @@ class _SampleFactory:
         return self._collate(number, bound)
 
     def _replace_misfits(self, bound: slice) -> None:
-        """Replace the samples in the rows `bound` that do not fit the other samples of their batch.
+        """Replace the samples of the batch `bound` that cannot be collated with the other samples of the batch.
 
-        The samples are divided into groups that can be collated. A sample outside the largest group is replaced if it
-        cannot be collated with the first sample of this group, or cannot be collated alone if there is no group.
-        Raises SampleError if no substitute fits.
+        The samples are divided into groups that can be collated, and the largest group stays. Another sample is
+        replaced if it cannot be collated with the first sample of this group. Raises SampleError if no substitute fits.
         """
         batched = self._program.collate
         assert batched is not None
@@ -524,9 +534,9 @@ class _SampleFactory:
         groups: list[list[int]] = []
 
         def check(at: int, value: Any, origin: Origin) -> None:
-            """Collate `value`, the sample of row `at`, with the first sample of the largest group.
+            """Raise SampleError if `value`, the sample of row `at`, does not fit the first sample of the largest group.
 
-            If there is no group, collate `value` alone. Raises SampleError if collating fails.
+            If there is no group, raise SampleError if `value` alone cannot be collated.
             """
             firsts = [max(groups, key=len)[0]] if groups else []
             values = [*(owned[first] for first in firsts), self._with_image_value(value, at)]
@@ -557,7 +567,7 @@ class _SampleFactory:
             self._results[at] = found if reason is None else (found[0], origin, reason)
 
     def _with_image_value(self, value: Any, at: int) -> Any:
-        """Return the sample of row `at`, with its image as a value in place of its row of `_batch_images`."""
+        """Return `value`, the sample of row `at`, with an image of its own in place of a row of the batch's images."""
         writer = self._program.writer
         return value if writer is None else _replace_image(value, self._sample_images[at], writer)
 
@@ -598,7 +608,7 @@ class _SampleFactory:
 
 
 def _find_image_place(images: list[NDArray[Any]], values: list[Any]) -> int | str | None:
-    """Return the field, or the place in a tuple, at which each sample in `values` has its image in `images`.
+    """Return the field name or tuple index at which each sample in `values` has its image of `images`.
 
     Return None if no place is the same for all samples, or if the first sample has its image at several places.
     """
@@ -616,10 +626,7 @@ def _find_image_place(images: list[NDArray[Any]], values: list[Any]) -> int | st
 
 
 def _replace_image(sample: Any, image: NDArray[Any], writer: FusedStep) -> Any:
-    """Return a sample with its image as a value (`FusedStep.value_of`), not as a row of the array of its batch.
-
-    A batch needs this if its samples have their images at different places, for example if a sample has two images.
-    """
+    """Return a sample with an image of its own in place of `image`, which is a row of the batch's images."""
     if isinstance(sample, dict):
         return {name: writer.value_of(image) if value is image else value for name, value in sample.items()}
     if isinstance(sample, tuple):
@@ -628,7 +635,7 @@ def _replace_image(sample: Any, image: NDArray[Any], writer: FusedStep) -> Any:
 
 
 def _check_rows(value: Any, num_rows: int, origin: Origin) -> None:
-    """Check that each column of the batch `value` has `num_rows` rows, as many as the mask of the batch.
+    """Check that each column of the batch `value` has `num_rows` rows.
 
     Raises:
         PipelineError: A function after `batched` changed the number of rows. The message names the column.
@@ -646,9 +653,9 @@ def _check_rows(value: Any, num_rows: int, origin: Origin) -> None:
 
 
 def with_mask(value: Any, mask: Any) -> Any:
-    """Return a batch or sample with its mask.
+    """Add a mask to a batch or sample, and return the result.
 
-    The mask is the member `__valid__` of a dict or the last element of a tuple. Any other value becomes (value, mask).
+    A dict gets the field `__valid__`, a tuple gets a last element. Any other value becomes (value, mask).
 
     Raises:
         PipelineError: The dict has a field `__valid__` already.

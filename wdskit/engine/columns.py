@@ -1,8 +1,7 @@
-"""Batches by columns: one loop per field in place of one per sample, if only field stages of wdskit precede `batched`.
+"""Make batches field by field in place of sample by sample, if only wdskit's field stages precede `batched`.
 
 The batches are equal to the batches that the same stages make sample by sample. If the samples of a batch differ in
-their fields, or a sample is bad, `engine.batch` makes the batch sample by sample, which reports the error or replaces
-the bad sample.
+their fields, or a sample is bad, `engine.batch` makes the batch sample by sample.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ class _NotColumns(Exception):
 
 
 class BatchColumns:
-    """A maker of batches that works field by field.
+    """Makes batches field by field.
 
     Args:
         steps: The stages before `batched`.
@@ -55,9 +54,9 @@ class BatchColumns:
         bounds: Sequence[slice],
         memory: Memory,
     ) -> list[tuple[Any, Origin]] | None:
-        """Return each batch and its origin, whose `members` are the origins of its first and last sample.
+        """Return (batch, origin) for each batch. The origin's `members` are the origins of its first and last sample.
 
-        Return None if the samples must be made one by one, for example because a sample is bad.
+        Return None if the batches must be made sample by sample, for example because a sample is bad.
 
         Args:
             reader: Reads the samples.
@@ -92,10 +91,10 @@ class BatchColumns:
 
 
 def columns_of(steps: Sequence[Step], batched: Batcher | None) -> BatchColumns | None:
-    """Return the `BatchColumns` of the stages before `batched`.
+    """Return the `BatchColumns` of the stages before `batched`; None if the samples must be made one by one.
 
-    Return None if a stage is not a field stage of wdskit, reads a path in JSON or decodes images, or if `batched` does
-    not exist or has a user's collate function.
+    Batches can be made by columns if all stages are field stages of wdskit, no stage decodes images or reads a path in
+    JSON, and `batched` has no collate function of the user.
     """
     if batched is None or not isinstance(batched.collate, Collate):
         return None
@@ -117,7 +116,7 @@ def _is_viewed(field: str) -> bool:
 
 
 def _apply_step(step: FieldDecoder | Rename | ToTuple | ToDict, columns: Any) -> Any:
-    """Return the columns, by field or in a tuple, after a step. Only `decode` reads the values of fields."""
+    """Apply a stage to columns, which are a dict by field or a tuple, and return the changed columns."""
     if not isinstance(step, FieldDecoder):
         return step(columns)
     step.check_fields(columns)
@@ -136,10 +135,16 @@ def _decoded(decode: FieldDecoder, name: str, column: Column) -> Column:
 
 
 def _collate_column(slot: str | int, column: Column, memory: Memory, ragged: Collection[str | int]) -> Any:
-    """Return the batch of a column, equal to the batch that `Collate` makes. The column has no decoded images.
+    """Return the batch of one column, equal to the batch that `Collate` makes.
 
-    `slot` is the name of the column, or its place in a tuple. If `slot` is in `ragged`, the result is a ragged batch.
-    Raises _NotColumns if `slot` is in `ragged` and the column has bytes.
+    Args:
+        slot: The field name or tuple index of the column.
+        column: One value for each sample. Decoded images are not allowed.
+        memory: Gives the memory of the batch.
+        ragged: The slots whose batch is ragged.
+
+    Raises:
+        _NotColumns: The column has bytes and `slot` is in `ragged`.
     """
     if slot in ragged:
         if isinstance(column, Spans):
@@ -159,12 +164,12 @@ def _collate_column(slot: str | int, column: Column, memory: Memory, ragged: Col
 
 
 def _stacked(column: NpyColumn, memory: Memory) -> NDArray[Any] | None:
-    """Return arrays of one shape as one array, each copied once; None for other arrays."""
+    """Return the arrays of a column as one array; None if their shapes or dtypes do not allow this."""
     return _joined(column, (len(column), *column.shapes[0]), memory) if len(set(column.shapes)) == 1 else None
 
 
 def _ragged(column: NpyColumn, memory: Memory) -> RaggedArrays | None:
-    """Return arrays that differ only in their first axis as a ragged batch, each copied once; None for other arrays."""
+    """Return the arrays of a column as a ragged batch; None if they differ in more than the size of the first axis."""
     rests = {shape[1:] if shape else None for shape in column.shapes}
     if len(rests) > 1 or None in rests:
         return None

@@ -14,11 +14,10 @@ T = TypeVar("T")
 
 
 class Outcome(Generic[T]):
-    """The result of a job: a value, an error, or both.
+    """The result of a job: a value, an error, or both. Can be pickled with any error.
 
     Unpickling restores the error and its chain of causes, and adds a `WorkerTraceback` as the last cause. An error that
-    cannot be pickled becomes a PipelineError with the text of the error. If a cause cannot be pickled, the chain ends
-    before this cause, and only the traceback shows the cause.
+    cannot be pickled becomes a PipelineError with the same text. At a cause that cannot be pickled, the chain ends.
 
     Args:
         value: The result; with an error, the part of the result that was made before the error.
@@ -42,7 +41,7 @@ class Outcome(Generic[T]):
             return cls(error=err)
 
     def result(self) -> T | None:
-        """Return the value, or raise the error. Later calls return None.
+        """Return the value, or raise the error. Only the first call does this; later calls return None.
 
         Raises:
             BaseException: The error of the outcome, which may be any exception.
@@ -96,7 +95,7 @@ def _unpickle_outcome(
 
 
 def _pickled(err: BaseException) -> bytes | None:
-    """Return the pickled exception; None if unpickling does not give an exception of the same type."""
+    """Return the pickled exception; None if the exception cannot be pickled and unpickled."""
     with contextlib.suppress(BaseException):  # its __reduce__ or __init__ may raise anything
         data = pickle.dumps(err)
         if type(pickle.loads(data)) is type(err):  # noqa: S301 (made above)

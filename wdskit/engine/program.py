@@ -44,10 +44,10 @@ _UNBATCHED_A_JOB = 64  # sending one sample to another process costs 0.2 ms
 
 @dataclass(frozen=True)
 class Job:
-    """Consecutive batches of a rank. Equal jobs give equal batches.
+    """A range of steps of an epoch, for which a rank makes its batches. Equal jobs give equal batches.
 
     Attributes:
-        start: Position of the epoch's start in the order's endless sequence.
+        start: Position in the order's endless sequence at which the epoch starts.
         steps: The steps of the epoch.
         first: The first step.
         stop: The step after the last step.
@@ -60,7 +60,7 @@ class Job:
 
 
 class SampleLocations(NamedTuple):
-    """Where the rows of a job's batches are: arrays (n,), for one batch after another.
+    """The location of each row of a job's batches. Each array has shape (n,), with the rows of the first batch first.
 
     Attributes:
         positions: Positions in the epoch; padded rows have the epoch's number of samples.
@@ -78,10 +78,10 @@ class SampleLocations(NamedTuple):
 
 
 class OpenJob(NamedTuple):
-    """A job whose samples are located, and are requested if they are in a store.
+    """A job whose samples are located. Samples in a store are already requested.
 
     Attributes:
-        places: Positions and numbers of the job's samples.
+        places: The locations of the job's samples.
         reader: Reads the samples.
         bounds: The rows of each batch.
         labels: Shape or largest length of each batch's bucket; None without buckets.
@@ -109,7 +109,7 @@ class Program:
 
     Attributes:
         reader: Reads samples by (shard, sample).
-        stages: For each part of a mixture (`origin.part`), its stages and then the stages for all samples.
+        stages: For each part of a mixture (`origin.part`), the stages that its samples pass.
         collate: Makes a batch of samples; None without `batched`.
         order: Gives the (shard, sample) of each position.
         batch_stages: Run on each batch; None if no stage follows `batched`.
@@ -119,9 +119,9 @@ class Program:
         forgives_functions: Whether samples on which a transform or a user's function fails are replaced too.
         num_ahead: Parts of shards are fetched in advance, up to this number of positions after a job. The positions of
             all ranks count. 0 fetches nothing in advance.
-        columns: Makes batches field by field, if the stages allow it and are the same for all parts.
-        first: The first stage, if it decodes an image in two halves and is the same for all parts.
-        writer: The stage that can write its image straight into the batch, if it is the same for all parts.
+        columns: Makes batches field by field; None if the stages do not allow it, or differ between parts.
+        first: The first stage, if it decodes images; None otherwise, or if parts differ.
+        writer: The stage that writes its image straight into the batch; None without such a stage, or if parts differ.
         pace: Decides which jobs are timed.
         chunk_pace: Decides which chunks of samples are timed.
     """
@@ -183,17 +183,17 @@ class Program:
         return [part for part in found if part is not None]
 
     def describe(self, major: int, minor: int) -> str:
-        """Return the name of the sample or batch that a slot of the `Board` shows with `major` and `minor`.
+        """Return the name of the sample or batch on which a thread works: its shard, and the key of its sample.
 
-        The name has the shard and the key of the sample, which is read from the shard. For a remote shard, the name has
-        the number of the sample instead of the key.
+        The key is read from the shard. For a remote shard, the name has the sample's number in place of the key.
+        `major` and `minor` are the values of the thread's slot of the `Board`.
         """
         [shard], [sample] = self.order.take(np.array([minor]))
         name = f"sample {self.reader.describe(int(shard), int(sample))}"
         return f"the batch of {name}" if major == WHOLE_BATCH else name
 
     def locate(self, job: Job) -> SampleLocations:
-        """Return the positions, shards and numbers of a job's samples."""
+        """Return where the samples of a job are."""
         rank, _, ranks_per_node = self.run.rank_info
         steps = job.steps
         positions_of = functools.partial(
@@ -207,9 +207,9 @@ class Program:
         return SampleLocations(positions, places, positions < steps.num_samples, *self.order.take(places))
 
     def open(self, job: Job, reader: SampleReader, places: SampleLocations) -> OpenJob:
-        """Return the job with its samples, the rows of each batch, and the labels of its buckets.
+        """Return the open job for `make_batches`.
 
-        `reader` reads the samples, and `places` are their locations, from `locate`.
+        `reader` reads the samples. `places` are the locations of the samples, from `locate`.
         """
         numbers = range(job.first, job.stop)
         edges = np.cumsum([0, *(job.steps.batch_at(step) for step in numbers)]).tolist()
@@ -221,10 +221,7 @@ class Program:
 
     @property
     def needs_torch(self) -> bool:
-        """Whether the stages need torch for JPEGs, the images of most data sets.
-
-        If False, a worker process imports torch only when another sample needs it, such as a PNG among JPEGs.
-        """
+        """Whether the stages need torch for a JPEG. Other samples may need torch in any case."""
         return self.batch_stages is not None or any(
             self._step_needs_torch(step.function) for each in self.stages for step in each.steps
         )
@@ -246,9 +243,9 @@ class Program:
         return max(1, min(_MOST_BATCHES_A_JOB, _SAMPLES_A_JOB // self.epoch.batch))
 
     def with_uint8_images(self) -> tuple[Program, OutputFormat | None]:
-        """Return a program whose images stay uint8, and the format to which `finish_batch` converts them later.
+        """Return a program whose images stay uint8, and the format to which `finish_batch` later converts the images.
 
-        Return this program and None if the images cannot stay uint8, or are uint8 already.
+        Return (this program, None) if the images cannot stay uint8, or are uint8 in any case.
         """
         writer = self.writer
         if writer is None or self.batch_stages is not None or writer.output_format.dtype == np.uint8:

@@ -31,12 +31,12 @@ USUAL_OPEN_SHARDS = 512  # half of the descriptors that a process has by default
 
 
 class ColumnarSamples(NamedTuple):
-    """Samples, field by field.
+    """Samples as columns: each attribute has one element per sample.
 
     Attributes:
         paths: Path of the shard of each sample.
         keys: Key of each sample.
-        fields: Where the bytes of each field are. The order of the fields is the same for all samples.
+        fields: Maps the name of each field to where its bytes are. All samples have these fields in this order.
     """
 
     paths: list[str]
@@ -90,11 +90,10 @@ class SampleReader:
         return any(table.is_remote for table in self.tables)
 
     def request(self, shards: Ints, samples: Ints) -> SampleReader:
-        """Request the samples that are in a store. Return a reader that uses these requests and shares all open shards.
+        """Start to fetch the samples that are in a store, and return a reader for these samples.
 
-        Without a cache, the samples are requested as byte ranges. With a cache, parts of shards that are not in the
-        cache are requested; the first call also requests byte ranges, because samples come earlier than whole parts.
-        If all shards are local, the result is this reader.
+        The returned reader waits for the samples in place of requesting them again, and shares all open shards. With a
+        cache, parts of shards are fetched into the cache. If all shards are local, this reader is returned.
 
         Args:
             shards: Numbers of the samples' shards, (n,).
@@ -114,7 +113,7 @@ class SampleReader:
         return requested
 
     def fetch_parts(self, shards: Ints, samples: Ints) -> None:
-        """Start to fetch the parts of these samples into the cache.
+        """Start to fetch the parts of shards that have these samples into the cache.
 
         Raises ShardError, StorageError or FolderIndexError if a shard is damaged or cannot be opened.
         """
@@ -122,7 +121,7 @@ class SampleReader:
             one.keep(numbers)
 
     def _wanted(self, shards: Ints, samples: Ints) -> dict[int, tuple[RemoteShard, list[int]]]:
-        """Map the number of each remote shard in `shards` to the open shard and its samples' numbers, ascending."""
+        """Map the number of each remote shard to (open shard, ascending numbers of the wanted samples in the file)."""
         numbers, opened = self._locate(shards, samples)
         found: dict[int, tuple[RemoteShard, list[int]]] = {}
         for shard, number in sorted(set(zip(shards.tolist(), numbers.tolist(), strict=True))):
@@ -132,7 +131,7 @@ class SampleReader:
         return found
 
     def take_traffic(self) -> Traffic:
-        """Return the traffic from stores to this process since the last call."""
+        """Return the bytes and requests from stores to this process since the last call."""
         if not self.is_remote:
             return NO_TRAFFIC
         from wdskit.storage.requests import loop_of_this_process  # needs obstore
@@ -164,12 +163,12 @@ class SampleReader:
     def read(
         self, shard: int, sample: int, viewed: Callable[[str], bool] | None = None
     ) -> tuple[str, str, int, dict[str, Any]]:
-        """Return path, key, number of the part, and the fields of one sample.
+        """Return (path, key, part, fields) of one sample. `part` is the number of the shard's part of the mixture.
 
         Args:
             shard: Number of the shard.
             sample: Number of the sample in the shard.
-            viewed: Returns True for the name of a field that is returned as a memoryview, without a copy. Other fields
+            viewed: Takes a field's name. If it returns True, the field is a memoryview, without a copy. Other fields
                 are bytes. None: all fields are bytes.
 
         Raises:
@@ -187,10 +186,10 @@ class SampleReader:
         return local.path, key, self.parts[at], given
 
     def read_natively(self, shards: Ints, samples: Ints) -> list[tuple[str, str, int, dict[str, Any]]] | None:
-        """Read samples with wdskit-native. Return path, key, number of the part, and fields as bytes of each sample.
+        """Return (path, key, part, fields) of each sample, read with wdskit-native. All fields are bytes.
 
-        Return None if wdskit-native is not used, or if a sample is remote, unusual or damaged. The caller then reads
-        the samples one by one with `read`, which raises the error of the damaged sample.
+        Return None if wdskit-native is not used or cannot read one of the samples. Then call `read` for each sample,
+        which raises the error of a damaged sample.
         """
         if self.is_remote or native() is None:
             return None
@@ -210,9 +209,9 @@ class SampleReader:
         ]
 
     def describe(self, shard: int, sample: int) -> str:
-        """Return the name of a sample for messages: its shard and key; for a remote shard its number and shard.
+        """Return the name of a sample for messages: its shard and key, or its shard and number if the shard is remote.
 
-        Raises ShardError or StorageError if a local shard cannot be read. A store is not asked, because it may hang.
+        Raises ShardError or StorageError if a local shard cannot be read.
         """
         at = self._table_of(shard)
         table = self.tables[at]
@@ -224,9 +223,9 @@ class SampleReader:
             return f"{path}: {local.key(number)}"
 
     def mean_bytes(self, shards: Ints) -> int:
-        """Return the estimated bytes of several samples. `shards` has the number of each sample's shard.
+        """Estimate the bytes of several samples from the mean sample of their shards.
 
-        Each sample counts as the mean bytes of one sample in its shard.
+        `shards` has the number of each sample's shard.
         """
         return int(self._means()[shards].sum())
 
@@ -249,7 +248,7 @@ class SampleReader:
         Args:
             shards: Numbers of the samples' shards, (n,).
             samples: Numbers of the samples in their shards, (n,).
-            viewed: Returns whether a field may be a view of a large sample's bytes, without a copy.
+            viewed: Takes a field's name. Returns True if the field's bytes may be a view, without a copy.
 
         Raises:
             ShardError: A shard is damaged.
@@ -272,9 +271,9 @@ class SampleReader:
         return ColumnarSamples([file.path for file in files], *found)
 
     def _locate(self, shards: Ints, samples: Ints) -> tuple[Ints, dict[int, IndexedShard]]:
-        """Return the number of each sample among all samples of its file, and the open shards by shard number.
+        """Return the number of each sample in its file, and a dict that maps shard numbers to open shards.
 
-        `samples` has the number of each sample among the used samples of its shard.
+        `samples` counts only the samples of a shard that the pipeline uses.
         Raises ShardError, StorageError or FolderIndexError if a shard is damaged or cannot be opened.
         """
         if len(self.tables) == 1:
@@ -290,7 +289,7 @@ class SampleReader:
         return numbers, opened
 
     def _opened(self, at: int, shards: Ints) -> dict[int, IndexedShard]:
-        """Map each number in `shards` to the open shard. Open the shards that are not open yet.
+        """Return a dict that maps each number in `shards` to the open shard.
 
         All of `shards` are in the table with the index `at`.
         Raises ShardError, StorageError or FolderIndexError if a shard is damaged or cannot be opened.
@@ -312,8 +311,6 @@ class SampleReader:
 
     def _shard(self, shard: int, table: ShardTable, inner: int) -> IndexedShard:
         """Return the open shard `shard`, which has the number `inner` in `table`.
-
-        Above `_max_open` shards, the least recently used shard is dropped and closes after its last reader.
 
         Raises:
             ShardError: The shard is damaged, or the folder's index does not match it.

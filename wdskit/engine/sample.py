@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class RejectedSample(NamedTuple):
-    """A bad sample that another sample replaces, that padding masks, or that a stream skips.
+    """A bad sample that was not used: a planned pipeline replaces the sample, a stream skips the sample.
 
     `position` is its position in the epoch; in a stream, its number in the shard. `reason` is the text of the error.
     """
@@ -50,8 +50,8 @@ class SampleStages:
         Args:
             value: The value before the first stage.
             origin: Origin of the value.
-            out: The stage that writes its image into given memory, and this memory.
-            timings: Receives a lap for each stage, under the label of the stage. The first lap has started already.
+            out: The stage that writes its image into given memory, and this memory; None without such a stage.
+            timings: Receives the time of each stage, if not None. The time of the first stage is already running.
             start: 1 if the first stage has run already, else 0.
             num: Number of samples in the value, for `timings`.
 
@@ -80,11 +80,11 @@ class SampleStages:
 class StreamStages:
     """One-to-one stages in a stream.
 
-    Several threads work on the next values, at most two per thread. The values are yielded in order, so that the result
-    is the same as with one thread.
+    With several threads, up to two values per thread are made in advance. The values are yielded in their order, so the
+    result is the same as with one thread.
 
     Args:
-        run: The running pipeline.
+        run: The state that all stages of the stream share.
         steps: The stages, in their order.
     """
 
@@ -95,7 +95,7 @@ class StreamStages:
         self._pace = TimingSampler(every=8)
 
     def __call__(self, source: Iterable[Any]) -> Iterator[Any]:
-        """Yield each value of `source` after all stages, without bad samples that `errors.max_bad` allows.
+        """Yield each value of `source` after all stages. Bad samples are skipped, as far as `errors.max_bad` allows.
 
         Raises:
             SampleError: A stage failed on a sample that the error budget does not cover.
@@ -158,7 +158,7 @@ class StreamStages:
         return self.stages.apply(value, origin, timings=timings, num=len(origin.members) or 1)
 
     def _oldest(self, waiting: list[tuple[Origin, Future[Any], Timings | None]]) -> Iterator[Any]:
-        """Remove the oldest value from `waiting` and yield it, unless its sample is bad and skipped."""
+        """Wait for the oldest value in `waiting`, and yield it, unless its sample is bad and skipped."""
         origin, timings = waiting[0][0], waiting[0][2]
         try:
             done = waiting.pop(0)[1].result()  # the future has no name: its error would refer to this frame, a cycle
@@ -172,9 +172,7 @@ class StreamStages:
         yield done
 
     def _skips(self, err: SampleError, origin: Origin) -> bool:
-        """Return False if the caller must raise `err`. Otherwise, note the bad sample and return True.
-
-        This method does not raise `err` itself, because the traceback would then refer to this frame: a cycle.
+        """Return True if a bad sample is skipped, and count the sample. Return False if the caller must raise `err`.
 
         Raises:
             SampleError: The epoch has more bad samples than `errors.max_bad` allows.
@@ -182,7 +180,7 @@ class StreamStages:
         run = self.run
         is_function = err.is_function and not run.forgives_functions
         if not run.max_bad or is_function or origin.members or isinstance(err.__cause__, PROCESS_ERRORS):
-            return False
+            return False  # raising here would make a cycle: the traceback would refer to this frame
         run.num_bad += 1
         if run.num_bad > run.max_bad:
             msg = f"{err}\n  It is bad sample {run.num_bad} of an epoch of this worker, and errors.max_bad allows"

@@ -35,7 +35,8 @@ class Layout:
         draws: The order of the shards; None for another library's source.
         cut: Index of the stage `with_epoch` in `DataPipeline.pipeline`; None without `with_epoch`.
         split_none: Whether the source has `split: none`, which allows a missing splitter.
-        count: Number of items that an epoch of a worker yields, as a function of (worker, workers); None if unknown.
+        count: Takes a worker's number and the number of workers. Returns how many items an epoch of this worker yields.
+            None if unknown.
         length: The length that `with_length` sets; None without `with_length`.
         batch: Number of samples in an item.
         fingerprint: The settings that decide the order of samples, as plain JSON, for the state.
@@ -55,9 +56,9 @@ class StreamJob(NamedTuple):
 
     Attributes:
         epoch: Number of the epoch.
-        is_first: Whether this is the first item of the epoch for the worker.
-        continues: Whether the consumer received all of the last epoch, so that the stream continues after it. Otherwise
-            the epoch starts with new draws.
+        is_first: Whether this is the worker's first item of the epoch.
+        continues: True: the stream continues where the last epoch ended. False: the epoch starts with new draws,
+            because the consumer did not receive all of the last epoch.
     """
 
     epoch: int
@@ -68,8 +69,7 @@ class StreamJob(NamedTuple):
 class _Epochs:
     """The next epoch of each worker, in memory that all processes of a torch DataLoader share.
 
-    The shared memory lets `set_epoch` reach running workers. If torch starts new workers for each epoch, the new
-    workers continue the count of the old workers.
+    So `set_epoch` reaches running workers, and new workers continue the count of earlier workers.
     """
 
     def __init__(self, max_workers: int) -> None:
@@ -83,7 +83,7 @@ class _Epochs:
         self._set[0] += 1
 
     def next(self, worker: int) -> int:
-        """Return the epoch that a worker runs next: the epoch that was set, or else the epoch after its last epoch."""
+        """Return the epoch that a worker runs next: the last value of `set`, or else the epoch after its last epoch."""
         if self._workers[worker, 0] != self._set[0]:
             self._workers[worker] = self._set
         return int(self._workers[worker, 1])
@@ -100,7 +100,7 @@ class _OpenStream:
     Attributes:
         values: The values that the stages yield.
         next_epoch: The epoch that may continue with these values; None while an epoch runs.
-        readers: The process id, the number of the worker and the number of workers.
+        readers: Who reads `values`: the process id, the number of the worker and the number of workers.
         close: Closes `values`.
     """
 
@@ -121,10 +121,10 @@ class StreamPipeline(webdataset.DataPipeline):  # type: ignore[misc]  # webdatas
 
     It is an `IterableDataset`, so torch's DataLoader and webdataset's WebLoader take it, with `batch_size=None`.
 
-    Each iteration is one epoch. The number of the epoch counts up after each finished epoch; `set_epoch` sets another
-    number. Without `with_epoch`, an epoch reads each shard once. With `with_epoch`, the stream continues where the last
-    epoch ended, as long as the process lives. After an unfinished epoch, such as after a break, the next iteration
-    starts with new draws, which depend on the number of the epoch.
+    Each iteration is one epoch. After a finished epoch, the next iteration has the next epoch number. `set_epoch` sets
+    another number. Without `with_epoch`, an epoch reads each shard once. With `with_epoch`, the stream continues where
+    the last epoch ended, as long as the process lives. After an unfinished epoch, such as after a `break`, the next
+    iteration starts with new draws, which depend on the epoch number.
 
     Args:
         stages: The running stages; the first is a source.
@@ -152,9 +152,9 @@ class StreamPipeline(webdataset.DataPipeline):  # type: ignore[misc]  # webdatas
         return found
 
     def describe(self, major: int, minor: int) -> str:
-        """Return the name of the sample that a slot of the `Board` shows: its shard, and its number in the shard.
+        """Return the name of the sample on which a thread works: its shard, and its number in the shard.
 
-        `major` and `minor` are the values of the slot. Return "" if only another library's stage can name the sample.
+        `major` and `minor` are the values of the thread's slot of the `Board`. Return "" for another library's source.
         """
         source = self.pipeline[0]
         if major < 0 or not isinstance(source, StreamSource):
@@ -174,7 +174,10 @@ class StreamPipeline(webdataset.DataPipeline):  # type: ignore[misc]  # webdatas
         self._epochs.set(epoch)
 
     def num_items(self, num_workers: int) -> int | None:
-        """Return the number of items of this rank's epoch with `num_workers` (0: the main process); None if unknown."""
+        """Return the number of items that an epoch of this rank yields; None if unknown.
+
+        `num_workers` is the number of worker processes, or 0 for the main process.
+        """
         if self.layout.count is None:
             return None
         return sum(self.layout.count(worker, max(1, num_workers)) for worker in range(max(1, num_workers)))
@@ -204,9 +207,7 @@ class StreamPipeline(webdataset.DataPipeline):  # type: ignore[misc]  # webdatas
         return self._iterate(epoch, token)
 
     def _iterate(self, epoch: int, token: object) -> Iterator[Any]:
-        """Yield the values of an epoch, until another iteration of this pipeline starts.
-
-        `token` is the `_token` of this iteration. Another iteration replaces `_token`.
+        """Yield the values of an epoch. `token` is the value of `_token` as long as no other iteration starts.
 
         Raises:
             PipelineError: Another iteration has started; or this is the only worker, and the epoch has no values.
@@ -230,13 +231,13 @@ class StreamPipeline(webdataset.DataPipeline):  # type: ignore[misc]  # webdatas
         return os.getpid(), self.run.worker, self.run.num_workers
 
     def close(self) -> None:
-        """End the stream that continues over epochs, unless it belongs to the parent of this forked process."""
+        """Close the stages that continue from epoch to epoch, unless a parent process opened them before a fork."""
         stream, self._open_stream = self._open_stream, None
         if stream is not None and stream.readers[0] == os.getpid():
             stream.close()
 
     def items(self, job: StreamJob) -> Iterator[Batch]:
-        """Yield one epoch of this worker, one batch per item. The last batch has `is_end` and no value."""
+        """Yield the items of one epoch of this worker, each as a `Batch`. The last batch has `is_end` and no value."""
         cut, stop = self.layout.cut, len(self.pipeline)
         self.run.num_bad = 0
         if cut is None:  # ends after reading each shard once (a resampled source never ends)
@@ -263,7 +264,7 @@ class StreamPipeline(webdataset.DataPipeline):  # type: ignore[misc]  # webdatas
         yield Batch(None, 0, self.run.take_bad(), is_end=True)
 
     def _begin(self, epoch: int) -> None:
-        """Set `run` to the first draw of an epoch."""
+        """Prepare `run` for an epoch, from its first draw on."""
         draws = self.layout.draws
         stop = None if draws is None or self.layout.cut is not None else draws.stop(epoch)
         self.run.begin(epoch, first_draw=0 if draws is None else draws.first(epoch), stop_draw=stop)
@@ -273,7 +274,10 @@ class StreamPipeline(webdataset.DataPipeline):  # type: ignore[misc]  # webdatas
         return Batch(value, num_samples, self.run.take_bad(), timings=self.run.take_timings())
 
     def _chain(self, first: int, stop: int, values: Iterator[Any] | None) -> Iterator[Any]:
-        """Return the values of the stages `first` to `stop` - 1. `values` feed the first stage; None for a source."""
+        """Return an iterator over the values after the stages `first` to `stop` - 1.
+
+        `values` is the input of the first stage; None if the first stage is a source.
+        """
         for stage in self.pipeline[first:stop]:
             values = self.invoke(stage) if values is None else self.invoke(stage, values)
         assert values is not None
@@ -281,7 +285,7 @@ class StreamPipeline(webdataset.DataPipeline):  # type: ignore[misc]  # webdatas
 
 
 class StreamBatches:
-    """A `BatchFactory` for one worker's stream. Each job makes one item. The stages have their own threads."""
+    """A `BatchFactory` for one worker's stream. Each job makes one item."""
 
     num_loops = 1
 
@@ -290,11 +294,11 @@ class StreamBatches:
         self._items: Iterator[Batch] = iter(())
 
     def open(self, job: StreamJob) -> StreamJob:
-        """Return the job unchanged, because the stages of a stream read ahead themselves."""
+        """Return the job unchanged."""
         return job
 
     def __call__(self, job: StreamJob, *_: object) -> Outcome[list[Batch]]:
-        """Return the next item of an epoch in a list; an empty list after the end of the epoch; or the error."""
+        """Return a list with the epoch's next item, or the error. After the end of the epoch, the list is empty."""
         if job.is_first:
             self._items = self._pipeline.items(job)
         try:
@@ -303,7 +307,10 @@ class StreamBatches:
             self._pipeline.run.board.main[1] = IDLE
 
     def close(self, deadline_s: float | None = None) -> None:  # noqa: ARG002 (a stage that hangs is left to its thread)
-        """Let the stages close files and end threads. The next job starts a new stream at the start of its epoch."""
+        """Close the stream, so that its stages close files and end threads. The next job starts a new stream.
+
+        `deadline_s` is not used.
+        """
         _close(self._items)
         self._pipeline.close()
 
@@ -338,7 +345,7 @@ def check_splits(stages: list[Any], layout: Layout, world_size: int, num_workers
 
 
 def splitters_of(stages: list[Any]) -> tuple[bool, bool]:
-    """Return whether the stages split the shards by node, and whether they split them by worker."""
+    """Return (whether the stages split the shards by node, whether the stages split the shards by worker)."""
     return any(map(splits_nodes, stages)), any(map(splits_workers, stages))
 
 
@@ -348,7 +355,7 @@ def _no_splitter(name: str, who: str) -> str:
 
 
 def _num_samples(value: Any, batch: int) -> int:
-    """Return the number of samples in an item: the length of its first column that has a length, else `batch`."""
+    """Return the number of samples in an item: the length of its first column, or `batch` if no column has a length."""
     if batch == 1:
         return 1
     columns = value.values() if isinstance(value, Mapping) else value if isinstance(value, tuple) else (value,)
@@ -362,7 +369,7 @@ def _num_samples(value: Any, batch: int) -> int:
 def _close(values: Iterator[Any]) -> None:
     """Close an iterator, so that its stages close files and end threads.
 
-    Do nothing if the iterator has no `close`, as iterators of other libraries, or if a thread hangs in it.
+    Do nothing if the iterator has no `close`, or if a thread still runs in the iterator.
     """
     close = getattr(values, "close", None)
     if close is not None and not getattr(values, "gi_running", False):

@@ -15,7 +15,7 @@ JOIN_S = 0.5
 
 
 class Threads:
-    """Threads that call submitted functions, in the order of submission. The functions must not raise.
+    """Threads that call submitted functions. The calls start in the order of submission. The functions must not raise.
 
     Args:
         number: Number of threads.
@@ -66,8 +66,8 @@ class Threads:
     def close(self, deadline_s: float | None = None) -> None:
         """Let the threads finish all submitted calls, and wait until the threads end.
 
-        The wait stops at `deadline_s` of the monotonic clock; with None, after `JOIN_S`. A thread whose call still runs
-        at that time is left running. The thread is a daemon and does not keep the process alive.
+        The wait stops at `deadline_s` of the monotonic clock; with None, after `JOIN_S`. A call that then still runs is
+        not stopped, but does not keep the process alive.
         """
         deadline_s = time.monotonic() + JOIN_S if deadline_s is None else deadline_s
         for _ in self._threads:

@@ -34,9 +34,8 @@ class Loader(ABC):
         spec: The settings: workers, prefetch and so on.
         name: Name of the pipeline, for reports.
         stages: The stages of the pipeline, its source first; for `repr` and `batch_size`.
-        process_group: The group that gives rank and world size; None for the default group. Each iteration checks first
-            that the group still has this rank and world size.
-        is_rank_given: True if rank and world size come only from the caller's arguments. They are then not checked.
+        process_group: The group with which each iteration compares rank and world size; None for the default group.
+        is_rank_given: True if rank and world size come only from the caller's arguments. They are then not compared.
     """
 
     batch_sampler = None
@@ -119,7 +118,8 @@ class Loader(ABC):
         """Let the next iteration start at the position of a saved state.
 
         Args:
-            state: Result of `state_dict`. The number of ranks, workers and threads may have been different then.
+            state: Result of `state_dict`. The numbers of ranks, workers and threads may differ from those of the saved
+                run.
             strict: If True, refuse a state that belongs to another order of samples. If False, only log the difference.
 
         Raises:
@@ -166,13 +166,10 @@ class Loader(ABC):
         return self._meter.stats()
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch (>= 0) that the next iteration runs.
+        """Set the epoch (>= 0) that the next iteration runs. If a loaded state is in this epoch, its position is kept.
 
-        If a loaded state is in this epoch, the position of the state is kept.
-
-        During an iteration, the running epoch continues. `epoch`, `remaining` and `state_dict` describe the running
-        epoch until it ends or the loop is left. If the argument is the number of the running epoch, the only effect is
-        to cancel an earlier call of `set_epoch` in this iteration.
+        During an iteration, the running epoch continues, and `epoch`, `remaining` and `state_dict` describe it until
+        its end. A call with the number of the running epoch only cancels an earlier call in this iteration.
 
         Raises:
             PipelineError: `epoch` is not a whole number from 0 to 10**9.
@@ -187,7 +184,9 @@ class Loader(ABC):
             self._set_epoch(epoch, is_counted_elsewhere=is_counted_elsewhere)
 
     def _end_epoch(self) -> None:
-        """Mark the running epoch as ended. If `set_epoch` was called meanwhile, switch to the epoch of that call."""
+        """Note that the running epoch has ended. Then apply the call of `set_epoch` that was made during the epoch, if
+        any.
+        """
         if self._is_in_epoch:
             self._is_in_epoch = False
             if self._next_epoch is not None:
@@ -229,12 +228,9 @@ class Loader(ABC):
             raise PipelineError("this loader was closed in the middle of an epoch. Start a new iteration.")
 
     def _check_rank(self) -> None:
-        """Compare rank and world size of this loader with the process group that exists now.
+        """Raise RankError if the process group that exists now has another rank or world size than this loader.
 
         Nothing is checked if no process group exists, or if the caller passed rank and world size as arguments.
-
-        Raises:
-            RankError: The rank or the world size differs.
         """
         if self._is_rank_given:
             return
@@ -246,7 +242,7 @@ class Loader(ABC):
 
 
 class _Sampler:
-    """Replaces a DistributedSampler for frameworks that call its `set_epoch`."""
+    """A stand-in for a DistributedSampler, on which frameworks call `set_epoch`."""
 
     def __init__(self, loader: Loader) -> None:
         self._loader = loader
@@ -255,8 +251,8 @@ class _Sampler:
         """Call `loader.set_epoch` for a framework that counts epochs itself, such as Lightning.
 
         After a state was loaded, `epoch` may differ by one from the epoch of the state:
-        - `epoch` is one less if the framework saved the state after the last batch of an epoch, before the validation.
-          The loader keeps the epoch of the state.
+        - `epoch` is one less if the framework saved the state before it counted the finished epoch. The loader keeps
+          the epoch of the state.
         - `epoch` is one more if the framework ended the epoch early (`limit_train_batches`). The loader takes `epoch`.
 
         Raises:

@@ -14,11 +14,11 @@ from wdskit.pipeline.settings import ErrorsSpec
 
 
 class Budget:
-    """Counts the bad samples of a rank in the order in which their batches are yielded.
+    """Counts the bad samples of a rank in an epoch, and limits their number.
 
     Args:
         spec: The settings `errors`.
-        rank: Rank of the loader. The name of the file contains it.
+        rank: Rank of the loader, for the name of the file that lists the bad samples.
         num_samples: Number of samples of this rank in an epoch. A limit in per cent is a share of this number.
 
     Attributes:

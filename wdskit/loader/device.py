@@ -28,19 +28,19 @@ class Mover(Protocol):
     """Moves batches to another memory."""
 
     def send(self, value: Any) -> Any:
-        """Start to move a batch, and return the argument for `receive`. Called in the mover's thread."""
+        """Start to move a batch, and return the argument for `receive`. Called in the thread of `move_ahead`."""
         ...
 
     def receive(self, sent: Any) -> Any:
-        """Return the moved batch. Called in the consumer's thread with the result of `send`."""
+        """Return the moved batch. `sent` is the result of `send`. Called in the consumer's thread."""
         ...
 
 
 class Pin:
-    """A `Mover` to page-locked memory. torch's caching host allocator tracks the copies in flight."""
+    """A `Mover` to page-locked memory."""
 
     def send(self, value: Any) -> Any:
-        """Return the batch with its tensors copied to page-locked memory. Called in the mover's thread."""
+        """Return the batch with its tensors copied to page-locked memory."""
         return map_tensors(value, pinned, own=_pin_own)
 
     def receive(self, sent: Any) -> Any:
@@ -53,7 +53,7 @@ class ToDevice:
 
     Args:
         device: The CUDA device.
-        finish: Called with each copied batch, on the same CUDA stream. Returns the finished batch.
+        finish: Called with each copied batch, on the same CUDA stream. Returns the batch that the consumer gets.
     """
 
     def __init__(self, device: torch.device, finish: Callable[[Any], Any]) -> None:
@@ -62,14 +62,14 @@ class ToDevice:
         self._finish = finish
 
     def send(self, value: Any) -> Any:
-        """Start to copy and finish a batch. Return (batch on the device, CUDA event after the copy) for `receive`."""
+        """Start to copy and finish a batch. Return (batch on the device, CUDA event at the end of this work)."""
         with torch.cuda.stream(self._stream):
             moved = map_tensors(value, lambda tensor: pinned(tensor).to(self._device, non_blocking=True))
             moved = self._finish(moved)
             return moved, self._stream.record_event()
 
     def receive(self, sent: Any) -> Any:
-        """Return the batch on the device, from the result of `send`. Called in the consumer's thread.
+        """Return the batch on the device. `sent` is the result of `send`.
 
         This call does not wait for the copy, but later work on the consumer's CUDA stream does. An object with a method
         `to`, such as torch's PackedSequence, is copied only now, on the consumer's stream.
@@ -88,7 +88,7 @@ class ToDevice:
 
 
 def make_mover(program: Program, spec: LoaderSpec) -> tuple[Mover | None, Program]:
-    """Return the mover for a loader's settings, and the program that must make the batches for this mover.
+    """Return (mover, program) for a loader's settings. The returned program must make the batches.
 
     The mover is None if batches are not moved. If `spec.device` is set, the images of the returned program stay uint8
     where possible, and the mover normalizes the images on the device. Otherwise `program` is returned unchanged.
@@ -143,14 +143,15 @@ def map_tensors(
     *,
     own: Callable[[Any], Any] = lambda value: value,
 ) -> Any:
-    """Return a batch with a function applied to every tensor in it.
+    """Return a copy of a batch with `function` applied to every tensor in it.
 
     Tuples, lists, mappings (transformers' BatchEncoding) and dataclasses keep their type and their other attributes.
 
     Args:
         value: The batch, or a part of it.
-        function: Applied to each tensor.
-        own: Applied to any other object that has a method `to`, such as torch's PackedSequence. Default: no change.
+        function: Takes a tensor and returns the new tensor.
+        own: Does the same for any other object that has a method `to`, such as torch's PackedSequence. Default: no
+            change.
     """
     if isinstance(value, torch.Tensor):
         return function(value)
@@ -180,7 +181,7 @@ def map_tensors(
 
 
 def _rebuild_mapping(value: Mapping[Any, Any], items: dict[Any, Any]) -> Any:
-    """Return a mapping of the type of `value` with these items; a dict if the type cannot be copied."""
+    """Return a copy of a mapping, of the same type, with the values in `items`; a dict if the type cannot be copied."""
     if type(value) is dict:
         return items
     try:
@@ -194,13 +195,11 @@ def _rebuild_mapping(value: Mapping[Any, Any], items: dict[Any, Any]) -> Any:
 
 
 def move_ahead(source: Iterator[Any], mover: Mover, is_ready: Callable[[], bool]) -> Iterator[Any]:
-    """Yield the values of `source` in order, each moved by `mover`.
-
-    The consumer's thread takes the values from `source`, so that Ctrl-C and `close` never wait for a value that is
-    being made. Another thread moves the values. This thread ends with the iteration.
+    """Yield the values of `source` in order, each moved by `mover`. A thread moves the next values ahead of the
+    consumer.
 
     Args:
-        source: Gives the values. It is closed at the end.
+        source: Gives the values, in the consumer's thread. It is closed at the end.
         mover: Moves each value.
         is_ready: Returns True if `next(source)` would not wait. Values are taken ahead of the consumer only then.
 

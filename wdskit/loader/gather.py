@@ -64,9 +64,9 @@ def gather_valid(
         `reduce`: the sum or the mean of these rows, as a tensor with the shape of one row.
 
     Raises:
-        PipelineError: The mask or the positions of a rank do not fit its rows. Or the rows of the ranks differ in dtype
-            or shape. Or `reduce` is set and the rows are not a tensor. Or `reduce` is "mean" and no rank has a valid
-            row. Every rank raises this error.
+        PipelineError: On every rank. The mask or the positions of a rank do not fit its rows; the rows of the ranks
+            differ in dtype or shape; `reduce` is set and the rows are not a tensor; or `reduce` is "mean" and no rank
+            has a valid row.
         RankError: `group` is a DeviceMesh of several dimensions.
     """
     group = as_group(group)
@@ -90,7 +90,7 @@ def gather_valid(
 
 
 class _RankRows:
-    """The rows of this rank. `prepare` checks them before a row is sent, and sets the attributes.
+    """The checked rows of this rank. `prepare` sets the attributes.
 
     Attributes:
         mask: Which rows are valid, bool (batch,).
@@ -105,10 +105,10 @@ class _RankRows:
         self.pickled = b""
 
     def prepare(self) -> bytes:
-        """Check the rows, and return a description of them that must be the same on all ranks.
+        """Check the rows and set the attributes. Return a text about dtype and shape that must be equal on all ranks.
 
         Raises:
-            PipelineError: The mask or the positions do not fit the rows.
+            PipelineError: The mask or the positions do not fit the rows, or `reduce` needs a tensor.
             Exception: A row cannot be pickled.
         """
         rows, valid, positions, reduce = self._arguments
@@ -133,7 +133,8 @@ class _RankRows:
 
 
 def _exchange(make: Callable[[], bytes], group: Any) -> list[bytes]:
-    """Return the results of `make` on all ranks, in the order of ranks. A result is cut to `_RECORD_BYTES - 1` bytes.
+    """Call `make` on each rank of a group, and return the results in the order of ranks. Results are cut to
+    `_RECORD_BYTES - 1` bytes.
 
     Without torch.distributed, the list has only the result of this process.
 
@@ -163,7 +164,7 @@ def _exchange(make: Callable[[], bytes], group: Any) -> list[bytes]:
 
 
 def _ranks(group: Any) -> list[int]:
-    """Return the ranks of a group, numbered as in the default group."""
+    """Return the ranks in a group, as numbers of the default group."""
     return torch.distributed.get_process_group_ranks(group or torch.distributed.group.WORLD)
 
 

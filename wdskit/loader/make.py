@@ -191,7 +191,7 @@ def _import_plugins(plugins: Iterable[object]) -> None:
 
     Raises:
         ConfigError: `plugins` is not a list of module names, or a module does not exist.
-        Exception: A module raised it during its import.
+        Exception: The import of a module failed with this error.
     """
     if isinstance(plugins, str):
         raise _refuse("plugins", wrong_kind(plugins, f'a list is needed, as in ["{plugins}"]'))

@@ -33,7 +33,7 @@ Answer = tuple[Any, list[Bytes]]
 
 
 class ActorStart(NamedTuple):
-    """The arguments of an actor besides the program.
+    """The arguments of `NodeWorker.begin`, besides the program.
 
     Attributes:
         number: Number of the worker, from 0.
@@ -53,8 +53,7 @@ class ActorStart(NamedTuple):
 def find_versions() -> dict[str, str]:
     """Return the versions of wdskit, Python (major.minor) and torch, by name. They must be equal on all nodes.
 
-    The version of torch does not contain its build (`+cu121`), because the build differs on CPU nodes. If torch is not
-    installed, the version is "(not installed)".
+    The version of torch has no build (`+cu121`); without torch it is "(not installed)".
     """
     found = {"wdskit": __version__, "Python": ".".join(platform.python_version_tuple()[:2]), "torch": "(not installed)"}
     with contextlib.suppress(metadata.PackageNotFoundError):
@@ -63,8 +62,8 @@ def find_versions() -> dict[str, str]:
 
 
 class _ReferencePickler(pickle.Pickler):
-    """Pickles a program for other machines. Functions and classes are pickled by name. The index and the columns of a
-    folder in a store are pickled by URL, without the path of the local copy.
+    """Pickles a program for other machines. The index and the columns of a folder in a store are pickled by URL,
+    without the path of the local copy. PicklingError: A function or class is defined in the main script.
     """
 
     def persistent_id(self, value: object) -> tuple[str, Any] | None:
@@ -79,7 +78,7 @@ class _ReferencePickler(pickle.Pickler):
 
 
 class _NodeUnpickler(pickle.Unpickler):
-    """Unpickles a program on a node. The node fetches indexes and columns in a store with its own credentials."""
+    """Unpickles a program on a node, and fetches the indexes and columns of folders in a store."""
 
     def persistent_load(self, pid: tuple[str, Any]) -> BinaryIndex | Column:
         url, known = pid
@@ -97,9 +96,9 @@ class NodeWorker:
         self._cancelled: set[int] = set()
 
     def begin(self, pickled: bytes, start: ActorStart) -> Outcome[str]:
-        """Unpickle the program. Return the name of the node, or the error that keeps the node from making batches.
+        """Unpickle and open the program. Return the name of the node, or the error if this node cannot run the program.
 
-        `pickled` is the program and its factory, from `pickle_by_reference`. This method does not raise.
+        `pickled` is the program and its `make_factory`, from `pickle_by_reference`. This method does not raise.
         """
         host = socket.gethostname()
         try:
@@ -139,7 +138,7 @@ class NodeWorker:
         self._making = threading.Semaphore(self._factory.num_loops)
 
     def make(self, ticket: int, job: Any) -> Answer:
-        """Make the batches of a job. Return the pickled Outcome and its buffers, which are views of reused memory.
+        """Make the batches of a job, and return their Outcome as an `Answer`, whose buffers are views of reused memory.
 
         `ticket` is the number of the job, for `cancel`. The Outcome of a cancelled job is empty.
         """
@@ -161,7 +160,7 @@ class NodeWorker:
         return pickled, [find(part) for part in message.buffers]
 
     def _lend(self, number: int) -> Bytes:
-        """Return the bytes of a block that `pack_outcome` holds. The block is free when Ray has copied the bytes."""
+        """Return the bytes of a block that `pack_outcome` holds. The block is free when the result is collected."""
         memory: Bytes = np.frombuffer(self._memory.hold(number).memory, np.uint8)
         self._memory.give_back(number)  # ends this method's own `hold`
         weakref.finalize(memory, self._memory.give_back, number).atexit = False
@@ -172,12 +171,12 @@ class NodeWorker:
         self._cancelled.update(tickets)
 
     def slots(self) -> NDArray[np.int64]:
-        """Return the samples on which the threads of this actor work: a copy of `Board.slots`, int64 (slots, 3)."""
+        """Return a copy of `Board.slots`, int64 (slots, 3): the samples on which the threads of this actor work."""
         found: NDArray[np.int64] = self._board.slots.copy()
         return found
 
     def live(self) -> None:
-        """Wait for ever. When the actor ends, the caller gets Ray's error."""
+        """Never return. If the actor dies, Ray ends this call with an error, and the caller knows about the death."""
         threading.Event().wait()
 
     def free_memory(self) -> None:
@@ -190,14 +189,14 @@ class _VersionError(PipelineError):
 
 
 def lacks_module(host: str, module: str) -> PipelineError:
-    """Return the error for the node `host`, which cannot import `module`. The caller raises the error."""
+    """Return an error with the message that the node `host` cannot import `module`."""
     msg = f"on: {host} has no module {module!r}."
     remedy = "Install it on all nodes, or send it to them: `ray.init(runtime_env=...)` before the loader is made"
     return PipelineError(f"{msg}\n  {remedy} (`py_modules`, `working_dir` or `pip`).")
 
 
 def pickle_by_reference(value: Any) -> bytes:
-    """Return a value, such as (program, factory), pickled for other machines.
+    """Pickle a value, such as (program, factory), with `_ReferencePickler`.
 
     Raises:
         PipelineError: A part of the value cannot be pickled, or is defined in the main script.

@@ -30,9 +30,8 @@ logger = logging.getLogger(__name__)
 class PlannedLoader(Loader):
     """The loader of a planned source. Each iteration is one epoch, with the same number of items on every rank.
 
-    `len(loader)` is the number of items of a whole epoch, for any number of workers. `state_dict` is the position of
-    the consumer, the same on every rank. A loader with any number of ranks, workers and threads can load this state,
-    and then continues the sequence of samples at this position.
+    `state_dict` is the position of the consumer, the same on every rank. A loader with any number of ranks, workers and
+    threads can load this state, and then continues the sequence of samples at this position.
 
     Args:
         program: The pipeline, built for this rank.
@@ -103,8 +102,8 @@ class PlannedLoader(Loader):
 
     @property
     def positions(self) -> NDArray[np.int64]:
-        """The position in the epoch of each row of the batch that was yielded last: int64 (batch,), ascending. A padded
-        row has the epoch's number of samples as its position. `gather_valid` sorts rows by these positions.
+        """The positions in the epoch of the rows of the last yielded batch: int64 (batch,), ascending. The position of
+        a padded row is the number of samples in the epoch. `gather_valid` sorts rows by these positions.
 
         Raises:
             PipelineError: No batch was yielded yet.
@@ -118,11 +117,14 @@ class PlannedLoader(Loader):
         self._counter.set_epoch(epoch, is_counted_elsewhere=is_counted_elsewhere)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position of the consumer: plain JSON, the same on every rank except the number of bad samples.
+        """Return the position of the consumer as plain JSON, the same on every rank except `bad`.
 
-        `epoch` and `consumed` are the position; `consumed` counts the samples of this epoch that all ranks together
-        have received. `start` is the position of the epoch's start in the endless sequence, `epoch_samples` the number
-        of its samples, `bad` the number of bad samples, and `fingerprint` the settings that decide the order.
+        - `epoch`: number of the epoch.
+        - `consumed`: number of samples of this epoch that all ranks together have received.
+        - `start`: position of the epoch's start in the endless sequence.
+        - `epoch_samples`: number of samples of the epoch.
+        - `bad`: number of bad samples.
+        - `fingerprint`: the settings that decide the order.
         """
         return {**self._counter.state_dict(), "bad": self._budget.count}
 
@@ -175,7 +177,7 @@ class PlannedLoader(Loader):
         self._prefetch.close()
 
     def _jobs(self, running: Pass) -> Iterator[Job]:
-        """Yield the jobs of a pass; then the jobs of the next pass, if the workers stay alive between epochs."""
+        """Yield the jobs of a pass. If the workers stay alive between epochs, the jobs of the next pass follow."""
         next_passes = [self._counter.following(running)] if self.spec.persistent_workers else []
         for _, start, steps in (running, *next_passes):
             for first in range(0, len(steps), self._steps_per_job):

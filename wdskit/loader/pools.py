@@ -1,8 +1,8 @@
 """Pools make the batches of jobs: in this thread, in threads or in worker processes.
 
-A loader gives a job to a pool (`submit`) and takes its batches later (`take`). A worker, which is a thread of this
-process or a process, is a loop (`loader.worker`): it takes a job, makes its batches, and answers. A pool does not know
-how batches are made: each process has one `BatchFactory`, and the pool calls it.
+A loader gives a job to a pool (`submit`) and takes its batches later (`take`). A worker is a thread of this process or
+a process. It takes jobs in a loop (`loader.worker`), makes the batches with the `BatchFactory` of its process, and
+answers.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ class Pool(Protocol):
     def submit(self, job: Any, worker: int | None = None) -> Any:
         """Start a job and return its ticket, for `take`.
 
-        `job` is an argument of `BatchFactory.open`. `worker` is the number of the worker that must make the batches;
-        None for any worker.
+        `job` is an argument of `BatchFactory.open`. `worker` is the number of the worker that must do the job; None for
+        any worker.
         """
         ...
 
@@ -65,7 +65,7 @@ class Pool(Protocol):
         ...
 
     def forget(self, tickets: Sequence[Any]) -> None:
-        """Cancel the jobs of these tickets, whose outcomes were not taken."""
+        """Cancel the jobs of these tickets. Their outcomes cannot be taken any more."""
         ...
 
     def free_memory(self) -> None:
@@ -84,14 +84,12 @@ def make_pool(
     start_method: Callable[[], StartMethod],
     timeout_s: float | None,
 ) -> Pool:
-    """Return the pool for a number of worker processes and the program's number of threads.
-
-    With a timeout but neither processes nor threads, another thread makes the batches, because a wait in this thread
-    could not end early.
+    """Return a `ProcessPool`. Without worker processes, return an `InlinePool` if one thread is enough and there is no
+    timeout, otherwise a `ThreadPool`.
 
     Args:
         program: A `Program`, or a `StreamPipeline`.
-        make_factory: Called with the program in each process.
+        make_factory: Called with the program in each process. Returns the factory that makes the batches.
         num_workers: Number of worker processes, 0 for none.
         start_method: Returns the start method of the processes. Called when they start.
         timeout_s: The longest wait for a batch in seconds; None or 0 for no limit.
@@ -115,11 +113,11 @@ class InlinePool:
         self._memory = Ring()
 
     def submit(self, job: Any, worker: int | None = None) -> Any:  # noqa: ARG002 (there is one worker)
-        """Open a job and return the open job as its ticket. `worker` has no effect, because there is one worker."""
+        """Open a job and return the open job as its ticket. `worker` has no effect."""
         return self._factory.open(job)
 
     def take(self, ticket: Any) -> Outcome[list[Batch]]:
-        """Make the batches of a job now and return its outcome. During this call, torch uses one thread."""
+        """Make the batches of a job now and return its outcome. Meanwhile torch is limited to one thread."""
         before = torch.get_num_threads()
         torch.set_num_threads(1)  # several threads for small images only wait for each other
         try:
@@ -148,8 +146,8 @@ class ThreadPool:
 
     Args:
         factory: Makes the batches.
-        watch: Watches the waits for batches.
-        board: The board on which the factory's threads note their samples.
+        watch: Reports long waits for batches.
+        board: The board in which the factory's threads note their samples.
     """
 
     def __init__(self, factory: BatchFactory, watch: Watch, board: Board) -> None:
@@ -163,7 +161,7 @@ class ThreadPool:
         self._closing: Callable[[], object] = _nothing
 
     def submit(self, job: Any, worker: int | None = None) -> Task:  # noqa: ARG002 (any thread)
-        """Queue a job for the next free thread and return its task as the ticket. `worker` has no effect.
+        """Queue a job for the next free thread. The ticket is a `Task`. `worker` has no effect.
 
         Raises:
             PipelineError: This process was forked from the process that has the threads.

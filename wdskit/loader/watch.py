@@ -26,8 +26,8 @@ class Watch:
     """Watches one wait for a batch at a time.
 
     Args:
-        describe: Called with the two numbers of a slot that identify a sample. Returns the name of the sample; "" if
-            the name is unknown. May read the shard.
+        describe: Called with (major, minor), which identify a sample in a slot of a `Board`. Returns the name of the
+            sample; "" if the name is unknown.
         timeout_s: The longest wait in seconds; 0 for no limit.
     """
 
@@ -45,21 +45,21 @@ class Watch:
 
     @property
     def step_s(self) -> float:
-        """Seconds to wait for the batch until the next call of `look`, at least 0.001."""
+        """How long to wait for the batch before the next call of `look`, in seconds; at least 0.001."""
         longest_s = self.timeout_s or math.inf
         until_s = min(self._next_s, self._started_s + longest_s)
         return max(0.001, min(_LOOK_S, progress.REPORT_S / 4, longest_s / 4, until_s - time.monotonic()))
 
     def look(self, who: str, pid: int, slots: NDArray[np.int64] | None, *, start_hint: str = "") -> None:
-        """Check the wait for a batch. After each minute of the wait, log the sample on which the process works.
+        """Once a minute, log the sample that a process works on. Raise if the wait for its batch is too long.
 
         Call this method every `step_s` seconds during the wait.
 
         Args:
             who: Name of the process that makes the batch, for messages.
-            pid: Process id of this process. Messages say if the process is stopped.
-            slots: The slots of the process's `Board`; None if the process has not sent its slots.
-            start_hint: If the process has not started yet: the likely reason, for messages. Otherwise empty.
+            pid: Id of the process. If the process is stopped (SIGSTOP), messages say so.
+            slots: The slots of the process's `Board`; None if the process has not sent them yet.
+            start_hint: Likely reason why the process has not started, for messages; empty if the process has started.
 
         Raises:
             PipelineError: The wait has lasted for `timeout_s`.
@@ -106,7 +106,9 @@ class Watch:
         return f"{who} has been at {sample} for {for_s:.0f} s."
 
     def _named(self, major: int, minor: int) -> str:
-        """Return the name of a slot's sample; "a sample" if `describe` fails or takes too long."""
+        """Return the name of the sample (major, minor); "a sample" if `describe` fails, takes too long or knows no
+        name.
+        """
         found: list[str] = []
 
         def find() -> None:

@@ -1,4 +1,4 @@
-"""A worker is a loop: it takes a job, makes its batches, and answers. A worker is a thread or a process.
+"""The loop of a worker, a thread or a process: take a job, make its batches, and answer.
 
 A worker process does not import torch, which takes 1.5 s and 150 MB, unless a stage or a user's function imports it.
 """
@@ -33,7 +33,7 @@ BOARD_BLOCK = -1
 
 
 class Task:
-    """A job that a worker received, whether it is cancelled, and its outcome.
+    """A job that a worker received, with its outcome. The job can be cancelled.
 
     Args:
         ticket: Number of the job.
@@ -71,13 +71,13 @@ def work(
     memory: Ring,
     answer: Callable[[Task, Outcome[list[Batch]]], None],
 ) -> None:
-    """Run a worker: make the batches of one job after another, and answer, until `next_task` returns None.
+    """Run the loop of a worker until `next_task` returns None: make the batches of a job, and answer.
 
     Args:
-        next_task: Waits for the next job and returns its task; None at the end of the worker.
+        next_task: Waits for the next job and returns its task; None ends the loop.
         factory: Makes the batches.
         memory: The memory of the batches.
-        answer: Called with each task and its outcome, which is empty for a cancelled job.
+        answer: Called with each task and its outcome. The outcome of a cancelled job is empty.
     """
     while (task := next_task()) is not None:
         outcome: Outcome[list[Batch]] = Outcome()
@@ -96,10 +96,10 @@ class Request(NamedTuple):
 
     Attributes:
         forgotten: Tickets of cancelled jobs.
-        returned: Numbers of blocks that the main process uses no longer.
+        returned: Numbers of memory blocks that the worker can use again.
         ticket: Ticket of the new job.
-        job: The new job; None without a new job.
-        frees_memory: True after an epoch: the worker then frees the memory that no batch uses.
+        job: The new job; None if the message has no new job.
+        frees_memory: Whether the worker frees the memory that no batch uses. True after an epoch.
     """
 
     forgotten: tuple[int, ...]
@@ -110,13 +110,13 @@ class Request(NamedTuple):
 
 
 class Reply(NamedTuple):
-    """A message from a worker to the main process. The file descriptors of new blocks follow it.
+    """A message from a worker to the main process. The worker then sends the file descriptors of the `new` blocks.
 
     Attributes:
         ticket: Ticket of the job.
-        message: The packed Outcome of the job.
-        new: Number and size in bytes of each block that the main process does not have yet.
-        dropped: Numbers of blocks that the worker has released.
+        message: The outcome of the job, packed by `pack_outcome`.
+        new: (number, size in bytes) of each memory block that the main process does not have yet.
+        dropped: Numbers of memory blocks that the worker has released.
     """
 
     ticket: int
@@ -126,7 +126,7 @@ class Reply(NamedTuple):
 
 
 class WorkerSetup(NamedTuple):
-    """The arguments of `serve` that are the same for each worker process."""
+    """The arguments of `serve` that are the same for each worker process. `make_factory` is called with the program."""
 
     program: Any
     make_factory: Callable[[Any], BatchFactory]
@@ -138,9 +138,9 @@ def serve(connection: Connection, start: WorkerSetup, number: int, environment: 
 
     Args:
         connection: The worker's end of its pipe to the main process.
-        start: The program and its factory.
+        start: The program, the function that makes its `BatchFactory`, and the number of workers.
         number: Number of the worker, from 0.
-        environment: The environment variables, which replace those of the process.
+        environment: The environment variables of the process; all other variables are removed.
     """
     program, make_factory, num_workers = start
     end_with_parent()
@@ -181,8 +181,8 @@ def _work_or_exit(channel: _Channel, factory: BatchFactory) -> None:
 def seed_worker(program: Any, number: int, num_workers: int) -> None:
     """Seed the generators of `random`, numpy and torch, and set torch's `get_worker_info`, as torch's DataLoader does.
 
-    The seeds depend on the seed and the rank of `program.run`, and on the number of the worker. When torch is imported,
-    torch gets its seed and a limit of one thread.
+    The seeds depend on the seed and the rank of `program.run`, and on the number of the worker. If torch is not
+    imported yet, a later import seeds torch. Torch is also limited to one thread.
     """
     run = program.run
     words = np.random.SeedSequence([run.seed, run.rank_info.rank, number]).generate_state(3)
@@ -202,7 +202,7 @@ def seed_worker(program: Any, number: int, num_workers: int) -> None:
 
 
 class _Channel:
-    """A worker's end of its pipe, which receives jobs and sends batches. The threads of the worker share it.
+    """A worker's end of its pipe: receives jobs and sends batches. All threads of the worker use one channel.
 
     Attributes:
         memory: The memory of the batches.
@@ -221,10 +221,7 @@ class _Channel:
         self._known: set[int] = set()  # blocks that the main process has
 
     def next_task(self) -> Task | None:
-        """Wait for the next job that is not cancelled and return its task; None at the end of the worker.
-
-        All received jobs are opened first, which starts their requests to a store.
-        """
+        """Wait for the next job that is not cancelled and return its task; None if the worker has to end."""
         with self._receiving:
             while not self._is_closed and (not self._waiting or self._connection.poll()):
                 self._receive()
@@ -282,10 +279,10 @@ class _Channel:
 
 
 def pack_outcome(outcome: Outcome[list[Batch]], memory: Ring) -> Message:
-    """Return a message with an outcome, whose large tensors and arrays are in blocks of `memory`.
+    """Return the outcome of a job as a message. Large tensors and arrays are in blocks of `memory`.
 
-    If a batch cannot be pickled, the message has the earlier batches and the error. If no memory or file descriptor is
-    left, the message has only the error.
+    If a batch cannot be pickled, the message has the batches before it and the error. If no memory or file descriptor
+    is left, the message has only the error.
     """
     try:
         return pack(outcome, memory)

@@ -19,10 +19,10 @@ _MIN_PER_TABLE = 24  # with fewer lookups per table, single lookups are faster
 
 
 class Order(Protocol):
-    """Maps each position of an endless sequence to a sample.
+    """An order of samples: maps each position 0, 1, 2, ... of an endless sequence to a sample.
 
-    Orders other than mixtures have `num_samples`, the length of a pass over all samples. Position `q` of the endless
-    sequence is position `q % num_samples` of pass `q // num_samples`.
+    Every order except a mixture has `num_samples`, the number of positions of a pass. Position `q` is position
+    `q % num_samples` of pass `q // num_samples`.
     """
 
     def take(self, positions: ArrayLike) -> tuple[Ints, Ints]:
@@ -38,27 +38,27 @@ class Order(Protocol):
         ...
 
     def locate(self, positions: Ints) -> tuple[Ints, Ints]:
-        """Return the part and the depth in the data of each position. Positions of near depths read the same shards.
+        """Return the part of the mixture and the depth of each position.
+
+        The depth tells where in the part's data the sample is. Positions with close depths read the same shards.
 
         Args:
             positions: int64 (n,), each at least 0.
 
         Returns:
-            (part, depth), int64 (n,) each. `part` is the number of the mixture's part; always 0 for an order that is
-            not a mixture. `depth` is the depth in the data of this part, 0 <= depth < DEPTHS = 2**20.
+            (part, depth), int64 (n,) each; 0 <= depth < DEPTHS = 2**20. The part is 0 if the order is not a mixture.
         """
         ...
 
     def substitute(self, position: int, attempt: int) -> tuple[int, int] | None:
-        """Return a sample that replaces a bad sample. First, the samples in the same window of the lane are returned,
-        cyclically; then samples at near positions.
+        """Return a sample that replaces a bad sample.
 
         Args:
             position: Position of the bad sample.
             attempt: 1 for the first substitute, 2 for the second, and so on.
 
         Returns:
-            (shard, sample); None if no substitute is left.
+            (shard, sample), numbered as in `take`; None if no substitute is left.
         """
         ...
 
@@ -77,7 +77,7 @@ class ShardOffsets:
 
     Attributes:
         num_samples: The sum of `counts`.
-        stops: Number of samples in each shard and all shards before it, int64 (num_shards,).
+        stops: Cumulative sum of `counts`, int64 (num_shards,).
 
     Raises:
         ValueError: `counts` is not one-dimensional, a count is negative, or all counts are 0.
@@ -95,8 +95,9 @@ class ShardOffsets:
             raise ValueError(msg)
 
     def find(self, numbers: Ints) -> tuple[Ints, Ints]:
-        """Return (shard, number in the shard) of samples, int64 (n,) each. `numbers` are the numbers of these samples
-        over all shards: 0 <= number < num_samples.
+        """Return (shard, number in the shard) of each sample, int64 (n,) each.
+
+        `numbers` are the numbers of the samples over all shards: 0 <= number < num_samples.
         """
         shards = np.searchsorted(self.stops, numbers, side="right")
         return shards, numbers - self.starts(shards)

@@ -1,11 +1,11 @@
 """Batches of one shape: the samples are divided into buckets, and each step of an epoch takes one batch of one bucket.
 
-In an epoch, bucket i has n_i batches: only whole batches (`tail: drop`), or also the last, padded batch (`tail: pad`).
-Its j-th batch gets the number (j + u_i) / n_i, with u_i in [0, 1) drawn for the epoch, and the steps are sorted by
-these numbers. So the buckets are mixed in proportion to their remaining batches at any time.
+A bucket has only whole batches in an epoch (`tail: drop`), or also a last, padded batch (`tail: pad`). Batch j of a
+bucket with n batches gets the number (j + u) / n, with a random u in [0, 1) for each bucket and epoch. The steps are
+sorted by these numbers, so the batches of each bucket are spread evenly over the epoch.
 
-Each bucket has its own order. Epoch e takes the first batches of pass e. The positions of an epoch are the positions of
-its batches, concatenated, so a step starts at the sum of all earlier batch sizes, on any number of ranks.
+Each bucket has its own order, and epoch e takes the first batches of pass e. The positions of an epoch are the
+positions of its batches, concatenated in the order of the steps.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from wdskit.order.keys import philox
 
 
 class EpochBatches(NamedTuple):
-    """The steps of one epoch.
+    """The steps of one epoch. Each step takes one batch of one bucket.
 
     Attributes:
         buckets: Bucket of each step, (num_steps,).
-        batches: Number of the step's batch in its bucket, (num_steps,).
-        edges: First position of each step, then the end of the epoch, (num_steps + 1,).
+        batches: Number of each step's batch among the batches of its bucket, from 0, (num_steps,).
+        edges: First position of each step, and the end of the epoch as last element, (num_steps + 1,).
     """
 
     buckets: Ints
@@ -38,11 +38,11 @@ class EpochBatches(NamedTuple):
 
 @dataclass(frozen=True)
 class BucketPlan:
-    """The batches of every epoch.
+    """Decides which batch of which bucket each step of each epoch takes.
 
     Args:
         counts: Number of samples of each bucket.
-        sizes: Size of a global batch of each bucket, each at least 1.
+        sizes: Number of samples of a global batch of each bucket, each at least 1.
         tail: Whether the samples of a bucket that do not fill a global batch are dropped, or padded.
         seed: 0 <= seed < 2**64.
     """
@@ -66,14 +66,17 @@ class BucketPlan:
         return sum(number * size for number, size in zip(self.num_batches, self.sizes, strict=True))
 
     def epoch(self, number: int) -> EpochBatches:
-        """Return the steps of the epoch with this number. Each plan caches the epoch that it returned last."""
+        """Return the steps of the epoch with this number."""
         cached: tuple[int, EpochBatches] | None = self.__dict__.get("_cached")
         if cached is None or cached[0] != number:
             cached = self.__dict__["_cached"] = (number, _make_epoch(self, number))
         return cached[1]
 
     def step_of(self, positions: Ints) -> tuple[Ints, Ints, Ints]:
-        """Return (epoch, step, place in the global batch), int64 (n,) each, of positions in the endless sequence."""
+        """Return (epoch, step in the epoch, place in the step's global batch) of each position: int64 (n,) each.
+
+        Positions are counted over all epochs.
+        """
         epochs, rest = np.divmod(positions, self.num_samples)
         if len(epochs) and epochs[0] == epochs.min() == epochs.max():
             edges = self.epoch(int(epochs[0])).edges
@@ -87,7 +90,7 @@ class BucketPlan:
         return epochs, steps, places
 
     def bucket_at(self, position: int) -> int:
-        """Return the bucket of a position in the endless sequence."""
+        """Return the bucket of a position. Positions are counted over all epochs."""
         epoch, rest = divmod(position, self.num_samples)
         batches = self.epoch(epoch)
         return int(batches.buckets[np.searchsorted(batches.edges, rest, side="right") - 1])
@@ -99,7 +102,10 @@ class BucketPlan:
 
 @dataclass(frozen=True)
 class Buckets:
-    """The buckets of a pipeline: the plan of their batches, and the label of each bucket (shape or largest length)."""
+    """The buckets of a pipeline: the plan of their batches, and a label for each bucket.
+
+    A label is the shape or the largest length of the bucket's samples.
+    """
 
     plan: BucketPlan
     labels: tuple[Any, ...]
@@ -121,13 +127,14 @@ def _make_epoch(plan: BucketPlan, number: int) -> EpochBatches:
 
 @dataclass(frozen=True)
 class BucketSteps:
-    """The steps of one epoch of buckets after a resume point, with all attributes and methods of `order.steps.Steps`.
+    """The steps of one epoch of buckets from a resume point on. Has all attributes and methods of `order.steps.Steps`.
 
     Args:
         plan: The batches of all epochs.
         epoch: Number of the epoch.
-        world_size: R, a divisor of each size in the plan.
-        consumed: Number of positions of the epoch that are consumed already: the start of a step, or the epoch's end.
+        world_size: Number of ranks, a divisor of each size in the plan.
+        consumed: Number of positions of the epoch before the resume point. The resume point is the start of a step, or
+            the end of the epoch.
     """
 
     plan: BucketPlan
@@ -162,7 +169,7 @@ class BucketSteps:
 
     @property
     def num_padded(self) -> int:
-        """Number of rows without a sample, in the last batches of the buckets."""
+        """Number of padded rows, which have no sample, in the epoch."""
         sizes = zip(self.plan.num_batches, self.plan.sizes, strict=True)
         return sum(number * size for number, size in sizes) - self.plan.num_samples
 
@@ -203,11 +210,11 @@ class BucketSteps:
 
 
 class BucketOrder:
-    """The endless sequence of epochs of buckets. Implements `order.base.Order`.
+    """The order of a pipeline with buckets: all epochs, one after another. Implements `order.base.Order`.
 
     Args:
         plan: The batches of all epochs.
-        orders: The order of each bucket. `take` of each order returns the number of a shard among all shards.
+        orders: The order of the samples of each bucket. The orders number the shards of the whole pipeline.
     """
 
     def __init__(self, plan: BucketPlan, orders: Sequence[Order]) -> None:
@@ -229,9 +236,10 @@ class BucketOrder:
         return shards, samples
 
     def locate(self, positions: Ints) -> tuple[Ints, Ints]:
-        """Return (part, depth) of each position, int64 (n,) each. The part is always 0: there is no mixture.
+        """Return the part (always 0) and the depth of each position: int64 (n,) each.
 
-        The depth is that in the data of the bucket, 0 <= depth < 2**20. Positions of near depths read the same shards.
+        The depth is the place in the bucket's data, 0 <= depth < 2**20. Positions with close depths read the same
+        shards.
         """
         buckets, inner = self._inner(positions)
         depths = np.empty_like(positions)
@@ -249,7 +257,7 @@ class BucketOrder:
         return other
 
     def _inner(self, positions: Ints) -> tuple[NDArray[Any], Ints]:
-        """Return the bucket of each position, and the position in the order of the bucket: int64 (n,) each."""
+        """Return the bucket of each position, and the position in the bucket's own order: int64 (n,) each."""
         epochs, steps, places = self.plan.step_of(positions)
         if len(epochs) and epochs[0] == epochs.min() == epochs.max():
             epoch = self.plan.epoch(int(epochs[0]))

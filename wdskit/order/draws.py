@@ -1,7 +1,7 @@
-"""Shard draws of a stream: an endless sequence of shards.
+"""The draws of a stream: an endless sequence of shards.
 
-Draw d depends only on (seed, d). If there are n workers on all ranks together, each worker takes every n-th draw, and
-each has another remainder d mod n. So no draw is taken twice or lost for any number of ranks and workers.
+Draw d depends only on (seed, d). With n workers on all ranks together, each worker takes the draws with its own
+remainder d mod n. So each draw is taken once, for any number of ranks and workers.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ _EPOCH_SHIFT = 32  # an endless epoch has 2**32 draws
 
 
 class Draws:
-    """Maps draw d of a stream to a shard.
+    """The endless sequence of shards that a stream reads. Draw d, from 0, is the d-th shard of the sequence.
 
     Args:
         num_shards: At least 1.
         seed: 0 <= seed < 2**64.
-        shuffled: Whether the shards of an epoch are in a seeded random order. If False, they are in the listed order.
+        shuffled: Whether each epoch has a seeded random order of the shards. If False, the shards are in listed order.
         resampled: Whether each draw is independent of all other draws. If False, an epoch has each shard once.
-        weights: Weight of each shard, used only if `resampled`; at least 0, not all 0. None draws uniformly.
+        weights: Weight of each shard, used only if `resampled`; at least 0, not all 0. None: equal weights.
     """
 
     def __init__(

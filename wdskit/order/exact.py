@@ -14,7 +14,14 @@ from wdskit.order.lanes import DEFAULT_WINDOW, Lanes, default_lanes, lane_cuts
 
 
 class _Pass(NamedTuple):
-    """One pass: its shards in order, the offsets of their samples, and of each lane its cut and its first sample."""
+    """One pass of an `ExactOrder`.
+
+    Attributes:
+        shards: The shards in the order of the pass.
+        stack: Numbers the samples of `shards` consecutively.
+        cuts: The cut of each lane.
+        lane_starts: Number of the first sample of each lane's cut.
+    """
 
     shards: Ints
     stack: ShardOffsets
@@ -23,15 +30,14 @@ class _Pass(NamedTuple):
 
 
 class ExactOrder:
-    """Each sample exactly once per pass. Implements `order.base.Order`.
+    """An order that has each sample exactly once per pass. Implements `order.base.Order`.
 
-    Each pass permutes the shards, concatenates them, and divides the samples into L cuts, whose sizes differ by at most
-    one. Each lane reads one cut, and is shuffled in windows. Position p of a pass is in lane p mod L. `lanes.lane_cuts`
-    maps lanes to cuts with a different offset in each pass, so that neighbouring positions come from cuts that are far
-    apart.
+    Each pass permutes the shards and concatenates them. The samples are then divided into L consecutive pieces, the
+    cuts, whose sizes differ by at most one. Each of L lanes reads one cut, shuffled in windows. Position p of a pass is
+    in lane p mod L. Neighbouring lanes read cuts that are far apart.
 
     If H > 1, the shards are divided into H groups, which are the same in every pass. A pass permutes the shards inside
-    each group and concatenates the groups, so that each of the H parts of a pass has the same samples in every pass.
+    each group, and concatenates the groups. So each group keeps its place in the pass.
 
     Args:
         counts: Number of samples of each shard, (num_shards,).
@@ -44,8 +50,8 @@ class ExactOrder:
         num_samples: Number of samples of a pass.
         counts: `counts` as int64.
         num_lanes: L.
-        window: Size of the windows of a lane, at most the argument `window`. The size is chosen so that all windows of
-            a lane have equal sizes, except for rounding: a smaller last window would shuffle the end of each pass less.
+        window: Number of samples of a window, at most the argument `window`. All windows of a lane have about equal
+            sizes.
 
     Raises:
         ValueError: All counts are 0, or an argument is out of range.
@@ -99,9 +105,10 @@ class ExactOrder:
         return shards, samples
 
     def locate(self, positions: Ints) -> tuple[Ints, Ints]:
-        """Return (part, depth) of each position, int64 (n,) each. The part is always 0: there is no mixture.
+        """Return the part (always 0) and the depth of each position: int64 (n,) each.
 
-        The depth is that of the cut of the lane, 0 <= depth < 2**20. Positions of near depths read the same shards.
+        The depth is the place of the lane's cut in the pass, 0 <= depth < 2**20. Positions with close depths read the
+        same shards.
         """
         passes, places = np.divmod(positions, self.num_samples)
         cuts = np.empty_like(places)

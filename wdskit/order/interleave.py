@@ -1,9 +1,11 @@
-"""Interleave the parts of a mixture: find the part at each position, in exact proportion to the weights.
+"""Interleave the parts of a mixture: find the part at each position, in proportion to the weights.
 
-Positions are cut into blocks. A block has a whole number of samples of each part, spread evenly: in the first p
-positions of the block, the number of samples of each part differs from p times its share by less than one. In any
-range of positions, this difference is therefore less than two. Consecutive blocks with equal counts form a piece. A
-table holds the number of samples of each part before each piece, so that no position is counted from the start.
+Positions are divided into blocks, and the samples of each part are spread evenly over a block. If c of the W samples
+of a block are of one part, the first p positions of the block have p c / W of these samples, to within one. So any
+range of positions has each part's share to within two samples.
+
+Consecutive blocks with equal counts form a piece. The number of samples of each part before each piece is stored, so
+a position is found without counting from the start.
 """
 
 from __future__ import annotations
@@ -42,13 +44,13 @@ class _Block(NamedTuple):
 
 
 class PartInterleaver:
-    """Finds the part at each position.
+    """Finds the part of a mixture at each position of an endless sequence.
 
     Args:
-        schedules: The schedule of each part maps positions to finite weights of at least 0. The first position must be
-            0. At every position, at least one part must have a weight above 0.
-        change: Whether a weight jumps at the next position of its schedule ("step"), or changes linearly up to that
-            position ("linear").
+        schedules: For each part, a mapping of positions to the part's weights from these positions on. The first
+            position is 0. Weights are finite and at least 0. At every position, one part or more has a weight above 0.
+        change: Between two positions of a schedule, the weight keeps its earlier value ("step"), or changes linearly
+            ("linear").
 
     Raises:
         ValueError: A schedule does not start at 0, a weight is negative or not finite, or all weights of a position are
@@ -73,7 +75,7 @@ class PartInterleaver:
         self._before: Ints = np.concatenate([np.zeros_like(self._counts[:1]), grown])
 
     def take(self, positions: ArrayLike) -> tuple[Ints, Ints]:
-        """Return the part at each position, and the number of earlier samples of this part.
+        """Return the part at each position, and how many earlier positions have the same part.
 
         Args:
             positions: int64 (n,), at least 0, in any order.
@@ -113,18 +115,21 @@ def _normalised(weights: Sequence[Fraction]) -> list[Fraction]:
 
 
 def _block_size(columns: Sequence[Sequence[Fraction]], *, scheduled: bool) -> int:
-    """Return the number of positions of a block, at least `MIN_SCHEDULED_BLOCK` with `scheduled` weights.
+    """Return the number of positions of a block, so that each part gets a whole number of samples.
 
-    `columns` has the shares of all parts for each key of the schedules. If their common denominator is at most
-    `MAX_BLOCK`, the size is a multiple of this denominator, so that the shares are exact. Otherwise the size is
-    `MAX_BLOCK`, and the shares are rounded.
+    `columns` has the shares of all parts at each position of a schedule. If the block would have more than `MAX_BLOCK`
+    positions, return `MAX_BLOCK`: the shares are then rounded. If the weights are `scheduled`, the block has at least
+    `MIN_SCHEDULED_BLOCK` positions.
     """
     denominator = min(MAX_BLOCK, math.lcm(*(share.denominator for column in columns for share in column)))
     return denominator * -(-MIN_SCHEDULED_BLOCK // denominator) if scheduled else denominator
 
 
 def _pieces(keys: Sequence[int], change: Change, block: int) -> list[tuple[int, int]]:
-    """Return (first position, block size) of each piece: whole blocks, then a smaller block before the next change."""
+    """Return (first position, block size) of each piece. The last piece is endless.
+
+    Between two changes of the weights, whole blocks of `block` positions come first, then one smaller block.
+    """
     changes = set(keys)
     if change == "linear":
         for key, next_key in pairwise(keys):
@@ -163,11 +168,10 @@ def _apportion(shares: Sequence[Fraction], total: int) -> list[int]:
 def _make_block(*counts: int) -> _Block:
     """Return a block with `counts[i]` samples of part i, spread evenly.
 
-    To keep part i with c samples within one sample of its share, sample j of the part must be at a place from
-    floor(j W / c) to ceil((j + 1) W / c) - 1; W is the size of the block. At each place, the allowed sample with the
-    earliest last place is taken, which meets all bounds (Steiner and Yeomans, Level schedules for mixed-model,
-    just-in-time processes, 1993).
+    Algorithm: Steiner and Yeomans, Level schedules for mixed-model, just-in-time processes, 1993.
     """
+    # Of W places, sample j of a part with c samples may take floor(j W / c) to ceil((j + 1) W / c) - 1. Each place gets
+    # the allowed sample with the earliest last place.
     size = sum(counts)
     parts = np.empty(size, dtype=np.uint32)
     before = np.empty(size, dtype=np.uint32)

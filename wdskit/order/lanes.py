@@ -1,9 +1,7 @@
 """Lanes and windows: shuffle a long sequence without holding it in memory.
 
-A sequence of n places is cut into L consecutive pieces, the cuts, and each lane reads one cut. Position p is in lane
-p mod L. Each lane is shuffled in windows of w places. A stride near the golden ratio maps lanes to cuts, so that
-neighbouring lanes read places that are spread evenly over the sequence. `order.steps.rank_positions` then gives each
-node the same part of the sequence at every step.
+A sequence of n places is cut into L consecutive pieces, the cuts, and each of L lanes reads one cut. Position p is in
+lane p mod L, so neighbouring positions read different cuts. Each lane is shuffled in windows of w places.
 """
 
 from __future__ import annotations
@@ -31,10 +29,9 @@ def default_lanes(num_samples: int) -> int:
 
 
 def lane_cuts(num_lanes: int, offset: int = 0) -> Ints:
-    """Return the number of the cut of each lane: int64 (num_lanes,), a permutation.
+    """Return the number of the cut that each lane reads: int64 (num_lanes,), a permutation.
 
-    Lane l reads cut (l m + offset) mod L, and L is `num_lanes`. m is the number nearest to 0.618 L that has no common
-    factor with L. So neighbouring lanes read cuts that are far apart.
+    Neighbouring lanes read cuts that are far apart. Lane 0 reads cut `offset` mod `num_lanes`.
     """
     middle = round(_GOLDEN_RATIO * num_lanes)
     near = (middle + sign * distance for distance in range(num_lanes) for sign in (-1, 1))
@@ -44,12 +41,12 @@ def lane_cuts(num_lanes: int, offset: int = 0) -> Ints:
 
 
 class Lanes:
-    """Shuffles lanes in windows.
+    """Shuffles each lane in windows.
 
     Args:
-        num_lanes: L >= 1.
-        window: w >= 1, number of places that are shuffled with each other.
-        purpose: Purpose of the random keys, which separates the shuffles of different orders.
+        num_lanes: Number of lanes, at least 1.
+        window: Number of consecutive places of a lane that are shuffled with each other, at least 1.
+        purpose: Part of the random key: orders with different purposes get different shuffles.
         seed: Seed of the order.
 
     Raises:
@@ -81,17 +78,16 @@ class Lanes:
         self._make_buffers()
 
     def shuffle(self, pass_number: int, lanes: Ints, places: Ints, sizes: Ints | None) -> Ints:
-        """Return the place in the lane that each place has after the shuffle of its window.
+        """Return the new place of each place after the shuffle. A place stays in its window and its lane.
 
         Args:
             pass_number: Number of the pass; each pass has a different shuffle.
             lanes: Lane of each place, (n,).
-            places: Place in its lane, (n,).
-            sizes: Size of the lane of each place, (n,). The last window of a lane ends at its size. None for endless
-                lanes.
+            places: Places before the shuffle, counted in their lanes, (n,).
+            sizes: Number of places of the lane of each place, (n,). None: the lanes are endless.
 
         Returns:
-            New place in the lane, int64 (n,): a permutation within each window.
+            New places, counted in their lanes, int64 (n,).
         """
         numbers, within = np.divmod(places, self.window)
         odd = numbers & 1
@@ -109,8 +105,9 @@ class Lanes:
     def _shuffle_windows(
         self, pass_number: int, lanes: Ints, numbers: Ints, within: Ints, sizes: Ints, shuffled: Ints
     ) -> None:
-        """Write to `shuffled` the place in the window that each place has after the shuffle, and make the missing
-        permutations. `numbers` are the numbers of the windows in their lanes, `within` the places in their windows.
+        """Write to `shuffled` the new place of each place in its window. Permutations that are not cached are made.
+
+        `numbers` has the number of each place's window in its lane. `within` has the place in the window.
         """
         for window, at in group_indices(numbers * self.num_lanes + lanes):
             number, lane = divmod(window, self.num_lanes)
@@ -123,11 +120,11 @@ class Lanes:
             shuffled[at] = row[within[at]]
 
     def near_position(self, position: int, attempt: int, num_positions: int | None = None) -> int | None:
-        """Return a position near `position`: first from the same window, then later positions of all lanes.
+        """Return a position near `position`: first positions of the same window, then later positions of all lanes.
 
         Args:
             position: Position in the sequence of all lanes.
-            attempt: Number of the near position, from 1.
+            attempt: 1 for the first near position, 2 for the second, and so on.
             num_positions: Length of the sequence; None for an endless sequence.
 
         Returns:

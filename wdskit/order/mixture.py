@@ -12,7 +12,7 @@ from wdskit.order.interleave import Change, PartInterleaver, Schedule
 
 
 class MixtureOrder:
-    """An endless sequence of samples of several parts, in proportion to weights. Implements `order.base.Order`.
+    """An order that mixes several parts in proportion to weights. Implements `order.base.Order`.
 
     Shards are numbered consecutively: first the shards of the first part, then of the second, and so on. Each part
     starts a new pass when its samples are used up; the mixture itself has no passes.
@@ -20,12 +20,12 @@ class MixtureOrder:
     Args:
         parts: The order of each part.
         num_shards: Number of shards of each part.
-        weights: Weight of each part: a number, or a schedule over positions.
-        change: Whether a weight jumps at the next position of its schedule ("step"), or changes linearly up to that
-            position ("linear").
+        weights: Weight of each part: a number, or a mapping of positions to the weights from these positions on.
+        change: Between two positions of such a mapping, the weight keeps its earlier value ("step"), or changes
+            linearly ("linear").
 
     Raises:
-        ValueError: A weight is negative or not finite, a schedule does not start at 0, or all weights are 0.
+        ValueError: A weight is negative or not finite, a mapping does not start at position 0, or all weights are 0.
     """
 
     def __init__(
@@ -51,9 +51,9 @@ class MixtureOrder:
         return shards, samples
 
     def locate(self, positions: Ints) -> tuple[Ints, Ints]:
-        """Return (part, depth) of each position, int64 (n,) each: the number of its part, and its depth.
+        """Return the part and the depth of each position: int64 (n,) each.
 
-        The depth is that in the data of the part, 0 <= depth < 2**20. Positions of near depths read the same shards.
+        The depth is the place in the part's data, 0 <= depth < 2**20. Positions with close depths read the same shards.
         """
         parts, indices = self.interleaver.take(positions)
         depths = np.empty_like(parts)

@@ -15,10 +15,10 @@ DEFAULT_CHUNK = 64
 
 
 class ResampledOrder:
-    """An endless sequence of chunks of consecutive samples, each with a uniformly drawn first sample.
+    """An endless sequence of chunks of consecutive samples. The first sample of each chunk is drawn uniformly.
 
-    Implements `order.base.Order`. A chunk wraps around inside its shard, so all samples are equally likely, including
-    the last samples of a shard. Position p is in lane p mod L, and each lane is shuffled in windows.
+    Implements `order.base.Order`. A chunk that reaches the end of its shard continues at the shard's start, so all
+    samples are equally likely. Position p is in lane p mod L, and each lane is shuffled in windows.
 
     Args:
         counts: Number of samples of each shard, (num_shards,).
@@ -73,10 +73,10 @@ class ResampledOrder:
         return shards, (samples + steps) % self._stack.counts(shards)
 
     def locate(self, positions: Ints) -> tuple[Ints, Ints]:
-        """Return (part, depth) of each position, int64 (n,) each; 0 <= depth < 2**20. The part is always 0: there is no
-        mixture.
+        """Return the part (always 0) and a depth of each position: int64 (n,) each; 0 <= depth < 2**20.
 
-        The depth depends only on the lane, because each lane draws from all the data. So one node reads a whole chunk.
+        All positions of a lane have the same depth. The depth is not a place in the data: each lane draws from all the
+        data.
         """
         cuts = lane_cuts(self.num_lanes)[positions % self.num_lanes]
         return np.zeros_like(cuts), cuts * DEPTHS // self.num_lanes
@@ -92,7 +92,10 @@ class ResampledOrder:
 
 @functools.lru_cache(maxsize=1 << 13)  # 8 bytes per chunk; each lane uses one window at a time
 def _draw(seed: int, number: int, lane: int, num_chunks: int, num_samples: int) -> Ints:
-    """Return the first sample, drawn uniformly, of each chunk of window `number` of a lane: int64 (num_chunks,)."""
+    """Return the first sample of each chunk of one window of a lane, drawn uniformly: int64 (num_chunks,).
+
+    `number` is the number of the window in the lane.
+    """
     words = philox("resampled-chunks", seed, lane, number).random_raw(num_chunks)
     # Uniform but for num_samples / 2**53.
     starts: Ints = ((words >> np.uint64(11)) * 2.0**-53 * num_samples).astype(np.int64)

@@ -31,9 +31,9 @@ class SequentialOrder:
         return self._stack.find(np.asarray(positions, dtype=np.int64) % self.num_samples)
 
     def locate(self, positions: Ints) -> tuple[Ints, Ints]:
-        """Return (part, depth) of each position, int64 (n,) each. The part is always 0: there is no mixture.
+        """Return the part (always 0) and the depth of each position: int64 (n,) each.
 
-        The depth is the place in the pass, scaled to 0 <= depth < 2**20. Positions of near depths read the same shards.
+        The depth is the place in the pass, 0 <= depth < 2**20. Positions with close depths read the same shards.
         """
         return np.zeros_like(positions), positions % self.num_samples * DEPTHS // self.num_samples
 

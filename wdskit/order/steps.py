@@ -1,17 +1,15 @@
 """The steps of an epoch, and the positions that each rank takes at a step.
 
-Global batch k after a resume point c has the positions [c + k * G, c + (k + 1) * G). G = R * B, with R ranks and
-batches of B samples per rank. `rank_positions` divides these positions between the ranks. This division decides only
-which rank computes which sample.
+With R ranks and batches of B samples per rank, a step takes a global batch of G = R * B positions. Step k after a
+resume point c takes the positions from c + k * G on. `rank_positions` divides these positions between the ranks. This
+division decides only which rank computes which sample.
 
-The positions of a step are sorted by their depth in the data. Node n takes the n-th block of B * (ranks per node)
-positions. This is about the same part of the data at every step, so a node reads its own shards and no others. Within
-the block, the positions of each part of a mixture go to the ranks of the node in turn, starting with a different rank
-at each step. So the batch of a rank mixes all the data that its node reads, and no rank gets only one part.
+With `tail: drop`, the positions of a step are sorted by their depth in the data, and each node takes one block. The
+block is about the same part of the data at every step, so a node reads its own shards. The ranks of a node take the
+positions of the block in turn, separately for each part of a mixture. So each rank gets all parts.
 
-With `tail: pad` a rank takes consecutive positions instead, and the first rank takes the first positions. So the rows
-of all ranks, concatenated, are in the order of their samples; `gather_valid` returns them in this order. The positions
-of the last step are divided evenly.
+With `tail: pad`, each rank takes consecutive positions, and the first rank takes the first positions. So the rows of
+all ranks, concatenated, are in the order of their samples. The positions of the last step are divided evenly.
 """
 
 from __future__ import annotations
@@ -31,14 +29,14 @@ _POSITION_BITS = 32  # low bits, for the position in its step; the higher bits h
 
 @dataclass(frozen=True)
 class Steps:
-    """The steps of one epoch after a resume point. Their number is the same on every rank.
+    """The steps of one epoch from a resume point on. Their number is the same on every rank.
 
     Args:
         num_samples: Number of positions of the epoch, >= 0.
-        batch: B, the size of a rank's batch, >= 1.
-        world_size: R, the number of ranks, >= 1.
+        batch: Size of a rank's batch, >= 1.
+        world_size: Number of ranks, >= 1.
         tail: Whether positions that do not fill a global batch are dropped, or padded to a whole batch.
-        consumed: c, the number of positions of the epoch that are consumed already, >= 0.
+        consumed: Number of positions of the epoch before the resume point, >= 0.
     """
 
     num_samples: int
@@ -49,7 +47,7 @@ class Steps:
 
     @property
     def global_batch(self) -> int:
-        """G, the number of positions of a step."""
+        """Number of positions of a step: the batches of all ranks."""
         return self.batch * self.world_size
 
     def __len__(self) -> int:
@@ -98,8 +96,8 @@ def rank_positions(order: Order, start: int, steps: AnySteps, step: int, *, rank
     """Return the positions of an epoch that a rank takes at a step.
 
     Args:
-        order: The endless sequence.
-        start: Position of the epoch's start in the sequence.
+        order: The order of the pipeline.
+        start: The position in `order` at which the epoch starts.
         steps: The steps of the epoch.
         step: Number of the step, counted from the resume point, 0 <= step < len(steps).
         rank: Number of the rank, 0 <= rank < steps.world_size.
@@ -132,10 +130,9 @@ def rank_positions(order: Order, start: int, steps: AnySteps, step: int, *, rank
 
 
 def find_nodes(order: Order, start: int, steps: AnySteps, step: int, *, ranks_per_node: int) -> Ints:
-    """Return for each position of a step the number of the node that takes this position, in the order of positions.
+    """Return the node that takes each position of a step: int64 (number of positions without padding,).
 
-    The result is int64 (number of positions,); padded rows are left out. `start` is the position of the epoch's start
-    in `order`. `step` is counted from the resume point.
+    `start` is the position in `order` at which the epoch starts. `step` is counted from the resume point.
     """
     first, num_nodes = steps.first(step), steps.world_size // ranks_per_node
     num = steps.consumed_after(step) - first

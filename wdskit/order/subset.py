@@ -21,9 +21,9 @@ class SampleSubset(Protocol):
     counts: Ints
 
     def take(self, shards: Ints, places: Ints) -> Ints:
-        """Return the number of each sample in its shard, int64 (n,).
+        """Return the number of each selected sample among all samples of its shard: int64 (n,).
 
-        `shards` are the numbers of the shards; `places` count only the selected samples of each shard, from 0.
+        `shards` has the shard of each sample. `places` has its number among the selected samples of this shard, from 0.
         """
         ...
 
@@ -32,8 +32,8 @@ class PickedOrder:
     """An order over the selected samples of shards. Implements `order.base.Order`.
 
     Args:
-        order: An order that counts only selected samples. `order` numbers the S shards once for each subset: number
-            k S + s is the samples of shard s that are in subset k.
+        order: An order over (number of subsets) x S shards. Its shard k S + s has the samples of shard s that subset k
+            selects.
         subsets: Subsets of the same S shards. A sample that is in n subsets comes n times in a pass.
 
     Attributes:
@@ -54,9 +54,10 @@ class PickedOrder:
         return self._map(*self._order.take(positions))
 
     def locate(self, positions: Ints) -> tuple[Ints, Ints]:
-        """Return (part, depth) of each position, int64 (n,) each. Without a mixture, the part is 0.
+        """Return the part and the depth of each position: int64 (n,) each. Without a mixture, the part is 0.
 
-        The depth is that in the selected data, 0 <= depth < 2**20. Positions of near depths read the same shards.
+        The depth is the place in the selected data, 0 <= depth < 2**20. Positions with close depths read the same
+        shards.
         """
         return self._order.locate(positions)
 

@@ -22,13 +22,12 @@ _ROWS_AT_ONCE = 1 << 14  # blocks that are summed at once
 class WeightedOrder:
     """An endless sequence of samples, drawn with replacement in proportion to their weights.
 
-    Implements `order.base.Order`. The sample at position p depends only on the seed and p. The expected count of a
-    sample in n positions is exactly n times its weight, divided by the sum of all weights.
+    Implements `order.base.Order`. The sample at position p depends only on the seed and p, not on earlier draws.
 
     Args:
         counts: Number of samples of each shard, (num_shards,).
         weigh: Takes sample numbers over all shards, int64 (n,), and returns their weights, float64 (n,): finite, at
-            least 0, not all 0. Only the sums of blocks of weights are kept.
+            least 0, not all 0. The weights are not kept, so `weigh` is also called at each draw.
         num_samples: Length of a pass.
         seed: 0 <= seed < 2**64.
 
@@ -57,7 +56,7 @@ class WeightedOrder:
             raise ValueError(msg)
 
     def _rows(self, blocks: Ints) -> Floats:
-        """Return the weights of blocks, float64 (n, _BLOCK); weights after the last sample are 0."""
+        """Return the weights of the samples in each block: float64 (n, _BLOCK). Weights after the last sample are 0."""
         numbers = blocks[:, None] * _BLOCK + np.arange(_BLOCK)
         rows = self._weigh(np.minimum(numbers, self._stack.num_samples - 1).reshape(-1)).reshape(numbers.shape)
         rows[numbers >= self._stack.num_samples] = 0
@@ -72,7 +71,10 @@ class WeightedOrder:
         return self._find(shares)
 
     def _find(self, shares: Floats) -> Ints:
-        """Return the number of the sample at each share (0 <= share < 1) of the sum of all weights: int64 (n,)."""
+        """Return the number of the sample at which the cumulative weight passes each share of the total: int64 (n,).
+
+        For each of `shares`: 0 <= share < 1.
+        """
         wanted = shares * self._stops[-1]
         last = np.searchsorted(self._stops, self._stops[-1])  # last block with a weight above 0; rounding may exceed it
         blocks = np.minimum(np.searchsorted(self._stops, wanted, side="right"), last)
@@ -88,10 +90,9 @@ class WeightedOrder:
         return self._stack.find(self.numbers(np.asarray(positions, dtype=np.int64)))
 
     def locate(self, positions: Ints) -> tuple[Ints, Ints]:
-        """Return (part, depth) of each position, int64 (n,) each. The part is always 0: there is no mixture.
+        """Return the part (always 0) and the depth of each position: int64 (n,) each.
 
-        The depth is the place of the sample in the data, scaled to 0 <= depth < 2**20. So each node reads its own part
-        of the data.
+        The depth is the place of the sample in the data, scaled to 0 <= depth < 2**20.
         """
         numbers = self.numbers(positions)
         return np.zeros_like(numbers), numbers * DEPTHS // self._stack.num_samples

@@ -34,25 +34,23 @@ class PackResult:
     """The result of `pack`.
 
     Attributes:
-        folder: Folder of the shards: a path, or a URL as text.
+        folder: The folder that the shards were written to: a path, or a URL as text.
         entries: Index entries of the shards of this run (with `part`, of this part), in order; empty after a dry run.
         num_samples: Samples in these shards, or in the plan of a dry run.
         num_bytes: Bytes of these shards; 0 if a dry run cannot know the bytes, because options change the samples.
         classes: Class number by class name; empty if the source has no classes.
         rejected: Errors of the rows that were left out because of `skip_bad` or `missing="skip"`, in order.
-        num_other: Files of a folder, or members of archives, that are in no row.
+        num_other: Files of a source folder, or members of archives, that belong to no row.
         seconds: Duration of the call in seconds.
-        plan: The planned shards; None for rows that can be read only once.
+        plan: The planned shards; None for rows that can be read only once, and after `finish_pack`.
         duplicates: Rows with the images of an earlier row, in order; empty with `duplicates="keep"`.
         dry_run: True if nothing was written because of `dry_run`.
         was_done: True if an earlier run wrote all of these shards, so that this run wrote nothing.
         num_cleaned: Rows whose keys `keys="clean"` changed.
         source: Name and kind of the source: `photos: image folder`. Empty for rows from Python.
-        notes: Sentences for the user. One sentence counts the images with an EXIF orientation, and one the images with
-            several frames: decoding ignores the orientation and all frames after the first. Each sentence
-            names the first such image. Only images in shards that this call filled are counted, and no image if
-            `validate` is "none" or "magic". Other sentences name exported files that are outdated or that a user
-            changed.
+        notes: Sentences for the user about exported files that are outdated or that a user changed, images with an EXIF
+            orientation, and images with several frames. Decoding ignores the orientation and all frames after the
+            first. Only images in shards that this call filled are counted, and none with `validate` "none" or "magic".
     """
 
     folder: Path | str
@@ -152,12 +150,11 @@ def pack(
 def export_packed(dest: Destination) -> tuple[str, ...]:
     """Write the files for other readers (`wdskit export`), if `dest.options.export` names some.
 
-    Call this function after the run has published its shards and released the folder's lock.
+    Call this function after the run has published its shards and released the folder's lock. In a dry run, for a part
+    of a run, and for a bucket, nothing is written and the result is empty.
 
     Returns:
-        Sentences about exported files that were not replaced, because a user has changed them, and about outdated
-        exported files. After a dry run, for a part of a run, and for a bucket, nothing is written and the result is
-        empty.
+        Sentences about exported files that are outdated, or that were not replaced because a user has changed them.
 
     Raises:
         PackError: The export files cannot be written.
@@ -182,11 +179,10 @@ def export_packed(dest: Destination) -> tuple[str, ...]:
 
 
 def finish_pack(dest: str | os.PathLike[str], *, disk: Disk = DISK) -> PackResult:
-    """Write the index of a folder whose shards were filled in parts: `wdskit pack-finish`.
+    """Publish the shards that several parts of a run filled, and write their index: `wdskit pack-finish`.
 
-    The index has the same bytes as the index of a single run. The shards are not read, because each part stored their
-    digests. The function also completes any run that was stopped while it published its shards. The result has the
-    shards of all parts; its `classes` and `rejected` are empty.
+    The index has the same bytes as the index of a run without parts. The function also completes a run that was stopped
+    while it published its shards. In the result, `classes` and `rejected` are empty.
 
     Args:
         dest: The local folder with the shards of all parts.
@@ -222,14 +218,12 @@ def finish_pack(dest: str | os.PathLike[str], *, disk: Disk = DISK) -> PackResul
 
 
 def read_plan(dest: Destination, source: Source, *, skip_bad: bool, keep_first: bool = False) -> Plan:
-    """Read all rows of the source into a plan, and return the plan. The end of the `with` block of `dest` closes the
-    plan.
+    """Read all rows of `source` into a new plan. The plan is removed when the `with` block of `dest` ends.
 
-    With `skip_bad`, rows that cannot be packed are left out. With `keep_first`, rows with the key of an earlier row are
-    left out. Otherwise such rows raise RowError.
+    `skip_bad` leaves out rows that cannot be packed. `keep_first` leaves out rows with the key of an earlier row.
 
     Raises:
-        RowError: A row cannot be packed, or two rows have the same key.
+        RowError: Without `skip_bad`, a row cannot be packed. Without `keep_first`, two rows have the same key.
         PackError: No row is left; an option names a field that no row has; an option is for images and no row has an
             image; the plan cannot be written; or `on` is set and Ray is not installed.
     """
@@ -336,9 +330,9 @@ _IGNORED_PARTS = {
 
 
 def _notes_on(entries: Sequence[ShardEntry]) -> tuple[str, ...]:
-    """Return a sentence about the images with an EXIF orientation, and a sentence about the images with several frames.
+    """Return sentences about the images with an EXIF orientation, and about the images with several frames.
 
-    A sentence has the number of these images and the place of the first image. A sentence about no image is left out.
+    Each sentence has the number of these images and the place of the first image.
     """
     notes = []
     for part, (has, effect) in _IGNORED_PARTS.items():

@@ -19,19 +19,19 @@ from wdskit.packing.sources.tar_samples import TarSample
 
 @dataclass(frozen=True)
 class Changes:
-    """The fields to keep, and the new names of fields and keys.
+    """The fields to keep, drop, rename and make, and the rule for new keys.
 
     Attributes:
         keep: Names of the fields to keep; None keeps all fields.
         drop: Names of the fields to drop.
         rename: Maps old names of fields to new names.
-        made: Makes fields from values in a sample's JSON; None makes no fields.
-        keys: "given" keeps the keys. "clean" replaces odd characters of a key by `_`, "hashed" replaces the key by its
-            hash; the member `key` of the field `json` then has the old key.
+        made: The fields to make from values in a sample's JSON; None makes no fields.
+        keys: "given" keeps the keys. "clean" replaces characters that some readers refuse by `_`. "hashed" replaces the
+            key by its hash. Both store the old key as the member `key` of the field `json`.
 
     Raises:
-        PackError: Two of the options conflict, a name is not a valid field name, or a field of `made` cannot be made
-            from JSON.
+        PackError: `keep` and `drop` are both set, a dropped field is renamed, a name is not a valid field name, or a
+            field of `made` cannot be made from JSON.
     """
 
     keep: frozenset[str] | None = None
@@ -66,7 +66,7 @@ class Changes:
 
     @property
     def named(self) -> frozenset[str]:
-        """The fields that `keep`, `drop` and `rename` (old names) name. At least one sample must have each field."""
+        """All names of fields in `keep` and `drop`, and all old names in `rename`."""
         return (self.keep or frozenset()) | self.drop | self.rename.keys()
 
     def to_dict(self) -> dict[str, object]:
@@ -87,7 +87,7 @@ class Changes:
         return self.rename.get(name, name)
 
     def new_names(self, names: Collection[str]) -> dict[str, str]:
-        """Return the old name of each kept field by its new name, sorted by new name. `names` are the old names.
+        """Return a dict of new name to old name for the kept fields, sorted by new name. `names` are the old names.
 
         Raises:
             ValueError: No field is kept, or two fields get the same name.
@@ -133,9 +133,9 @@ class Changes:
         return fields
 
     def _json(self, sample: TarSample, fields: Mapping[str, FieldBytes]) -> bytes:
-        """Return the bytes of the sample's field with the new name `json`; `{}` if no field gets this name.
+        """Return the bytes of the field whose new name is `json`; `{}` if no field gets this name.
 
-        `fields` are the sample's fields by new name.
+        `fields` maps the new names to the fields of `sample`.
         """
         data = fields.get("json", b"{}")
         if isinstance(data, bytes):
@@ -144,10 +144,10 @@ class Changes:
 
 
 def _with_label(json_bytes: bytes, old_label: bytes, new_label: bytes) -> bytes:
-    """Return `json_bytes` with the new label as the value of the member `cls`. The labels are bytes of a field `cls`.
+    """Replace the class number in the member `cls` of a sample's JSON. Return the new JSON.
 
-    `json_bytes` is returned unchanged if the value of this member is not a whole number, or is not the old label.
-    DecodeError: `json_bytes` is invalid.
+    `old_label` and `new_label` are the field `cls` before and after the change. If the member `cls` is not the number
+    in `old_label`, the JSON is returned unchanged. DecodeError: `json_bytes` is not valid JSON.
     """
     value = decode_field("json", json_bytes)
     if not isinstance(value, dict) or type(value.get(CLASS_FIELD)) is not int:

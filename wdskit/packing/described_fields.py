@@ -1,6 +1,6 @@
 """Update the fields that describe a changed image: COCO annotations, sizes and digests.
 
-If the pixels of an image move, a field with annotations of an unknown form is an error and is never packed unchanged.
+If the pixels of an image move, annotations in any other form than COCO raise DecodeError.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def names_places(name: str) -> bool:
 
 
 def update_field(field: str, data: bytes, changes: list[ImageChange]) -> bytes:
-    """Update a field that is not an image, so that the field describes the changed images.
+    """Update a field so that it describes the transformed images of the sample. The field is not an image.
 
     Args:
         field: Name of the field.
@@ -62,7 +62,7 @@ def update_field(field: str, data: bytes, changes: list[ImageChange]) -> bytes:
         changes: All images of the sample; at least one image has changed.
 
     Returns:
-        The updated bytes. They are equal to `data` if the field does not describe a changed property.
+        The updated bytes. They are equal to `data` if the field describes no property that changed.
 
     Raises:
         DecodeError: The field describes places in an image in a form that cannot be updated, or is not valid JSON.
@@ -104,8 +104,8 @@ def _parse(data: bytes) -> Any:
 def _update_measures(value: dict[str, Any], changes: list[ImageChange]) -> dict[str, Any]:
     """Return new values for the members `width`, `height`, `bytes` and `sha256` of a JSON object, by name.
 
-    A member gets a new value if its old value is that of an image before its change. Other members are not in the
-    result. DecodeError: An old value fits several images with different new values.
+    A member gets a new value only if its old value is that of an image before the transform.
+    DecodeError: An old value matches several images, and their new values differ.
     """
     numbers = {name: _whole_number(value.get(name)) for name in ("width", "height", "bytes")}
     known = {name: number for name, number in numbers.items() if number is not None}
@@ -136,10 +136,9 @@ def _sha256(data: bytes) -> str:
 
 
 def _single_values(names: list[str], matches: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the new value of each member in `names`, by name; empty if `matches` is empty.
+    """Return the value that all dicts in `matches` have for each name in `names`; an empty dict if `matches` is empty.
 
-    `matches` has one item for each image that the old values fit: the new values of this image, by name.
-    DecodeError: Two of these images have different new values.
+    DecodeError: Two dicts have different values for a name.
     """
     values = {tuple(each[name] for name in names) for each in matches}
     if len(values) > 1:
@@ -151,15 +150,15 @@ def _single_values(names: list[str], matches: list[dict[str, Any]]) -> dict[str,
 
 
 def _update_coco(value: dict[str, Any], geometries: list[Geometry]) -> dict[str, Any]:
-    """Return the new members `image` and `annotations` of the JSON object `value`, by name.
+    """Return the members `image` and `annotations` of a COCO object, updated for the transformed image.
 
-    The result is empty if `image` has no size and `annotations` has no places. `geometries` has one item for each image
-    of the sample.
+    The result is a dict of these two members. It is empty if `image` has no size and no annotation has a place.
+    `geometries` has one item for each image of the sample.
 
     Raises:
-        DecodeError: The two members do not have the form of COCO; another member names a place; an image was cut and
-            `annotations` has places; no image of the sample had the size in `image`; or the images that had this size
-            moved differently.
+        DecodeError: The members do not have the form of COCO, or another member names a place in the image. Or the
+            annotations have places, and an image was cut. Or no image of the sample had the size in `image`, or several
+            images had this size and moved differently.
     """
     image, annotations = value["image"], value["annotations"]
     if not isinstance(image, dict) or not (
@@ -214,10 +213,10 @@ def _update_annotation(annotation: dict[str, Any], move: Move, where: str) -> di
 
 
 def _numbers(values: Any, count: int, where: str, *, step: int = 1) -> list[float]:
-    """Check that `values` is a list of numbers, and return `values` unchanged.
+    """Return `values` if it is a list of numbers with a valid length. Otherwise raise DecodeError.
 
-    If `count` is not 0, the list must have `count` numbers. The length of the list must be a multiple of `step`.
-    `where` is the path of `values`, for the message. DecodeError: `values` is not such a list.
+    The length must be a multiple of `step`, and equal to `count` if `count` is not 0. `where` is the path of `values`,
+    for the message.
     """
     if (
         not isinstance(values, list)
@@ -248,8 +247,10 @@ def _move_points(values: list[float], move: Move, step: int) -> list[float]:
 
 
 def _move_run_lengths(shape: dict[str, Any], move: Move, where: str) -> tuple[dict[str, Any], int]:
-    """Return a moved run-length mask of COCO (`size` and `counts`), and the number of its pixels that are 1. `where` is
-    the path of the mask, for messages. DecodeError: The mask is invalid, or has another size than the image.
+    """Return a run-length mask of COCO after `move`, and the number of its pixels with the value 1.
+
+    `shape` is the mask: an object with `size` and `counts`. `where` is its path, for messages.
+    DecodeError: The mask is invalid, or does not have the size of the image.
     """
     if set(shape) != {"size", "counts"}:
         raise DecodeError(f"{where} has other members than size and counts")
@@ -280,10 +281,9 @@ def _run_lengths(flat: NDArray[np.uint8]) -> list[int]:
 
 
 def _decode_counts(text: str, where: str) -> list[int]:
-    """Return the run lengths in the text form of pycocotools (maskApi.c). DecodeError: The text is invalid.
+    """Return the run lengths in `text`, the compressed `counts` of a COCO mask (maskApi.c of pycocotools).
 
-    A character has 5 bits of a number, and a flag that says that the next character belongs to the same number. From
-    the fourth number on, a number is the difference from the run length two places before.
+    `where` is the path of the mask, for messages. DecodeError: `text` is invalid.
     """
     lengths: list[int] = []
     value = shift = 0
@@ -304,7 +304,7 @@ def _decode_counts(text: str, where: str) -> list[int]:
 
 
 def _encode_counts(lengths: list[int]) -> str:
-    """Return run lengths in the text form of pycocotools, from which `_decode_counts` reads the same lengths."""
+    """Return the compressed `counts` of a COCO mask with these run lengths: the inverse of `_decode_counts`."""
     chars: list[str] = []
     for at, length in enumerate(lengths):
         value = length - lengths[at - 2] if at > 2 else length

@@ -47,8 +47,8 @@ class Limits:
     Attributes:
         max_samples: The largest number of samples in a shard.
         max_bytes: The largest size of a shard's file, including headers, padding and end marker.
-        num_shards: Number of shards; their sample counts then differ by at most one. None starts a new shard where the
-            next sample would break a limit.
+        num_shards: Number of shards. Their numbers of samples differ by at most one. With None, each shard gets as many
+            samples as the limits allow.
 
     Raises:
         PackError: A value is not a whole number, or is too small.
@@ -83,10 +83,10 @@ def make_limits(
     num_shards: int | None = None,
     by_count: bool = False,
 ) -> Limits:
-    """Return the limits of a shard.
+    """Return the limits of a shard, with default values.
 
-    None for `max_samples` or `max_bytes` gives the default limit. If `num_shards` is set, None gives no limit.
-    `by_count` is True if the sizes of the samples are not known. Then `max_bytes` must be None and gives no limit.
+    If `max_samples` or `max_bytes` is None, the default limit is used; with `num_shards`, no limit. `by_count` says
+    that the sizes of the samples are not known, so that their bytes are not limited.
 
     Raises:
         PackError: A limit is too small or not a whole number, or `by_count` and `max_bytes` are both set.
@@ -102,7 +102,7 @@ def make_limits(
 
 
 class RowRange(NamedTuple):
-    """The rows [start, stop) of one shard, as places in the packing order, and the size of its file in bytes."""
+    """The rows [start, stop) of one shard, as places in the packing order. `num_bytes` is the size of its file."""
 
     start: int
     stop: int
@@ -145,8 +145,9 @@ def divide(blocks: NDArray[Any], limits: Limits) -> list[RowRange]:
 
 
 def _divide_at_limits(ends: NDArray[np.int64], limits: Limits, max_blocks: int) -> Iterator[RowRange]:
-    """Yield the rows of each shard, with at most `max_blocks` blocks. `ends` has the number of blocks of all rows up to
-    and including each row, int64 (num_rows,).
+    """Yield shards with as many rows as the limits allow. A shard has at most `max_blocks` blocks of 512 bytes.
+
+    `ends[i]` is the number of blocks of the rows 0 to i together, int64 (num_rows,).
     """
     start = done = 0
     while start < len(ends):
@@ -157,8 +158,10 @@ def _divide_at_limits(ends: NDArray[np.int64], limits: Limits, max_blocks: int) 
 
 
 def _divide_evenly(ends: NDArray[np.int64], limits: Limits, num_shards: int) -> list[RowRange]:
-    """Return the rows of each shard. The first shards may have one row more. PackError: A shard is empty or too big.
-    `ends` has the number of blocks of all rows up to and including each row, int64 (num_rows,).
+    """Return `num_shards` shards. The first shards may have one row more than the last shards.
+
+    `ends[i]` is the number of 512-byte blocks of the rows 0 to i together, int64 (num_rows,).
+    PackError: There are fewer rows than shards, or a shard is over the limits.
     """
     if num_shards > len(ends):
         msg = f"{len(ends)} samples cannot fill {num_shards} shards; each holds at least one. Use fewer shards."
@@ -184,18 +187,17 @@ def row_bytes(row: Row) -> int:
 
 
 class StreamedShard:
-    """The rows of one shard, in order. Iterate over them once: the source produces them during the iteration.
+    """The rows of one shard, from a source that can be read only once. Iterate over the rows once.
 
     Args:
         first: The first row of the shard.
-        rows: The rows after `first`, including the rows of later shards.
+        rows: Iterator over all rows after `first`, including the rows of later shards.
         limits: The limits of the shard.
-        by_count: True if the bytes of the rows are not known.
+        by_count: True if the bytes of the rows are not known, so that only their number is limited.
 
     Attributes:
         num_bytes: Bytes of a file with the rows yielded so far; 0 with `by_count`.
-        following: The first row of the next shard, or None if no row is left. Read this attribute only after the
-            iteration has ended.
+        following: After the iteration: the first row of the next shard, or None if no row is left.
     """
 
     def __init__(self, first: Row, rows: Iterator[Row], limits: Limits, *, by_count: bool) -> None:
@@ -232,10 +234,10 @@ class StreamedShard:
 
 
 def divide_stream(rows: Iterable[Row], limits: Limits, *, by_count: bool = False) -> Iterator[StreamedShard]:
-    """Yield shards of consecutive rows while the rows are read. A new shard begins where the next row breaks a limit.
+    """Divide rows into shards while the rows are read. A new shard begins where the next row would break a limit.
 
     The caller must take all rows of a shard before it takes the next shard. With `by_count` the bytes of the rows are
-    not known: only the number of samples is limited, and `num_bytes` of each shard is 0.
+    not known: only the number of samples is limited.
     """
     rows = iter(rows)
     row = next(rows, None)
@@ -282,10 +284,10 @@ class ShardNames:
 
 
 def names_of(folder: Path, pattern: str | None, splits: Iterable[str] | None) -> Sequence[ShardNames]:
-    """Return the file names of the shards: one `ShardNames`, or with `splits` (names of splits) one for each split.
+    """Return the rule for the file names of the shards: one `ShardNames`, or one for each name in `splits`.
 
-    Names of shards of a split begin with the split's name, and `pattern` is ignored. Without splits, a `pattern` of
-    None gives names that begin with the folder's name, so that they differ between folders.
+    The names of a split's shards begin with the split's name; `pattern` is then ignored. If both are None, the names
+    begin with the name of `folder`.
 
     Raises:
         PackError: The pattern is invalid, or the folder's name cannot begin a file name of a shard.

@@ -38,8 +38,9 @@ OnSample = Callable[[int, int], None]
 
 
 class ProgressCounter:
-    """A counter of packed samples and bytes. It calls `on_progress` with the sums at its start and after each change.
-    `total` has the final number of samples and of bytes; None for a number that is not known.
+    """Counts packed samples and bytes, and calls `on_progress` with the sums: once at its start and after each change.
+
+    `total` is the final number of samples and of bytes. A number is None if it is not known.
     """
 
     def __init__(self, on_progress: OnProgress, total: tuple[int | None, int | None]) -> None:
@@ -62,13 +63,13 @@ class ProgressCounter:
 def fill_shard(job: ShardJob, *, disk: Disk = DISK, on_sample: OnSample | None = None) -> ShardEntry:
     """Write one shard and its `.idx`, and return its index entry.
 
-    With `job.columns`, the values of the columns are written to a file, too. If `job.sha256` is set, nothing is
-    written: the bytes that the rows give are compared with this digest.
+    With `job.columns`, the values of these columns are written to another file. If `job.sha256` is set, the shard
+    exists already. Then nothing is written, and the rows are only compared with this digest.
 
     Args:
         job: The shard to fill.
         disk: Performs the file operations; tests replace it.
-        on_sample: Called after each sample.
+        on_sample: Called after each sample with the numbers of added samples and bytes.
 
     Raises:
         RowError: A row cannot be packed.
@@ -108,14 +109,14 @@ def fill_shard(job: ShardJob, *, disk: Disk = DISK, on_sample: OnSample | None =
 def fill_jobs(
     jobs: Sequence[ShardJob], *, workers: int, log: Path, disk: Disk, count: ProgressCounter
 ) -> Generator[ShardEntry, None, None]:
-    """Fill shards in this process or in several processes. The number of processes does not change the bytes.
+    """Fill shards in this process or, with several `workers`, in worker processes. The bytes are the same.
 
     Args:
         jobs: The shards to fill.
         workers: Number of processes.
-        log: The log of the run. Each worker process shares the lock of this file until the process ends.
+        log: The log of the run. Each worker process holds a shared lock on this file until the process ends.
         disk: Performs the file operations; tests replace it.
-        count: Called with the samples and bytes that were packed.
+        count: Called with the numbers of samples and bytes that were packed since its last call.
 
     Yields:
         The index entries of the shards, in order.
@@ -163,8 +164,9 @@ class _FilledShard(NamedTuple):
 
 
 def _fill(job: ShardJob, sink: TempFile | hashlib._Hash, on_sample: OnSample | None) -> _FilledShard:
-    """Write the bytes of a shard to `sink`, a temporary file or a digest. Return the description of the bytes.
-    RowError, SelectionError, StorageError: A row cannot be packed, has no value for a column, or cannot be downloaded.
+    """Write the bytes of a shard to `sink`, a temporary file or a digest. Return the description of the shard.
+
+    RowError: A row cannot be packed. SelectionError: A row has no value for a column. StorageError: A download failed.
     """
     fields: set[str] = set()
     offsets = [0]
@@ -192,10 +194,11 @@ def _fill(job: ShardJob, sink: TempFile | hashlib._Hash, on_sample: OnSample | N
 def _note_unused(
     row: Row, field: str, data: Buffer, transforms: Transforms, unused: dict[str, tuple[int, str]]
 ) -> None:
-    """Count a packed image in `unused` for each of its parts that decoders ignore: EXIF orientation, further frames.
+    """Count the parts of an image that decoders ignore: an EXIF orientation, and frames after the first.
 
-    `unused` maps the name of a part to the number of images with this part and the place of the first image. Nothing is
-    counted if the field is not an image, or if `transforms` does not check whole files.
+    `data` are the bytes of the field. `unused` maps the name of a part to the number of images with this part and the
+    place of the first image. Nothing is counted if the field is not an image, or if `transforms` does not check whole
+    files.
     """
     if transforms.checks_structure and is_image_field(field):
         for part in find_unused(data):
@@ -206,9 +209,9 @@ def _note_unused(
 def _transform_rows(
     job: ShardJob, writer: TarWriter, unused: dict[str, tuple[int, str]], columns: ColumnBuilder
 ) -> Iterator[list[str]]:
-    """Add transformed samples to `writer` and `columns`, and count ignored image parts in `unused`.
+    """Write the samples of a shard, transformed, to `writer`. Yield the field names of each sample.
 
-    Yield the field names of each sample.
+    The values of columns are added to `columns`, and ignored parts of images are counted in `unused`.
     """
     for row, transformed in read_transformed(read_ahead(job.rows), job.transforms, threads=job.threads):
         for field, data in transformed:
@@ -224,9 +227,9 @@ def _transform_rows(
 def _copy_rows(
     job: ShardJob, writer: TarWriter, unused: dict[str, tuple[int, str]], columns: ColumnBuilder
 ) -> Iterator[list[str]]:
-    """Add unchanged samples to `writer` and `columns`, and count ignored image parts in `unused`.
+    """Write the samples of a shard, unchanged, to `writer`. Yield the field names of each sample.
 
-    Yield the field names of each sample. Large files are read directly into the buffer of the writer.
+    The values of columns are added to `columns`, and ignored parts of images are counted in `unused`.
     """
     is_checked = job.transforms.validate != "none"
     with contextlib.closing(SourceFiles()) as files:
@@ -254,11 +257,10 @@ def _is_large(source: FieldBytes) -> TypeGuard[FileBytes | PartBytes]:
 
 
 def _read_field(writer: TarWriter, row: Row, field: str, source: FieldBytes, files: SourceFiles) -> bytes | memoryview:
-    """Return the bytes of a field, whose item in the row's fields is `source`.
+    """Return the bytes of a field. `source` is the field's item in `row.fields`.
 
-    A large file is read directly into the buffer of `writer`. Then the result is a memoryview of this buffer, valid
-    until the next member, and the member of the field is written already. If the result is of the type bytes, the
-    caller must still add the member to the writer.
+    A memoryview is returned if the field is already written to `writer`, which is done for large files. The memoryview
+    is valid until the next member. If bytes are returned, the caller must write the member.
 
     Raises:
         RowError: The file of the field cannot be read or was changed.
@@ -279,12 +281,12 @@ _AHEAD = 2
 def read_transformed(
     rows: Iterable[Row], transforms: Transforms, *, threads: int
 ) -> Generator[tuple[Row, list[Field]], None, None]:
-    """Yield each row with the fields to pack, in the order of `rows`. The number of threads does not change the order.
+    """Read and transform rows in several threads. Yield each row with its fields to pack, in the order of `rows`.
 
     Args:
         rows: The rows to read.
         transforms: The transforms of each row.
-        threads: Number of threads. 1 uses only the calling thread. Each thread has some rows with decoded images in
+        threads: Number of threads; 1 uses only the calling thread. Each thread has some rows with decoded images in
             memory.
 
     Raises:

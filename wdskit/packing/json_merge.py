@@ -23,7 +23,7 @@ _decode_part = json.JSONDecoder().raw_decode
 
 
 class MetadataConflict(ValueError):
-    """A JSON object already has the member `name` of the added metadata, with a different value."""
+    """The JSON object already has a member `name`, and the metadata to add has another value for this name."""
 
     def __init__(self, name: str, problem: str) -> None:
         super().__init__(problem)
@@ -40,10 +40,9 @@ def to_json(value: Any) -> bytes:
 
 
 def add_metadata(data: bytes, metadata: Mapping[str, Any], *, at_end: bool = False) -> bytes:
-    """Return the JSON object `data` with `metadata` before its own members, or after its own members with `at_end`.
+    """Return the JSON object `data` with the members of `metadata` before its own members, or after them with `at_end`.
 
-    All bytes of `data` are kept, so no digit, repeated member, NaN or white space is lost. A member that the object
-    already has with the same value is not added again.
+    A member that `data` already has with the same value is not added again. All bytes of `data` are kept.
 
     Raises:
         ValueError: `data` is not a JSON object in UTF-8, or has a name of `metadata` twice.
@@ -136,7 +135,7 @@ _decode = json.JSONDecoder(
 
 
 def unique_members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return the members of a JSON object as a dict: an `object_pairs_hook`. ValueError: A name comes twice."""
+    """Convert the members of a JSON object to a dict, as `object_pairs_hook`. ValueError: A name comes twice."""
     row = dict(pairs)
     if len(row) != len(pairs):
         [(twice, _)] = Counter(name for name, _ in pairs).most_common(1)
@@ -145,5 +144,5 @@ def unique_members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def refuse_constant(text: str) -> None:
-    """Raise ValueError: the `parse_constant` of a JSON decoder that refuses NaN and the infinities."""
+    """Raise ValueError for NaN and the infinities, as `parse_constant` of `json.loads`."""
     raise ValueError(f"{text} is not JSON")

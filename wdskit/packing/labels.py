@@ -1,7 +1,6 @@
-"""The rule for labels, which all kinds of source and `reshard` use, and the class names that `--classes` reads.
+"""Convert values to labels and class numbers, and read the class names of the option `--classes`.
 
-docs/pack.md, "Labels", describes the rule. `--classes` takes a packed folder, its `classes.json`, or a text file with a
-name per line.
+docs/pack.md, "Labels", describes the rule. All kinds of source and `reshard` use the same rule.
 """
 
 from __future__ import annotations
@@ -41,8 +40,8 @@ def read_label(value: Any) -> Label | None:
     """Convert a value to a label. 2, 2.0, "2" and "2.0" give the same label. None, NaN and blank text give no label.
 
     Returns:
-        An int; a float for a number that is not whole, or too large for a float to be exact; a str for a name; None for
-        no label.
+        An int for a whole number; a float for any other number; a str for a name; None for no label. A float above
+        2**53 stays a float, because it may not be exact.
 
     Raises:
         ValueError: The value is not a number or text, or is text that is not UTF-8.
@@ -73,7 +72,7 @@ def read_label(value: Any) -> Label | None:
 
 
 def _exact_int(number: int) -> int | float:
-    """Return a number that was written as a float: an int if a float represents it exactly, else a float."""
+    """Return a whole number as an int if a float represents it exactly, else as a float."""
     return number if abs(number) <= _MAX_FLOAT else float(number)
 
 
@@ -104,19 +103,19 @@ class ClassNames:
         return any(not isinstance(label, str) for label in self._labels)
 
     def describe(self) -> str:
-        """Return the first class names, the count of classes and a digest, as text for the description of a run."""
+        """Return a short text that identifies the classes: the first names, the count and a digest."""
         digest = hashlib.sha256("\n".join(self.names).encode()).hexdigest()[:16]
         names = ", ".join(self.names[:_SHOWN]) + (", ..." if len(self.names) > _SHOWN else "")
         return f"{names} ({len(self.names)} classes, sha256 {digest})"
 
     def number(self, label: Label) -> int:
-        """Return the class number of a label.
+        """Return the class number of a label, which is the name or the number of a class.
 
-        A label that is a class name gives the number of this class. Otherwise the label -1 ("no class") gives -1. Any
-        other whole number must be a class number, and is returned. If a class name is a number, it is refused.
+        If a class name is a number itself, such as `7`, labels are only compared with names. The label -1 means "no
+        class" and gives -1, unless it is a class name.
 
         Raises:
-            ValueError: The label is neither a name nor a number of a class.
+            ValueError: The label is not a class.
         """
         if label in self._labels:
             return self._labels[label]
@@ -129,9 +128,7 @@ class ClassNames:
         return label
 
     def refusal(self, name: str, more: str = "") -> str:
-        """Return the message that `name` is not a class. The message shows the first classes, then the text `more`, and
-        then the most similar class if a class is similar.
-        """
+        """Return the message that `name` is not a class, with some classes and the text `more`."""
         shown = ", ".join(self.names[:_SHOWN]) + (", ..." if len(self.names) > _SHOWN else "")
         near = difflib.get_close_matches(name, self.names, n=1)
         hint = f" Did you mean `{near[0]}`?" if near else ""
@@ -139,14 +136,14 @@ class ClassNames:
 
 
 def label_number(value: Any, classes: ClassNames | None) -> int | None:
-    """Return the number to write into `cls`; None if the value is None, NaN or blank text, which are no label.
+    """Return the number to write into the field `cls`; None for no label (None, NaN or blank text).
 
     Args:
         value: Value of a column or a field.
         classes: The classes of `--classes` or of the column; None if labels are whole numbers.
 
     Raises:
-        ValueError: The value is not a label, or not one of `classes`; without `classes`, not a 64-bit whole number.
+        ValueError: The value is not a label or not in `classes`. Without `classes`: it is not a 64-bit whole number.
     """
     label = read_label(value)
     if label is None:
@@ -160,11 +157,10 @@ def label_number(value: Any, classes: ClassNames | None) -> int | None:
 
 
 def classes_of(values: Iterable[tuple[Any, str]], column: str) -> ClassNames | None:
-    """Return the names in a column as classes, sorted by their UTF-8 bytes; None if the column has no names.
+    """Return the different names in a column as classes, sorted by their UTF-8 bytes; None if the column has no names.
 
     Args:
-        values: Each value with its place, for messages. Values that are not labels are ignored: their rows become
-            errors when they are read.
+        values: Each value with its place, for messages. Values that are not labels are ignored.
         column: Name of the column.
 
     Raises:
@@ -191,10 +187,7 @@ def classes_of(values: Iterable[tuple[Any, str]], column: str) -> ClassNames | N
 
 
 def is_utf8(text: str) -> bool:
-    """Return True if UTF-8 can encode the text, which means that the text has no lone surrogate.
-
-    JSON can write a lone surrogate, and `surrogateescape` decodes an invalid byte to a lone surrogate.
-    """
+    """Return True if UTF-8 can encode the text: it has no lone surrogate."""
     try:
         text.encode()
     except UnicodeEncodeError:

@@ -82,11 +82,10 @@ def choices_of(opt: Field[Any]) -> list[str]:
 def takes_options(
     kind: Callable[P, Options],
 ) -> Callable[[Callable[[Source, Dest, Options], Result]], Callable[Concatenate[Source, Dest, P], Result]]:
-    """Return a decorator that turns a function of (source, dest, options) into one of (source, dest, **options).
+    """Return a decorator. It turns a function of (source, dest, options) into a function of (source, dest, **options).
 
-    `kind` is the dataclass of the options. The keyword arguments are its fields, also for type checkers, in
-    `inspect.signature` and in the docstring. Type checkers accept the first two arguments only by position. An unknown
-    keyword raises a TypeError that names the most similar option.
+    `kind` is the dataclass of the options; its fields become the keyword arguments, also in the signature, in the
+    docstring and for type checkers. An unknown keyword raises a TypeError that names the most similar option.
     """
     declared = declared_options(kind)  # type: ignore[arg-type]
     names = [opt.name for opt in declared]
@@ -124,7 +123,7 @@ def takes_options(
 
 @dataclass(frozen=True, kw_only=True)
 class RunOptions:
-    """The options of every run. PackError: An option is out of range, or is not one of its allowed words."""
+    """The options that `pack`, `reshard` and `select` share. PackError: An option is out of range or not allowed."""
 
     workers: int = option("Run", 1, "Processes that read and write.", "N", least=1)
     overwrite: bool = option("Existing shards, restart", False, "Replace the shards in DEST.")
@@ -155,7 +154,7 @@ class SelectOptions(RunOptions):
     Raises:
         PackError: An option is out of range, or has no effect.
         SelectionError: The filter is not a valid expression.
-        ConfigError: `sample` is not a share.
+        ConfigError: `sample` is not a valid share, such as `1%`.
     """
 
     filter: str | None = option(
@@ -309,7 +308,7 @@ class WriteOptions(RunOptions):
     def _check_columns(self) -> None:
         """Raise `PackError` if the options change images and a field is made from a column that describes the images.
 
-        By its name, such a column has sizes, digests or places of images.
+        The name of such a column is `width`, `height`, `bytes` or `sha256`, or names a place in the image: `bbox`.
         """
         if not self.transforms.changes_images:
             return
@@ -349,7 +348,7 @@ class WriteOptions(RunOptions):
         return self._make_transforms()
 
     def _make_transforms(self, **values: Any) -> Transforms:
-        """Return `Transforms`. `values` sets attributes by name; each other one comes from the option of its name."""
+        """Return the `Transforms` of these options. `values` replaces some of its attributes, by name."""
         from wdskit.packing.transforms import Transforms
 
         names = {opt.name for opt in fields(Transforms)} - values.keys()
@@ -358,7 +357,7 @@ class WriteOptions(RunOptions):
 
     @cached_property
     def limits(self) -> Limits:
-        """The limits of a shard's samples and bytes, and the number of shards."""
+        """The limits of a shard, from `max_samples`, `max_bytes` and `num_shards`. PackError: An option is invalid."""
         from wdskit.packing.division import make_limits
 
         return make_limits(
@@ -375,7 +374,7 @@ class WriteOptions(RunOptions):
 
     @cached_property
     def made_fields(self) -> dict[str, str]:
-        """The column that each additional field is made from, by field name."""
+        """The fields to make from columns: the column of each field, by field name."""
         from wdskit.packing.sources.records import parse_fields
 
         return parse_fields(self.fields)
@@ -471,7 +470,7 @@ class PackOptions(WriteOptions):
 
     @cached_property
     def records(self) -> Records:
-        """The converter from records of a table or of JSON to rows. Its `folder` is empty; the reader sets it."""
+        """The converter from records of a table or of JSON to rows. Its `folder` is empty; a reader sets it."""
         from wdskit.packing.sources.records import Records
 
         return Records(
@@ -480,7 +479,7 @@ class PackOptions(WriteOptions):
 
     @property
     def keeps_order(self) -> bool:
-        """True if a reader may expect that rows are packed in source order: without `shuffle`, or in a dry run."""
+        """True if rows are packed in the source's order, without `shuffle`, or not at all: in a dry run."""
         return self.shuffle is None or self.dry_run
 
     def to_dict(self) -> dict[str, object]:
@@ -505,7 +504,7 @@ class PackOptions(WriteOptions):
         }
 
     def check_stream(self) -> None:
-        """Check that the options fit rows that can be read only once, which are packed in one pass, without a plan.
+        """Check that the options fit rows that can be read only once.
 
         Raises:
             PackError: `shuffle`, `num_shards`, `dry_run`, `part`, `split` or `on` is set, `workers` is over 1, or
@@ -546,7 +545,10 @@ class ReshardOptions(WriteOptions, SelectOptions):
 
     @cached_property
     def transforms(self) -> Transforms:
-        """The checks and changes of each sample. Default: images are checked only if they change or `derive` is set."""
+        """The checks and changes of each sample.
+
+        Without `validate`, images are checked only if an option changes them or `derive` is set.
+        """
         is_changed = self.resize or self.format or self.orient or self.derive
         return self._make_transforms(
             validate=self.validate or ("structure" if is_changed else "none"),

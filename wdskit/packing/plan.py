@@ -1,8 +1,8 @@
 """The plan of a run: all rows of a source, which rows are packed, and the rows of each shard.
 
-The plan is made before the first row is packed. It is a SQLite database with one stored row per row of the source. Up
-to `ROWS_IN_MEMORY` rows it is in memory, then in a temporary file, which the processes that fill shards also read. The
-size of each row is always in memory, in 4 bytes.
+The plan is complete before the first row is packed. It is a SQLite database. With more than `ROWS_IN_MEMORY` rows, the
+database is a temporary file, which the processes that fill shards also read. Only the size of each row is always in
+memory, in 4 bytes.
 """
 
 from __future__ import annotations
@@ -81,11 +81,11 @@ _KIND_OF: dict[type[Reference], str] = {kind: name for name, kind in KINDS.items
 
 
 def encode_row(row: Row) -> tuple[bytes, bytes, bytes]:
-    """Encode a row as the three parts of a record.
+    """Encode a row as three parts, which `join_record` joins to one record.
 
     Returns:
-        JSON of the row's place and of the path and identity of each file; JSON of the key and the fields; the joined
-        bytes of the fields that are not references.
+        JSON of the row's place, and of the path and identity of each file; JSON of the key and of the fields' names and
+        kinds; the joined bytes of the fields that are not references.
     """
     texts: list[Any] = [0, row.where]
     description: list[Any] = [row.key]
@@ -106,22 +106,22 @@ def encode_row(row: Row) -> tuple[bytes, bytes, bytes]:
 
 
 def _to_latin(text: str) -> str:
-    """Return text that JSON can store, with one character per byte of `text`."""
+    """Encode any text, even a file name that is not UTF-8, as text that JSON can store."""
     return text.encode(errors=_ERRORS).decode("latin-1")
 
 
 def _from_latin(text: str) -> str:
-    """Return the text that `_to_latin` converted."""
+    """Decode a text that `_to_latin` encoded."""
     return text.encode("latin-1").decode(errors=_ERRORS)
 
 
 def join_record(parts: tuple[bytes, bytes, bytes]) -> bytes:
-    """Return one record: the sizes of the parts, then the parts."""
+    """Return the record of a row: the sizes of the three parts from `encode_row`, then the parts."""
     return b"".join((_HEAD.pack(*map(len, parts)), *parts))
 
 
 def decode_row(record: bytes) -> Row:
-    """Return the row that a record encodes."""
+    """Return the row of a record from `join_record`."""
     text_bytes, description_bytes, _ = _HEAD.unpack_from(record)
     at = _HEAD.size + text_bytes
     is_odd, where, *files = orjson.loads(record[_HEAD.size : at])
@@ -144,7 +144,7 @@ def decode_row(record: bytes) -> Row:
 
 @dataclass(frozen=True, slots=True)
 class StoredRows:
-    """Rows of a plan in memory, as records of `join_record`. Another process can receive them as a pickle."""
+    """Rows of a plan that is in memory, as the records of `join_record`. They can be pickled for another process."""
 
     records: Sequence[bytes]
 
@@ -159,7 +159,9 @@ class StoredRows:
 
 @dataclass(frozen=True, slots=True)
 class FileRows:
-    """Rows of a plan on disk, which each iteration reads one by one. Another process that sees the file can use them.
+    """Rows of a plan that is in a file. Each iteration reads the rows one by one.
+
+    They can be pickled for another process that sees the file.
 
     Attributes:
         path: The plan's file.
@@ -200,7 +202,7 @@ def _records(connection: sqlite3.Connection, numbers: Ints) -> Iterator[bytes]:
 
 
 def _record(result: tuple[bytes] | None, number: int) -> bytes:
-    """Return the record in the result of a query. sqlite3.DatabaseError: The result is None."""
+    """Return the record in a row that a query returned. sqlite3.DatabaseError: `result` is None."""
     if result is None:
         raise sqlite3.DatabaseError(f"row {number} is missing")
     return result[0]
@@ -214,20 +216,20 @@ Rows = Sequence[Row] | StoredRows | FileRows
 
 
 class Plan:
-    """The rows of a source, in order. `close` removes the plan.
+    """The rows of a source, in order, and which of them are packed. `close` removes the plan.
 
     Args:
-        get_folder: Returns the folder for the plan if it is too large for memory.
+        get_folder: Returns the folder for the plan. It is called only if the plan is too large for memory.
         name: Name of the plan's file in this folder.
         is_held: True if the caller keeps the rows in memory, so that the plan does not store them.
         shares: Share of each split; None without splits.
-        sha256: Digests of the files that rows refer to, by path, if they are known.
+        sha256: Known digests, in hex, of files that rows refer to, by path.
 
     Attributes:
         blocks: Number of 512-byte blocks that each row takes in its shard, by row number.
-        num_fields: Number of packed rows for each tuple of field names.
-        kept: Numbers of the rows that are packed, int64 (n,), rising; None if all rows are packed.
-        splitter: The split of each row; None without splits.
+        num_fields: Number of packed rows with exactly these field names, by a tuple of field names.
+        kept: Numbers of the rows that are packed, int64 (n,), sorted; None if all rows are packed.
+        splitter: Draws the split of each row; None without splits.
 
     Raises, in all methods:
         PackError: The plan cannot be written to the disk.
@@ -276,9 +278,9 @@ class Plan:
 
     @property
     def digest(self) -> str:
-        """16 hex digits that depend on the keys, fields and files of all rows, and on their order.
+        """16 hex digits that identify the rows of the source and their order: keys, fields and files.
 
-        The digest of a file is its known sha256, else its time of change and its inode, or its ETag; never its path.
+        A file counts by its known sha256, or else by its modification time and its inode or ETag, but not by its path.
         """
         return self._digest.hexdigest()[:16]
 
@@ -311,7 +313,7 @@ class Plan:
             self.flush()
 
     def flush(self) -> None:
-        """Insert the added rows into the database."""
+        """Write the added rows to the database. Call this method after the last `add`."""
         if self._held_bytes > self._max_held_bytes or len(self) > ROWS_IN_MEMORY:
             self._database.move_to_disk()
             self._held_bytes, self._max_held_bytes = 0, _PENDING_BYTES
@@ -319,7 +321,7 @@ class Plan:
         self._pending = []
 
     def take(self, numbers: Ints) -> Rows:
-        """Return the rows with these numbers, int64 (n,), in this order, for this or another process."""
+        """Return the rows with these numbers, int64 (n,), in this order. Another process can receive the result."""
         if self._held is not None:
             return tuple([self._held[number] for number in numbers.tolist()])
         path = self._database.publish()
@@ -332,7 +334,7 @@ class Plan:
         return decode_row(self._database.records(np.array([number]))[0])
 
     def leave_out(self, numbers: Iterable[int]) -> None:
-        """Exclude the rows with these numbers from packing."""
+        """Mark the rows with these numbers as not packed."""
         numbers = [*numbers]
         for number in numbers:
             self.num_fields[tuple([name for name, _ in self[number].fields])] -= 1
@@ -346,13 +348,13 @@ class Plan:
         return len(self) if self.kept is None else len(self.kept)
 
     def add_digests(self, digests: Iterable[tuple[int, bytes]]) -> None:
-        """Store the digest of the images of some rows. An item is the number of a row and its digest."""
+        """Store digests for `find_duplicates`. An item has the number of a row and the digest of its images."""
         if len(self) > ROWS_IN_MEMORY:
             self._digests.move_to_disk()
         self._digests.insert("INSERT INTO digests VALUES (?, ?)", digests)
 
     def find_duplicates(self) -> Iterator[Duplicate]:
-        """Yield the rows with the same images as an earlier row, in order. Call `add_digests` for all rows before."""
+        """Yield each row whose images have the digest of an earlier row, in order. Call `add_digests` first."""
         self._digests.make_index("CREATE INDEX by_digest ON digests (digest)")
         repeated = self._digests.query(
             """SELECT number, first, digests.digest FROM digests JOIN (
@@ -365,10 +367,10 @@ class Plan:
             yield Duplicate(number, row.key, row.where, earlier.key, earlier.where, digest.hex())
 
     def check_unique(self, *, keep_first: bool = False) -> None:
-        """Check that all packed rows have different keys. With `keep_first`, exclude later rows of each key instead.
+        """Check that all packed rows have different keys. With `keep_first`, leave out later rows with a repeated key.
 
         Raises:
-            RowError: A row has the key of an earlier row, without `keep_first`. The error names the first such row.
+            RowError: Without `keep_first`: a row has the key of an earlier row. The error names the first such row.
         """
         self._database.make_index("CREATE INDEX keys ON rows (key) WHERE key IS NOT NULL")
         later = self._database.query(
@@ -390,10 +392,10 @@ class Plan:
 
 
 class Database:
-    """A SQLite database in memory, which can move to a temporary file. One process writes to it.
+    """A SQLite database in memory, which can move to a temporary file. Only one process may write to it.
 
     Args:
-        get_folder: Returns the folder for the file.
+        get_folder: Returns the folder for the file. It is called when the database moves.
         name: Name of the file.
         schema: SQL that makes the tables.
 
@@ -433,7 +435,9 @@ class Database:
             self._connection.execute("BEGIN")
 
     def publish(self) -> str | None:
-        """Commit, so that other connections see the rows. Return the file's path; None for a database in memory."""
+        """Commit all changes, so that other processes can read the file. Return the file's path; None without a
+        file.
+        """
         if self._path is None:
             return None
         if self._connection.total_changes != self._num_published:
@@ -455,7 +459,7 @@ class Database:
             return self._connection.executemany(sql, values).rowcount
 
     def make_index(self, sql: str) -> None:
-        """Run a statement that makes an index. SQLite's temporary files are next to the database, not in /tmp."""
+        """Run a statement that makes an index. SQLite's temporary files are next to the database file, not in /tmp."""
         temp_folder = os.environ.get(_TEMP_VARIABLE)
         try:
             if self._path is not None:
@@ -501,10 +505,10 @@ def _connect(uri: str) -> sqlite3.Connection:
 
 
 class StreamedKeys:
-    """The keys of rows that can be read only once, to find a repeated key. `close` removes the keys.
+    """Finds repeated keys of rows that can be read only once. `close` removes the stored keys.
 
     Args:
-        get_folder: Returns the folder for the file of the keys if there are more than `ROWS_IN_MEMORY`.
+        get_folder: Returns the folder for a file of the keys. It is called only for more than `ROWS_IN_MEMORY` keys.
 
     Raises, in all methods:
         PackError: The file of the keys cannot be read or written.
@@ -546,8 +550,8 @@ def read_rows(
     """Read all rows of a source into a plan, and decide which rows are packed.
 
     Args:
-        source: The source. Its list `rejected` gets the errors of rows that cannot be packed or lack a required field
-            and are left out. Its list `duplicates` gets the rows with repeated images.
+        source: The source. `source.rejected` gets the errors of the rows that are left out because they cannot be
+            packed or lack a required field. `source.duplicates` gets the rows with repeated images.
         plan: An empty plan.
         transforms: The transforms of each row, the required fields, and what to do with duplicates.
         skip_bad: Leave out rows that cannot be packed, instead of raising an error. The files of all rows are read to
@@ -586,8 +590,9 @@ def read_rows(
 
 
 def _paths_in(row: Row, transforms: Transforms) -> Iterator[str]:
-    """Yield each path of `transforms.require`, such as `json.caption`, that names an existing value in a JSON field.
-    RowError, StorageError: A JSON field cannot be read.
+    """Yield the required paths into JSON, such as `json.caption`, that exist in the row.
+
+    `transforms.require` has the required paths. RowError, StorageError: A JSON field cannot be read.
     """
     wanted = [name for names in transforms.require for name in names.split(";") if is_path(name)]
     for name, source in row.fields if wanted else ():
@@ -607,16 +612,16 @@ def required_rows(
 ) -> Generator[Row | RowError, None, None]:
     """Yield the rows, and apply `transforms.missing` to each row without a required field.
 
-    "error" yields a RowError instead of the row, "warn" logs the row and yields it, "skip" leaves it out. If a path in
-    JSON is required and a JSON field of the row cannot be read, a RowError is yielded instead of the row.
+    "error" yields a RowError instead of the row. "warn" logs the row and yields it. "skip" leaves out the row and adds
+    its error to `rejected`. A RowError is also yielded instead of a row whose JSON is needed and cannot be read.
 
     Args:
-        rows: Rows, and errors of rows that cannot be packed.
-        transforms: The transforms, with the names of the required fields. The names apply after packing.
+        rows: Rows, and errors of rows that cannot be packed. The errors are yielded unchanged.
+        transforms: The transforms, with the names of the required fields, as the fields are named after packing.
         rejected: Gets the errors of the rows that are left out.
 
     Raises:
-        StorageError: A path in JSON is required, and an object in a store with a JSON field cannot be read.
+        StorageError: An object in a store has JSON that is needed, and cannot be read.
     """
     if not transforms.require:
         yield from rows
@@ -654,10 +659,10 @@ def required_rows(
 
 
 def packed_names(names: Sequence[str], transforms: Transforms) -> Sequence[str]:
-    """Return the names that the fields `names` get when they are packed, as far as the old names determine them.
+    """Return the names that the fields of a row get when the row is packed. `names` are the old names.
 
-    A new name that depends on the content of a field is not known, so the old name is returned. If the transforms
-    refuse a row with these fields, all old names are returned.
+    A name that depends on the bytes of the field stays unchanged. If the transforms refuse these fields, `names` is
+    returned.
     """
     try:
         return transforms.field_names(names)
@@ -682,10 +687,10 @@ def _check_all(
     workers: int,
     on_progress: OnProgress,
 ) -> None:
-    """Read the files of all rows, to find rows that cannot be packed (`skip_bad`) and repeated images.
+    """Read the files of all rows, to find rows that cannot be packed and rows with repeated images.
 
-    Leaves out the rows that cannot be packed and adds their numbers and errors to `bad`. Adds the repeated images to
-    `source.duplicates`, and leaves them out if `transforms.duplicates` is "drop".
+    With `skip_bad`, rows that cannot be packed are left out, and `bad` gets their numbers and errors. The rows with
+    repeated images are added to `source.duplicates`, and left out if `transforms.duplicates` is "drop".
 
     Raises:
         RowError: A row cannot be read, and `skip_bad` is False.
@@ -735,11 +740,11 @@ class _RowBatches(Sequence[Any]):
 
 
 def _check_rows(rows: Iterable[Row], *, transforms: Transforms, transform: bool) -> list[RowError | bytes | None]:
-    """Read each row, and with `transform` also transform it.
+    """Read each row, and with `transform` also transform it. Return one result for each row.
 
     Returns:
-        For each row: the RowError if the row cannot be packed; else the digest of the row's images if `transforms`
-        searches for duplicates and the row has an image; else None.
+        A RowError for a row that cannot be packed. Otherwise the digest of the row's images, if `transforms` searches
+        for duplicates and the row has an image. Otherwise None.
     """
     verdicts: list[RowError | bytes | None] = []
     for row in read_ahead(rows):
@@ -755,10 +760,10 @@ def _check_rows(rows: Iterable[Row], *, transforms: Transforms, transform: bool)
 
 
 def image_digest(fields: Iterable[tuple[str, bytes]], image_fields: Sequence[str] = ()) -> bytes | None:
-    """Return the sha256 (32 bytes) of a row's image before transforms; None if the row has no image.
+    """Return the sha256 (32 bytes) of a row's image; None if the row has no image.
 
-    `fields` has name and bytes of each field. Several images give the sha256 of their joined digests, in the order of
-    `fields`. If `image_fields` is not empty, only images of these fields count.
+    `fields` has name and bytes of each field, before transforms. For several images, the result is the sha256 of their
+    joined digests, in the order of `fields`. If `image_fields` is not empty, only images of these fields count.
     """
     digests = [
         hashlib.sha256(data).digest()
@@ -774,7 +779,7 @@ def image_digest(fields: Iterable[tuple[str, bytes]], image_fields: Sequence[str
 
 
 class Splitter:
-    """The split of each row, drawn from the row's key, in one byte per row. `shares` has at most 100 splits by name."""
+    """Draws the split of each row from the row's key. `shares` has the share of each split, by name; at most 100."""
 
     def __init__(self, shares: Shares) -> None:
         self.shares = shares
@@ -794,8 +799,9 @@ class Splitter:
             self._draws = []
 
     def rows_of(self, split: int, kept: Ints | None) -> Ints:
-        """Return the numbers of the rows of a split, int64 (n,), rising.
-        `split` is the place of the split in `shares`, from 0. With `kept`, only numbers in `kept` are returned.
+        """Return the numbers of the rows of a split, int64 (n,), sorted.
+
+        `split` is the position of the split in `shares`, from 0. Only rows in `kept` are returned; None means all rows.
         """
         self._choose()
         splits = np.frombuffer(self._splits, dtype=np.uint8)
@@ -817,8 +823,8 @@ def divide_plan(
         by_count: True if the sizes of the packed rows are not known. `num_bytes` of each shard is then 0.
 
     Returns:
-        Numbers of the rows in packing order, int64 (n,), or None for all rows in the order of the source; and the
-        shards of each split by its name, as places in the packing order. Without splits, the only name is empty.
+        Numbers of the rows in packing order, int64 (n,), or None for all rows in the order of the source. And the
+        shards of each split, by the split's name, as places in the packing order. Without splits, the name is empty.
 
     Raises:
         RowError: A row is larger than `limits.max_bytes` allows.
@@ -849,8 +855,10 @@ def divide_plan(
 def _divide_rows(
     plan: Plan, kept: Ints | None, *, limits: Limits, shuffle: int | None, by_count: bool
 ) -> tuple[Ints | None, list[RowRange]]:
-    """Return the packing order of the `kept` rows (None for all rows), and their shards as places in this order.
-    RowError, PackError: A row is too large for a shard, or the number of shards in `limits` is not possible.
+    """Return the packing order of the rows in `kept`, and their shards as places in this order.
+
+    For `kept` and for the order, None means all rows in the order of the source.
+    RowError: A row is too large for a shard. PackError: The number of shards in `limits` is not possible.
     """
     order = kept
     if kept is not None and not len(kept):
@@ -914,8 +922,8 @@ class ShardJob:
         num_bytes: The bytes that the file will have; 0 if the size is not known.
         transforms: The transforms of the samples.
         threads: Number of samples that are read and transformed at the same time.
-        sha256: Digest of the existing shard. If set, the rows are compared with the digest, and nothing is written.
-        columns: Sources of the columns to compute, by name. Their values are written next to the shard.
+        sha256: Digest of the existing shard, in hex. If set, nothing is written: the rows are only compared with it.
+        columns: How each column is computed, by name. The values are written next to the shard.
     """
 
     path: Path
@@ -940,7 +948,7 @@ class ShardJobs(Sequence[ShardJob]):
         transforms: The transforms of the samples.
         threads: Number of samples of a shard that are transformed at the same time.
         folder: The folder in which the shards are filled.
-        columns: Sources of the columns to compute, by name.
+        columns: How each column is computed, by name.
     """
 
     plan: Plan
@@ -978,7 +986,7 @@ class ShardJobs(Sequence[ShardJob]):
         )
 
     def subset(self, numbers: Sequence[int], folder: Path) -> ShardJobs:
-        """Return the jobs with these numbers, in this order, which fill their shards in `folder`. `splits` is empty."""
+        """Return the jobs with these numbers, in this order, for shards in `folder`. The result has no `splits`."""
         spans = [self.spans[number] for number in numbers]
         shards = tuple(self.shards[number] for number in numbers)
         return replace(self, spans=spans, shards=shards, splits={}, folder=folder)

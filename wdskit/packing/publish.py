@@ -1,9 +1,9 @@
 """`Destination`: the folder that a run packs into, from the first check to the published index.
 
-A run fills its shards in a staging folder (`run_journal`). After the last shard it publishes, with a journal that can
-be replayed: the staging folder holds all new files, that is shards, offsets, lists and the index, and the journal names
-the files to remove and the files to add. The run is decided once the journal is on the device. After a kill or a full
-disk, the next process that writes in the folder replays the journal first. Each step can be repeated.
+A run fills its shards in a staging folder (`run_journal`). Then it publishes: it moves the shards, the lists and the
+index to the destination, step by step. A journal in the staging folder lists the files to remove and to add. Once the
+journal is on the device, the run will be completed: after a kill or a full disk, the next process that writes in the
+folder repeats the steps first. Each step can be repeated.
 
 1. Remove the replaced index, then the other replaced files. An addition removes nothing.
 2. Link the new shards into the folder, then the other new files. The files keep their names in the staging folder.
@@ -114,7 +114,7 @@ def raised_as_pack_errors(folder: Path) -> Iterator[None]:
 def _raises_pack_errors(
     method: Callable[Concatenate[Destination, P], Result],
 ) -> Callable[Concatenate[Destination, P], Result]:
-    """Make a method of `Destination` convert each OSError to a PackError with the folder's name."""
+    """Decorate a method of `Destination`: each OSError becomes a PackError with the folder's name."""
 
     @functools.wraps(method)
     def call(self: Destination, /, *args: P.args, **keywords: P.kwargs) -> Result:
@@ -126,10 +126,9 @@ def _raises_pack_errors(
 
 @contextlib.contextmanager
 def open_destination(dest: str, options: WriteOptions) -> Iterator[Destination]:
-    """Open a local folder, or a folder of a bucket, to pack into. Yield the `Destination`, which the block then uses.
+    """Open a local folder, or a folder of a bucket, to pack into. Yield its `Destination` for the `with` block.
 
-    `dest` is a path or a URL. In the errors of the block, the URL of a bucket's folder replaces the path of its local
-    copy.
+    `dest` is a path or a URL. A bucket has a local copy. Errors of the block show the URL instead of the copy's path.
 
     Raises:
         PackError: `dest` is empty, a file, or a URL that is not a folder of a bucket; or an option does not fit `dest`.
@@ -144,7 +143,7 @@ def open_destination(dest: str, options: WriteOptions) -> Iterator[Destination]:
 
 
 class Destination:
-    """A folder to pack into. The end of the `with` block frees its locks and removes temporary files.
+    """A folder to pack into. The end of the `with` block frees its locks; after an error, it removes temporary files.
 
     The methods are called in the order in which they appear here. The folder is created and locked by `work_folder` or
     `resolve_previous_run`, so that earlier errors leave no files. If a file operation fails, a method raises PackError.
@@ -157,11 +156,11 @@ class Destination:
     Attributes:
         folder: Path of the folder.
         on_progress: Called with the progress of the run.
-        index: The folder's index, after `resolve_previous_run`; None without an index.
-        last_run: The run that made this index; None if it is unknown, or if this run replaces the index.
-        is_done: True if this run made the index before, so that nothing remains to do.
-        path: The folder in which shards are filled, after `start`.
-        log: The file in which this process logs filled shards, after `start`. Its workers share the file's lock.
+        index: The folder's index; None without an index. Set by `resolve_previous_run`.
+        last_run: The run that made `index`; None if it is unknown, or if this run replaces the index.
+        is_done: True if an earlier call of this run already made `index`, so that nothing remains to do.
+        path: The staging folder, in which shards are filled. Set by `start`.
+        log: The file in which this process logs filled shards. Set by `start`. Its workers share the file's lock.
 
     Raises:
         PackError: `folder` is empty, a URL of a store, or a file.
@@ -194,7 +193,7 @@ class Destination:
         self._stack.__exit__(kind, error, trace)
 
     def enter(self, resource: contextlib.AbstractContextManager[Any]) -> Any:
-        """Enter a context that ends with this destination's `with` block. Return the value of the context."""
+        """Enter a context manager until this destination's `with` block ends. Return the value of `__enter__`."""
         return self._stack.enter_context(resource)
 
     @property
@@ -206,9 +205,10 @@ class Destination:
 
     @_raises_pack_errors
     def prepare(self, source: object) -> None:
-        """Complete a run that was killed while it published. Then check the folder and the options.
+        """Complete an earlier run that was killed while it published. Then check whether this run can start.
 
-        `source` is the first argument of `pack`. Only the path of a folder is used: it must not contain this folder.
+        `source` is the first argument of `pack`. If it is a folder, the destination must not be inside it. A dry run
+        completes nothing.
 
         Raises:
             PackError: The folder is inside the source; `append` is set and the folder has no index; or the folder is
@@ -227,8 +227,9 @@ class Destination:
         self._check_indexed()
 
     def _check_indexed(self) -> None:
-        """Raise PackError if `append` is set and the folder has no index; or for a dry run, if the folder has an index
-        and neither `append` nor `overwrite` is set.
+        """Raise PackError if `append` is set and the folder has no index.
+
+        A dry run without `append` and `overwrite` also raises PackError if the folder has an index.
         """
         options, is_indexed = self.options, self._has_index()
         if is_indexed and options.dry_run and not options.append and not options.overwrite:
@@ -239,13 +240,13 @@ class Destination:
 
     @functools.cached_property
     def names(self) -> Sequence[ShardNames]:
-        """File names of the shards: one item, or one item for each split. PackError: The names are invalid."""
+        """The rules for the file names of shards: one, or one for each split. PackError: A rule is invalid."""
         with raised_as_pack_errors(self.folder):
             return names_of(self.folder, self.options.pattern, self.options.shares)
 
     def describe_options(self, source: Source) -> dict[str, Any]:
-        """Return all values that can change a shard, by name: the options, the digest of each list in `source.lists`,
-        and the patterns of the shards' file names.
+        """Return all settings that can change a shard, by name: the options, the digests of the files in
+        `source.lists`, and the patterns of the shards' file names.
         """
         patterns = [names.pattern for names in self.names]
         return {
@@ -259,7 +260,7 @@ class Destination:
 
     @_raises_pack_errors
     def refuse_other_options(self, source: Source) -> None:
-        """Refuse a folder that a run with different options packed, unless this run appends or overwrites.
+        """Raise PackError if a run with other options packed the folder, unless this run appends or overwrites.
 
         Raises:
             PackError: The folder is packed already; the message lists the differences. Or the names of the shards are
@@ -278,10 +279,10 @@ class Destination:
 
     @functools.cached_property
     def work_folder(self) -> Path:
-        """The folder for a plan that is too large for memory.
+        """A folder for temporary files, such as a plan that is too large for memory.
 
         The first access creates the destination folder, and locks it until the end of the `with` block. A part of a run
-        takes the part's lock instead. A dry run uses a temporary folder.
+        locks only the part. A dry run locks nothing and uses a temporary folder.
 
         Raises:
             PackError: The folder cannot be written, or another user or program made its `.wdskit-run`.
@@ -295,7 +296,8 @@ class Destination:
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[Path]:
-        """Create the folder, and lock it, or the part of the run, during the block. Yield the folder of all runs.
+        """Create the folder and its sub-folder `.wdskit-run`, and yield the sub-folder. The folder is locked during the
+        block; a part of a run locks only the part.
 
         PackError: The folder cannot be written, or another user or program made its `.wdskit-run`. FolderIndexError:
         Another process is writing in the folder, or the part is running already. StorageError: No lock is possible.
@@ -338,7 +340,7 @@ class Destination:
     def resolve_previous_run(
         self, source: Source, *, num_rows: int | None, rows: str, has_labels: bool, first_key: str = ""
     ) -> None:
-        """Read the folder's index and compare the run that made it with this run. Locks the folder.
+        """Lock the folder, read its index, and find out whether this run already made the index.
 
         Sets `index`, `last_run` and `is_done`.
 
@@ -347,8 +349,8 @@ class Destination:
             num_rows: Number of the source's rows; None for rows that can be read only once.
             rows: Digest of the source's rows; empty for rows that can be read only once.
             has_labels: True if samples of this run have a `cls`.
-            first_key: Key of the first row, if rows can be read only once. An addition of such rows is the same run
-                only if the first keys are equal.
+            first_key: Key of the first row, for an addition of rows that can be read only once. The addition is done
+                already only if the folder's last addition began with this key.
 
         Raises:
             PackError: Another run packed the folder, and this run neither appends nor overwrites; a shard of this run
@@ -383,10 +385,8 @@ class Destination:
             raise self.indexed_already(changes)
 
     def _check_sizes(self, entries: Iterable[ShardEntry]) -> None:
-        """Compare the sizes in the index with the shards. Shards of a stopped addition are ignored.
-
-        Raises:
-            FolderIndexError: A shard is missing or has a different size.
+        """Check that the shards have the sizes in `entries`. FolderIndexError: A size differs, or a shard is
+        missing.
         """
         for entry in entries:
             path = self.folder / entry.name
@@ -398,7 +398,7 @@ class Destination:
                 raise FolderIndexError(f"{msg}\n  {remedy}", folder=str(self.folder))
 
     def _check_classes(self, classes: Mapping[str, int]) -> None:
-        """Compare the classes of an addition (number by name) with the folder's classes. PackError: They differ."""
+        """Check that `classes` (number by name) are the folder's classes. PackError: The classes differ."""
         path = self.folder / CLASSES_NAME
         known = {name: number for number, name in enumerate(read_classes(self.folder) or ())}
         if known == dict(classes):
@@ -416,7 +416,7 @@ class Destination:
         raise PackError(f"{msg}: {numbers}.\n  {remedy}")
 
     def _check_last_run(self, last: LastRun) -> None:
-        """Compare the shards of the last run with the folder. The bytes of changed files are read again.
+        """Check that the shards of the last run still exist unchanged. Only files that seem changed are read.
 
         Raises:
             PackError: A shard is missing, or another writer replaced an object of a bucket.
@@ -443,7 +443,7 @@ class Destination:
 
     @property
     def kept(self) -> tuple[ShardEntry, ...]:
-        """The existing shards that stay, before the shards of this run; empty unless this run appends."""
+        """The existing shards that this run leaves in the index; empty unless this run appends."""
         if self.index is None or not self._appends:
             return ()
         own = len(self.last_run.entries) if self.last_run is not None and self.is_done else 0
@@ -471,7 +471,7 @@ class Destination:
         return row_error(row.where, f"its key {row.key!r} is in {self.folder} already", remedy)
 
     def existing_keys(self) -> Iterator[str]:
-        """Yield the keys of the existing shards that stay, from their headers. ShardError: A shard is damaged."""
+        """Yield the keys of all samples in the shards of `kept`, from their headers. ShardError: A shard is damaged."""
         num_keys = num_bytes = 0
         totals = sum(entry.num_samples for entry in self.kept), sum(entry.num_bytes for entry in self.kept)
         for entry in self.kept:
@@ -487,7 +487,7 @@ class Destination:
     def lists(self, source: Source) -> dict[str, bytes]:
         """Return the bytes of `classes.json`, `rejected.jsonl` and `duplicates.jsonl` by name, without empty files.
 
-        In an addition, `classes.json` is left out, and the other lists begin with the lines of the folder's lists. If
+        An addition leaves out `classes.json`, and its other lists begin with the folder's existing lines. If
         `source.lists` is set, the result is `source.lists`, or empty in an addition.
         """
         if source.lists is not None:
@@ -507,11 +507,11 @@ class Destination:
 
     @_raises_pack_errors
     def check_folder(self, shards: Sequence[PlannedShard], lists: Mapping[str, bytes] | None = None) -> None:
-        """Check that the names of the new files are free, and that all shards of the folder are in its index.
+        """Check that the names of the new files are free, and that the folder has no shard that is not in its index.
 
         Args:
             shards: The new shards.
-            lists: Bytes of the files that describe all shards, by name; None if they are not known yet.
+            lists: Bytes of the new lists (`classes.json`, ...), by name; None if they are not known yet.
 
         Raises:
             PackError: A file already has the name of a new shard; a tar of the folder is not in the index; or another
@@ -536,7 +536,8 @@ class Destination:
                 raise self._in_the_way(name)
 
     def check_name(self, shard: str) -> None:
-        """Compare the names of a new shard and its `.idx` with the files that the last call of `check_folder` found.
+        """Check that the file names of a new shard and its `.idx` were free when `check_folder` was called last.
+
         PackError: A file has one of the names, and does not belong to a shard that this run replaces.
         """
         replaces = self.options.overwrite and self.index is not None and shard in self.index.by_name
@@ -545,7 +546,9 @@ class Destination:
                 raise self._in_the_way(name)
 
     def _uploaded_by_others(self) -> set[str]:
-        """Return the names in the bucket that no run here uploaded. StorageError: The bucket cannot be read."""
+        """Return the names of objects in the bucket that no known run uploaded. StorageError: The bucket cannot be
+        read.
+        """
         if self.upload is None:
             return set()
         sent: dict[str, SentFile] = {}
@@ -557,9 +560,7 @@ class Destination:
 
     @_raises_pack_errors
     def start(self, shards: tuple[PlannedShard, ...] | None) -> None:
-        """Start this run, or resume it if it was stopped. Sets `path` and `log`.
-
-        A run that is done only removes its staging folder, if the folder still exists.
+        """Start this run, or continue it if it was stopped. Sets `path` and `log`. A run that is done is not started.
 
         Args:
             shards: The planned shards; None for rows that can be read only once.
@@ -587,7 +588,7 @@ class Destination:
                 self._open_staging(run, is_alone=is_alone)
 
     def _open_staging(self, run: RunDescription, *, is_alone: Callable[[], bool]) -> None:
-        """Make or reuse the staging folder of `run`, and remove the staging folders of other runs.
+        """Make or reuse the staging folder of `run`. Remove the staging folders of other runs.
 
         `is_alone` returns True if no other part is running here. StorageError: The bucket cannot be changed. PackError:
         A different run with filled shards was stopped here, its parts are running, or its objects were replaced.
@@ -646,7 +647,8 @@ class Destination:
 
     @_raises_pack_errors
     def add(self, entry: ShardEntry) -> None:
-        """Log a filled shard. For a bucket, start the upload of the shard, and log the uploads that have ended.
+        """Log a filled shard. For a bucket, upload the shard in the background.
+
         The call waits while more than `MAX_PENDING` shards are uploading. StorageError: An upload failed.
         """
         if self.upload is None:
@@ -658,7 +660,7 @@ class Destination:
     def _log_upload(self, names: Sequence[str], known: Mapping[str, str]) -> dict[str, Path]:
         """Log size and digest of files before their upload, so that a later run recognizes the objects.
 
-        `names` are files of the staging folder. `known` has the known hex digests by file name; other files are read.
+        `names` are files of the staging folder. `known` has digests that are known already, in hex, by file name.
         Return the path of each file by name.
         """
         files = {name: self.path / name for name in names}
@@ -680,18 +682,19 @@ class Destination:
 
     @_raises_pack_errors
     def publish(self, entries: Sequence[ShardEntry], lists: Mapping[str, bytes]) -> None:
-        """Move the filled shards into the folder and write its index; for a bucket, upload the index.
+        """Move the filled shards into the folder and write its index. For a bucket, upload the index.
 
-        A run that is done only checks its lists. A part of a run stores its lists for `publish_parts`.
+        A run that is done only checks its lists. A part of a run only stores its lists; `publish_parts` publishes all
+        parts.
 
         Args:
             entries: Index entries of the shards, in order.
-            lists: Bytes of the files that describe all shards, by file name.
+            lists: Bytes of the lists (`classes.json`, ...), by file name.
 
         Raises:
-            PackError: A file is in the way, or a shard or another file of the run is missing.
+            PackError: Another file has the name of a new file, or a file of the run is missing.
             SelectionError: The values of a column do not fit together.
-            StorageError: The store of a bucket cannot be reached or refuses.
+            StorageError: The bucket cannot be reached or refuses the request.
         """
         if self.is_done:
             self.check_folder([], lists)
@@ -730,8 +733,8 @@ class Destination:
     def _write_columns(self, all_entries: Sequence[ShardEntry], new: Sequence[ShardEntry]) -> list[str]:
         """Write the columns of all shards into the staging folder. Return the names of the files.
 
-        The values of the shards in `new`, the last of `all_entries`, come from files that were written with these
-        shards. The other values come from the folder's columns.
+        `new` are the last shards of `all_entries`. Their values are in a file next to each shard. The values of the
+        other shards come from the folder's existing columns.
 
         Raises:
             PackError: The file with the values of a new shard is missing.
@@ -757,7 +760,7 @@ class Destination:
 
     @property
     def columns(self) -> dict[str, ColumnSource]:
-        """The sources of the columns to compute, by name, from the options; in an addition, from the folder.
+        """How each column of this run is computed, by column name. An addition uses the columns of the folder.
 
         Raises:
             PackError: An addition has columns that the folder does not have.
@@ -780,13 +783,13 @@ class Destination:
     def _upload_index(
         self, index: FolderIndex, entries: Sequence[ShardEntry], last: dict[str, Any], lists: Iterable[str]
     ) -> None:
-        """Wait until all shards are in the bucket. Then upload the lists and the index, which comes last.
+        """Wait until all shards are in the bucket. Then upload the lists and, last, the index.
 
-        `entries` are the shards of this run, `lists` the names of its lists, `last` its description without ETags.
+        `entries` are the shards of this run. `lists` are names of files. `last` describes this run, for later runs.
 
         Raises:
             PackError: A shard is missing in the bucket, or was replaced.
-            StorageError: The store cannot be reached or refuses.
+            StorageError: The bucket cannot be reached or refuses the request.
         """
         assert self.upload is not None
         self._log_uploaded(0)
@@ -803,7 +806,7 @@ class Destination:
         self._remove_locks()
 
     def _existing_files(self) -> Iterator[str]:
-        """Yield the file names of the existing data set without `index.json`; `index.bin` is the first."""
+        """Yield the names of all files of the existing data set, except `index.json`. `index.bin` is the first."""
         assert self.index is not None
         yield from (BINARY_NAME, IDENTITIES_NAME, LAST_RUN_NAME)
         for entry in self.index.entries:
@@ -816,7 +819,7 @@ class Destination:
         """Publish a run whose shards were filled in parts, with the options of that run: `wdskit pack-finish`.
 
         Returns:
-            The index entries of the shards of all parts, and True if they had been published already.
+            The index entries of the shards of all parts. And True if the shards were published before this call.
 
         Raises:
             PackError: No part of a run was packed here, or shards are missing; the message names them and their parts.
@@ -872,13 +875,13 @@ class Destination:
         return [path for path in run_folders(self.folder) if (path / JOURNAL_NAME).exists()]
 
     def _finish_publishing(self) -> None:
-        """Replay the journal of a run that was stopped while it published, and remove temporary files.
+        """Complete a run that was stopped while it published. Remove temporary files.
 
         The caller has locked the folder.
 
         Raises:
-            PackError: A file of the run is missing, the journal is damaged, or this user's wdskit did not write all
-                paths in `.wdskit-run`.
+            PackError: A file of the run is missing, the journal is damaged, or `.wdskit-run` has a path that this
+                user's wdskit did not write.
         """
         check_runs(self.folder)
         for path in self._journals():
@@ -927,10 +930,9 @@ class Destination:
         self._remove_locks()
 
     def _link_all(self, path: Path, names: Sequence[str]) -> None:
-        """Link the files `names` of the staging folder `path` into the folder. PackError: A file is missing.
+        """Link the files `names` of the staging folder `path` into the folder, where existing files are replaced.
 
-        The files also keep their names in the staging folder, because a power loss can lose both names of a file that
-        is renamed from one folder to another.
+        The staging folder keeps its files. PackError: A file is missing.
         """
         disk, parents = self._disk, {self.folder: None}
         for name in names:
@@ -946,6 +948,7 @@ class Destination:
                     msg = f"{source}: this file was filled and is gone, so the run cannot be finished."
                     raise PackError(f"{msg}\n  Put it back, or remove {path} and pack again.")
             elif not target.exists():
+                # Not a rename: a power loss can lose both names of a file that moves between folders.
                 disk.link(source, target)
             elif not target.samefile(source):
                 # A link cannot replace a file, and the name must always have a file. A rename between two names of one
@@ -957,7 +960,7 @@ class Destination:
             disk.fsync_folder(parent)
 
     def _remove(self, names: Iterable[str]) -> None:
-        """Remove files of the folder that exist, then fsync their folders. `names` are relative to the folder."""
+        """Remove the files `names` of the folder, durably (fsync). Names of files that do not exist are ignored."""
         paths = [self.folder / name for name in names if (self.folder / name).exists()]
         for path in paths:
             self._disk.remove(path)
@@ -976,16 +979,14 @@ class Destination:
         self._disk.remove_folder(path)
 
     def _remove_finished(self) -> None:
-        """Remove the staging folder of the run that made the index. A power loss can bring that folder back."""
+        """Remove the staging folder of `last_run`, if it exists. A power loss can bring that folder back."""
         if self.last_run is not None:
             path = self.folder / RUN_FOLDER / self.last_run.run.digest
             if path in run_folders(self.folder):
                 self._remove_run(path)
 
     def _remove_locks(self) -> None:
-        """Remove `.wdskit-run` with the locks of parts, if no run is left in `.wdskit-run`. The caller has locked the
-        destination folder.
-        """
+        """Remove `.wdskit-run` with its locks, unless it contains a run. The caller has locked the folder."""
         root = self.folder / RUN_FOLDER
         for path in run_folders(self.folder):
             if not (path / DESCRIPTION_NAME).exists() and not (path / JOURNAL_NAME).exists():
@@ -1002,8 +1003,9 @@ class Destination:
         return (self.folder / INDEX_NAME).exists()
 
     def _read_index(self) -> FolderIndex:
-        """Return the folder's index. A second call reads the index again only if its file changed.
-        OSError, FolderIndexError: The file is missing, or is invalid.
+        """Return the folder's index. The index is read again only if its file changed.
+
+        OSError: The file is missing. FolderIndexError: The index is invalid.
         """
         identity = FileIdentity.of(self.folder / INDEX_NAME)
         if self._cached_index is None or self._cached_index[0] != identity:
@@ -1011,7 +1013,7 @@ class Destination:
         return self._cached_index[1]
 
     def _find_last_run(self) -> LastRun | None:
-        """Return the run that made the folder's index; None if the run or the index is unknown."""
+        """Return the run that made the folder's index; None without a valid index, or if the run is unknown."""
         try:
             index = self._read_index()
         except (OSError, FolderIndexError):
@@ -1019,13 +1021,13 @@ class Destination:
         return read_last_run(self.folder, index)
 
     def indexed_already(self, changes: Sequence[str] = ()) -> PackError:
-        """Return the error for a folder that is packed already. `changes` are known differences from its last run."""
+        """Return the error for a folder that is packed already. `changes` are sentences about the different run."""
         msg = f"{self.folder}: this folder is packed and indexed already"
         msg += "." if not changes else f", by a different run:\n  {_first_few(changes)}"
         return PackError(f"{msg}\n  {PACKED_REMEDY}")
 
     def _in_the_way(self, name: str) -> PackError:
-        """Return the error for an existing file that has a needed name and is not in the folder's index."""
+        """Return the error for an existing file `name` that this run would have to overwrite."""
         path = self.folder / name
         msg = f"{path}: this file exists already and is in the way. Nothing was overwritten."
         what = (

@@ -1,8 +1,7 @@
 """Fill shards on a Ray cluster: `--on ray`.
 
-A node needs this version of wdskit, and must see the folder and the source under the same paths. The node reads the
-rows of its shards from the plan in the folder and fills the shards in the folder. The shards have the same bytes as
-shards that this machine fills.
+Each node needs this version of wdskit, and must see the folder and the source under the same paths. The shards have the
+same bytes as shards that this machine fills.
 """
 
 from __future__ import annotations
@@ -34,12 +33,12 @@ _CANCEL_S = 10  # the wait for cancelled tasks
 
 @dataclass(frozen=True)
 class RunContext:
-    """Values of the run that each node needs.
+    """Values of the run that each node of the cluster needs.
 
     Attributes:
-        description: Path of the run's `run.json`. The node must see this file.
-        log: The log of the run. The node shares the lock of this file while it fills a shard.
-        cwd: The folder in which relative paths start.
+        description: Path of the run's `run.json`. A node that does not see this file refuses to work.
+        log: The log of the run. The node holds a shared lock on this file while it fills a shard.
+        cwd: Working directory of the run, for relative paths.
         host: Name of the machine that started the run.
         disk: Performs the file operations.
         version: Version of wdskit on `host`.
@@ -67,7 +66,7 @@ def check_address(on: str) -> None:
 def fill_on_ray(
     jobs: Sequence[ShardJob], on: str, *, log: Path, disk: Disk, count: ProgressCounter
 ) -> Generator[ShardEntry, None, None]:
-    """Fill shards on a cluster. If a worker dies, Ray runs its task again.
+    """Fill shards on a Ray cluster. A shard is tried again if its worker dies, at most four times in total.
 
     Args:
         jobs: The shards to fill.
@@ -115,7 +114,7 @@ def fill_on_ray(
 
 
 def fill_on_node(job: ShardJob, run: RunContext) -> ShardEntry | WdskitError:
-    """Fill a shard on a node of the cluster. Return the index entry of the shard, or an error instead of raising it."""
+    """Fill a shard on a node of the cluster. Return the shard's index entry. A WdskitError is returned, not raised."""
     host = socket.gethostname()
     with contextlib.suppress(OSError):  # only relative paths need the folder; missing paths are found below
         os.chdir(run.cwd)

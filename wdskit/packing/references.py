@@ -1,9 +1,8 @@
 """References to the bytes of a field. A plan stores the references, and the bytes are read when the field is packed.
 
-Each kind of reference is a tuple of texts and whole numbers. The first item is `path`, `num_bytes` is the size of the
-field, and the last two items are the modification time and inode of the file, or the ETag and modification time of the
-object, at the time of the plan. The method `read` returns the bytes of the field. `KINDS` lists the kinds by name, so
-that a plan can be written and read back.
+Each kind of reference is a tuple of texts and whole numbers. The first item is `path`, and `num_bytes` is the size of
+the field. The last two items show later whether the content changed: modification time and inode of a file, or ETag and
+modification time of an object. The method `read` returns the bytes. `KINDS` has the kinds by their names in a plan.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ _ZIP_HEADER_START = b"PK\x03\x04"
 
 
 class FileBytes(NamedTuple):
-    """A whole file, with its size, modification time and inode when the plan was made."""
+    """Reference to a whole file. Its size, modification time and inode are those at the time of the plan."""
 
     path: str
     num_bytes: int
@@ -63,8 +62,9 @@ class FileBytes(NamedTuple):
 
 
 class PartBytes(NamedTuple):
-    """The `num_bytes` bytes of a file from `offset` on: a member of a tar, a cell of an Arrow file.
-    `file_bytes`, `mtime_ns` and `inode` are the file's size, modification time and inode when the plan was made.
+    """Reference to `num_bytes` bytes of a file from `offset` on: a member of a tar, or a cell of an Arrow file.
+
+    `file_bytes`, `mtime_ns` and `inode` are the file's size, modification time and inode at the time of the plan.
     """
 
     path: str
@@ -86,7 +86,7 @@ class PartBytes(NamedTuple):
 
 
 class ZipBytes(NamedTuple):
-    """A member of a zip.
+    """Reference to a member of a zip.
 
     Attributes:
         path: Path of the zip.
@@ -116,8 +116,9 @@ class ZipBytes(NamedTuple):
         return FileIdentity(self.file_bytes, self.mtime_ns, self.inode)
 
     def read(self) -> bytes:
-        """Return the member's bytes. At most `num_bytes` + 1 bytes are decompressed. OSError: The zip cannot be read.
-        ValueError: The zip changed after the plan was made, or the member is damaged.
+        """Return the bytes of the member, decompressed.
+
+        OSError: The zip cannot be read. ValueError: The zip changed after the plan was made, or the member is damaged.
         """
         with self.identity.opened(self.path) as fd:
             header = _read_part(fd, self.offset, ZIP_HEADER_BYTES)
@@ -145,7 +146,7 @@ class ZipBytes(NamedTuple):
 
 
 class CellBytes(NamedTuple):
-    """A cell of a Parquet file.
+    """Reference to a cell of a Parquet file.
 
     Attributes:
         group: Number of the row group in the file.
@@ -181,7 +182,7 @@ class CellBytes(NamedTuple):
 
 
 class ObjectBytes(NamedTuple):
-    """Bytes of an object in a store from `offset` on: a member of a tar.
+    """Reference to a part of an object in a store: a member of a tar.
 
     Attributes:
         path: URL of the object, without a query.
@@ -199,7 +200,7 @@ class ObjectBytes(NamedTuple):
     modified: str
 
     def open(self) -> ObjectFile:
-        """Return a file for the object. A read raises StorageError if the object changed after the plan was made."""
+        """Open the object as a file. A read raises StorageError if the object changed after the plan was made."""
         from wdskit.storage.objects import ObjectFile  # imported only if a plan has objects
 
         modified = datetime.fromisoformat(self.modified) if self.modified else None
@@ -228,7 +229,7 @@ KINDS: dict[str, type[Reference]] = {
 
 
 class SourceFiles:
-    """Files that stay open while many of their parts are read, all in one thread. `close` closes the files."""
+    """Reads parts of files, and keeps the files open for more reads until `close`. Use it in one thread only."""
 
     def __init__(self) -> None:
         self._fds: OrderedDict[str, int] = OrderedDict()
@@ -239,10 +240,9 @@ class SourceFiles:
             os.close(self._fds.popitem()[1])
 
     def read(self, parts: Sequence[PartBytes]) -> list[bytes]:
-        """Return the bytes of each part, in order. All parts, at least one, belong to one file.
+        """Return the bytes of each part, in order. There is at least one part, and all parts belong to one file.
 
-        Parts that are close together, such as the fields of a sample in a tar, are read at once. OSError, ValueError:
-        The file cannot be read, or changed after the plan was made.
+        OSError: The file cannot be read. ValueError: The file changed after the plan was made.
         """
         fd = self._open(parts[0].path)
         data = _read_parts(fd, parts)
@@ -277,8 +277,9 @@ def _read_into(fd: int, memory: memoryview, offset: int) -> None:
 
 
 def read_parts(parts: Sequence[PartBytes]) -> list[bytes]:
-    """Open the file of all parts, and return the bytes of each part, in order. There is at least one part.
-    OSError, ValueError: The file cannot be read, or changed after the plan was made.
+    """Return the bytes of each part, in order. There is at least one part, and all parts belong to one file.
+
+    The file is opened for this call. OSError, ValueError: The file cannot be read, or changed after the plan was made.
     """
     with parts[0].identity.opened(parts[0].path) as fd:
         return _read_parts(fd, parts)

@@ -1,4 +1,4 @@
-"""Read fields of remote objects ahead: the next megabytes are downloaded while the current rows are packed."""
+"""Download fields of remote objects ahead, while the rows before them are packed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ BATCH_ROWS = 512
 def read_ahead(rows: Iterable[Row]) -> Iterator[Row]:
     """Yield `rows` in their order, with the bytes of remote objects in place of the references to them.
 
-    At most two batches of remote rows are in memory.
+    The next remote rows are downloaded ahead. At most two batches of them are in memory.
 
     Raises:
         StorageError: An object cannot be read, or was replaced.
@@ -40,7 +40,7 @@ def _is_remote(row: Row) -> bool:
 
 
 def _batches(rows: Iterable[Row]) -> Iterator[list[Row]]:
-    """Yield lists of rows. A list ends at `BATCH_BYTES` or `BATCH_ROWS`, and has at least one row."""
+    """Divide rows into lists. A list ends with the row that reaches `BATCH_BYTES` or `BATCH_ROWS`."""
     batch, num_bytes = [], 0
     for row in rows:
         batch.append(row)
@@ -53,9 +53,9 @@ def _batches(rows: Iterable[Row]) -> Iterator[list[Row]]:
 
 
 def _start_reading(rows: Iterable[Row]) -> dict[ObjectBytes, RangeFile]:
-    """Start to download the remote fields of `rows`. Return the file from which each reference is read.
+    """Start to download the remote fields of `rows`. Return the file that has the bytes of each reference.
 
-    The references to one object share one file. StorageError: A download cannot start.
+    StorageError: A download cannot start.
     """
     by_object: dict[tuple[str, int, str, str], list[ObjectBytes]] = defaultdict(list)
     for row in rows:
@@ -79,7 +79,7 @@ def _with_bytes(rows: Iterable[Row], files: dict[ObjectBytes, RangeFile]) -> Ite
 
 
 def join_ranges(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Join overlapping and adjacent ranges (start, stop). `ranges` and the result are sorted by start."""
+    """Join ranges (start, stop) that overlap or touch. `ranges` and the result are sorted by start."""
     joined: list[tuple[int, int]] = []
     for start, stop in ranges:
         if joined and start <= joined[-1][1]:

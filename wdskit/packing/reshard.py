@@ -35,15 +35,15 @@ class ReshardResult:
         entries: Index entries of the new shards, in order; empty after a dry run.
         shards: Name, samples and bytes of each new shard, planned or written.
         num_source_shards: Shards that were read.
-        num_source_samples: Samples in the source shards: the written (or planned) samples and the next four counts.
+        num_source_samples: Samples in the source shards: `num_samples` plus the next four counts.
         num_sampled_out: Samples outside the share of `sample`.
         num_filtered: Samples for which the filter is false.
         num_missing: Samples that were left out because they lack a value of the filter.
         num_duplicates: Samples with the key of an earlier sample.
         num_ignored: Members that belong to no sample; they are not written.
         num_cleaned: Samples whose keys were changed by `keys="clean"`.
-        merged: A note if one part of the source has shards of several splits (`train`, `val`); else empty.
-        classes_lost: The reason if a source has a `classes.json` and the new folder gets none; else empty.
+        merged: A note if shards of several splits (`train`, `val`) become one data set; else empty.
+        classes_lost: Why the new folder has no `classes.json` although a source has one; else empty.
         was_done: True if an earlier run wrote all of these shards, so that this run wrote nothing.
         seconds: Duration of the call in seconds.
         notes: Sentences about exported files that are outdated or that a user changed, and about columns of the sources
@@ -106,8 +106,8 @@ def reshard(
         options: Keyword arguments, each with the name of an option below.
 
     Raises:
-        PackError: An option is invalid, no sample is left, the folder cannot be written, or an existing file is in the
-            way.
+        PackError: An option is invalid, no sample is left, the folder cannot be written, or an existing file has
+            a name that this run needs.
         RowError: Two samples have the same key, or a sample cannot be packed with these options.
         ConfigError: `export` names an unknown kind, `split_name` has characters that cannot be printed, or `sample` is
             not a share.
@@ -169,7 +169,7 @@ def reshard(
 
 
 def _note_lost_columns(shards: ShardList, options: ReshardOptions) -> Iterator[str]:
-    """Yield a note if local sources have columns that `options.columns` does not name."""
+    """Yield one sentence about the columns of local sources that the new shards lose; nothing if they lose none."""
     names: dict[str, None] = {}
     for folder in dict.fromkeys(os.path.dirname(url) or "." for url in shards.urls if is_local(url)):
         with contextlib.suppress(SelectionError):

@@ -31,12 +31,12 @@ class Progress(NamedTuple):
     """The progress of packing.
 
     Attributes:
-        stage: "reading" lists the rows. "checking" reads their files, to find bad rows or duplicates. "comparing" reads
-            the keys of existing shards, in an addition. "packing" writes the shards.
+        stage: "reading": the rows are listed. "checking": their files are read, to find bad rows or duplicates.
+            "comparing": the keys of existing shards are read, for an addition. "packing": the shards are written.
         num_samples: Samples that this stage has completed.
         num_bytes: Bytes of the completed samples in their shards.
-        total_samples: All samples; None if the number is unknown.
-        total_bytes: Bytes of all samples in their shards; None if the number is unknown.
+        total_samples: All samples of the stage; None if the number is unknown.
+        total_bytes: Bytes of all these samples in their shards; None if the number is unknown.
     """
 
     stage: Literal["reading", "checking", "comparing", "packing"]
@@ -55,9 +55,9 @@ class Row:
 
     Attributes:
         key: Key of the sample.
-        fields: Name of each field, and its bytes or a reference to them, sorted by name: the order of the tar members.
+        fields: (name, bytes or reference to the bytes) of each field, sorted by name. The tar members have this order.
         where: Place for messages: the file, or the manifest and its line.
-        is_cleaned: True if the key was changed to a clean one. A plan does not store this flag.
+        is_cleaned: True if `keys="clean"` changed the key. A plan does not store this flag.
     """
 
     key: str
@@ -66,7 +66,7 @@ class Row:
     is_cleaned: bool = False
 
     def read(self, transforms: Transforms = UNTOUCHED) -> list[tuple[str, bytes]]:
-        """Return name and bytes of each packed field, sorted by name. Images are checked and transformed.
+        """Read, check and transform the fields. Return name and bytes of each packed field, sorted by name.
 
         Raises:
             RowError: A file cannot be read or was changed, or a field is damaged or cannot be transformed.
@@ -75,7 +75,7 @@ class Row:
         return self.transform(self.read_fields(), transforms)
 
     def transform(self, fields: list[tuple[str, bytes]], transforms: Transforms) -> list[tuple[str, bytes]]:
-        """Check and transform `fields`: name and bytes of each field. Return the packed fields, sorted by name.
+        """Check and transform `fields`, a list of (name, bytes). Return the packed fields, sorted by name.
 
         Raises:
             RowError: A field is damaged, cannot be transformed, or gets an invalid name.
@@ -119,8 +119,9 @@ class Row:
         ]
 
     def read_field(self, source: FieldBytes, files: SourceFiles | None = None) -> bytes:
-        """Return the bytes of one field, whose item in `fields` is `source`. `files` keeps files open between calls;
-        None opens and closes the file in each call.
+        """Return the bytes of one field. `source` is the item of the field in `fields`.
+
+        `files` keeps files open between calls; None opens and closes the file in each call.
         RowError, StorageError: The file, or the object in a store, cannot be read or was changed.
         """
         if isinstance(source, bytes):
@@ -133,7 +134,7 @@ class Row:
             raise self._unreadable(source, err) from err
 
     def read_into(self, source: FileBytes | PartBytes, memory: memoryview, files: SourceFiles) -> None:
-        """Read one field into `memory`, which has the size of the field. `files` keeps the file of a part open.
+        """Read one field into `memory`, which has the size of the field. `files` keeps the file of a `PartBytes` open.
         RowError: The file cannot be read or was changed.
         """
         try:
@@ -162,14 +163,15 @@ def size_of(data: FieldBytes) -> int:
 
 
 def _describe(source: FieldBytes, err: Exception) -> str:
-    """Return the problem of a field as text, with the name of its file if it has a file."""
+    """Return the text of `err`, after the path of the field's file if the field has a file."""
     problem = (err.strerror or str(err)) if isinstance(err, OSError) else str(err)
     return problem if isinstance(source, bytes) else f"{source.path}: {problem}"
 
 
 def row_error(where: str, problem: str, remedy: str = "") -> RowError:
-    """Return the error of the row at `where`. `problem` is the reason; `remedy` says what to do, as a sentence.
-    Line breaks in `where` are escaped, so that the place is on one line. A problem of over 1,000 characters is cut.
+    """Return the error of the row at `where`. `problem` is the reason. `remedy` is a sentence that says what to do.
+
+    A problem of over 1,000 characters is shortened.
     """
     where = where.replace("\n", "\\n")
     problem = problem.removeprefix(f"{where}: ").rstrip(".")
@@ -190,7 +192,7 @@ def key_taken(row: Row, where: str) -> RowError:
 
 
 def field_of(path: str) -> str:
-    """Return the field name for a file's extension, in lower case: `jpg` for `jpeg`, "" without an extension."""
+    """Return the field name of a file: its extension in lower case, `jpg` for `jpeg`, or "" without an extension."""
     _, dot, extension = path.rpartition("/")[2].lstrip(".").rpartition(".")  # os.path.splitext takes 3 times as long
     extension = extension.lower() if dot else ""
     return SAME_FIELD.get(extension, extension)
@@ -220,8 +222,8 @@ def make_row(key: str, fields: Mapping[str, FieldBytes], where: str, *, keys: st
         key: The key as given.
         fields: Bytes, or a reference to the bytes, by field name.
         where: Place for messages.
-        keys: "given" keeps the key, "clean" applies `clean_key`, "hashed" uses a hash of `path` as the key.
-        path: The text to hash: the key, or the path that gave the key.
+        keys: "given" keeps the key. "clean" uses `clean_key`. "hashed" replaces the key by a hash of `path`.
+        path: The key, or the path that gave the key.
 
     Raises:
         RowError: The key or a field name is invalid, a field is too large, or the row has no field.
@@ -248,8 +250,10 @@ def make_row(key: str, fields: Mapping[str, FieldBytes], where: str, *, keys: st
 
 
 def clean_key(key: str) -> str:
-    """Return the key with `_` for each character that some readers refuse. ASCII letters and digits, `_`, `+`, `-` and
-    the slashes of a relative path are kept. Several `_` at the start of a name become one: webdataset ignores `__a`.
+    """Return the key with `_` in place of each character that some readers refuse.
+
+    ASCII letters and digits, `_`, `+`, `-` and slashes between names are kept. Several `_` at the start of a name
+    become one, because webdataset ignores the name `__a`.
     """
     parts = [_UNCLEAN.sub("_", part) for part in key.split("/") if part not in {"", ".", ".."}]
     return "/".join(part if not part.startswith("__") else f"_{part.lstrip('_')}" for part in parts)
@@ -261,8 +265,8 @@ def python_rows(
     """Convert rows from Python, `{"__key__": key, field: value, ...}`, the form that webdataset's writers take.
 
     A value is bytes, a `pathlib.Path` whose file is packed, or a value that `codecs.fields.encode_field` accepts for
-    the field's name. A `cls` that is not a `pathlib.Path` is a label: a whole number; with `classes`, a name or number
-    of these classes. Fields whose names begin with two underscores are not packed. If `keys` is "clean" or "hashed",
+    the field's name. The value of `cls` is a `pathlib.Path` or a label: a whole number or, with `classes`, the name or
+    number of a class. Fields whose names begin with two underscores are not packed. If `keys` is "clean" or "hashed",
     the given key is added to the field `json` as the member `key`.
 
     Yields:
@@ -308,10 +312,10 @@ def _python_row(row: Any, where: str, keys: str, classes: ClassNames | None) -> 
 
 
 def json_with_key(own: FieldBytes, key: str, where: str) -> bytes:
-    """Return the field `json` of a row, with the member `key` added. `own` is the field before, `key` the given key.
+    """Return the JSON object `own` with the member `key` added. `where` is for messages.
 
     Raises:
-        RowError: The json cannot be read, is not an object, or has a member `key` with another value.
+        RowError: `own` cannot be read, is not a JSON object, or has a member `key` with another value.
     """
     try:
         return field_with_metadata(own, {"key": key})

@@ -51,14 +51,14 @@ _ROOT_FILE = re.compile(r"begins\.lock|part-\d+-of-\d+\.lock|\..*\.wdskit-temp")
 
 @dataclass(frozen=True)
 class RunDescription:
-    """The description of a run.
+    """The description of a run, as `run.json` stores it.
 
     Attributes:
         options: All options that can change a shard, by name; includes `command` if the command is not `pack`.
         num_rows: Rows of the source; None for rows that can be read only once.
         rows: Digest of all rows in the order of the source; empty for rows that can be read only once.
         shards: The planned shards; None for rows that can be read only once.
-        first: Number of the first shard; with splits, of the first shard of each split.
+        first: Number of the first new shard, or of the first new shard of each split.
         wdskit: Version of wdskit.
         parts: Number of parts of the run; 0 for a run without parts.
     """
@@ -78,7 +78,7 @@ class RunDescription:
         return hashlib.sha256(same.to_json()).hexdigest()[:16]
 
     def to_json(self) -> bytes:
-        """Return the bytes of `run.json`. The order of the options does not change them."""
+        """Return the bytes of `run.json`. They do not depend on the order of the options."""
         document = {"wdskit_run": DESCRIPTION_VERSION, **dataclasses.asdict(self)}
         return (json.dumps(document, ensure_ascii=True, indent=1, sort_keys=True, default=str) + "\n").encode()
 
@@ -140,7 +140,7 @@ def differences(old: RunDescription, new: RunDescription) -> list[str]:
 
 
 def _plain(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options as JSON gives them back: tuples become lists, and types that JSON lacks become text."""
+    """Return the options as JSON saves and loads them: tuples become lists, and types that JSON lacks become text."""
     plain: dict[str, Any] = json.loads(json.dumps(dict(options), default=str))
     return plain
 
@@ -184,7 +184,7 @@ def read_last_run(folder: Path, index: FolderIndex) -> LastRun | None:
 
 
 def read_journal(path: Path) -> dict[str, Any]:
-    """Return the journal in a staging folder. All names in it are file names of a data set.
+    """Return the journal of the staging folder `path`. All file names in it are checked.
 
     Raises:
         PackError: The journal is missing or damaged, or wdskit did not write it.
@@ -205,10 +205,9 @@ def read_journal(path: Path) -> dict[str, Any]:
 
 
 def read_filled(path: Path) -> dict[str, ShardEntry]:
-    """Return the filled shards of a staging folder, by name.
+    """Return the filled shards that the logs of the staging folder `path` list, by name.
 
-    A local shard is included if its files exist with the logged sizes. An uploaded shard is included without a request
-    to the bucket.
+    A local shard is left out if its files are missing or do not have the logged sizes. Uploaded shards are not checked.
     """
     filled: dict[str, ShardEntry] = {}
     for line in read_log(path):
@@ -220,7 +219,7 @@ def read_filled(path: Path) -> dict[str, ShardEntry]:
 
 
 def read_sent(path: Path) -> dict[str, SentFile]:
-    """Return the files that the run of a staging folder has uploaded or was about to upload, by name."""
+    """Return the files that were uploaded or were about to be, by name, from the logs of the staging folder `path`."""
     sent: dict[str, SentFile] = {}
     for line in read_log(path):
         if isinstance(line, dict):
@@ -233,9 +232,10 @@ def read_sent(path: Path) -> dict[str, SentFile]:
 
 
 def read_log(path: Path) -> Iterator[ShardEntry | UploadedShard | dict[str, SentFile]]:
-    """Yield the log entries of a run: filled shards, uploaded shards, and the files, by name, of each planned upload.
+    """Yield the entries of the logs in the staging folder `path`.
 
-    Lines that are damaged, or that wdskit did not write, are left out.
+    An entry is a filled shard, an uploaded shard, or the files, by name, of a planned upload. Lines that are damaged,
+    or that wdskit did not write, are left out.
     """
     for log in sorted(path.glob("*.log")):
         for line in (read_own(log) or b"").splitlines():
@@ -259,23 +259,20 @@ def read_log(path: Path) -> Iterator[ShardEntry | UploadedShard | dict[str, Sent
 
 
 def has_shard(folder: Path, entry: ShardEntry) -> bool:
-    """Return True if the folder contains a shard and its `.idx` with the sizes that its index entry implies."""
+    """Return True if the folder has the shard and its `.idx`, with the sizes that the index entry gives."""
     sizes = {folder / entry.name: entry.num_bytes, offsets_path(folder / entry.name): 8 * (entry.num_samples + 1)}
     return all(path.is_file() and path.stat().st_size == size for path, size in sizes.items())
 
 
 def is_own_name(name: object) -> bool:
-    """Return True if wdskit may have written a file of this name: a shard, an `.idx`, a list, a column or an index.
-
-    Names that were read from a file are checked with this function before they are used.
-    """
+    """Return True if wdskit may have written a file of this name: a shard, an `.idx`, a list, a column or an index."""
     if not isinstance(name, str) or name in _OWN_NAMES:
         return isinstance(name, str)
     return is_file_name(name) and (name.endswith((".tar", ".idx")) or is_column_file(name))
 
 
 def check_runs(folder: Path) -> None:
-    """Check that this user's wdskit made all staging folders of `folder`, before their files are used or removed.
+    """Check that this user's wdskit made all files in `.wdskit-run` of `folder`. Call this before the files are used.
 
     Raises:
         PackError: `.wdskit-run`, or a path in it, is a link, belongs to another user, or has a name that wdskit does
@@ -301,10 +298,10 @@ def check_runs(folder: Path) -> None:
 
 
 def _check_own(path: Path, users: set[int], *, is_folder: bool) -> None:
-    """Raise PackError if `path` is not a plain file (with `is_folder`, a folder), does not belong to one of `users`
-    (uids), or is a log with a second hard link. A missing path is accepted.
+    """Raise PackError if `path` is not a plain file of this user, or is a log with a second hard link.
 
-    If the owner of `path` is not in `users`, the user who owns new files in the same folder is first added to `users`.
+    With `is_folder`, `path` must be a folder. A missing path is accepted. `users` has the accepted uids. Another uid is
+    accepted and added to `users` if new files in the same folder get this uid.
     """
     try:
         status = path.lstat()
@@ -322,7 +319,7 @@ def _check_own(path: Path, users: set[int], *, is_folder: bool) -> None:
 
 
 def values_path(shard: Path) -> Path:
-    """Return the path of the file for the column values of a shard, which exists until the run is published."""
+    """Return the path of the file with the column values of a shard. The run removes the file when it is published."""
     return shard.with_name(f"{shard.name}.values")
 
 

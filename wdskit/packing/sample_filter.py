@@ -15,10 +15,10 @@ from wdskit.shards.sampling import draw_of_key, parse_share, threshold_of
 
 @dataclass(frozen=True)
 class Choice:
-    """The rule that keeps a sample: its key is in the share, and the filter is true. The share is tested first.
+    """The rule that decides which samples are kept: first a share of all keys, then a filter.
 
     Attributes:
-        threshold: A sample is in the share if `draw_of_key` is below this number; None keeps all samples.
+        threshold: A key is in the share if its `draw_of_key` is below this number; None puts all keys in the share.
         seed: Seed of the draws, 0 <= seed < 2**64.
         filter: Expression that must be true; None for no filter.
         skip_missing: True leaves out a sample that lacks a value of the filter. False raises SelectionError.
@@ -30,7 +30,9 @@ class Choice:
     skip_missing: bool = False
 
     def keeps(self, sample: TarSample, shard: str, left_out: LeftOutCounts) -> bool:
-        """Return True if a sample of `shard`, a path or URL, is kept. Otherwise count it in `left_out`, return False.
+        """Return True if the sample is kept. Otherwise add it to the counts in `left_out` and return False.
+
+        `shard` is the path or URL of the sample's shard, for messages.
 
         Raises:
             SelectionError: The filter cannot be evaluated for the sample.

@@ -40,7 +40,7 @@ class SelectResult:
         folders: Folders in which the column was stored.
         name: Name of the column.
         num_source_shards: Shards that were read.
-        num_source_samples: Samples in the shards: `num_samples` and the last three counts together.
+        num_source_samples: Samples in these shards: `num_samples` plus the last three counts.
         num_samples: Samples that were selected.
         num_sampled_out: Samples outside the share of `sample`.
         num_filtered: Samples for which the filter is false.
@@ -63,9 +63,9 @@ def select(
 ) -> SelectResult:
     """Choose samples and mark them in a column of bool in the shards' folders: `wdskit reshard --selection`.
 
-    The column is True for a chosen sample. A planned source of a pipeline (`exact`, `resampled`, `sequential`) reads
-    the chosen samples with `split: NAME` or `where: NAME`. The shards do not change. In shards that `source` does not
-    name, no sample is chosen. `overwrite` replaces a column `name` that other options made.
+    The column is True for a chosen sample, and False for all samples of shards that `source` does not name. A planned
+    source of a pipeline (`exact`, `resampled`, `sequential`) reads the chosen samples with `split: NAME` or
+    `where: NAME`. The shards do not change. `overwrite` replaces a column `name` that other options made.
 
     Args:
         source: Local shards of indexed folders: a folder, glob or brace pattern, several joined by `::`, or a list.
@@ -129,7 +129,7 @@ def select(
 def _choose_samples(
     shard: tuple[str, ShardEntry], *, choice: Choice, check: bool
 ) -> tuple[SampleNumbers, LeftOutCounts]:
-    """Return the numbers of the chosen samples of a shard, and the counts of the samples that are left out.
+    """Return the numbers of the chosen samples of a shard, int64 (n,), and the counts of the other samples.
 
     `shard` is the path of the shard and its index entry. With `check`, the bytes of the shard are first compared with
     the sha256 of the entry.
@@ -152,14 +152,14 @@ def _choose_samples(
 
 
 def _column_source(options: SelectOptions) -> dict[str, Any]:
-    """Return the options that define the column, by name. Equal choices have equal sources."""
+    """Return the options that define the column, by name. The column stores them."""
     source: dict[str, Any] = {"filter": options.filter}
     source |= {"missing": options.missing} if options.missing != "error" else {}
     return source | ({"sample": options.sample, "seed": options.seed} if options.sample else {})
 
 
 def _folders_of(found: ShardList) -> list[str]:
-    """Return the folders of the shards in order. Of several spellings of a folder, only the first is returned."""
+    """Return the folders of the shards, in order, each folder once and in its first spelling."""
     parents = dict.fromkeys(os.path.dirname(url) or "." for url in found.urls)
     return list({os.path.realpath(parent): parent for parent in reversed(parents)}.values())[::-1]
 
@@ -178,7 +178,9 @@ def _check_sources(found: ShardList) -> None:
 def _lock_index(
     stack: contextlib.ExitStack, folder: str, name: str, source: dict[str, Any], *, overwrite: bool
 ) -> FolderIndex:
-    """Lock a folder until `stack` is closed, and return the folder's index. `source` are the options of column `name`.
+    """Lock a folder until `stack` is closed, and return the folder's index.
+
+    `name` is the new column. `source` are the options that define it, from `_column_source`.
 
     Raises:
         SelectionError: The folder has a split `name`; or `overwrite` is False, and other options made a column `name`.
@@ -210,7 +212,9 @@ def _write(
     disk: Disk,
 ) -> None:
     """Write the column `name` of one folder. StorageError: The column cannot be written.
-    `chosen` has the numbers of the chosen samples of all shards, by path. `source` has the options of the column.
+
+    `chosen` has the numbers of the chosen samples of each shard in any folder, by path. `source` are the options that
+    define the column.
     """
     real_folder = os.path.realpath(folder)
     by_name = {

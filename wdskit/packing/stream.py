@@ -54,8 +54,8 @@ def pack_stream(dest: Destination, source: Source, *, skip_bad: bool) -> list[Sh
 
 
 def _refuse_labels(rows: Iterable[Row], folder: Path) -> Generator[Row, None, None]:
-    """Yield the rows of an addition, and check that no row has a label. The source of the rows has no class names, but
-    `folder`, the destination, has class names. RowError: A row has a label.
+    """Yield rows that are added to `folder`, which has class names. RowError: A row has a label. Its class name is
+    unknown.
     """
     for row in rows:
         if CLASS_FIELD in dict(row.fields):
@@ -65,10 +65,10 @@ def _refuse_labels(rows: Iterable[Row], folder: Path) -> Generator[Row, None, No
 
 
 def _fill(dest: Destination, rows: Iterable[Row], keys: StreamedKeys, first: int) -> list[ShardEntry]:
-    """Fill each shard while its rows are read, and return the index entries of all shards.
+    """Fill shards with the rows, and return the index entries of the shards, in order. If an earlier run has filled a
+    shard already, the digest of the shard is compared with the rows.
 
-    Each key is compared with all earlier keys before its shard is complete. If a shard was filled before, its rows are
-    compared with its digest. `keys` has the keys of existing samples. `first` is the number of the first shard.
+    `keys` has the keys of existing samples, and gets the keys of the rows. `first` is the number of the first shard.
     RowError: A row cannot be packed, or has a key that is in `keys`. OSError: The source cannot be read. PackError: The
     folder cannot be written, or is packed already with different rows.
     """
@@ -101,11 +101,7 @@ def _fill(dest: Destination, rows: Iterable[Row], keys: StreamedKeys, first: int
 
 
 def _new_keys(rows: Iterable[Row], keys: StreamedKeys, dest: Destination) -> Iterator[Row]:
-    """Yield the rows, add their keys to `keys`, and check that each key is new.
-
-    Raises:
-        RowError: A row has the key of an earlier row, or of an existing sample in an addition.
-    """
+    """Yield the rows, and add their keys to `keys`. RowError: A key is in `keys` already."""
     for row in rows:
         before = keys.add(row.key, row.where)
         if before is not None:
@@ -114,8 +110,8 @@ def _new_keys(rows: Iterable[Row], keys: StreamedKeys, dest: Destination) -> Ite
 
 
 class _SourceError(Exception):
-    """The wrapper of an OSError of the source: other code converts an OSError to an error of the destination.
-    `error` is the OSError.
+    """The wrapper of an OSError of the source, which keeps it apart from errors of the destination. `error` is the
+    OSError.
     """
 
     def __init__(self, error: OSError) -> None:

@@ -133,17 +133,21 @@ class Transforms:
 
     @property
     def changes_images(self) -> bool:
-        """True if an option can change the bytes and names of images: `resize`, `format` or `orient`."""
+        """True if an option can change images: `resize`, `format` or `orient`. A changed image may get another field
+        name.
+        """
         return self.resize is not None or self.format is not None or self.orient
 
     @property
     def moves_images(self) -> bool:
-        """True if an option can move the pixels of an image, so that places in the image change."""
+        """True if an option can change the size or the orientation of an image: `resize` or `orient`."""
         return self.resize is not None or self.orient
 
     @property
     def changes_bytes(self) -> bool:
-        """True if the size of a row is known only after its transforms. Only sample counts can then limit shards."""
+        """True if the transforms can change the size of a row. Shards can then be limited only by the number of
+        samples.
+        """
         return self.changes_images or bool(self.derive)
 
     @property
@@ -155,9 +159,8 @@ class Transforms:
         """Check and transform the fields of a sample. Return the fields to pack, sorted by name.
 
         Raises:
-            DecodeError: A field is invalid or cannot be transformed. The message has the field, the stage ("validate",
-                "decode", "convert", "resize", "encode", "derive") and the reason. If `validate` is None, the message of
-                a failed check has only the reason.
+            DecodeError: A field is invalid or cannot be transformed. The message starts with the field and the stage,
+                such as "resize"; without `validate`, the message of a failed check has only the reason.
         """
         for field, data in fields:
             self.check(field, data)
@@ -172,7 +175,8 @@ class Transforms:
         return sorted(transformed.items())
 
     def field_names(self, fields: Iterable[str]) -> tuple[str, ...]:
-        """Return the names of the packed fields of a row with these `fields`, as far as the names alone determine them.
+        """Return the sorted names of the fields after `apply`, for a row with the names `fields`. An image whose bytes
+        do not fit its name may get another name.
 
         Raises:
             DecodeError: The fields do not have the images that the options need.
@@ -189,7 +193,7 @@ class Transforms:
         return next((wanted for wanted in self.require if not names & set(wanted.split(";"))), None)
 
     def prepare_thread(self) -> None:
-        """Set up the calling thread before its first row: torch then resizes each image in this thread alone."""
+        """Limit torch to one thread for calls from this thread. Without `resize`, do nothing."""
         if self.resize is not None:
             import torch
 
@@ -240,10 +244,9 @@ class Transforms:
             raise PackError(f"duplicates: no sample has an image to compare. {has} Leave the option out.")
 
     def _images(self, names: Sequence[str]) -> list[str]:
-        """Return the names in `names` of the image fields to change or describe; empty for a row without images.
-
-        `names` are the names of all fields of a row. DecodeError: The row has several images, and `image_fields` is
-        empty; or the row has images, and no image is in `image_fields`.
+        """Return the image fields to change or describe; empty for a row without images. `names` are all fields of the
+        row. DecodeError: The row has several images and `image_fields` is empty; or the row has images, and
+        `image_fields` has only other names.
         """
         images = [name for name in names if is_image_field(name) and name not in self.mask_fields]
         if self.image_fields:
@@ -293,10 +296,8 @@ class Transforms:
         return transformed, names
 
     def _refuse_masks(self, fields: dict[str, bytes], images: list[str]) -> None:
-        """Raise `DecodeError` if one of `images` seems to be a mask: changes would blend the numbers of its pixels.
-
-        A mask is a lossless grey or palette image next to an image of another kind. `fields` has the bytes of all
-        fields by name.
+        """Raise `DecodeError` if one of `images` seems to be a mask: a lossless grey or palette image next to an image
+        of another kind. `fields` has the bytes of all fields by name.
         """
         others = [name for name in fields if is_image_field(name) and name not in self.mask_fields]
         if len(others) < 2:
@@ -313,7 +314,8 @@ class Transforms:
         """Update the masks, and the fields that describe the changed images, in `transformed`.
 
         `transformed` has the new fields by name, `fields` the old fields, `changes` the changed images by old name.
-        DecodeError: A field cannot be updated, or an image that stays unchanged has the size of a moved image.
+        DecodeError: A field cannot be updated. Or an image may be a mask that no option names: it is lossless, is not
+        changed, and has the size of a moved image.
         """
         moved = [change.geometry for change in changes.values() if not change.geometry.is_same]
         known = [*changes.values()]
@@ -398,8 +400,8 @@ def _renamed(field: str, extension: str) -> str:
 
 
 def _parse_names(option: str, value: str | Sequence[str]) -> tuple[str, ...]:
-    """Return names in lower case. `value` is a list of names, or a text with commas between names.
-    PackError: A name is empty, repeated or not a text. `option` is the name of the option, for the message.
+    """Return names in lower case. `value` is a list of names, or a text with commas between names. PackError: A name is
+    empty, repeated or not a text. The message starts with `option`.
     """
     parts: Sequence[Any] = value.split(",") if isinstance(value, str) else value
     if not all(isinstance(part, str) and part.strip(" ;") for part in parts):

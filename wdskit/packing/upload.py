@@ -1,9 +1,9 @@
 """Pack into a folder of a bucket: upload each shard after it is filled, and the index last.
 
-A run into a bucket works in a local folder that represents the folder of the bucket. This local folder contains the
-staging folder and copies of the index and of `.wdskit.last-run`. The run logs the names of a shard's files before their
-upload, so that it recognizes its own objects after a kill. After the upload the run logs the ETags and removes the
-local files. A run never deletes or replaces an object of another writer.
+A run works in a local folder, which has the staging folder and copies of the bucket's index and `.wdskit.last-run`.
+Before the upload of a shard, the run logs the names of the files. If the run is killed, the next run knows from the log
+which objects are its own. After the upload, the run logs the ETags and removes the local files. A run never deletes or
+replaces an object of another writer.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ PACKED_REMEDY = "Write to another folder, add to it with --append, or replace it
 
 
 class SentFile(NamedTuple):
-    """A logged file that a run uploaded or was about to upload; `etags` are the ETags from the store."""
+    """A file in the log of a run: uploaded, or about to be uploaded. `etags` are the ETags from the store."""
 
     num_bytes: int
     sha256: str
@@ -71,7 +71,7 @@ class Upload:
 
     Attributes:
         url: URL of the folder, without a slash at the end.
-        folder: The local folder that represents the folder of the bucket.
+        folder: The local folder in which the run works.
     """
 
     def __init__(self, url: str, folder: Path) -> None:
@@ -93,8 +93,8 @@ class Upload:
 
     @contextlib.contextmanager
     def show_url(self) -> Iterator[None]:
-        """Replace the path of the local folder by the URL in each PackError and FolderIndexError of the block.
-        Errors of the local disk and each RowError stay unchanged.
+        """Return a context manager that replaces the path of the local folder by the URL in the messages of PackErrors
+        and FolderIndexErrors. Errors of the local disk and each RowError stay unchanged.
         """
         try:
             yield
@@ -131,10 +131,8 @@ class Upload:
                 disk.remove(path)
 
     def find_uploaded(self, shards: Iterable[UploadedShard], sent: Mapping[str, SentFile]) -> dict[str, ShardEntry]:
-        """Return the entries of the shards whose objects still exist and are unchanged, by name.
-
-        `sent` has the logged file of each object, by name. An object is unchanged if it has the size of this file, and
-        an ETag or the digest of this file. StorageError: The bucket cannot be read.
+        """Return the entries of those `shards` whose objects still exist and are unchanged, by name. `sent` maps each
+        object's name to the logged file. StorageError: The bucket cannot be read.
         """
         objects = self.objects()
         return {
@@ -144,10 +142,8 @@ class Upload:
         }
 
     def find_others(self, sent: Mapping[str, SentFile]) -> set[str]:
-        """Return the names of the objects in the folder that known runs did not upload, or that were replaced later.
-
-        `sent` has the files that known runs uploaded, by name.
-        Objects whose upload has started are left out.
+        """Return the names of the objects in the folder that other writers have uploaded or replaced. `sent` maps names
+        to the files that known runs have uploaded. An object that this run is uploading does not count.
 
         Raises:
             StorageError: The store cannot be reached or refuses.
@@ -157,9 +153,8 @@ class Upload:
         return {name for name in objects.keys() - pending if not self._is_sent(objects[name], sent.get(name))}
 
     def find_lost(self, entries: Iterable[ShardEntry], etags: Mapping[str, Sequence[str]]) -> list[str]:
-        """Return the names of the shards that are missing in the bucket or differ from the upload.
-
-        `etags` has the known ETags of each shard, by name. A shard without an item in `etags` is compared by size only.
+        """Return the names of the shards that are missing in the bucket, or were replaced after their upload. `etags`
+        has the ETags of each shard after its upload, by name. A shard without ETags is compared by size only.
         StorageError: The bucket cannot be read.
         """
         objects = self.objects()
@@ -182,7 +177,7 @@ class Upload:
         self._pending.append(_PendingShard(entry, files, etags))
 
     def finished(self, max_pending: int, disk: Disk) -> Iterator[UploadedShard]:
-        """Yield uploaded shards until at most `max_pending` shards are still uploading.
+        """Wait until at most `max_pending` shards are uploading. Yield each uploaded shard, in the order of `start`.
 
         The local files of a shard are removed when the caller takes the next shard.
 
@@ -230,10 +225,9 @@ class Upload:
             delete_object(self.object_url(name))
 
     def _is_sent(self, info: ObjectInfo, sent: SentFile | None) -> bool:
-        """Return True if an object has the size of the logged file `sent`, and an ETag or the digest of this file.
-
-        If no ETag is equal, the object is read to find its digest; an equal object is read only once. Return False if
-        `sent` is None. StorageError: The object cannot be read.
+        """Return True if an object has the size of the logged file `sent`, and an ETag or the digest of this file. The
+        object is read only if no ETag is equal. Return False if `sent` is None. StorageError: The object cannot be
+        read.
         """
         if sent is None or info.num_bytes != sent.num_bytes:
             return False

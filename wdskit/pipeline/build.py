@@ -38,10 +38,11 @@ def build_pipeline(
     errors: ErrorsSpec | None = None,
     cache: CacheSpec | None = None,
 ) -> StreamPipeline | Program:
-    """Build the running form of a pipeline: a `Program` for a planned source, a `StreamPipeline` for a stream.
+    """Build the running form of a pipeline: a `Program` for a planned source, a `StreamPipeline` for any other source.
 
     Args:
-        stages: One source, then stages, in an order that `rules.check_order` accepts. A callable is a foreign stage.
+        stages: One source, then stages, in an order that `rules.check_order` accepts. A callable is a stage that is not
+            wdskit's.
         rank_info: Rank and world size.
         num_threads: Threads for one-to-one stages, in each process.
         max_workers: The largest number of worker processes that will run the pipeline.
@@ -50,8 +51,8 @@ def build_pipeline(
         cache: The settings `cache`.
 
     Raises:
-        PipelineError: A function is unknown, an option does not fit the shards or the threads, an epoch is not a whole
-            number of batches, or the cache is too small.
+        PipelineError: A function is unknown, a setting cannot be used with these shards or threads, an epoch is not a
+            whole number of batches, or the cache is too small.
         StorageError, FolderIndexError: The shards cannot be listed, a planned source has no index, or the folder of the
             cache cannot be used.
     """
@@ -84,12 +85,9 @@ def _build_planned(
     errors: ErrorsSpec,
     cache: CacheSpec,
 ) -> Program:
-    """Build the `Program` of a pipeline with a planned source.
+    """Build the `Program` of a pipeline whose source knows all samples before the run, such as `exact`.
 
-    Raises:
-        PipelineError: A function is unknown, an epoch is not a whole number of batches, or the cache is too small.
-        StorageError, FolderIndexError: The shards cannot be listed or have no index, or the cache's folder cannot be
-            used.
+    `specs` are the stages of the pipeline, the source first. Raises the errors of `build_pipeline`.
     """
     source = specs[0]
     data, layout = plan_epoch(specs, rank_info.world_size)
@@ -131,15 +129,15 @@ def _build_planned(
 
 
 class _StreamBuilder:
-    """A builder that binds the stages of a stream to `context`, in their order.
+    """Turns the settings of a stream's stages into running stages, one stage after the other.
 
     Attributes:
         bound: The running stages so far.
-        steps: Bound one-to-one stages that are not in `bound` yet. `_flush` adds them as one stage.
+        steps: One-to-one stages that `_flush` adds to `bound`, together as one running stage.
         is_open: Whether a stage in `bound` opens the shards.
         batch: Samples per batch; 0 before `batched`.
         cut: Index of `with_epoch` in `bound`; None before `with_epoch`.
-        counted: `with_epoch` and later stages that are not one-to-one; None stands for a foreign stage.
+        counted: `with_epoch` and all later stages except one-to-one stages. A foreign stage is None.
     """
 
     def __init__(self, stages: Sequence[Any], context: StreamContext) -> None:
@@ -154,7 +152,7 @@ class _StreamBuilder:
         self.counted: list[StageSpec | None] = []
 
     def build(self, max_workers: int) -> StreamPipeline:
-        """Bind all stages and return the pipeline. Called once."""
+        """Build all stages and return the pipeline, for at most `max_workers` worker processes. Call this once."""
         for at, stage in enumerate(self.stages):
             if not isinstance(stage, StageSpec):
                 self._add_foreign(stage, at)
@@ -180,7 +178,7 @@ class _StreamBuilder:
         return StreamPipeline(self.bound, self.run, layout, max_workers)
 
     def _add(self, stage: StreamStage) -> None:
-        """Add a stage of wdskit, after the one-to-one stages before it."""
+        """Add the running form of a stage of wdskit. The one-to-one stages before it are added first."""
         self._flush()
         running: Any = stage.bind(self.context)
         self.context.stage_context = self.context.stage_context.after(stage)
@@ -201,7 +199,7 @@ class _StreamBuilder:
             self.steps = []
 
     def _add_foreign(self, stage: Any, at: int) -> None:
-        """Add the foreign stage at index `at` unchanged. Its effect on values and their order is unknown."""
+        """Add a foreign stage, which is not wdskit's. `at` is its index in the pipeline."""
         if self.cut is not None:
             self.counted.append(None)
         if at and not self.is_open and takes_shards(stage):
@@ -218,9 +216,9 @@ class _StreamBuilder:
             self.bound.append(Renumber(self.run, each_epoch=self.context.is_after_with_epoch))
 
     def _own_splitter(self, stage: Any) -> Any:
-        """Return the splitter of wdskit that replaces the splitter `stage` of webdataset.
+        """Return the splitter of wdskit to use in place of webdataset's `split_by_node` or `split_by_worker`.
 
-        Return None if `stage` is not a splitter of webdataset, or if the source is not a source of wdskit.
+        Return None if `stage` is another stage, or if the source is not a source of wdskit.
         """
         # webdataset's splitters count from the first shard that a process receives, not from draw 0, and do not find
         # the rank in spawned workers.
@@ -230,15 +228,12 @@ class _StreamBuilder:
         return ours and ours().bind(self.context)
 
     def _open_before(self, at: int) -> None:
-        """Add a stage that opens the shards, before the stage at index `at` is added.
-
-        Do nothing if the shards are open already, or if the stage at `at` or a later stage opens them.
-        """
+        """Add a stage that opens the shards, unless the shards are open or a stage from index `at` on opens them."""
         if not self.is_open and not _opens_later(self.stages[at:]):
             self._add(TarfileToSamples())
 
     def _count(self) -> Callable[[int, int], int] | None:
-        """Return a function that returns the items per epoch of a worker, called with (worker, number of workers).
+        """Return a function from (worker, number of workers) to the number of items of this worker in an epoch.
 
         Return None if the number of items is unknown.
         """
@@ -248,10 +243,7 @@ class _StreamBuilder:
         return partial(_count_items, tuple(counted), self.run.rank_info.world_size)
 
     def _fingerprint(self) -> dict[str, Any]:
-        """Return the settings that decide the order of samples, as plain JSON; empty for another library's source.
-
-        Stages that change single samples are left out.
-        """
+        """Return the settings that decide the order of samples, as plain JSON; empty if the source is not wdskit's."""
         if self.context.shards is None:
             return {}
         kinds = ("splitter", "open", "stream", "batch", "epoch")
@@ -264,7 +256,7 @@ class _StreamBuilder:
 
 
 def _count_items(stages: Sequence[StreamStage], world_size: int, worker: int, num_workers: int) -> int:
-    """Return the number of items in an epoch of a worker, from `with_epoch` and the later stages."""
+    """Return the number of items that a worker yields in an epoch. `stages` are `with_epoch` and the later stages."""
     count = 0
     for stage in stages:
         count = stage.num_items(count, worker, num_workers, world_size)
@@ -277,10 +269,8 @@ def _opens_later(stages: Sequence[Any]) -> bool:
 
 
 def warn_unused(built: Program | StreamPipeline, spec: LoaderSpec, cache: CacheSpec) -> None:
-    """Log a warning, with the reason, for each setting of `loader` or `cache` that is set and has no effect.
-
-    This is not an error, because one script or file serves runs with and without workers, on local and remote shards.
-    """
+    """Log a warning for each setting in `spec` or `cache` that is set but has no effect on `built`."""
+    # not an error: one script or file serves runs with and without workers, on local and remote shards
     for name, reason in _find_unused(built, spec, cache):
         logger.warning("%s has no effect: %s.", name, reason)
 

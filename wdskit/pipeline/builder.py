@@ -32,11 +32,11 @@ class Pipeline(StageMethods):
     loader = pipe.loader(workers=4)
     ```
 
-    A function may be a callable or the name of a registered function. A callable with a parameter `rng` gets a numpy
-    Generator that depends only on the seed and on the sample's position.
+    Methods that take a function accept a callable or the name of a registered function. A callable with a parameter
+    `rng` gets a numpy Generator that depends only on the seed and on the sample's position.
 
     Args:
-        stages: The `stages` of another pipeline: stages, such as `stages.streaming.Shuffle(size=200)`, and callables.
+        stages: The first stages: callables, and settings of stages such as `stages.streaming.Shuffle(size=200)`.
 
     Raises:
         PipelineError: An item of `stages` is neither a stage nor a callable.
@@ -56,10 +56,13 @@ class Pipeline(StageMethods):
         return type(self)((*self.stages, parse_stage(name, value, where=f"Pipeline.{name}")))
 
     def stage(self, stage: Callable[..., Any]) -> Pipeline:
-        """Return this pipeline with one more stage from outside wdskit.
+        """Return a new pipeline with one more stage, from outside wdskit.
 
-        The stage is any stage of webdataset, or a callable from iterator to iterator. Raises PipelineError for a value
-        that is neither a stage nor a callable.
+        Args:
+            stage: A stage of webdataset, or a callable that takes an iterator and returns an iterator.
+
+        Raises:
+            PipelineError: `stage` is neither a stage nor a callable.
         """
         return Pipeline((*self.stages, stage))
 
@@ -78,8 +81,8 @@ class Pipeline(StageMethods):
     ) -> StreamPipeline | Program:
         """Build the running form of the pipeline for this rank.
 
-        For a stream the result is a `webdataset.DataPipeline`. For a planned source it is a `Program`, which only a
-        loader can run.
+        The result is a `webdataset.DataPipeline` for a stream. It is a `Program`, which only a loader can run, for a
+        planned source such as `exact`.
 
         Args:
             rank: Rank of this process; needs `world_size`. Default: from `process_group`, torch.distributed, torchrun
@@ -87,7 +90,8 @@ class Pipeline(StageMethods):
             world_size: Number of ranks; needs `rank`.
             process_group: A torch.distributed group, or one dimension of a DeviceMesh, that gives rank and world size.
                 If `rank` is also passed, it must be the rank in this group.
-            ranks_per_node: Ranks of each machine. Default: from torchrun or Slurm if they give the rank, else 1.
+            ranks_per_node: Ranks of each machine. Default: from torchrun or Slurm; 1 if neither started the process,
+                or if `rank` or `process_group` is passed.
             threads: Threads in each process, for one-to-one stages.
             max_workers: The largest number of DataLoader workers that will run the pipeline.
             transforms: Functions by name, used before registered functions.
@@ -99,7 +103,7 @@ class Pipeline(StageMethods):
             PipelineError: The stages do not fit together or do not fit the shards, or a function is unknown.
             StorageError, FolderIndexError: The shards cannot be listed, a planned source has no index, or the cache's
                 folder cannot be used.
-            RankError: Rank and world size contradict each other.
+            RankError: The rank, the world size or the ranks per node are invalid or contradict each other.
         """
         from wdskit.pipeline.build import build_pipeline, warn_unused
         from wdskit.pipeline.ranks import find_rank

@@ -18,18 +18,17 @@ _log = logging.getLogger(__name__)
 
 
 def check_pipelines(pipelines: Mapping[str, Sequence[Any]], *, local_only: bool = False) -> None:
-    """Compare the `classes.json` of the folders of all pipelines: one pipeline may train and another evaluate a model.
+    """Check that a label means the same class in the shard folders of all pipelines.
 
-    Sources with `classes: any` are skipped. A folder that cannot be read is skipped with a warning, because perhaps
-    only one of the pipelines is for this machine. A folder with labels but without a `classes.json` causes a warning,
-    because its classes cannot be compared.
+    The class names come from the `classes.json` of each folder. Sources with `classes: any` are skipped. A folder that
+    cannot be read, or has labels but no `classes.json`, is skipped with a warning. A single pipeline is not checked.
 
     Args:
         pipelines: The stages of each pipeline, its source first.
         local_only: Whether remote folders are skipped too.
 
     Raises:
-        FolderIndexError: Two folders use the same number for different classes, or a `classes.json` cannot be read.
+        FolderIndexError: Two folders use the same number for different classes, or a `classes.json` is invalid.
     """
     if len(pipelines) < 2:
         return
@@ -66,10 +65,7 @@ def check_pipelines(pipelines: Mapping[str, Sequence[Any]], *, local_only: bool 
 
 
 def _has_labels(folder: str) -> bool:
-    """Return True if the index of a folder lists labels.
-
-    If the index cannot be read, return False. The error is raised later, when the index is used.
-    """
+    """Return True if the index of a folder lists labels; False if it lists none or cannot be read."""
     try:
         return folder_has_labels(folder)
     except (FolderIndexError, StorageError):
@@ -77,7 +73,10 @@ def _has_labels(folder: str) -> bool:
 
 
 def _folders_of(stages: Sequence[Any]) -> Iterator[str]:
-    """Yield the folders of a pipeline's shards; no folder for a foreign source or a source with `classes: any`."""
+    """Yield the shard folders whose classes are compared.
+
+    A source with `classes: any`, or from outside wdskit, has no such folder.
+    """
     source = stages[0]
     if getattr(source, "classes", None) != "same":
         return

@@ -1,11 +1,16 @@
 """Find rank and world size, once, in the main process. Worker processes receive the result.
 
-The first of these sources that exists is used: the arguments; the process group of the caller; torch.distributed if it
-is initialised; RANK and WORLD_SIZE of torchrun; the variables of Slurm if the step has all tasks of the job. Without a
-source there is one rank. The choice is logged. Arguments that differ from the process group are an error.
+The first source that exists is used, and the choice is logged:
 
-The number of ranks per node decides which samples a rank reads, because the ranks of a node read the same shards. If
-ranks used different numbers, samples would be repeated or missing. Contradicting numbers are therefore an error.
+1. the caller's arguments, which must agree with the process group if there is one
+2. the caller's process group
+3. torch.distributed, if it is initialised
+4. RANK and WORLD_SIZE of torchrun
+5. the variables of Slurm, if the step has all tasks of the job
+6. the default: one rank
+
+The ranks of a node read the same shards. If ranks used different numbers of ranks per node, samples would be repeated
+or missing. Contradicting numbers are therefore an error.
 """
 
 from __future__ import annotations
@@ -44,8 +49,8 @@ def find_rank(
         world_size: Number of ranks; needs `rank`.
         process_group: A `torch.distributed` group, or one dimension of a `DeviceMesh`, whose rank and size are used.
         environ: The environment variables.
-        ranks_per_node: Ranks of each machine. Default: the number from torchrun or Slurm if the rank comes from them or
-            from torch.distributed; else 1.
+        ranks_per_node: Ranks of each machine. Default: from torchrun or Slurm; 1 if neither started this process, or if
+            `rank` or `process_group` is passed.
 
     Raises:
         RankError: Only one of `rank` and `world_size` is passed, they are out of range or differ from the group, an
@@ -71,8 +76,8 @@ def _ranks_per_node(rank: int, world_size: int, environ: Mapping[str, str]) -> i
     """Return the number of ranks on each machine according to torchrun or Slurm; 1 if neither started this process.
 
     Raises:
-        RankError: The machines have different numbers of ranks, or their ranks are not consecutive. In such a run, at
-            least one rank raises.
+        RankError: The machines have different numbers of ranks, or their ranks are not consecutive. At least one rank
+            of such a run raises.
     """
     num, source = local_ranks(environ)
     if not source or (source != _TORCHRUN and environ.get("SLURM_STEP_NUM_TASKS") != str(world_size)):
@@ -103,10 +108,11 @@ def local_ranks(environ: Mapping[str, str] = os.environ) -> tuple[int, str]:
 def _detect_rank(
     rank: int | None, world_size: int | None, process_group: Any, environ: Mapping[str, str]
 ) -> tuple[RankInfo, str]:
-    """Return rank and world size from the first source that exists, and the name of the source.
+    """Return rank and world size, and the name of the source that gave them.
 
-    Raises RankError if only one of `rank` and `world_size` is passed, if a number is invalid, or if the arguments
-    differ from the process group.
+    Raises:
+        RankError: Only one of `rank` and `world_size` is passed, a number is invalid, or the arguments differ from the
+            process group.
     """
     if rank is not None or world_size is not None:
         if rank is None or world_size is None:

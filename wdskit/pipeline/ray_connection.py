@@ -22,7 +22,7 @@ def import_ray(error: type[WdskitError]) -> ModuleType:
     """Import Ray and return the module.
 
     Raises:
-        WdskitError: Ray is not installed. The error has the type `error`.
+        WdskitError: Ray is not installed. The class of the error is `error`.
     """
     try:
         import ray
@@ -37,16 +37,16 @@ def connect(on: str, error: type[WdskitError], *, starts_cluster: bool) -> tuple
 
     Args:
         on: "ray" or the address of a cluster; `ADDRESS` matches both.
-        error: Type of the errors.
+        error: Class of the errors to raise.
         starts_cluster: If `on` is "ray" and this is True, Ray starts a new cluster on this machine.
 
     Returns:
-        The module of Ray, and a function. Each caller of `connect` must call the function once. The last of these calls
-        closes the connection. A connection that the program itself made is never closed.
+        (ray, disconnect): The module, and a function without arguments. Each caller of `connect` must call `disconnect`
+        once. The last call closes the connection, unless the program made the connection itself.
 
     Raises:
         WdskitError: Ray is not installed, the cluster cannot be reached, or the process is connected to another
-            cluster. The error has the type `error`.
+            cluster.
     """
     ray = import_ray(error)
     with _lock:
@@ -82,6 +82,6 @@ _DO_START = "Start one with `ray start --head`. If it runs on another machine, s
 
 
 def last_line(err: BaseException) -> str:
-    """Return the last line of an error's message, without Ray's list of possible causes and the full stop."""
+    """Return the last line of an error's message, without a full stop and without Ray's list of common causes."""
     line = (str(err).strip() or type(err).__name__).splitlines()[-1]
     return line.partition(" Some common causes include")[0].strip().rstrip(".")

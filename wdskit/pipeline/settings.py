@@ -194,7 +194,7 @@ class Config:
         """Return the stages of a pipeline. `name` is needed if the configuration has several pipelines.
 
         Raises:
-            ConfigError: `name` is missing, or no pipeline has this name.
+            ConfigError: `name` is needed but None, or no pipeline has this name.
         """
         names = list(self.pipelines)
         if name is None and len(names) == 1:
@@ -233,7 +233,7 @@ class Config:
 
 
 def _models(functions: Iterable[str] = ()) -> Models:
-    """Return the models of configurations. `functions` are names to accept as stages, besides registered names."""
+    """Return the classes that check stages and sections. `functions` are further names to accept as stages."""
     return Models(known_stages(functions), {"loader": LoaderSpec, "errors": ErrorsSpec, "cache": CacheSpec})
 
 
@@ -244,10 +244,10 @@ def load_config(
 
     Args:
         source: The path of a YAML file, or its content as a dict. A dict needs no `version`. It may contain functions
-            instead of their names; items of a pipeline may be callables and stage settings.
-        overrides: Settings to change, each as `a.b.c=VALUE`, in this order and before any check. VALUE is YAML. An item
-            of a list is named by its position, or, if it is a stage that appears once, by its name:
-            `pipelines.train.stream.seed=3`.
+            instead of their names, and callables and settings of stages as items of a pipeline.
+        overrides: Settings to change before the checks, each as `PATH=VALUE`, in this order. VALUE is YAML. In PATH, an
+            item of a list is named by its position. A stage that appears once in its pipeline may also be named by its
+            name: `pipelines.train.stream.seed=3`.
         functions: Names to accept as stages, besides the built-in and registered stages.
 
     Raises:
@@ -283,16 +283,15 @@ class WorkerCount(NamedTuple):
 def choose_workers(spec: LoaderSpec, stages: Sequence[Any], environ: Mapping[str, str] = os.environ) -> WorkerCount:
     """Choose the number of worker processes of a loader, and of the threads in each process.
 
-    Numbers that are set are used. Otherwise:
+    Numbers that are set in `spec` are used. The defaults depend on the pipeline:
 
-    - A planned pipeline that decodes images with built-in stages has one worker per two cores of this machine, with two
-      threads each. Ranks share the cores. If only `workers` is set, the workers divide the cores into threads.
-    - A planned pipeline that calls functions of the user has one worker per core, with one thread each, because such a
-      function may not allow two calls at once (a Hugging Face tokenizer keeps its padding between calls).
-    - Other pipelines have one worker with one thread: the samples of a stream depend on the number of workers, and
-      sending a small sample to a thread takes longer than making it.
-    - If `workers` is 0, the loader runs in the caller's thread, as torch's loader does.
-    - Workers on a cluster have one thread, because its nodes may have more or fewer cores than this machine.
+    - If a planned pipeline decodes images and calls no functions of the user: one worker per two cores, two threads
+      each. If only `workers` is set, the workers divide the cores into threads.
+    - If a planned pipeline calls functions of the user: one worker per core, one thread each.
+    - All other pipelines, and workers on a cluster: one worker, one thread.
+    - If `workers` is 0: one thread.
+
+    The ranks of a machine share its cores.
 
     Args:
         spec: The settings.
@@ -303,6 +302,7 @@ def choose_workers(spec: LoaderSpec, stages: Sequence[Any], environ: Mapping[str
     workers, threads = spec.workers, spec.threads
     if threads is not None or not workers or spec.on is not None or not isinstance(stages[0], PlannedSource):
         return WorkerCount(workers, threads or 1)
+    # a function may not allow two calls at once: a Hugging Face tokenizer keeps its padding between calls
     is_one = calls_functions(stages)
     reason = ONE_THREAD if is_one else ""
     if all(map(_is_light, _worker_stages(stages))):
@@ -332,10 +332,12 @@ def _is_light(stage: Any) -> bool:
 
 
 def describe_small_cache(size: int, needed: float, ranks_per_node: int) -> str:
-    """Return the message about a cache that is too small for one window of a node's lanes.
+    """Return the message about a cache that is too small for the shards that a node reads at once.
 
-    With such a cache, each part of a shard would be fetched many times. `size` is the bytes of the cache, and `needed`
-    the bytes of the window. `ranks_per_node` is named in the message.
+    Args:
+        size: Bytes of the cache.
+        needed: Bytes that the cache must hold.
+        ranks_per_node: Ranks per node, for the message.
     """
     ranks, least = plural(ranks_per_node, "rank"), format_at_least(needed)
     msg = (
@@ -346,11 +348,10 @@ def describe_small_cache(size: int, needed: float, ranks_per_node: int) -> str:
 
 
 def measure_cache(data: PlannedData, rank_info: RankInfo) -> tuple[float, int]:
-    """Return the bytes that the cache of a node must hold, and how many positions ahead parts can be fetched.
+    """Return how many bytes the cache of a node must hold, and how many positions ahead the loader can fetch parts.
 
-    The bytes are one window of the lanes that a node reads. For a weighted order, the bytes are the node's share of all
-    remote shards. The positions are half of the smallest window, and are valid only for a cache of at least twice these
-    bytes.
+    The number of positions is valid only if the cache holds at least twice these bytes. For a weighted order, the bytes
+    are the node's share of all remote shards.
     """
     orders = data.order.parts if isinstance(data.order, MixtureOrder) else (data.order,)
     needed, ahead = 0.0, 0

@@ -1,7 +1,7 @@
 """Compute columns, such as `width`, `cls`, `json.score`, splits and filters. A column has one value per sample.
 
-Each column is a function of one sample: its key, the header of its image, and its JSON, number and text fields. So the
-columns of new shards are computed while the shards are written, and `wdskit index` computes all columns again.
+Each value is computed from one sample only: its key, the header of its image, and its JSON, number and text fields. The
+columns of new shards are computed while the shards are written. `wdskit index` computes all columns again.
 """
 
 from __future__ import annotations
@@ -67,13 +67,15 @@ def parse_columns(names: str | Iterable[str]) -> dict[str, Source]:
 
 
 def parse_names(names: str | Iterable[str]) -> list[str]:
-    """Return the names of a list, or of a text with commas, without the spaces around them. Leave out empty names."""
+    """Return the names in a list, or in a text with commas. Spaces around names are removed, and empty names are left
+    out.
+    """
     listed = names.split(",") if isinstance(names, str) else [*names]
     return [name.strip() for name in listed if name.strip()]
 
 
 class _SampleFields:
-    """The fields of one sample that the columns read."""
+    """The fields of one sample from which the columns are computed."""
 
     def __init__(self) -> None:
         self.problem = ""  # why a field cannot be read; "" if all fields can be read
@@ -87,35 +89,37 @@ class _SampleFields:
         self._bytes[name] = data
 
     def value(self, name: str) -> object:
-        """Return the decoded value of a stored field. DecodeError: The bytes do not match the field's name."""
+        """Return the decoded value of a field that was added. DecodeError: The bytes do not match the field's name."""
         if name not in self._values:
             self._values[name] = decode_field(name, self._bytes[name])
         return self._values[name]
 
 
 class _ColumnFunction(ABC):
-    """A column as a function of one sample."""
+    """Computes the value of one column for a sample."""
 
     def wants_header(self, name: str) -> bool:  # noqa: ARG002
-        """Return whether the function reads the header of the image field `name`."""
+        """Return whether `value` needs the header of the image field `name`."""
         return False
 
     @abstractmethod
     def wants(self, name: str) -> bool:
-        """Return whether the function reads the bytes of `name`, a field that is not an image."""
+        """Return whether `value` needs the bytes of the field `name`, which is not an image."""
 
     @abstractmethod
     def value(self, key: str, fields: _SampleFields) -> object:
-        """Return the sample's value: bool, int, float or text; None if the sample has no value.
+        """Return the value of the sample with the key `key`: bool, int, float or str; None if the sample has no value.
 
         Raises:
-            ValueError: The value cannot be in a column, or the sample lacks a field that the function needs.
+            ValueError: The value cannot be in a column, or the sample lacks a needed field.
             DecodeError: The bytes of a field are invalid.
         """
 
 
 class _ImageSide(_ColumnFunction):
-    """Width or height in pixels of an image field. If no field is named, all images of a sample must have one size."""
+    """Width or height of an image in pixels. Without the name of a field, all images of a sample must have the same
+    size.
+    """
 
     def __init__(self, path: str) -> None:
         self._field, _, self._side = path.rpartition(".")
@@ -137,7 +141,7 @@ class _ImageSide(_ColumnFunction):
 
 class _FieldValue(_ColumnFunction):
     """The number or the text at a path such as `cls` or `json.score`. The path starts with the name of a field. If
-    several fields of a sample match the path, the field with the longest name is read.
+    several names of fields fit, the longest name is used.
     """
 
     def __init__(self, path: str) -> None:
@@ -165,7 +169,7 @@ class _FieldValue(_ColumnFunction):
 
 
 class _SplitName(_ColumnFunction):
-    """The name of the split of a sample."""
+    """The name of the split to which a sample belongs."""
 
     def __init__(self, source: Source) -> None:
         shares = parse_shares(source["split"])
@@ -192,8 +196,8 @@ class _SplitName(_ColumnFunction):
 
 
 class _FilterResult(_ColumnFunction):
-    """Whether a filter and a random share select a sample. If the source lists `shards`, the value is False for all
-    samples of other shards.
+    """Whether a sample is selected by a filter and a random share. False for all samples of a shard that the source's
+    `shards` does not list.
     """
 
     def __init__(self, source: Source, shard: str) -> None:
@@ -236,7 +240,7 @@ def _is_side(path: str) -> bool:
 
 
 class ColumnBuilder:
-    """Builder of the columns of one shard, sample by sample.
+    """Computes the columns of one shard, sample by sample.
 
     For each sample, call `add` for each field while its bytes can be read, then `end`.
 
@@ -258,8 +262,12 @@ class ColumnBuilder:
         self._fields = _SampleFields()
 
     def add(self, name: str, num_bytes: int, part: ReadPart) -> None:
-        """Add a field of the current sample: read the bytes of the field that the columns need. `num_bytes` is the size
-        of the field. `part` reads the first bytes. If the field is invalid or too large, `end` raises the error.
+        """Add a field of the current sample. Only the bytes that the columns need are read.
+
+        Args:
+            name: Name of the field.
+            num_bytes: Size of the field.
+            part: Reads the first bytes of the field. If the bytes are invalid or too many, `end` raises the error.
         """
         fields = self._fields
         fields.names.append(name)
@@ -277,7 +285,7 @@ class ColumnBuilder:
             fields.problem = f"{name}: {str(err).removeprefix(f'{name}: ')}"
 
     def end(self, key: str) -> None:
-        """Compute the values of the sample whose fields were added. SelectionError: A field cannot be read, or a
+        """Compute the values of the sample `key`, whose fields were added. SelectionError: A field cannot be read, or a
         value cannot be computed.
         """
         fields, self._fields = self._fields, _SampleFields()
@@ -290,11 +298,13 @@ class ColumnBuilder:
                 raise self._error(key, f"column {name}: {err}") from err
 
     def values(self) -> dict[str, list[object]]:
-        """Return the values so far by column, as types of JSON."""
+        """Return the values of all samples so far by column: bool, int, float, str or None."""
         return self._values
 
     def parts(self) -> dict[str, Part]:
-        """Return the values so far by column, as arrays. SelectionError: A column cannot hold its values."""
+        """Return the values of all samples so far by column, as arrays. SelectionError: A column cannot hold its
+        values.
+        """
         return pack_columns(self._values, self._shard)
 
     def _error(self, key: str, problem: str) -> SelectionError:
@@ -303,8 +313,8 @@ class ColumnBuilder:
 
 
 def pack_columns(values: Mapping[str, Sequence[object]], shard: str) -> dict[str, Part]:
-    """Return one array per column. SelectionError: A column of `shard` mixes text and numbers, or holds an invalid
-    value, such as an integer of over 64 bits.
+    """Return the values of each column as an array or `Texts`. `shard` is for the error. SelectionError: A column mixes
+    text and numbers, or has an invalid value, such as an integer of over 64 bits.
     """
     arrays = {}
     for name, column in values.items():
@@ -316,7 +326,7 @@ def pack_columns(values: Mapping[str, Sequence[object]], shard: str) -> dict[str
 
 
 def reader_of(data: Buffer) -> ReadPart:
-    """Return the `ReadPart` of a field whose bytes are in memory."""
+    """Return the `ReadPart` of a field: a function that returns the first bytes of `data`."""
     return functools.partial(_first_bytes, data)
 
 

@@ -1,7 +1,7 @@
 """`wdskit diff A B`: compare the samples of two sets of shards by key, not by position.
 
 Memory: 28 bytes per sample (64-bit hashes of the key and of the fields, offset and shard): 280 MB for 10**7 samples.
-Listed differences are read again and compared byte by byte, so two keys with the same hash are reported as two keys.
+Samples are compared by hash. Listed differences are read again and compared byte by byte.
 """
 
 from __future__ import annotations
@@ -48,11 +48,12 @@ class DiffResult:
 
     Attributes:
         num_samples: Number of samples in A, and in B.
-        num_equal: Keys whose samples are equal in A and B.
-        num_only_a: Keys that only A has.
-        num_only_b: Keys that only B has.
-        num_differ: Keys that both have, with different fields or bytes.
-        num_repeated: Samples of A, and of B, with the key of an earlier sample of the same side; they are not compared.
+        num_equal: Number of keys whose samples are equal in A and B.
+        num_only_a: Number of keys that only A has.
+        num_only_b: Number of keys that only B has.
+        num_differ: Number of keys that both have, with different fields or bytes.
+        num_repeated: Number of samples of A, and of B, whose key an earlier sample of the same side has. These samples
+            are not compared.
         differences: The first keys that only A has, then keys that differ, then keys that only B has. Each kind is in
             the order of the shards, and has at most `limit` keys.
     """
@@ -72,7 +73,7 @@ class DiffResult:
 
 
 class _SampleHashes(NamedTuple):
-    """Hashes of the keys and the fields of a shard's samples, and the samples' byte offsets: uint64 (num_samples,)."""
+    """For each sample of a shard: hash of the key, hash of the fields, byte offset. Arrays uint64 (num_samples,)."""
 
     keys: NDArray[np.uint64]
     fields: NDArray[np.uint64]
@@ -80,7 +81,9 @@ class _SampleHashes(NamedTuple):
 
 
 class _Side:
-    """The first sample of each key of A or of B, sorted by the hash of the key. `parts` are the hashes, by shard."""
+    """The samples of A or of B, sorted by the hash of the key. Only the first sample of a repeated key is kept. `parts`
+    has the hashes of each shard.
+    """
 
     def __init__(self, urls: tuple[str, ...], parts: list[_SampleHashes]) -> None:
         keys, fields, starts = map(np.concatenate, zip(*parts, strict=True))
@@ -91,7 +94,7 @@ class _Side:
         self.fields, self.starts, self.shards = fields[first], starts[first], shards[first]
 
     def first(self, numbers: NDArray[np.intp], limit: int) -> list[int]:
-        """Sort the sample numbers `numbers` by shard and offset. Return the first `limit` of the sorted numbers."""
+        """Return the first `limit` of the samples `numbers`, sorted by shard and offset."""
         order = np.lexsort((self.starts[numbers], self.shards[numbers]))
         found: list[int] = numbers[order[:limit]].tolist()
         return found
@@ -100,7 +103,7 @@ class _Side:
         return self.urls[int(self.shards[number])]
 
     def shown(self, number: int) -> str:
-        """Return the shard of a sample for messages, without secrets."""
+        """Return the path or URL of a sample's shard for messages, without secrets."""
         return shown_url(self.url(number))
 
     def key(self, number: int) -> str:
@@ -109,7 +112,7 @@ class _Side:
 
     @contextlib.contextmanager
     def sample(self, number: int) -> Iterator[tuple[LazyShard, dict[str, Any]]]:
-        """Read a sample again: yield its open shard, which reads the fields, and the sample."""
+        """Read a sample again: yield (shard, sample). The open `shard` reads the bytes of the sample's fields."""
         with LazyShard(self.url(number), start=int(self.starts[number])) as shard:
             yield shard, next(iter(shard))
 
@@ -123,8 +126,8 @@ def diff(
         a: A shard, folder or pattern, local or remote.
         b: The shard, folder or pattern to compare `a` with.
         limit: List at most this number of differences of each kind. All differences are counted.
-        workers: Processes that read. Default: the CPUs, fewer for little data.
-        progress: Called after each shard.
+        workers: Number of processes that read. Default: the number of CPUs, fewer for little data.
+        progress: Called after each shard with the bytes read so far and the bytes of all shards; None if unknown.
 
     Raises:
         ShardError: Shards are invalid; the message lists them.
@@ -158,7 +161,7 @@ def diff(
 
 
 def hash_samples(url: str) -> _SampleHashes:
-    """Return the hashes of a shard's samples. The order of the fields in a sample does not change its hash.
+    """Return the hashes and offsets of a shard's samples. The hash of the fields does not depend on their order.
     ShardError: The shard is invalid. StorageError: The shard cannot be read.
     """
     keys, fields = bytearray(), bytearray()
@@ -178,8 +181,8 @@ def hash_samples(url: str) -> _SampleHashes:
 
 
 def _compare(a: _Side, number: int, b: _Side, other: int) -> list[Difference]:
-    """Compare sample `number` of `a` with sample `other` of `b`. Their keys have the same hash. If the keys are equal,
-    return one difference with the fields that differ. Otherwise return one difference for each key.
+    """Compare two samples whose keys have the same hash: `number` of `a` with `other` of `b`. Return one difference
+    with the fields that differ. If the keys differ, return one difference for each key.
     """
     with a.sample(number) as (shard_a, sample_a), b.sample(other) as (shard_b, sample_b):
         key_a, key_b = sample_a["__key__"], sample_b["__key__"]

@@ -1,7 +1,7 @@
 """`wdskit export`: write the files that other readers need next to the shards.
 
-`.wdskit.exports` lists the written files, their digests, and the digest of the index that they were made from. So
-`verify` reports files that are outdated or damaged, and a file that another program wrote is never replaced.
+`.wdskit.exports` lists the written files, their digests, and the digest of the index from which they were made.
+`verify` reports listed files that are outdated or damaged. A file that another program wrote is never replaced.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class ExportReport:
         folder: The folder of the files.
         kinds: The kinds of all exported files, in the order of `KINDS`.
         num_files: Number of exported files that are up to date now.
-        kept: Names of energon's files that were not replaced because a user has changed them.
+        kept: Names of energon's files that a user has changed and that were therefore not replaced.
     """
 
     folder: Path
@@ -134,7 +134,7 @@ def export(
 
 
 class _ExportList(NamedTuple):
-    """Content of `.wdskit.exports`. `files` has the digests of each file by its name; the last digest is the newest."""
+    """Content of `.wdskit.exports`. `files` maps the name of each file to its digests, the newest last."""
 
     index_sha256: str
     kinds: tuple[str, ...]
@@ -195,14 +195,14 @@ def _digest(data: bytes) -> str:
 
 
 def _check_meta(path: Path) -> None:
-    """Raise FolderIndexError if energon's folder is a link: files are not written or removed through links."""
+    """Raise FolderIndexError if energon's folder is a link."""
     if (path / _META).is_symlink():
         raise FolderIndexError(describe_foreign(path / _META, "is a link"), folder=str(path))
 
 
 def _changed_by_user(path: Path, previous: _ExportList, folder_files: dict[str, bytes]) -> set[str]:
-    """Return the names of energon's files that a user has changed. The content of such a file differs from the new
-    content in `folder_files` and from the content that `previous` lists for earlier exports.
+    """Return the names of energon's files that a user has changed. `folder_files` has the new content of the files;
+    `previous` has the digests of earlier exports. A changed file matches neither.
     """
     found = {name: read_own(path / name) for name in _USERS if name in folder_files and os.path.lexists(path / name)}
     return {
@@ -231,8 +231,8 @@ def _read_export_list(folder: Path) -> _ExportList | None:
 
 
 def remove_exports(folder: Path, disk: Disk) -> None:
-    """Remove the files that were exported into a folder, except files of energon that a user has changed. The caller
-    holds the folder's lock.
+    """Remove the exported files of a folder. Energon's files that a user has changed stay. The caller must hold the
+    folder's lock.
 
     Raises:
         FolderIndexError: Energon's folder or an exported file is a link.
@@ -249,9 +249,7 @@ def remove_exports(folder: Path, disk: Disk) -> None:
 
 
 def describe_outdated(folder: Path) -> str:
-    """Return a sentence that says which exported files are older than the folder's index, and what to do; "" if all
-    exported files are up to date.
-    """
+    """Return a message if exported files are older than the folder's index, with the command to run; "" if not."""
     exports = _read_export_list(folder)
     if exports is None or not (folder / INDEX_NAME).exists():
         return ""
@@ -262,8 +260,8 @@ def describe_outdated(folder: Path) -> str:
 
 
 def export_problems(folder: Path) -> Iterator[tuple[str, str]]:
-    """Yield the path and the problem of each exported file that is missing or damaged. If the files are older than the
-    index, yield only this problem, with the path of `.wdskit.exports`.
+    """Yield (path, problem) for each exported file that is missing or damaged. If the files are older than the index,
+    or their list is not a plain file, yield only one problem, with the path of `.wdskit.exports`.
     """
     try:
         exports = _read_export_list(folder)
@@ -288,8 +286,8 @@ def export_problems(folder: Path) -> Iterator[tuple[str, str]]:
 
 
 def _folder_files(entries: Sequence[ShardEntry], kinds: Sequence[str], split_name: str) -> Iterator[tuple[str, bytes]]:
-    """Yield the name and the bytes of each file that describes all shards of a folder. An empty `split_name` takes the
-    splits from the names of the shards. FolderIndexError: Energon would read the name of a shard as a pattern.
+    """Yield the name and the content of each exported file that describes the whole folder. If `split_name` is empty,
+    the names of the shards give the splits. FolderIndexError: Energon would read the name of a shard as a pattern.
     """
     if "open_clip" in kinds:
         lines = ",\n".join(f"{json.dumps(one.name, ensure_ascii=False)}: {one.num_samples}" for one in entries)
@@ -330,7 +328,7 @@ def _split_yaml(entries: Sequence[ShardEntry], split_name: str) -> bytes:
 
 
 def _collapse(names: Sequence[str]) -> Iterator[str]:
-    """Yield the names in order. Names with consecutive numbers become one pattern: `a-{00..07}.tar`."""
+    """Yield the names in order. Successive names with consecutive numbers become one pattern: `a-{00..07}.tar`."""
     first: re.Match[str] | None = None
     last: re.Match[str] | None = None
     for name in names:
@@ -354,7 +352,9 @@ def _pattern(first: re.Match[str], last: re.Match[str]) -> str:
 
 
 def _shards_by_split(entries: Sequence[ShardEntry], split_name: str) -> dict[str, list[ShardEntry]]:
-    """Return the shards of each split, in the order of the index. If `split_name` is set, all shards are in it."""
+    """Return the shards of each split, in the order of the index. A `split_name` puts all shards in one split; if it is
+    empty, the name of each shard gives its split.
+    """
     splits: dict[str, list[ShardEntry]] = {}
     for one in entries:
         splits.setdefault(split_name or split_of(one.name), []).append(one)
@@ -362,7 +362,8 @@ def _shards_by_split(entries: Sequence[ShardEntry], split_name: str) -> dict[str
 
 
 def split_of(name: str) -> str:
-    """Return the split in a shard's name: the last word that is not a number; `train` if `_SPLITS` lacks this word.
+    """Return the split in a shard's name: the last word that is not a number. If this word is not a known split, return
+    `train`.
 
     `imagenet1k-validation-0003.tar` belongs to `validation`, `photos-000000.tar` to `train`.
     """
@@ -374,8 +375,7 @@ def split_of(name: str) -> str:
 def dali_index(shard: Path) -> bytes:
     """Return DALI's index of a shard: one line per sample with extension, offset, size and name of each field.
 
-    Version 1.2 ends each field with the member's name, which must not have a space. If a name has a space, version 1.1
-    is written, which has no names. Format:
+    The format has version 1.2. If the name of a member has a space, the format has version 1.1, which has no names:
     docs.nvidia.com/deeplearning/dali/user-guide/docs/examples/general/data_loading/dataloading_webdataset.html
 
     Raises:

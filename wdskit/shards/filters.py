@@ -1,10 +1,10 @@
 """Expressions over a sample's key and its JSON, number and text fields: `json.width >= 256 and cls in (1, 2)`.
 
 simpleeval walks Python's syntax tree. This module lists the allowed nodes. An expression with any other node is refused
-before a sample is read: no assignment, comprehension, lambda, format string, slice or power. The only methods are those
-of text in `_TEXT_METHODS`, and `get` of an object. The size of numbers, texts and lists is limited. A text to search
-for has at most as many characters as an expression may have. So an expression reads nothing but the sample, takes time
-in proportion to the length of the sample's fields, and may come from an untrusted user.
+before a sample is read: no assignment, comprehension, lambda, format string, slice or power. The allowed methods are
+the text methods in `_TEXT_METHODS` and `get` of a JSON object. The size of numbers, texts and lists is limited, also
+the length of a text to search for. So an expression reads nothing but the sample, takes time in proportion to the
+length of the sample's fields, and may come from an untrusted user.
 """
 
 from __future__ import annotations
@@ -42,15 +42,15 @@ _CONSTANTS = (str, int, float, bool, type(None))
 
 
 class ExpressionError(ValueError):
-    """An expression has no result for a sample. The message says why, and does not name the sample."""
+    """An expression has no valid result for a sample. The message says why, but does not name the sample."""
 
 
 class MissingValue(ExpressionError):
-    """The expression reads a field that the sample lacks, or a name or an item that a JSON value lacks."""
+    """An expression reads a value that the sample does not have: a field, or a member or item of its JSON."""
 
 
 class Expression:
-    """A condition on samples. A pickle holds only the text.
+    """A condition on samples. A pickle has only the text.
 
     Args:
         text: Python's syntax. `key` is the sample's key and `fields` the names of its fields. `json`, `cls`, `txt` and
@@ -80,7 +80,7 @@ class Expression:
         self._read: ReadField = str
 
     def __reduce__(self) -> tuple[type[Expression], tuple[str]]:
-        """Pickle the text only."""
+        """Return what a pickle contains: the class and the text."""
         return Expression, (self.text,)
 
     def holds(self, key: str, fields: Collection[str], read: ReadField) -> bool:
@@ -89,11 +89,11 @@ class Expression:
         Args:
             key: The sample's key.
             fields: The names of the sample's fields.
-            read: Returns the value of a field. It is called only for fields that decide the result.
+            read: Called with the name of a field. Returns its value. Only fields that decide the result are read.
 
         Raises:
-            MissingValue: The sample lacks a field, or its JSON lacks a name or an item.
-            ExpressionError: The result is not true or false, or cannot be computed.
+            MissingValue: The sample lacks a field, or its JSON lacks a member or an item.
+            ExpressionError: The result is not True or False, or cannot be computed.
             DecodeError: `read` cannot decode a field.
         """
         if self._evaluator is None:
@@ -172,8 +172,8 @@ def _problem(node: ast.AST) -> str:
 
 
 def _item(owner: Any, name: Any) -> Any:
-    """Return a member of a JSON object, or an item of a list or a text. MissingValue: There is no such member or item.
-    ExpressionError: `owner` has no members or items, or `name` is not the number of an item.
+    """Return `owner[name]`: a member of a JSON object, or an item of a list or a text. MissingValue: There is no such
+    member or item. ExpressionError: `owner` has no members or items, or `name` is not the number of an item.
     """
     if isinstance(owner, dict):
         if name not in owner:
@@ -187,7 +187,7 @@ def _item(owner: Any, name: Any) -> Any:
 
 
 def _check_searched(value: object) -> None:
-    """Raise ExpressionError if `value` is a text of over `MAX_CHARS` characters, which takes too long to search for."""
+    """Raise ExpressionError if a value to search for is a text of over `MAX_CHARS` characters."""
     if isinstance(value, str) and len(value) > MAX_CHARS:
         raise ExpressionError(
             f"{short_repr(value)} has {len(value)} characters, more than the {MAX_CHARS} to search for"
@@ -201,8 +201,8 @@ def _contains(item: Any, group: Any) -> bool:
 
 
 def _on_numbers(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return an operator that calls `function`. The operator raises ExpressionError if a value is not a number, or if
-    the result is an integer of over `MAX_BITS` bits.
+    """Return `function` with limits: ExpressionError if an argument is not a number, or if the result is an integer of
+    over `MAX_BITS` bits.
     """
 
     def limited(*values: Any) -> Any:

@@ -62,10 +62,10 @@ class IndexReport:
 
     Attributes:
         index: The written index.
-        num_ignored: Members that belong to no sample, in all shards.
+        num_ignored: Number of members, in all shards, that belong to no sample.
         workers: Number of processes that read.
-        changed: Names of shards with the same size as in the previous index, but another digest.
-        columns: Names of the columns that the folder has now.
+        changed: Names of shards with the size but not the digest of the previous index.
+        columns: Names of all columns that the folder has now.
     """
 
     index: FolderIndex
@@ -150,7 +150,7 @@ def index_folder(
 def _sources(
     known: Mapping[str, Column], new: Mapping[str, Source], drop: Sequence[str], folder: str
 ) -> dict[str, Source]:
-    """Return the source of each column to compute: existing and new columns, without those to drop.
+    """Return the source of each column to compute, by name: existing and new columns, without the columns in `drop`.
     SelectionError: A column to drop does not exist, or a new column has the name of another existing column.
     """
     unknown = next((name for name in drop if name not in known), None)
@@ -172,9 +172,9 @@ def _new_columns(sources: Mapping[str, Source], scans: Sequence[ScannedShard]) -
 def _index_bucket(
     url: str, new: Mapping[str, Source], drop: Sequence[str], *, workers: int | None, progress: Progress | None
 ) -> IndexReport:
-    """Index a folder of a bucket, and upload the index after all shards were read.
+    """Read all shards of a folder of a bucket, then upload the index and the columns.
 
-    `new` maps the names of new columns to their sources; `drop` has the columns to remove.
+    `new` maps the names of new columns to their sources. `drop` has the names of columns to remove.
 
     Raises:
         FolderIndexError: A shard is invalid.
@@ -212,7 +212,9 @@ def _index_bucket(
 
 
 def _put_columns(url: str, sources: Mapping[str, Source], scans: Sequence[ScannedShard]) -> None:
-    """Upload the columns of a folder of a bucket; the list of the columns is uploaded last."""
+    """Write the columns of the scanned shards, and upload them to a folder of a bucket. `columns.json` is uploaded
+    last.
+    """
     from wdskit.storage.buckets import start_upload
     from wdskit.storage.requests import result
 
@@ -251,8 +253,8 @@ def _scan_object(one: ObjectInfo, *, columns: Mapping[str, Source]) -> ScannedSh
 
 
 def _find_shards(folder: Path) -> dict[str, int]:
-    """Return the size in bytes of each shard of a folder by its name, sorted by name.
-    StorageError: The folder has no shards or cannot be read, or a shard is not a plain file.
+    """Return the name and the size in bytes of each shard of a folder, sorted by name. StorageError: The folder has no
+    shards or cannot be read, or a shard is not a plain file.
     """
     try:
         paths = sorted(path for path in folder.glob("*.tar") if not path.name.startswith("."))
@@ -305,13 +307,13 @@ def _checked_name(name: str, path: str) -> str:
 
 
 class ScannedShard(NamedTuple):
-    """Index entry, offsets and columns of a shard that was read from end to end.
+    """What was found in a shard that was read from end to end.
 
     Attributes:
         entry: The shard's entry in the index.
-        offsets: Byte offset of each sample, then the end of the last member; 8 bytes a sample.
-        num_ignored: Members that belong to no sample.
-        columns: Values of the samples, by the name of the column.
+        offsets: Byte offset of each sample, then the end of the last member.
+        num_ignored: Number of members that belong to no sample.
+        columns: The values of each column for all samples, by name of the column.
     """
 
     entry: ShardEntry
@@ -321,13 +323,13 @@ class ScannedShard(NamedTuple):
 
 
 class DigestedFile(Generic[F]):
-    """A file that is read in order, with the digest of the bytes read so far.
+    """Computes the digest of a file while the file is read in order.
 
     Args:
         file: The open file. The caller closes it.
 
     Attributes:
-        num_bytes: Bytes read so far.
+        num_bytes: Number of bytes read so far.
         sha256: The `hashlib` object with the digest of these bytes.
     """
 
@@ -347,10 +349,10 @@ class DigestedFile(Generic[F]):
 def scan_shard(
     path: str, *, name: str, file: ByteStream | None = None, columns: Mapping[str, Source] | None = None
 ) -> ScannedShard:
-    """Read a shard from end to end: check every header, and compute the digest, offsets and columns in one pass.
+    """Read a shard from end to end. Check every header, and compute the digest, the offsets and the columns.
 
     Args:
-        path: Path or URL, for messages.
+        path: Path or URL of the shard, for messages.
         name: The shard's name in the index.
         file: The open shard, which is closed at the end; None opens the local file `path`.
         columns: Sources of the columns to compute, by name; None for no columns.
@@ -389,7 +391,7 @@ def scan_shard(
 
 
 def _part(data: bytes, num_bytes: int) -> bytes:
-    """Return the first `num_bytes` bytes of a field, from memory or a temporary file; fewer if the field is shorter."""
+    """Return the first `num_bytes` bytes of a field; fewer if the field is shorter."""
     if isinstance(data, LargeData) and data.file is not None:
         data.file.seek(0)
         return data.file.read(num_bytes)

@@ -1,4 +1,4 @@
-"""Read the samples of a shard in bounded memory: fields are read on request and in pieces."""
+"""Read the samples of a shard in bounded memory. The bytes of a field are read on request and in pieces."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ LazyField: TypeAlias = Span | bytes | memoryview
 
 
 class LazyShard(contextlib.ExitStack):
-    """An open shard, used as a context manager. Iterate it once for its samples.
+    """An open shard. Use it as a context manager, and iterate once over its samples.
 
-    Only the headers and the requested fields of a local file are read. With `start`, a remote shard is read in the same
-    way, which is fast for a few samples. Without `start`, a remote shard is read as a stream.
+    Of a local file, only the headers and the requested fields are read. A remote shard is read in the same way if
+    `start` is set; otherwise it is read whole, as a stream.
 
     Args:
         url: Path or URL of the shard.
@@ -56,7 +56,7 @@ class LazyShard(contextlib.ExitStack):
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         """Yield each sample, in order: `{"__key__": key, "__url__": url, field: data, ...}`. The data of a field are a
-        `LazyField`, which `part` and `pieces` can read until the next sample is taken.
+        `LazyField`. `part` and `pieces` can read the field until the next sample is yielded.
 
         Raises:
             ShardError: The shard is invalid.
@@ -69,7 +69,7 @@ class LazyShard(contextlib.ExitStack):
                     data.file.close()
 
     def part(self, field: LazyField, start: int, num_bytes: int) -> bytes:
-        """Return `num_bytes` bytes of a field from its byte `start` on; fewer if the field has fewer.
+        """Return `num_bytes` bytes of a field from its byte `start`; fewer if the field ends before.
 
         Raises:
             StorageError: The file cannot be read, or has become shorter.
@@ -108,7 +108,7 @@ class LazyShard(contextlib.ExitStack):
 
 
 def fields_of(sample: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Return an iterator of the name and the data of each field of a sample."""
+    """Yield the name and the data of each field of a sample, without `__key__` and `__url__`."""
     return ((name, data) for name, data in sample.items() if not name.startswith("__"))
 
 

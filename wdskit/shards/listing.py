@@ -53,13 +53,13 @@ class FieldSummary:
 
 @dataclass(frozen=True)
 class ColumnSummary:
-    """One column of a folder.
+    """One column of a folder: a value for each sample.
 
     Attributes:
-        source: The definition of the column: a path, a split, or a filter.
+        source: What the values come from, as text: a path in a JSON field, a split, or a filter.
         kind: `bool`, `int`, `float` or `text`.
-        values: Number of samples by value, for a text or bool column with at most 100 different values; None for other
-            columns and for columns with a problem.
+        values: Number of samples by value; None unless the column is text or bool, has at most 100 different values,
+            and has no problem.
         problem: Why the column cannot be used; None if it can be used.
     """
 
@@ -151,7 +151,10 @@ def info(path: str, *, workers: int | None = None, progress: Progress | None = N
 
 
 def _read_columns(target: Target, folder: Path | None) -> tuple[ColumnSummary, ...]:
-    """Summarize the columns of a local folder, or of a folder of a bucket; return () for any other target."""
+    """Return the columns of a folder on disk or in a bucket; () for any other target.
+
+    `folder` is the local path of the target; None if the target is not a local folder.
+    """
     if folder is not None:
         return _summarize_columns(folder)
     if target.kind != "folder" or scheme_of(target.path) not in LISTED_SCHEMES:
@@ -188,8 +191,9 @@ def _summarize_columns(folder: Path, url: str = "") -> tuple[ColumnSummary, ...]
 
 
 def read_target_classes(target: Target) -> tuple[str, ...] | None:
-    """Return the class names of the shards' folder; None without classes.json, or for shards in several folders.
-    FolderIndexError: classes.json is invalid. StorageError: classes.json cannot be read.
+    """Return the class names in the shards' folder; None without classes.json, or for shards in several folders.
+
+    Raises FolderIndexError if classes.json is invalid, and StorageError if it cannot be read.
     """
     folders = {Path(local_path(url)).parent.resolve() if is_local(url) else split_url(url)[0] for url in target.urls}
     return read_classes(folders.pop()) if len(folders) == 1 else None
@@ -259,10 +263,10 @@ def ls(path: str, *, limit: int | None = None, members: bool = False) -> Iterato
 
 
 def list_valid_shards(target: Target, *, limit: int | None = None) -> Iterator[ShardRow]:
-    """Yield the row of each valid shard among the first `limit` shards (None: all shards), in order.
+    """Yield the row of each valid shard among the first `limit` shards; None means all shards.
 
-    After the last row, raise an error if shards are invalid: the ShardError or StorageError of the only invalid shard,
-    or a ShardError that lists several.
+    After the last row, raise the ShardError or StorageError of an invalid shard. One ShardError lists several invalid
+    shards.
     """
     for number, shard in enumerate(_read_counts(target, limit=limit)):
         name = shown_url(shard.url if isinstance(shard, ShardContents) else target.urls[number])
@@ -329,8 +333,9 @@ def read_contents(url: str) -> ShardContents:
 def _read_counts(
     target: Target, *, limit: int | None = None, workers: int | None = None, progress: Progress | None = None
 ) -> Iterable[ShardEntry | ShardContents]:
-    """Return the index entries of the first `limit` shards. If there is no index, read these shards and yield their
-    contents. After the last shard, raise an error if shards are invalid.
+    """Return the counts of the first `limit` shards: from the index, or read from the shards if there is no index.
+
+    If shards are invalid, an error is raised after the last shard.
     """
     if target.entries is not None:
         return target.entries[:limit]
@@ -354,11 +359,7 @@ def cat(url: str, name: str) -> bytes:
 
 
 def cat_pieces(url: str, name: str) -> Iterator[bytes]:
-    """Yield one field of one sample in pieces, after the whole sample was read.
-
-    KeyRuleError: `name` is not a key and a field, or the shard has no such sample or field. ShardError: The shard is
-    invalid before the end of the sample. StorageError: The shard cannot be read, or `url` is a folder.
-    """
+    """Yield the field that `cat` returns, in pieces. The whole sample is read first. `cat` lists the errors."""
     split = split_name(name)
     if split is None:
         raise KeyRuleError(f"{name!r} is not KEY.FIELD. Write both, such as photos/cat/000003.json.", name=name)

@@ -48,10 +48,10 @@ def map_shards(
     If the generator is closed early, it waits for the running calls and starts no further call.
 
     Args:
-        function: With more than one worker, the function, its argument and its result must be picklable.
-        shards: The arguments of the calls: URLs, or descriptions of shards to fill.
-        workers: Number of processes. With 1, or for a single shard, `function` runs in this process. Processes are
-            spawned, so the calling script needs `if __name__ == "__main__":`.
+        function: Takes an element of `shards`. With several workers, function, argument and result must be picklable.
+        shards: URLs, or descriptions of shards to fill.
+        workers: Number of processes. With 1 worker or 1 shard, `function` runs in this process. Processes are spawned,
+            so the calling script needs `if __name__ == "__main__":`.
 
     Raises:
         WdskitError: A process was killed (by a signal, or because memory ran out), so results are missing.
@@ -86,7 +86,7 @@ def _catch_error(function: Callable[[S], T], shard: S) -> T | WdskitError:
 
 
 def _start_worker() -> None:
-    """Make this worker end without a traceback at Ctrl-C, and end when the main process ends."""
+    """Make this worker process end without a traceback at Ctrl-C, and when the main process ends."""
     exit_on_ctrl_c()
     end_with_parent()  # otherwise two runs could write at once
 
@@ -102,22 +102,23 @@ def read_shards(
     problem: str = "are invalid",
     error: Callable[[str], WdskitError] = ShardError,
 ) -> Iterator[T]:
-    """Yield the result of `function` for each valid shard, in order. After the last shard, raise an error if shards are
+    """Call `function` on each shard, and yield its results in order. After the last shard, raise an error if shards are
     invalid.
 
+    A shard is invalid if `function` raises a WdskitError. An invalid shard yields no result.
+
     Args:
-        function: Called with each shard. With several workers, function, argument and result must be picklable.
-        shards: The arguments of the calls.
-        sizes: Bytes of each shard; None if unknown. `progress` then counts the `num_bytes` of the result.
-        path: The path that the user named, for the error.
+        function: Takes an element of `shards`. With several workers, function, argument and result must be picklable.
+        shards: URLs, or descriptions of shards.
+        sizes: Bytes of each shard, for `progress`. If a size is None (unknown), the result's `num_bytes` counts.
+        path: The path that the error names.
         workers: Number of processes; None lets `choose_workers` decide.
         progress: Called after each shard.
-        problem: What is wrong with the shards: the end of the sentence "2 of 5 shards ..." in the error.
-        error: Returns the error for several invalid shards, from a message that lists them.
+        problem: End of the sentence "2 of 5 shards ..." in the error for several invalid shards.
+        error: Takes the message, and returns the error for several invalid shards.
 
     Raises:
-        WdskitError: If one shard is invalid: the error of `function`. If several shards are invalid: the error that
-            `error` returns. Or a process was killed.
+        WdskitError: The error of the only invalid shard, or the result of `error`. Or a process was killed.
     """
     num_bytes = None if None in sizes else sum(size or 0 for size in sizes)
     num_workers = choose_workers(len(shards), num_bytes) if workers is None else workers
@@ -141,8 +142,10 @@ def read_shards(
 
 
 def file_sizes(urls: Iterable[str], entries: Iterable[ShardEntry | None] = ()) -> list[int | None]:
-    """Return the size of each file in bytes: of a local file from the disk, of a remote file from its index entry. A
-    size is None if it is unknown. `entries` are in the order of `urls`, or empty.
+    """Return the size of each file in bytes; None if it is unknown.
+
+    The size of a local file comes from the disk, the size of a remote file from its index entry. `entries` has one
+    element for each URL, or is empty.
     """
     sizes: list[int | None] = []
     for url, entry in itertools.zip_longest(urls, entries):
@@ -155,5 +158,5 @@ def file_sizes(urls: Iterable[str], entries: Iterable[ShardEntry | None] = ()) -
 
 
 def open_path(path: str) -> LocalFile:
-    """Open a local path, also if it looks like a file URL. StorageError: The file cannot be opened."""
+    """Open a local file, even if `path` begins with `file:` like a URL. StorageError: The file cannot be opened."""
     return LocalFile(f"./{path}" if path.lower().startswith("file:") else path)

@@ -33,14 +33,14 @@ def parse_share(text: str) -> Fraction:
 
 
 def threshold_of(share: Fraction) -> int | None:
-    """Return a limit for `draw_of_key`: the draws of `share` of all keys are below the limit. Return None if `share` is
-    1, because then all keys are selected.
+    """Return the threshold for a share of all keys: keys whose `draw_of_key` is below the threshold are selected. None
+    means that all keys are selected.
     """
     return None if share == 1 else int(share * _DRAWS)
 
 
 def draw_of_key(key: str, seed: int) -> int:
-    """Return a number from 0 to 2**64 - 1 that depends only on the seed and the key, not on the shard or order."""
+    """Return a pseudorandom number from 0 to 2**64 - 1 that depends only on the seed and the key."""
     salt = seed.to_bytes(16, "little")
     data = key.encode("utf-8", "surrogatepass")
     return int.from_bytes(hashlib.blake2b(data, digest_size=8, person=_PURPOSE, salt=salt).digest(), "little")
@@ -49,10 +49,10 @@ def draw_of_key(key: str, seed: int) -> int:
 def choose_samples(
     count: int, share: Fraction, *, seed: int, shard: int, purpose: Literal["verify", "stats"]
 ) -> NDArray[np.int64]:
-    """Choose a share of the samples of a shard with `count` samples. Return their numbers: int64, ascending.
+    """Choose a random share of the samples of one shard. Return their numbers: int64, ascending.
 
-    The share is exact within one sample, and exact in total for shards of equal size. The choice depends on
-    `seed`, `purpose`, `count` and the number `shard` of the shard.
+    `count` is the number of samples in the shard, `shard` is the shard's number. The size of the result is rounded so
+    that the total over shards of equal size is exact. Another `seed` or `purpose` gives another choice.
     """
     quota = ceil(share * (shard + 1) * count) - ceil(share * shard * count)
     return np.sort(permutation(count, purpose, seed, shard)[:quota])

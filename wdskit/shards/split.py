@@ -1,8 +1,8 @@
 """Split a folder of shards: `wdskit split` writes the column `split`.
 
-The draw of a sample is a keyed hash of its key, or of a value in its JSON: an integer from 0 to 2**64 - 1. The draw
-depends only on this key or value and on the seed. So a sample keeps its draw in another shard or folder, and all
-samples of one patient have the same draw.
+The draw of a sample is a hash of the seed and of the sample's key, or of a value in its JSON: an integer from 0 to
+2**64 - 1. The shares divide this range among the splits. So a sample keeps its split in another shard or folder, and
+all samples of one patient get the same split.
 """
 
 from __future__ import annotations
@@ -54,8 +54,11 @@ _MAX_CHARS = 1000
 
 @dataclass(frozen=True)
 class SplitPart:
-    """One split. `wanted_ratio` is its share as a float. `num_groups` is the number of different values of the JSON
-    field; None for a split by key.
+    """One split.
+
+    Attributes:
+        wanted_ratio: The share that the caller asked for.
+        num_groups: Number of different JSON values among the samples of the split; None for a split by key.
     """
 
     name: str
@@ -69,9 +72,9 @@ class SplitReport:
     """Result of `split`.
 
     Attributes:
-        folder: The folder that the caller named.
+        folder: The folder that was split, as the caller wrote it.
         parts: The splits, in the order of their shares.
-        num_missing: Samples without the value to split by.
+        num_missing: Samples without the JSON value to split by; 0 for a split by key.
     """
 
     folder: str
@@ -174,7 +177,7 @@ def _refuse_empty(folder: Path, shares: Shares, counts: Mapping[str, int]) -> No
 
 
 def _source(shares: Shares, split_key: SplitKey, missing: str | None) -> dict[str, Any]:
-    """Return the source of the column `split`. Equal splits have equal sources, however the shares are written."""
+    """Return the definition of a split, stored with its column. Shares that mean the same give the same definition."""
     source: dict[str, Any] = {"split": format_shares(shares)}
     source |= {"by": split_key.text} if split_key.field else {}
     source |= {"missing": missing} if missing else {}
@@ -182,8 +185,8 @@ def _source(shares: Shares, split_key: SplitKey, missing: str | None) -> dict[st
 
 
 def _refuse_others(folder: Path, known: Columns, shares: Shares, source: dict[str, Any], *, overwrite: bool) -> None:
-    """Raise SelectionError if a split has the name of a bool column, or if the folder has a column `split` with another
-    source than `source` and `overwrite` is not set.
+    """Raise SelectionError if a split has the name of a bool column, or if the folder has another split and `overwrite`
+    is False. `source` is the definition of the new split.
     """
     taken = next((name for name in shares if name in known and known.column(name).dtype == "|b1"), None)
     if taken is not None:
@@ -198,11 +201,11 @@ def _refuse_others(folder: Path, known: Columns, shares: Shares, source: dict[st
 def _draw_all(
     folder: Path, index: FolderIndex, split_key: SplitKey, workers: int | None, progress: Progress | None
 ) -> list[ShardDraws]:
-    """Return the draws of all shards.
+    """Return the draws of the samples of each shard.
 
     Raises:
         FolderIndexError: A shard has another number of samples than its index entry.
-        SelectionError: Several shards cannot be split, or a sample lacks the value to split by.
+        SelectionError: A sample lacks the value to split by, or several shards are invalid.
         ShardError, StorageError: One shard is invalid or cannot be read.
     """
     entries = index.entries
@@ -227,8 +230,9 @@ def _draw_all(
 
 
 def _count_groups(drawn: list[ShardDraws], parts: list[NDArray[np.bool_]]) -> int:
-    """Return the number of different values of the JSON field in one split. `parts` has one mask for each shard, bool
-    (num_samples,), which is true for the samples of the split.
+    """Return the number of different JSON values among the samples of one split.
+
+    `parts` has a mask for each shard, bool (num_samples,): true for the samples of the split.
     """
     pairs = zip(drawn, parts, strict=True)
     groups = [np.unique(shard.draws[chosen & ~shard.missing]) for shard, chosen in pairs]
@@ -237,8 +241,13 @@ def _count_groups(drawn: list[ShardDraws], parts: list[NDArray[np.bool_]]) -> in
 
 @dataclass(frozen=True)
 class SplitKey:
-    """The text that decides a sample's split: its key (`field` is None), or the value at `path` in a JSON field.
-    `may_miss` allows samples without the value.
+    """What decides the split of a sample: its key, or a value in its JSON.
+
+    Attributes:
+        field: The JSON field; None if the key decides.
+        path: Path of the value in the JSON.
+        seed: Seed of the draws.
+        may_miss: Whether samples may lack the value.
     """
 
     field: str | None
@@ -248,13 +257,17 @@ class SplitKey:
 
     @property
     def text(self) -> str:
-        """The text that `parse_by` parses."""
+        """The option `by` of `split`: `key` or `json:patient.id`."""
         return "key" if self.field is None else f"{self.field}:{'.'.join(self.path)}"
 
 
 class ShardDraws(NamedTuple):
-    """Draws of a shard's samples, uint64 (num_samples,). `missing`, bool (num_samples,), is true for a sample without
-    the value to split by; its draw is not used.
+    """The draws of a shard's samples.
+
+    Attributes:
+        draws: uint64 (num_samples,).
+        missing: bool (num_samples,), true for a sample without the value to split by. The draw of such a sample is not
+            used.
     """
 
     draws: NDArray[np.uint64]
@@ -262,8 +275,9 @@ class ShardDraws(NamedTuple):
 
 
 def parse_by(by: str, *, seed: int, may_miss: bool) -> SplitKey:
-    """Parse `key`, or a JSON field and the path of a value in it: `json:patient.id`. `may_miss` allows samples without
-    the value.
+    """Parse the option `by`: `key`, or a JSON field and the path of a value in it, such as `json:patient.id`.
+
+    `seed` and `may_miss` are stored in the result.
 
     Raises:
         SelectionError: `by` has another form, `may_miss` is set for `key`, or the seed is not from 0 to 2**64 - 1.
@@ -286,8 +300,8 @@ def draw_shard(path: str, split_key: SplitKey) -> ShardDraws:
     """Return the draws of a local shard's samples, in order. Only headers and the field `split_key.field` are read.
 
     Raises:
-        SelectionError: A sample lacks the value and `split_key.may_miss` is False. Or the value is a list or an object,
-            or cannot be read. The error names shard, key and field.
+        SelectionError: A value is missing although `split_key.may_miss` is False, is a list or an object, or cannot be
+            read. The error names shard, key and field.
         ShardError: The shard is invalid.
         StorageError: The shard cannot be read.
     """
@@ -303,8 +317,9 @@ def draw_shard(path: str, split_key: SplitKey) -> ShardDraws:
 
 
 def _text_of(file: LocalFile, path: str, sample: dict[str, Any], split_key: SplitKey) -> str | None:
-    """Return the text that decides a sample's split; None if the value is missing and `split_key.may_miss` is set.
-    SelectionError: The value is missing and `may_miss` is not set, cannot be read, or is a list or an object.
+    """Return the JSON value that decides a sample's split, as text; None if the value is missing and `may_miss` is set.
+
+    Raises SelectionError if the value is missing without `may_miss`, is a list or an object, or cannot be read.
     """
     name, remedy = str(split_key.field), ""
     cause: Exception | None = None
@@ -327,9 +342,7 @@ def _text_of(file: LocalFile, path: str, sample: dict[str, Any], split_key: Spli
 
 
 def canonical_text(value: Any) -> str | None:
-    """Return a JSON value as the name of a group; None for null, NaN and the empty text.
-
-    17, 17.0 and "17" are one group.
+    """Convert a JSON value to text. 17, 17.0 and "17" give the same text. Return None for null, NaN and the empty text.
 
     Raises:
         ValueError: The value is a list or an object.
@@ -354,7 +367,7 @@ def canonical_text(value: Any) -> str | None:
 
 
 def make_draw(seed: int) -> Callable[[str], bytes]:
-    """Return the function that hashes a text with `seed` to 8 bytes, which `draws_of` converts to a number."""
+    """Return a function that hashes a text with `seed` to 8 bytes. `draws_of` converts the bytes to a draw."""
     keyed = hashlib.blake2b(digest_size=8, person=b"wdskit split", salt=seed.to_bytes(16, "little"))
 
     def draw(text: str) -> bytes:
@@ -366,7 +379,7 @@ def make_draw(seed: int) -> Callable[[str], bytes]:
 
 
 def draws_of(digests: Iterable[bytes]) -> NDArray[np.uint64]:
-    """Return the digests, 8 bytes each, as draws from 0 to 2**64 - 1: uint64 (num_digests,)."""
+    """Convert hashes of 8 bytes to draws from 0 to 2**64 - 1: uint64 (num_digests,)."""
     return np.frombuffer(b"".join(digests), dtype="<u8").astype(np.uint64)
 
 
@@ -375,7 +388,7 @@ def parse_shares(shares: str | Mapping[str, object]) -> Shares:
 
     Args:
         shares: `train=0.8,val=0.1,test=0.1`, or a mapping. A share is a decimal, a fraction (`1/3`) or a percentage
-            (`80%`); a float means the decimal that it is written as.
+            (`80%`); the float 0.1 means exactly 1/10.
 
     Raises:
         SelectionError: A share is not a number over 0 and at most 1, a name is invalid or comes twice, the sum is not
@@ -410,7 +423,7 @@ def _split_text(text: str) -> list[tuple[str, object]]:
 
 
 def _parse_share(name: str, value: object) -> Fraction:
-    """Parse one share exactly. A float is read as its decimal: 0.1 is 1/10. SelectionError: `value` is not a share."""
+    """Parse the share of split `name`. The float 0.1 gives exactly 1/10. SelectionError: `value` is not a share."""
     share = Fraction(0)
     if isinstance(value, int | Fraction) and not isinstance(value, bool):
         share = Fraction(value)
@@ -439,11 +452,11 @@ def format_shares(shares: Shares) -> str:
 
 
 def bounds_of(shares: Shares) -> NDArray[np.uint64]:
-    """Return the smallest draw of each split except the first, ascending: uint64 (num_splits - 1,)."""
+    """Return the smallest draw of each split after the first split: uint64 (num_splits - 1,), ascending."""
     sums = list(accumulate(shares.values()))[:-1]
     return np.array([int(total * (1 << 64)) for total in sums], dtype=np.uint64)
 
 
 def choose_splits(draws: NDArray[np.uint64], shares: Shares) -> NDArray[np.int64]:
-    """Return the number of the split of each draw, where split 0 is the first of `shares`: int64 (num_draws,)."""
+    """Return the split of each draw, as its position in `shares`: int64 (num_draws,)."""
     return np.searchsorted(bounds_of(shares), draws, side="right")

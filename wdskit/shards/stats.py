@@ -62,22 +62,23 @@ class ShardStats:
     Attributes:
         path: The path or URL that the user wrote, without secrets.
         sample: The share of the samples that was read, such as `10%`; None if all samples were read.
-        seed: The seed that chose this share.
+        seed: The seed that chose the share.
         num_samples: Samples in all shards.
-        num_read: Samples that were read. All figures about samples, fields, classes, images and keys count only these.
+        num_read: Samples that were read. Fields, classes, images and keys are counted in these samples only.
         num_bytes: Bytes of the shards' files.
         num_ignored: Members that belong to no sample; None if only a share was read.
         shard_least: Name of the first shard with the fewest samples.
         shard_most: Name of the first shard with the most samples.
         sample_sizes: Bytes of a sample's fields, without tar headers and padding.
         fields: The fields, sorted by name; at most 1,000.
-        num_more_fields: Number of fields that `fields` does not list, counted once per sample.
-        classes: Classes of the field `cls`, by number; None if no sample has it, or if there are over 100,000 classes.
+        num_more_fields: How often samples have a field that `fields` does not list.
+        classes: Classes of the field `cls`, sorted by number; None if no sample has the field, or if there are over
+            100,000 classes.
         images: The image fields, sorted by name.
         json_keys: The keys, sorted by field, then in the order in which they first appear; at most 1,000 of a field.
-        num_more_keys: Number of values of the keys that `json_keys` does not list.
+        num_more_keys: How many values have a key that `json_keys` does not list.
         num_bad: Fields that cannot be read: images without a valid header, invalid JSON or `cls`.
-        bad: The first of these fields.
+        bad: The first of the fields that cannot be read.
     """
 
     path: str
@@ -108,8 +109,8 @@ class ShardStats:
 
 
 def choose_classes(classes: Sequence[ClassStats], limit: int) -> list[ClassStats]:
-    """Return all classes if there are at most `limit`. Otherwise return the `limit // 2` classes with the most samples
-    and the `limit // 2` with the fewest, the largest class first.
+    """Return the `limit // 2` largest and the `limit // 2` smallest classes, the largest class first. If there are at
+    most `limit` classes, return all classes unchanged.
     """
     if len(classes) <= limit:
         return list(classes)
@@ -157,13 +158,10 @@ def collect(
     workers: int | None = None,
     progress: Progress | None = None,
 ) -> tuple[ShardStats, tuple[tuple[str, int], ...]]:
-    """Return the result of `stats`, and the places of at most `num_shown` samples.
+    """Return the result of `stats`, and the places of at most `num_shown` random samples that have an image.
 
-    `seed` chooses these samples among the samples with an image. A place is the URL of the shard and the byte offset of
-    the sample. The other arguments are those of `stats`.
-
-    ShardError, StorageError, FolderIndexError: A shard or an index is missing, invalid or cannot be read.
-    ConfigError: `sample` is not a percentage over 0 % and at most 100 %.
+    A place is the URL of the shard and the byte offset of the sample. For the other arguments and the errors, see
+    `stats`.
     """
     share = parse_share(sample) if sample else None
     target = find_shards(str(path))
@@ -220,7 +218,10 @@ def collect(
 
 
 def _classes(target: Target, counts: Mapping[int, int]) -> tuple[ClassStats, ...] | None:
-    """Return the classes of samples and of classes.json, sorted by number; None if no sample has a class."""
+    """Return all classes in `counts` or in classes.json, sorted by number; None if `counts` is empty.
+
+    `counts` has the number of samples by class number.
+    """
     if not counts:
         return None
     names = dict(enumerate(read_target_classes(target) or ()))
@@ -268,8 +269,9 @@ def tally_shard(job: StatsJob) -> TallyResult:
 
 
 def _samples(shard: LazyShard, job: StatsJob, tally: Tally) -> Iterator[tuple[str, int, Mapping[str, LazyField]]]:
-    """Yield key, byte offset and fields of each sample to count. Store the number of all samples in `tally`, and the
-    number of ignored members if all samples are read.
+    """Yield key, byte offset and fields of each sample that `job` selects.
+
+    Store the number of all samples in `tally`. If all samples are read, store the number of ignored members too.
     """
     reader = shard.reader
     if job.share is None:

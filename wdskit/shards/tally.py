@@ -60,8 +60,8 @@ class NumberStats:
         p50: The smallest number that at least half of the numbers do not exceed.
         p99: The smallest number that at least 99 % of the numbers do not exceed.
         is_exact: Whether p50 and p99 are exact; otherwise they are within 0.05 %. The other values are always exact.
-        bins: (low, high, count), ascending: `count` numbers are at least `low` and below `high`. Each bin starts where
-            the last one ends.
+        bins: (low, high, count) of each bin, ascending and without gaps. `count` numbers are at least `low` and below
+            `high`.
     """
 
     count: int
@@ -77,12 +77,12 @@ class NumberStats:
 
 @dataclass(frozen=True)
 class ImageStats:
-    """The images of one field with valid headers. Widths and heights are in pixels.
+    """Statistics of the images of one field. Images without a valid header do not count. Lengths are in pixels.
 
     Attributes:
-        formats: Images by format (`JPEG`, `PNG`, `WebP`, ...), which the first bytes decide; the most common first.
-        modes: Images by Pillow's mode (`RGB`, `L`, ...), with `;16` added for a PNG of 16 bits; the most common first.
-        aspects: Width / height in thousandths, rounded.
+        formats: Number of images by format (`JPEG`, `PNG`, `WebP`, ...), the most common first.
+        modes: Number of images by Pillow's mode (`RGB`, `L`, ...), the most common first. `;16` marks a PNG of 16 bits.
+        aspects: Width / height in thousandths: 1333 for 4:3.
         num_resolutions: Number of different (width, height); None if there are over 100,000.
         resolutions: The most common as (width, height, count), at most 10; empty if there are over 100,000.
     """
@@ -104,8 +104,8 @@ class JsonKeyStats:
     """One key in the JSON of one field.
 
     Attributes:
-        key: `label`, `box.width`, `objects[].name`; `["a b"]` for a key that is not a plain word. Empty for a document
-            that is not an object.
+        key: Path of the key: `label`, `box.width`, `objects[].name`. `["a b"]` is a key that is not a plain word. Empty
+            for a document that is not an object.
         num_samples: Samples with the key.
         types: Number of values per type: `text`, `integer`, `number`, `boolean`, `null`, `object`, `list`.
         min: The smallest number; None without numbers.
@@ -131,8 +131,9 @@ class BadField:
 
 
 def count_values(counts: Counter[T] | None, more: Iterable[T] | None) -> Counter[T] | None:
-    """Add values, or the counts of another `Counter`, to `counts` in place and return `counts`. Return None if an
-    argument is None, or if there are over `MAX_DIFFERENT` different values.
+    """Add values, or the counts of another `Counter`, to `counts` and return `counts`.
+
+    Return None if there are over `MAX_DIFFERENT` different values. An argument may be such a None, and then gives None.
     """
     if counts is None or more is None:
         return None
@@ -141,9 +142,7 @@ def count_values(counts: Counter[T] | None, more: Iterable[T] | None) -> Counter
 
 
 def round_number(value: int) -> int:
-    """Round an integer of 0 or more to one of 1,024 values per power of two: exact below 2,048, else within 0.05 %.
-    Rounding the result again does not change it.
-    """
+    """Round an integer of 0 or more within 0.05 %. Integers below 2,048 and rounded integers are not changed."""
     shift = value.bit_length() - _EXACT_BITS
     return value if shift <= 0 else (value >> shift << shift) + (1 << shift >> 1)
 
@@ -159,7 +158,7 @@ class NumberTally:
     """Counts of whole numbers of 0 or more, in bounded memory.
 
     Attributes:
-        counts: Occurrences of each number. If there are over `MAX_DIFFERENT` different numbers, `round_number` rounds
+        counts: How often each number occurred. If over `MAX_DIFFERENT` numbers differ, `round_number` rounds all of
             them.
         is_exact: Whether no number was rounded.
         total: The exact sum of the numbers.
@@ -212,7 +211,7 @@ class NumberTally:
         )
 
     def quantile(self, share: Fraction) -> int:
-        """Return the smallest number that at least `share` of the numbers do not exceed; 0 without numbers."""
+        """Return a quantile of the numbers, such as the median for `share` 1/2; 0 without numbers."""
         if self.least is None or self.most is None:
             return 0
         values = sorted(self.counts)
@@ -221,10 +220,11 @@ class NumberTally:
         return min(max(found, self.least), self.most)
 
     def bins(self) -> tuple[tuple[int, int, int], ...]:
-        """Return up to `NUM_BINS` bins (low, high, count): `count` numbers are at least `low` and below `high`.
+        """Return a histogram of at most `NUM_BINS` (low, high, count): `count` numbers are at least `low` and below
+        `high`.
 
-        The bins are ascending, without gaps, and equally wide; on a logarithmic scale if the maximum is over 20 times
-        the minimum.
+        The bins are ascending and without gaps. All have the same width, or the same ratio of `high` to `low` if the
+        maximum is over 20 times the minimum.
         """
         if self.least is None or self.most is None:
             return ()
@@ -238,8 +238,10 @@ class NumberTally:
 
 
 def json_values(value: Any, path: str = "", depth: int = 0) -> Iterator[tuple[str, Any]]:
-    """Yield the path and the value of each key in a JSON document, down to `MAX_DEPTH` levels and `MAX_ITEMS` items of
-    a list. `path` and `depth` are the place of `value` in its document, for recursive calls.
+    """Yield the path, such as `objects[].name`, and the value of each key in a JSON document.
+
+    Levels below `MAX_DEPTH`, and items of a list after the first `MAX_ITEMS`, are skipped. `path` and `depth` are for
+    recursive calls.
     """
     if path or not isinstance(value, dict):
         yield path, value
@@ -265,12 +267,12 @@ class FieldTally:
 
     Attributes:
         sizes: Bytes of the field in each sample.
-        formats: Images by format.
-        modes: Images by Pillow's mode.
-        resolutions: Images by width and height; None if there are over `MAX_DIFFERENT`.
-        numbers: Width and height of images in pixels, width x height, and width / height in thousandths.
-        keys: JSON keys by path, in the order in which they first appear.
-        num_more_keys: Number of values of the keys beyond `MAX_KEYS`, which `keys` lacks.
+        formats: Number of images by format.
+        modes: Number of images by Pillow's mode.
+        resolutions: Number of images by (width, height); None if there are over `MAX_DIFFERENT`.
+        numbers: `widths`, `heights`, `pixels` and `aspects` of the images, as in `ImageStats`.
+        keys: Statistics of the first `MAX_KEYS` JSON keys, by path.
+        num_more_keys: Number of values of all other keys.
     """
 
     sizes: NumberTally = field(default_factory=NumberTally)
@@ -349,12 +351,13 @@ class Tally:
     """The counts of one shard, or of several shards merged in order.
 
     Attributes:
-        sizes: Sizes of the samples. The size of a sample is the number of bytes of all its fields.
+        sizes: Size of each sample: the bytes of all its fields.
         fields: Counts of each field, by name.
-        num_more_fields: Number of fields beyond `MAX_FIELDS`, which `fields` lacks, counted once per sample.
+        num_more_fields: How often samples have a field that is not among the `MAX_FIELDS` in `fields`.
         classes: Number of samples by class number; None if there are over `MAX_DIFFERENT` classes.
         bad: The first `MAX_LISTED` of the `num_bad` fields that cannot be read.
-        shown: Draw, shard number and byte offset of the samples that are chosen to be shown.
+        shown: Random number, shard number and byte offset of each sample to show. The caller keeps the smallest random
+            numbers.
     """
 
     num_samples: int = 0
@@ -368,13 +371,13 @@ class Tally:
     shown: list[tuple[int, int, int]] = field(default_factory=list)
 
     def find_field(self, name: str) -> FieldTally | None:
-        """Return the counts of a field, which are created if needed; None if there are `MAX_FIELDS` other fields."""
+        """Return the counts of a field. A new field gets empty counts, or None if `MAX_FIELDS` fields have counts."""
         if name not in self.fields and len(self.fields) >= MAX_FIELDS:
             return None
         return self.fields.setdefault(name, FieldTally())
 
     def merge(self, other: Tally) -> None:
-        """Add the counts of the next shard. `shown` is not changed; the caller chooses among the shown samples."""
+        """Add the counts of the next shard, but not its `shown`."""
         self.num_samples += other.num_samples
         self.num_ignored += other.num_ignored
         self.sizes.merge(other.sizes)

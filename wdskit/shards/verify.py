@@ -1,7 +1,7 @@
 """Check the index, structure and content of shards, and report all faults: `wdskit verify`.
 
-`shards.verify_shard` checks one shard, perhaps in another process. This module finds the other faults: differences
-between the two forms of the index, missing and unlisted shards, repeated keys, different fields, and uneven shards.
+`shards.verify_shard` finds the faults of one shard. This module finds all others: index.json and index.bin that differ,
+missing and unlisted shards, repeated keys, samples with other fields, and uneven shards.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class VerifyResult:
         num_samples: Whole samples that were read; in a damaged shard, the samples before the damage.
         num_bytes: Bytes that were read.
         num_images: Images that were checked.
-        num_large: Members that are too large to check. Only the digest of the shard covers them.
+        num_large: Members whose content was not checked, because they are too large.
         num_ignored: Members that belong to no sample.
         is_indexed: Whether at least one folder has an index. The shards of such a folder were compared with the index.
         findings: Faults and notes: of the indexes, then of each shard in order, then of all shards together.
@@ -108,11 +108,11 @@ def verify(
             the shards are compared with it. A remote folder or glob needs an index.
         images: `none`, `structure` (compare the format with the name, JPEG markers up to the end marker, PNG checksums)
             or `decode` (decode all pixels too).
-        sample: Check the images of this share of each shard's samples only, such as `1%`. The share is exact within one
-            sample per shard, and exact in total for shards of equal size.
+        sample: Share of each shard's samples whose images are checked, such as `1%`; None checks the images of all
+            samples.
         seed: Chooses the samples of the share; 0 <= seed < 2**64.
-        world_size: Number of ranks. If it is set, check that all workers of all ranks get the same number of samples.
-        loader_workers: Worker processes of each rank's loader.
+        world_size: Number of ranks. If set, all workers of all ranks must get the same number of samples.
+        loader_workers: Worker processes of each rank's loader, for the check of `world_size`.
         workers: Number of processes that read. Default: the number of CPUs, fewer for little data.
         max_pixels: Limit for the pixels of an image. An image whose header gives more pixels is a finding.
         progress: Called after each shard.
@@ -177,10 +177,10 @@ class Targets:
     """The shards to verify.
 
     Attributes:
-        shards: Index entry of each existing shard by its path or URL, in the order of the index, then by name; None if
-            no index lists the shard. For a remote folder, the shards that its index lists.
+        shards: Index entry of each existing shard, by path or URL; None if no index lists the shard. Of a remote
+            folder, only shards that its index lists. The order is that of the index, then by name.
         findings: Faults of the indexes, and shards that are missing or not listed.
-        indexes: Index of each folder that has one; None for an index that cannot be read.
+        indexes: The index of each folder that has an index; None if the index cannot be read.
     """
 
     shards: dict[str, ShardEntry | None] = field(default_factory=dict)
@@ -223,8 +223,9 @@ def find_targets(path: str) -> Targets:
 
 
 def check_index(folder: Path) -> tuple[FolderIndex | None, tuple[Finding, ...]]:
-    """Return the index of a local folder, and the faults of its two forms, index.json and index.bin. The index is None
-    if index.json is missing or cannot be read.
+    """Check the two files of a local folder's index, index.json and index.bin. Return the index and the faults.
+
+    The index is None if index.json is missing or cannot be read.
     """
     path, twin = folder / INDEX_NAME, folder / BINARY_NAME
     if not path.is_file():
@@ -269,7 +270,7 @@ def check_columns(folder: str) -> list[Finding]:
 
 
 def read_classes_of(folder: str, findings: list[Finding]) -> tuple[str, ...] | None:
-    """Return the class names of a folder; None without a valid `classes.json`. Add an invalid file to `findings`."""
+    """Return the class names of a folder; None without `classes.json`. An invalid file gives None and a finding."""
     try:
         return read_classes(folder)
     except (FolderIndexError, StorageError) as err:
@@ -279,8 +280,9 @@ def read_classes_of(folder: str, findings: list[Finding]) -> tuple[str, ...] | N
 
 
 def _check_remote_index(url: str) -> tuple[FolderIndex | None, tuple[Finding, ...]]:
-    """Return the index of a remote folder, None if it is missing or invalid, and the findings about it. In a bucket,
-    each shard that the index does not list is a finding too. StorageError: The index or the bucket cannot be read.
+    """Check the index of a remote folder. Return the index (None if it is missing or invalid) and the findings.
+
+    In a bucket, each shard that the index does not list is a finding. StorageError: The index or bucket cannot be read.
     """
     with tempfile.TemporaryDirectory() as copy:
         for name in (INDEX_NAME, BINARY_NAME):
@@ -305,7 +307,7 @@ def _check_remote_index(url: str) -> tuple[FolderIndex | None, tuple[Finding, ..
 
 
 def _compare_forms(twin: BinaryIndex, index: FolderIndex | None) -> str:
-    """Return how `twin`, an index.bin with valid digests, differs from index.json; "" if both agree."""
+    """Return how index.bin (`twin`) differs from index.json; "" if both agree, or if `index` is None."""
     if index is None:
         return ""
     entries = index.entries
@@ -327,13 +329,13 @@ def _summary(err: WdskitError, path: Path) -> str:
 
 
 def find_odd(folder: str, reports: Sequence[ShardReport]) -> tuple[Finding, ...]:
-    """Return one finding for each set of fields except the most common set, at most `MAX_LISTED`, sorted from common to
-    rare. If there are more sets, an additional last finding gives their number.
+    """Find samples whose fields differ from the fields of most samples. Return one finding for each such set of fields.
 
-    All image formats count as one field: samples with `jpg` and samples with `png` have the same fields.
+    The most common set comes first. After `MAX_LISTED` findings, a last finding gives the number of further sets. All
+    image formats count as one field: samples with `jpg` and samples with `png` have the same fields.
 
     Args:
-        folder: The path in the additional finding.
+        folder: The path in that last finding.
         reports: The reports of all shards.
     """
     counts: Counter[Fields] = Counter()
@@ -371,8 +373,10 @@ def _kind_of(name: str) -> str:
 
 
 def find_skew(folder: str, reports: Sequence[ShardReport], world_size: int, loader_workers: int) -> tuple[Finding, ...]:
-    """Return a finding if workers that take whole shards in turn get different numbers of shards, or if the sizes of
-    the shards differ by more than one sample.
+    """Check that shards can be divided evenly among the workers of all ranks. Return () or one finding.
+
+    The finding says that workers get different numbers of shards, or that the sizes of the shards differ by more than
+    one sample.
 
     Args:
         folder: The path that the finding names.
@@ -408,7 +412,8 @@ MAX_PLACES = 3
 
 
 def find_repeats(folder: str, reports: Sequence[ShardReport]) -> tuple[Finding, ...]:
-    """Return one finding for each repeated key, at most `MAX_LISTED`. `more` of the last finding counts the other keys.
+    """Return one finding for each key that several samples have, at most `MAX_LISTED`. `more` of the last finding
+    counts the other repeated keys.
 
     Args:
         folder: The path that a finding names if the shard has no path.
@@ -432,8 +437,10 @@ def find_repeats(folder: str, reports: Sequence[ShardReport]) -> tuple[Finding, 
 
 
 def _compare_keys(folder: str, places: Sequence[tuple[ShardReport, int]]) -> Finding | None:
-    """Return the finding for samples with one key hash; None if their keys differ, which occurs once in 400,000 data
-    sets of 10**7 keys.
+    """Read the keys of samples that have the same key hash. Return a finding for a repeated key; None if all keys
+    differ.
+
+    `places` has the report and the sample number of each sample. A key that cannot be read again counts as repeated.
     """
     seen: dict[str, ShardReport] = {}
     for report, number in places:

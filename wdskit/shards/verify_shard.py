@@ -102,7 +102,7 @@ _UNSAFE_KEYS = {
 
 
 class FindingList:
-    """The findings of one file: the first `MAX_LISTED` of each kind, and the number of the others."""
+    """The findings of one file. The first `MAX_LISTED` of each kind are listed; further findings are only counted."""
 
     def __init__(self, file: str) -> None:
         self.file = file
@@ -110,13 +110,13 @@ class FindingList:
         self._counts: dict[Kind, int] = {}
 
     def add(self, kind: Kind, problem: str, *, offset: int | None = None, key: str | None = None) -> None:
-        """Add a finding; if `MAX_LISTED` findings of its kind are listed, count it only."""
+        """Add a finding, or only count it if `MAX_LISTED` findings of its kind are listed."""
         count = self._counts[kind] = self._counts.get(kind, 0) + 1
         if count <= MAX_LISTED:
             self._findings.append(Finding(kind, self.file, shorten(problem), offset, key and shorten(key)))
 
     def listed(self) -> tuple[Finding, ...]:
-        """Return the listed findings in order. The last finding of each kind has the number of unlisted findings."""
+        """Return the listed findings in order. `more` of the last finding of each kind counts the unlisted findings."""
         found = list(self._findings)
         for kind, count in self._counts.items():
             if count > MAX_LISTED:
@@ -154,7 +154,7 @@ class CheckJob:
 
 @dataclass
 class FieldSet:
-    """Number of samples of a shard with the same fields, and the key of the first such sample."""
+    """Samples of a shard with the same fields: their number, and the key of the first sample."""
 
     count: int
     key: str
@@ -172,10 +172,10 @@ class ShardReport:
         num_images: Images that were checked.
         num_large: Members over `limits.MAX_CHECKED_BYTES`, whose content was not checked.
         num_ignored: Members that belong to no sample.
-        findings: The faults.
-        starts: Byte offset of each sample, then the end of the last one: uint64 (num_samples + 1,).
+        findings: The faults of the shard.
+        starts: Byte offset of each sample, and the end of the last sample: uint64 (num_samples + 1,).
         hashes: Hash of each sample's key: uint64 (num_samples,).
-        field_sets: Number of samples with each set of fields, and the key of the first such sample.
+        field_sets: Samples with each set of fields. `OTHER_FIELDS` has the samples beyond `MAX_FIELD_SETS` sets.
     """
 
     path: str
@@ -270,7 +270,10 @@ class _ShardCheck:
             self._check_share(self._job.share)
 
     def _check_member(self, _: str, split: tuple[str, str] | None, start: int, data: bytes) -> None:
-        """Check the content of a member. Return None, so that the sample does not keep the data."""
+        """Add a finding if the data of a member is invalid.
+
+        `split` is (key, field); None for a member that belongs to no sample. `start` is the member's offset.
+        """
         if split is not None:
             check = self._check_of(split[1])
             if check:
@@ -279,7 +282,7 @@ class _ShardCheck:
                 self._check_label(data, start, split[0])
 
     def _check_label(self, data: bytes, start: int, key: str) -> None:
-        """Check that a label is the number of a class of the folder. -1 is valid: a sample without a class."""
+        """Add a finding if a label is not the number of a class of the folder. -1 is valid: no class."""
         num_classes = self._job.num_classes
         try:
             number = decode_field("cls", data)
@@ -304,7 +307,7 @@ class _ShardCheck:
             self._findings.add("image" if is_image else "json", problem, offset=start, key=key)
 
     def _check_share(self, share: Fraction) -> None:
-        """Read a share of the samples again, and check the images of these samples."""
+        """Check the images of a share of the samples, which are read a second time."""
         job, starts = self._job, self._report.starts.astype(np.int64)
         chosen = choose_samples(len(starts) - 1, share, seed=job.seed, shard=job.number, purpose="verify")
         with IndexedShard(job.path, open_ranges(job.path), starts, is_trusted=True) as shard:
@@ -325,7 +328,7 @@ class _ShardCheck:
                         self._check_field(check, name, data, start, key)
 
     def _count(self, number: int, start: int, stop: int, sample: Mapping[str, object]) -> None:  # noqa: ARG002
-        """Check the key of a whole sample, and count the sample."""
+        """Check the key of a whole sample, and count the sample. `start` and `stop` are offsets in the shard."""
         key = str(sample["__key__"])
         if ".." in key or key[0] == "/" or not key.isprintable():  # faster than three regular expressions
             for problem, pattern in _UNSAFE_KEYS.items():
@@ -340,7 +343,7 @@ class _ShardCheck:
         report.field_sets.setdefault(names, FieldSet(0, shorten(key))).count += 1
 
     def _compare_entry(self, shard: DigestedFile[ByteStream], *, is_whole: bool) -> None:
-        """Compare the file with its index entry. Compare samples and fields only if the shard was read to its end."""
+        """Compare the file with its index entry. If `is_whole` is False, compare only size and digest."""
         entry = self._job.entry
         if entry is None:
             return
@@ -361,7 +364,7 @@ class _ShardCheck:
 
 
 def compare_offsets(path: str, report: ShardReport, *, entry: ShardEntry | None) -> str:
-    """Return the fault of a shard's .idx; "" if the .idx is valid.
+    """Compare a shard's .idx with the shard and its index entry. Return the fault; "" if the .idx is valid.
 
     Args:
         path: Path or URL of the shard.

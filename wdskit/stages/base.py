@@ -40,7 +40,8 @@ class RankInfo(NamedTuple):
     Attributes:
         rank: Number of this process among the ranks, 0 <= rank < world_size.
         world_size: Number of ranks that share the data.
-        ranks_per_node: Number of consecutive ranks on one machine, which read the same shards; divides `world_size`.
+        ranks_per_node: Number of ranks on one machine; divides `world_size`. Consecutive ranks are on one machine, and
+            read the same shards.
     """
 
     rank: int
@@ -53,11 +54,11 @@ class Origin(NamedTuple):
 
     The position is (major, minor, part):
 
-    - From a planned source: 0, the position in the endless sequence, and the number of the mixture part.
-    - From a stream: the number of the draw, the number of the sample in the shard, and 0.
-    - After a foreign stage: the number of the value among the foreign stage's values, the epoch, and `FOREIGN` with
-      rank and worker.
-    - From `unbatched`, if the number of samples in the batch has changed: `major` and `minor` of the batch, and the
+    - From a planned source: 0, the position in the endless sequence of all epochs, and the number of the mixture part.
+    - From a stream: the number of the draw (see `Draws`), the number of the sample in the shard, and 0.
+    - After a foreign stage, such as webdataset's: the number of the value in this process, the epoch, and `FOREIGN`
+      with rank and worker.
+    - From `unbatched`, if a function has changed the number of samples: `major` and `minor` of the batch, and the
       sample's number in the batch + 1.
 
     Attributes:
@@ -102,15 +103,15 @@ class Run:
         first_epoch: The epoch in which the running stream started, for stages before with_epoch.
         epoch: The running epoch, for stages after with_epoch.
         origin: Origin of the value that a stage yielded last.
-        first_draw: Number of the first draw of the running stream.
-        stop_draw: Number of the last draw + 1; None for an endless stream.
-        num_yielded: With with_epoch in the pipeline: number of values that with_epoch has read in this process.
-            Otherwise: number of values that the stream has yielded in this process.
+        first_draw: Number of the first shard of the running stream, in the sequence of `Draws`.
+        stop_draw: Number of the last shard of the running stream + 1; None for an endless stream.
+        num_yielded: Number of values of the stream in this process. With with_epoch: the values that with_epoch has
+            read. Without: the values that the stream has yielded.
         board: The positions of the values that the threads of this process work on.
         is_watched: Whether a loader in another thread or process reads `board`, and reports a wait that is too long.
         timings: Timings of a stream's stages since the last call of `take_timings`.
         max_bad: Number of bad samples that a stream may skip in an epoch; with 0, a bad sample is an error.
-        forgives_functions: Whether the stream also skips samples on which a transform or a user's function fails.
+        forgives_functions: Whether a sample is also skipped if a transform or a user's function fails on it.
         num_bad: Number of samples that were skipped in the running epoch.
         bad: The skipped samples that `take_bad` has not returned yet.
     """
@@ -155,16 +156,15 @@ class Run:
         return bad
 
     def mark_busy(self, slot: Slot, origin: Origin) -> None:
-        """Write `major` and `minor` of `origin` to `slot`, before the thread of the slot starts to work on the value.
-        For a value after a foreign stage, write (-1, 0).
+        """Note in `slot` that its thread starts to work on the value of `origin`: write `major` and `minor`. For a
+        value after a foreign stage, write (-1, 0).
         """
         slot[0] = origin.major if origin.part < FOREIGN else -1
         slot[1] = origin.minor if origin.part < FOREIGN else 0
 
     def call_lock(self, function: Callable[..., Any], origin: Origin) -> contextlib.AbstractContextManager[object]:
-        """Return the context manager in which a thread calls a user's `function` on the value of `origin`. The manager
-        holds a lock, so that the threads take turns. If there is one thread only, or if `function` is `thread_safe`,
-        the manager holds no lock.
+        """Return the context manager for a call of a user's `function` on the value of `origin`. It holds a lock, so
+        that the threads take turns. With one thread only, or if `function` is `thread_safe`, there is no lock.
         """
         return _NULL_CONTEXT if self.num_threads == 1 or is_thread_safe(function) else self._hold_lock(origin)
 
@@ -178,8 +178,8 @@ class Run:
                 self.board.turn[1] = IDLE
 
     def begin(self, first_epoch: int, *, first_draw: int, stop_draw: int | None = None) -> None:
-        """Set the epoch in which a stream starts, its first draw, and its last draw + 1 (None: endless). Called before
-        the stream reads its first shard.
+        """Start a stream that reads the shards `first_draw` to `stop_draw` - 1 of `Draws`; None is an endless stream.
+        Call this before the stream reads a shard.
         """
         self.first_epoch = first_epoch
         self.origin = NO_ORIGIN
@@ -191,9 +191,7 @@ class Run:
         self.timings.merge(timings)
 
     def take_timings(self) -> Timings | None:
-        """Return the timings since the last call. Return None if no stage was timed and no bytes were counted, as for
-        most small samples.
-        """
+        """Return the timings since the last call; None if no stage was timed and no bytes were counted."""
         timings = self.timings
         if not timings.stages and not timings.bytes_read:
             return None
@@ -201,8 +199,9 @@ class Run:
         return timings
 
     def rng_of(self, stage: str) -> Callable[[Origin], Generator]:
-        """Return the function that makes the random Generator of a value from the value's origin. `stage` is the key of
-        the numbers (see `Context.label`). A thread may use a Generator until it makes the next Generator for `stage`.
+        """Return a function that takes the origin of a value, and returns the random Generator of its position. `stage`
+        is the key of the numbers (see `Context.label`). In each thread, a Generator is valid until the next Generator
+        for `stage`.
         """
         known: dict[str, PositionRng] | None = getattr(self._local, "known", None)
         if known is None:
@@ -222,12 +221,13 @@ ValueFunction: TypeAlias = Callable[[Any, Origin], Any]
 
 @dataclass(frozen=True)
 class Step:
-    """A bound per-sample stage.
+    """A per-sample stage that is ready to run.
 
     Attributes:
         name: Name of the stage in YAML.
         function: Maps a value and its origin to the new value.
-        ordinal: Number of earlier stages with this name in the pipeline, or in the stage's part of a mixture.
+        ordinal: Number of earlier stages with this name in the pipeline. In a part of a mixture, only the stages of the
+            part count.
         part: Number of the mixture part whose samples the stage takes; None if it takes all samples.
     """
 
@@ -278,7 +278,9 @@ def is_thread_safe(function: Callable[..., Any]) -> bool:
 
 
 class StepFailed(Exception):
-    """Error of one of several stages that run as one step: the name of the stage, and the original error `err`."""
+    """Error of a step that runs several stages. `stage` is the name of the stage that failed, and `err` the original
+    error.
+    """
 
     def __init__(self, stage: str, err: Exception) -> None:
         super().__init__(stage, err)
@@ -300,11 +302,11 @@ def cause_of(err: Exception) -> Exception:
 
 
 def stage_error(stage: str, origin: Origin, err: Exception) -> SampleError:
-    """Return the SampleError that names the shard and key on which a stage failed. The caller raises the SampleError
-    from `cause_of(err)`. Errors that no sample can cause are raised earlier, when the pipeline is built.
+    """Return the SampleError that says which stage failed on which shard and key. The caller raises it from
+    `cause_of(err)`.
 
-    `err` is the error of the stage, or a `FunctionFailed` if a user's function failed. A `FunctionFailed`
-    sets `is_function` of the SampleError.
+    `err` is the error of the stage, or a `FunctionFailed` if a user's function failed. The SampleError then has
+    `is_function` set.
     """
     cause = cause_of(err)
     text = str(cause) if isinstance(cause, WdskitError) else error_text(cause)
@@ -315,8 +317,8 @@ def stage_error(stage: str, origin: Origin, err: Exception) -> SampleError:
 
 
 def add_origin_note(stage: str, origin: Origin, err: BaseException) -> None:
-    """Add a note with the origin and the stage to an exception that is raised unchanged, such as SystemExit or
-    asyncio.CancelledError. KeyboardInterrupt gets no note, because no sample causes it. Python 3.10 adds no notes.
+    """Add a note with the origin and the stage to an exception that is raised unchanged, such as SystemExit. A
+    KeyboardInterrupt gets no note, because no sample causes it. Python 3.10 adds no notes.
     """
     add_note = getattr(err, "add_note", None)
     if add_note is not None and not isinstance(err, KeyboardInterrupt):
@@ -346,8 +348,8 @@ class BoundFunction:
     """A user's function in a pipeline. If it has a parameter `rng`, it gets the Generator of the value's position.
 
     Args:
-        run: The running pipeline, which has the random numbers.
-        stage: Name and ordinal of the stage, the key of its random numbers.
+        run: The running pipeline.
+        stage: The key of the stage's random numbers; see `Context.label`.
         function: Takes the value, and `rng` if it has this parameter.
         global_rng: Whether to seed random, numpy and torch by position before each call.
         is_map: Whether the result replaces the value. If so, a result of None (a forgotten `return`) is an error.
@@ -413,11 +415,11 @@ class BoundFunction:
 
 @dataclass(frozen=True)
 class Context:
-    """The state of building a pipeline before one stage. `after` returns the context of the next stage.
+    """What a stage needs to know of the pipeline when it is bound. `after` returns the context of the next stage.
 
     Attributes:
-        run: The running pipeline.
-        find: Maps the name of a function to the function.
+        run: The pipeline that will run.
+        find: Takes the name of a function, and returns the function.
         has_masks: Whether a transform takes fields as masks, so that `decode` must note which images it changes.
         part: Number of the mixture part whose stages are bound; None for the stages of all samples.
         places: The field of each item of a tuple; None if the values are dicts, or a function has made the tuples.
@@ -438,9 +440,7 @@ class Context:
         return self.ordinals.get(stage.name, 0)
 
     def label(self, stage: StageSpec) -> str:
-        """Return the key of a stage's random numbers, made of the name and the ordinal of the stage. The stages of
-        other mixture parts do not change the key.
-        """
+        """Return the key of a stage's random numbers. It consists of the name and the ordinal of the stage."""
         return f"{'' if self.part is None else 'part '}{stage.name}:{self.ordinal(stage)}"
 
     def after(self, stage: StageSpec) -> Context:
@@ -471,9 +471,9 @@ class Context:
         return _with_settings(stage, function, settings or {})
 
     def call(self, stage: str, fn: Any, label: str, *, global_rng: bool = False, is_map: bool = False) -> BoundFunction:
-        """Return a callable, or the function with the name `fn`, as a `BoundFunction`.
+        """Return `fn`, a callable or the name of a function, as a `BoundFunction`.
 
-        `label` is the key of its random numbers. `global_rng` and `is_map` are arguments of `BoundFunction`.
+        `label` is the key of the random numbers. `global_rng` and `is_map` are arguments of `BoundFunction`.
 
         Raises:
             PipelineError: The name is unknown. The message starts with `stage`.
@@ -495,22 +495,22 @@ class PerSampleStage(StageSpec):
         raise NotImplementedError
 
     def step(self, context: Context) -> tuple[Step, Context]:
-        """Return the bound stage with its name and ordinal, and the context of the next stage. PipelineError: The stage
-        cannot run in this pipeline.
+        """Return the stage as a `Step`, and the context of the next stage. PipelineError: The stage cannot run in this
+        pipeline.
         """
         step = Step(self.name, self.bind(context, context.label(self)), context.ordinal(self), context.part)
         return step, context.after(self)
 
     def places_after(self, places: tuple[str, ...] | None) -> tuple[str, ...] | None:
-        """Return the field of each item of the tuples that this stage yields. `places` are the fields of the tuples
-        that the stage takes (see `Context.places`). Return None if the stage yields no tuples, or if the stage calls a
-        user's function for whole samples.
+        """Return the field of each item of the tuples that this stage yields. Return None if the stage yields no
+        tuples, or calls a user's function for whole samples. `places` are the fields of the tuples that the stage
+        takes, or None.
         """
         return None if self.takes_any else places
 
     @property
     def mask_names(self) -> tuple[str, ...]:
-        """The fields that the stage takes as masks, with `;` between alternatives; empty for a stage without masks."""
+        """The fields that the stage takes as masks. In an item such as `a.png;b.png`, `;` separates alternatives."""
         return ()
 
 
@@ -531,7 +531,9 @@ def bind_steps(stages: Sequence[Any], context: Context) -> tuple[tuple[Step, ...
 
 
 def _wants_rng(function: Callable[..., Any]) -> bool:
-    """Return whether `function` has a parameter `rng` that is not its first parameter and not bound by a partial."""
+    """Return whether `function` takes a random Generator: whether it has a parameter `rng` after its first parameter. A
+    parameter that a partial has set does not count.
+    """
     if isinstance(function, functools.partial) and "rng" in function.keywords:
         return False
     try:
@@ -543,8 +545,8 @@ def _wants_rng(function: Callable[..., Any]) -> bool:
 
 
 def check_settings(stage: str, function: Callable[..., Any], settings: Mapping[str, Any]) -> None:
-    """Compare settings with the parameters of a function, or of a class. A function with `**kwargs`, or without a known
-    signature, accepts all settings.
+    """Check that a function, or a class, has a parameter for each of the settings. A function with `**kwargs`, or
+    without a known signature, accepts all settings.
 
     Raises:
         PipelineError: The function has no parameter for a setting. The message starts with `stage`.

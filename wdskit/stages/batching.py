@@ -85,7 +85,7 @@ class Batched(StreamStage):
         return Batcher(context.run, collate, self.size_on(context.run.rank_info.world_size), partial=self.partial)
 
     def num_items(self, num_values: int, worker: int, num_workers: int, world_size: int) -> int:  # noqa: ARG002
-        """Return the number of batches for `num_values` values: the full batches, plus 1 for a smaller last batch if
+        """Return the number of batches that one worker makes of `num_values` values. A smaller last batch counts if
         `partial` is set. PipelineError: `global_size` is not a multiple of `world_size`.
         """
         size = self.size_on(world_size)
@@ -93,7 +93,7 @@ class Batched(StreamStage):
 
 
 class Batcher:
-    """Collates lists of `size` values, and yields each batch as soon as it is full.
+    """Makes batches of `size` consecutive values, and yields each batch as soon as it is full.
 
     Args:
         run: The running pipeline.
@@ -150,8 +150,9 @@ class Batcher:
         Args:
             values: At least one value.
             origins: Origin of each value.
-            memory: Memory for the arrays of the default collate; None for new memory. A user's function ignores it.
-            ready: For the default collate: maps slots (keys, or positions in a tuple) to batches that already exist.
+            memory: Allocates the arrays of the default collate; None for new memory. A user's function ignores it.
+            ready: Finished columns of the batch, by key of the dicts or position in the tuples. The default collate
+                then ignores these items of `values`.
 
         Raises:
             SampleError: The values cannot be collated. The message names the first and the last sample of the batch.
@@ -192,10 +193,11 @@ class Unbatcher:
         self.run = run
 
     def __call__(self, source: Iterable[Any]) -> Iterator[Any]:
-        """Yield the samples of each batch in order. Before each sample, set `self.run.origin` to the sample's origin.
+        """Yield the samples of each batch in order. Before each sample, set `self.run.origin` to the origin that the
+        sample had before `batched`.
 
-        The origin is that which the sample had before `batched`. If a function after `batched` has changed the number
-        of samples of the batch, the origin is that of the batch, with the number of the sample in the batch.
+        If a function has changed the number of samples in the batch, a sample gets the origin of the batch with its own
+        number in the batch.
 
         Raises:
             SampleError: The columns of a batch differ in length, or the batch cannot be iterated.
@@ -215,7 +217,9 @@ class Unbatcher:
 
 
 def _split_batch(batch: Any) -> Iterator[Any]:
-    """Return the samples of a tuple or dict of columns, or of one column. PipelineError: Columns differ in length."""
+    """Return the samples of a batch: a tuple of columns, a dict of columns, or one column. PipelineError: Columns
+    differ in length.
+    """
     if isinstance(batch, Mapping):
         _check_lengths(batch)
         return (dict(zip(batch, row, strict=True)) for row in zip(*map(_rows, batch.values()), strict=True))
@@ -226,7 +230,7 @@ def _split_batch(batch: Any) -> Iterator[Any]:
 
 
 def _rows(column: Any) -> Iterator[Any]:
-    """Return the values of a column. Each value gets the mark of the column."""
+    """Return the values of a column, each with the column's mark (see `stages.marks`)."""
     mark = mark_of(column)
     return iter(column) if mark is None else (marked(row, mark) for row in column)
 

@@ -53,9 +53,12 @@ def _check_shapes(value: object) -> tuple[Shape, ...]:
 
 
 def _make_shapes(value: Mapping[Any, Any]) -> tuple[Shape, ...]:
-    """Return the shapes (height, width) for {area, divisible_by, ratio}: all shapes of at most area x area pixels whose
-    sides are multiples of `divisible_by`, sorted by width / height. PydanticCustomError: A setting is invalid, or there
-    is no shape, or there are too many.
+    """Return the shapes (height, width) for the setting {area, divisible_by, ratio}, sorted by width / height. All
+    sides are multiples of `divisible_by`. Each width has the largest height for which height x width is at most area x
+    area. Shapes with a width / height outside of `ratio` are left out.
+
+    Raises:
+        PydanticCustomError: A setting is invalid, or there is no shape, or there are too many.
     """
     area, step = as_int(value.get("area")), as_int(value.get("divisible_by", 64))
     ratio = value.get("ratio", [0.5, 2.0])
@@ -170,18 +173,18 @@ class Bucketed(StageSpec):
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The columns from which `assign` finds the bucket of a sample."""
+        """The columns that `assign` needs."""
         return ("width", "height") if self.by == ASPECT else (self.by,)
 
     @property
     def labels(self) -> tuple[Any, ...]:
-        """The shape (height, width), or the largest length, of each bucket."""
+        """The label of each bucket: the shape (height, width) of its images, or the largest length of its samples."""
         return self.shapes or self.edges or ()
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """The number of samples in a global batch of each bucket. PydanticCustomError: The budget is too small for
-        `divisor` samples of a bucket.
+        """For each bucket, the number of samples in a global batch: the batches of all ranks. PydanticCustomError: The
+        budget is too small for `divisor` samples of a bucket.
         """
         if isinstance(self.global_size, int):
             return (self.global_size,) * len(self.labels)
@@ -210,7 +213,7 @@ class Bucketed(StageSpec):
         return max(self.sizes) // world_size
 
     def assign(self, values: Sequence[NDArray[Any]]) -> NDArray[np.int64]:
-        """Return the number of each sample's bucket, int64 (n,).
+        """Return the bucket of each sample: its number in `labels`, int64 (n,).
 
         Args:
             values: For each of `columns`, the values of all samples, (n,).
@@ -269,8 +272,8 @@ class ResizeToShape(GeometricTransform):
     crop: Literal["center", "random"] = "center"
 
     def draw(self, rng: np.random.Generator, images: Mapping[str, Any]) -> tuple[float, float]:  # noqa: ARG002
-        """Return two shares, 0-1. The first share says how many of the surplus rows are cut off above the crop. The
-        second share says how many of the surplus columns are cut off left of the crop.
+        """Return the place of the crop as two shares of the surplus, 0-1: the rows to cut off above, and the columns to
+        cut off at the left.
         """
         return (0.5, 0.5) if self.crop == "center" else (float(rng.random()), float(rng.random()))
 
@@ -296,7 +299,7 @@ class ResizeToBucket(GeometricTransform):
     crop: Literal["center", "random"] = Field("center", description="Which part is kept.")
 
     def change(self, image: Any, drawn: Any, *, nearest: bool) -> Any:  # noqa: ARG002
-        """Raise AssertionError. `bind` returns a callable that uses a `ResizeToShape` for each shape instead."""
+        """Raise AssertionError: this method is not used, because `bind` makes one `ResizeToShape` for each shape."""
         raise AssertionError
 
     def bind(self, context: Context, label: str) -> Any:
@@ -315,8 +318,11 @@ class ResizeToBucket(GeometricTransform):
 
 @dataclass(frozen=True)
 class BoundResizeToBucket:
-    """The running form of `resize_to_bucket`: `plan` gives the bucket of a sample's position, and `transforms` has one
-    transform per bucket. Can be pickled.
+    """The running form of `resize_to_bucket`. Can be pickled.
+
+    Attributes:
+        plan: Gives the bucket of a sample from the sample's position.
+        transforms: The transform of each bucket.
     """
 
     plan: BucketPlan
@@ -326,8 +332,8 @@ class BoundResizeToBucket:
         """Return a copy of the sample with its images resized.
 
         Raises:
-            PipelineError: A field is missing, is not an image, or is not decoded. An image is neither uint8 nor float,
-                and is not a mask. Or `fields` is not set, and the sample has no image field or several image fields.
-            WdskitError: A field in `masks` cannot be a mask, because its numbers differ from the numbers in its file.
+            PipelineError: A field is missing, or is not a decoded image. An image, other than a mask, is neither uint8
+                nor float. Or `fields` is not set, and the sample has no image field or several image fields.
+            WdskitError: A field in `masks` cannot be a mask, because decoding or a transform has changed its numbers.
         """
         return self.transforms[self.plan.bucket_at(origin.minor)](sample, origin)

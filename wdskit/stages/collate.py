@@ -53,13 +53,13 @@ def empty_images(memory: Memory, shape: Sequence[int], dtype: DTypeLike) -> NDAr
 
 
 def has_torch_dtype(dtype: np.dtype[Any]) -> bool:
-    """Return True if torch has a dtype for these numbers, after a conversion to the byte order of this machine."""
+    """Return True if torch supports the numbers of a numpy dtype. The byte order does not matter."""
     return dtype.kind in _NUMBERS and dtype.itemsize <= (16 if dtype.kind == "c" else 8)
 
 
 def as_tensors(batch: Any) -> Any:
     """Return a batch of `Collate` with a tensor in place of each array, and a `Ragged` in place of each `RaggedArrays`.
-    A tensor has the mark of its array and shares its memory. Other columns are unchanged.
+    A tensor keeps the mark of the array, and shares memory with the array. Other columns are unchanged.
     """
     if isinstance(batch, tuple):
         return tuple(map(_as_tensor, batch))
@@ -83,16 +83,15 @@ def _as_tensor(column: Any) -> Any:
 class Collate:
     """Makes batches of samples that are all tuples of one length, all dicts with the same keys, or all bare values.
 
-    Each slot (a key of the dicts, or a position in the tuples) becomes one batch. Numbers become an array: of int64 for
-    int, of bool for bool, of float64 for float, of the same dtype for numpy scalars. Arrays of one shape are stacked,
-    and so are tensors; a batch with arrays of different shapes is an error, except in the fields `ragged`. Other values
-    (text, bytes, dicts, lists, None, PIL images, ...) become a list. `as_tensors` makes tensors of the arrays.
+    Each slot (a key of the dicts, or a position in the tuples) becomes one batch. Python numbers become an array of
+    int64, bool or float64; numpy scalars keep their dtype. Arrays are stacked, and so are tensors. They must have one
+    shape, except in the fields `ragged`. Other values (text, bytes, dicts, lists, None, PIL images, ...) become a list.
 
-    Arrays (height, width[, 1, 3 or 4 channels]) and tensors ([channels, ]height, width) that are images become (batch,
-    channels, height, width) in channels_last memory, with their dtype. A value is an image if its mark says so (see
-    `marks`). The name of the field decides for a value without a mark. Other arrays are stacked without a change of
-    axes. An array of uint8 or float (height, width, 1, 3 or 4) without a mark is an error, unless the name of its field
-    is that of an image, such as `jpg`, or of an array, such as `npy`.
+    Images, which are arrays (height, width[, 1, 3 or 4 channels]) or tensors ([channels, ]height, width), become
+    (batch, channels, height, width) in channels_last memory, with their dtype. The mark of a value says if the value is
+    an image (see `marks`); without a mark, the name of the field does. An array (height, width, 1, 3 or 4) of uint8 or
+    float is an error if it has no mark and its field has neither the name of an image, such as `jpg`, nor of an array,
+    such as `npy`. Arrays that are not images keep their axes.
 
     Attributes:
         ragged: Fields whose arrays may differ in the first axis; they become a `Ragged`. A dict sample must have all
@@ -116,7 +115,7 @@ class Collate:
         return {place for place, names in enumerate(self.places or ()) if name in names.split(";")}
 
     def ragged_slots(self, sample: Collection[Any]) -> frozenset[str | int]:
-        """Return the keys of a dict sample, or positions in a tuple sample, that become ragged. Empty without `ragged`.
+        """Return the slots of the fields `ragged`: keys of a dict sample, or positions in a tuple sample.
 
         Raises:
             PipelineError: A field is missing, or a function has made the tuple or the bare value.
@@ -145,7 +144,7 @@ class Collate:
         Args:
             samples: At least one sample.
             memory: Allocates the arrays of the batch.
-            ready: Maps slots (keys, or positions in a tuple) to batches that already exist. The values of these slots
+            ready: Finished batches of slots, by key of the dicts or position in the tuples. The values of these slots
                 are ignored.
 
         Returns:
@@ -181,10 +180,10 @@ class Collate:
 
 
 def _collate_slot(slot: object, values: Sequence[Any], memory: Memory, *, is_ragged: bool = False) -> Any:
-    """Return the batch of one slot: one key of dicts, one position in tuples, or the bare values (`slot` None).
+    """Return the batch of the values of one slot: a key of dicts, a position in tuples, or None for bare values.
 
-    With `is_ragged`, the batch is a `RaggedArrays`, and the values may differ in the first axis. Without `is_ragged`,
-    only JSON lists of different lengths become a `RaggedArrays`. PipelineError: The values cannot be collated.
+    With `is_ragged`, the values may differ in the first axis, and the batch is a `RaggedArrays`. Without `is_ragged`,
+    only JSON lists of different lengths make a `RaggedArrays`. PipelineError: The values cannot be collated.
     """
     where = f"slot {slot}" if isinstance(slot, int) else "the value" if slot is None else f"`{slot}`"
     if is_ragged:
@@ -305,7 +304,7 @@ def _stack_tensors(tensors: Sequence[torch.Tensor], slot: str, memory: Memory, *
 
 
 def _empty_tensor(shape: tuple[int, ...], dtype: torch.dtype, memory: Memory) -> torch.Tensor:
-    """Return a contiguous tensor with undefined values, of any dtype of torch, even if numpy lacks the dtype."""
+    """Return a contiguous tensor with undefined values. `dtype` may be a dtype that numpy lacks, such as bfloat16."""
     import torch
 
     num_bytes = math.prod(shape) * dtype.itemsize
@@ -320,8 +319,8 @@ def _common_shape(values: Sequence[Any], slot: str) -> tuple[int, ...]:
 
 
 def _check_same(kinds: Sequence[object], where: str, *, advice: str = "") -> None:
-    """Raise PipelineError if the kinds (or shapes, or dtypes) of the samples are not all equal. `kinds` has one item
-    per sample. The message names `where`, which is a slot or the sample, and ends with `advice`.
+    """Raise PipelineError if `kinds` are not all equal. `kinds` has the kind, shape or dtype of each sample's value.
+    The message names `where`, which is a slot or the sample, and ends with `advice`.
     """
     for number, kind in enumerate(kinds):
         if kind != kinds[0]:
@@ -335,7 +334,7 @@ def _describe(kind: object) -> str:
 
 @dataclass(frozen=True, eq=False)
 class RaggedArrays:
-    """A `Ragged` before `as_tensors`. `values` is an array, or a tensor if the samples have tensors."""
+    """The form of a `Ragged` before `as_tensors`. `values` is an array, or a tensor if the samples have tensors."""
 
     values: Any
     offsets: NDArray[np.int64]
@@ -343,7 +342,7 @@ class RaggedArrays:
 
 @dataclass(frozen=True, eq=False)
 class Ragged:
-    """One field of a batch whose arrays differ in their first axis, as `batched: {ragged: ...}` makes it.
+    """The arrays of one field in a batch, of different lengths, as `batched: {ragged: ...}` makes them.
 
     `ragged[i]` is a view of the array of sample i; `len(ragged)` is the number of samples. `ragged.to(device)` and
     `ragged.pin_memory()` work as for a tensor.
@@ -377,7 +376,7 @@ class Ragged:
         return iter(self.values.split(self.offsets.diff().tolist()))
 
     def to(self, *args: Any, **options: Any) -> Ragged:
-        """Return the `Ragged` on another device, or with another dtype of the values. The arguments are those of
+        """Return the `Ragged` on another device, or its values with another dtype. The arguments are those of
         `torch.Tensor.to`. A tensor that needs no change is not copied.
         """
         values = self.values.to(*args, **options)
@@ -389,8 +388,8 @@ class Ragged:
 
 
 def differ_in_length(values: Sequence[Any]) -> bool:
-    """Return True if arrays from JSON lists differ in their first axis, and in no other axis. An empty list fits any
-    shape. False if all shapes are equal.
+    """Return True if arrays from JSON lists differ in their first axis, but in no other axis. An empty list fits any
+    shape.
     """
     shapes = {tuple(value.shape) for value in values} - {(0,)}
     return (
@@ -447,7 +446,7 @@ def _ragged_tensors(values: Sequence[Any], slot: str, memory: Memory) -> RaggedA
 
 
 def _check_rows(values: Sequence[Any], slot: str) -> None:
-    """Compare the dtype and all axes but the first of arrays or tensors.
+    """Check that arrays or tensors have one dtype, and one shape apart from the first axis.
 
     Raises:
         PipelineError: A value differs from the first value. The message names the slot and the sample.
@@ -461,10 +460,8 @@ def _check_rows(values: Sequence[Any], slot: str) -> None:
 
 
 def _unify_lists(arrays: list[NDArray[Any]]) -> list[NDArray[Any]]:
-    """Return arrays from JSON lists, with one dtype if possible.
-
-    An empty array first gets the dtype and the further axes of the first array that is not empty. If some arrays are
-    then int64 and all others float64, all become float64. Other dtypes stay different.
+    """Return arrays from JSON lists, with one dtype if possible: int64 and float64 become float64, other dtypes stay
+    different. An empty array gets the dtype and the further axes of the first array that is not empty.
     """
     dtypes = {array.dtype.name for array in arrays if array.shape != (0,)}
     first = next((array for array in arrays if array.shape != (0,)), arrays[0])

@@ -25,10 +25,10 @@ _CHUNK = 1 << 20
 
 @dataclass(frozen=True)
 class EpochLayout:
-    """The length and the steps of an epoch of a planned pipeline, as the loader needs them.
+    """The length of an epoch of a planned pipeline, and its steps. A position is the place of a sample in the order.
 
     Attributes:
-        tail: Whether the positions after the last full global batch are dropped ("drop") or padded ("pad").
+        tail: What happens to positions at the end that do not fill a global batch: "drop", or "pad" to a whole batch.
         batch: Number of samples in one rank's batch, with `bucketed` in the largest batch; 1 without `batched`.
         num_samples: Number of positions in an epoch, over all ranks.
         fingerprint: The settings that decide the order, as plain JSON, for the loader's state.
@@ -46,10 +46,10 @@ class EpochLayout:
 
         Args:
             world_size: Number of ranks.
-            start: The epoch's first position in the endless sequence.
+            start: The epoch's first position in the endless sequence of all epochs.
             consumed: Number of the epoch's positions that have been consumed already. 0 gives all steps of the epoch.
-            num_samples: Number of all positions in this epoch, with the consumed positions; None for
-                `self.num_samples`. Has no effect with `bucketed`.
+            num_samples: Number of all positions in this epoch, if it is not `self.num_samples`. Has no effect with
+                `bucketed`.
         """
         if self.buckets is not None:
             return BucketSteps(self.buckets.plan, start // self.num_samples, world_size, consumed)
@@ -98,8 +98,9 @@ def plan_epoch(stages: Sequence[Any], world_size: int) -> tuple[PlannedData, Epo
 
 
 def _divide(source: Any, data: PlannedData, bucketed: Bucketed) -> tuple[PlannedData, Buckets]:
-    """Return `data` with the order that `bucketed` needs, and the buckets that have samples. `data` is the result of
-    `source.plan`. SelectionError: A sample fits in no bucket, or a column is missing or damaged.
+    """Divide the samples into buckets. Return `data` with the order of the buckets' batches, and the buckets that have
+    samples. `data` is the result of `source.plan`. SelectionError: A sample fits in no bucket, or a column is missing
+    or damaged.
     """
     by_part: dict[int, np.ndarray[Any, np.dtype[np.uint8]]] = {}
     for number, table in zip(data.parts, data.tables, strict=True):
@@ -143,8 +144,8 @@ def _plain(label: Any) -> Any:
 def _assign(
     bucketed: Bucketed, views: Sequence[ColumnView], used: np.ndarray[Any, np.dtype[np.bool_]], folder: str
 ) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """Return the bucket of each used sample, uint8 (num_used,). `views` are the columns of `bucketed`, `used` says
-    which samples are used, and messages start with `folder`. SelectionError: A sample fits in no bucket.
+    """Return the bucket of each used sample, uint8 (num_used,). `views` are the columns of `bucketed`, and `used` is
+    True for each used sample. The message of an error starts with `folder`. SelectionError: A sample fits in no bucket.
     """
     parts = []
     for first in range(0, len(used), _CHUNK):

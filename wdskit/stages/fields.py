@@ -72,7 +72,8 @@ class FieldDecoder:
         images: The setting of `Decode`.
         only: The fields to decode; empty for all fields.
         max_pixels: Largest width x height that an image's header may give.
-        has_masks: Whether a later stage takes fields as masks. `Mark.changed` is then set for images.
+        has_masks: Whether a later stage takes fields as masks. If so, the mark of an image notes a change of its
+            numbers.
         decode_image: Takes the bytes of an image and `max_pixels`, returns the image. None: images stay bytes.
     """
 
@@ -95,22 +96,24 @@ class FieldDecoder:
         return {field: self.decode_one(field, value) for field, value in sample.items()}
 
     def check_fields(self, fields: Collection[str]) -> None:
-        """Check that a sample with these fields has at least one of the fields to decode.
+        """Check that `fields`, the fields of a sample, have at least one of the fields in `only`.
 
         Raises:
-            WdskitError: All fields to decode are missing. The message names them.
+            WdskitError: The sample has none of the fields. The message names the missing fields.
         """
         if self.only and self.only.isdisjoint(fields):
             names = "`, `".join(sorted(self.only))
             raise WdskitError(f"no field `{names}` (`only`); the sample has: {_listed(fields)}")
 
     def takes(self, field: str, value: Any) -> bool:
-        """Return whether a field is to be decoded: it holds bytes, and `only` is empty or names it."""
+        """Return whether a field is decoded: its value is bytes, and `only` is empty or has the field. Fields such as
+        `__key__` are never decoded.
+        """
         return not field.startswith("__") and isinstance(value, bytes) and (not self.only or field in self.only)
 
     def decode_one(self, field: str, value: Any) -> Any:
-        """Return the decoded value of a field. Return `value` unchanged if `takes` returns False, if the field's name
-        is unknown, or if the field is an image and images stay bytes. DecodeError: The bytes cannot be decoded.
+        """Return the decoded value of a field. The value stays unchanged if `takes` returns False, if the field's name
+        is unknown, or if images stay bytes. DecodeError: The bytes cannot be decoded.
         """
         if not self.takes(field, value):
             return value
@@ -130,7 +133,9 @@ class FieldDecoder:
         )
 
     def _describe_change(self, field: str, value: bytes) -> str:
-        """Return the text for `Mark.changed` of an image; empty if decoding keeps the numbers that the file stores."""
+        """Return an error text that says how decoding changes the numbers of an image file, so that the image cannot be
+        a mask. Empty if decoding keeps the numbers.
+        """
         from wdskit.codecs.images import IMAGE_SPECS, stores_other_numbers
 
         if self.images is None or self.images == INDEX_SPEC:
@@ -153,13 +158,13 @@ _UNDECODED = frozenset({"pyd", "pkl", "pickle", "pth", "mp", "msg", "npz", "ten"
 
 @functools.cache
 def warn_of_bytes(field: str) -> None:
-    """Log a warning, once per field and process, if a field stays bytes and webdataset would decode it."""
+    """Log a warning for a field that webdataset decodes and wdskit leaves as bytes. Only once per field and process."""
     if field.rpartition(".")[2].lower() in _UNDECODED:
         _log.warning("decode: `%s` stays bytes, although webdataset decodes such fields. Use `map_dict`.", field)
 
 
 def marked_array(value: Any) -> Any:
-    """Return the decoded value of a field that is not an image; an array gets the mark `ARRAY`."""
+    """Return `value`. An array gets the mark `ARRAY`, which says that the array is not an image."""
     return marked(value, ARRAY) if isinstance(value, np.ndarray) else value
 
 
@@ -270,8 +275,8 @@ class Rename(PerSampleStage):
         """Return a copy of `sample` with its fields renamed. Of alternatives, the first that exists is renamed.
 
         Raises:
-            PipelineError: The sample is not a dict, or the JSON field that a path such as `json.caption` starts with
-                is not decoded yet.
+            PipelineError: The sample is not a dict, or `json` is not decoded yet and a path such as `json.caption`
+                needs it.
             WdskitError: A field is missing, or a new name is the name of another field that is kept.
         """
         check_dict("rename", sample)
@@ -311,7 +316,7 @@ class ToTuple(PerSampleStage):
 
     def __call__(self, sample: Any, origin: Origin = NO_ORIGIN) -> tuple[Any, ...]:  # noqa: ARG002 (nothing is drawn)
         """Return the values of `fields`, in the order of `fields`. WdskitError: A field is missing. PipelineError: The
-        sample is not a dict, or the JSON field that a path such as `json.caption` starts with is not decoded yet.
+        sample is not a dict, or `json` is not decoded yet and a path such as `json.caption` needs it.
         """
         return tuple(pick("to_tuple", sample, names) for names in self.fields)
 
@@ -347,7 +352,7 @@ class ToDict(PerSampleStage):
 
     def __call__(self, sample: Any, origin: Origin = NO_ORIGIN) -> dict[str, Any]:  # noqa: ARG002 (nothing is drawn)
         """Return a dict of `fields`, in the order of `fields`. WdskitError: A field is missing. PipelineError: The
-        sample is not a dict, or the JSON field that a path such as `json.caption` starts with is not decoded yet.
+        sample is not a dict, or `json` is not decoded yet and a path such as `json.caption` needs it.
         """
         return {name: pick("to_dict", sample, names) for name, names in self._names.items()}
 
@@ -373,15 +378,14 @@ class MultiHot(PerSampleStage):
 
     @classmethod
     def expand(cls, value: object) -> dict[str, Any]:
-        """Return all settings from `value`, the value after the stage's name: a mapping, or None for no settings. The
-        setting `source` (its name in Python) is returned as `from` (its name in YAML). ValueError: `value` is neither a
-        mapping nor None.
+        """Return all settings from `value`, the YAML value of the stage: a mapping, or None for no settings. The
+        setting `source` is returned as `from`, its name in YAML. ValueError: `value` is neither a mapping nor None.
         """
         settings = super().expand(value)
         return {("from" if name == "source" else name): each for name, each in settings.items()}
 
     def write_settings(self) -> Any:
-        """Return the settings that are not null as a dict for YAML, with `from` in place of `source`."""
+        """Return the settings as a dict for YAML, with `from` in place of `source` and without null values."""
         return {("from" if name == "source" else name): value for name, value in super().write_settings().items()}
 
     def bind(self, context: Context, label: str) -> MultiHot:  # noqa: ARG002 (nothing is drawn)
@@ -397,8 +401,8 @@ class MultiHot(PerSampleStage):
         """Return a copy of `sample` with the vector in the field `to`.
 
         Raises:
-            PipelineError: The sample is not a dict, or the JSON field that a path such as `json.caption` starts with
-                is not decoded yet.
+            PipelineError: The sample is not a dict, or `json` is not decoded yet and a path such as `json.caption`
+                needs it.
             WdskitError: The field is missing, or a label is not one of `classes`.
         """
         value = pick("multi_hot", sample, self.source)
@@ -427,7 +431,7 @@ class UserStage(PerSampleStage):
 
     @classmethod
     def expand(cls, value: object) -> dict[str, Any]:
-        """Return the mapping after the stage's name in YAML under the key "settings", or an empty dict for None.
+        """Return {"settings": value} for a mapping, the YAML value of the stage. Return an empty dict for None.
         ValueError: `value` is neither a mapping nor None.
         """
         if value is not None and not isinstance(value, Mapping):
@@ -439,14 +443,16 @@ class UserStage(PerSampleStage):
         return context.call(self.name, context.resolve(self.name, self.name, self.settings), label, is_map=True)
 
     def __reduce__(self) -> tuple[object, tuple[str, dict[str, Any]]]:
-        """Let pickle store only the name and the settings, and make the stage from them with `user_stage`."""
+        """Pickle only the name and the settings of the stage."""
         # pickle cannot import the class, which `user_stage` makes.
         return _make_user_stage, (self.name, self.settings)
 
 
 @functools.cache
 def user_stage(registered_name: str) -> type[UserStage]:
-    """Return the stage class for the name of a registered function or class; the same class for each call."""
+    """Return the stage class of a registered function or class. Each call with the same name returns the same stage
+    class.
+    """
 
     class Registered(UserStage):
         __doc__ = f"The registered `{registered_name}`."
@@ -460,13 +466,12 @@ def _make_user_stage(name: str, settings: dict[str, Any]) -> UserStage:
 
 
 def pick(stage: str, sample: Any, names: str) -> Any:
-    """Return the value of the first `;` alternative in `names` that a sample has as a field or as a path in JSON.
-
-    A list of numbers at a path is returned as an array, see `as_array`. `stage` is the name that starts messages.
+    """Return the value of the first alternative in `names`, such as `jpg;png`, that a sample has as a field or as a
+    path in JSON. A list of numbers at a path is returned as an array, see `as_array`. Messages start with `stage`.
 
     Raises:
-        PipelineError: The sample is not a dict, or the JSON field that a path such as `json.caption` starts with is not
-            decoded yet.
+        PipelineError: The sample is not a dict, or `json` is not decoded yet and a path such as `json.caption` needs
+            it.
         WdskitError: The sample has none of the alternatives.
     """
     check_dict(stage, sample)
@@ -475,8 +480,8 @@ def pick(stage: str, sample: Any, names: str) -> Any:
 
 
 def _find_name(stage: str, sample: Mapping[str, Any], names: str) -> str:
-    """Return the first `;` alternative in `names` that a sample has. WdskitError: The sample has none of the
-    alternatives. PipelineError: The JSON field that a path such as `json.caption` starts with is not decoded yet.
+    """Return the first alternative in `names`, such as `jpg;png`, that a sample has. WdskitError: The sample has none
+    of the alternatives. PipelineError: `json` is not decoded yet and a path such as `json.caption` needs it.
     """
     for name in names.split(";"):
         if name in sample:
@@ -489,8 +494,8 @@ def _find_name(stage: str, sample: Mapping[str, Any], names: str) -> str:
 
 
 def _value_at_path(stage: str, sample: Mapping[str, Any], name: str) -> Any:
-    """Return the value at the path `name`, such as `json.caption`, which starts with the name of a JSON field. If
-    several JSON fields fit, the value comes from the field with the longest name.
+    """Return the value at a path such as `json.caption`: the name of a JSON field, and names in its value. A list of
+    numbers becomes an array, see `as_array`. If several JSON fields fit, the field with the longest name is used.
 
     Raises:
         KeyError: The path does not exist.
@@ -511,7 +516,7 @@ def as_array(value: Any) -> Any:
     """Return a list of numbers, or nested lists of equal lengths, as an array with the mark `LIST`.
 
     The dtype is int64 if all numbers are of type int, otherwise float64. An empty list becomes int64 (0,). Any other
-    value is returned unchanged, and also a list with a number that the dtype cannot hold exactly.
+    value is returned unchanged. So is a list with an int that the dtype cannot store exactly.
     """
     if not isinstance(value, list):
         return value

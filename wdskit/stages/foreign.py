@@ -16,11 +16,11 @@ _OPENERS = frozenset(["tarfile_samples", "tarfile_to_samples"])
 
 
 def check_stage(stage: object, at: int) -> None:
-    """Check that an object can be stage number `at` of a pipeline.
+    """Check that an object can be a stage of a pipeline. `at` is the number of the stage.
 
     Raises:
-        PipelineError: `stage` is neither a `StageSpec`, nor a callable, nor a stage of webdataset. For stage 0, a
-            DataLoader or an IterableDataset of torch is no error.
+        PipelineError: `stage` is neither a `StageSpec`, nor a callable, nor a stage of webdataset. As stage 0, a
+            DataLoader or an IterableDataset of torch is also accepted.
     """
     if isinstance(stage, StageSpec) or hasattr(stage, "run"):
         return
@@ -33,21 +33,17 @@ def check_stage(stage: object, at: int) -> None:
 
 
 def splits_nodes(stage: Any) -> bool:
-    """Return whether a running stage keeps only the shards of its rank. The stage is known by the name of its function,
-    which is the same in wdskit and webdataset.
-    """
+    """Return whether the name of a running stage's function says that the stage keeps only the shards of its rank."""
     return _function_name(stage) in _BY_NODE
 
 
 def splits_workers(stage: Any) -> bool:
-    """Return whether a running stage keeps only the shards of its worker. The stage is known by the name of its
-    function, which is the same in wdskit and webdataset.
-    """
+    """Return whether the name of a running stage's function says that the stage keeps only the shards of its worker."""
     return _function_name(stage) in _BY_WORKER
 
 
 def takes_shards(stage: Any) -> bool:
-    """Return whether a foreign stage takes shards and yields shards. The name of the stage's function decides."""
+    """Return whether the name of a foreign stage's function says that the stage takes shards and yields shards."""
     return splits_nodes(stage) or splits_workers(stage) or _function_name(stage) == "non_empty"
 
 
@@ -62,11 +58,12 @@ def is_webdatasets(stage: Any) -> bool:
 
 
 class Renumber:
-    """Gives each value a new position after a foreign stage.
+    """Gives each value that a foreign stage yields a new position.
 
     Args:
         run: The running pipeline.
-        each_epoch: Whether the stage is after `with_epoch`. Positions then have the running epoch, otherwise the first.
+        each_epoch: Whether the stage is after `with_epoch`. If so, a position contains the running epoch, otherwise the
+            epoch in which the stream started.
     """
 
     def __init__(self, run: Run, *, each_epoch: bool) -> None:
@@ -74,7 +71,9 @@ class Renumber:
         self.each_epoch = each_epoch
 
     def __call__(self, source: Iterable[Any]) -> Iterator[Any]:
-        """Yield each value of `source`. Set `run.origin` to the value's number and the epoch as its position."""
+        """Yield each value of `source`, and set `run.origin` first. The position consists of the value's number and the
+        epoch.
+        """
         run = self.run
         part = FOREIGN | run.rank_info.rank << 31 | run.worker
         epoch = run.epoch if self.each_epoch else run.first_epoch
@@ -85,8 +84,8 @@ class Renumber:
 
 
 def _function_name(stage: Any) -> str:
-    """Return the name of a stage's function; empty if the function has no name. The function is `f` of a filter of
-    webdataset, `func` of a partial, and otherwise the stage itself.
+    """Return the name of the function that a stage calls; empty if the function has no name. A stage may be a function,
+    a partial, or a filter of webdataset.
     """
     inner = getattr(stage, "f", None) or getattr(stage, "func", None) or stage
     return str(getattr(inner, "__name__", ""))

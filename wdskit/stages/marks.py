@@ -29,14 +29,14 @@ IMAGE_CHANNELS = frozenset({1, 3, 4})
 
 @dataclass(frozen=True)
 class Mark:
-    """The known properties of one value.
+    """What is known about one value besides its type and shape.
 
     Attributes:
-        layout: "image": an array (height, width[, channels]) or a tensor ([channels, ]height, width). "array": a batch
-            stacks the value without a change of axes. "lost": a function replaced an image of a tuple with a new array,
-            which may be an image or not. None: unknown.
+        layout: "image": an array (height, width[, channels]) or a tensor ([channels, ]height, width). "array": not an
+            image; a batch stacks the value without a change of axes. "lost": a new array that a function put at the
+            place of an image in a tuple; it may be an image or not. None: unknown.
         is_mask: Whether the numbers are classes or depths, which no transform may blend or scale.
-        changed: The reason why the numbers differ from the numbers in the file, for messages; "" if they may be equal.
+        changed: Part of an error message: why the numbers can no longer be those of a mask in the file. "" if they can.
         is_list: Whether the value was a JSON list. Lists of different lengths are collated to a `Ragged`.
     """
 
@@ -54,7 +54,7 @@ _LOST = Mark("lost")
 
 
 class _Reference(weakref.ref[Any]):
-    """A weak reference to a value with its mark."""
+    """A weak reference to a value. Stores the mark of the value."""
 
     __slots__ = ("key", "mark")
     key: int
@@ -70,7 +70,7 @@ def _remove_entry(reference: weakref.ref[Any], references: dict[int, _Reference]
 
 
 def marked(value: T, mark: Mark) -> T:
-    """Mark an array, a tensor or a PIL image, in place of an earlier mark, and return the same object."""
+    """Set the mark of an array, a tensor or a PIL image, and return the same object. Replaces an earlier mark."""
     reference = _Reference(value, _remove_entry)
     reference.key, reference.mark = id(value), mark
     _REFERENCES[reference.key] = reference
@@ -89,16 +89,16 @@ def is_tensor(value: object) -> TypeIs[torch.Tensor]:
 
 
 def names_image(field: str) -> bool:
-    """Return whether the name of a field is the name of an image field, such as `jpg`."""
+    """Return whether a field has the name of an image field, such as `jpg`."""
     return not field.startswith("__") and is_image_field(field)
 
 
 def layout_of(slot: object, value: object) -> Layout:
-    """Return the layout of a value from its mark. Without a layout in the mark, return the layout that fits the name of
-    the field. Return None if the layout is unknown.
+    """Return the layout in the mark of a value. If the mark has no layout, return the layout for the name of the field,
+    or None if the name does not tell the layout.
 
     Args:
-        slot: Name of the field. A position in a tuple, or None for a bare value, says nothing about the layout.
+        slot: Name of the field; for a value without a name, its position in a tuple or None.
         value: Any value.
     """
     mark = mark_of(value)
@@ -129,8 +129,10 @@ SampleMarks = list[tuple[object, Any, Mark | None]]
 
 
 def marks_in(sample: Any) -> SampleMarks:
-    """Return the marked values, and the unmarked arrays and tensors, of a sample (a dict, a tuple, a list or a bare
-    value); empty if no value is marked. `transfer_marks` takes the result.
+    """Return the marks of the values in a sample, for `transfer_marks`. The result also lists arrays and tensors
+    without a mark, but is empty if no value has a mark.
+
+    `sample` is a dict, a tuple, a list or a bare value.
     """
     found: SampleMarks = []
     for slot, item in _items(sample):
@@ -141,16 +143,15 @@ def marks_in(sample: Any) -> SampleMarks:
 
 
 def transfer_marks(known: SampleMarks, result: Any) -> Any:
-    """Return a function's result in which the values that were made from marked values are marked.
+    """Mark the values in a function's result that the function made from marked values, and return the result.
 
-    A view or a copy of a marked value gets the value's mark. A new value under the same key of a dict, or in place of a
-    bare value, gets the mark of the old value. A new array in place of an image in a tuple gets the layout "lost",
-    because it may be an image or another array.
+    - A view or a copy of a marked value gets the value's mark.
+    - A new value under the same key of a dict, or in place of a bare value, gets the mark of the old value.
+    - A new array in place of an image in a tuple gets the layout "lost", because it may be an image or another array.
 
     Args:
         known: Result of `marks_in` for the function's argument, from before the call.
-        result: The function's result. It is not changed, because the function may return the same objects again. New
-            views of its values, in a new dict or tuple, get the marks.
+        result: The function's result. It is not changed; the marked values are views, in a new dict or tuple.
     """
     changed = {}
     if known:
@@ -170,8 +171,12 @@ def transfer_marks(known: SampleMarks, result: Any) -> Any:
 
 
 def _mark_from(known: SampleMarks, slot: object, item: Any) -> Mark | None:
-    """Return the mark that `item`, the value in `slot` of a function's result, gets from the function's argument.
-    `known` is the result of `marks_in` for the argument. Return None if `item` gets no mark.
+    """Return the mark for the value `item` in a function's result; None for no mark.
+
+    Args:
+        known: Result of `marks_in` for the function's argument.
+        slot: Key or position of `item` in the result; None if `item` is the result.
+        item: An array or a tensor without a mark.
     """
     for is_same in (_is_view, _is_copy):
         found = {mark: at == slot for at, value, mark in known if is_same(item, value)}

@@ -26,17 +26,19 @@ Slot: TypeAlias = "memoryview[int]"
 
 
 class Board:
-    """The slots of the working threads of a process. A thread writes its slot before it touches a sample.
+    """Shows on which sample each thread of a process works. Every working thread has a slot of the board and writes the
+    slot before it touches a sample.
 
     A slot has three numbers: `major` and `minor` of the sample's `Origin`, and the number of samples read. `minor` is
     `IDLE` if the thread works on no sample.
 
     Args:
-        memory: `BOARD_BYTES` of shared memory; None for memory of this process.
+        memory: Shared memory of `BOARD_BYTES`; None for memory of this process.
 
     Attributes:
         slots: All slots, int64 (slots, 3).
-        main: The slot of the thread that reads a stream, and that runs the stages if they have no threads.
+        main: The slot of the thread that reads a stream. If the stages have no threads, this thread also runs the
+            stages.
         turn: The slot of the thread that holds the lock of `Run.call_lock`. Other threads wait for this thread.
     """
 
@@ -47,8 +49,8 @@ class Board:
         self._free: deque[Slot] = deque(others)
 
     def claim(self) -> Slot:
-        """Return a free slot for this thread, until `release`. If no slot is free, return memory outside `slots`, which
-        no other process can read.
+        """Return a slot that only this thread uses until `release`. If no slot is free, return memory outside `slots`,
+        which no other process can read.
         """
         try:
             return self._free.pop()
@@ -67,21 +69,25 @@ def slots_in(memory: Any) -> NDArray[np.int64]:
 
 
 class SilenceTimer:
-    """The time since a stream yielded its last value, for streams that no loader watches from another thread."""
+    """Measures for how long a stream has read samples without yielding a value."""
 
     def __init__(self, num_yielded: int) -> None:
         self.restart(num_yielded)
 
     def restart(self, num_yielded: int) -> None:
-        """Measure from now on. The stream has yielded `num_yielded` values."""
+        """Start the measurement again. `num_yielded` is the number of values that the stream has yielded so far."""
         self._num_yielded = num_yielded
         self._started_s = time.monotonic()
         self._next_s = self._started_s + REPORT_S
         self._num_samples = 0
 
     def update(self, num_yielded: int, num_samples: int) -> str:
-        """Add `num_samples` samples that were read. Return the line to log after each `REPORT_S` seconds in which
-        `num_yielded` has not changed, otherwise an empty text.
+        """Return a warning to log if the stream has yielded no value for `REPORT_S` seconds, and again after each
+        further `REPORT_S` seconds. Otherwise return an empty text.
+
+        Args:
+            num_yielded: Number of values that the stream has yielded so far.
+            num_samples: Number of samples that the stream has read since the last call.
         """
         if num_yielded != self._num_yielded:
             self.restart(num_yielded)
@@ -94,7 +100,9 @@ class SilenceTimer:
 
 
 def describe_silence(who: str, waited_s: float, num_samples: int) -> str:
-    """Return the message about a stream `who` that reads samples and has yielded no value for `waited_s` seconds."""
+    """Return a warning: the stream `who` has read `num_samples` samples in `waited_s` seconds, but has yielded no
+    value.
+    """
     return (
         f"no sample has come out of {who} for {waited_s:.0f} s: {num_samples} samples were read in this time, and all "
         "were dropped or are held by its stages. Check its select and shuffle stages."

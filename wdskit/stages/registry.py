@@ -98,18 +98,16 @@ def register(name: str) -> Callable[[F], F]:
 
 
 def refuse_stage_name(where: str, name: str) -> None:
-    """Check that the name of a user's function is not the name of a stage of wdskit. YAML would run the stage instead
-    of the function.
+    """Raise PipelineError if `name`, the name of a user's function, is the name of a stage of wdskit.
 
-    Raises:
-        PipelineError: A stage of wdskit has the name. The message starts with `where`.
+    YAML would run the stage instead of the function. The message starts with `where`.
     """
     if name in STAGES:
         raise PipelineError(f"{where}: `{name}` is a stage of wdskit. Use another name: `my_{name}`.")
 
 
 def check_registered(stages: Iterable[Any], *, where: str) -> None:
-    """Compare the settings of registered stages with the parameters of their functions and classes.
+    """Check the settings of the registered stages in `stages`. Ignore the stages of wdskit.
 
     Raises:
         PipelineError: A function or class has no parameter for a setting. The message starts with `where`.
@@ -122,7 +120,9 @@ def check_registered(stages: Iterable[Any], *, where: str) -> None:
 
 
 def resolve(name: str, extra: Mapping[str, Callable[..., Any]]) -> Callable[..., Any]:
-    """Return the function with a name: from `extra` (`make_loader(transforms=...)`), or else a registered function.
+    """Return the user's function with this name.
+
+    `extra` are the functions of `make_loader(transforms=...)`, by name. They are used before registered functions.
 
     Raises:
         PipelineError: The name is unknown. The message suggests the most similar name.
@@ -145,8 +145,10 @@ def registered_names() -> tuple[str, ...]:
 
 
 def known_stages(functions: Iterable[str] = ()) -> dict[str, type[StageSpec]]:
-    """Map the name of each stage to its class: the stages of wdskit, the registered names, and the names in
-    `functions`. A name of a stage of wdskit always means that stage.
+    """Map the name of each stage to its class.
+
+    Registered names, and the names in `functions`, are stages too. If wdskit has a stage with such a name, the name
+    means the stage of wdskit.
     """
     own = {name: fields.user_stage(name) for name in (*registered_names(), *functions) if name not in STAGES}
     return {**STAGES, **own}

@@ -46,10 +46,10 @@ class ShardOpener:
         run: The running pipeline.
         entries: Maps the URL of each indexed shard to its index entry.
         urls: The URLs of all shards; empty if they are unknown.
-        check: How a shard is compared with its entry. `size`: the size of the shard when the shard is opened, and each
-            sample when the sample is read. `sha256`: also the digest of the whole shard, for a local shard before its
-            first sample. `none`: nothing is compared. With `size` and `sha256`, a local shard without an entry is
-            scanned before its first sample, to find samples that are split over non-adjacent members.
+        check: What is compared with the index entry. `none`: nothing. `size`: the size of the shard, and each sample
+            when the sample is read. `sha256`: also the digest of the whole shard, for a local shard before its first
+            sample. Except with `none`, a local shard without an entry is scanned before its first sample, to find
+            samples that are split over non-adjacent members.
     """
 
     def __init__(self, run: Run, entries: dict[str, ShardEntry], urls: frozenset[str], *, check: str) -> None:
@@ -63,8 +63,10 @@ class ShardOpener:
         self._identities = IdentityChecker()
 
     def __call__(self, source: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-        """Yield the samples of each draw in order. A draw is a dict with the `url` of a shard and the number of the
-        draw. The draws of a foreign source have no number; they are counted here.
+        """Yield the samples of the shard of each draw in `source`, in order.
+
+        A draw is a dict with the `url` of the shard. `__draw__` is the number of the draw; draws of a foreign source
+        have no number and are counted here.
 
         Raises:
             PipelineError: The stream is endless and all shards are empty.
@@ -98,15 +100,15 @@ class ShardOpener:
                     raise PipelineError(f"{shown}: all {len(empty)} shards hold no samples. Pack them again.")
 
     def _report(self, num_samples: int) -> None:
-        """Count `num_samples` samples as read, and log a warning if the stream has yielded no value for a long time. Do
+        """Count samples that were read, and log a warning if the stream has yielded no value for a long time. Do
         nothing if a loader watches the stream.
         """
         if not self.run.is_watched and (line := self._silence.update(self.run.num_yielded, num_samples)):
             logger.warning("%s", line)
 
     def read(self, url: str) -> Iterator[dict[str, Any]]:
-        """Compare a shard with its index entry, and yield its samples. ShardError: The shard is damaged or differs from
-        the entry. FolderIndexError: Its `.idx` is for another shard. StorageError: The shard cannot be opened or read.
+        """Yield the samples of a shard, compared with the index. The errors are the ShardError, FolderIndexError and
+        StorageError of `__call__`.
         """
         entry = self._entries.get(url) if self._check != "none" else None
         stream = open_stream(url)
@@ -134,7 +136,7 @@ class ShardOpener:
             stream.close()
 
     def _counted(self, stream: ByteStream) -> Callable[[int], bytes]:
-        """Return a function that reads like `stream.read`, and adds the number of bytes to the timings of the run."""
+        """Return a function that reads from `stream`, and counts the bytes in the timings of the run."""
 
         def read(size: int) -> bytes:
             part = stream.read(size)
@@ -145,8 +147,10 @@ class ShardOpener:
 
 
 class IndexComparison:
-    """Compares the samples of a shard with the folder's index while they are read: the number of samples and their
-    fields, and for a local shard also its size and the offsets of each sample.
+    """Compares the samples of a shard with the folder's index while the samples are read.
+
+    The number of samples and their fields are compared. For a local shard, its size and the offsets of its samples are
+    compared too.
 
     Args:
         url: URL of the shard.
@@ -219,7 +223,9 @@ class IndexComparison:
 
 
 class _HashingStream:
-    """A stream that compares the sha256 of all bytes with the index at the end. ShardError: The digests differ."""
+    """A stream whose `read` raises ShardError at the end of the shard if the sha256 of all bytes differs from the
+    index.
+    """
 
     def __init__(self, stream: ByteStream, url: str, entry: ShardEntry) -> None:
         self._stream = stream

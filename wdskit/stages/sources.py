@@ -62,8 +62,10 @@ def _check_bounds(value: object) -> tuple[int | str, int | str]:
 
 
 def _bound_of(value: object) -> int | Fraction:
-    """Return one end of a range: the number of a sample as an int, or a share such as "80%" as a Fraction, 0-1.
-    PydanticCustomError: `value` is neither a number of 0 or more, nor a share.
+    """Return one end of a range: an int for the number of a sample, or a Fraction of 0-1 for a share such as "80%".
+
+    Raises:
+        PydanticCustomError: `value` is neither a number of 0 or more, nor a share.
     """
     value = as_int(value)
     if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
@@ -112,8 +114,10 @@ def _check_stages(value: object, info: ValidationInfo) -> tuple[StageSpec, ...]:
 
 
 def _check_stage(at: int, item: object, stages: Stages) -> StageSpec:
-    """Return the stage for `item`, stage number `at` of a mixture part. `stages` are the known stages.
-    PydanticCustomError: `item` is not a valid stage, or the stage does not map one dict to one dict.
+    """Return the stage that `item` describes. `stages` are the known stages; `at` is the place of `item` in its list.
+
+    Raises:
+        PydanticCustomError: `item` is not a valid stage, or the stage does not turn one dict into one dict.
     """
     spec, flaws = read_item(stages, item)
     if spec is None:
@@ -219,7 +223,8 @@ class MixturePart(BaseModel):
         return fields | {"stages": [stage.written() for stage in self.stages]}
 
     def table(self, *, has_columns: bool = False) -> ShardTable:
-        """Return the shards of the part, with its selected samples. With `has_columns`, the table can read columns.
+        """Return the table of the part's shards, with the samples that the part selects. With `has_columns`, the table
+        can read columns.
 
         Raises:
             StorageError: The shards cannot be listed.
@@ -230,7 +235,9 @@ class MixturePart(BaseModel):
         return ShardTable(self.shards, split=self.split, where=self.where, has_columns=has_columns, bounds=bounds)
 
     def fingerprint(self, table: ShardTable) -> dict[str, Any]:
-        """Return everything that decides the order of the samples in `table`, the part's shards, as plain JSON."""
+        """Return everything that decides the order of the part's samples, as plain JSON. `table` is the table of the
+        part.
+        """
         weight: Any = self.weight
         if isinstance(weight, Mapping):
             weight = {str(at): value for at, value in weight.items()}  # JSON has only text keys
@@ -244,11 +251,11 @@ class MixturePart(BaseModel):
 
 @dataclass(frozen=True)
 class PlannedData:
-    """The data of a planned source. No sample is read.
+    """The shards of a planned source, and the order of their samples.
 
     Attributes:
         tables: The shards of each part. A part with `repeat: n` is listed n times.
-        parts: For each of `tables`, the number of its part.
+        parts: The number of the part to which each table of `tables` belongs.
         order: Maps positions to samples.
         num_samples: Number of samples in one pass over the data; None for a mixture by weights, which is endless.
         fingerprint: Everything that decides the order, as plain JSON.
@@ -321,7 +328,9 @@ class PlannedSource(StageSpec):
 
     @property
     def is_weighted(self) -> bool:
-        """Whether the source is an endless mixture by weights: a mixture without `repeat`. Missing weights are 1."""
+        """Whether the source is a mixture without `repeat`. Such a mixture is endless and draws from its parts by
+        weights (default 1).
+        """
         return self.mixture is not None and self.mixture[0].repeat is None
 
     @property
@@ -345,8 +354,7 @@ class PlannedSource(StageSpec):
         Args:
             counts: Number of samples of each shard, int64 (num_shards,).
             seed: Seed of the order.
-            lanes: For `exact`: the number of lanes if the setting `lanes` is not set; None for the default. Other
-                sources ignore this argument.
+            lanes: Only for `exact`: the number of lanes if the setting `lanes` is missing; None for the default.
         """
 
     def plan(self, *, has_columns: bool = False) -> PlannedData:
@@ -393,12 +401,12 @@ class PlannedSource(StageSpec):
 
     @property
     def reads_columns(self) -> bool:
-        """Whether columns decide the order of the samples."""
+        """Whether the order of the samples depends on values in columns."""
         return False
 
     def plan_columns(self, table: ShardTable) -> tuple[PickedOrder | WeightedOrder, str] | None:  # noqa: ARG002
-        """Return the order that columns decide, and a digest of the values of the columns. Return None if no column
-        decides the order; the caller then uses `order_of`.
+        """Return the order of the samples, and a digest of the values in columns that decide the order. Return None if
+        no column decides the order; the caller then uses `order_of`.
 
         Raises:
             SelectionError: A column is missing or damaged, or its values do not fit `repeat`, `weights` or `balance`.
@@ -444,7 +452,8 @@ class Exact(PlannedSource):
         return self.repeat is not None
 
     def times(self, table: ShardTable) -> NDArray[Any]:
-        """Return how often each used sample of `table` is in an epoch, integers (num_used,). `repeat` must be set.
+        """Return how often each selected sample of `table` is in an epoch, integers (num_selected,). `repeat` must be
+        set.
 
         Raises:
             SelectionError: The column is missing or damaged, has values that `repeat` cannot use, or leaves out all
@@ -557,9 +566,9 @@ class EpochLength:
     """The length of an epoch.
 
     Attributes:
-        num_samples: Number of positions in an epoch, over all ranks.
-        batch: Number of samples in one rank's batch; 1 without `batched`.
-        with_epoch: `n` of `with_epoch`; None without.
+        num_samples: Number of samples in an epoch, on all ranks together.
+        batch: Number of samples in one rank's batch; 1 without the stage `batched`.
+        with_epoch: The setting `n` of the stage `with_epoch`; None without this stage.
     """
 
     num_samples: int

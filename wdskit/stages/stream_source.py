@@ -1,4 +1,6 @@
-"""The source `stream`, and the splitters `split_by_node` and `split_by_worker`: decide which shards a process opens."""
+"""The source `stream`, and the splitters `split_by_node` and `split_by_worker`. They decide which shards a process
+opens.
+"""
 
 from __future__ import annotations
 
@@ -107,8 +109,10 @@ class Stream(StreamStage):
         return StreamSource(context.run, shards, draws)
 
     def _shard_weights(self, shards: ShardList) -> list[float] | None:
-        """Return the weight of each shard. With `weights`: the weight of the shard's part, divided by the number of
-        shards in the part. With `upsampling`: the factor of the shard's part. None if neither setting is set.
+        """Return the weight of each shard; None if neither `weights` nor `upsampling` is set.
+
+        With `weights`, the shards of a part share the weight of the part equally. With `upsampling`, each shard of a
+        part has the factor of the part.
         """
         if self.weights is not None:
             sizes = Counter(shards.parts)
@@ -119,7 +123,9 @@ class Stream(StreamStage):
         return None
 
     def fingerprint(self, shards: ShardList) -> dict[str, Any]:
-        """Return everything that decides the draws, as plain JSON. The folders of the shards are left out."""
+        """Return everything that decides the draws, as plain JSON. The folders of the shards do not count, only their
+        names.
+        """
         names = "\n".join(url.rpartition("/")[2] for url in shards.urls)
         digests = [entry.sha256 if entry else "" for entry in shards.entries]
         settings = self.model_dump(exclude={"shards", "check", "classes"})
@@ -133,10 +139,11 @@ class Stream(StreamStage):
 
 
 class StreamSource:
-    """Yields draws from `run.first_draw` on: dicts with `url` (of a shard), `__draw__` (number) and `__ordinal__`.
+    """Yields the draws of a stream. A draw is a dict with the `url` of a shard, the number of the draw (`__draw__`),
+    and `__ordinal__`, by which splitters choose draws.
 
-    A splitter chooses draws by their ordinals, which are at first the numbers of the draws. The splitter divides the
-    ordinals of its draws by the number of ranks or workers, so that the next splitter counts only these draws.
+    At first, the ordinal is the number of the draw. A splitter divides the ordinals of its draws by the number of ranks
+    or workers, so that the next splitter counts only these draws.
     """
 
     def __init__(self, run: Run, shards: ShardList, draws: Draws) -> None:
@@ -174,13 +181,14 @@ class SplitByWorker(StreamStage):
         return functools.partial(split_by_worker, context.run)
 
 
+# `foreign.splits_nodes` and `foreign.splits_workers` know these two functions by name.
 def split_by_node(run: Run, source: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Yield the draws of this rank, every R-th for R ranks. `foreign.splits_nodes` knows the name of this function."""
+    """Yield the draws of this rank: every R-th draw, for R ranks."""
     return _keep_share(source, run.rank_info.rank, run.rank_info.world_size)
 
 
 def split_by_worker(run: Run, source: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Yield the draws of this worker, every W-th for W workers. `foreign.splits_workers` knows this function's name."""
+    """Yield the draws of this worker: every W-th draw, for W workers."""
     return _keep_share(source, run.worker, run.num_workers)
 
 

@@ -29,16 +29,16 @@ _CHUNK = 1024  # random words per call: 0.1 us each, against 5 us in single call
 
 
 class StreamContext:
-    """The state of building a stream. Stages are bound in their order, and change the context.
+    """What the `bind` of a stage can read and set while a stream is built. The stages are bound in their order.
 
     Attributes:
-        stage_context: The context of the stage that is bound.
+        stage_context: The context of the stage that is bound now.
         run: The running pipeline.
         stages: All stages of the pipeline.
-        shards: The shards of `stream`; None for a foreign source.
+        shards: The shards of the source `stream`; None for a foreign source.
         draws: The order of the shards; None for a foreign source.
         is_after_with_epoch: Whether `with_epoch` is an earlier stage.
-        length: `n` of `with_length`; None without.
+        length: `n` of `with_length`; None without `with_length`.
     """
 
     def __init__(self, stage_context: Context, stages: Sequence[Any]) -> None:
@@ -55,14 +55,15 @@ class StreamStage(StageSpec):
     """A stage that turns a stream of values into another stream.
 
     Attributes:
-        is_counted: Whether `num_items` is known before a run.
+        is_counted: Whether `num_items` can tell the number of values before a run.
     """
 
     is_counted: ClassVar[bool] = False
 
     @abstractmethod
     def bind(self, context: StreamContext) -> Callable[..., Iterator[Any]] | None:
-        """Return the callable that runs; None for a stage that changes no values.
+        """Return a callable that takes the iterator of the stage before and returns the iterator of this stage. Return
+        None for a stage that changes no values.
 
         Raises:
             PipelineError: The stage cannot run in this pipeline, for example because a function's name is unknown.
@@ -72,7 +73,7 @@ class StreamStage(StageSpec):
         """Return the number of values that the stage yields in one worker process of a rank.
 
         Args:
-            num_values: Number of values that the stage takes in this worker.
+            num_values: Number of values that the stage gets in this worker.
             worker: Number of the worker, from 0.
             num_workers: Number of workers of the rank; 1 in the main process.
             world_size: Number of ranks.
@@ -109,15 +110,13 @@ class Shuffle(StreamStage):
 
 
 class ShuffleBuffer:
-    """webdataset's buffer shuffle, seeded by (seed, epoch, rank, worker).
+    """Shuffles a stream as webdataset does: values enter a buffer, and leave it in random order.
 
-    The epoch in the seed is the epoch in which the stream started. If the stage is after with_epoch (`each_epoch`), the
-    epoch in the seed is the running epoch.
+    Until the buffer is full, it takes two values for each value that it yields. At the end of each pass over the
+    shards, the buffer yields all its values, so that an epoch of the size of the data has each sample once.
 
-    The buffer yields its first value when it holds `initial` values. Until the buffer is full, it takes two values for
-    each value that it yields. At the end of each pass over the shards, the buffer yields all its values, so that an
-    epoch of the size of the data has each sample once. The n-th pick depends on n and not on the running epoch, so that
-    threads of later stages may read beyond the end of an epoch.
+    The random numbers depend on the seed, the epoch, the rank and the worker. The epoch is the running epoch if
+    `each_epoch` is True, otherwise the epoch in which the stream started.
 
     Args:
         run: The running pipeline.
@@ -146,14 +145,14 @@ class ShuffleBuffer:
         words = self._words()
 
         def pick(num: int) -> Any:
-            """Remove one of the first `num` values from the buffer, each with the same probability, and return it."""
+            """Remove a random value, one of the first `num` in the buffer, and return it."""
             at = next(words) * num >> 64
             buffer[at], buffer[num - 1] = buffer[num - 1], buffer[at]
             run.origin, value = buffer.pop(num - 1)
             return value
 
         def starts_pass() -> bool:
-            """Return whether the newest value is from a later pass than the rest of the buffer."""
+            """Return whether the last value in the buffer is from a later pass over the shards than the first value."""
             return len(buffer) > 1 and self._pass_of(buffer[0][0]) != self._pass_of(buffer[-1][0])
 
         while True:
@@ -172,13 +171,13 @@ class ShuffleBuffer:
             yield pick(len(buffer))
 
     def _pass_of(self, origin: Origin) -> int:
-        """Return the number of the pass; 0 if the source has no passes or an earlier stage is foreign."""
+        """Return the number of the pass over the shards; 0 without passes, or after a stage of another library."""
         if self.num_shards is None or origin.part >> 63:
             return 0
         return origin.major // self.num_shards
 
     def _words(self) -> Iterator[int]:
-        """Yield the random 64-bit words of the epoch, without end."""
+        """Yield random 64-bit words, without end."""
         run = self.run
         epoch = run.epoch if self.each_epoch else run.first_epoch
         for chunk in itertools.count():
@@ -234,8 +233,11 @@ class Slice(StreamStage):
 
     @classmethod
     def expand(cls, value: object) -> dict[str, Any]:
-        """Return the settings from the value after `slice` in YAML: the number `stop`, a mapping of settings, or a list
-        `[start, stop]` or `[start, stop, step]`. ValueError: The list has another length.
+        """Return the settings as a dict. In YAML they are the number `stop`, `[start, stop]`, `[start, stop, step]` or
+        a mapping.
+
+        Raises:
+            ValueError: The list has another length.
         """
         if not isinstance(value, (list, tuple)):
             return super().expand(value)
@@ -254,24 +256,20 @@ class Slice(StreamStage):
         return self
 
     def bind(self, context: StreamContext) -> Callable[..., Iterator[Any]]:
-        """Return a callable that slices the values of the *rank*: `start`, `stop` and `step` count the values of all
-        workers of the rank. Value n of worker w of W workers is value n * W + w of the rank.
+        """Return a callable that keeps this worker's values of the slice. The slice counts the values of all workers of
+        the rank: value n of worker w of W workers is value n * W + w.
         """
         return functools.partial(_slice, context.run, self.start, self.stop, self.step)
 
     def num_items(self, num_values: int, worker: int, num_workers: int, world_size: int) -> int:  # noqa: ARG002
-        """Return the number of values that the slice keeps in one worker. See `StreamStage.num_items`. `start`, `stop`
-        and `step` count the values of all workers of the rank, as in `bind`.
-        """
+        """Return the number of values that the slice keeps in one worker. See `StreamStage.num_items`."""
         stop = num_workers * num_values if self.stop is None else min(self.stop, num_workers * num_values)
         mine = range(worker, stop, num_workers)
         return sum(number >= self.start and (number - self.start) % self.step == 0 for number in mine)
 
 
 def _slice(run: Run, start: int, stop: int | None, step: int, source: Iterable[Any]) -> Iterator[Any]:
-    """Yield the values of this worker that are in the slice. The slice counts the values of all workers of the rank.
-    Values after the end of the slice are not read.
-    """
+    """Yield the values of this worker that are in the slice (`Slice.bind`). Values after the end are not read."""
     values = iter(source)
     number = run.worker
     while (stop is None or number < stop) and (value := next(values, _END)) is not _END:
@@ -291,7 +289,7 @@ class WithEpoch(StreamStage):
     n: Count = Field(description="Number per rank: of samples before `batched`, of batches after it.", examples=[1000])
 
     def bind(self, context: StreamContext) -> EpochCut:
-        """Return the callable that ends epochs. Later stages start again in each epoch."""
+        """Return the callable that ends epochs, and set `context.is_after_with_epoch`."""
         context.is_after_with_epoch = True
         return EpochCut(context.run, self.n)
 
@@ -301,10 +299,10 @@ class WithEpoch(StreamStage):
 
 
 class EpochCut:
-    """Takes this worker's share of the rank's `n` values per epoch from a stream.
+    """Cuts a stream into epochs. The workers of a rank share the `n` values of the rank's epoch.
 
     Attributes:
-        left: Number of values of the running epoch that have not been read yet.
+        left: Number of this worker's values of the running epoch that have not been read from the stream yet.
     """
 
     def __init__(self, run: Run, n: int) -> None:
@@ -313,8 +311,7 @@ class EpochCut:
         self.left = 0
 
     def __call__(self, source: Iterable[Any]) -> Iterator[Any]:
-        """Yield this worker's values of one epoch. If the next call gets the same iterator as `source`, the call
-        continues with the next value of the iterator.
+        """Yield this worker's values of one epoch. For the next epoch, call this method again with the same iterator.
 
         Raises:
             PipelineError: The stream ended before the epoch was complete.
@@ -332,7 +329,7 @@ class EpochCut:
             yield value
 
     def finish(self, source: Iterator[Any]) -> None:
-        """Read and drop the values of the epoch in `source` that later stages, such as a slice, have not read."""
+        """Read and drop the rest of the running epoch from `source`, if a later stage such as a slice left it."""
         for _ in itertools.islice(source, self.left):
             self.run.num_yielded += 1
         self.left = 0

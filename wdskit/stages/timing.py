@@ -32,19 +32,21 @@ class NodeCounts(NamedTuple):
     repeated: int = 0
 
     def plus(self, other: NodeCounts) -> NodeCounts:
-        """Return the sums of these counts and the counts of `other`."""
+        """Return the sums of both counts."""
         return NodeCounts(*(mine + others for mine, others in zip(self, other, strict=True)))
 
 
 @dataclass(slots=True)
 class Timings:
-    """Times of stages, traffic and bytes read, measured in one thread. The clock starts on creation. Not thread-safe.
+    """The time of each stage, the traffic and the bytes read, measured in one thread. The clock starts on creation.
+
+    A lap is the time between two calls of `lap`, in which one stage works.
 
     Attributes:
         bytes_read: Number of bytes read from shards.
         traffic: Traffic with stores, which may include traffic for other samples.
-        stages: Maps each stage to the number of timed samples and their total time in seconds, in the order of the
-            first laps.
+        stages: Maps each stage to (number of timed samples, their total time in seconds), in the order of the first
+            laps.
         nodes: Maps the nodes of a cluster to the counts of their batches. Only the main process has them.
         lap_start_s: Value of `perf_counter` at the start of the running lap.
     """
@@ -56,15 +58,15 @@ class Timings:
     lap_start_s: float = field(default_factory=perf_counter, compare=False)
 
     def __reduce__(self) -> tuple[object, ...]:
-        """Pickle without `nodes` and the clock: each batch is sent with its timings, which must be small."""
+        """Pickle without `nodes` and the clock."""
         return Timings, (self.bytes_read, self.traffic, self.stages)
 
     def start(self) -> None:
-        """Start the first lap."""
+        """Start a lap. The time since the last lap is not counted."""
         self.lap_start_s = perf_counter()
 
     def lap(self, stage: str, num: int = 1) -> None:
-        """End the lap of a stage that worked on `num` samples, and start the next lap. The call itself is not timed."""
+        """End the running lap, in which `stage` worked on `num` samples, and start the next lap."""
         self._add(stage, num, perf_counter() - self.lap_start_s)
         self.lap_start_s = perf_counter()
 
@@ -83,10 +85,11 @@ class Timings:
 
 
 class TimingSampler:
-    """Selects the tasks to time: the first task, and then one task every `INTERVAL_S`. Threads may share a sampler.
+    """Decides which tasks are timed: the first task, and then at most one task in `INTERVAL_S`. Threads may share a
+    sampler.
 
     Args:
-        every: Read the clock only for one of `every` tasks, because a task may take microseconds.
+        every: Only every n-th task can be timed. More than 1 is for tasks that take microseconds.
     """
 
     def __init__(self, every: int = 1) -> None:
@@ -95,7 +98,7 @@ class TimingSampler:
         self._next_s = 0.0
 
     def begin(self) -> Timings | None:
-        """Return timings with a running clock for the task that starts now; None if the task is not timed."""
+        """Return new timings, with a running clock, for the task that starts now; None if this task is not timed."""
         self._num_tasks += 1
         if self._num_tasks % self._every or (now_s := perf_counter()) < self._next_s:
             return None
@@ -104,12 +107,12 @@ class TimingSampler:
 
 
 def time_iteration(values: Iterable[Any], stage: str, keep: Callable[[Timings], None]) -> Iterator[Any]:
-    """Yield the values of an iterable, and measure the time to make some of them.
+    """Yield the values of an iterable, and time some of its `next` calls as the work of a stage.
 
     Args:
         values: The values that the stage yields.
         stage: Name of the stage in the timings.
-        keep: Called with the timings of each measured value, in this thread.
+        keep: Called with the timings of each timed `next` call, in this thread.
     """
     sampler = TimingSampler(every=8)
     values = iter(values)

@@ -54,7 +54,7 @@ def _check_transforms(value: object) -> tuple[Any, ...]:
 
 
 def _name_and_settings(item: object) -> tuple[str, dict[str, Any]] | None:
-    """Return the name and settings of a transform in YAML; None for an object that is a transform already."""
+    """Return the name and settings of a transform in YAML; None if `item` is a transform already."""
     if isinstance(item, str):
         return item, {}
     if isinstance(item, Mapping):
@@ -69,7 +69,7 @@ def _name_and_settings(item: object) -> tuple[str, dict[str, Any]] | None:
 
 
 def make_transform(item: Any) -> Any:
-    """Return the transform for an item in YAML: a name, or {Name: {setting: value}}. Return a transform unchanged.
+    """Return the transform that `item` describes: a name, or {Name: {setting: value}}. Return a transform unchanged.
 
     Raises:
         PydanticCustomError: torchvision has no transform with this name, or its settings are invalid.
@@ -103,8 +103,8 @@ def make_transform(item: Any) -> Any:
 
 
 def _value_of(setting: str, value: Any) -> Any:
-    """Return the value for torchvision of the setting `setting` in YAML. The names of transforms, dtypes and
-    interpolation modes become objects. Other values are returned unchanged. PydanticCustomError: A name is unknown.
+    """Convert a setting in YAML for torchvision: names of transforms, dtypes and interpolation modes become objects.
+    Return other values unchanged. PydanticCustomError: A name is unknown.
     """
     import torch
     from torchvision.transforms import v2
@@ -125,7 +125,10 @@ def _value_of(setting: str, value: Any) -> Any:
 
 
 def labels_of(sample: Mapping[str, Any]) -> Any:
-    """Return the labels of a sample as a tuple, for `SanitizeBoundingBoxes`; None if the sample has no labels."""
+    """Return a tuple of the values of a dict whose keys start with "labels"; None if there are no such values.
+
+    This is the default `labels_getter` of `SanitizeBoundingBoxes`.
+    """
     labels = (
         tuple(value for name, value in sample.items() if name.startswith("labels")) if isinstance(sample, dict) else ()
     )
@@ -185,10 +188,10 @@ class Torchvision(PerSampleStage):
 
 @dataclass(frozen=True)
 class BoundTorchvision:
-    """The running form of the stage `torchvision`.
+    """Applies the transforms of the stage `torchvision` to samples or batches.
 
     Attributes:
-        transform: The transform of torchvision that applies all transforms.
+        transform: All transforms of the stage, composed to one.
         fields: The kind of each field to change. Empty: the only image field is changed.
         run: The running pipeline, which has the random numbers.
         label: Key of the stage's random numbers.
@@ -230,8 +233,10 @@ class BoundTorchvision:
         return images[0]
 
     def _inputs_of(self, sample: Mapping[str, Any], kinds: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
-        """Return the dict that the transforms take, and a dict that maps each field to its key in the first dict.
-        `kinds` is the kind of each field. Keys of labels start with "labels".
+        """Return (inputs, keys). `inputs` is the dict that the transforms take. `keys` maps each field to its key in
+        `inputs`. Keys of labels start with "labels".
+
+        `kinds` is the kind of each field.
         """
         inputs: dict[str, Any] = {}
         keys: dict[str, str] = {}
@@ -244,8 +249,11 @@ class BoundTorchvision:
         return inputs, keys
 
     def _mix(self, batch: Any, origin: Origin) -> Any:
-        """Return the batch after `MixUp` or `CutMix`. PipelineError: A transform is neither `MixUp` nor `CutMix`, or
-        nothing shows which values of the batch are the images and the labels.
+        """Apply `MixUp` or `CutMix` to a batch, and return the new batch.
+
+        Raises:
+            PipelineError: Another transform is in the stage, or nothing shows which values are the images and the
+                labels.
         """
         import torch
 
@@ -284,7 +292,7 @@ def _as_input(name: str, value: Any, kind: Any, size: tuple[int, int] | None) ->
         size: Height and width of the sample's image, for boxes and keypoints; None if the sample has no image yet.
 
     Returns:
-        The converted value, and its height and width if the field is an image or a mask. None for other fields.
+        (converted value, (height, width)). The second item is None if the field is neither an image nor a mask.
 
     Raises:
         PipelineError: The value is not decoded.
@@ -325,7 +333,9 @@ def _as_input(name: str, value: Any, kind: Any, size: tuple[int, int] | None) ->
 
 
 def _as_value(value: Any, kind: Any) -> Any:
-    """Return a result of torchvision as wdskit's stages take it: a marked image, or a marked array for other kinds."""
+    """Convert a result of torchvision to a marked image or mask, or, for boxes, keypoints and labels, to a marked
+    array.
+    """
     import torch
 
     if hasattr(value, "getbands"):

@@ -47,12 +47,15 @@ def list_objects(url: str) -> list[ObjectInfo]:
 
 
 def _call(location: Location, call: Callable[[Any], Awaitable[Any]]) -> Any:
-    """Call `call` with the store of a location and return its result. Raises StorageError if no try succeeds."""
+    """Await `call(store)`, with retries, and return its result. `store` is obstore's store of the location.
+
+    Raises StorageError if no try succeeds.
+    """
     return result(loop_of_this_process(location.url).submit(call_with_retries(location, call, PART_S)), location.url)
 
 
 def check_bucket(url: str) -> Location:
-    """Return the location of a URL. Raises StorageError if the URL is not in a bucket that can be written."""
+    """Return the location of an object in a bucket. Raises StorageError if `url` is not in a writable bucket."""
     location = locate(url)
     if location.scheme not in LISTED_SCHEMES:
         known = ", ".join(f"{scheme}://" for scheme in LISTED_SCHEMES)
@@ -61,7 +64,7 @@ def check_bucket(url: str) -> Location:
 
 
 def put_object(url: str, data: bytes) -> None:
-    """Write or replace an object. Readers see the whole new object, or the state before.
+    """Write or replace an object. Readers see either the whole new object or the state before.
 
     Raises:
         StorageError: The URL cannot be written, or the store cannot be reached or refuses the request.
@@ -74,9 +77,9 @@ def start_upload(url: str, path: Path) -> Future[str | None]:
     """Start to upload a file in the background. The complete object replaces an existing object of this URL.
 
     Returns:
-        A future of the object's ETag, or of None if the store has no ETags. The future is set after the store confirmed
-        the size and the ETag. `result()` of the future raises StorageError if the store cannot be reached, refuses the
-        object, or reports another size or ETag.
+        A future of the object's ETag; its result is None if the store has no ETags. `result()` waits until the store
+        has confirmed size and ETag. It raises StorageError if the store cannot be reached, refuses the object, or
+        reports another size or ETag.
 
     Raises:
         StorageError: The URL cannot be written.

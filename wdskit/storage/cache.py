@@ -1,11 +1,11 @@
 """Cache parts of remote shards on a local disk, shared by all processes of a user on a machine.
 
-No daemon is needed. The process that fetches a part holds a lock file, which the kernel frees when the process ends.
-Other processes wait for the part, and read from the store if the part does not come. A part (`storage.cached_parts`)
-gets its name when it is whole. A damaged part is removed and fetched again.
+The process that fetches a part holds a lock file, which the kernel frees when the process ends. Other processes wait
+for the part. If the part does not come, they read from the store. The file of a part (`storage.cached_parts`) gets its
+name when it is complete. A damaged part is removed and fetched again.
 
-If the folder is full, old parts are removed: each time a random part of the least recently used half. Removing the
-oldest part would be wrong for data that is read again in the same order: each part would go just before its use.
+If the cache is full, random parts of the least recently used half are removed. Always removing the oldest part would be
+wrong for data that is read again in the same order: each part would go just before its use.
 """
 
 from __future__ import annotations
@@ -73,11 +73,11 @@ _log = logging.getLogger(__name__)
 
 
 class PartCache:
-    """A cache of parts in a folder. A pickle holds only folder and size.
+    """A cache of parts of remote shards in a local folder. A pickle has only `folder` and `num_bytes`.
 
     Args:
         folder: Folder of the cache, which is created if it does not exist.
-        num_bytes: Largest size of all parts in the folder together. Parts that other processes are writing now do not
+        num_bytes: Largest size of all parts in the folder together. Parts that other processes are writing do not
             count.
 
     Raises:
@@ -109,7 +109,7 @@ class PartCache:
         return PartCache, (self.folder, self.num_bytes)
 
     def find(self, name: PartName) -> CachedPart | None:
-        """Return a part if it is on the disk and can be read now, otherwise None. A damaged part is removed."""
+        """Return a part; None if it is missing, cannot be read now, or is damaged. A damaged part is removed."""
         with self._lock:
             part = self._checked.get(name)
             if part is not None:
@@ -151,7 +151,7 @@ class PartCache:
                 part.opened = None  # frees the disk space of a removed file
 
     def read(self, name: PartName, number: int, start: int, stop: int) -> bytes | None:
-        """Return the bytes of a sample and of the tar block after the sample. For the arguments, see `CachedPart.read`.
+        """Return the bytes of a sample and of the tar block after the sample. `CachedPart.read` explains the arguments.
 
         Return None if the part does not exist, cannot be read now, or is damaged. A damaged part is removed.
         """
@@ -177,9 +177,7 @@ class PartCache:
         return None
 
     def _drop(self, name: PartName, problem: str) -> None:
-        """Log `problem` and remove a damaged part. Keep the part if its folder is a link, or if other users may write
-        to the folder, because the path may then lead elsewhere.
-        """
+        """Log `problem` and remove a damaged part. The part stays if its folder is not private to the user."""
         _log.warning("%s It is fetched again.", problem)
         self._forget(name)
         path = name.path(self.folder)
@@ -195,9 +193,9 @@ class PartCache:
             _log.warning("%s: %s: %s.", self.folder, problem, err.strerror or err)
 
     def keep(self, name: PartName, file: ObjectFile, starts: Sequence[int]) -> bool:
-        """Start to fetch a part in the background, and return True. Return False if the disk or the cache is full.
+        """Start to fetch a part in the background, unless this process is already fetching the part.
 
-        If this process is already fetching the part, do nothing and return True.
+        Return False, and fetch nothing, if the disk or the cache is full.
 
         Args:
             name: The part.
@@ -216,8 +214,8 @@ class PartCache:
         return True
 
     def wait_for(self, name: PartName) -> None:
-        """Wait until a part is on the disk, or no process is fetching it. Wait at most `CLAIM_S` for another process,
-        which may hang.
+        """Wait until a part is on the disk, or until no process is fetching the part. The wait for another process ends
+        after `CLAIM_S`.
         """
         path, start_s = name.path(self.folder), time.monotonic()
         while not path.exists():
@@ -270,7 +268,7 @@ class PartCache:
                 self._writing_bytes -= num_bytes
 
     def _make_room(self, num_bytes: int) -> bool:
-        """Remove old parts until `num_bytes` fit, and reserve these bytes. Return False if they do not fit."""
+        """Reserve `num_bytes` for a new part. Remove old parts if needed. Return False if there is no room."""
         with self._space_lock:
             if not self._until_scan or self._used_bytes + num_bytes > self.num_bytes:
                 parts = sorted(parts_of(self.folder), key=lambda part: part.used_s)
@@ -287,11 +285,9 @@ class PartCache:
             return True
 
     def _remove_old_parts(self, parts: list[PartFile], num_bytes: int) -> None:
-        """Remove old parts until all remaining parts have at most `num_bytes`. Stop early at a part that is in use.
+        """Remove old parts until the cache has at most `num_bytes`. Stop early at a part that is in use.
 
-        Args:
-            parts: All parts, the least recently used first. This list loses each part that is removed.
-            num_bytes: Largest size of the remaining parts together.
+        `parts` has all parts, the least recently used first. A part that is removed leaves this list too.
         """
         while self._used_bytes > num_bytes and parts:
             part = parts.pop(random.SystemRandom().randrange(-(-len(parts) // 2)))
@@ -346,9 +342,9 @@ def _is_claimed(path: Path) -> bool:
 
 @contextlib.contextmanager
 def _claim(path: Path, owner: int) -> Iterator[bool]:
-    """Lock the file `path` for writing during the block.
+    """Try to lock the file `path` for writing, and hold the lock during the block.
 
-    Yield True if this process must write the file. Yield False if the file exists, or another process holds the lock.
+    Yield True if the caller must write the file. Yield False if the file exists, or another process holds the lock.
     OSError: The folder of the file cannot be created or written, or is not private to `owner`.
     """
     with contextlib.suppress(FileExistsError):

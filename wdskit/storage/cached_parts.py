@@ -1,16 +1,19 @@
 """Name and format of the files of cached parts of remote shards.
 
-A part has consecutive samples of a shard and the block after the last sample. Its file is
-`<dir>/<digest>/<first byte>-<end byte>.part`, where the digest is computed from the shard's sha256 in its index and the
-object's ETag (its URL and time of change if the store has no ETags). The file has the bytes of the part; the offset of
-each sample in the shard and the end of the last sample (uint64 each); XXH3-64 of each sample with the block after it
-(uint64 each); and a trailer: the digest, the first byte, the end byte, the number of samples (uint64 each), XXH3-64 of
-everything after the samples, and 8 bytes of magic. Numbers are little-endian. The name identifies the bytes: two data
-sets, or two versions of an object, never share a file. The trailer repeats the name, so a renamed file is detected.
-XXH3 finds damage as CRC-32 does, in a tenth of the time.
+A part is a run of samples of a shard, with the tar block after the last sample. The file of a part is
+`<dir>/<digest>/<first byte>-<end byte>.part`. The digest is computed from the shard's sha256 in its index and the
+object's ETag (URL and time of change if the store has no ETags), so different bytes never share a name. The file has:
 
-A part is used only by the user who wrote it, since its checksums detect damage but not forgery. So the folder, the
-shard's folder and the file belong to this user, other users have no write access, and links are not followed.
+- the bytes of the part,
+- the offset of each sample in the shard, and the end of the last sample (uint64 each),
+- XXH3-64 of each sample with the tar block after it (uint64 each),
+- the digest (32 bytes), the first byte, the end byte, and the number of samples (uint64 each),
+- XXH3-64 of everything after the bytes of the part, and 8 bytes of magic.
+
+Numbers are little-endian. A file that was renamed is detected, because its name is inside.
+
+The checksums detect damage but not forgery. So the cache's folder, the shard's folder and the file must belong to the
+user, other users must not have write access, and links are not followed.
 """
 
 from __future__ import annotations
@@ -53,9 +56,12 @@ _TEMP_NAME = re.compile(rf"\d+-\d+\.lock|{re.escape(TEMP_PREFIX)}\d+-\d+\.part\.
 
 
 class PartName(NamedTuple):
-    """Names a part: the digest of the shard in hex, the offset of the first sample, and the end of the last sample.
+    """The name of a part, which is a run of samples of a shard.
 
-    The tar block after the last sample is in the file of the part, but is not counted in `stop`.
+    Attributes:
+        shard: Digest of the shard, in hex.
+        start: Offset of the first sample in the shard.
+        stop: End of the last sample, without the tar block after it.
     """
 
     shard: str
@@ -78,13 +84,13 @@ def is_private(status: os.stat_result, owner: int) -> bool:
 
 
 def is_private_folder(path: Path, owner: int) -> bool:
-    """Return whether `path` is a folder, not a link, that is private to a user. OSError: `path` does not exist."""
+    """Return whether `path` is a folder, not a link, that is private to `owner`. OSError: `path` does not exist."""
     status = path.lstat()
     return stat.S_ISDIR(status.st_mode) and is_private(status, owner)
 
 
 def write_part(folder: Path, name: PartName, chunks: Sequence[Chunk], starts: Sequence[int]) -> None:
-    """Write the whole file of a part, or no file. The file is not synced: checksums detect damage after a power cut.
+    """Write the file of a part. If this fails, no file is left.
 
     Args:
         folder: The cache's folder, in which the folder of the shard exists.
@@ -105,7 +111,7 @@ def write_part(folder: Path, name: PartName, chunks: Sequence[Chunk], starts: Se
             os.fchmod(file.fileno(), 0o600)
             file.writelines(chunk.data for chunk in chunks)
             file.write(end + _END.pack(_hash(end), _MAGIC))
-        temp.rename(path)
+        temp.rename(path)  # not synced: checksums detect damage after a power cut
     except BaseException:
         temp.unlink(missing_ok=True)
         raise
@@ -124,7 +130,7 @@ def _hash(*parts: Buffer) -> int:
 
 
 def _checksum(chunks: Sequence[Chunk], start: int, stop: int) -> int:
-    """Return the checksum of the bytes from `start` to `stop` of a shard."""
+    """Return the checksum of the bytes from `start` to `stop` of a shard. `chunks` must have these bytes."""
     inside = [chunk for chunk in chunks if chunk.offset < stop and start < chunk.stop]
     return _hash(*(chunk.data[max(0, start - chunk.offset) : stop - chunk.offset] for chunk in inside))
 
@@ -134,7 +140,7 @@ class DamagedPart(Exception):
 
 
 class OpenFile:
-    """An open file of a part. The descriptor is closed when no thread has this object any more."""
+    """An open file of a part. The descriptor is closed when the last reference to this object is gone."""
 
     __slots__ = ("__weakref__", "fd")
 
@@ -144,17 +150,17 @@ class OpenFile:
 
 
 class CachedPart:
-    """A part whose file was checked. A process knows thousands of parts, and keeps few files open.
+    """A part on the disk. Its file was checked, and need not stay open.
 
     Args:
         name: The part.
         folder: The cache's folder.
-        owner: The id of the user who wrote the part.
+        owner: The id of the user who must own the file.
 
     Attributes:
         path: Path of the file.
-        opened: The open file, while a cache keeps it open for later reads; otherwise None.
-        used_s: Time at which the file was last marked as used, of `time.monotonic`; 0 if it was never marked.
+        opened: The file, if the cache keeps it open for later reads; otherwise None.
+        used_s: When the file was last marked as used (`time.monotonic`); 0 if never.
 
     Raises:
         DamagedPart: The file is cut, damaged, renamed, a link, or not private to `owner`.
@@ -176,7 +182,7 @@ class CachedPart:
         return int(self._sums.nbytes) + 1024
 
     def open(self) -> OpenFile:
-        """Open the file. If another file has taken its place since the last check, check the new file.
+        """Open the file. If the file was replaced since the last check, check the new file.
 
         Raises:
             DamagedPart, OSError: See the class.
@@ -201,7 +207,10 @@ class CachedPart:
         return file
 
     def _read_trailer(self, fd: int, num_bytes: int) -> bool:
-        """Read the checksums of the samples. Return False if the file is damaged or does not match its name."""
+        """Read the checksums of the samples. Return False if the file is damaged or renamed.
+
+        `num_bytes` is the size of the file.
+        """
         data_bytes = self.name.stop - self.name.start + BLOCK_BYTES
         end = _read(fd, data_bytes, max(0, num_bytes - data_bytes))
         if len(end) < _TRAILER_BYTES:

@@ -38,7 +38,7 @@ class FileIdentity(NamedTuple):
 
     @contextlib.contextmanager
     def opened(self, path: str) -> Iterator[int]:
-        """Open the file and yield its descriptor. Compare the identity before and after the block.
+        """Open the file `path` and yield its descriptor. Check the identity before and after the block.
 
         Raises:
             FileChanged: The file was replaced or rewritten.

@@ -42,11 +42,11 @@ _PAGE = re.compile(rb"\s*<(!doctype|html)\b", re.IGNORECASE)
 
 
 class HttpBody:
-    """The body of a GET, read in order. A body that is shorter than its Content-Length counts as cut.
+    """The body of an http(s) GET, read in order.
 
     After a temporary failure (no connection, 408, 429, 5xx, a cut body, fewer than `RATE_BYTES` in `RATE_S`) the GET is
-    repeated, with at most `TRIES` GETs in total. A cut body is resumed after the cut if its ETag or Last-Modified shows
-    that the file has not changed.
+    repeated, with at most `TRIES` GETs in total. After a cut body, only the missing bytes are requested. The ETag or
+    Last-Modified must show that the file has not changed.
 
     Args:
         url: The URL to read. Characters beyond ASCII are sent as percent-encoded UTF-8. Proxies are those of the
@@ -71,9 +71,8 @@ class HttpBody:
         """Return up to `size` bytes from where the last call stopped; empty only at the end.
 
         Raises:
-            StorageError: The connection failed, or closed before all bytes of the Content-Length came, and the body
-                cannot be resumed, for example because the file has changed. Or the body is a web page, such as the list
-                of a folder or a sign-in.
+            StorageError: The body was cut and cannot be continued, for example because the file has changed. Or the
+                body is a web page instead of a tar, such as the list of a folder or a sign-in.
         """
         while True:
             try:
@@ -100,10 +99,7 @@ class HttpBody:
         self._validator = _validator(self._response.headers)
 
     def _open(self, headers: Mapping[str, str]) -> http.client.HTTPResponse:
-        """Return the response to a GET, which is repeated after temporary failures.
-
-        Raises StorageError if the last GET failed.
-        """
+        """Return the response to a GET. Repeat the GET after temporary failures. StorageError: The last GET failed."""
         while True:
             try:
                 return _get(self._full_url, headers)
@@ -111,10 +107,10 @@ class HttpBody:
                 self._wait(str(err), err, err.after_s, err.status)
 
     def _wait(self, problem: str, cause: BaseException | None, after_s: float | None = None, status: int = 0) -> None:
-        """Wait before the next GET: `after_s` seconds. If `after_s` is None: `WAIT_S`, doubled for each further GET.
+        """Wait before the next GET: `after_s` seconds, or if this is None `WAIT_S`, doubled for each further GET.
 
-        Raises a StorageError with `problem` and `status`, from `cause`, if no try is left, or if the wait would be
-        longer than `MAX_WAIT_S`.
+        Raises StorageError if no try is left, or if the wait would be longer than `MAX_WAIT_S`. The error has
+        `problem`, `status` and `cause`.
         """
         wait_s = WAIT_S * 2 ** (self._num_tries - 1) if after_s is None else after_s
         if self._num_tries >= TRIES or wait_s > MAX_WAIT_S:
@@ -125,7 +121,7 @@ class HttpBody:
         time.sleep(wait_s)
 
     def _resume(self, problem: str, cause: BaseException | None) -> None:
-        """Request the bytes after the received bytes. Raises a StorageError with `problem` if this is not possible."""
+        """Request the bytes that have not been received. If this fails, raise a StorageError with `problem`."""
         self._response.close()
         if self._num_bytes and self._validator is None:
             raise StorageError(f"{problem}.", url=self.url) from cause
@@ -147,9 +143,11 @@ class HttpBody:
 
 
 class _TransientError(Exception):
-    """A GET failed and may succeed later.
+    """A GET failed, but may succeed later.
 
-    `after_s` is the wait that the server asks for; None if it does not ask. `status` is 0 without an answer.
+    Attributes:
+        after_s: Seconds that the server asks to wait; None if it does not ask.
+        status: Status of the response; 0 without a response.
     """
 
     def __init__(self, message: str, *, after_s: float | None = None, status: int = 0) -> None:
@@ -159,13 +157,13 @@ class _TransientError(Exception):
 
 
 def _validator(headers: Message) -> str | None:
-    """Return the value for If-Range: the ETag if it is strong, else Last-Modified; None if the server sends neither."""
+    """Return the strong ETag of a response, else its Last-Modified, to compare versions; None without both."""
     etag: str = headers.get("ETag", "")
     return etag if etag.startswith('"') else headers.get("Last-Modified")
 
 
 def _retry_after(headers: Message) -> float | None:
-    """Return the seconds in Retry-After, a number or a date, at most one day; None if it is missing or invalid."""
+    """Return the seconds that Retry-After asks to wait, at most one day; None if it is missing or invalid."""
     text = headers.get("Retry-After", "").strip()
     if text.isdecimal() and text.isascii():
         return float(min(int(text[:12]), MAX_ASKED_S))
@@ -177,12 +175,14 @@ def _retry_after(headers: Message) -> float | None:
 
 
 class _BoundedSocket(io.RawIOBase):
-    """The file of a socket. A read fails if the server is too slow, or sends too many bytes that are not of a body.
-
-    Every byte counts for the rate: status lines, headers, sizes and trailers of chunks, bodies, and replies of proxies.
+    """The file of a socket. A read fails if the server is slower than `RATE_BYTES` in `RATE_S`, or sends more than
+    `left`.
 
     Args:
         sock: The unbuffered file of a socket.
+
+    Attributes:
+        left: Bytes that the server may still send. The owner sets this number before each read.
     """
 
     def __init__(self, sock: io.RawIOBase) -> None:
@@ -196,11 +196,11 @@ class _BoundedSocket(io.RawIOBase):
         return True
 
     def readinto(self, buffer: Any) -> int | None:
-        """Read bytes into `buffer`. Return their number: 0 at the end, and never None.
+        """Read bytes into `buffer`. Return their number; 0 at the end.
 
         Raises:
-            TimeoutError: The server is slower than the minimum rate.
-            http.client.HTTPException: The server sent more bytes than allowed.
+            TimeoutError: The server is too slow.
+            http.client.HTTPException: The server sent more than `left` bytes.
         """
         start = time.monotonic()
         num_bytes = self._sock.readinto(buffer)
@@ -232,8 +232,7 @@ class _Response(http.client.HTTPResponse):
     def read1(self, n: int = -1) -> bytes:
         """Return up to `n` bytes of the body, as `HTTPResponse.read1` does.
 
-        Each call sets a new limit for the bytes that the server may send: the body's bytes and the headers or trailers
-        of one chunk.
+        During each call, the server may send only these bytes and the headers or trailers of one chunk.
         """
         self._socket.left = n + io.DEFAULT_BUFFER_SIZE + MAX_HTTP_HEADER_BYTES
         return super().read1(n)
@@ -248,7 +247,7 @@ class _SafeConnection(http.client.HTTPSConnection):
 
 
 class _Http(urllib.request.HTTPHandler):
-    """urllib's handler of http URLs, with `_Connection`."""
+    """urllib's handler of http URLs. Its responses are `_Response` objects."""
 
     def http_open(self, req: urllib.request.Request) -> http.client.HTTPResponse:
         """Return the response to a request; urllib calls this method for each http URL."""
@@ -256,7 +255,7 @@ class _Http(urllib.request.HTTPHandler):
 
 
 class _Https(urllib.request.HTTPSHandler):
-    """urllib's handler of https URLs, with `_SafeConnection`."""
+    """urllib's handler of https URLs. Its responses are `_Response` objects."""
 
     def https_open(self, req: urllib.request.Request) -> http.client.HTTPResponse:
         """Return the response to a request; urllib calls this method for each https URL."""
@@ -264,18 +263,18 @@ class _Https(urllib.request.HTTPSHandler):
 
 
 class _SafeRedirects(urllib.request.HTTPRedirectHandler):
-    """urllib's handler of redirects, limited to http(s) and never from https to http. urllib also allows ftp.
+    """urllib's handler of redirects, which allows only http(s), and never a redirect from https to http.
 
-    Only the headers in `_OWN_HEADERS` are sent again.
+    The new request has only those headers of the old request that `_OWN_HEADERS` lists.
 
     Attributes:
-        last: The URL that the last redirect named; empty before the first redirect.
+        last: Target of the last redirect; empty before the first redirect.
     """
 
     last = ""
 
     def http_error_302(self, req: Any, fp: Any, code: int, msg: str, headers: Any) -> Any:
-        """Return the response that a redirect leads to; None if the redirect names no URL.
+        """Follow a redirect and return the response; None if the redirect has no Location header.
 
         Raises ValueError if the Location header is not a URL, and StorageError if the redirect is not allowed.
         """
@@ -313,7 +312,7 @@ def _get(url: str, headers: Mapping[str, str], redirects: _SafeRedirects | None 
     Args:
         url: The URL to read.
         headers: Headers of the request.
-        redirects: The handler of redirects, if the caller needs its attribute `last`; None for a new handler.
+        redirects: A handler whose `last` the caller reads later; None uses a new handler.
 
     Raises:
         _TransientError: The request failed, and may succeed later.
@@ -358,10 +357,10 @@ def _get(url: str, headers: Mapping[str, str], redirects: _SafeRedirects | None 
 def resolve_redirects(url: str) -> str:
     """Return the URL to which the redirects of `url` lead. If there is no redirect, return `url`, percent-encoded.
 
-    If a server refuses the request, no error is raised: the next read reports the refusal.
+    A refused request raises no error here: the next read reports the refusal.
 
     Raises:
-        StorageError: `TRIES` times, the server did not answer, or answered 408, 429 or 5xx.
+        StorageError: In all `TRIES` tries, the server did not answer, or answered 408, 429 or 5xx.
     """
     url = quote(url, safe=bytes(range(33, 127)))
     for num_tries in range(1, TRIES + 1):
@@ -382,7 +381,7 @@ def resolve_redirects(url: str) -> str:
 
 @functools.cache
 def _tls() -> ssl.SSLContext:
-    """Return the TLS context. Its certificates are read once (30 ms); urllib would read them for every body."""
+    """Return the TLS context, which is made at the first call."""
     context = ssl.create_default_context()
     context.set_alpn_protocols(["http/1.1"])
     return context

@@ -1,10 +1,10 @@
 """Read ranges of objects in a store: S3, Google Cloud Storage, Azure, Hugging Face, AIStore and http(s) servers.
 
-All reads of a process go through one event loop in one thread. It limits the requests in flight and repeats failed
-requests. Every reply is compared with the request and with the known version of the object, since a server may ignore a
-range or If-Match, and an object may be replaced while it is read. A wrong reply is an error.
+All reads of a process go through one event loop in one thread, which limits the requests in flight and repeats failed
+requests. Each reply must have the requested range and the known version of the object. Otherwise an error is raised: a
+server may ignore a range or If-Match, and an object may be replaced while it is read.
 
-obstore would hang forever in a process that was forked after the first use of obstore. Such a process gets an error.
+A process that was forked after the first use of obstore gets an error, because obstore would hang forever.
 """
 
 from __future__ import annotations
@@ -50,10 +50,10 @@ Range: TypeAlias = tuple[int, int]
 
 
 class ObjectFile:
-    """One object, read by ranges. The first request is sent at the first read.
+    """One object of a store, read by ranges. The first read sends the first request.
 
-    Size, ETag and time of change come from the first reply if they are not given. All later replies must have the same
-    values, so bytes of two versions are never mixed. Safe to share between threads. A pickle holds URL, size and ETag.
+    Unknown size, ETag and time of change are taken from the first reply. A reply with other values raises StorageError,
+    so bytes of two versions are never mixed. Threads may share the object. A pickle has URL, size and ETag.
 
     Args:
         url: s3://BUCKET/KEY, gs://BUCKET/KEY, az://CONTAINER/KEY, hf://datasets/OWNER/NAME[@REVISION]/PATH,
@@ -125,7 +125,7 @@ class ObjectFile:
 
         Raises:
             StorageError: The store cannot be reached, refuses the request, or sends other bytes than requested. Or the
-                object was replaced, this process was forked after it had read an object, or the object was closed.
+                object was replaced or closed, or this process was forked after it had read an object.
         """
         return _join(self._read([(offset, offset + size)]), offset, offset + size)
 
@@ -133,10 +133,10 @@ class ObjectFile:
 
     @property
     def version(self) -> str | None:
-        """Text that differs for every version of the object. It contains the size, and the ETag or the time of change.
+        """Text that identifies the version of the object: its size, and its ETag or time of change.
 
-        None if the store gives neither a strong ETag nor a time of change. If size or ETag are unknown, they are
-        requested. StorageError: The request failed.
+        None if the store gives neither a strong ETag nor a time of change. Unknown values are requested. StorageError:
+        The request failed.
         """
         # A weak ETag may stay while the bytes change.
         if is_strong_etag(self.etag):
@@ -186,7 +186,7 @@ class ObjectFile:
         return result(self.start_reading(ranges), self.url)
 
     async def _read_parts(self, parts: list[Range]) -> list[Chunk]:
-        """Return the chunks of all parts. The first part is read alone if the size is unknown."""
+        """Read several parts, each (start, stop), at the same time. Return their chunks in the order of the parts."""
         chunks: list[Chunk] = []
         if parts and (self._num_bytes is None or len(parts) == 1):
             chunks = await self._read_part(*parts[0])
@@ -202,7 +202,7 @@ class ObjectFile:
         return chunks
 
     async def _read_part(self, start: int, stop: int) -> list[Chunk]:
-        """Return the chunks of one part, up to the end of the object."""
+        """Return the chunks of the bytes `start` to `stop`; fewer bytes only at the end of the object."""
         if self._num_bytes is not None:
             stop = min(stop, self._num_bytes)
         if start >= stop:
@@ -215,7 +215,7 @@ class ObjectFile:
                 raise self._error(f"bytes {start} to {stop} did not arrive within {PART_S:.0f} s") from err
 
     async def _request_part(self, start: int, stop: int) -> list[Chunk]:
-        """Request one part until all its bytes have arrived. After a broken reply, only the rest is requested."""
+        """Request bytes `start` to `stop` until all have arrived. A retry requests only the missing bytes."""
         chunks: list[Chunk] = []
         tries = RetryState(self._location)
         while (at := chunks[-1].stop if chunks else start) < (stop := min(stop, self._num_bytes or stop)):
@@ -230,7 +230,7 @@ class ObjectFile:
         return chunks
 
     async def _try_part(self, store: Any, start: int, stop: int, chunks: list[Chunk]) -> None:
-        """Request a part once, and append the received bytes to `chunks`."""
+        """Send one request for bytes `start` to `stop`, and append the received bytes to `chunks`."""
         options: Any = {"range": (start, stop)}
         if is_strong_etag(self._etag):
             options["if_match"] = self._etag
@@ -246,9 +246,7 @@ class ObjectFile:
             raise ShortBodyError(f"the server sent {at - start} of {stop - start} bytes")
 
     async def _read_end(self, start: int, tries: RetryState, past_end: Exception) -> list[Chunk]:
-        """Learn the size of an object that ends at `start` or before `start`, such as an empty object.
-
-        Return an empty list, because the object has no bytes from `start` on.
+        """Learn the size of an object that seems to have no bytes from `start` on, such as an empty object. Return [].
 
         Args:
             start: Offset of the requested bytes.
@@ -269,11 +267,11 @@ class ObjectFile:
         return []
 
     def _check(self, reply: Any, start: int, stop: int) -> int:
-        """Compare the reply to a request for bytes `start` to `stop` with the known size and version of the object.
+        """Check a reply to a request for bytes `start` to `stop`. Store the size and version of the object if they were
+        unknown.
 
-        Size and version that were unknown are stored. Return the end of the reply's bytes in the object: `stop`, or the
-        object's size if this is less. Raises StorageError if the object was replaced, or if the reply is compressed or
-        has another range.
+        Return the offset at which the reply must end: `stop`, or the object's size if this is less. Raises StorageError
+        if the object was replaced, or if the reply is compressed or has another range.
         """
         meta = reply.meta
         etag, modified, num_bytes = quote_etag(meta["e_tag"]), meta["last_modified"], meta["size"]
@@ -314,7 +312,7 @@ class Chunk(NamedTuple):
 
 
 class ReadAhead:
-    """An object whose given ranges are read in the background; other bytes are read when they are requested.
+    """An object of which some ranges are read in the background. Other bytes are requested when they are read.
 
     Args:
         file: The object. Closing the ReadAhead does not close the object.
@@ -343,8 +341,8 @@ class ReadAhead:
     def read_at(self, offset: int, size: int) -> bytes:
         """Return `size` bytes from `offset`; fewer bytes only at the end of the object.
 
-        If one of the ranges has the bytes, wait for all ranges. Raises StorageError if the bytes cannot be read, or if
-        the object was replaced.
+        Bytes inside one of the ranges are returned when all ranges have arrived. Raises StorageError if the bytes
+        cannot be read, or if the object was replaced.
         """
         if not self.covers(offset, size):
             return self._file.read_at(offset, size)
@@ -405,7 +403,7 @@ class ObjectStream:
         self._next += STREAM_BYTES
 
     def _take(self) -> bool:
-        """Append the part that was read ahead to the chunks, and start the next part. Return False at the end."""
+        """Append the part that was read ahead to the chunks, and start to read the next. Return False at the end."""
         if self._ahead is None:
             return False
         loop_of_this_process(self.url)
@@ -417,9 +415,9 @@ class ObjectStream:
 
 
 def plan_parts(ranges: Iterable[Range]) -> list[Range]:
-    """Return the requests that cover all ranges: (start, stop) each, sorted by offset.
+    """Return the requests, each (start, stop), that cover all ranges, sorted by offset.
 
-    Ranges with less than `GAP_BYTES` between them are joined. No request is longer than `PART_BYTES`.
+    Ranges with fewer than `GAP_BYTES` between them are joined. A request has at most `PART_BYTES`.
     """
     runs: list[list[int]] = []
     for start, stop in sorted(ranges):
@@ -444,12 +442,12 @@ def _join(chunks: list[Chunk], start: int, stop: int) -> bytes:
 
 
 def quote_etag(etag: str | None) -> str | None:
-    """Return an ETag with quotes, as in headers: some stores omit the quotes in lists. Return None for no ETag."""
+    """Return an ETag with quotes, also if a store lists it without quotes; None for no ETag."""
     return f'"{etag}"' if etag and not etag.endswith('"') else etag or None
 
 
 def is_strong_etag(etag: str | None) -> bool:
-    """Return True if an ETag is strong: two versions of an object never have the same strong ETag."""
+    """Return True if an ETag is strong. Two versions of an object never have the same strong ETag."""
     return etag is not None and not etag.startswith("W/")
 
 

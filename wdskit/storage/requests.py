@@ -56,10 +56,10 @@ _BUSY = (429, 503)
 
 
 class EventLoop:
-    """The event loop of this process in its own thread, with a limit of requests in flight.
+    """Sends the requests of this process: an event loop in its own thread, with a limit of requests in flight.
 
     Attributes:
-        limit: Largest number of units in flight now. A request takes one unit, a large request takes `LARGE_UNITS`.
+        limit: Units that may be in flight now. A small request takes one unit, a large request takes `LARGE_UNITS`.
             Each reply of a busy server halves the limit, and each success increases the limit by one.
         stores: The open stores by scheme and root; the most recently opened store is last.
     """
@@ -76,12 +76,12 @@ class EventLoop:
         self._thread.start()
 
     def count(self, traffic: Traffic) -> None:
-        """Add bytes and requests to the counts. Safe to call from several threads."""
+        """Add `traffic` to the counts. Several threads may call this method."""
         with self._lock:
             self._traffic = self._traffic.plus(traffic)
 
     def take_count(self) -> Traffic:
-        """Return the counts since the last call."""
+        """Return the counts since the last call of this method."""
         with self._lock:
             found, self._traffic = self._traffic, NO_TRAFFIC
         return found
@@ -91,19 +91,16 @@ class EventLoop:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
 
     def end(self) -> None:
-        """Cancel all requests, and stop the loop and its thread.
-
-        Otherwise a thread of obstore could enter Python while the interpreter ends, which would abort the process.
-        """
+        """Cancel all requests, and stop the loop and its thread."""
         with contextlib.suppress(TimeoutError, concurrent.futures.TimeoutError):
             self.submit(_cancel_all()).result(END_S)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(END_S)
-        time.sleep(LEAVE_S)
+        time.sleep(LEAVE_S)  # a thread of obstore that enters Python at the interpreter's end aborts the process
 
     @contextlib.asynccontextmanager
     async def slot(self, units: int) -> AsyncIterator[None]:
-        """Wait, in the order of the calls, until `units` more units may be in flight. Hold them during the block."""
+        """Wait until `units` more units may be in flight, and hold them during the block. First come, first served."""
         turn = self._loop.create_future()
         self._waiting.append((turn, units))
         self._grant()
@@ -132,17 +129,16 @@ async def _cancel_all() -> None:
 
 
 class OpenStore(NamedTuple):
-    """A store of obstore. `is_anonymous` is true if requests are unsigned because no credentials were found."""
+    """A store of obstore. If `is_anonymous`, requests are unsigned, because no credentials were found."""
 
     store: Any
     is_anonymous: bool
 
 
 class RetryState:
-    """The tries of one request. After each failed try, the object decides whether and when to try again.
+    """Decides whether and when a failed request is tried again. For use on the event loop only.
 
-    Used on the event loop only. The last try starts at most `RETRY_S + extra_s` seconds after the first try. `extra_s`
-    is for a request that takes a long time itself.
+    The last try starts at most `RETRY_S + extra_s` seconds after the first try. `extra_s` is for slow requests.
     """
 
     def __init__(self, location: Location, extra_s: float = 0.0) -> None:
@@ -166,7 +162,10 @@ class RetryState:
         self._loop.limit = min(MAX_IN_FLIGHT, self._loop.limit + 1)
 
     async def failed(self, err: Exception) -> None:
-        """Handle an error of `STORE_ERRORS`: wait until the next try, or raise StorageError if no try is left."""
+        """Handle a failed try: wait until the next try may start, or raise StorageError if no try is left.
+
+        `err` is one of `STORE_ERRORS`.
+        """
         failure = classify_error(err)
         has_none = is_metadata_failure(str(err)) and not self._used.is_anonymous
         if has_none or (failure.is_expired and not self._is_renewed):
@@ -228,7 +227,7 @@ class RequestFailure(NamedTuple):
         status: Status of the HTTP response; 0 without a response.
         is_transient: Whether the request may succeed later.
         is_expired: Whether new credentials may help.
-        advice: What to do; "" takes the advice for the status from `_ADVICE`.
+        advice: What the user can do; "" means the advice for `status` in `_ADVICE`.
     """
 
     reason: str
@@ -247,7 +246,7 @@ STORE_ERRORS = (*OBSTORE_ERRORS, ShortBodyError)
 
 
 def classify_error(err: Exception) -> RequestFailure:
-    """Return why a request failed with this error of `STORE_ERRORS`, without secrets."""
+    """Return why a request failed. `err` is one of `STORE_ERRORS`. The result has no secrets."""
     text = str(err)
     if isinstance(err, ShortBodyError):
         return RequestFailure(text, is_transient=True)
@@ -295,10 +294,9 @@ async def call_with_retries(
 
     Args:
         location: The object.
-        call: Sends the request with obstore's store.
+        call: Takes obstore's store, and sends the request.
         limit_s: Longest time for one try.
-        extra_s: The last try starts at most `RETRY_S + extra_s` seconds after the first try. For a request that takes
-            a long time itself.
+        extra_s: The last try starts at most `RETRY_S + extra_s` seconds after the first try.
 
     Raises:
         StorageError: A try took longer than `limit_s`, or the last try failed.
@@ -327,7 +325,7 @@ class _Process:
         self.is_ending = False
 
     def after_fork(self) -> None:
-        """Replace the lock in a forked child, and remember the fork: no thread runs the parent's loop here."""
+        """Prepare a forked child: replace the lock, and remember whether the parent had an event loop."""
         self.lock = threading.Lock()
         self.was_forked = self.was_forked or self.event_loop is not None
 
@@ -347,8 +345,8 @@ def loop_of_this_process(url: str) -> EventLoop:
     """Return the event loop of this process. The first call starts the loop.
 
     Raises:
-        StorageError: This process is ending, or was forked after its parent had read from a store: obstore would hang.
-            The message names `url`.
+        StorageError: This process is ending, or was forked after its parent had read from a store. The message names
+            `url`.
     """
     if _PROCESS.was_forked:
         msg = f"{url}: this process was forked after its parent had read from a store, so reading would hang."
@@ -362,9 +360,9 @@ def loop_of_this_process(url: str) -> EventLoop:
 
 
 def result(future: Future[T], url: str) -> T:
-    """Wait for the result of a future and return it. An interrupted wait cancels the future.
+    """Wait for a future, and return its result or raise its error. If the wait is interrupted, cancel the future.
 
-    Raises StorageError with `url` if the future was cancelled. An error of its coroutine is raised unchanged.
+    Raises StorageError, which names `url`, if the future was cancelled.
     """
     try:
         return future.result()

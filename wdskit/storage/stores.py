@@ -67,7 +67,7 @@ def locate(url: str) -> Location:
     """Return the location of a URL's object. Nothing is opened.
 
     Raises:
-        StorageError: The URL is invalid or has a user, password or fragment, or an environment variable is missing.
+        StorageError: The URL is invalid or has a user, password or fragment, or AIS_ENDPOINT is not set for an ais URL.
     """
     scheme = scheme_of(url)
     shown = shown_url(url)
@@ -97,8 +97,8 @@ def locate(url: str) -> Location:
 def _locate_http(scheme: str, host: str, path: str, query: str, shown: str) -> Location:
     """Return the location of an http(s) URL. Messages show the URL as `shown`.
 
-    `root` is the host with the query, and `key` is the path. If obstore would change the path, because the path has
-    `%2F` or `//`, `root` is the whole URL and `key` is "".
+    `key` is the path, and `root` is the rest of the URL. A path with `%2F` or `//`, which obstore would change, stays
+    in `root`, and `key` is "".
     """
     end = f"?{query}" if query else ""
     if "%2F" in path.upper() or "//" in path:
@@ -107,9 +107,9 @@ def _locate_http(scheme: str, host: str, path: str, query: str, shown: str) -> L
 
 
 def _locate_hugging_face(kind: str, path: str, shown: str) -> Location:
-    """Return the location of `hf://datasets/OWNER/NAME[@REVISION]/path`. `kind` is `datasets`, and `path` is the rest.
+    """Return the location of a file in a data set of the Hugging Face hub. Messages show the URL as `shown`.
 
-    Messages show the URL as `shown`. Raises StorageError if the URL has another form.
+    `kind` is `datasets`, and `path` is `/OWNER/NAME[@REVISION]/path`. Raises StorageError for other values.
     """
     owner, _, rest = path[1:].partition("/")
     name, _, key = rest.partition("/")
@@ -123,11 +123,11 @@ def _locate_hugging_face(kind: str, path: str, shown: str) -> Location:
 
 
 def open_store(location: Location, *, anonymous: bool = False) -> Any:
-    """Open the obstore store of a location. The store tries each request once; `storage.requests` repeats requests.
+    """Open the obstore store of a location. The store does not repeat failed requests; `storage.requests` does.
 
     Args:
         location: The location of an object in the store.
-        anonymous: Whether to send unsigned requests, even if the environment does not set this.
+        anonymous: Whether to send unsigned requests. The environment may ask for them too.
 
     Raises:
         StorageError: A setting of the environment is missing or invalid.
@@ -146,15 +146,12 @@ def open_store(location: Location, *, anonymous: bool = False) -> Any:
 
 
 def is_metadata_failure(text: str) -> bool:
-    """Return True if `text`, an error of obstore, says that the cloud's metadata service has no credentials.
-
-    True means that no credentials were found at all, because obstore asks this service last.
-    """
+    """Return True if an error of obstore means that no credentials were found. `text` is the text of the error."""
     return any(path in text for path in _METADATA_PATHS)
 
 
 def _options(url: str, *, ca_bundle: str = "", headers: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """Return the options of all stores: timeouts, trusted certificates, headers, and no retries.
+    """Return the keyword arguments that all stores share: timeouts, trusted certificates, headers, and no retries.
 
     `url` is the server; "" is the default server. Redirects to http are allowed only if `url` is http.
 
@@ -212,9 +209,9 @@ _AWS_PROVIDERS = (
 
 
 def _aws_profile(url: str) -> dict[str, str]:
-    """Return the settings of the chosen profile in ~/.aws/config and ~/.aws/credentials. Messages name `url`.
+    """Return the settings of the AWS profile that the environment names, else of the profile `default`; {} without it.
 
-    Raises StorageError if a file is invalid, or if the profile that the environment names does not exist.
+    Raises StorageError if a file is invalid, or if the named profile does not exist. Messages name `url`.
     """
     chosen = os.environ.get("AWS_PROFILE") or os.environ.get("AWS_DEFAULT_PROFILE")
     name = chosen or "default"
@@ -238,7 +235,7 @@ def _aws_profile(url: str) -> dict[str, str]:
 
 
 def _open_gs(location: Location, *, anonymous: bool) -> Any:
-    """Open a bucket of Google Cloud Storage with application default credentials, or of the emulator."""
+    """Open a bucket of Google Cloud Storage, or of its emulator if STORAGE_EMULATOR_HOST is set."""
     host = os.environ.get("STORAGE_EMULATOR_HOST", "")
     if host:
         host = host if "://" in host else f"http://{host}"
@@ -249,7 +246,7 @@ def _open_gs(location: Location, *, anonymous: bool) -> Any:
 
 
 def _open_az(location: Location, *, anonymous: bool) -> Any:
-    """Open a container of Azure. The environment gives the account, by name or connection string, or the emulator.
+    """Open a container of Azure. The environment names the account, a connection string, or the emulator.
 
     Raises StorageError if no account is set.
     """
@@ -294,5 +291,5 @@ def _required(name: str, url: str, what: str) -> str:
 
 
 def _is_set(name: str) -> bool:
-    """Return True if a variable of the environment is on: 1, true or yes."""
+    """Return True if an environment variable is 1, true or yes, in any case."""
     return os.environ.get(name, "").lower() in _YES

@@ -37,8 +37,8 @@ def scheme_of(url: str) -> str:
     """Return `file` for a path or a file URL, otherwise `http`, `https`, `s3`, `gs`, `az`, `hf` or `ais`.
 
     Raises:
-        StorageError: The scheme is not supported (`pipe:` is never run), or the URL has a control character, or a
-            space in its query.
+        StorageError: The scheme is not supported, such as `pipe:`. Or the URL has a control character, or a space in
+            its query.
     """
     match = _SCHEME.match(url)
     if match is None:
@@ -68,7 +68,7 @@ def is_local(url: str) -> bool:
 
 
 def shown_url(url: str) -> str:
-    """Return a path or file URL unchanged, and another URL without user, password and query, which may be secrets.
+    """Return a URL without user, password and query, which may be secrets. A path or file URL is returned unchanged.
 
     Raises StorageError if the URL is invalid.
     """
@@ -76,7 +76,7 @@ def shown_url(url: str) -> str:
 
 
 def local_path(url: str) -> str:
-    """Return the path that a path or file URL names.
+    """Return the path of a local file. `url` is a path or a file URL.
 
     Raises StorageError if a file URL names another host, or has a query or a fragment.
     """
@@ -138,7 +138,8 @@ class RangeFile(Protocol):
 def open_ranges(url: str) -> RangeFile:
     """Open a local file, or an object of a store or http(s) server, for reading at any offset.
 
-    Raises StorageError if a local file cannot be opened, or the URL names no object. An object is not requested yet.
+    Raises StorageError if a local file cannot be opened, or the URL names no object. The first read of an object sends
+    the first request.
     """
     if is_local(url):
         return LocalFile(url)
@@ -148,14 +149,17 @@ def open_ranges(url: str) -> RangeFile:
 
 
 class LocalFile:
-    """A local file or named pipe, read in order or at any offset. `fd` is its descriptor; -1 after `close`.
+    """A local file or named pipe, read in order or at any offset.
 
     Args:
         url: Path or `file:` URL.
         takes_pipe: Whether pipes and devices are allowed. Opening a named pipe waits for a writer.
 
+    Attributes:
+        fd: The descriptor; -1 after `close`.
+
     Raises:
-        StorageError: The file does not exist, may not be read, or is a pipe or device although `takes_pipe` is false.
+        StorageError: The file does not exist, may not be read, or is a pipe or device although `takes_pipe` is False.
     """
 
     def __init__(self, url: str, *, takes_pipe: bool = True) -> None:
@@ -217,10 +221,10 @@ class LocalFile:
 
 
 def read_bytes(url: str, *, limit: int, takes_pipe: bool = False) -> bytes:
-    """Return all bytes of a small file or object. If `takes_pipe` is True, pipes and devices are read too.
+    """Return all bytes of a small file or object.
 
-    Raises StorageError if the file cannot be read, is a pipe or device although `takes_pipe` is False, or has more than
-    `limit` bytes.
+    Raises StorageError if the file cannot be read or has more than `limit` bytes. Pipes and devices are errors too,
+    unless `takes_pipe` is True.
     """
     data = bytearray()
     opened = LocalFile(url, takes_pipe=takes_pipe) if is_local(url) else open_stream(url)

@@ -1,8 +1,8 @@
 """Parse the headers of many plain members at once with numpy: a batch of small samples is mostly headers.
 
 wdskit and most other writers write plain headers: a regular file, ustar without a prefix, 11 octal digits and a NUL for
-the size, 6 octal digits, NUL and space for the checksum, an ASCII name. Other headers are marked here and not refused:
-the strict reader (`tar.reader`) has to read them.
+the size, 6 octal digits, NUL and space for the checksum, an ASCII name. Other headers are only marked, as not plain;
+the strict reader (`tar.reader`) has to read and check them.
 """
 
 from __future__ import annotations
@@ -33,11 +33,10 @@ Ints = NDArray[np.int64]
 
 
 class Headers(NamedTuple):
-    """Parsed headers, one array per value. If `plain` is false for a header, its other values are undefined.
+    """Parsed headers, one array per value. If `plain` is False for a header, its other values are undefined.
 
     Attributes:
-        plain: Whether the header describes a plain member and its checksum is right, bool (n,). A checksum that is
-            wrong by exactly 2**16 is accepted: more than 256 bytes would have to be damaged.
+        plain: Whether the header describes a plain member and its checksum, compared modulo 2**16, is right, bool (n,).
         sizes: Bytes of the member's data, int64 (n,).
         names: Names, uint8 (n, bytes of the longest name); bytes after the end of a name are undefined.
         name_sizes: Bytes of each name, int64 (n,).
@@ -50,7 +49,7 @@ class Headers(NamedTuple):
 
 
 def parse_headers(blocks: NDArray[np.uint8]) -> Headers:
-    """Return the parsed headers of header blocks, uint8 (n, 512), with n at least 1."""
+    """Parse header blocks, uint8 (n, 512), with n at least 1. Invalid blocks raise no error: they are not `plain`."""
     found = blocks[:, _OFFSETS]
     found -= _LOWEST  # a smaller byte wraps around to more than any range
     numbers = (found[:, : len(_DIGITS)].astype(np.float64) @ _WEIGHTS).astype(np.int64)  # at most 8**11, so exact
@@ -71,15 +70,20 @@ def parse_headers(blocks: NDArray[np.uint8]) -> Headers:
 
 
 def _checksums_hold(blocks: NDArray[np.uint8], checksums: Ints, digits: Ints) -> NDArray[np.bool_]:
-    """Return whether the checksum of each header is right, bool (n,). A test replaces this function."""
+    """Return whether the checksum of each block is right, bool (n,).
+
+    `checksums` are the numbers in the checksum fields, and `digits` the sums of the octal digits of these numbers.
+    """
+    # a function of its own, because a test replaces it
     sums = blocks.sum(axis=1, dtype=np.uint16)
     hold: NDArray[np.bool_] = sums == (checksums + digits + _UNCOUNTED) % _SUM_MODULUS
     return hold
 
 
 def key_sizes(headers: Headers) -> Ints:
-    """Return the number of bytes of the key in each name, int64 (n,): the bytes before the first dot after the last
-    slash. The number is 0 if the name has no key, or if only `names.split_name` can decide whether it has a key.
+    """Return the number of bytes of the key in each name, int64 (n,). A key ends at the first dot after the last slash.
+
+    The number is 0 for a name without a key, and for a name that starts with `__`, which `names.split_name` must split.
     """
     names, columns = headers.names, np.arange(headers.names.shape[1])
     is_meta = (names[:, :2] == ord("_")).all(axis=1)
@@ -96,8 +100,10 @@ def key_sizes(headers: Headers) -> Ints:
 
 
 def has_inline_name(blocks: NDArray[np.uint8]) -> NDArray[np.bool_]:
-    """Return for each block, uint8 (n, 512), whether its first 100 bytes are the whole name of a regular file, or the
-    block has zeros only, as the end marker: bool (n,). False for an extension header, and for a header with a prefix.
+    """Return for each block whether its first 100 bytes are the whole name of a regular file, bool (n,).
+
+    `blocks` is uint8 (n, 512). True also for the zeros of the end marker. False for an extension header, and for a
+    header with a prefix.
     """
     kinds = blocks[:, _TYPE_AT]
     is_inline: NDArray[np.bool_] = ((kinds == ord("0")) | (kinds == 0)) & (blocks[:, _PREFIX_AT] == 0)
@@ -105,8 +111,9 @@ def has_inline_name(blocks: NDArray[np.uint8]) -> NDArray[np.bool_]:
 
 
 def have_equal_starts(names: NDArray[np.uint8], others: NDArray[np.uint8], sizes: Ints) -> NDArray[np.bool_]:
-    """Return for each i whether the first `sizes[i]` bytes of `names[i]` and `others[i]` are equal: bool (n,). Both
-    must have at least `sizes[i]` bytes.
+    """Compare the starts of rows: return whether `names[i, :sizes[i]]` and `others[i, :sizes[i]]` are equal, bool (n,).
+
+    Both arrays need at least `max(sizes)` columns.
     """
     width = min(names.shape[1], others.shape[1])
     same = names[:, :width] == others[:, :width]

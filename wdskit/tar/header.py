@@ -57,8 +57,9 @@ class NotPlain(HeaderError):
 
 
 class Header(NamedTuple):
-    """The name with its prefix, the size in bytes and the type from a header. An extension header may replace the name
-    and the size.
+    """The name with its prefix, the size of the data in bytes, and the type byte in one header.
+
+    A name or a size in an extension header replaces these values.
     """
 
     name: bytes
@@ -95,16 +96,23 @@ def _fields_after_name(size: int) -> tuple[bytes, int]:
 
 
 def parse_octal(field: bytes, what: str) -> int:
-    """Return the number in a header's field. The field has octal digits, with spaces on the left, and NUL or space on
-    the right. Or the field has GNU's form for large numbers: the first bit is set, and the other bits are a big-endian
-    two's complement number. `what` is the name of the number in messages.
-    HeaderError: The number is invalid or negative, or a NUL is before the digits. GNU tar skips this NUL, but for
-    Python's tarfile this NUL is the end of an empty number.
+    """Return the number in a field of a header.
+
+    The field has octal digits, with spaces on the left, and NUL or space on the right. Or it has GNU's form for large
+    numbers: the first bit is set, and the other bits are a big-endian two's complement number.
+
+    Args:
+        field: The bytes of the field.
+        what: Name of the number, for messages.
+
+    Raises:
+        HeaderError: The number is invalid or negative, or a NUL is before the digits.
     """
     if field[0] & 0x80:
         if field[0] & 0x40:
             raise HeaderError(f"its {what} is negative")
         return int.from_bytes(bytes([field[0] & 0x7F]) + field[1:], "big")
+    # GNU tar skips a NUL before the digits; for Python's tarfile this NUL is the end of an empty number
     text = field.rstrip(b" \x00").lstrip(b" ")
     if not text or text.strip(b"01234567"):
         raise HeaderError(f"its {what} {field!r} is not an octal number")
@@ -112,19 +120,21 @@ def parse_octal(field: bytes, what: str) -> int:
 
 
 def expected_adler(checksum_field: bytes) -> int:
-    """Return the low half of adler32 of a header whose checksum field is right. HeaderError: The field is not a number.
+    """Return `zlib.adler32(block) & 0xFFFF` of every header block that has this checksum field and a right checksum.
 
-    The low half of adler32 is 1 + the sum of all bytes modulo 65521, and four times faster in Python than a sum. The
-    checksum counts its own field as eight spaces. A sum that is wrong by exactly 65521 is accepted: more than
-    256 bytes would have to be damaged.
+    A checksum that is wrong by exactly 65521 gives the same result. Raises HeaderError if the field is not a number.
     """
+    # The low half of adler32 is 1 + the sum of all bytes modulo 65521, and four times faster in Python than a sum. The
+    # checksum counts its own field as eight spaces. For an error of 65521, more than 256 bytes must be damaged.
     checksum = parse_octal(checksum_field, "checksum")
     return (1 + checksum - 8 * ord(" ") + sum(checksum_field)) % ADLER_MODULUS
 
 
 def parse_header(block: bytes) -> Header:
-    """Parse one header block, 512 bytes that are not all zeros. HeaderError: The checksum or the magic is invalid, or
-    the size is invalid or over 16 GiB. The size of an unsupported type is not parsed and is 0.
+    """Parse one header block, 512 bytes that are not all zeros. The size of an unsupported type is read as 0.
+
+    Raises:
+        HeaderError: The checksum, the magic or the size is invalid, or the size is over 16 GiB.
     """
     if zlib.adler32(block) & 0xFFFF != expected_adler(block[148:156]):
         raise HeaderError("its checksum does not match")
@@ -146,10 +156,12 @@ def check_size(size: int) -> None:
 
 
 def check_overruled_size(size: int, own: int) -> None:
-    """Raise HeaderError if the `size` in a pax header contradicts the size `own` in the member's own header.
+    """Check the `size` in a pax header against the size `own` in the member's own header.
 
-    `own` must be 0 or equal to `size`. But if `size` does not fit the member's header, any `own` is accepted: writers
-    then put 0 or the largest number into the field.
+    Any `own` is accepted if `size` is too large for the 11 octal digits of the member's own header.
+
+    Raises:
+        HeaderError: `own` is neither 0 nor `size`.
     """
     if own not in (0, size) and size <= MAX_USTAR_SIZE_BYTES:
         raise HeaderError(f"a pax header gives the size {size}, but the member's header {own}")
@@ -174,10 +186,13 @@ class Overrides(NamedTuple):
     size: int | None = None
 
     def combined(self, other: Overrides) -> Overrides:
-        """Return the overrides of two extension headers of one member.
-        HeaderError: Both headers give a name, or both give a size. GNU tar uses the last, Python's tarfile the first.
+        """Return the name and the size of two extension headers of one member.
+
+        Raises:
+            HeaderError: Both headers give a name, or both give a size.
         """
         if (self.name is not None and other.name is not None) or (self.size is not None and other.size is not None):
+            # GNU tar uses the last, Python's tarfile the first
             raise HeaderError("two extension headers of one member contradict each other")
         return Overrides(
             other.name if self.name is None else self.name,
@@ -186,9 +201,10 @@ class Overrides(NamedTuple):
 
 
 def parse_long_name(data: bytes) -> bytes:
-    """Parse the data of a GNU long name: the name and one NUL. Return the name.
-    HeaderError: The name is empty, or the last byte of the data is not the only NUL. The second fault is a sign of a
-    damaged byte near the end of the name.
+    """Return the name from the data of a GNU long-name header: the name, then one NUL.
+
+    Raises:
+        HeaderError: The name is empty, or the last byte of the data is not the only NUL.
     """
     name, nul, rest = data.partition(b"\x00")
     if not name:
@@ -199,14 +215,14 @@ def parse_long_name(data: bytes) -> bytes:
 
 
 def parse_pax(data: bytes) -> Overrides:
-    """Parse the records of a pax header. Return the values of `path` and `size`, None for an absent record.
+    """Return the values of `path` and `size` in the records of a pax header; None for an absent record.
 
-    Times, owners, comments and vendors' own keywords do not change the member's bytes, and are ignored.
+    Times, owners, comments and vendors' own keywords are ignored.
 
     Raises:
         NotPlain: The member is a link, a sparse file, or part of a multi-volume archive.
-        HeaderError: A record is malformed, its keyword differs from `path` or `size` in one byte, or its value contains
-            another record. The last two faults are signs of a damaged byte.
+        HeaderError: A record is malformed. Or it looks damaged: its keyword differs from `path` or `size` in one byte,
+            or its value contains another record.
     """
     found = Overrides()
     at = 0
@@ -233,8 +249,10 @@ def parse_pax(data: bytes) -> Overrides:
 
 
 def _record(data: bytes, at: int) -> tuple[bytes, bytes, int]:
-    """Return keyword and value of the pax record at offset `at`, and the offset of the next record. HeaderError: The
-    record is malformed.
+    """Return keyword and value of the pax record at offset `at`, and the offset of the next record.
+
+    Raises:
+        HeaderError: The record is malformed.
     """
     space = data.find(b" ", at, at + _MAX_DIGITS)
     digits = data[at:space] if space > 0 else b""

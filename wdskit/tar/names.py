@@ -14,8 +14,8 @@ def split_name(name: str) -> tuple[str, str] | None:
     """Split a member's name into key and lower-case field at the first dot after the last slash (WebDataset's rule).
 
     Returns:
-        (key, field), or None for a member that belongs to no sample: its basename starts with a dot, has no dot, or
-        has its only dot at the end, or the name starts with a part like `__meta__`.
+        (key, field). None for a member that belongs to no sample: the part after the last slash has no dot, starts with
+        a dot, or has its only dot at the end; or the name starts with a part like `__meta__`.
     """
     key, _, field = name.partition(".")
     if "/" in field:  # the first dot belongs to a folder
@@ -28,20 +28,18 @@ def split_name(name: str) -> tuple[str, str] | None:
 
 
 def check_long_name(name: str, own: bytes) -> None:
-    """Compare the name in an extension header, which no checksum covers, with the name in the member's own header.
+    """Check the name in an extension header, which no checksum covers, against the name in the member's own header.
 
-    GNU tar, Python's tarfile and most other writers put the first 100 bytes of a long name into the member's header. If
-    a name is not ASCII, these writers may put the whole name there, and replace characters that are not ASCII by `?` or
-    by nothing. libarchive puts an abbreviation there, which confirms nothing. Only the shard's sha256 covers the bytes
-    of a name after the first 100. One damaged byte there can remove the key, and the member would be skipped silently.
-    So a name without a key is accepted only if the member's header confirms this name.
+    Writers put only a part of a long name into the member's own header, or replace its non-ASCII characters. Such a
+    name is accepted if it has a key.
 
     Args:
         name: The name in the extension header.
         own: The name in the member's own header, with the prefix.
 
     Raises:
-        HeaderError: The names differ in one byte, or `name` has no key and the member's header does not confirm `name`.
+        HeaderError: The names differ in one byte. Or `name` has no key and `own` is not the whole name: a damaged byte
+            may have removed the key.
     """
     raw, replaced = name.encode(), name.encode("ascii", "replace")
     if own in (raw, replaced, name.encode("ascii", "ignore")):
@@ -55,10 +53,10 @@ def check_long_name(name: str, own: bytes) -> None:
 
 
 def restored_field(name: str, key: str) -> str:
-    """Return the field that a member adds to the sample `key` if one damaged byte of its name is repaired.
+    """Return the field of a member that belongs to the sample `key` if one byte of its name is damaged; else "".
 
-    Only a byte that no header checksum covers can be repaired. Return "" if no such repair of one byte makes the name
-    a field of `key`.
+    The damaged byte must be after the first 100 bytes of the name, or not ASCII in both `name` and `key`. A header's
+    checksum covers all other bytes.
     """
     text, known = name.encode(), f"{key}.".encode()
     wrong = [at for at, (one, other) in enumerate(zip(text, known, strict=False)) if one != other]

@@ -55,12 +55,12 @@ class TarReader:
     """Iterator over the regular members of a tar stream, in order. Iterate it once.
 
     Args:
-        read: Returns the next bytes, at most the given number; `b""` only at the end.
+        read: Called with a number of bytes. Returns the next bytes, at most this number; `b""` only at the end.
         shard: Path or URL, for messages.
-        hold_bytes: Largest number of bytes of a member's data that are kept in memory. Larger data are read in pieces,
-            and `LargeData` replaces them. A limit below 512 KiB is not exact: larger data are kept in memory if they
-            were read together with the member's neighbours.
-        spill: Opens a temporary file for the data of each member over `hold_bytes`; None discards the data.
+        hold_bytes: Largest number of bytes of a member's data that are kept in memory. `LargeData` replaces larger
+            data. A limit below 512 KiB is not exact: larger data are kept if they were read together with other
+            members.
+        spill: Returns a new temporary file, for the data of each member over `hold_bytes`; None discards the data.
 
     Attributes:
         stop: Offset of the end marker after the stream was read to its end; 0 before.
@@ -147,8 +147,9 @@ def locate_members(data: bytes, *, shard: str, offset: int, stop: int) -> Iterat
 
 
 def plain_member(block: bytes) -> tuple[str, int] | None:
-    """Return the name and the size in bytes of a plain member: a file with one header, a size in octal digits, an ASCII
-    name and no prefix. Return None for any other block, which `next_member` has to read.
+    """Return the name and the size in bytes of a plain member; None if `block` is not the header of a plain member.
+
+    A plain member has one header, a size in octal digits, an ASCII name and no prefix. `next_member` reads all others.
     """
     if len(block) < BLOCK_BYTES:
         return None
@@ -174,10 +175,7 @@ def plain_member(block: bytes) -> tuple[str, int] | None:
 
 
 def any_member(window: Window) -> tuple[str, int, int] | None:
-    """Check and consume the headers of one member, three times as fast as `next_member` for a plain member. Return
-    (name, offset of the first header, size of the data); None for a directory, and for a global header without a
-    member. ShardError: A header is invalid, or the stream ends.
-    """
+    """Do the same as `next_member`, three times as fast for a plain member."""
     plain = plain_member(window.data[window.at : window.at + BLOCK_BYTES])
     if plain is None:
         return next_member(window)
@@ -187,9 +185,14 @@ def any_member(window: Window) -> tuple[str, int, int] | None:
 
 
 def next_member(window: Window) -> tuple[str, int, int] | None:
-    """Check and consume the headers of one member. Return (name, offset of its first header, size of its data); None
-    for a directory, and for a global header without a member.
-    ShardError: A header is invalid, or the stream ends.
+    """Check and consume the headers of one member.
+
+    Returns:
+        (name, offset of the first header, size of the data); None for a directory, and for a global header without a
+        member after it.
+
+    Raises:
+        ShardError: A header is invalid, or the stream ends.
     """
     start = window.offset
     overrides = Overrides()
@@ -246,8 +249,10 @@ def next_member(window: Window) -> tuple[str, int, int] | None:
 
 
 def _extend(overrides: Overrides, kind: int, data: bytes) -> Overrides:
-    """Return `overrides` together with the name and size of one more extension header of type `kind`. HeaderError: The
-    header is invalid, or contradicts `overrides`.
+    """Return `overrides` with the name or size of one more extension header. `kind` and `data` are its type and data.
+
+    Raises:
+        HeaderError: The header is invalid, or contradicts `overrides`.
     """
     if kind == GNU_LONG_NAME_TYPE:
         return overrides.combined(Overrides(name=parse_long_name(data)))
@@ -280,8 +285,9 @@ def no_end_marker(window: Window) -> ShardError:
 
 
 def _other_file(window: Window, start: bytes) -> ShardError | None:
-    """Return the ShardError for a stream that is gzip, zstd, xz, bzip2, zip or a Git LFS pointer, as its first bytes
-    `start` say; None for any other stream, and if the window is not at the start of the stream.
+    """Return the ShardError for a gzip, zstd, xz, bzip2 or zip file or a Git LFS pointer in place of a tar.
+
+    `start` are the next bytes. Return None if they are of another kind, or are not at the start of the stream.
     """
     if window.offset:
         return None

@@ -47,7 +47,11 @@ class _JumpingWindow(Window):
         return data
 
     def jump(self, size: int) -> None:
-        """Consume `size` bytes and their padding, without reading a large range. ShardError: The file is too short."""
+        """Consume `size` bytes of data and their padding. A large range is not read.
+
+        Raises:
+            ShardError: The file is too short.
+        """
         stop = self.offset + padded(size)
         if stop - self._next < JUMP_BYTES:
             self.skip(size)
@@ -64,7 +68,7 @@ class TarWalk:
     """Iterator over the regular members of a tar, in order, without their data. Iterate it once.
 
     Args:
-        read_at: Reads the file from any offset.
+        read_at: Called with (offset, size). Returns up to `size` bytes from `offset`; `b""` only at the end.
         num_bytes: Size of the file in bytes.
         shard: Path or URL, for messages.
         start: Byte offset of the first member to yield.

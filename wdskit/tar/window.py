@@ -29,8 +29,11 @@ _DAMAGED = "It is damaged, or not a tar of plain files. Fetch it again, or pack 
 
 
 class LargeData(bytes):
-    """Empty bytes in place of the data of a member that is too large to keep in memory. `num_bytes` is the member's
-    size. `file` is an open file with the whole data from its start; None if the data was discarded.
+    """Empty bytes in place of the data of a member that is too large to keep in memory.
+
+    Attributes:
+        num_bytes: Size of the member's data in bytes.
+        file: An open file with the data from its start; None if the data was discarded.
     """
 
     num_bytes: int
@@ -49,19 +52,19 @@ def size_of(data: bytes) -> int:
 
 
 class Window:
-    """A moving window over a stream. Many small members are read at once. The rest of a large member is read alone.
+    """A buffer that moves forward over a stream. Many small members are read at once, and a large member alone.
 
     Args:
-        read: Reads the stream.
+        read: Called with a number of bytes. Returns the next bytes, at most this number; `b""` only at the end.
         shard: Path or URL, for messages.
         hold_bytes: Largest number of bytes of a member's data that are kept in memory.
-        spill: Opens a temporary file for the data of each member over `hold_bytes`; None discards the data.
+        spill: Returns a new temporary file, for the data of each member over `hold_bytes`; None discards the data.
 
     Attributes:
-        data: The bytes of the window. `data[at:]` are read but not consumed.
+        data: The buffer. `data[at:]` are read but not consumed.
         at: Index in `data` of the next byte to consume.
         base: Offset of `data[0]` in the shard.
-        num_exact_reads: For this number of reads from now on, no more bytes are read than needed.
+        num_exact_reads: Number of next reads that read no more bytes than needed.
     """
 
     def __init__(
@@ -82,9 +85,7 @@ class Window:
         return self.base + self.at
 
     def fill(self, size: int) -> bool:
-        """Read until the window has `size` bytes that are not consumed. Return False if the stream ends with fewer
-        bytes, otherwise True.
-        """
+        """Read until the buffer has `size` bytes to consume. Return False if the stream ends before, else True."""
         have = len(self.data) - self.at
         if have >= size:
             return True
@@ -103,9 +104,13 @@ class Window:
         return have >= size
 
     def take(self, size: int) -> bytes:
-        """Return the next `size` bytes of data, and consume them and their padding. Return `LargeData` if `size` is
-        over `hold_bytes`, unless `size` is below 64 KiB or all bytes have been read already.
-        ShardError: The stream ends inside the data or their padding.
+        """Consume `size` bytes of data and their padding, and return the data.
+
+        Return `LargeData` if `size` is over `hold_bytes`, unless `size` is below 64 KiB or all bytes have been read
+        already.
+
+        Raises:
+            ShardError: The stream ends inside the data or their padding.
         """
         if size >= LARGE_BYTES and len(self.data) - self.at < size:
             return self._take_large(size)
@@ -114,8 +119,10 @@ class Window:
         return self.data[start : start + size]
 
     def skip(self, size: int) -> None:
-        """Consume `size` bytes and their padding. The next header is read into the window, but not consumed.
-        ShardError: The stream ends inside the bytes or their padding.
+        """Consume `size` bytes and their padding. The next header is read, but not consumed.
+
+        Raises:
+            ShardError: The stream ends inside the bytes or their padding.
         """
         if not self.fill(padded(size) + BLOCK_BYTES) and len(self.data) - self.at < padded(size):
             raise self.cut_member(size)

@@ -29,10 +29,9 @@ class TarWriter:
 
     Args:
         write: Writes the given bytes, and does not use them after it returns.
-        hand_over: Called with a filled buffer and the number of bytes to write from the buffer. The buffer belongs to
-            `hand_over` from then on. Returns a free buffer; None if the writer has to allocate a buffer.
-            `TempFile.hand_over` writes while the next buffer is filled. If `hand_over` is None, the writer fills one
-            buffer and writes it by `write`, in turn.
+        hand_over: Writes the buffers in which small members are collected, instead of `write`. Called with a buffer and
+            the number of bytes to write. The buffer belongs to `hand_over` from then on. Returns a free buffer, or
+            None: then the writer allocates a new buffer. `TempFile.hand_over` is such a function.
 
     Attributes:
         offset: Byte offset of the next member.
@@ -64,9 +63,13 @@ class TarWriter:
         self._put(_header(name, size), data, size)
 
     def reserve(self, name: str, size: int) -> memoryview | None:
-        """Append one member without its data, and return the memory for the data. The caller must fill all `size` bytes
-        before the next call. Return None, and append nothing, if the member does not fit a buffer (1 MiB).
-        HeaderError: The name is empty, over 100 bytes of UTF-8, has a NUL, or ends in a slash.
+        """Append one member without its data, and return the memory for the data.
+
+        The caller must fill all `size` bytes before the next call. Return None, and append nothing, if the member does
+        not fit a buffer (1 MiB).
+
+        Raises:
+            HeaderError: The name is empty, over 100 bytes of UTF-8, has a NUL, or ends in a slash.
         """
         num_bytes = member_bytes(size)
         if num_bytes > len(self._buffer):
@@ -90,7 +93,7 @@ class TarWriter:
         self._flush()
 
     def _put(self, block: bytes, data: Buffer, size: int) -> None:
-        """Append a block of 512 bytes, `size` bytes of data, and padding."""
+        """Append a block of 512 bytes, then `size` bytes of data and their padding."""
         start = self._used + BLOCK_BYTES
         stop = start + size
         end = stop + -size % BLOCK_BYTES

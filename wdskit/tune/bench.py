@@ -67,7 +67,8 @@ class LoaderBench:
     Attributes:
         setting: Workers and threads.
         samples_per_s: Samples per second.
-        cpu_ms: CPU time of the process and its workers per sample, in ms; None with workers if the system is not Linux.
+        cpu_ms: CPU time per sample in ms, of this process and its workers. None if the loader has workers and the
+            system is not Linux.
         first_batch_s: Seconds from the first `next()` to the first batch, including the start of the workers.
     """
 
@@ -120,8 +121,8 @@ def bench(
 ) -> BenchResult:
     """Measure a planned pipeline on this machine: a bare loop, and loaders with different workers and threads.
 
-    Each setting is measured once, in turn, and this is done `repeats` times. Samples have the order of a run, and
-    epochs follow each other without a pause. Nothing is written, not even to `errors.dir`.
+    In each of `repeats` rounds, each setting is measured once. Samples have the order of a run, and epochs follow each
+    other without a pause. Nothing is written, not even to `errors.dir`.
 
     Args:
         config: The path of a YAML file, its content as a dict, or a `Pipeline`.
@@ -140,8 +141,8 @@ def bench(
 
     Raises:
         ConfigError: The configuration has problems; all are listed.
-        PipelineError: The pipeline is a stream, or cannot run, or cannot run with a setting that you passed. Or an
-            argument is out of range, a worker died, or this is one of several ranks and `world_size` is not passed.
+        PipelineError: The pipeline is a stream, or cannot run with a setting that you passed. An argument is out of
+            range. A worker died. Or this process is one of several ranks, and `world_size` is not passed.
         StorageError, FolderIndexError, SelectionError: The shards cannot be listed, or do not have an index or column.
         ShardError, SampleError: Reading or decoding a sample failed.
     """
@@ -190,10 +191,10 @@ def bench(
 
 
 class _Subject:
-    """The measured pipeline, with an endless epoch, and its loaders.
+    """The pipeline to measure. Its epoch is endless here, because loaders pause between epochs.
 
     Raises:
-        WdskitError: The pipeline cannot run. The error is that of `make_loader`.
+        WdskitError: The pipeline cannot run. `make_loader` raises the same error.
     """
 
     def __init__(self, opened: OpenedPipeline, transforms: Any, plugins: Sequence[str], world_size: int) -> None:
@@ -221,7 +222,11 @@ class _Subject:
         self._step = 0
 
     def loader(self, setting: Setting) -> PlannedLoader:
-        """Return a new loader; no worker starts yet. PipelineError: The pipeline cannot run with `setting`."""
+        """Return a new loader with the workers and threads of `setting`. The workers start with the first batch.
+
+        Raises:
+            PipelineError: The pipeline cannot run with `setting`.
+        """
         settings = (
             self.spec.model_dump() | setting._asdict() | {"persistent_workers": False, "on": None}
         )  # the workers end with the measurement, and run on this machine
@@ -238,7 +243,10 @@ class _Subject:
     def measure_in_turns(
         self, settings: Sequence[Setting], seconds: float, repeats: int, progress: Progress
     ) -> dict[Setting | None, list[Any]]:
-        """Return `repeats` results of `measure_loader` for each setting, and of `run_bare` for the key None."""
+        """Measure the bare loop and each setting, once in each of `repeats` rounds.
+
+        Return the results of `measure_loader` for each setting, and of `run_bare` for the key None.
+        """
         jobs: list[Setting | None] = [None, *settings]
         results: dict[Setting | None, list[Any]] = {job: [] for job in jobs}
         self.run_bare(min(_WARM_UP_S, seconds))
@@ -262,7 +270,7 @@ class _Subject:
 
 
 def measure_loader(loader: PlannedLoader, seconds: float) -> tuple[float, float | None, float]:
-    """Run a new loader with an endless epoch for at least `seconds` after its start, and close it.
+    """Run a new loader for at least `seconds` after its start, then close it. Its epoch must be endless.
 
     Returns:
         Samples/s, CPU ms per sample (None if the loader has workers and the system is not Linux), and seconds to the
@@ -296,7 +304,7 @@ def measure_loader(loader: PlannedLoader, seconds: float) -> tuple[float, float 
 
 
 def _choose_settings(subject: _Subject, workers: Sequence[int] | None, threads: Sequence[int] | None) -> list[Setting]:
-    """Return the settings to measure, sorted. Default settings with which the pipeline cannot run are left out.
+    """Return the settings to measure, sorted: the user's, or default settings that the pipeline can use.
 
     Raises:
         PipelineError: The pipeline cannot run with a setting that the user passed.
@@ -319,8 +327,9 @@ def _choose_settings(subject: _Subject, workers: Sequence[int] | None, threads: 
 
 
 def default_settings(num_cpus: int, *, one_thread: bool = False) -> list[Setting]:
-    """Return the settings to measure by default: about one thread per CPU in total, in this process or divided among
-    several workers. The first setting is this process with one thread. With `one_thread`, each process has one thread.
+    """Return the settings to measure by default, from one thread without workers to about `num_cpus` threads in total.
+
+    With `one_thread`, each process has one thread.
     """
     tried = [(0, 1), (0, 1 if one_thread else num_cpus)]
     workers = [each for each in (1, 2, 4, 8, min(num_cpus, _MAX_WORKERS)) if each <= num_cpus]

@@ -53,7 +53,7 @@ class LanesPlan:
         num_lanes: Number of lanes, L.
         per_node: Number of lanes from which a node takes samples; the largest number of all nodes.
         num_shared: Number of nodes that take samples from one lane, on average.
-        fitting: At most two numbers of lanes near L with which each lane belongs to one node only; may be empty.
+        fitting: Numbers of lanes with which no two nodes share a lane: L, or at most two near L; may be empty.
     """
 
     num_lanes: int
@@ -64,14 +64,16 @@ class LanesPlan:
 
 @dataclass(frozen=True)
 class DownloadPlan:
-    """What nodes fetch into their caches, in parts of about 8 MB. Each cache is large enough to fetch no part twice.
+    """What a node fetches into its cache, in parts of about 8 MB. The cache is large enough to fetch no part twice.
+
+    Nodes differ; each number of bytes is the largest of all nodes.
 
     Attributes:
         is_exact: Whether the sizes of parts are exact. If False, the mean sample size of each shard is used.
-        node_bytes: Bytes that a node fetches in the epoch; the largest number of all nodes.
-        next_bytes: Bytes that a node fetches in the next epoch if it keeps the parts of this epoch; the largest number.
-        cache_bytes: Bytes that a node must keep at one moment to fetch no part twice; the largest number. This is the
-            smallest useful size of its cache.
+        node_bytes: Bytes that a node fetches in the epoch.
+        next_bytes: Bytes that a node fetches in the next epoch if it keeps the parts of this epoch.
+        cache_bytes: Bytes that a node must keep at one moment to fetch no part twice: the smallest useful size of its
+            cache.
     """
 
     is_exact: bool
@@ -95,14 +97,14 @@ class NetworkPlan:
 
 @dataclass(frozen=True)
 class BucketRow:
-    """One bucket of `bucketed`.
+    """The plan of one bucket of `bucketed`.
 
     Attributes:
         bucket: Shape of the bucket's images, height x width. For buckets of lengths, the largest length.
         num_samples: Number of samples of the bucket.
         global_batch: Size of the bucket's batches, on all ranks together.
         steps: Number of batches of the bucket in an epoch.
-        num_dropped: Number of samples of the bucket that are in no step.
+        num_dropped: Number of samples of the bucket that are in no batch.
         num_padded: Number of rows without a sample in the bucket's last batch.
     """
 
@@ -193,8 +195,7 @@ def plan(
     epoch: int = 0,
     downloads: bool | None = None,
 ) -> EpochPlan | StreamPlan:
-    """Plan an epoch from the index, without reading samples. Return an `EpochPlan` for a planned source, a `StreamPlan`
-    for a stream.
+    """Plan an epoch from the index, without reading samples.
 
     Args:
         config: The path of a YAML file, its content as a dict, or a `Pipeline`.
@@ -206,6 +207,9 @@ def plan(
         epoch: Number of the epoch; epochs differ if weights have a schedule.
         downloads: Whether to compute what each node downloads from a store. Default: only if it takes at most a few
             seconds.
+
+    Returns:
+        An `EpochPlan` for a planned source, a `StreamPlan` for a stream.
 
     Raises:
         ConfigError: The configuration has problems; all are listed.
@@ -256,7 +260,7 @@ def plan(
 
 
 def _plan_network(stages: Sequence[Any]) -> NetworkPlan | None:
-    """Return the bytes of an image after `stages`; None if the stages do not give all images the same size."""
+    """Return the bytes of one image after all `stages`; None if images have different sizes."""
     size: object = None
     channels = 3
     for stage in stages:
@@ -301,8 +305,7 @@ def _plan_lanes(data: PlannedData, steps: AnySteps, num_nodes: int) -> LanesPlan
 
 
 def lanes_of_nodes(num_lanes: int, num_nodes: int, batch: int, *, is_dealt: bool = True) -> NDArray[np.bool_]:
-    """Find the pieces of the data from which each node takes samples. Each lane reads one of `num_lanes` consecutive
-    pieces. Return bool (num_nodes, num_lanes), with the pieces in the order of the data.
+    """Find the pieces of the data from which each node takes samples. Each lane reads one of `num_lanes` pieces.
 
     Args:
         num_lanes: Number of lanes.
@@ -310,6 +313,9 @@ def lanes_of_nodes(num_lanes: int, num_nodes: int, batch: int, *, is_dealt: bool
         batch: Number of positions of a step, on all ranks.
         is_dealt: Whether the positions of a step are sorted by their depth in the data before the nodes take them
             (`tail: drop`).
+
+    Returns:
+        Bool (num_nodes, num_lanes), with the pieces in the order of the data.
     """
     if num_nodes == 1:
         return np.ones((1, num_lanes), dtype=np.bool_)
@@ -324,10 +330,10 @@ def lanes_of_nodes(num_lanes: int, num_nodes: int, batch: int, *, is_dealt: bool
 
 
 def fitting_lanes(num_lanes: int, num_nodes: int, batch: int) -> tuple[int, ...]:
-    """Return the numbers of lanes nearest to `num_lanes` with which each lane belongs to one node only.
+    """Return the numbers of lanes near `num_lanes` with which no two nodes share a lane; may be empty.
 
-    At most one number is below `num_lanes` and one above. If `num_lanes` itself fits, it is the only number. The result
-    may be empty. The numbers are multiples of `num_nodes` that divide `batch`, the number of positions of a step.
+    The result is `num_lanes` alone if it fits. Otherwise it has at most one smaller and one larger number. `batch` is
+    the number of positions of a step, on all ranks.
     """
     below = range(num_lanes - num_lanes % num_nodes, 0, -num_nodes)
     above = range(-(-num_lanes // num_nodes) * num_nodes, 4 * num_lanes + num_nodes, num_nodes)
@@ -343,9 +349,9 @@ def _plan_downloads(
     epoch: int,
     node_size: int,
 ) -> DownloadPlan:
-    """Plan downloads: find the parts of shards that each node reads in `epoch` and in the next epoch.
+    """Compute what each node downloads in `epoch`, and in the next epoch.
 
-    `own_tables` has one table of shards for each part of the source. `node_size` is the number of ranks per node.
+    `own_tables` has one table of shards for each dataset of the source. `node_size` is the number of ranks per node.
 
     Raises:
         StorageError, FolderIndexError: The offsets of shards cannot be read.
@@ -366,7 +372,7 @@ def _plan_downloads(
     table_stops = np.cumsum([len(table) for table in data.tables])
 
     def parts_of(shards: Ints, samples: Ints) -> Ints:
-        """Return the number of each sample's part: int64 (n,). `Order.take` returns `shards` and `samples`."""
+        """Return the number of the shard part that holds each sample, int64 (n,). `Order.take` makes the arguments."""
         tables = np.searchsorted(table_stops, shards, side="right")
         numbers = np.empty_like(samples)
         for at in np.unique(tables).tolist():
@@ -403,8 +409,9 @@ def _plan_downloads(
 
 
 def _offsets(table: ShardTable, *, is_exact: bool) -> Iterator[Ints]:
-    """Yield for each shard the byte offsets of its samples and of its end, int64 (num_samples + 1,). If the table is
-    local or `is_exact` is not set, the offsets are estimates from the mean sample size.
+    """Yield for each shard the byte offsets of its samples and of its end, int64 (num_samples + 1,).
+
+    The offsets are estimates from the mean sample size, unless `is_exact` is set and the table is remote.
 
     Raises:
         StorageError, FolderIndexError: The offsets of a remote shard cannot be read.
@@ -448,7 +455,7 @@ def _warnings(
 
 
 def _plan_stream(pipe: Pipeline, world_size: int, workers: int, errors: ErrorsSpec) -> StreamPlan:
-    """Plan a stream: build it as for a run, but without the functions of the user.
+    """Plan an epoch of a stream. `workers` is the number of worker processes per rank.
 
     Raises:
         PipelineError: The pipeline cannot run on these ranks and workers, or its source is not a source of wdskit.
@@ -475,7 +482,7 @@ def _plan_stream(pipe: Pipeline, world_size: int, workers: int, errors: ErrorsSp
 
 
 class _AnyFunction(dict[str, Callable[..., Any]]):
-    """A mapping that has a function for every name, because a plan does not call functions."""
+    """A mapping that has a function for every name, in place of the user's functions, which a plan does not call."""
 
     def __bool__(self) -> bool:
         return True

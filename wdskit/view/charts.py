@@ -11,12 +11,12 @@ from wdskit.text import format_count
 
 @dataclass(frozen=True)
 class Histogram:
-    """The frequencies of numbers in bins.
+    """A bar chart that shows how often numbers occur.
 
     Attributes:
         title: Name and unit of the numbers.
         label: The chart in one sentence, for screen readers.
-        bars: For each bar from left to right: height in percent of the highest bar, and range and count as text.
+        bars: (height in percent of the highest bar, range and count as text) of each bar, from left to right.
         ends: Minimum, median and maximum, as text.
     """
 
@@ -27,7 +27,7 @@ class Histogram:
 
 
 def make_histogram(title: str, numbers: NumberStats, show: Callable[[float], str] = format_count) -> Histogram:
-    """Return the histogram of the numbers. `title` names them with their unit; `show` formats a number as text."""
+    """Return the histogram of `numbers`. `title` is their name and unit. `show` formats one number as text."""
     least, median, most = show(numbers.min), show(numbers.p50), show(numbers.max)
     levels = bar_levels(count for _, _, count in numbers.bins)
     texts = [f"{show(low)} to below {show(high)}: {format_count(count)}" for low, high, count in numbers.bins]
@@ -36,7 +36,7 @@ def make_histogram(title: str, numbers: NumberStats, show: Callable[[float], str
 
 
 def bar_levels(counts: Iterable[int]) -> list[int]:
-    """Return the length of each bar in percent of the longest bar; at least 1 for a count over 0, so that it shows."""
+    """Return the length of each bar in percent of the longest bar; 0 only for the count 0."""
     known = list(counts)
     most = max(known, default=0)
     return [max(1, round(100 * count / most)) if count else 0 for count in known]

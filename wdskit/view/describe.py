@@ -30,8 +30,10 @@ _NAMES = ("category", "label", "class", "name", "category_name", "category_id")
 
 
 def summarize(sample: ViewedSample) -> dict[str, Any]:
-    """Return what a card of the grid shows, as JSON: `row`, `key`, `class`, `image` (field, width and height in pixels;
-    None if no image can be read), `masks` (fields), `boxes`, and `problem` (why the image is missing, or "").
+    """Return what the grid of the page shows of a sample, as JSON.
+
+    The keys are `row`, `key`, `class`, `image` (field, width and height in pixels; None if no image can be read),
+    `masks` (names of fields), `boxes` (see `boxes_of`), and `problem` (why the image is missing, or "").
     """
     main, masks = find_images(sample)
     found: dict[str, Any] = {
@@ -52,8 +54,9 @@ def summarize(sample: ViewedSample) -> dict[str, Any]:
 
 
 def describe(sample: ViewedSample) -> dict[str, Any]:
-    """Return what the dialog of a sample shows, as JSON: the values of `summarize`, `shard`, and `fields`. Each of
-    `fields` has `name`, `num_bytes` and `text`: the content as text, or None for images and other binary data.
+    """Return what the dialog of a sample shows, as JSON: the values of `summarize`, and `shard` and `fields`.
+
+    Each of `fields` has `name`, `num_bytes` and `text`, the content as text. `text` is None for binary data.
     """
     fields = [
         {"name": printable(name), "num_bytes": len(data), "text": _text_of(name, data)}
@@ -63,8 +66,9 @@ def describe(sample: ViewedSample) -> dict[str, Any]:
 
 
 def find_images(sample: ViewedSample) -> tuple[str | None, list[str]]:
-    """Return the field of the main image (None without an image), and the fields of its masks: the other images that
-    store one number per pixel.
+    """Return the field of the main image (None without an image), and the fields of its masks.
+
+    A mask is an image that stores one number per pixel. If all images are masks, the first is the main image.
     """
     images = [name for name in sample.fields if is_image_field(name)]
     masks = [name for name in images if may_be_mask(sample.fields[name], max_pixels=MAX_PIXELS)]
@@ -73,8 +77,9 @@ def find_images(sample: ViewedSample) -> tuple[str | None, list[str]]:
 
 
 def class_name(fields: Mapping[str, Buffer], classes: Sequence[str]) -> str:
-    """Return the name in `classes` of the class in the field `cls`. Return the text of the field if the class has no
-    name, "" without `cls`.
+    """Return the class of a sample as text: the name in `classes` that the number in the field `cls` selects.
+
+    Without such a name, return the text of the field; without `cls`, return "".
     """
     label = bytes(fields.get(CLASS_FIELD, b"")[:20]).decode(errors="replace").strip()
     if label.isascii() and label.isdecimal() and int(label) < len(classes):
@@ -83,8 +88,9 @@ def class_name(fields: Mapping[str, Buffer], classes: Sequence[str]) -> str:
 
 
 def boxes_of(sample: ViewedSample) -> list[dict[str, Any]]:
-    """Return the first 300 boxes in the JSON fields of a sample, each with `x`, `y`, `width` and `height` in pixels of
-    the image, and `label`, "" without a label.
+    """Return the first 300 boxes in the JSON fields of a sample.
+
+    Each box has `x`, `y`, `width` and `height` in pixels of the image, and `label`, which may be "".
     """
     found: list[dict[str, Any]] = []
     for name, data in sample.fields.items():
@@ -102,8 +108,10 @@ def boxes_of(sample: ViewedSample) -> list[dict[str, Any]]:
 
 
 def _boxes(value: object) -> Iterator[tuple[list[float], object]]:
-    """Yield each box in COCO's form with its label (None without a label). The boxes are in `bbox` of the lists
-    `annotations` and `objects`, or in `bbox` or `boxes` of the JSON itself.
+    """Yield (box, label) for each box in the JSON of a sample. The label is None if it is unknown.
+
+    Boxes are `bbox` in the items of the lists `annotations` and `objects`, as in COCO. Other boxes are `bbox` and
+    `boxes` of the JSON itself.
     """
     if not isinstance(value, Mapping):
         return
@@ -126,7 +134,7 @@ def _boxes(value: object) -> Iterator[tuple[list[float], object]]:
 
 
 def _box(value: object) -> list[float] | None:
-    """Return four numbers whose last two are positive; None for any other value."""
+    """Return `value` as four floats if it is a list of four finite numbers and the last two are positive; else None."""
     if not isinstance(value, list) or len(value) != 4:
         return None
     if any(isinstance(number, bool) or not isinstance(number, int | float) for number in value):

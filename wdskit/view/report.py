@@ -37,7 +37,7 @@ MAX_BARS = 40
 
 @dataclass(frozen=True)
 class Thumbnail:
-    """One sample of the contact sheet.
+    """A sample in the report: a small image, and texts about the sample.
 
     Attributes:
         key: Key of the sample.
@@ -102,8 +102,9 @@ def write_report(
 
 
 def _make_thumbnail(url: str, start: int) -> Thumbnail:
-    """Return the thumbnail of the sample at the byte offset `start` of a shard: the sample's first image that can be
-    decoded. If all images are invalid, return a thumbnail with the problem of the last image.
+    """Return the thumbnail of the sample that starts at byte offset `start` of the shard `url`.
+
+    The first image that can be decoded is shown. If no image can be decoded, `problem` of the thumbnail says why.
     """
     with LazyShard(url, start=start) as opened:
         sample = next(iter(opened))

@@ -54,8 +54,8 @@ class SearchResult(NamedTuple):
     Attributes:
         rows: Rows that match, ascending.
         stop: The row where the search continues; None if all rows were checked.
-        num_unanswered: Number of rows for which the filter has no answer, or that cannot be read.
-        problem: The reason for the first of these rows; empty without such a row.
+        num_unanswered: Number of rows that could not be checked: the row cannot be read, or the filter has no answer.
+        problem: Why the first of these rows could not be checked; empty without such a row.
     """
 
     rows: list[int]
@@ -65,7 +65,7 @@ class SearchResult(NamedTuple):
 
 
 class _RankPositions(Sequence[int]):
-    """The positions that a rank takes in an epoch, without padding. They are computed on request."""
+    """The positions in the order of samples that a rank reads in an epoch, computed on request. Padding is left out."""
 
     def __init__(self, order: Order, start: int, steps: AnySteps, rank: int, ranks_per_node: int) -> None:
         positions_at = functools.partial(rank_positions, order, start, steps, rank=rank, ranks_per_node=ranks_per_node)
@@ -90,11 +90,11 @@ class _RankPositions(Sequence[int]):
 
 
 class SampleView:
-    """The samples of a planned source, by row. Several threads may share an object.
+    """Reads the samples of a planned source by row. Several threads may share an object.
 
     Args:
         data: The shards and their order.
-        positions: For each row, the position in the order.
+        positions: The position in the order for each row.
         title: Title of the samples, for the page.
 
     Raises:
@@ -113,7 +113,7 @@ class SampleView:
         return len(self._positions)
 
     def read(self, row: int) -> ViewedSample:
-        """Return the sample of a row, after a check against the offsets of its shard.
+        """Read the sample of a row.
 
         Raises:
             ShardError: The shard is damaged, or does not match its offsets.
@@ -133,8 +133,9 @@ class SampleView:
             yield from self._read_together(part, shards, numbers) or self._read_singly(part, shards, numbers)
 
     def _read_together(self, rows: Sequence[int], shards: Ints, numbers: Ints) -> Iterator[ViewedSample] | None:
-        """Return the samples of `rows`, read together. `numbers` has the number of each sample in its shard. Return
-        None for a single sample, for large samples, if the fields differ, or if one sample is invalid.
+        """Read several samples with one call. `numbers` has the number of each sample in its shard.
+
+        Return None for a single sample, large samples, samples with different fields, and if one is invalid.
         """
         # Ten times as fast as one sample at a time.
         if len(rows) < 2 or self._shards.mean_bytes(shards) > _BYTES_AT_ONCE:
@@ -175,7 +176,7 @@ class SampleView:
     def find(
         self, start: int, *, text: str = "", expression: Expression | None = None, limit: int, seconds: float
     ) -> SearchResult:
-        """Check rows in order until `limit` rows match or about `seconds` have passed.
+        """Search for rows that match `text` and `expression`, in order, for a limited time.
 
         Args:
             start: The first row to check.

@@ -65,7 +65,7 @@ _HEADERS = {
 
 
 class Guard:
-    """An ASGI application that passes a request on to `app` only if its host and the token in its path are right."""
+    """An ASGI application that passes requests on to `app`, but refuses a wrong host or a wrong token in the path."""
 
     def __init__(self, app: ASGIApp, token: str) -> None:
         self._app = app
@@ -92,8 +92,10 @@ class Guard:
 
 
 class Page:
-    """The answers to the requests of the page, as JSON or an image. The methods run in threads. They raise ConfigError
-    for a parameter out of range, DecodeError for a missing or invalid image, and the errors of `SampleView.read`.
+    """Answers the requests of the page with JSON or an image. The methods run in threads.
+
+    The methods raise ConfigError for a parameter out of range, DecodeError for a missing or invalid image, and the
+    errors of `SampleView.read`.
     """
 
     def __init__(self, samples: SampleView) -> None:
@@ -101,7 +103,7 @@ class Page:
         self._decoding = threading.Lock()  # one image at a time: several large images could fill the memory
 
     def routes(self) -> list[Route]:
-        """Return the routes: the path of each request, with the method that answers."""
+        """Return the path of each kind of request, with the method that answers it."""
         by_path = {
             "/api/about": self.about,
             "/api/page": self.page,
@@ -118,9 +120,10 @@ class Page:
         return JSONResponse({"title": printable(self._samples.title), "num_samples": len(self._samples)})
 
     def page(self, request: Request) -> Response:
-        """Answer with a list of at most 200 cards. If the query has one or more `row`, the list has a card for
-        each `row`. Otherwise the list has `count` cards from the row `start`. The card of a sample that cannot be read
-        has the error in `problem`.
+        """Answer with a list of at most 200 samples, each as `summarize` describes it.
+
+        The query has one or more `row`, or `start` (the first row) and `count`. For a sample that cannot be read,
+        `problem` is the error and other values are empty.
         """
         rows = [self._row(text) for text in request.query_params.getlist("row")[:MAX_PAGE]]
         if not rows and "start" in request.query_params:
@@ -145,12 +148,13 @@ class Page:
         )
 
     def sample(self, request: Request) -> Response:
-        """Answer with all fields of the sample of `row`."""
+        """Answer with all fields of the sample in the row `row` of the query, as `describe` returns them."""
         return JSONResponse(describe(self._samples.read(self._row(request.query_params.get("row", "")))))
 
     def find(self, request: Request) -> Response:
-        """Answer with the next `count` rows from the row `start` whose keys contain `text` and for which `filter` is
-        true. `next` in the answer is the row where the search continues, or null at the end.
+        """Search from the row `start` for `count` rows whose keys contain `text` and for which `filter` is true.
+
+        The answer has the matching `rows`, and `next`: the row where the search continues, or null at the end.
         """
         query = request.query_params
         text, condition = query.get("text", "")[:_MAX_CHARS], query.get("filter", "")
@@ -171,7 +175,7 @@ class Page:
         )
 
     def counts(self, _: Request) -> Response:
-        """Answer with the charts of classes, image sizes and bytes, counted in at most 2,000 evenly spread rows."""
+        """Answer with charts of classes, image sizes and bytes, from at most 2,000 samples spread over all rows."""
         return JSONResponse(self._counted)
 
     @functools.cached_property
@@ -220,9 +224,7 @@ class Page:
         return Response(picture, media_type="image/jpeg")
 
     def mask(self, request: Request) -> Response:
-        """Answer with the mask `field` of the sample of `row` as a PNG of at most `side` x `side` pixels. The PNG shows
-        the numbers of the mask as colours.
-        """
+        """Answer with the mask `field` of the sample of `row` as a coloured PNG of at most `side` x `side` pixels."""
         data, side = self._image(request)
         with self._decoding:
             picture = make_mask_overlay(data, side=side, max_pixels=MAX_SHOWN_PIXELS)
@@ -247,8 +249,9 @@ def _number(text: str, least: int, most: int) -> int:
 
 
 def make_app(samples: SampleView, token: str) -> Guard:
-    """Return the application that shows these samples. All of its paths start with `/<token>/`. A `WdskitError` becomes
-    an answer with status 422 and the message in `error`.
+    """Return the application that shows these samples. All its paths start with `/<token>/`.
+
+    The answer to a request that causes a `WdskitError` has the status 422 and the message in `error`.
     """
 
     def asset(name: str, kind: str) -> Callable[[Request], Response]:

@@ -35,11 +35,11 @@ _MAX_ICC_SEGMENTS = 255
 
 
 def encode_image(pixels: Pixels, fmt: ImageFormat, *, quality: int, exif: bytes = b"", icc: bytes = b"") -> bytes:
-    """Return one image file.
+    """Encode pixels as one image file.
 
     Args:
-        pixels: For jpg, grey or RGB; for webp, RGB with or without alpha; for png, any of these, grey with alpha, or
-            16-bit grey.
+        pixels: jpg: grey or RGB. webp: RGB with or without alpha. png: grey or RGB, with or without alpha, or 16-bit
+            grey.
         fmt: Format of the file.
         quality: 1 to 100; png ignores it.
         exif: EXIF block to store; empty stores no block.
@@ -70,7 +70,7 @@ def encode_image(pixels: Pixels, fmt: ImageFormat, *, quality: int, exif: bytes 
 
 
 def _with_segments(file: bytes, exif: bytes, icc: bytes) -> bytes:
-    """Return a JPEG with EXIF (APP1) and a colour profile (APP2, ICC.1:2022 B.4) inserted after its JFIF segment.
+    """Insert an EXIF block (APP1) and a colour profile (APP2, ICC.1:2022 B.4) into a JPEG, after its first segment.
 
     Empty `exif` or `icc` inserts nothing. Raises DecodeError if the colour profile does not fit in a JPEG.
     """
@@ -101,7 +101,7 @@ def parse_colour(text: str) -> tuple[int, int, int]:
 
 
 def encoder_versions() -> dict[str, str]:
-    """Return the versions, by library, on which the bytes of an encoded image depend; "" for an unknown version."""
+    """Return the version of each library that decides the bytes of an encoded image; "" for an unknown version."""
     library = "zlib_ng" if features.version("zlib_ng") else "zlib"
     return {
         "simplejpeg": simplejpeg.__version__,

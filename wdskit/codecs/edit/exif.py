@@ -29,7 +29,7 @@ def orientation_of(block: bytes) -> int:
 
 
 def without_orientation(block: bytes) -> bytes:
-    """Return an EXIF block of the same length without its orientation. Only the entries after the orientation move."""
+    """Return an EXIF block without its orientation. The block's length and the places of its values stay."""
     order, first, entries = _first_directory(block)
     kept = [entry for entry in entries if int.from_bytes(entry[:2], order) != _ORIENTATION]
     num_removed = len(entries) - len(kept)
@@ -42,9 +42,9 @@ def without_orientation(block: bytes) -> bytes:
 
 
 def _first_directory(block: bytes) -> tuple[Literal["little", "big"], int, list[bytes]]:
-    """Return the byte order, the offset of the first directory's entries, and the entries that are not cut off.
+    """Return the byte order, the offset of the first entry, and the entries of the first directory.
 
-    An invalid block gives ("little", 0, []).
+    Entries that are cut off are left out. An invalid block gives ("little", 0, []).
     """
     order = _ORDERS.get(block[:4])
     directory = int.from_bytes(block[4:8], order) if order else 0

@@ -17,9 +17,9 @@ from wdskit.errors import DecodeError
 
 
 class AxisMap(NamedTuple):
-    """The formula of one coordinate (x or y) of a new point: (old[source] * num + offset) / den.
+    """Computes one coordinate (x or y) of a new point from the old point (x, y).
 
-    `old` is the old point (x, y). `source` is 0 for the old x and 1 for the old y.
+    The new coordinate is (old[source] * num + offset) / den. `source` is 0 for the old x and 1 for the old y.
     """
 
     source: int
@@ -30,7 +30,7 @@ class AxisMap(NamedTuple):
     def __call__(self, point: tuple[float, float]) -> float:
         """Return the new coordinate of an old point (x, y).
 
-        The result is an int if the old coordinate is an int and the division is exact; else a float.
+        It is an int if the old coordinate is an int and the division is exact, otherwise a float.
         """
         value = point[self.source] * self.num + self.offset
         if isinstance(value, int) and value % self.den == 0:
@@ -56,21 +56,21 @@ class Move(NamedTuple):
         return abs(self.x.num * self.y.num) / (self.x.den * self.y.den)
 
     def then(self, other: Move) -> Move:
-        """Return the move that applies this move and then `other`."""
+        """Return the move that makes first this move and then `other`."""
         return Move(_chain(other.x, self), _chain(other.y, self), self.before, other.after)
 
     def back(self) -> Move:
-        """Return the inverse of a move that only turns or mirrors."""
+        """Return the move from the new image to the old image. The move must only turn or mirror."""
         axes = {
             axis.source: AxisMap(at, axis.num, -axis.num * axis.offset, 1) for at, axis in enumerate((self.x, self.y))
         }
         return Move(axes[0], axes[1], self.after, self.before)
 
     def nearest(self, pixels: NDArray[Any], fill: int) -> NDArray[Any]:
-        """Return the new image. Values of pixels are copied and never blended.
+        """Apply the move to the pixels of the old image, and return the new image. Values are copied and never blended.
 
-        Each new pixel gets the value of the old pixel in which the centre of the new pixel lies. If the centre lies
-        outside the old image, the new pixel gets `fill`.
+        Each new pixel gets the value of the old pixel at the new pixel's centre; `fill` if the centre is outside the
+        old image.
 
         `pixels` is the old image, (height, width) or (height, width, channels). The result has the same dtype and axes.
         """
@@ -85,7 +85,7 @@ class Move(NamedTuple):
 
 
 def resize_move(before: Size, plan: ResizePlan) -> Move:
-    """Return the move that `resize.resize_part` and `resize.pad` make with this plan in an image of size `before`."""
+    """Return how a resize with this plan, including its padding, moves the points of an image of size `before`."""
 
     def axis(source: int, first: int, part: int, size: int, canvas: int) -> AxisMap:
         return _reduced(source, size, (canvas - size) // 2 * part - first * size, part)
@@ -96,7 +96,7 @@ def resize_move(before: Size, plan: ResizePlan) -> Move:
 
 
 def turn_move(before: Size, orientation: int) -> Move:
-    """Return the move that `resize.turn` makes in an image of size `before` with this EXIF orientation, 1 to 8."""
+    """Return how applying an EXIF orientation, 1 to 8, moves the points of an image of size `before`."""
     after, sources = before, (0, 1)
     if orientation in {5, 6, 7, 8}:
         after, sources = Size(before.height, before.width), (1, 0)
@@ -112,7 +112,7 @@ class Geometry(NamedTuple):
         move: The move from the old stored image to the new stored image.
         is_cut: Whether a part of the image was cut off.
         orientation: The EXIF orientation of the old image, 1 to 8.
-        is_turned: Whether the orientation was applied to the pixels.
+        is_turned: Whether the edit applied the orientation to the pixels.
     """
 
     move: Move
@@ -127,17 +127,19 @@ class Geometry(NamedTuple):
 
     @property
     def upright(self) -> Move:
-        """The move for annotations that describe the image after its EXIF orientation is applied."""
+        """The move from the old upright image to the new upright image. `move` is between the stored images.
+
+        A stored image becomes upright when its EXIF orientation is applied.
+        """
         back = turn_move(self.move.before, self.orientation).back()
         move = back.then(self.move)
         return move if self.is_turned else move.then(turn_move(self.move.after, self.orientation))
 
     def moves(self, size: Size | None) -> set[Move]:
-        """Return the possible moves for annotations of an image of this size.
+        """Return the moves that annotations of an image of this size may need.
 
-        Annotations may describe the stored image, or the image after its EXIF orientation is applied. The set has
-        `move` if the stored image has this size, and `upright` if the image with the applied orientation has this
-        size. If neither image has this size, the set is empty. If `size` is None (unknown), the set has both moves.
+        Annotations describe the stored image or the upright image, and need `move` or `upright`. The set has each of
+        these two moves whose old image has this size, and both if `size` is None (unknown).
         """
         return {move for move in (self.move, self.upright) if size in {None, move.before}}
 
@@ -180,7 +182,10 @@ def _reduced(source: int, num: int, offset: int, den: int) -> AxisMap:
 
 
 def _sources(axis: AxisMap, count: int) -> NDArray[np.int64]:
-    """Return the index of the old pixel at each new pixel's centre, int64 (count,). It may be outside the old image."""
+    """Return the index of the old pixel at the centre of each new pixel of an axis: int64 (count,).
+
+    An index may be outside the old image.
+    """
     centres = 2 * np.arange(count, dtype=np.int64) + 1
     numbers: NDArray[np.int64] = (centres * axis.den - 2 * axis.offset) * int(math.copysign(1, axis.num))
     return numbers // (2 * abs(axis.num))

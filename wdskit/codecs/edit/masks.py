@@ -1,4 +1,4 @@
-"""Edit PNG masks: stored numbers move and are never blended; bits, palette and transparency do not change."""
+"""Edit PNG masks. The numbers of the pixels move and are never blended. Bits, palette and transparency stay."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ _LEVEL = 6
 
 
 def move_mask(data: bytes, geometries: list[Geometry], *, fill: int | None, max_pixels: int) -> bytes:
-    """Resize, cut, pad and turn a mask as its image was edited.
+    """Edit a mask in the same way as its image: resize, cut, pad and turn.
 
     Args:
         data: The whole PNG file: grey, a palette, or colours with 8 bits per channel.
         geometries: How the images of the sample were edited.
         fill: The number that padding stores in added pixels. With None, adding a pixel is an error.
-        max_pixels: Compared with width x height in the file's header.
+        max_pixels: Limit for width x height in the file's header.
 
     Returns:
         The new PNG file, or `data` if no pixel moves.
@@ -77,10 +77,10 @@ def move_mask(data: bytes, geometries: list[Geometry], *, fill: int | None, max_
 
 
 def _encode(pixels: NDArray[Any], bits: int, colours: int, chunks: list[tuple[bytes, bytes]]) -> bytes:
-    """Return a PNG file (ISO 15948) that stores the numbers `pixels`.
+    """Return a PNG file (ISO 15948) whose pixels are the numbers in `pixels`.
 
-    `bits` and `colours` are the bit depth and the colour type in the header (IHDR). `chunks` are the (type, data) of
-    further chunks before the pixels.
+    `bits` and `colours` are the bit depth and the colour type in the header (IHDR). `chunks` are further chunks, as
+    (type, data), before the pixels.
     """
     height, width = pixels.shape[:2]
     if bits < 8:

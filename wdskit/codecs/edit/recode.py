@@ -77,9 +77,9 @@ def open_original(data: bytes, *, max_pixels: int) -> Original:
 def decode_original(original: Original, *, step: int, max_pixels: int) -> tuple[Pixels, bytes, int]:
     """Decode an image to grey or RGB, with or without alpha.
 
-    CMYK with a colour profile becomes sRGB; without a profile, Pillow's plain formula makes RGB. A palette becomes RGB,
-    one bit becomes grey. A grey or RGB JPEG is decoded at 1/step of its size if `decode_jpeg` can; all other files
-    are decoded at full size, step 1.
+    - CMYK with a colour profile becomes sRGB; without a profile, Pillow's plain formula makes RGB.
+    - A palette becomes RGB, one bit becomes grey.
+    - A grey or RGB JPEG is decoded at 1/step of its size if `decode_jpeg` can. All other files get step 1.
 
     Args:
         original: The image, from `open_original`.
@@ -163,7 +163,7 @@ def _to_rgb(image: Image.Image, icc: bytes) -> tuple[Pixels, bytes]:
 
 
 class RecodedImage(NamedTuple):
-    """The edited file, Pillow's name of its format, and how its points moved."""
+    """An edited image file, Pillow's name of its format, and how the edit moved its points."""
 
     data: bytes
     format: str
@@ -181,10 +181,9 @@ class Recoding:
         upscale: Whether smaller images are made larger.
         format: Format of the written file; None keeps the format of each file.
         quality: 1 to 100, for JPEG and WebP files that are encoded again.
-        orient: Whether the EXIF orientation is applied to the pixels. If False, the orientation stays in the EXIF
-            block.
-        background: Replaces transparency in formats without alpha, and fills padding. With None, a transparent image
-            raises DecodeError in such formats, and padding is black or transparent.
+        orient: Whether to apply the EXIF orientation to the pixels. If False, it stays in the EXIF block.
+        background: Colour for padding, and behind transparent pixels in jpg. With None, padding is black or
+            transparent, and a transparent image raises DecodeError for jpg.
         max_pixels: Limit for width x height, before and after the change.
     """
 
@@ -231,7 +230,9 @@ class Recoding:
         return RecodedImage(encoded, name, _geometry(original, plan, is_turned=is_turned))
 
     def _pixels(self, original: Original, fmt: ImageFormat, plan: ResizePlan) -> tuple[Pixels, bytes]:
-        """Return the resized pixels, converted for the format, and their colour profile. `apply` lists the errors."""
+        """Return the pixels that `fmt` can store, resized by the plan, and their colour profile. For errors, see
+        `apply`.
+        """
         # Pillow returns more than 8 bits per channel only for grey.
         if fmt == "png" and original.image.mode in _PLAIN and largest_number(original.data, original.image) > 255:
             raise DecodeError(
@@ -280,7 +281,7 @@ def _geometry(original: Original, plan: ResizePlan, *, is_turned: bool) -> Geome
 
 @contextlib.contextmanager
 def _stage(name: str) -> Iterator[None]:
-    """Put the name of a stage before the message of a DecodeError."""
+    """Put `name` before the message of a DecodeError that the block raises."""
     try:
         yield
     except DecodeError as err:

@@ -32,9 +32,7 @@ _SHOWN_REJECTS = 3
 
 
 class Reader(Protocol):
-    """Interface of a source's reader. A reader may also have the attributes `classes`, `num_other` and `sha256` of
-    `Source`.
-    """
+    """Interface of a source's reader. Optional attributes: `classes`, `num_other` and `sha256`, as in `Source`."""
 
     def rows(self, *, keys: str) -> Iterator[Row | RowError]:
         """Yield each row, or the `RowError` of a row that cannot be packed. `keys` is "given", "clean" or "hashed"."""
@@ -66,7 +64,7 @@ class Duplicate(NamedTuple):
 
 @dataclass
 class Source:
-    """The rows of a source, and metadata of the source.
+    """The rows of a source, with facts about the source and its rows.
 
     Attributes:
         name: Name of the source in messages.
@@ -80,8 +78,8 @@ class Source:
         duplicates: The rows with the images of an earlier row, if the options search for duplicates.
         num_cleaned: Number of rows so far whose keys were changed by `--keys clean`.
         sha256: Known SHA-256 digests, in hex, of files that the rows refer to, by path or URL.
-        lists: Bytes of the files to write next to the shards, such as `classes.json`, by file name; None makes the
-            files from `classes`, `rejected` and `duplicates`.
+        lists: Bytes of the files to write next to the shards, such as `classes.json`, by file name. None: the files are
+            made from `classes`, `rejected` and `duplicates`.
     """
 
     name: str
@@ -112,14 +110,14 @@ class Source:
 
 
 def streamed_rows(source: Source, transforms: Transforms, *, skip_bad: bool) -> Generator[Row, None, None]:
-    """Yield the valid rows of a stream while the stream is read.
+    """Yield the valid rows of a source that can be read only once.
 
-    With `skip_bad`, the fields of each row are read and transformed as a check, and a row with an error is left out;
-    its error goes to `source.rejected`.
+    With `skip_bad`, each row is read and transformed as a check. A row with an error is left out, and the error is
+    added to `source.rejected`.
 
     Raises:
         RowError: A row cannot be packed, and `skip_bad` is False.
-        PackError: The source cannot be read; or `transforms` need a field that no row has (after the last row).
+        PackError: The source cannot be read; or, after the last row, `transforms` need a field that no row has.
     """
     names: set[str] = set()
     try:
@@ -149,8 +147,8 @@ class Kind(NamedTuple):
 
     Attributes:
         what: Name of the kind in messages, with its article.
-        read: Function of a path and the options that returns the reader of the path.
-        options: Names of the options for this kind, without the options that every kind has.
+        read: Takes a path and the options. Returns the reader of the path.
+        options: Names of the options that this kind takes, without the options that every kind takes.
     """
 
     what: str
@@ -242,7 +240,7 @@ def _path_source(path: str, how: PackOptions) -> Source:
 
 
 def _is_remote(path: str) -> bool:
-    """Return True if at least one part of a path is a URL of tars in a store. The parts are joined by `::`.
+    """Return True if a path names tars in a store: one of its parts, joined by `::`, is a URL.
 
     Raises:
         PackError: A URL names a file that is not a tar, or has a query.
@@ -269,7 +267,7 @@ def count_cleaned(source: Source, rows: Iterable[Row | RowError]) -> Iterator[Ro
 
 
 def _kind_of(path: str) -> str:
-    """Return the name in `KINDS` of a path's kind. If a path has several parts, joined by `::`, the first part decides.
+    """Return the kind of a path: a name in `KINDS`. If several parts are joined by `::`, the first part decides.
 
     Raises:
         PackError: The path does not exist, its suffix is unknown, or a folder has files of two kinds or cannot be
@@ -293,10 +291,10 @@ def _kind_of(path: str) -> str:
 
 
 def _kind_of_folder(path: str) -> str:
-    """Return the name in `KINDS` of a folder's kind.
+    """Return the kind of a folder: a name in `KINDS`.
 
     A folder that `datasets` saved is "hf". A folder with an image or a sub-folder is "folder". Any other folder has the
-    kind of its Parquet files, tars or zips, and is "folder" without such files.
+    kind of its Parquet files, tars or zips. A folder without such files is "folder".
 
     Raises:
         PackError: The folder has files of two of these kinds, or cannot be listed.
@@ -314,8 +312,9 @@ def _kind_of_folder(path: str) -> str:
 
 
 def _check_options(path: str, what: str, own: tuple[str, ...], how: PackOptions) -> None:
-    """Raise `PackError` if `how` sets an option of another kind, which the source would ignore. `own` names the options
-    of the source's kind. `path` and `what`, such as "this is a list of paths", are for the message.
+    """Raise `PackError` if `how` sets an option that only other kinds of source have.
+
+    `own` names the options of this kind. `what` describes the source in the message: "this is a list of paths".
     """
     for option in sorted({option for kind in KINDS.values() for option in kind.options} - {*own}):
         if getattr(how, option) not in (None, False, (), [], {}):
@@ -324,9 +323,10 @@ def _check_options(path: str, what: str, own: tuple[str, ...], how: PackOptions)
 
 
 def expand_files(path: str, suffix: str) -> list[str]:
-    """Return the files of a path: the file itself, the files of a folder that end in `suffix`, or the files that match
-    a pattern. A path can have several parts, joined by `::`. The files of each part are sorted by the bytes of their
-    paths.
+    """Return the files that a path names. A path has one or several parts, joined by `::`.
+
+    A part is a file, a pattern or a folder. A folder gives its files that end in `suffix`. The files of each part are
+    sorted by the bytes of their paths.
 
     Raises:
         PackError: A folder has no file that ends in `suffix` or cannot be listed, or no file matches a pattern.

@@ -1,4 +1,4 @@
-"""Rows from tars and zips: the members of an archive with the same key are one sample, and a row refers to them."""
+"""Rows from tars and zips. The members of an archive with the same key are the fields of one row."""
 
 from __future__ import annotations
 
@@ -34,8 +34,6 @@ _log = logging.getLogger(__name__)
 
 class Tars:
     """Reader of the tars that a path or pattern names.
-
-    Only the headers of local tars are read here. Tars of a store are read as streams.
 
     Args:
         shards: Path, URL, pattern or folder of tars; several are joined by `::`.
@@ -100,8 +98,7 @@ class Tars:
 
 
 class Zips:
-    """Reader of zips on a local disk. It reads only the directory of each zip, and also the samples' JSON if fields are
-    made from the JSON or keys are changed.
+    """Reader of zips on a local disk. The data of members is not read, except JSON that the rows need.
 
     Args:
         paths: The zips.
@@ -154,7 +151,8 @@ def read_directory(path: str) -> list[tuple[str, zipfile.ZipInfo]]:
     """Return name and directory entry of each file in a zip, in the order of the zip's directory.
 
     Raises:
-        PackError: The file is not a zip of stored or deflated plain files, or members overlap or are encrypted.
+        PackError: The file is not a valid zip; or members overlap, are encrypted, are links, or are compressed by a
+            method other than deflate.
         OSError: The file cannot be read.
     """
     try:
@@ -181,17 +179,12 @@ def read_directory(path: str) -> list[tuple[str, zipfile.ZipInfo]]:
 
 
 def _min_end(member: zipfile.ZipInfo) -> int:
-    """Return the smallest offset in the zip at which the bytes of a member can end. The true end is larger if the local
-    header of the member has an extra field.
-    """
+    """Return the smallest offset in the zip at which a member can end. The true end may be larger."""
     return member.header_offset + ZIP_HEADER_BYTES + len(member.orig_filename) + member.compress_size
 
 
 def _zip_name(path: str, member: zipfile.ZipInfo) -> str:
-    """Return a member's name. PackError: The name is not UTF-8, is empty, or has a NUL.
-
-    A name without the flag for UTF-8 is read as UTF-8 too, because macOS writes UTF-8 names without the flag.
-    """
+    """Return the name of a member, read as UTF-8. PackError: The name is not UTF-8, is empty, or has a NUL."""
     name = member.orig_filename
     if not member.flag_bits & _IS_UTF8:  # zipfile has read it as cp437
         try:
@@ -206,13 +199,13 @@ def _zip_name(path: str, member: zipfile.ZipInfo) -> str:
 def _zip_field(
     path: str, key: str, field: str, member: zipfile.ZipInfo, identity: FileIdentity
 ) -> tuple[str, FieldBytes]:
-    """Return the name of a member's field and a reference to the member. `path` and `identity` belong to the zip.
+    """Return the name of a member's field and a reference to the member's bytes.
 
-    `key` and `field` are the two parts of the member's name, before and after the dot that ends the key.
+    `path` and `identity` belong to the zip. `key` and `field` are the member's name before and after a dot.
 
     Raises:
-        RowError: The sizes of the member contradict each other or show a decompression bomb; or `field` begins with a
-            number, as in the member `v1.5.jpg`, where the first dot seems to be a decimal point inside the key.
+        RowError: The sizes of the member contradict each other or show a decompression bomb. Or `field` begins with a
+            number: in `v1.5.jpg`, the first dot seems to belong to the key.
     """
     where = f"{path}: {key}"
     num_bytes, packed_bytes = member.file_size, member.compress_size

@@ -1,7 +1,6 @@
 """Readers of Arrow tables: Parquet files, and data sets that Hugging Face's `datasets` saved (`save_to_disk`).
 
-pyarrow reads all these files. The files of `datasets` have Arrow's stream format without compression, so the bytes of
-an image are contiguous in their file. This module does not import `datasets` and does not unpickle data.
+pyarrow reads these files. This module does not import `datasets` and does not unpickle data.
 """
 
 from __future__ import annotations
@@ -55,9 +54,10 @@ def read_parquet(paths: Sequence[str], records: Records, *, in_order: bool = Tru
 
     Args:
         paths: The files, at least one.
-        records: Converts records to rows. An image can be bytes, or a struct of `bytes` and `path`. Without a named
-            image column, the image is in one of `IMAGE_COLUMNS` or in the only struct.
-        in_order: True if the rows are packed in the order of the files. False reads the images together with the rows.
+        records: Converts records to rows. An image is bytes, or a struct of `bytes` and `path`. If `records` names no
+            image column, the image is in one of `IMAGE_COLUMNS` or in the only column of structs.
+        in_order: False if the rows are packed in another order than that of the files. Then the images are read
+            together with the rows.
 
     Raises:
         PackError: pyarrow is not installed; or the first file cannot be read, or has a column that cannot be packed.
@@ -66,9 +66,9 @@ def read_parquet(paths: Sequence[str], records: Records, *, in_order: bool = Tru
 
 
 def read_saved_dataset(folder: str, records: Records) -> ArrowTables:
-    """Return a reader of a data set that `datasets` saved, or of one split of a saved `DatasetDict`.
+    """Return a reader of a data set that `datasets` saved. `records` converts its records to rows.
 
-    `folder` is the folder with the file `state.json`. `records` converts the records of the data set to rows.
+    `folder` has the file `state.json`. For a saved `DatasetDict`, `folder` is the folder of one split.
 
     Raises:
         PackError: pyarrow is not installed; `folder` is not a saved data set or cannot be read; the data set has
@@ -79,12 +79,12 @@ def read_saved_dataset(folder: str, records: Records) -> ArrowTables:
 
 
 class _Cells(NamedTuple):
-    """The cells of a row.
+    """The cells of a row of the table.
 
     Attributes:
-        values: The values for `json`; or a text with the problem, if JSON cannot represent a value.
+        values: The values for the field `json`; or, if JSON cannot represent a value, the problem as a text.
         image: The image; None if the table has no encoded images.
-        own: (field, column, cell) of each field that is made from bytes or arrays.
+        own: (field, column, cell) of each field that is made from a column of bytes or arrays.
     """
 
     values: tuple[Any, ...] | str
@@ -100,8 +100,8 @@ class ArrowTables:
         what: Kind of the files, for messages.
         open_file: Opens a file by its path.
         records: Converts records to rows. The folder of each file replaces `records.folder`. If `records.classes` is
-            None, the classes are the class names that `datasets` stored for the column of `cls`. If this column has no
-            description by `datasets`, it is read in advance, and the classes are the texts in it.
+            None, the classes are the class names that `datasets` stored for the column of `cls`. Without stored names,
+            the column is read in advance, and the classes are the texts in the column.
 
     Attributes:
         classes: Number of each class by name; empty if the classes have no names.
@@ -142,11 +142,12 @@ class ArrowTables:
     def rows(self, *, keys: str) -> Iterator[Row | RowError]:
         """Yield one row per row of the tables, or the `RowError` of a row that cannot be packed.
 
-        A row has the image, the fields that are made from columns, and `json`. `json` has all columns except encoded
-        images, omitted columns, and columns of bytes or arrays that become fields. `cls` is made from the column that
-        `records.fields` names for `cls`; else from the column `cls`; else from a column for which `datasets` stored
-        classes: `label`, or the only such column. Without such a column, a row has no `cls`. `keys` is the option
-        `--keys`: "given", "clean" or "hashed".
+        The fields of a row are the image, the fields that are made from columns, `cls` and `json`. `json` has all
+        columns except images, omitted columns, and columns of bytes or arrays that become fields.
+
+        `cls` is made from the first of these columns: the column that `records.fields` names for `cls`; `cls`; a column
+        for which `datasets` stored classes, `label` or the only such column. Without these columns, there is no `cls`.
+        `keys` is the option `--keys`: "given", "clean" or "hashed".
 
         Raises:
             PackError: A file cannot be read or changes, or its columns or classes differ from those of the first file.
@@ -195,8 +196,9 @@ class ArrowTables:
 
     @contextlib.contextmanager
     def _open_same(self, path: str) -> Iterator[_File]:
-        """Open a file for a `with` block. PackError: The file cannot be read, changes while it is open, or has other
-        columns or classes than the first file.
+        """Open a file for a `with` block, and check that its columns and classes are those of the first file.
+
+        PackError: The columns or classes differ, or the file cannot be read or changes while it is open.
         """
         with self._open(path) as file:
             if not file.schema.equals(self._schema):
@@ -210,8 +212,9 @@ class ArrowTables:
             yield file
 
     def _values(self, column: str) -> Iterator[tuple[Any, str]]:
-        """Yield (value, place) for the JSON values of a column. A value that a file repeats is yielded once per file.
-        A value that cannot be written as JSON is skipped. PackError: A file cannot be read.
+        """Yield (value, place) for the values of a column. Of equal values in one file, only the first is yielded.
+
+        Values that JSON cannot represent are left out. PackError: A file cannot be read.
         """
         converters = {column: self._columns.to_json[column]}
         for path in self._paths:
@@ -262,9 +265,10 @@ class ArrowTables:
         return row
 
     def _label(self, record: dict[str, Any], where: str) -> dict[str, FieldBytes]:
-        """Return the field `cls` with its bytes; an empty dict for a row without a label. Add the class name of each
-        column with class numbers to `record`, as `{column}_name`. RowError: A value is not a label, or
-        a class number is out of range.
+        """Return the field `cls` with its bytes; an empty dict for a row without a label.
+
+        For each column of class numbers, the class name is added to `record` as `{column}_name`.
+        RowError: A value is not a label, or a class number is out of range.
         """
         fields: dict[str, FieldBytes] = {}
         for name, classes in self._columns.labels.items():
@@ -287,13 +291,13 @@ class ParquetFile:
 
     Args:
         path: The file.
-        in_order: True if the rows are packed in the order of the file. False reads the images together with the rows,
-            because a later read of one image would read its whole row group.
+        in_order: False if the rows are packed in another order than that of the file. Then the images are read together
+            with the rows, because each later read would read a whole row group.
 
     Attributes:
         identity: Identity of the file when it was opened.
         schema: Schema of the table.
-        features: Descriptions of the columns that `datasets` stored, by column; empty if it stored no descriptions.
+        features: Descriptions of the columns that `datasets` stored, by column; empty without descriptions.
 
     Raises:
         PackError: The descriptions are not JSON.
@@ -346,8 +350,9 @@ class ParquetFile:
 
 
 class StreamFile:
-    """A memory-mapped data file of a saved data set in Arrow's stream format, with the attributes `identity`, `schema`
-    and `features` of `ParquetFile`. `info` is the path of the data set's `dataset_info.json`, which has the features.
+    """A data file of a saved data set, in Arrow's stream format, with the attributes of `ParquetFile`.
+
+    `info` is the path of the data set's `dataset_info.json`, which describes the columns (`features`).
 
     Raises:
         PackError: The file is empty, or `info` cannot be read.
@@ -369,9 +374,8 @@ class StreamFile:
         self.features = features_of(_read_json(info))
 
     def batches(self, column: str | None, image: str | None) -> Iterator[tuple[pa.RecordBatch, Iterator[Image] | None]]:
-        """Yield (batch, images) for a few rows at a time, in order.
+        """Yield (batch, images) for a few rows at a time, in order. Each batch is checked first.
 
-        The offsets and the UTF-8 of a batch are checked before it is yielded.
         `column` is the only column of the batches; None for all columns. `image` is the column of the images; None
         yields None instead of the images.
 

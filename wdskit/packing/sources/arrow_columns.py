@@ -27,7 +27,7 @@ class Image(NamedTuple):
     """The image of a row.
 
     Attributes:
-        path: Path of the image as the table has it, not checked; None if the row has no path.
+        path: The path in the table, not checked; None if the row has no path.
         start: The first `START_BYTES` bytes of the image; None if the row has no bytes.
         data: The bytes of the image, or a reference to them; empty if `start` is None.
     """
@@ -39,14 +39,14 @@ class Image(NamedTuple):
 
 @dataclass(frozen=True)
 class ArrowColumns:
-    """The use of each column of a table.
+    """How each column of a table is used.
 
     Attributes:
-        image: The column with encoded images; None if the table has no images, or only paths of images.
-        labels: For each column with class numbers, the class names in the order of their numbers.
+        image: The column with the bytes of the images; None if the table has no such column.
+        labels: Maps each column with class numbers to its class names, in the order of their numbers.
         class_column: The column of `labels` that becomes `cls`; None if no column of `labels` becomes `cls`.
-        own: The column of each field that is made from bytes or arrays, by field name.
-        to_json: The columns that go into `json`, each with a function that converts its values.
+        own: Maps the name of each field that is made from bytes or arrays to its column.
+        to_json: Maps each column that goes into `json` to the function that converts its values.
     """
 
     image: str | None
@@ -57,13 +57,17 @@ class ArrowColumns:
 
 
 def assign_columns(schema: pa.Schema, features: Mapping[str, Any], path: str, records: Records) -> ArrowColumns:
-    """Return the use of each column of a table. `features` are the descriptions of the columns by `datasets`, `records`
-    are the options that name columns, and `path` is the file, for messages.
+    """Decide how each column of a table is used.
+
+    Args:
+        schema: Names and types of the columns.
+        features: Description of each column by `datasets`, by name; see `features_of`.
+        path: The file, for messages.
+        records: The options that name columns.
 
     Raises:
-        PackError: A column is missing, appears twice, has a name that is not UTF-8, or has a type that JSON does not
-            have; the column of `cls` has a type that is not a label; or a column has the name `{column}_name`, under
-            which the class names of another column would be stored.
+        PackError: A column that an option names is missing. A name of a column is repeated, is not UTF-8, or is
+            `X_name`, which the class names of a column `X` need. Or `cls` or `json` cannot store the type of a column.
     """
     from pyarrow import types
 
@@ -121,7 +125,7 @@ def assign_columns(schema: pa.Schema, features: Mapping[str, Any], path: str, re
 
 def class_labels(schema: pa.Schema, features: Mapping[str, Any]) -> dict[str, list[str]]:
     """Return the class names, in the order of their numbers, of each column that `features` describes as a ClassLabel.
-    The list is empty if the description has no names.
+    The list of a column is empty if its names are unknown.
     """
     labels = {}
     for column in schema.names:
@@ -146,8 +150,8 @@ def parse_json(data: bytes, path: str) -> dict[str, Any]:
 
 
 def features_of(found: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the descriptions of the columns, by column, from a JSON object of `datasets`: its member `features` or
-    `info.features`; empty if it has neither.
+    """Return the description of each column, by name, from `found`, a JSON object that `datasets` wrote. The dict is
+    empty if `found` has no descriptions.
     """
     for place in (found, found.get("info")):
         if isinstance(place, dict) and isinstance(place.get("features"), dict):
@@ -156,7 +160,9 @@ def features_of(found: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _image_kind(kind: pa.DataType) -> str:
-    """Return "path", "bytes" or "struct" (of bytes and path) for a type that can hold an image, else ""."""
+    """Return how a column of the type `kind` can hold images: "path", "bytes", "struct" (bytes and path), or "" for no
+    images.
+    """
     from pyarrow import types
 
     if types.is_dictionary(kind):
@@ -198,7 +204,9 @@ def _converter(path: str, name: str, kind: pa.DataType) -> Callable[[pa.Array], 
 
 
 def _is_plain(kind: pa.DataType) -> bool:
-    """Return True if JSON has the type: null, booleans, numbers, text; lists, structs and maps of them."""
+    """Return True if JSON can store values of the type `kind`: null, booleans, numbers, text, and lists, structs and
+    maps of these types.
+    """
     from pyarrow import types
 
     if types.is_dictionary(kind):
@@ -210,7 +218,7 @@ def _is_plain(kind: pa.DataType) -> bool:
 
 
 def _to_list(array: pa.Array) -> list[Any]:
-    """Return the values as Python objects. Rows with the same value of a dictionary array share one object."""
+    """Return the values of an array as Python objects. Equal values may be the same object."""
     # Otherwise a page of a few bytes could make a million copies of a text of one megabyte.
     indices = getattr(array, "indices", None)
     if indices is None:
@@ -243,12 +251,12 @@ def _times(array: pa.Array) -> list[str | None]:
 
 
 def encode_cell(field: str, column: str, cell: pa.Scalar, where: str) -> bytes:
-    """Return the bytes of the field `field`, made from a cell of bytes or of numbers that is not null. `column` and
-    `where` are the column and the place of the row, for messages.
+    """Return the bytes of the field `field` for a cell that is not null. A cell of bytes is checked and returned; a
+    list of numbers is encoded. `column` and `where` (the place of the row) are for messages.
 
     Raises:
-        RowError: The cell contains neither bytes nor numbers, one of its numbers is null, or its bytes or numbers are
-            not valid for the field.
+        RowError: The cell contains neither bytes nor a list of numbers, a number is null, or the field cannot store the
+            cell.
     """
     value = cell.as_py()
     if isinstance(value, dict):  # an image of `datasets`
@@ -276,8 +284,8 @@ def encode_cell(field: str, column: str, cell: pa.Scalar, where: str) -> bytes:
 
 
 def json_values(converters: Converters, batch: pa.RecordBatch) -> Iterator[tuple[Any, ...] | str]:
-    """Yield for each row a tuple of its JSON values, in the order of `converters`; or a text with the problem, if a
-    value of the row cannot be written as JSON.
+    """Yield for each row of `batch` the tuple of its JSON values, in the order of `converters`. For a row with a value
+    that JSON cannot store, yield an error message (str) instead of the tuple.
     """
     parts = [(batch.column(name), convert) for name, convert in converters.items()]
     try:

@@ -27,14 +27,13 @@ class Coco:
     Args:
         path: The JSON file.
         images: The folder that `file_name` is relative to; None for the folder of the JSON file.
-        records: Names the column of each field to make. The column `category` is the category name that all annotations
-            of the image share. The column `caption` has the captions of these annotations, one per line. Other columns
-            are members of the image's object in `images`. If `cls` is made from `category` and `records.classes` is
-            None, the classes are the names of all categories, sorted by bytes.
+        records: Names the column of each field to make. A column is a member of the image's object in the file, or
+            `category` or `caption`. `category` is the category name of the image's annotations; annotations of several
+            categories are an error of the row. `caption` is the captions of the annotations, one per line.
 
     Attributes:
-        classes: Number of each class by name: the classes of `records`, or else these category names; empty without
-            classes.
+        classes: Number of each class by name: the classes of `records`. If `records` has no classes and `cls` is made
+            from `category`: all category names, sorted by bytes. Otherwise empty.
 
     Raises:
         PackError: The file cannot be read or does not have COCO's format, or `images` is not a folder.
@@ -143,9 +142,8 @@ class Coco:
 
 
 def _find_folder(path: str, name: str) -> str | None:
-    """Return a folder that has the image `name`; None if no such folder is found. `path` is the path of the JSON file.
-
-    The search looks at the folders next to the JSON file, then at the folders next to the folder of the JSON file.
+    """Return a folder that has the image `name`; None if no such folder is found. The search looks at the folders next
+    to the JSON file `path`, then at the folders next to its folder.
     """
     folder = os.path.dirname(path) or "."
     for parent in (folder, os.path.join(folder, os.pardir)):

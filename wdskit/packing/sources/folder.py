@@ -40,11 +40,12 @@ A sidecar has the name of the main file except for the extension. Two sidecars w
 
 
 class FileNames:
-    """Rules that find samples and their sidecars among the names of files.
+    """Finds samples among the names of files. A sample has a main file, such as an image, and may have sidecars: files
+    with the same name and another extension.
 
     Args:
         sidecars: Extensions of sidecars, such as `json`, `txt` or `seg.png`. A file's extension may be in upper case.
-        files: Extensions of the files that are samples; empty for images.
+        files: Extensions of main files; empty for the extensions of images.
 
     Attributes:
         sidecars: Extensions of sidecars.
@@ -74,7 +75,7 @@ class FileNames:
         return wanted and not (self._sidecar and self._sidecar.fullmatch(name))
 
     def samples(self, names: Sequence[str]) -> Samples:
-        """Return the samples of one folder with their sidecars, from the names of the files in the folder."""
+        """Return the samples of one folder. `names` are the names of all files in the folder."""
         if self._sidecar is None:
             return dict.fromkeys(filter(self.is_sample, names), ())
         sidecars: dict[str, list[tuple[str, str]]] = {}
@@ -85,7 +86,8 @@ class FileNames:
 
 
 class ImageFolder:
-    """A folder of images or other files. The method `rows` walks the folder.
+    """A folder of images or other files. The name of a sub-folder is the class of its files. A flat folder has its
+    files directly in `root` and no classes.
 
     Args:
         root: The folder.
@@ -94,14 +96,14 @@ class ImageFolder:
         omit: Metadata that `json` leaves out: `path`, `class` or `cls`.
 
     Attributes:
-        classes: Number of each class by name: the position in the given classes, or in the sorted names of the
-            sub-folders. Empty for a flat folder.
+        classes: Number of each class by name. Without given classes, the sub-folders are numbered in the order of their
+            names. Empty for a flat folder.
         num_other: Files found so far that are neither samples nor sidecars.
 
     Raises:
-        PackError: The folder cannot be listed, or `omit` has an unknown name; or the name of a class is not UTF-8 or
-            not in `classes`, or `classes` is given for a flat folder. Without `classes`: all sub-folders have names of
-            splits, or a sub-folder has the name of a part of samples, such as `masks`.
+        PackError: The folder cannot be listed, or `omit` has an unknown name. The name of a class is not UTF-8 or not
+            in `classes`, or `classes` is given for a flat folder. Without `classes`: all sub-folders have names of
+            splits (`train`), or a sub-folder has the name of a part of samples (`masks`).
     """
 
     def __init__(
@@ -132,8 +134,8 @@ class ImageFolder:
         `keys` is the option `--keys`: "given", "clean" or "hashed".
 
         Raises:
-            PackError: No image exists, images are both in sub-folders and next to the sub-folders, a sub-folder cannot
-                be listed, or one of the extensions of sidecars has no file next to an image.
+            PackError: No image exists, images are both in `root` and in sub-folders, a sub-folder cannot be listed, or
+                no sidecar has one of the given extensions.
         """
         num = 0
         for path, sidecars in walk_files(self._root, self._samples):
@@ -253,15 +255,15 @@ def walk_files(
 ) -> Iterator[tuple[str, Sequence[tuple[str, str]]]]:
     """Yield the samples of a folder and its sub-folders, sorted by the bytes of their paths.
 
-    Hidden files and folders are skipped. Links are followed, except a link to a folder that contains the link. Memory
-    holds the names in the current folder and in the folders above it.
+    Hidden files and folders are skipped. Links are followed, except a link to a folder that contains the link.
 
     Args:
         root: The folder.
-        samples_of: Returns the samples of one folder, from the names of its files.
+        samples_of: Takes the names of the files in one folder, and returns the folder's samples.
 
     Yields:
-        The path of the main file, relative to `root` and with `/`, and (field, file name) of its sidecars.
+        (path, sidecars) for each sample. `path` is the main file, relative to `root` and with `/`. `sidecars` has the
+        (field, file name) of each sidecar.
 
     Raises:
         PackError: A folder cannot be listed.

@@ -32,8 +32,6 @@ def read_group(file: pq.ParquetFile, group: int, columns: Sequence[str] | None =
     """Yield the rows of the row group with the number `group`, in batches of about 4 MB. `columns` are the columns to
     read; None reads all columns.
 
-    Memory also holds one page of each column. A page that pyarrow wrote has 1 MB or 1,024 values.
-
     Raises:
         OSError, pyarrow.ArrowException: The file cannot be read.
     """
@@ -63,8 +61,8 @@ def bytes_of(cell: Any) -> bytes | None:
 
 
 class _Column:
-    """The cells of a column in one row group, decoded in row order. A second read of a cell decodes the column again.
-    Only one thread at a time may use an object of this class.
+    """The cells of a column in one row group. Rows are best read in order: a read of an earlier row may decode the
+    column again from its start. Not thread-safe.
     """
 
     def __init__(self, path: str, group: int, name: str) -> None:
@@ -117,15 +115,15 @@ _lock = threading.Lock()
 
 @functools.lru_cache(maxsize=4)  # row groups: one thread may read the end of a group while another reads the next group
 def _open_column(path: str, _: FileIdentity, group: int, name: str) -> _Column:
-    """Return the cached column. The file's identity is part of the cache's key, so a new file gives a new column."""
+    """Return the cached column `name` of a row group. A file with a new identity is opened again."""
     return _Column(path, group, name)
 
 
 def read_cell(path: str, identity: FileIdentity, group: int, row: int, column: str) -> bytes:
     """Return the bytes of one cell. `row` counts from 0 in the row group `group`. Several threads may call this.
 
-    Reads in row order decode the row group once; other reads decode it for each row. `identity` is the expected
-    identity of the file.
+    Reads in the order of rows are fast; another order may decode the row group again for each read. `identity` is the
+    identity that the file must have.
 
     Raises:
         OSError: The file cannot be read.
@@ -147,5 +145,5 @@ def read_cell(path: str, identity: FileIdentity, group: int, row: int, column: s
 
 
 def close_all() -> None:
-    """Close the cached row groups."""
+    """Empty the cache of `read_cell`."""
     _open_column.cache_clear()

@@ -67,13 +67,14 @@ class Records:
 
         Args:
             record: Values by column.
-            number: Number of the record in its source. It gives the key of a record without a key and a path.
+            number: Number of the record in its source. The key is made from it if the record has neither a key nor a
+                path.
             where: Place of the record, for messages.
             keys: The option `--keys`: "given", "clean" or "hashed".
-            fields: Further fields of the row, such as an image whose bytes are in the table; None for no further field.
-            text: The JSON text of the record, which becomes `json` unchanged if no column is omitted; None
-                encodes the record.
-            image_column: The image's column if `fields` already has the image; None reads the image from its path.
+            fields: Fields that the row already has, such as an image whose bytes are in the table; None for no fields.
+            text: The JSON text of the record, stored as `json` unless a column is omitted; None if there is no such
+                text.
+            image_column: The image's column if `fields` has the image; None reads the image from its path.
 
         Raises:
             RowError: A column is missing, a value is invalid or cannot be written as JSON, a file does not exist, two
@@ -103,9 +104,10 @@ class Records:
     def column_fields(
         self, record: Mapping[str, Any], existing: AbstractSet[str], where: str
     ) -> Iterator[tuple[str, FieldBytes]]:
-        """Yield name and data of each field that is made from a column. An empty value gives no field.
+        """Yield name and data of each field in `self.fields`. A column with an empty value gives no field.
 
-        `existing` has the names of the fields that the row already has. If `cls` is in `existing`, it is not yielded.
+        `existing` has the names of the fields that the row already has. An existing `cls` is kept: no other `cls` is
+        made.
 
         Raises:
             RowError: The record lacks the column, a value does not fit its field, the file of a value does not exist,
@@ -138,7 +140,7 @@ class Records:
                 raise row_error(where, f"its column {column!r}: {err}", CORRECT_OR_SKIP) from err
 
     def _label(self, value: Any, column: str, where: str) -> Iterator[tuple[str, bytes]]:
-        """Yield name and bytes of the field `cls`, made from a column's value; nothing for a value without a label.
+        """Yield ("cls", bytes) for the value of a column. Yield nothing if the value is None, NaN or blank text.
         RowError: The value is not a label, or not one of the classes.
         """
         try:
@@ -152,8 +154,8 @@ class Records:
             yield CLASS_FIELD, b"%d" % number
 
     def _json(self, record: Mapping[str, Any], text: str | None, where: str) -> bytes:
-        """Return the JSON of the columns that are not omitted. If no column is omitted and `text` is not None, return
-        `text` encoded as UTF-8. RowError: A value cannot be written as JSON.
+        """Return the record as JSON, without the omitted columns. `text` is the JSON text of the record, or None. If no
+        column is omitted, `text` is returned. RowError: A value cannot be written as JSON.
         """
         kept = {name: value for name, value in record.items() if name not in self.omit} if self.omit else record
         try:
@@ -191,7 +193,7 @@ class Records:
 
     @cached_property
     def _file_columns(self) -> set[str]:
-        """The columns whose files become fields other than the image."""
+        """The columns of `fields` that contain paths of files, not texts, numbers or JSON values."""
         return {column for name, column in self.fields.items() if name.rpartition(".")[2] not in _ENCODED}
 
     def _no_image(self, record: Mapping[str, Any], column: str | None, where: str) -> RowError:
@@ -253,13 +255,15 @@ def column_value(record: Mapping[str, Any], column: str, option: str, where: str
 
 
 def parse_fields(fields: Mapping[str, str] | Iterable[str]) -> dict[str, str]:
-    """Map each field name to its column: from a mapping, from texts such as `txt=caption`, or from a text with commas.
+    """Return the column of each field, by field name. `fields` is such a mapping, texts such as `txt=caption`, or one
+    text with commas between the pairs.
 
-    `cls` takes class numbers or names. `txt`, `json` and `npy` fields, and names that end in them (`a.txt`), encode the
-    value of the column. Any other field takes the file at the path in the column, or the bytes in the column.
+    The name of a field decides how its column is used. `cls` is a class number or name. `txt`, `npy`, and names such as
+    `a.txt` and `a.json`, encode the value in the column. Any other field takes the bytes in the column, or the file at
+    the path in the column.
 
     Raises:
-        PackError: A name is invalid, appears twice, has no column, or is `json`, which holds all columns.
+        PackError: A name is invalid, appears twice, has no column, or is `json`, which always contains all columns.
     """
     if isinstance(fields, Mapping):
         pairs = [(str(name), str(column)) for name, column in fields.items()]
@@ -298,7 +302,7 @@ def check_json_fields(records: Records) -> None:
 
 
 def json_fields(records: Records, own: FieldBytes | None, existing: AbstractSet[str]) -> dict[str, bytes]:
-    """Return the fields that are made from values in a sample's JSON.
+    """Return the fields that are made from values in a sample's JSON, by name.
 
     Args:
         records: Maps each field to a name in the JSON.
@@ -306,8 +310,8 @@ def json_fields(records: Records, own: FieldBytes | None, existing: AbstractSet[
         existing: Names of the fields of the sample.
 
     Raises:
-        ValueError: The sample has no JSON object, the object lacks a name, a value does not fit its field, or the
-            sample already has the field.
+        ValueError: The sample has no JSON object, the object lacks a name, a value does not fit its field, or a field
+            to make is in `existing`.
         OSError: The JSON cannot be read.
     """
     if own is None:

@@ -58,8 +58,8 @@ class ShardSamples:
             check_indexed(shards)
 
     def rows(self, *, keys: str) -> Iterator[Row | RowError]:
-        """Yield the row of each kept sample, in the order of the shards; or a `RowError` for a sample that cannot be
-        changed, and for the rest of a damaged shard. `keys` must be equal to `changes.keys`.
+        """Yield the row of each kept sample, in the order of the shards. Yield a `RowError` in place of a sample that
+        cannot be changed, or in place of the rest of a damaged shard. `keys` must be equal to `changes.keys`.
 
         Raises:
             PackError: No sample is kept, or an option names a field that no sample has.
@@ -112,11 +112,11 @@ def check_indexed(shards: ShardList) -> None:
 
 
 def check_dest(folder: Path, shards: ShardList, *, overwrite: bool) -> None:
-    """Check that the destination `folder` does not contain local source shards.
+    """Check that writing to `folder` cannot replace a local source shard.
 
     Raises:
-        PackError: A source shard is in the folder; or `overwrite` is True, so that the shards of the folder are
-            replaced, and a source shard is a link to a file in the folder.
+        PackError: A source shard is in the folder. With `overwrite`, also if a source shard is a link to a file in the
+            folder.
     """
     here = os.path.realpath(folder)
     urls = [url for url in shards.urls if is_local(url)]
@@ -128,8 +128,8 @@ def check_dest(folder: Path, shards: ShardList, *, overwrite: bool) -> None:
 
 
 def merged_splits(shards: ShardList) -> str:
-    """Return a note for the user if the names of shards in one part show several splits; otherwise an empty text. The
-    user joined the parts of `shards` by `::`.
+    """Return a note for the user if the shards of one part have names of several splits, such as train and val;
+    otherwise an empty text. A part is one of the texts that the user joined by `::`.
     """
     named: dict[int, dict[str, str]] = {}
     for url, part in zip(shards.urls, shards.parts, strict=True):
@@ -144,11 +144,11 @@ def merged_splits(shards: ShardList) -> str:
 
 
 def find_classes(shards: ShardList, changes: Changes) -> tuple[dict[str, bytes], str]:
-    """Find the `classes.json` of the new shards. `changes` can make, rename or drop the field `cls` of the `shards`.
+    """Find the `classes.json` for a new folder, into which `shards` are packed with `changes`.
 
     Returns:
-        The bytes of the file by its name, empty for no file; and the reason if a source has a `classes.json` and the
-        new folder gets no such file, else an empty text.
+        (files, note). `files` maps the name `classes.json` to its bytes, or is empty if the new folder gets no such
+        file. `note` tells the user why a `classes.json` of the sources is not used; it may be empty.
 
     Raises:
         FolderIndexError: Two folders number their classes differently, so one number would have two meanings; or a

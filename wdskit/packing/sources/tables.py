@@ -44,12 +44,12 @@ class TextTable:
     Args:
         path: The file. The suffix gives the format of a table; a further `.gz` means compressed. `-` reads JSONL or a
             list from standard input.
-        records: Converts records to rows. Its `folder` is replaced by the folder of the paths.
+        records: Converts records to rows. Its `folder` has no effect.
         is_list: True for a list, with one path per line.
 
     Attributes:
-        classes: Number of each class by name. If `records` has classes: these classes. Otherwise, if a table is read
-            from a file: the texts in the column of `cls`, which is read in advance. Otherwise empty.
+        classes: Number of each class by name: the classes of `records`. If `records` has no classes and `path` is the
+            file of a table: the class names in the column of `cls`. Otherwise empty.
 
     Raises:
         PackError: The file cannot be read, or the column of `cls` mixes numbers and names.
@@ -67,10 +67,11 @@ class TextTable:
         self.classes = classes.numbers if classes is not None else {}
 
     def _column_classes(self, records: Records) -> ClassNames | None:
-        """Return the classes that are named in the column of `cls`; None without such a column or without names in it.
+        """Return the classes that the column of `cls` names. Return None if the table has no such column, or no names
+        in it.
 
-        This column is the column that `records.fields` names for `cls`, or else a column `cls` that is not omitted.
-        PackError: The file cannot be read, or the column mixes numbers and names.
+        `records.fields` gives this column; otherwise it is a column `cls` that is not omitted. PackError: The file
+        cannot be read, or the column mixes numbers and names.
         """
         with contextlib.closing(self._table_rows()) as rows:
             valid = ((record, where) for where, record, _ in rows if not isinstance(record, RowError))
@@ -172,13 +173,11 @@ def _csv_rows(file: IO[str], path: str, *, is_tsv: bool) -> Iterator[TableRow]:
     """Yield (place, columns, None) for each row after the header, or (place, error, None) for an invalid row. The place
     has the number of the row's first line.
 
-    A TSV has no quoting: quotes are text, and a cell cannot contain a tab or a line break (IANA's
-    text/tab-separated-values). A cell that is quoted as in CSV is an error of its row. Tabs also separate the columns
-    of a `.csv` whose header has tabs and no comma, such as the tables of open_clip.
+    In a TSV, quotes are ordinary text (IANA's text/tab-separated-values), and a cell with doubled quotes as in CSV is
+    an error of its row. A `.csv` may have tabs between its columns, if its header has tabs and no comma.
 
     Raises:
-        PackError: The header is invalid, or a line is too long or has a NUL; or the end of a row cannot be found, for
-            example after a quote that is never closed.
+        PackError: The header is invalid, a line is too long or has a NUL, or the end of a row cannot be found.
     """
     lines = _lines(file, path, refuse_nul=True)
     first = next(lines, "")

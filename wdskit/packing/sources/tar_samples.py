@@ -43,12 +43,12 @@ def refuse_query(url: str) -> None:
 def list_tars(source: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> ShardList:
     """Return the tars, local or in stores, that `source` names, with their index entries.
 
-    `source` is a path, URL, folder or pattern, several of them joined by `::`, or a list.
+    `source` is a path, URL, folder or pattern, or a list of sources. `::` joins several sources in one text.
 
     Raises:
         PackError: A URL has a query.
-        FolderIndexError: The tars belong to an unfinished run, and the source does not name each tar; or an index is
-            invalid or does not match its tars.
+        FolderIndexError: A folder or pattern finds tars of an unfinished run. Or an index is invalid or does not match
+            its tars.
         StorageError: No tar matches, a local tar is missing, a URL is invalid, or a store cannot be read.
     """
     patterns = [os.fspath(each) for each in ([source] if isinstance(source, str | os.PathLike) else source)]
@@ -67,7 +67,7 @@ class TarSample(NamedTuple):
     Attributes:
         key: Key of the sample.
         fields: Reference to the bytes of each field, by field name, in the order of the members.
-        read: Function that returns the bytes of the field with a given name. Call it before the next sample is taken.
+        read: Takes the name of a field, and returns the field's bytes. Call `read` before the next sample is taken.
     """
 
     key: str
@@ -81,7 +81,8 @@ class TarSamples:
     Args:
         url: Path or URL of the tar.
         entry: Index entry of the tar; None for a tar without an index.
-        check: Compare a local tar with the sha256 in its entry first. A tar of a store is always compared at its end.
+        check: Whether to compare the sha256 of a local tar with its entry. The sha256 of a tar in a store is always
+            compared, at the end of the tar.
 
     Attributes:
         num_samples: Number of samples that were yielded.
@@ -101,9 +102,10 @@ class TarSamples:
         """Yield the samples. A damaged tar yields the complete samples before the damage, then one `RowError`.
 
         Raises:
-            ShardError: A member is a link, a device or another kind that no sample has; or the file was replaced after
-                it was indexed and has other bytes.
-            FolderIndexError: The tar differs from the index of its folder.
+            ShardError: A member is a link, a device or another kind that no sample has; or a local tar has another
+                sha256 than its index entry.
+            FolderIndexError: The tar has another number of bytes or samples than its index entry, or fields that the
+                entry lacks; or a tar in a store has another sha256.
             StorageError: The tar cannot be read.
         """
         samples = self._local() if is_local(self._url) else self._remote()
@@ -128,6 +130,7 @@ class TarSamples:
         path, entry = local_path(self._url), self._entry
         with contextlib.closing(LocalFile(path)) as file:
             if entry is not None:
+                # Raised after the last sample, because the error of a damaged header is more precise.
                 self._changed = self._compare(file, entry)
             identity = FileIdentity.of(file.fd)
             samples = HeaderReader(file, shard=path)
@@ -141,10 +144,7 @@ class TarSamples:
                 self.num_ignored = samples.num_ignored
 
     def _compare(self, file: LocalFile, entry: ShardEntry) -> ShardError | FolderIndexError | None:
-        """Return an error if the file differs from its index entry, else None.
-
-        The caller raises the error after the last sample, because the error of a damaged header is more precise.
-        """
+        """Return the error if the file differs from its index entry; None if it does not differ."""
         if file.num_bytes != entry.num_bytes:
             return self._differs(f"it has {file.num_bytes} bytes, but the index says {entry.num_bytes}")
         try:
@@ -191,7 +191,7 @@ class TarSamples:
 
 
 def known_digests(found: ShardList) -> dict[str, str]:
-    """Return the sha256, in hex, of each tar that is in an index, by the path or URL in the references to the tar."""
+    """Return the hex sha256 of each tar that has an index entry, by local path or URL."""
     known = zip(found.urls, found.entries, strict=True)
     return {local_path(url) if is_local(url) else url: entry.sha256 for url, entry in known if entry is not None}
 
@@ -201,9 +201,8 @@ def _read_local(file: LocalFile, spans: Mapping[str, Span], name: str) -> bytes:
 
 
 def _read_remote(found: Mapping[str, tuple[ObjectBytes, bytes | LargeData]], name: str) -> bytes:
-    """Return the bytes of the field `name` of a sample. The bytes of a large field are read from the store again.
-
-    `found` has the reference and the data of each field, by name. StorageError: The object cannot be read.
+    """Return the bytes of the field `name` of a sample. `found` has the reference and the data of each field, by name.
+    A large field is read from the store again. StorageError: The object cannot be read.
     """
     reference, data = found[name]
     return reference.read() if isinstance(data, LargeData) else data

@@ -3,10 +3,9 @@
 The step gives the results of the single stages: the same draws, types, dtypes, memory layouts and errors. uint8 values
 are equal to the bit. Float images differ by up to one level of 255, because they are resized as uint8.
 
-JPEGs that are decoded at a smaller scale give other pixels. Measured on photographs at q75 to q95, 4:4:4 and 4:2:0:
-random crops differ by 42 to 44 dB in the mean (1.0 to 1.4 levels of 255), at worst 34 dB; `resize` with `center_crop`,
-whose factor may be exactly 2 or 4, by 38 to 42 dB, at worst 31 dB (a lawn, 5.4 levels); single values by up to 62
-levels.
+JPEGs that are decoded at a smaller scale give other pixels. PSNR on photographs at q75 to q95, 4:4:4 and 4:2:0: random
+crops have 42 to 44 dB in the mean (1.0 to 1.4 levels of 255), at worst 34 dB. `resize` with `center_crop` has 38 to 42
+dB, at worst 31 dB (a lawn, 5.4 levels). Single values differ by up to 62 levels.
 """
 
 from __future__ import annotations
@@ -57,7 +56,7 @@ _MAX_ROLES = 64  # largest number of cached sets of field names
 
 
 class FusedStages(PerSampleStage):
-    """Stages that run as one step. Only `fuse` makes instances; YAML has no name for it, and it is not in `STAGES`."""
+    """Stages that run as one step. Only `fuse` makes instances; the class has no name in YAML."""
 
     name: ClassVar[str] = "decode"
 
@@ -122,11 +121,11 @@ class Prepared(NamedTuple):
 
     Attributes:
         origin: Origin of the sample.
-        values: The fields, decoded except for the image; not decoded if `field` is None.
-        field: The image field; None if the single stages must process the sample.
+        values: The decoded fields, and the bytes of the image. If `field` is None, no field is decoded.
+        field: The image field; None if the stages must process the sample one after the other.
         plan: The plan to decode the image; None if the image is not a grey or RGB JPEG, or if `field` is None.
         flip: Whether to mirror the image.
-        failed: Error of a field after the image, to raise after the image is decoded without error. None: no error.
+        failed: Error of a field after the image, to raise unless decoding the image raises an error. None: no error.
     """
 
     origin: Origin
@@ -142,13 +141,13 @@ class FusedStep:
 
     Attributes:
         output_format: The form of the resulting images.
-        batch_format: The form of images that are written into `out`: `output_format`, or uint8 after `write_uint8`.
+        batch_format: The form of images that are written into a batch: `output_format`, or uint8 after `write_uint8`.
         out_shape: Shape of the image as a tensor, (3, height, width); None if it depends on the file.
 
     Args:
         stages: `decode`, the crop, and the other stages of a run that `fuse` has found.
-        single_steps: The same stages as one step each, for samples with several image fields, or whose image is decoded
-            already.
+        single_steps: One step for each of `stages`. They process samples with several image fields, and samples whose
+            image is decoded already.
     """
 
     def __init__(self, stages: Sequence[Any], single_steps: Sequence[Step]) -> None:
@@ -186,34 +185,34 @@ class FusedStep:
 
     @property
     def is_native(self) -> bool:
-        """Whether to call `carry_out_many`: `out_shape` is known, and wdskit-native is installed with vector code."""
+        """Whether images are to be decoded by `carry_out_many`: if `out_shape` is known, and wdskit-native has vector
+        code.
+        """
         # Without vector code, torch resizes faster.
         module = native()
         return self.out_shape is not None and module is not None and bool(module.HAS_VECTORS)
 
     def value_of(self, written: NDArray[Any]) -> Any:
-        """Return the marked image, an array or a tensor, that `carry_out` would have put into the sample without `out`.
-
-        `written`, (1, *out_shape), is the `out` that `carry_out` has filled. The result may be a view of `written`.
+        """Convert an image in a batch to the marked image, an array or a tensor, that `carry_out` puts into a sample.
+        `written`, (1, *out_shape), is the image that `carry_out` has written to `out`. The result may be a view of
+        `written`.
         """
         return marked(as_value(written, self.batch_format, self.output_format), self.mark)
 
     def __call__(self, sample: Any, origin: Origin, out: NDArray[Any] | None = None) -> Any:
-        """Return the sample after `prepare` and `carry_out`. StepFailed: A stage failed."""
+        """Return the sample after all stages; see `prepare` and `carry_out`. StepFailed: A stage failed."""
         return self.carry_out(self.prepare(sample, origin), out)
 
     def prepare(self, sample: Any, origin: Origin) -> Prepared:
-        """Decode the fields other than the image, read the image's header, and draw the random values.
-
-        Prepare all samples of a chunk before the first image is decoded. This saves 30 us per sample, because decoding
-        replaces the contents of the CPU's caches.
+        """Decode the fields other than the image, read the image's header, and draw the random values. It is fastest to
+        prepare several samples before the first image is decoded.
 
         Args:
             sample: Fields as bytes; in a sample that was just read, images may be memoryviews.
             origin: Origin of the sample.
 
         Returns:
-            The argument of `carry_out`. Its `field` is None if the single stages must process the sample.
+            The argument of `carry_out`.
 
         Raises:
             StepFailed: A stage failed. The error has the name of the stage and the original error.
@@ -256,7 +255,7 @@ class FusedStep:
         Args:
             prepared: Result of `prepare`, used only once because it is changed.
             out: Receives the image: (1, *out_shape) of `batch_format.dtype`, channels_last. The image field of the
-                result is then `out` itself. If the single stages process the sample, `out` is not used.
+                result is then `out` itself. Has no effect if `prepared.field` is None.
 
         Raises:
             StepFailed: A stage failed. The error has the name of the stage and the original error.
@@ -336,8 +335,8 @@ class FusedStep:
             raise StepFailed(self.crop, err) from err
 
     def _roles_of(self, names: tuple[str, ...]) -> _Roles:
-        """Return the image field and the fields to decode of a sample with the fields `names`. The image field is the
-        result of `_field_of`, and may be None. The result is cached.
+        """Return the image field and the fields to decode of a sample with the fields `names`. The image field may be
+        None.
         """
         # Most samples have the same fields.
         roles = self._roles.get(names)
@@ -349,11 +348,11 @@ class FusedStep:
         return roles
 
     def _field_of(self, names: tuple[str, ...]) -> str | None:
-        """Return the image field of a sample with the fields `names`.
+        """Return the image field of a sample with the fields `names`, or None.
 
-        If `fields` is set: the first alternative of the setting that is in `names`; None if no alternative is.
-        Otherwise: the only field with the name of an image; None if no field or several fields have such a name. In
-        both cases None if the field has no image name, or if `decode` does not decode it.
+        With the setting `fields`, the image field is the first alternative that is in `names`. Without it, the image
+        field is the only field with the name of an image. Return None if there is no such field or if there are
+        several, if the field has no name of an image, or if `decode` does not decode the field.
         """
         if self.field is None:
             images = [name for name in names if names_image(name)]

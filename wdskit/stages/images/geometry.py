@@ -48,8 +48,8 @@ def resize(image: Image, size: tuple[int, int], *, nearest: bool = False) -> Ima
     """Return the image at another size (height, width), or the same object if it has the size already.
 
     The resize is bilinear with antialiasing. A uint8 image is resized as uint8. Pillow's BILINEAR differs by at most
-    one level of 255. With an alpha channel it differs by more, because Pillow multiplies the colours by the alpha. With
-    `nearest`, which is for masks of any dtype, values are copied and never blended.
+    one level of 255; with an alpha channel by more, because Pillow multiplies the colours by the alpha. With `nearest`,
+    for masks of any dtype, each pixel is a copy of one old pixel.
 
     Raises:
         PipelineError: The image is neither uint8 nor float and `nearest` is not set, or it does not have 2 or 3 axes.
@@ -185,8 +185,8 @@ def normalize_into(out_hwc: torch.Tensor, pixels: torch.Tensor, mean: Sequence[f
 def channel_affine(
     mean: tuple[float, ...], std: tuple[float, ...], device: torch.device
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return scale and shift, float32 tensors (channels, 1, 1) on `device`: `normalize` of uint8 pixels equals pixels *
-    scale + shift. `mean` and `std` are for images in 0..1.
+    """Return scale and shift, float32 tensors (channels, 1, 1) on `device`. For uint8 pixels (channels, height, width),
+    pixels * scale + shift is the result of `normalize`.
     """
     scale, shift = _affine(mean, std, 255.0, 1)
     return scale.to(device)[:, None, None], shift.to(device)[:, None, None]
@@ -304,22 +304,22 @@ def _resize_bilinear(image_hwc: torch.Tensor, size: tuple[int, int]) -> torch.Te
 
 
 def _nearest_pixels(n: int, into: int) -> NDArray[np.int64]:
-    """Return for each pixel of a resized side the index of the old pixel at its centre, int64 (into,). The side has `n`
-    old pixels and `into` new pixels.
+    """Return the indices of the pixels that a resize by nearest neighbour copies along one side, int64 (into,). The
+    side has `n` pixels before the resize and `into` pixels after it.
     """
     return (2 * np.arange(into) + 1) * n // (2 * into)
 
 
 def middle(full: int, part: int) -> int:
-    """Return the first pixel of `part` pixels in the middle of a side of `full` pixels, rounded as in torchvision. If
-    `part` is larger, return minus the number of padding pixels before the side.
+    """Return the start of the middle `part` pixels of a side with `full` pixels, rounded as in torchvision. If `part`
+    is larger than `full`, return minus the number of padding pixels before the side.
     """
     return -((part - full) // 2) if part > full else round((full - part) / 2)
 
 
 def _unit(pixels: Array | torch.Tensor, function: str) -> float:
-    """Return the pixel value that means 1.0: 255 for uint8, 1 for float. PipelineError: The image has another dtype, or
-    does not have 2 or 3 axes. The message starts with `function`.
+    """Return the pixel value of full brightness: 255 for uint8, 1 for float. PipelineError: The image has another
+    dtype, or does not have 2 or 3 axes. The message starts with `function`.
     """
     _check_axes(pixels)
     if isinstance(pixels, np.ndarray):
@@ -333,7 +333,7 @@ def _unit(pixels: Array | torch.Tensor, function: str) -> float:
 
 def _normalize_rows(image: torch.Tensor, mean: tuple[float, ...], std: tuple[float, ...], unit: float) -> torch.Tensor:
     """Return `normalize` of a contiguous image (height, width[, channels]), float32 of the same shape. `unit` is the
-    pixel value that means 1.0.
+    result of `_unit`.
     """
     # Whole rows at once are 12 times faster than single pixels.
     rows = image.reshape(image.shape[0], -1)
@@ -349,7 +349,7 @@ def _normalize_rows(image: torch.Tensor, mean: tuple[float, ...], std: tuple[flo
 def _affine(
     mean: tuple[float, ...], std: tuple[float, ...], unit: float, length: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return `affine_numbers` as tensors, repeated as often as they fit into `length` values, and at least once."""
+    """Return `affine_numbers` as tensors, repeated for all pixels of a row with `length` values."""
     import torch
 
     numbers = affine_numbers(mean, std, unit)
@@ -360,6 +360,8 @@ def _affine(
 def affine_numbers(
     mean: tuple[float, ...], std: tuple[float, ...], unit: float
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Return scale and shift, float32 (channels,), such that image * scale + shift == (image / unit - mean) / std."""
+    """Return scale and shift, float32 (channels,), that normalize an image: image * scale + shift == (image / unit -
+    mean) / std.
+    """
     exact_mean, exact_std = np.broadcast_arrays(np.asarray(mean), np.asarray(std))
     return (1 / (exact_std * unit)).astype(np.float32), (-exact_mean / exact_std).astype(np.float32)

@@ -37,14 +37,15 @@ _NO_SCALES = (None, None)
 
 
 class Axis(NamedTuple):
-    """The wanted rows, or the wanted columns, of an image: the part to resize, and the part of the result to keep.
+    """How the wanted rows, or the wanted columns, are made of an image: resize a part of the image, and keep a part of
+    the result.
 
     Attributes:
         low: First row or column of the image to resize.
         high: Last row or column of the image to resize, + 1.
         total: Number of rows or columns after the resize.
-        skip: Number of resized rows or columns to drop before the first wanted row or column. A negative number is
-            minus the number of padding pixels to add before the resized pixels.
+        skip: Number of resized rows or columns to drop before the first wanted row or column. If negative: minus the
+            number of padding pixels before the resized pixels.
         size: Number of wanted rows or columns.
     """
 
@@ -67,15 +68,15 @@ PartChooser: TypeAlias = Callable[[int, int, Origin], WantedPart]
 
 
 class Grid(NamedTuple):
-    """The rows, or the columns, to resize if the image is decoded at a smaller scale.
+    """The rows, or the columns, to resize in an image that is decoded at a smaller scale.
 
     `start` may be before the image, and `stop` after the image. The pixels at the border are then repeated.
 
     Attributes:
         start: First row or column to resize.
         stop: Last row or column to resize, + 1.
-        pitch: Number of decoded rows or columns per row or column of the result.
-        first: First wanted row or column of the result.
+        pitch: Number of rows or columns of the decoded image for one row or column after the resize.
+        first: Number of the first wanted row or column after the resize.
     """
 
     start: int
@@ -93,7 +94,7 @@ class DecodedImage(NamedTuple):
 
     @classmethod
     def of(cls, pixels: Pixels) -> DecodedImage:
-        """Return the image with these pixels, (height, width, 3), contiguous and writable. It uses their memory."""
+        """Return an image that shares the memory of `pixels`: uint8 (height, width, 3), contiguous and writable."""
         return cls(pixels.reshape(-1), *pixels.shape[:2])
 
     def cut(self, top: int, bottom: int, left: int, right: int) -> torch.Tensor:
@@ -115,8 +116,8 @@ class DecodedImage(NamedTuple):
 
 @lru_cache(maxsize=4096)
 def can_mirror_first(width: int, total: int) -> bool:
-    """Return True if an image that is mirrored before a resize from `width` to `total` columns certainly has the same
-    bits as an image that is mirrored after the resize. False if some bits may differ.
+    """Return True if mirroring before a resize from `width` to `total` columns certainly gives the same bits as
+    mirroring after the resize.
     """
     # torch computes weights in float64 and rounds them to 15 bits or more. The weights of mirrored pixels differ by
     # about 1e-13, which rounding removes unless a weight lies half-way between two levels. A weight is t / u, where u
@@ -134,8 +135,8 @@ class DecodedPart(NamedTuple):
     Attributes:
         images_nchw: Tensor (1, 3, height, width), uint8; may be a view of memory that the thread reuses.
         size: Number of rows and columns after resizing.
-        scales: Scale of the rows and scale of the columns, new / old pixels. None if the scale follows from `size` and
-            the shape of `images_nchw`.
+        scales: Scale of the rows and scale of the columns, new / old pixels. (None, None): computed from `size` and the
+            shape of `images_nchw`.
         first: First wanted row and column after resizing.
         wanted: Number of wanted rows and columns.
     """
@@ -147,10 +148,8 @@ class DecodedPart(NamedTuple):
     wanted: tuple[int, int]
 
     def mirrored(self) -> DecodedPart | None:
-        """Return the part with left and right of `images_nchw` exchanged, so that the resized pixels are mirrored.
-
-        Return None if not all resized pixels are wanted, if `scales` are set, or if the result may differ from
-        mirroring after the resize.
+        """Return the part with left and right of `images_nchw` exchanged, if a resize then certainly gives the mirrored
+        result. Otherwise return None.
         """
         # To mirror before the resize saves a copy of the resized pixels.
         width, total = self.images_nchw.shape[3], self.size[1]
@@ -171,8 +170,9 @@ class DecodedPart(NamedTuple):
 
 
 def choose_scale(wanted: WantedPart) -> tuple[int, tuple[Grid, Grid] | None]:
-    """Return the largest step (8, 4 or 2) such that a JPEG decoded at 1/step of its size need not be enlarged, and the
-    grids of rows and columns at this size. Return 1 and None if the JPEG must be decoded at full size.
+    """Return (step, grids) to decode a JPEG at 1/step of its size, with the grids of rows and columns. `step` is the
+    largest of 8, 4 and 2 for which the decoded image need not be enlarged. Return (1, None) if the JPEG must be decoded
+    at full size.
     """
     rows, columns = wanted
     largest = min((rows.high - rows.low) / rows.total, (columns.high - columns.low) / columns.total)
@@ -187,8 +187,8 @@ def choose_scale(wanted: WantedPart) -> tuple[int, tuple[Grid, Grid] | None]:
 
 
 def find_grid(axis: Axis, step: int) -> Grid | None:
-    """Return the grid of an axis in an image that is decoded at 1/step of its size. Return None if each possible grid
-    would shift the wanted pixels by more than `_MAX_SHIFT` pixels.
+    """Return the grid of an axis in an image that is decoded at 1/step of its size. Return None if the wanted pixels
+    would be shifted by more than `_MAX_SHIFT` pixels.
     """
     low, high = axis.low / step, axis.high / step
     pitch = (high - low) / axis.total
@@ -219,7 +219,9 @@ def select_part(whole: DecodedImage, wanted: WantedPart) -> DecodedPart:
 
 
 def select_scaled_part(image: DecodedImage, wanted: WantedPart, grids: tuple[Grid, Grid]) -> DecodedPart:
-    """Return the wanted part of an image decoded at a smaller scale. Border pixels are repeated outside the image."""
+    """Return the wanted part of an image decoded at a smaller scale. Where `grids` reach beyond the image, the pixels
+    at the border are repeated.
+    """
     rows, columns = grids
     sizes = (wanted.rows.size, wanted.columns.size)
     totals = (rows.first + sizes[0], columns.first + sizes[1])
@@ -322,8 +324,8 @@ def decode_part(
 
 
 def finish(part: DecodedPart, output_format: OutputFormat, *, flip: bool) -> NDArray[Any] | torch.Tensor:
-    """Return the resulting image of a part in new memory, of `output_format.dtype`: an array (height, width, 3), or a
-    tensor (3, height, width) without `is_array` or with `to_tensor`. With `flip`, left and right are exchanged.
+    """Return the resulting image of a part, in new memory: an array (height, width, 3) or a tensor (3, height, width),
+    as `output_format` says. With `flip`, left and right are exchanged.
     """
     import torch
 
@@ -372,8 +374,8 @@ def write(part: DecodedPart, output_format: OutputFormat, *, flip: bool, out: ND
 
 
 def write_numbers_as(output_format: OutputFormat) -> bytes | None:
-    """Return the argument that makes wdskit-native write the same values as `write`. None means uint8. Empty bytes mean
-    value / 255. Other bytes are three scales and three shifts of float32, for value * scale + shift.
+    """Return the argument with which wdskit-native writes the same values as `write`: None for uint8, and empty bytes
+    for value / 255. For value * scale + shift: three scales and three shifts as bytes of float32.
     """
     if output_format.dtype == np.uint8:
         return None
@@ -387,10 +389,9 @@ def write_numbers_as(output_format: OutputFormat) -> bytes | None:
 def as_value(
     written: NDArray[Any], batch_format: OutputFormat, output_format: OutputFormat
 ) -> NDArray[Any] | torch.Tensor:
-    """Return an image of a batch in the form in which `finish` returns it for `output_format`.
-
-    `written` is the image, (1, 3, height, width), that `write` has written with `batch_format`. `batch_format` is
-    `output_format`, or a form of uint8. The result may be a view of `written`.
+    """Return an image of a batch as `finish` returns it for `output_format`. `written` is the image, (1, 3, height,
+    width), that `write` has written with `batch_format`. `batch_format` is `output_format` or a form of uint8. The
+    result may be a view of `written`.
     """
     if batch_format == output_format and output_format.is_array and not output_format.to_tensor:
         image: NDArray[Any] = written[0].transpose(1, 2, 0)
@@ -424,7 +425,7 @@ def finish_batch(images: torch.Tensor, output_format: OutputFormat) -> torch.Ten
 
 
 def _resize_part(part: DecodedPart, resized_nchw: torch.Tensor) -> torch.Tensor:
-    """Resize a part into `resized_nchw`, and return its wanted pixels as a view, (rows, columns, 3)."""
+    """Resize a part into `resized_nchw`. Return the wanted pixels as a view of `resized_nchw`, (rows, columns, 3)."""
     part.resize_into(resized_nchw)
     resized_hwc = resized_nchw[0].permute(1, 2, 0)
     if part.size == part.wanted:
@@ -434,7 +435,7 @@ def _resize_part(part: DecodedPart, resized_nchw: torch.Tensor) -> torch.Tensor:
 
 
 class _Memory(threading.local):
-    """Memory that a thread reuses for each image, up to `_MAX_KEPT_BYTES`."""
+    """The memory of one thread, reused for the next image. Memory of more than `_MAX_KEPT_BYTES` is not kept."""
 
     def __init__(self) -> None:
         self._decoded = np.empty(0, np.uint8)

@@ -52,12 +52,13 @@ class ImageTransform(PerSampleStage):
         Args:
             image: The image of one field: an array, a tensor or a PIL image, as in the module `geometry`.
             drawn: Result of `draw` for this sample; None if the transform draws nothing.
-            nearest: Whether the image is a mask, whose numbers must not be blended or scaled.
+            nearest: Whether the image is a mask, whose numbers must stay: pixels may move, but not be blended or
+                scaled.
         """
 
     def draw(self, rng: np.random.Generator, images: Mapping[str, Any]) -> Any:  # noqa: ARG002 (most draw nothing)
-        """Return the random values for all fields of a sample, which `change` gets as `drawn`. Called once per sample
-        if `draws` is set. `images` maps fields to images, masks included.
+        """Return the random values of a sample, which `change` gets as `drawn` for each field. Called only if `draws`
+        is set. `images` maps all fields to change, masks included, to their images.
         """
         return None
 
@@ -90,8 +91,8 @@ class BoundTransform:
 
     Attributes:
         transform: The transform, with its settings.
-        run: The running pipeline, which has the random numbers.
-        stage: Name and ordinal of the stage, the key of its random numbers.
+        run: The running pipeline.
+        stage: The key of the stage's random numbers; see `Context.label`.
     """
 
     transform: ImageTransform
@@ -102,12 +103,11 @@ class BoundTransform:
         """Return a shallow copy of the sample with the fields changed.
 
         Raises:
-            PipelineError: A field is missing, is not an image, or is not decoded. The transform refuses a mask, or
-                cannot use the dtype or size of an image. A field is in `fields` and in `masks`. Or `fields` is not set,
+            PipelineError: A field is missing, is not a decoded image, or is in `fields` and in `masks`. The transform
+                cannot use the dtype or size of an image, or changes colours and gets a mask. Or `fields` is not set,
                 and the sample has no image field or several image fields.
-            WdskitError: A field in `masks` cannot be a mask, because its numbers differ from the numbers in its file.
-                Or an image is too small, and `fill` or `mask_fill` does not fit the image's dtype. Or a mask is too
-                small, and `mask_fill` is not set.
+            WdskitError: A field in `masks` cannot be a mask, because decoding or a transform has changed its numbers.
+                Or an image must be padded, and `fill` or `mask_fill` is not set or does not fit the image's dtype.
         """
         transform = self.transform
         masks = self._masks_in(sample)
@@ -127,7 +127,9 @@ class BoundTransform:
         return changed
 
     def mark_after(self, mark: Mark | None, *, is_mask: bool = False) -> Mark:
-        """Return the mark of the result for an image with `mark`. `is_mask` is True for a field in `masks`."""
+        """Return the mark of an image after the transform. `mark` is its mark before the transform. `is_mask` is True
+        for a field in `masks`.
+        """
         if is_mask or (mark is not None and mark.is_mask):
             return MASK
         if self.transform.blends:
@@ -142,8 +144,8 @@ class BoundTransform:
         """Return the image fields to change: `fields`, or without `fields` the only image field that is not in `masks`.
 
         Raises:
-            PipelineError: A field is missing, is not an image, is not decoded, or is also in `masks`. The transform
-                refuses a mask. Or `fields` is not set, and there is no image field or several.
+            PipelineError: A field is missing, is not a decoded image, or is also in `masks`. The transform changes
+                colours and gets a mask. Or `fields` is not set, and there is no image field or several.
         """
         from wdskit.stages.images import geometry
 
@@ -184,8 +186,8 @@ class BoundTransform:
         """Return the fields in `masks`.
 
         Raises:
-            PipelineError: A field is missing, not an image, or not decoded.
-            WdskitError: The numbers of a field differ from the numbers in its file.
+            PipelineError: A field is missing, or is not a decoded image.
+            WdskitError: A field cannot be a mask, because decoding or a transform has changed its numbers.
         """
         masks = [self._find_field(sample, names) for names in self.transform.mask_names]
         for field in masks:
@@ -195,8 +197,8 @@ class BoundTransform:
         return masks
 
     def _find_field(self, sample: Sample, names: str) -> str:
-        """Return the first of the alternatives `a;b` in the sample. PipelineError: The sample has none of the
-        alternatives, or the field is not an image or not decoded.
+        """Return the first alternative in `names`, such as `jpg;png`, that the sample has. PipelineError: The sample
+        has none of the alternatives, or the field is not a decoded image.
         """
         from wdskit.stages.images import geometry
 
@@ -265,8 +267,8 @@ class CenterCrop(GeometricTransform):
         """See `ImageTransform.change`.
 
         Raises:
-            WdskitError: A mask is smaller than the crop, and `mask_fill` is not set or too large for the mask's dtype.
-                Or an image is smaller than the crop, and `fill` is too large for the image's dtype.
+            WdskitError: The image must be padded, and `fill` or `mask_fill` is too large for its dtype. Or a mask must
+                be padded, and `mask_fill` is not set.
         """
         from wdskit.stages.images import geometry
 
@@ -320,7 +322,7 @@ class RandomFlip(GeometricTransform):
     p: Annotated[float, Strict(), Field(ge=0, le=1)] = Field(0.5, description="Probability of mirroring.")
 
     def draw(self, rng: np.random.Generator, images: Mapping[str, Any]) -> bool:  # noqa: ARG002 (one for all images)
-        """Return True if all fields of this sample are to be mirrored: with probability `p`."""
+        """Return whether to mirror all fields of the sample: True with the probability `p`."""
         return rng.random() < self.p
 
     def change(self, image: Any, drawn: Any, *, nearest: bool) -> Any:  # noqa: ARG002 (no number changes)
@@ -357,7 +359,7 @@ class Normalize(ImageTransform):
 
     @property
     def numbers(self) -> tuple[Sequence[float], Sequence[float]]:
-        """Mean and standard deviation, of 1 or 3 channels, for values 0..1."""
+        """Mean and standard deviation, each with 1 or 3 numbers, for images in 0..1."""
         return (IMAGENET_MEAN, IMAGENET_STD) if self.preset == "imagenet" else (self.mean or (), self.std or ())
 
     def change(self, image: Any, drawn: Any, *, nearest: bool) -> Any:  # noqa: ARG002 (nothing is drawn)
@@ -382,5 +384,5 @@ class ToTensor(ImageTransform):
 
 
 def pair(size: int | list[int] | tuple[int, int]) -> tuple[int, int]:
-    """Return (height, width) for a setting `size`, in which an int is the length of both sides."""
+    """Return (height, width) for a setting `size`. An int is the length of both sides."""
     return (size, size) if isinstance(size, int) else (size[0], size[1])
