@@ -40,7 +40,7 @@ class WdskitError(Exception):
 
 
 class StorageError(WdskitError):
-    """A URL or file cannot be read.
+    """A URL or file cannot be read or written.
 
     Attributes:
         url: The URL or path, without user, password and query.

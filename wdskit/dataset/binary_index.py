@@ -276,11 +276,15 @@ def _digest(file: IO[bytes], num_bytes: int | None = None) -> bytes:
 
 
 def write_identities(index: Path, entries: Sequence[ShardEntry], *, disk: Disk) -> None:
-    """Write `.wdskit.files` next to `index`, the path of the new `index.bin`: the identities of `index.bin` and its
-    shards.
+    """Write the file `.wdskit.files` with the identities of `index.bin` and of each shard (`FileIdentity`).
 
-    If an entry has no identity, the identity of the existing file is stored. If a file is missing, an old
-    `.wdskit.files` is removed instead. OSError: An operation of `disk` fails.
+    If an entry has no identity, the identity of the shard on the disk is stored. If a shard is missing, nothing is
+    written, and an old `.wdskit.files` is removed. OSError: An operation of `disk` fails.
+
+    Args:
+        index: Path of `index.bin`. The new file is in the same folder.
+        entries: Index entries of the shards.
+        disk: Performs the file operations.
     """
     try:
         files = [FileIdentity.of(index)]

@@ -31,12 +31,13 @@ USUAL_OPEN_SHARDS = 512  # half of the descriptors that a process has by default
 
 
 class ColumnarSamples(NamedTuple):
-    """Samples as columns: each attribute has one element per sample.
+    """Samples as columns.
 
     Attributes:
         paths: Path of the shard of each sample.
         keys: Key of each sample.
-        fields: Maps the name of each field to where its bytes are. All samples have these fields in this order.
+        fields: Maps the name of each field to the bytes of this field in all samples. All samples have these fields in
+            this order.
     """
 
     paths: list[str]
@@ -230,7 +231,7 @@ class SampleReader:
         return int(self._means()[shards].sum())
 
     def has_large_samples(self) -> bool:
-        """Return True if the mean sample of any shard is so large that its samples are read one by one."""
+        """Return True if there is a shard whose samples are on average larger than `LARGE_BYTES`."""
         return bool(self._means().max() > LARGE_BYTES)
 
     def _means(self) -> NDArray[np.float64]:

@@ -210,7 +210,7 @@ class StreamPipeline(webdataset.DataPipeline):  # type: ignore[misc]  # webdatas
         """Yield the values of an epoch. `token` is the value of `_token` as long as no other iteration starts.
 
         Raises:
-            PipelineError: Another iteration has started; or this is the only worker, and the epoch has no values.
+            PipelineError: Another iteration has started; or the rank has one worker, and the epoch has no values.
         """
         is_empty = self.run.num_workers == 1
         for batch in self.items(StreamJob(epoch, is_first=True, continues=True)):

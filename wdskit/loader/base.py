@@ -184,9 +184,7 @@ class Loader(ABC):
             self._set_epoch(epoch, is_counted_elsewhere=is_counted_elsewhere)
 
     def _end_epoch(self) -> None:
-        """Note that the running epoch has ended. Then apply the call of `set_epoch` that was made during the epoch, if
-        any.
-        """
+        """Note that the running epoch has ended, and apply the last `set_epoch` that was called during the epoch."""
         if self._is_in_epoch:
             self._is_in_epoch = False
             if self._next_epoch is not None:

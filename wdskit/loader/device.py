@@ -41,6 +41,7 @@ class Pin:
 
     def send(self, value: Any) -> Any:
         """Return the batch with its tensors copied to page-locked memory."""
+        # torch's caching host allocator tracks the copies in flight.
         return map_tensors(value, pinned, own=_pin_own)
 
     def receive(self, sent: Any) -> Any:

@@ -119,7 +119,7 @@ class PlannedLoader(Loader):
     def state_dict(self) -> dict[str, Any]:
         """Return the position of the consumer as plain JSON, the same on every rank except `bad`.
 
-        - `epoch`: number of the epoch.
+        - `epoch`: number of the running or next epoch.
         - `consumed`: number of samples of this epoch that all ranks together have received.
         - `start`: position of the epoch's start in the endless sequence.
         - `epoch_samples`: number of samples of the epoch.

@@ -247,7 +247,7 @@ def _close_threads(
 
 
 class _Worker:
-    """The main process's view of one worker process."""
+    """What the main process knows about one worker process."""
 
     def __init__(self, context: Any, start: WorkerSetup, number: int) -> None:
         self.number = number
@@ -270,7 +270,8 @@ class _Worker:
         return bool(self._poll.poll(0))
 
     def send(self, ticket: int = 0, job: Any = None, *, frees_memory: bool = False) -> None:
-        """Send a request, with the tickets of cancelled jobs and the numbers of free blocks that were not sent yet.
+        """Send a request, and with it the tickets of cancelled jobs and the numbers of free blocks that wait to be
+        sent.
 
         Args:
             ticket: Ticket of the job.
@@ -294,7 +295,7 @@ class _Worker:
         self._send_if_open()
 
     def free_memory(self) -> None:
-        """Let the worker free the memory that no batch uses, unless the pipe is full."""
+        """Ask the worker to free the memory that no batch uses. Do nothing if the pipe is full."""
         self._send_if_open(frees_memory=True)
 
     def _send_if_open(self, *, frees_memory: bool = False) -> None:
@@ -303,7 +304,7 @@ class _Worker:
                 self.send(frees_memory=frees_memory)
 
     def receive(self) -> Reply:
-        """Wait for the next reply and return it, after mapping the new blocks that come with the reply.
+        """Wait for the next reply, map the new blocks that follow it in the pipe, and return the reply.
 
         Raises:
             EOFError, OSError: The worker has ended, or a block cannot be mapped.
@@ -317,7 +318,11 @@ class _Worker:
         return reply
 
     def look(self, watch: Watch) -> None:
-        """Report a long wait for this worker to `watch`. PipelineError: The wait has lasted for the `timeout`."""
+        """Tell `watch` that the main process still waits for this worker.
+
+        Raises:
+            PipelineError: The wait has lasted for the `timeout`.
+        """
         hint = "It may be running the script's own code, such as init_process_group: put that under " + GUARD
         memory = self.blocks.get(BOARD_BLOCK)
         watch.look(
@@ -333,7 +338,7 @@ class _Worker:
 
     @property
     def death(self) -> str:
-        """A text that says how the worker ended, and the likely reason."""
+        """A text for messages: the worker, how it ended, and the likely reason."""
         self.process.join(_PATIENCE_S)
         how = explain_exit(self.process.exitcode, has_started=self.has_started)
         return f"worker {self.number} (pid {self.process.pid}) {how}"
@@ -344,10 +349,10 @@ class ProcessPool:
 
     Args:
         program: A `Program`, or a `StreamPipeline`.
-        make_factory: Called with the program in each process.
+        make_factory: Called with the program in each process. Returns the factory that makes the batches.
         num_workers: Number of processes.
         start_method: Returns the start method of the processes. Called when they start.
-        watch: Watches the waits for batches.
+        watch: Reports long waits for batches.
     """
 
     def __init__(

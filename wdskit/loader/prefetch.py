@@ -1,4 +1,4 @@
-"""Prefetch: how many batches are made before the consumer asks for them, and in which order they are yielded."""
+"""Prefetch: make the next batches before the consumer asks for them, and yield them in order."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ MOST_FOLLOWING_BYTES = 256 << 20
 
 
 def jobs_ahead(spec: LoaderSpec, program: Program) -> tuple[int, int]:
-    """Return the number of batches of a job, and the number of jobs that are made before the consumer asks for them.
+    """Return (number of batches in a job, number of jobs that are made before the consumer asks for them).
 
     If `spec.prefetch` is set, these jobs have at most `spec.prefetch` batches in total, or two per worker if this is
-    more. Batches whose bytes are being fetched from a store count too. If `spec.prefetch` is None, a job has several
-    batches if the batches are small. The number of jobs is 0 if this thread makes the batches and the shards are local.
+    more. If `spec.prefetch` is None, a job has several batches if the batches are small. The number of jobs is 0 if
+    this thread makes the batches and the shards are local.
     """
     size, workers = program.batches_a_job, spec.workers
     if not workers and program.run.num_threads == 1 and not program.reader.is_remote:
@@ -41,8 +41,8 @@ def jobs_ahead(spec: LoaderSpec, program: Program) -> tuple[int, int]:
 class Prefetch:
     """Keeps `num_ahead` jobs running ahead of the consumer.
 
-    Near the end of an epoch it starts the first jobs of the next epoch, up to `MOST_FOLLOWING_BYTES`. If the consumer
-    then asks for another epoch, these jobs are discarded.
+    Near the end of an epoch, the first jobs of the next epoch start, up to `MOST_FOLLOWING_BYTES`. They are discarded
+    if the consumer then asks for another epoch.
 
     Args:
         pool: Makes the batches.
@@ -57,7 +57,11 @@ class Prefetch:
         self._job_bytes: int | None = None  # size of the last job of the last epoch
 
     def take(self, jobs: Iterator[Any], number: int) -> Iterator[Batch]:
-        """Yield the batches of the first `number` jobs. Later jobs, which belong to the next epoch, are only started.
+        """Yield the batches of one epoch.
+
+        Args:
+            jobs: The jobs of the epoch, then the jobs of the next epoch. The latter are only started.
+            number: Number of jobs of the epoch.
 
         Raises:
             BaseException: The error of a batch, after the batches before it.
@@ -104,12 +108,12 @@ class Prefetch:
         self._pool.close()
 
     def _num_following(self) -> int:
-        """Return how many jobs of the next epoch may start in this epoch."""
+        """Return how many jobs of the next epoch may start before this epoch ends."""
         return 1 if self._job_bytes is None else MOST_FOLLOWING_BYTES // max(1, self._job_bytes)
 
     def _skip_started(self, jobs: Iterator[Any]) -> Iterator[Any]:
-        """Return the jobs after the started jobs. If `jobs` begins with other jobs, discard the started jobs and return
-        all of `jobs`.
+        """Return `jobs` without the jobs at its start that were started already. If `jobs` begins with other jobs,
+        discard the started jobs and return all of `jobs`.
         """
         first = list(itertools.islice(jobs, len(self._waiting)))
         if first == [job for job, _ in self._waiting]:
@@ -129,7 +133,7 @@ class Prefetch:
 
 
 def num_bytes_of(value: Any) -> int:
-    """Return the approximate bytes of a batch in memory. Each object is counted once, so that cycles are allowed."""
+    """Return the approximate size of a batch in memory. An object that occurs several times counts once."""
     total, seen, pending = 0, set[int](), [value]
     while pending:
         part = pending.pop()

@@ -1,11 +1,11 @@
 """Workers on a Ray cluster: `loader: {workers: 32, on: "ray"}`.
 
 A worker is an actor (`loader.node.NodeWorker`) that makes batches as a worker process does. Its answers travel through
-Ray's object store. The memory of the object store is read-only. So a thread of this process (`_Crew.receive`) copies
-each answer into reused memory before the consumer asks for the answer, and then frees the object.
+Ray's object store, whose memory is read-only. A thread of this process (`_Crew.receive`) copies each answer into reused
+memory and then frees the object.
 
-A job is a pure function of positions. So if an actor dies, other actors run its jobs again, and the consumer receives
-each batch once, in order. The thread also replaces the dead actor.
+If an actor dies, the thread replaces it, and other actors run its jobs again. The consumer still receives each batch
+once, in order.
 """
 
 from __future__ import annotations
@@ -59,12 +59,12 @@ logger = logging.getLogger(__name__)
 
 
 class _Actor:
-    """The driver's view of one actor.
+    """What the training process knows about one actor.
 
     Attributes:
         handle: Ray's handle.
         node: Name of its node; empty until the actor has started.
-        tickets: Tickets of its jobs.
+        tickets: Tickets of the jobs that the actor has not answered yet.
         slots: The last answer of `NodeWorker.slots`; None before the first answer.
     """
 
@@ -78,7 +78,7 @@ class _Actor:
 
 @dataclass
 class _SubmittedJob:
-    """A job that was submitted, and whose outcome was not taken yet.
+    """A job whose outcome was not taken yet.
 
     Attributes:
         job: The argument of `NodeWorker.make`.
@@ -94,20 +94,18 @@ class _SubmittedJob:
 class _Crew:
     """The actors of a pool and their jobs, from the first job until `close`. A thread runs `receive`.
 
-    A crew has no reference to its pool, so that a pool without references is collected and closes its crew.
-
     Args:
-        connection: Ray's module, and the function that ends the connection (`pipeline.ray_connection.connect`).
-        pickled: The program and its factory, for `NodeWorker.begin`.
+        connection: Ray's module, and a function that ends the connection to the cluster.
+        pickled: The program and its `make_factory`, for `NodeWorker.begin`.
         num_workers: Number of actors.
         num_loops: How many jobs an actor makes at the same time.
-        program: The program, which gives the number of threads of an actor and of ranks of a machine.
+        program: Gives the number of threads of an actor, and the number of ranks of this machine.
         on: The address of the cluster, for messages.
 
     Attributes:
-        changed: Guards all attributes; notified when a job is done and at a failure.
-        done: Outcomes by ticket.
-        failure: The error that ends the pool.
+        changed: Has the lock of all attributes. Notified when a job is done and at a failure.
+        done: Maps the ticket of each finished job to its outcome.
+        failure: The error that ends the pool; None without an error.
         is_closed: Whether `close` was called.
     """
 
@@ -120,6 +118,7 @@ class _Crew:
         program: Program,
         on: str,
     ) -> None:
+        # A crew has no reference to its pool, so that a pool without references is collected and closes its crew.
         self._ray, self._disconnect = connection
         self.on, self.num_cpus = on, program.run.num_threads
         self._most_jobs = num_loops + 1  # of one actor: one job waits while the others are made
@@ -201,7 +200,7 @@ class _Crew:
             actor.handle.free_memory.remote()
 
     def receive(self) -> None:
-        """Handle the answers of the actors until `close`. This is the crew's thread."""
+        """Run the crew's thread: handle the answers of the actors until `close`."""
         while (event := self._events.get()) is not None:
             try:
                 self._receive(*event)
@@ -250,7 +249,7 @@ class _Crew:
                     self.done[ticket] = found
 
     def _unpack(self, answer: Answer) -> tuple[Outcome[list[Batch]], int]:
-        """Return the outcome of an answer, with its arrays copied to reused memory, and the answer's size in bytes."""
+        """Return (outcome, size of the answer in bytes). The arrays of the outcome are copied to reused memory."""
         pickled, arrays = answer
         buffers = [self._copy(array) for array in arrays]
         # The pickle is from our own actor.
@@ -265,7 +264,9 @@ class _Crew:
         return copy
 
     def _lose(self, actor: _Actor, ticket: int, error: BaseException) -> None:
-        """Queue a job again if Ray lost its answer, and replace an actor that died. Other errors become `failure`."""
+        """Handle an error that came in place of an answer. If Ray lost the answer, queue the job again. If the actor
+        died, replace the actor. For any other error, or after too many deaths, set `failure`.
+        """
         known = self._ray.exceptions
         who = actor.node or "a node of the cluster"
         is_fatal = isinstance(error, (known.RayTaskError, known.RuntimeEnvSetupError, known.ActorUnschedulableError))
@@ -303,7 +304,7 @@ class _Crew:
         self.failure = self.failure or error
 
     def look(self, ticket: int, watch: Watch) -> None:
-        """Report a long wait for a job to `watch`, with the actor that makes the job. The caller holds `changed`.
+        """Tell `watch` that the consumer still waits for a job. The caller holds `changed`.
 
         Raises:
             PipelineError: The wait has lasted for the `timeout`.
@@ -323,7 +324,7 @@ class _Crew:
             watch.look(asked, os.getpid(), None, start_hint=has)
 
     def close(self) -> None:
-        """End the actors, the thread and the connection. Objects in Ray's store are freed with their references."""
+        """End the actors, the thread and the connection to the cluster."""
         if os.getpid() != self._owner:  # a forked process has a copy of the crew, but no connection
             return
         with block_sigint():
@@ -353,13 +354,13 @@ class RayPool:
 
     Args:
         program: The program of the pipeline.
-        make_factory: Called with the program in each actor.
+        make_factory: Called with the program in each actor. Returns the factory that makes the batches.
         num_workers: Number of actors.
         on: "ray" or the address of the cluster.
-        watch: Watches the waits for batches.
+        watch: Reports long waits for batches.
 
     Raises:
-        PipelineError: Ray is not installed, or a part of the program cannot be pickled by reference.
+        PipelineError: Ray is not installed, or a part of the program cannot be sent to other machines.
     """
 
     def __init__(
@@ -419,7 +420,11 @@ class RayPool:
         raise crew.failure
 
     def is_ready(self, ticket: int) -> bool:
-        """Return True if `take(ticket)` would not wait. PipelineError: This process was forked from the driver."""
+        """Return True if `take(ticket)` would not wait.
+
+        Raises:
+            PipelineError: This process was forked from the process that has the actors.
+        """
         refuse_fork(self._owner)
         return self._crew is not None and ticket in self._crew.done
 

@@ -1,12 +1,12 @@
 """Reused memory of batches, which can be shared between processes.
 
-A worker process writes a batch into a block (`Ring.allocate`), and `pack` holds the block for the message. The main
-process maps a new block through its file descriptor, and unpacks tensors and arrays that are views of the block. When
-the last of these is collected, the next request carries the number of the block back to the worker, which releases the
-block (`Ring.give_back`) and writes another batch into it.
+A worker process writes a batch into a block (`Ring.allocate`) and sends the block with `pack`. The main process maps
+each block once, and unpacks tensors and arrays that are views of the block. When all these views are collected, the
+next request tells the worker the number of the block. The worker releases the block (`Ring.give_back`) and writes
+another batch into it.
 
-Reuse matters: a float batch of 64 images in new memory costs 9,408 page faults, 0.44 ms of CPU per image. The batch
-costs no page fault in a reused block.
+A float batch of 64 images in new memory costs 9,408 page faults, 0.44 ms of CPU per image. In a reused block, it costs
+no page fault.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Block:
     Attributes:
         address: Address of the first byte.
         holders: Number of arrays and messages that use the block.
-        last_used: Number of loans that the ring had made at the last loan of this block.
+        last_used: When the block was lent last, as the ring's count of all loans until then.
     """
 
     def __init__(self, number: int, num_bytes: int) -> None:
@@ -70,15 +70,14 @@ class Block:
         return mmap.mmap(-1, self.num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
 
     def free_pages(self) -> None:
-        """Return the pages to the operating system. The block stays mapped, and contains zeros or the old bytes."""
+        """Return the pages to the operating system. The block can be used again, but its content is undefined."""
         _libc.madvise(self.address, self.num_bytes, mmap.MADV_DONTNEED)
 
 
 class SharedBlock(Block):
     """Memory that another process can map through its file descriptor.
 
-    The memory has no name, so a killed process leaves no file in /dev/shm. If the system has memfd, a block may be
-    larger than /dev/shm.
+    The memory has no name, so a killed process leaves no file in /dev/shm.
     """
 
     file: int | None = None
@@ -98,7 +97,7 @@ class SharedBlock(Block):
         self.close_file()
 
     def free_pages(self) -> None:
-        """See `Block.free_pages`. All processes that have mapped the block lose its content."""
+        """Return the memory to the operating system. All processes that have mapped the block lose its content."""
         if hasattr(mmap, "MADV_REMOVE"):  # Linux
             _libc.madvise(self.address, self.num_bytes, mmap.MADV_REMOVE)
 
@@ -139,7 +138,7 @@ def map_file(file: int, num_bytes: int) -> Any:
 
 
 def receive_block(connection: Connection, num_bytes: int) -> Any:
-    """Receive a block of `num_bytes` bytes, which `SharedBlock.send` sends, and return its mapped memory.
+    """Receive a block that the other process sends with `SharedBlock.send`, and return its mapped memory.
 
     Raises:
         EOFError: The other process has ended.
@@ -158,24 +157,22 @@ def receive_block(connection: Connection, num_bytes: int) -> Any:
 
 
 def _anonymous_file() -> int:
-    if hasattr(os, "memfd_create"):
+    if hasattr(os, "memfd_create"):  # a block may then be larger than /dev/shm
         return os.memfd_create("wdskit")
     with tempfile.TemporaryFile() as file:
         return os.dup(file.fileno())
 
 
 def keep_freed_memory() -> None:
-    """Let malloc keep up to 62 MB of freed memory in this process, so that samples reuse memory.
-
-    Without this call, the samples of each batch map new memory: a sample of 100 kB then costs 11 page faults, and 66 us
-    of CPU instead of 27 us.
-    """
+    """Let malloc of this process keep up to 62 MB of freed memory, for the next samples."""
+    # With new memory, a sample of 100 kB costs 11 page faults, and 66 us of CPU instead of 27 us.
     # When a mapped block is freed, glibc from then on keeps twice the size of the largest such block, at most 64 MB.
     np.empty(31 << 20, np.uint8)  # freed at once, and never touched
 
 
 class Ring:
-    """Lends blocks to batches and reuses them. If no block is free, it makes a new one. Threads may share a ring.
+    """Lends blocks of memory to batches, and lends a block again when no batch uses it any more. Threads may share a
+    ring.
 
     Args:
         kind: `Block` or `SharedBlock`.
@@ -203,8 +200,8 @@ class Ring:
         return self.allocate(num_bytes)[:num_bytes].view(dtype).reshape(tuple(shape))
 
     def allocate(self, num_bytes: int) -> Bytes:
-        """Return a uint8 array of at least `num_bytes` bytes in a block. The block is free when the last array that
-        shares the block is collected.
+        """Return a uint8 array of at least `num_bytes` bytes in a block. When the array and all its views are
+        collected, and each `hold` has ended, the block can be lent again.
         """
         with self._lock:
             self._collect()
@@ -224,14 +221,14 @@ class Ring:
         return None
 
     def hold(self, number: int) -> Block:
-        """Return the lent block with this number, and keep the block until `give_back` is called with its number."""
+        """Keep a lent block from being lent again until `give_back` is called with its number. Return the block."""
         with self._lock:
             block = self._borrowed[number]
             block.holders += 1
         return block
 
     def give_back(self, number: int) -> None:
-        """Release a block that was held, by its number. Takes no lock, so a finalizer may call this method."""
+        """End one `hold` of the block with this number. Takes no lock, so a finalizer may call this method."""
         self._back.append(number)
 
     def free_pages(self) -> None:
@@ -249,8 +246,8 @@ class Ring:
                 self._free.append(self._borrowed.pop(block.number))
 
     def _take_free_block(self, num_bytes: int) -> Block:
-        """Return the smallest free block of `num_bytes` to about twice as many bytes; a new block if there is no such
-        block. Free blocks that were not used for a long time are dropped.
+        """Return the smallest free block of `num_bytes` to about twice as many bytes. If there is no such block, make a
+        new block. Drop free blocks that were not used for a long time.
         """
         for block in [block for block in self._free if self._num_borrowed - block.last_used > _UNUSED_FOR]:
             self._free.remove(block)
@@ -274,7 +271,7 @@ def borrow(memory: Any, back: deque[int], number: int) -> Bytes:
 
 
 def _round_up(num_bytes: int) -> int:
-    """Return a size rounded up, by an eighth at most, so that batches of similar sizes can use the same blocks."""
+    """Round up the size of a block, so that batches of similar sizes can use the same block."""
     step = max(MIN_BYTES, 1 << max(0, num_bytes.bit_length() - 4))
     return -(-num_bytes // step) * step
 
@@ -288,11 +285,11 @@ class Part(NamedTuple):
 
 
 class Message(NamedTuple):
-    """A packed value.
+    """A value that `pack` has prepared for another process.
 
     Attributes:
         pickled: The pickle of the value, or the place of the pickle in a block if the pickle is large.
-        buffers: The places in blocks of the value's large tensors and arrays.
+        buffers: The places of the value's large tensors and arrays, in blocks.
     """
 
     pickled: bytes | Part
@@ -306,7 +303,7 @@ class Message(NamedTuple):
 
 
 class _Pickler(pickle.Pickler):
-    """Pickles arrays and tensors as bytes, shape and dtype, and their memory as buffers."""
+    """Pickles arrays and tensors. Their memory goes to the pickler's `buffer_callback` instead of the pickle."""
 
     def reducer_override(self, value: Any) -> Any:
         if type(value) is np.ndarray:
@@ -316,7 +313,7 @@ class _Pickler(pickle.Pickler):
 
 
 class _Chunks(list[Any]):
-    """A file for a pickler. It keeps the written objects without a copy."""
+    """The file of a pickler: a list of the objects that were written, without a copy."""
 
     def write(self, data: Any) -> int:
         """Append `data`."""
@@ -325,7 +322,7 @@ class _Chunks(list[Any]):
 
 
 def pack(value: Any, ring: Ring) -> Message:
-    """Return a message with a value.
+    """Pack a value for another process, which calls `unpack`.
 
     Args:
         value: Any object that pickles.
@@ -361,11 +358,11 @@ def pack(value: Any, ring: Ring) -> Message:
 
 
 def _copy(chunks: list[Any], others: list[Bytes], ring: Ring) -> tuple[Bytes | None, list[Part]]:
-    """Copy the concatenated chunks, and then the other buffers, into one block.
+    """Copy the concatenated chunks, and then the other buffers, into one block of `ring`.
 
     Returns:
-        The bytes of the block, and the list of parts. If `chunks` is not empty, the first part is the place of the
-        chunks. Then a part follows for each of `others`. If both are empty: None and an empty list.
+        (bytes of the block, parts of the block). The first part has the chunks, if there are any. Each further part has
+        one buffer of `others`. Without chunks and buffers: (None, []).
     """
     sizes = [sum(map(len, chunks))] * bool(chunks) + [len(other) for other in others]
     if not sizes:
@@ -389,8 +386,8 @@ def unpack(message: Message, borrowed: Callable[[int], Bytes]) -> Any:
 
     Args:
         message: From `pack`.
-        borrowed: Called with the number of a block; returns the bytes of the block. Large tensors and arrays of the
-            value are views of these bytes.
+        borrowed: Takes the number of a block and returns its bytes. Large tensors and arrays of the value are views of
+            these bytes.
     """
     blocks = {number: borrowed(number) for number in message.blocks}
 
@@ -402,10 +399,10 @@ def unpack(message: Message, borrowed: Callable[[int], Bytes]) -> Any:
 
 
 def _reduce_array(array: NDArray[Any]) -> Any:
-    """Return the pickle reduction of images (batch, channels, height, width) in channels_last memory.
+    """Return how to pickle an array (see `object.__reduce__`) of images (batch, channels, height, width) whose memory
+    is channels_last: as the contiguous array (batch, height, width, channels) of the same memory.
 
-    The reduction holds the contiguous array (batch, height, width, channels) of the same memory. For any other array,
-    return NotImplemented: numpy then pickles the array itself.
+    For any other array, return NotImplemented: numpy then pickles the array itself.
     """
     # numpy would copy the images, because they are not contiguous.
     if array.ndim != 4 or array.flags.c_contiguous:
@@ -419,8 +416,8 @@ def _channels_first(images_bhwc: NDArray[Any]) -> Any:
 
 
 def _reduce_tensor(tensor: torch.Tensor) -> Any:
-    """Return the pickle reduction of a CPU tensor: bytes, dtype, shape and strides. Return NotImplemented for sparse or
-    quantized tensors and for tensors on a GPU or with gradients, which torch pickles.
+    """Return how to pickle a CPU tensor (see `object.__reduce__`): as bytes, dtype, shape and strides. Return
+    NotImplemented for a tensor that torch must pickle: sparse, quantized, on a GPU, or with gradients.
     """
     import torch
 

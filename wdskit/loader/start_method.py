@@ -35,9 +35,9 @@ class StartMethod(NamedTuple):
 
     Attributes:
         name: "fork", "spawn" or "forkserver".
-        runs_script: Whether a process that is not forked runs the main script again, which is the default of
-            multiprocessing. False if the stages have no user code.
-        needs_torch: Whether the processes are certain or likely to import torch.
+        runs_script: Whether a new process runs the main script again, as multiprocessing does except with "fork". False
+            if the stages have no user code.
+        needs_torch: Whether the processes will probably import torch.
     """
 
     name: str
@@ -49,8 +49,8 @@ def choose_start_method(setting: str | None, *, reads_store: bool = False) -> st
     """Return the start method of worker processes: "fork", "spawn" or "forkserver".
 
     Args:
-        setting: The user's setting. None: Python's default, but never "fork" once CUDA is initialised or if the shards
-            are in a store, because the store's client hangs in a forked process.
+        setting: The user's setting. None: Python's default, but "forkserver" instead of "fork" once CUDA is initialised
+            or if the shards are in a store.
         reads_store: Whether the shards are in a store.
 
     Raises:
@@ -69,9 +69,8 @@ def choose_start_method(setting: str | None, *, reads_store: bool = False) -> st
 
 
 def why_not_fork(*, reads_store: bool) -> str:
-    """Return the reason why workers cannot be forked now; an empty text if they can be forked.
-
-    The reasons are shards in a store (`reads_store`), and that CUDA is initialised.
+    """Return the reason why workers cannot be forked now: CUDA is initialised, or the shards are in a store
+    (`reads_store`). Return an empty text if they can be forked.
     """
     if reads_store:
         return "the shards are in a store"
@@ -81,10 +80,10 @@ def why_not_fork(*, reads_store: bool) -> str:
 def start_method_of(
     stages: Iterable[Any], setting: str | None, *, reads_store: bool = False, needs_torch: bool = True
 ) -> StartMethod:
-    """Return how worker processes start, and check that all stages can reach them.
+    """Return how worker processes start, and check that all stages can be sent to them.
 
-    A loader calls this function when the loader is made, so that errors come early. The loader calls it again each
-    time that workers start, because CUDA may have been initialised meanwhile.
+    Call this function when the loader is made, so that errors come early, and each time that workers start, because
+    CUDA may have been initialised meanwhile.
 
     Args:
         stages: The stages that the workers receive.
@@ -118,7 +117,8 @@ def start_method_of(
 
 
 class _UserCodePickler(ForkingPickler):
-    """Pickles an object to find user code: a class, a function or an object of a package that is not in `_NOT_USERS`.
+    """Finds out whether an object contains user code, by pickling it. User code is code of a package that is not in
+    `_NOT_USERS`.
 
     Attributes:
         has_user_code: True if a pickled object contained user code.
@@ -129,7 +129,7 @@ class _UserCodePickler(ForkingPickler):
         self.has_user_code = False
 
     def reducer_override(self, value: Any) -> Any:
-        """Check the package of a class, of a function, or of the class of an object. The value is pickled as usual."""
+        """Set `has_user_code` if `value` or its class is user code. The value is pickled as usual."""
         owner = value if isinstance(value, (type, FunctionType)) else type(value)
         self.has_user_code = self.has_user_code or str(owner.__module__).partition(".")[0] not in _NOT_USERS
         return NotImplemented
@@ -155,12 +155,11 @@ def without_script() -> Iterator[None]:
 
 
 def start_fork_server(method: StartMethod) -> None:
-    """Start the fork server. It imports wdskit once for all workers, and torch too if the workers need torch.
+    """Start the fork server, so that it is ready for the first batch. Do nothing if the start method is not
+    "forkserver", or in a daemon process.
 
-    Do nothing if the start method is not "forkserver", or in a daemon process. A loader calls this function when the
-    loader is made, so that the server is ready at the first batch. The first loader of a program decides whether the
-    server imports torch. If the program has set its own list of modules to preload, this list does not change.
-    Otherwise the server does not run the main script.
+    The server imports wdskit once for all workers, and torch too if the first loader of the program needs torch. If the
+    program has set its own list of modules to preload, only these are imported.
     """
     if method.name != "forkserver" or multiprocessing.current_process().daemon:  # daemons cannot start processes
         return
@@ -172,14 +171,13 @@ def start_fork_server(method: StartMethod) -> None:
 
 
 def check_guard(method: StartMethod) -> None:
-    """Check that workers are not started from a line of the script that each worker runs again.
-
-    In a worker that runs the script, a loop at module level would start workers again, and `init_process_group` at
-    module level would wait for ever.
+    """Check that the line of the main script that starts the workers is not run again by each worker.
 
     Raises:
-        PipelineError: A line outside `if __name__ == "__main__":` starts the workers. The message names the line.
+        PipelineError: The line is not under `if __name__ == "__main__":`. The message names the line.
     """
+    # In a worker that runs the script, a loop at module level would start workers again, and `init_process_group` at
+    # module level would wait for ever.
     main = sys.modules["__main__"]
     path = getattr(main, "__file__", None)
     is_package = str(getattr(main.__spec__, "name", "")).endswith("__main__")
@@ -206,10 +204,11 @@ def check_guard(method: StartMethod) -> None:
 
 
 def explain_exit(code: int | None, *, has_started: bool) -> str:
-    """Return a text that says how a worker ended, and the likely reason.
+    """Return a text for messages that says how a worker ended, and the likely reason.
 
-    `code` is the exit code of the worker, or None if the worker still runs. `has_started` is False if the worker may
-    have ended in its imports.
+    Args:
+        code: The exit code of the worker; None if the worker still runs.
+        has_started: False if the worker may have ended in its imports.
     """
     if code is not None and code < 0:
         advice = "Often memory ran out: try fewer workers, a smaller shuffle, or smaller batches."

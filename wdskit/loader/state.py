@@ -24,7 +24,13 @@ _ADVICE = "Give the loader the same settings, or load with strict=False to conti
 
 
 class Pass(NamedTuple):
-    """An iteration: its epoch, the position of the epoch's start in the endless sequence, and the remaining steps."""
+    """One iteration over an epoch, or over the rest of an epoch.
+
+    Attributes:
+        epoch: Number of the epoch.
+        start: Position of the epoch's start in the endless sequence of samples.
+        steps: The steps that remain of the epoch.
+    """
 
     epoch: int
     start: int
@@ -34,8 +40,8 @@ class Pass(NamedTuple):
 class EpochCounter:
     """Counts the epochs and samples of a planned loader.
 
-    If a state was loaded that no pass has used yet, a pass starts at the position of the state. Otherwise a pass starts
-    at the start of the current epoch. The epoch advances before the last batch of a pass is yielded.
+    A pass starts at the position of a loaded state that was not used yet, otherwise at the start of the current epoch.
+    The epoch advances before the last batch of a pass is yielded.
 
     Args:
         layout: Number of samples, batch size and fingerprint of the epochs.
@@ -89,7 +95,7 @@ class EpochCounter:
             self.consumed = 0
 
     def begin(self) -> Pass:
-        """Start a pass, at the position of an unused loaded state or at the start of the epoch, and return the pass."""
+        """Start a pass and return it."""
         if not self._is_loaded:
             self.consumed = 0
         self._is_loaded = False
@@ -101,12 +107,14 @@ class EpochCounter:
         return self._running
 
     def following(self, running: Pass) -> Pass:
-        """Return the pass of the epoch after `running`, as if no `set_epoch` and no loaded state came in between."""
+        """Return the pass of the epoch after `running`, unless `set_epoch` or `load_state_dict` changes this epoch."""
         start = running.start + self._samples_of(running.epoch)
         return Pass(running.epoch + 1, start, self._steps(start, self._own_samples, 0))
 
     def received(self, running: Pass, step: int) -> None:
-        """Count the batch of `step`, which is about to be yielded, unless a state was loaded since the pass began."""
+        """Count step number `step` of a pass, before its batch is yielded. Do nothing if a state was loaded during the
+        pass.
+        """
         if running is not self._running:
             return
         self.consumed = running.steps.consumed_after(step)
@@ -114,7 +122,7 @@ class EpochCounter:
             self._roll_over()
 
     def _roll_over(self) -> None:
-        """Move the position from the end of this epoch to the start of the next epoch, which is the same position."""
+        """Move on to the start of the next epoch."""
         stop = self._start_of(self.epoch) + self._samples_of(self.epoch)
         self.epoch += 1
         self.consumed = 0
@@ -137,7 +145,7 @@ class EpochCounter:
         return self._layout.steps(self._world_size, start=start, consumed=consumed, num_samples=num_samples)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the consumer's position as plain JSON, the same on every rank. `bad` is always 0 here."""
+        """Return the consumer's position as plain JSON (see `PlannedLoader.state_dict`). `bad` is always 0 here."""
         return {
             "version": STATE_VERSION,
             "epoch": self.epoch,
@@ -169,7 +177,11 @@ class EpochCounter:
 
 
 def _check_numbers(state: Any) -> list[int]:
-    """Return the values of `_NUMBERS` in a state. StateError: `state` is damaged or not from a planned loader."""
+    """Return the numbers of a state, in the order of `_NUMBERS`.
+
+    Raises:
+        StateError: `state` is damaged or not from a planned loader.
+    """
     if not isinstance(state, Mapping) or state.get("version") != STATE_VERSION:
         version = state.get("version") if isinstance(state, Mapping) else type(state).__name__
         raise StateError(f"this is not the state of a planned loader of version {STATE_VERSION}, but {version!r}.")
@@ -186,7 +198,7 @@ def _check_numbers(state: Any) -> list[int]:
 
 
 def unused_state(epoch: int, loaded: int) -> StateError:
-    """Return the error of `set_epoch(epoch)` for a loaded state of epoch `loaded` that no iteration has used."""
+    """Return the StateError for `set_epoch(epoch)` while a loaded state of epoch `loaded` waits to be used."""
     msg = f"set_epoch({epoch}): a state in epoch {loaded} was loaded and has not been used."
     return StateError(f"{msg}\n  Begin with it: `for epoch in range(loader.epoch, ...)`.")
 
@@ -200,9 +212,9 @@ def compare_epochs(epoch: int, loaded: int, *, has_begun: bool) -> Literal["same
         has_begun: Whether the state was saved after the first batch of its epoch.
 
     Returns:
-        "same": `epoch` is equal to `loaded`.
-        "behind": `epoch` is one less. The state was saved with the last batch of epoch `loaded - 1`, and the framework
-        has not counted this epoch yet.
+        "same": The epochs are equal.
+        "behind": `epoch` is one less. The state was saved with the last batch of epoch `epoch`, which the framework has
+        not counted yet.
         "ahead": `epoch` is one more. The framework ended epoch `loaded` early.
 
     Raises:
@@ -219,7 +231,8 @@ def compare_epochs(epoch: int, loaded: int, *, has_begun: bool) -> Literal["same
 
 
 def compare_fingerprints(own: Mapping[str, Any], saved: Mapping[str, Any], *, strict: bool) -> None:
-    """Compare the fingerprint of a loader (`own`) with the fingerprint of a state (`saved`). Log a difference.
+    """Compare the fingerprint of a loader (`own`) with the fingerprint of a state (`saved`). Log a warning if they
+    differ and `strict` is False.
 
     Raises:
         StateError: The fingerprints differ, and `strict` is True.
@@ -232,10 +245,10 @@ def compare_fingerprints(own: Mapping[str, Any], saved: Mapping[str, Any], *, st
 
 
 def _differences(own: Mapping[str, Any], saved: Mapping[str, Any]) -> list[str]:
-    """Return a description of each field in which two fingerprints differ; an empty list if no field differs.
+    """Return a text for each field in which two fingerprints differ; an empty list if no field differs.
 
-    If the sources are equal but their order versions differ, the list names only the order versions. The digests of a
-    shard are compared if both fingerprints have a digest and no other field differs.
+    If the same source has another order version, the list has only this difference. Digests of shards are compared if
+    no other field differs, and only where both fingerprints have one.
     """
     (own, own_digests), (saved, saved_digests) = _split_content(own), _split_content(saved)
     if own.get("source") == saved.get("source") and saved.get(_ORDER) != own.get(_ORDER):
@@ -254,7 +267,9 @@ def _differences(own: Mapping[str, Any], saved: Mapping[str, Any]) -> list[str]:
 
 
 def _split_content(fingerprint: Mapping[str, Any]) -> tuple[dict[str, Any], list[Any]]:
-    """Return a fingerprint without the digests of its shards, and these digests, one per part (None if missing)."""
+    """Return (fingerprint without the digests of its shards, these digests). The digests are a list with one item per
+    part, None for a part without a digest.
+    """
     parts = fingerprint.get("parts")
     if not isinstance(parts, list) or not all(isinstance(part, Mapping) for part in parts):
         bare = {name: value for name, value in fingerprint.items() if name != _CONTENT}

@@ -85,7 +85,7 @@ class LoaderStats:
         return f"{self._summary()} {self._hint()}".rstrip()
 
     def __str__(self) -> str:
-        """Return speed and waits, a table of the stages, a table of the nodes, and advice if the consumer waits."""
+        """Return speed, waits, tables of the stages and of a cluster's nodes, and advice if the consumer waits."""
         stages = [(name, f"{one.share_ratio:.1%}", format_duration(one.mean_s)) for name, one in self.stages.items()]
         nodes = [
             (name, str(counts.batches), format_bytes(counts.num_bytes), str(counts.repeated))
@@ -137,7 +137,7 @@ def format_duration(seconds: float) -> str:
 
 
 class Meter:
-    """Counts the items that a consumer receives in an epoch and its waits. Another thread may call `stats`.
+    """Counts the items that a consumer receives in an epoch, and measures its waits. Another thread may call `stats`.
 
     Args:
         name: Name of the pipeline.
@@ -153,7 +153,7 @@ class Meter:
         self.begin(0)
 
     def begin(self, epoch: int) -> None:
-        """Set all counts to 0 for `epoch`. Called when the consumer asks for the first item of an iteration."""
+        """Set all counts to 0 for `epoch`, and start the wait for its first item."""
         with self._lock:
             self._epoch = epoch
             self._steps = self._samples = self._later_samples = self._replaced = 0
@@ -162,16 +162,16 @@ class Meter:
             self._asked_s = self._received_s = self._clock()
 
     def asked(self) -> None:
-        """Note that the consumer asks for its next item."""
+        """Start the wait for the next item. Called when the consumer asks for the item."""
         self._asked_s = self._clock()
 
     def received(self, samples: int, *, replaced: int = 0, timings: Timings | None = None) -> None:
-        """Count an item that the consumer is about to receive.
+        """Count an item, and end the consumer's wait for it.
 
         Args:
             samples: Number of samples in the item.
             replaced: Number of bad samples that were replaced by others.
-            timings: The time of each stage for these samples; None if it was not measured.
+            timings: The time of each stage for these samples; None if the item has no timings.
         """
         now_s = self._clock()
         with self._lock:

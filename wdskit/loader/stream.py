@@ -1,4 +1,4 @@
-"""The loader of streams: worker processes run the pipeline and keep it from epoch to epoch."""
+"""The loader of streams. Its worker processes continue the stream from epoch to epoch."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ class StreamLoader(Loader):
     """The loader of a stream. Each iteration is one epoch of the items that its worker processes yield.
 
     The workers live as long as the loader, so that an epoch of `with_epoch` continues the stream where the last epoch
-    ended. The state is the number of the epoch. If an epoch starts again after a `break` or a loaded state, the stream
-    starts at its beginning, with random numbers that the number of the epoch decides.
+    ended. The state is only the number of the epoch. After a `break`, or after a state was loaded, the stream starts at
+    its beginning, with the random numbers of the epoch.
 
     `len(loader)` is the number of items of an epoch. It raises TypeError if the stages do not define this number.
 
     Args:
         pipeline: The pipeline, built for this rank.
         spec: The settings: workers, prefetch and so on.
-        errors: How many bad samples an epoch may have; they are skipped.
+        errors: How many bad samples an epoch may have. Bad samples are skipped.
         origin: Keyword arguments of `Loader`.
 
     Raises:
@@ -86,7 +86,7 @@ class StreamLoader(Loader):
         """Return the number of items of a whole epoch on this rank.
 
         Raises:
-            TypeError: The stages do not define the length.
+            TypeError: The stages do not define the length of an epoch.
         """
         count = self._num_items()
         length = count if self.pipeline.layout.length is None else self.pipeline.layout.length
@@ -104,10 +104,10 @@ class StreamLoader(Loader):
         return len(self) - (self._num_received if self._epoch == self._started_epoch else 0)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the number of the running or next epoch as plain JSON, the same on every rank.
+        """Return a state with the number of the running or next epoch, as plain JSON, the same on every rank.
 
-        A run that loads the state starts this epoch again with new draws. The first call in the middle of an epoch logs
-        a warning that says this.
+        A run that loads the state starts this epoch again with new draws. In the middle of an epoch, the first call
+        logs a warning about this.
         """
         if not self._has_warned and self._epoch == self._started_epoch and self._num_received:
             self._has_warned = True
@@ -120,7 +120,7 @@ class StreamLoader(Loader):
         return {"version": STATE_VERSION, "epoch": self._epoch, "fingerprint": fingerprint}
 
     def load_state_dict(self, state: Mapping[str, Any], *, strict: bool = True) -> None:
-        """Let the next iteration start the epoch of a saved state.
+        """Let the next iteration start the epoch of a saved state, from its beginning.
 
         Args:
             state: Result of `state_dict`, on any number of ranks, workers and threads.
@@ -181,7 +181,9 @@ class StreamLoader(Loader):
             self._check_length(epoch, num_items, expected)
 
     def _take(self, job: StreamJob) -> Iterator[Batch]:
-        """Yield the items of an epoch from the workers in turn. At the end of a worker, yield a batch with `is_end`."""
+        """Yield the items of an epoch, one from each worker in turn. When a worker has no more items, yield a batch
+        with `is_end`.
+        """
         pool = self._pool
         turns = range(max(1, self.spec.workers))
         waiting = self._waiting = deque()
@@ -225,7 +227,7 @@ class StreamLoader(Loader):
         return self.pipeline.num_items(self.spec.workers)
 
     def _check(self) -> None:
-        """Check splits and length. PipelineError: The splits or the length do not fit the ranks and workers."""
+        """Raise PipelineError if the splits or the length of the pipeline do not fit the ranks and workers."""
         layout, workers = self.pipeline.layout, self.spec.workers
         check_splits(self.pipeline.pipeline, layout, self._rank_info.world_size, max(1, workers))
         count = self._num_items()

@@ -145,7 +145,11 @@ def _pieces(keys: Sequence[int], change: Change, block: int) -> list[tuple[int, 
 
 
 def _weight_at(weights: Sequence[Fraction], keys: Sequence[int], change: Change, position: int) -> Fraction:
-    """Return a part's weight at a position, from its weights at the positions `keys`."""
+    """Return a part's weight at a position.
+
+    `weights` are its weights at the positions `keys`. Between two keys the weight is that of the first key, or changes
+    linearly, as `change` says. After the last key it stays.
+    """
     at = bisect.bisect_right(keys, position) - 1
     if change == "step" or at + 1 == len(keys):
         return weights[at]

@@ -48,9 +48,9 @@ class PackResult:
         was_done: True if an earlier run wrote all of these shards, so that this run wrote nothing.
         num_cleaned: Rows whose keys `keys="clean"` changed.
         source: Name and kind of the source: `photos: image folder`. Empty for rows from Python.
-        notes: Sentences for the user about exported files that are outdated or that a user changed, images with an EXIF
-            orientation, and images with several frames. Decoding ignores the orientation and all frames after the
-            first. Only images in shards that this call filled are counted, and none with `validate` "none" or "magic".
+        notes: Sentences for the user: about files of `wdskit export` that are outdated or that a user changed, and the
+            number of images with an EXIF orientation or with several frames. Images are counted only in shards that
+            this call wrote, and not with `validate` "none" or "magic".
     """
 
     folder: Path | str

@@ -23,7 +23,7 @@ _decode_part = json.JSONDecoder().raw_decode
 
 
 class MetadataConflict(ValueError):
-    """The JSON object already has a member `name`, and the metadata to add has another value for this name."""
+    """A JSON object already has a name that the metadata to add has too, with another value."""
 
     def __init__(self, name: str, problem: str) -> None:
         super().__init__(problem)

@@ -175,8 +175,9 @@ class Transforms:
         return sorted(transformed.items())
 
     def field_names(self, fields: Iterable[str]) -> tuple[str, ...]:
-        """Return the sorted names of the fields after `apply`, for a row with the names `fields`. An image whose bytes
-        do not fit its name may get another name.
+        """Return the sorted names of the fields after `apply`, for a row with the names `fields`.
+
+        The bytes of each image are expected to fit its name. If they do not, `apply` may give the image another name.
 
         Raises:
             DecodeError: The fields do not have the images that the options need.

@@ -258,7 +258,7 @@ _REFUSED = {
 
 
 def open_upload(dest: str, options: WriteOptions) -> Upload | None:
-    """Return the upload to `dest`, after a download of the folder's index; None if `dest` is a local folder.
+    """Download the index of the folder `dest`, if it has one, and return an upload to `dest`. None: `dest` is local.
 
     Raises:
         PackError: An option is only for local folders or only for URLs, or the URL does not name a folder of a bucket.

@@ -256,7 +256,14 @@ class _StreamBuilder:
 
 
 def _count_items(stages: Sequence[StreamStage], world_size: int, worker: int, num_workers: int) -> int:
-    """Return the number of items that a worker yields in an epoch. `stages` are `with_epoch` and the later stages."""
+    """Return the number of items that a worker of a rank yields in an epoch.
+
+    Args:
+        stages: `with_epoch` and the later stages.
+        world_size: Number of ranks.
+        worker: Number of the worker among the workers of its rank.
+        num_workers: Number of workers of each rank.
+    """
     count = 0
     for stage in stages:
         count = stage.num_items(count, worker, num_workers, world_size)

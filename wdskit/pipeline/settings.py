@@ -244,7 +244,7 @@ def load_config(
 
     Args:
         source: The path of a YAML file, or its content as a dict. A dict needs no `version`. It may contain functions
-            instead of their names, and callables and settings of stages as items of a pipeline.
+            instead of their names. An item of a pipeline may be a callable, or a stage such as `Shuffle(size=200)`.
         overrides: Settings to change before the checks, each as `PATH=VALUE`, in this order. VALUE is YAML. In PATH, an
             item of a list is named by its position. A stage that appears once in its pipeline may also be named by its
             name: `pipelines.train.stream.seed=3`.

@@ -103,7 +103,7 @@ class _Side:
         return self.urls[int(self.shards[number])]
 
     def shown(self, number: int) -> str:
-        """Return the path or URL of a sample's shard for messages, without secrets."""
+        """Return the path or URL of the shard of sample `number` for messages, without secrets."""
         return shown_url(self.url(number))
 
     def key(self, number: int) -> str:

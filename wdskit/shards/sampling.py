@@ -51,8 +51,10 @@ def choose_samples(
 ) -> NDArray[np.int64]:
     """Choose a random share of the samples of one shard. Return their numbers: int64, ascending.
 
-    `count` is the number of samples in the shard, `shard` is the shard's number. The size of the result is rounded so
-    that the total over shards of equal size is exact. Another `seed` or `purpose` gives another choice.
+    `count` is the number of samples in the shard, `shard` is the shard's number. The size of the result is rounded
+    up for some shards and down for others, so that the total over shards of equal size is exact.
+
+    Another `seed` or `purpose` gives another choice.
     """
     quota = ceil(share * (shard + 1) * count) - ceil(share * shard * count)
     return np.sort(permutation(count, purpose, seed, shard)[:quota])

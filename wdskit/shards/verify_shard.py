@@ -294,7 +294,7 @@ class _ShardCheck:
             self._findings.add("label", problem, offset=start, key=key)
 
     def _check_field(self, check: Check, name: str, data: Buffer, start: int, key: str) -> None:
-        """Check a JSON field or an image, and add a finding if it is invalid."""
+        """Check a JSON field or an image, and add a finding if it is invalid. `start` is the offset for the finding."""
         if isinstance(data, LargeData):
             self._report.num_large += 1
             return

@@ -178,8 +178,12 @@ class Run:
                 self.board.turn[1] = IDLE
 
     def begin(self, first_epoch: int, *, first_draw: int, stop_draw: int | None = None) -> None:
-        """Start a stream that reads the shards `first_draw` to `stop_draw` - 1 of `Draws`; None is an endless stream.
-        Call this before the stream reads a shard.
+        """Start a stream. Call this before the stream reads a shard.
+
+        Args:
+            first_epoch: Number of the first epoch.
+            first_draw: Number of the first draw (see `Draws`).
+            stop_draw: Number after that of the last draw; None for an endless stream.
         """
         self.first_epoch = first_epoch
         self.origin = NO_ORIGIN

@@ -278,7 +278,7 @@ class ResizeToShape(GeometricTransform):
         return (0.5, 0.5) if self.crop == "center" else (float(rng.random()), float(rng.random()))
 
     def change(self, image: Any, drawn: Any, *, nearest: bool) -> Any:
-        """See `ImageTransform.change`."""
+        """Return the changed image of one field; the arguments are those of `ImageTransform.change`."""
         from wdskit.stages.images import geometry
 
         height, width = geometry.image_size(image)
@@ -303,7 +303,7 @@ class ResizeToBucket(GeometricTransform):
         raise AssertionError
 
     def bind(self, context: Context, label: str) -> Any:
-        """Return a callable that resizes each sample to the shape of its bucket.
+        """Return a callable that resizes each sample to the shape of its bucket. `label` is the key of random numbers.
 
         Raises:
             PipelineError: The pipeline has no `bucketed: {by: aspect}`.

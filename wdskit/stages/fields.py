@@ -55,7 +55,7 @@ class Decode(PerSampleStage):
     max_pixels: Count = Field(MAX_PIXELS, description="Largest width x height that an image's header may give.")
 
     def bind(self, context: Context, label: str) -> FieldDecoder:  # noqa: ARG002 (nothing is drawn)
-        """See `PerSampleStage.bind`."""
+        """Return the function that runs. `label` is the key of the random numbers (see `PerSampleStage.bind`)."""
         from wdskit.codecs.images import decode_image, decode_index
 
         image: Callable[..., Any] | None = None
@@ -183,7 +183,7 @@ class Map(PerSampleStage):
     global_rng: Bool = Field(False, description="Seed random, numpy and torch by position before each call.")
 
     def bind(self, context: Context, label: str) -> ValueFunction:
-        """See `PerSampleStage.bind`."""
+        """Return the function that runs. `label` is the key of the random numbers (see `PerSampleStage.bind`)."""
         if self.global_rng and context.run.num_threads > 1:
             msg = "map: global_rng seeds one generator for the whole process, which "
             msg += f"{context.run.num_threads} threads share."
@@ -210,7 +210,7 @@ class MapDict(PerSampleStage):
         return fields
 
     def bind(self, context: Context, label: str) -> ValueFunction:
-        """See `PerSampleStage.bind`."""
+        """Return the function that runs. `label` is the key of the random numbers (see `PerSampleStage.bind`)."""
         calls = {field: context.call("map_dict", fn, f"{label}:{field}") for field, fn in self.fields.items()}
         return functools.partial(_map_fields, calls)
 
@@ -236,7 +236,7 @@ class MapTuple(PerSampleStage):
     )
 
     def bind(self, context: Context, label: str) -> ValueFunction:
-        """See `PerSampleStage.bind`."""
+        """Return the function that runs. `label` is the key of the random numbers (see `PerSampleStage.bind`)."""
         places = enumerate(self.fns)
         calls = [None if fn is None else context.call("map_tuple", fn, f"{label}:{place}") for place, fn in places]
         return functools.partial(_map_places, calls)
@@ -268,7 +268,7 @@ class Rename(PerSampleStage):
         return tuple(self.names.values())
 
     def bind(self, context: Context, label: str) -> Rename:  # noqa: ARG002 (nothing is drawn)
-        """See `PerSampleStage.bind`."""
+        """Return the function that runs. `label` is the key of the random numbers (see `PerSampleStage.bind`)."""
         return self
 
     def __call__(self, sample: Any, origin: Origin = NO_ORIGIN) -> dict[str, Any]:  # noqa: ARG002 (nothing is drawn)
@@ -307,11 +307,11 @@ class ToTuple(PerSampleStage):
         return self.fields
 
     def bind(self, context: Context, label: str) -> ToTuple:  # noqa: ARG002 (nothing is drawn)
-        """See `PerSampleStage.bind`."""
+        """Return the function that runs. `label` is the key of the random numbers (see `PerSampleStage.bind`)."""
         return self
 
     def places_after(self, places: tuple[str, ...] | None) -> tuple[str, ...]:  # noqa: ARG002 (it makes new ones)
-        """See `PerSampleStage.places_after`."""
+        """Return the field of each item of the yielded tuples; None if the stage yields no tuples."""
         return self.fields
 
     def __call__(self, sample: Any, origin: Origin = NO_ORIGIN) -> tuple[Any, ...]:  # noqa: ARG002 (nothing is drawn)
@@ -347,7 +347,7 @@ class ToDict(PerSampleStage):
         return self.fields
 
     def bind(self, context: Context, label: str) -> ToDict:  # noqa: ARG002 (nothing is drawn)
-        """See `PerSampleStage.bind`."""
+        """Return the function that runs. `label` is the key of the random numbers (see `PerSampleStage.bind`)."""
         return self
 
     def __call__(self, sample: Any, origin: Origin = NO_ORIGIN) -> dict[str, Any]:  # noqa: ARG002 (nothing is drawn)
@@ -389,7 +389,7 @@ class MultiHot(PerSampleStage):
         return {("from" if name == "source" else name): value for name, value in super().write_settings().items()}
 
     def bind(self, context: Context, label: str) -> MultiHot:  # noqa: ARG002 (nothing is drawn)
-        """See `PerSampleStage.bind`."""
+        """Return the function that runs. `label` is the key of the random numbers (see `PerSampleStage.bind`)."""
         return self
 
     @functools.cached_property
@@ -439,7 +439,7 @@ class UserStage(PerSampleStage):
         return {} if value is None else {"settings": dict(value)}
 
     def bind(self, context: Context, label: str) -> ValueFunction:
-        """See `PerSampleStage.bind`."""
+        """Return the function that runs. `label` is the key of the random numbers (see `PerSampleStage.bind`)."""
         return context.call(self.name, context.resolve(self.name, self.name, self.settings), label, is_map=True)
 
     def __reduce__(self) -> tuple[object, tuple[str, dict[str, Any]]]:

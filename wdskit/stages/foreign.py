@@ -71,9 +71,7 @@ class Renumber:
         self.each_epoch = each_epoch
 
     def __call__(self, source: Iterable[Any]) -> Iterator[Any]:
-        """Yield each value of `source`, and set `run.origin` first. The position consists of the value's number and the
-        epoch.
-        """
+        """Yield each value of `source`. First set `run.origin` to the number of the value and the epoch."""
         run = self.run
         part = FOREIGN | run.rank_info.rank << 31 | run.worker
         epoch = run.epoch if self.each_epoch else run.first_epoch

@@ -60,11 +60,12 @@ class Board:
     def release(self, slot: Slot) -> None:
         """Mark a slot from `claim` as idle, and make it free."""
         slot[1] = IDLE
-        self._free.append(slot)
+        if not isinstance(slot.obj, bytearray):  # memory outside `slots` is not used again
+            self._free.append(slot)
 
 
 def slots_in(memory: Any) -> NDArray[np.int64]:
-    """Return the slots of a `Board` as a view of its memory of `BOARD_BYTES`, int64 (slots, 3)."""
+    """Return the slots in the memory of a `Board` as a view: int64 (slots, 3). `Board` explains the numbers."""
     return np.frombuffer(memory, np.int64).reshape(_SLOTS, _WORDS)
 
 
@@ -100,9 +101,7 @@ class SilenceTimer:
 
 
 def describe_silence(who: str, waited_s: float, num_samples: int) -> str:
-    """Return a warning: the stream `who` has read `num_samples` samples in `waited_s` seconds, but has yielded no
-    value.
-    """
+    """Return a message: the stream `who` has read `num_samples` samples in `waited_s` seconds, but yielded no value."""
     return (
         f"no sample has come out of {who} for {waited_s:.0f} s: {num_samples} samples were read in this time, and all "
         "were dropped or are held by its stages. Check its select and shuffle stages."

@@ -46,10 +46,10 @@ class ShardOpener:
         run: The running pipeline.
         entries: Maps the URL of each indexed shard to its index entry.
         urls: The URLs of all shards; empty if they are unknown.
-        check: What is compared with the index entry. `none`: nothing. `size`: the size of the shard, and each sample
-            when the sample is read. `sha256`: also the digest of the whole shard, for a local shard before its first
-            sample. Except with `none`, a local shard without an entry is scanned before its first sample, to find
-            samples that are split over non-adjacent members.
+        check: What is compared with the index entry. `none`: nothing. `size`: the size of a local shard, and the
+            place of each sample when it is read. `sha256`: also the digest of the shard, for a local shard before
+            its first sample. Except with `none`, a local shard without an entry is scanned first, to find samples that
+            are split over non-adjacent members.
     """
 
     def __init__(self, run: Run, entries: dict[str, ShardEntry], urls: frozenset[str], *, check: str) -> None:
@@ -107,8 +107,12 @@ class ShardOpener:
             logger.warning("%s", line)
 
     def read(self, url: str) -> Iterator[dict[str, Any]]:
-        """Yield the samples of a shard, compared with the index. The errors are the ShardError, FolderIndexError and
-        StorageError of `__call__`.
+        """Yield the samples of a shard, and compare them with the index.
+
+        Raises:
+            ShardError: The shard is damaged, has a sample in two places, or differs from its index entry.
+            FolderIndexError: The `.idx` file next to the shard belongs to another shard.
+            StorageError: The shard cannot be opened or read.
         """
         entry = self._entries.get(url) if self._check != "none" else None
         stream = open_stream(url)

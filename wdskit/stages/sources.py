@@ -235,8 +235,8 @@ class MixturePart(BaseModel):
         return ShardTable(self.shards, split=self.split, where=self.where, has_columns=has_columns, bounds=bounds)
 
     def fingerprint(self, table: ShardTable) -> dict[str, Any]:
-        """Return everything that decides the order of the part's samples, as plain JSON. `table` is the table of the
-        part.
+        """Return everything that decides the order of the part's samples, as plain JSON. `table` is from the method
+        `table`.
         """
         weight: Any = self.weight
         if isinstance(weight, Mapping):
@@ -341,7 +341,7 @@ class PlannedSource(StageSpec):
         )
 
     def write_settings(self) -> Any:
-        """See `StageSpec.write_settings`."""
+        """Return the value to write after the stage's name in YAML (see `StageSpec.write_settings`)."""
         fields = super().write_settings()
         return (
             fields if self.mixture is None else fields | {"mixture": [part.write_settings() for part in self.mixture]}
@@ -448,7 +448,7 @@ class Exact(PlannedSource):
 
     @property
     def reads_columns(self) -> bool:
-        """See `PlannedSource.reads_columns`."""
+        """Whether the order of the samples depends on values in columns."""
         return self.repeat is not None
 
     def times(self, table: ShardTable) -> NDArray[Any]:
@@ -479,7 +479,7 @@ class Exact(PlannedSource):
         return times
 
     def plan_columns(self, table: ShardTable) -> tuple[PickedOrder | WeightedOrder, str] | None:
-        """See `PlannedSource.plan_columns`."""
+        """Return the order that columns decide, and a digest of their values; None if no column decides the order."""
         if self.repeat is None:
             return None
         times = self.times(table)
@@ -489,7 +489,7 @@ class Exact(PlannedSource):
         return PickedOrder(self.order_of(counts, self.seed), layers), digest
 
     def order_of(self, counts: NDArray[np.int64], seed: int, *, lanes: int | None = None) -> Order:
-        """See `PlannedSource.order_of`. Shuffled shards are divided into lanes; each lane is shuffled in windows."""
+        """Return the order: shuffled shards are divided into lanes, and each lane is shuffled in windows."""
         return ExactOrder(counts, seed=seed, lanes=self.lanes or lanes, window=self.window, homes=self.homes)
 
 
@@ -529,11 +529,11 @@ class Resampled(PlannedSource):
 
     @property
     def reads_columns(self) -> bool:
-        """See `PlannedSource.reads_columns`."""
+        """Whether the order of the samples depends on values in columns."""
         return self.weights is not None or self.balance is not None
 
     def plan_columns(self, table: ShardTable) -> tuple[PickedOrder | WeightedOrder, str] | None:
-        """See `PlannedSource.plan_columns`."""
+        """Return the order that columns decide, and a digest of their values; None if no column decides the order."""
         name = self.weights or self.balance
         if name is None:
             return None
@@ -545,7 +545,7 @@ class Resampled(PlannedSource):
         return order, weights.digest
 
     def order_of(self, counts: NDArray[np.int64], seed: int, *, lanes: int | None = None) -> Order:  # noqa: ARG002
-        """See `PlannedSource.order_of`. Chunks of consecutive samples are drawn uniformly."""
+        """Return the order: chunks of consecutive samples are drawn uniformly."""
         return ResampledOrder(counts, seed=seed, chunk=self.chunk, lanes=self.lanes, window=self.window)
 
 
@@ -557,7 +557,7 @@ class Sequential(PlannedSource):
     tail: Literal["drop", "pad"] = Field("pad", description="What to do with an incomplete last global batch.")
 
     def order_of(self, counts: NDArray[np.int64], seed: int, *, lanes: int | None = None) -> Order:  # noqa: ARG002
-        """See `PlannedSource.order_of`. The samples are in the order of the index."""
+        """Return the order of the index."""
         return SequentialOrder(counts)
 
 

@@ -123,9 +123,7 @@ class Stream(StreamStage):
         return None
 
     def fingerprint(self, shards: ShardList) -> dict[str, Any]:
-        """Return everything that decides the draws, as plain JSON. The folders of the shards do not count, only their
-        names.
-        """
+        """Return everything that decides the draws, as plain JSON. The folders of the shards do not count."""
         names = "\n".join(url.rpartition("/")[2] for url in shards.urls)
         digests = [entry.sha256 if entry else "" for entry in shards.entries]
         settings = self.model_dump(exclude={"shards", "check", "classes"})

@@ -29,7 +29,7 @@ _CHUNK = 1024  # random words per call: 0.1 us each, against 5 us in single call
 
 
 class StreamContext:
-    """What the `bind` of a stage can read and set while a stream is built. The stages are bound in their order.
+    """What the `bind` of a stage knows while a stream is built. A stage may change the attributes for later stages.
 
     Attributes:
         stage_context: The context of the stage that is bound now.
@@ -171,7 +171,7 @@ class ShuffleBuffer:
             yield pick(len(buffer))
 
     def _pass_of(self, origin: Origin) -> int:
-        """Return the number of the pass over the shards; 0 without passes, or after a stage of another library."""
+        """Return the number of the pass over the shards; 0 without passes, or if an earlier stage is foreign."""
         if self.num_shards is None or origin.part >> 63:
             return 0
         return origin.major // self.num_shards
@@ -269,7 +269,7 @@ class Slice(StreamStage):
 
 
 def _slice(run: Run, start: int, stop: int | None, step: int, source: Iterable[Any]) -> Iterator[Any]:
-    """Yield the values of this worker that are in the slice (`Slice.bind`). Values after the end are not read."""
+    """Yield the values of this worker that are in the slice (see `Slice.bind`). Values after the end are not read."""
     values = iter(source)
     number = run.worker
     while (stop is None or number < stop) and (value := next(values, _END)) is not _END:
@@ -329,7 +329,7 @@ class EpochCut:
             yield value
 
     def finish(self, source: Iterator[Any]) -> None:
-        """Read and drop the rest of the running epoch from `source`, if a later stage such as a slice left it."""
+        """Read and drop the rest of the running epoch from `source`, which later stages did not read."""
         for _ in itertools.islice(source, self.left):
             self.run.num_yielded += 1
         self.left = 0

@@ -89,7 +89,7 @@ class TimingSampler:
     sampler.
 
     Args:
-        every: Only every n-th task can be timed. More than 1 is for tasks that take microseconds.
+        every: Only one of `every` tasks can be timed. Use more than 1 for tasks that take microseconds.
     """
 
     def __init__(self, every: int = 1) -> None:

@@ -125,7 +125,7 @@ def _value_of(setting: str, value: Any) -> Any:
 
 
 def labels_of(sample: Mapping[str, Any]) -> Any:
-    """Return a tuple of the values of a dict whose keys start with "labels"; None if there are no such values.
+    """Return the values of all keys that start with "labels", as a tuple; None if there are no such keys.
 
     This is the default `labels_getter` of `SanitizeBoundingBoxes`.
     """
@@ -163,7 +163,7 @@ class Torchvision(PerSampleStage):
 
     @property
     def mask_names(self) -> tuple[str, ...]:
-        """See `PerSampleStage.mask_names`."""
+        """The fields that the stage takes as masks."""
         return tuple(name for name, kind in (self.fields or {}).items() if kind == "mask")
 
     def bind(self, context: Context, label: str) -> BoundTorchvision:
@@ -333,9 +333,7 @@ def _as_input(name: str, value: Any, kind: Any, size: tuple[int, int] | None) ->
 
 
 def _as_value(value: Any, kind: Any) -> Any:
-    """Convert a result of torchvision to a marked image or mask, or, for boxes, keypoints and labels, to a marked
-    array.
-    """
+    """Convert a result of torchvision to a marked image or mask. Other results become marked arrays."""
     import torch
 
     if hasattr(value, "getbands"):

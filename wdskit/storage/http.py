@@ -175,8 +175,8 @@ def _retry_after(headers: Message) -> float | None:
 
 
 class _BoundedSocket(io.RawIOBase):
-    """The file of a socket. A read fails if the server is slower than `RATE_BYTES` in `RATE_S`, or sends more than
-    `left`.
+    """The file of a socket. A read raises OSError if the server is slower than `RATE_BYTES` in `RATE_S`, or
+    sends more than `left`.
 
     Args:
         sock: The unbuffered file of a socket.

@@ -49,7 +49,7 @@ class Headers(NamedTuple):
 
 
 def parse_headers(blocks: NDArray[np.uint8]) -> Headers:
-    """Parse header blocks, uint8 (n, 512), with n at least 1. Invalid blocks raise no error: they are not `plain`."""
+    """Parse header blocks, uint8 (n, 512), n >= 1. The result marks an invalid block as not `plain`."""
     found = blocks[:, _OFFSETS]
     found -= _LOWEST  # a smaller byte wraps around to more than any range
     numbers = (found[:, : len(_DIGITS)].astype(np.float64) @ _WEIGHTS).astype(np.int64)  # at most 8**11, so exact

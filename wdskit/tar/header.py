@@ -120,9 +120,11 @@ def parse_octal(field: bytes, what: str) -> int:
 
 
 def expected_adler(checksum_field: bytes) -> int:
-    """Return `zlib.adler32(block) & 0xFFFF` of every header block that has this checksum field and a right checksum.
+    """Return the value that `zlib.adler32(block) & 0xFFFF` must have if the checksum of a header block is right.
 
-    A checksum that is wrong by exactly 65521 gives the same result. Raises HeaderError if the field is not a number.
+    `checksum_field` is the checksum field of this block. A checksum that is wrong by exactly 65521 is not found.
+
+    Raises HeaderError if the field is not a number.
     """
     # The low half of adler32 is 1 + the sum of all bytes modulo 65521, and four times faster in Python than a sum. The
     # checksum counts its own field as eight spaces. For an error of 65521, more than 256 bytes must be damaged.

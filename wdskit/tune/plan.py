@@ -131,8 +131,8 @@ class EpochPlan:
         batch: B, the size of a rank's batch; 1 without `batched`.
         global_batch: R x B.
         steps: Number of batches of each rank.
-        num_dropped: Number of samples at the end of the epoch, or of its buckets, that are in no step.
-        num_padded: Number of rows without a sample in the last step, or in the last batches of the buckets.
+        num_dropped: Number of samples at the end of the epoch, or of its buckets, that no rank gets.
+        num_padded: Number of rows without a sample, over all ranks, in the last step or in the buckets' last batches.
         num_shards: Number of shards with a selected sample. A shard that a source lists several times counts each time.
         num_bytes: Bytes of the selected samples, headers and padding included.
         lanes: The lanes of the order; None for an order without lanes.

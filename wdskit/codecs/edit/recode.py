@@ -200,7 +200,8 @@ class Recoding:
         """Edit one image file.
 
         A file that already has the format, size and orientation is returned unchanged. Other files keep the EXIF block
-        and the colour profile, but lose XMP, IPTC, comments and texts.
+        and the colour profile, but lose XMP, IPTC, comments and texts. The tags of a TIFF are lost, and so is the
+        colour profile if the pixels are converted to sRGB.
 
         Raises:
             ImageTooLarge: The image, before or after the change, has more than `max_pixels`.

@@ -72,7 +72,7 @@ class Source:
         kind: Kind of the source, as text for messages; empty for rows from Python.
         is_stream: True if the rows can be read only once. A stream is read while shards are written.
         is_held: True if the caller keeps the rows in memory, so that the plan does not store them.
-        classes: Number of each class by name; empty if the source has no classes.
+        classes: The class number (label) of each class name; empty if the source has no classes.
         reader: Reader of the source; None for rows from Python.
         rejected: Errors of the rows that were left out so far.
         duplicates: The rows with the images of an earlier row, if the options search for duplicates.

@@ -29,7 +29,7 @@ class Image(NamedTuple):
     Attributes:
         path: The path in the table, not checked; None if the row has no path.
         start: The first `START_BYTES` bytes of the image; None if the row has no bytes.
-        data: The bytes of the image, or a reference to them; empty if `start` is None.
+        data: The bytes of the image; for large bytes, a reference that reads them later. Empty if `start` is None.
     """
 
     path: Any

@@ -380,8 +380,10 @@ def _draw_part(crop: RandomResizedCrop, bound: BoundTransform, height: int, widt
 
 
 def _middle_part(resize: Resize, middle: tuple[int, int] | None, height: int, width: int, _: Origin) -> WantedPart:
-    """Return the part of an image, height x width, that `resize` and `center_crop` keep. `middle` is the height and
-    width that `center_crop` keeps; None without `center_crop`. The origin has no effect.
+    """Return the part of an image that is left after `resize` and `center_crop`.
+
+    `height` and `width` are those of the image before `resize`. `middle` is the height and width of `center_crop`; None
+    without `center_crop`.
     """
     totals = resize.size_of(height, width)
     rows, columns = (

@@ -63,7 +63,7 @@ class ImageTransform(PerSampleStage):
         return None
 
     def bind(self, context: Context, label: str) -> BoundTransform:
-        """See `PerSampleStage.bind`."""
+        """Return the function that runs. `label` is the key of the random numbers (see `PerSampleStage.bind`)."""
         return BoundTransform(self, context.run, label)
 
 
@@ -74,7 +74,7 @@ class GeometricTransform(ImageTransform):
 
     @property
     def mask_names(self) -> tuple[str, ...]:
-        """See `PerSampleStage.mask_names`."""
+        """The fields that the stage takes as masks."""
         return self.masks or ()
 
     @model_validator(mode="after")
@@ -239,7 +239,7 @@ class Resize(GeometricTransform):
     )
 
     def change(self, image: Any, drawn: Any, *, nearest: bool) -> Any:  # noqa: ARG002 (nothing is drawn)
-        """See `ImageTransform.change`."""
+        """Return the changed image of one field; the arguments are those of `ImageTransform.change`."""
         from wdskit.stages.images import geometry
 
         return geometry.resize(image, self.size_of(*geometry.image_size(image)), nearest=nearest)
@@ -306,7 +306,7 @@ class RandomResizedCrop(GeometricTransform):
         return geometry.draw_crop(rng, *next(iter(sizes.values())), self.scale, self.ratio)
 
     def change(self, image: Any, drawn: Any, *, nearest: bool) -> Any:
-        """See `ImageTransform.change`."""
+        """Return the changed image of one field; the arguments are those of `ImageTransform.change`."""
         from wdskit.stages.images import geometry
 
         return geometry.resize(geometry.crop(image, *drawn), pair(self.size), nearest=nearest)
@@ -326,7 +326,7 @@ class RandomFlip(GeometricTransform):
         return rng.random() < self.p
 
     def change(self, image: Any, drawn: Any, *, nearest: bool) -> Any:  # noqa: ARG002 (no number changes)
-        """See `ImageTransform.change`."""
+        """Return the changed image of one field; the arguments are those of `ImageTransform.change`."""
         if not drawn:
             return image
         from wdskit.stages.images import geometry
@@ -363,7 +363,7 @@ class Normalize(ImageTransform):
         return (IMAGENET_MEAN, IMAGENET_STD) if self.preset == "imagenet" else (self.mean or (), self.std or ())
 
     def change(self, image: Any, drawn: Any, *, nearest: bool) -> Any:  # noqa: ARG002 (nothing is drawn)
-        """See `ImageTransform.change`."""
+        """Return the changed image of one field; the arguments are those of `ImageTransform.change`."""
         from wdskit.stages.images import geometry
 
         return geometry.normalize(image, *self.numbers)
@@ -377,7 +377,7 @@ class ToTensor(ImageTransform):
     colours_only: ClassVar[bool] = True
 
     def change(self, image: Any, drawn: Any, *, nearest: bool) -> Any:  # noqa: ARG002 (nothing is drawn)
-        """See `ImageTransform.change`."""
+        """Return the changed image of one field; the arguments are those of `ImageTransform.change`."""
         from wdskit.stages.images import geometry
 
         return geometry.to_tensor(image)
