@@ -198,7 +198,7 @@ class ShardTable:
 
     def column(self, name: str) -> tuple[ColumnView, list[Column]]:
         """Return (view, columns). `view` has the values of all samples of the shards, used or not. `columns` are the
-        stored columns of the folders, without columns whose file equals an earlier file.
+        stored columns of the folders. Columns with equal files come once.
 
         Raises:
             SelectionError: A folder does not have the column, the column is damaged, or its texts differ between

@@ -96,7 +96,8 @@ class Prefetch:
         """Free the memory that no batch uses, after an epoch.
 
         Args:
-            is_left_early: Whether the consumer left the epoch early, so that the batches made ahead are discarded.
+            is_left_early: Whether the consumer left the epoch early. If True, this call also discards all batches made
+                ahead.
         """
         if is_left_early:
             self._forget()

@@ -317,7 +317,7 @@ def draw_shard(path: str, split_key: SplitKey) -> ShardDraws:
 
 
 def _text_of(file: LocalFile, path: str, sample: dict[str, Any], split_key: SplitKey) -> str | None:
-    """Return the JSON value that decides a sample's split, as text; None if the value is missing and `may_miss` is set.
+    """Return the JSON value that decides a sample's split, as text without quotes. None: it is missing, and may be.
 
     Raises SelectionError if the value is missing without `may_miss`, is a list or an object, or cannot be read.
     """

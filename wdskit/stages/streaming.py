@@ -124,7 +124,7 @@ class ShuffleBuffer:
         size: Largest number of values in the buffer.
         initial: Number of values in the buffer before the first value is yielded.
         each_epoch: Whether the stage is after `with_epoch`.
-        num_shards: Number of draws in a pass over the shards; None if the source has no passes.
+        num_shards: Number of shards in a pass over all shards; None if the source has no passes.
     """
 
     def __init__(
