@@ -581,6 +581,17 @@ def test_the_count_goes_on_with_a_state(damaged):
         list(resumed)
 
 
+def test_a_state_of_one_rank_gives_its_bad_samples_to_that_rank_only(damaged):
+    make = functools.partial(decoded(Pipeline().exact(damaged, seed=2)).batched(5).loader, workers=0)
+    loader = make(errors={"max_bad": 4}, rank=0, world_size=2)
+    states = [json.loads(json.dumps(loader.state_dict())) for _ in loader]
+    state = next(state for state in states if state["bad"])
+    for rank, world_size in ((0, 2), (1, 2), (0, 1), (0, 3)):
+        other = make(errors={"max_bad": 4}, rank=rank, world_size=world_size)
+        other.load_state_dict(state)
+        assert other.state_dict()["bad"] == (state["bad"] if (rank, world_size) == (0, 2) else 0)
+
+
 def test_functions_are_forgiven_only_where_that_is_said(numbers):
     pipe = Pipeline().exact(numbers, lanes=3, window=5).decode().map(fail_on_sevens).to_tuple("cls")
     with pytest.raises(SampleError, match="map failed"):

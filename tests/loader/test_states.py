@@ -90,3 +90,38 @@ def test_the_content_of_shards_without_an_index_is_not_known(tmp_path):
     indexed = loader_of("stream", write(tmp_path / "b", FORWARD))
     indexed.load_state_dict(state)
     loader_of("stream", write(tmp_path / "c", FORWARD, is_indexed=False)).load_state_dict(stopped(indexed))
+
+
+@pytest.mark.parametrize("is_bucketed", [False, True])
+def test_an_old_state_of_grown_data_leaves_the_later_epochs_whole(tmp_path, is_bucketed):
+    """With `strict=False`, the epoch goes on after the consumed samples; later epochs are those of the data."""
+
+    def loader(num_shards: int) -> Any:
+        for shard in range(num_shards):
+            numbers = range(shard * 25, shard * 25 + 25)
+            samples = {f"k{n:03d}": {"cls": b"%d" % n, "json": b'{"size": %d}' % (1 + n % 3)} for n in numbers}
+            write_shard(tmp_path / f"s-{shard}.tar", samples)
+        index_folder(str(tmp_path), columns="json.size", workers=1)
+        pipe = Pipeline().exact(str(tmp_path), seed=1, tail="pad").decode(only=["cls", "json"]).to_tuple("cls", "json")
+        if is_bucketed:
+            return pipe.bucketed(by="json.size", edges=[1, 2, 3], global_size=4).loader(workers=0)
+        return pipe.batched(4).loader(workers=0)
+
+    old = loader(2)
+    list(old)
+    for step, _ in enumerate(old):
+        if step == 2:
+            break
+    state = old.state_dict()
+    grown = loader(4)
+    with pytest.raises(StateError, match="strict=False"):
+        grown.load_state_dict(state)
+    grown.load_state_dict(state, strict=False)
+    assert (grown.epoch, grown.state_dict()["consumed"]) == (1, state["consumed"])
+    for epoch in range(1, 5):
+        assert grown.epoch == epoch
+        found = []
+        for labels, documents, valid in grown:
+            assert not is_bucketed or len({document["size"] for document in documents}) == 1
+            found += labels[valid].tolist()
+        assert len(found) == len(set(found)) == (100 if epoch > 1 else 100 - state["consumed"])

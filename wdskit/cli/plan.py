@@ -18,6 +18,7 @@ from wdskit.cli.console import (
     print_tables,
 )
 from wdskit.cli.options import ConfigArgument, JsonOption, OverridesOption, PipelineOption, Plugins, import_plugins
+from wdskit.text import format_at_least
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -106,7 +107,7 @@ def _epoch_rows(plan: EpochPlan) -> Iterator[tuple[str, str]]:
         about = "" if downloads.is_exact else "about "
         first, second = format_bytes(downloads.node_bytes), format_bytes(downloads.next_bytes)
         yield "downloads", f"{about}{first} per node, {second} in the next epoch"
-        yield "cache", f"{about}{format_bytes(downloads.cache_bytes)} per node at least"
+        yield "cache", f"{about}{format_at_least(downloads.cache_bytes)} per node at least"
     if (network := plan.network) is not None:
         rates = [format_bytes(1000 * size) for size in (network.uint8_bytes, network.float32_bytes)]
         yield "network", f"{rates[0]}/s as uint8 for each 1,000 samples/s of a rank, {rates[1]}/s as float32"

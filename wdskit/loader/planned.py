@@ -63,6 +63,7 @@ class PlannedLoader(Loader):
         if logs_dropped and (dropped := layout.steps(self._rank_info.world_size).describe_dropped()):
             logger.warning("%s: %s", self._meter.name, dropped)
         self._last: tuple[Pass, int] | None = None
+        self._own_rank = [self._rank_info.rank, self._rank_info.world_size]
         self._steps_per_job, num_ahead = jobs_ahead(spec, self.program)
         num_samples = len(self._counter) * layout.batch
         self._budget = Budget(errors or ErrorsSpec(), rank=self._rank_info.rank, num_samples=num_samples)
@@ -117,16 +118,18 @@ class PlannedLoader(Loader):
         self._counter.set_epoch(epoch, is_counted_elsewhere=is_counted_elsewhere)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position of the consumer as plain JSON, the same on every rank except `bad`.
+        """Return the position of the consumer as plain JSON, the same on every rank except `bad` and `bad_rank`.
 
         - `epoch`: number of the running or next epoch.
         - `consumed`: number of samples of this epoch that all ranks together have received.
         - `start`: position of the epoch's start in the endless sequence.
         - `epoch_samples`: number of samples of the epoch.
-        - `bad`: number of bad samples.
+        - `bad`: number of bad samples of this rank in the epoch. Only this rank continues to count from it.
+        - `bad_rank`: rank and world size, if `bad` is not 0.
         - `fingerprint`: the settings that decide the order.
         """
-        return {**self._counter.state_dict(), "bad": self._budget.count}
+        bad = {"bad": self._budget.count, "bad_rank": self._own_rank} if self._budget.count else {"bad": 0}
+        return {**self._counter.state_dict(), **bad}
 
     def load_state_dict(self, state: Mapping[str, Any], *, strict: bool = True) -> None:
         """Let the next iteration start at the position of a saved state.
@@ -142,7 +145,7 @@ class PlannedLoader(Loader):
         self._counter.load_state_dict(state, strict=strict)
         self._is_in_epoch = False
         self._budget = copy.copy(self._budget)  # a running iteration keeps the old budget
-        self._budget.count = state["bad"]
+        self._budget.count = state["bad"] if state.get("bad_rank") == self._own_rank else 0
 
     def _items(self) -> Any:
         running, budget = self._counter.begin(), self._budget

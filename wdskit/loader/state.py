@@ -168,8 +168,11 @@ class EpochCounter:
                 sequence of samples. The message names the field.
         """
         numbers = _check_numbers(state)
-        compare_fingerprints(self._fingerprint, state["fingerprint"], strict=strict)
+        is_same = compare_fingerprints(self._fingerprint, state["fingerprint"], strict=strict)
         self.epoch, self.consumed, start, samples, _ = numbers
+        if not is_same:  # `start` and `samples` belong to the other sequence
+            start, samples = self.epoch * self._own_samples, self._own_samples
+            self.consumed = self._layout.resume_point(self.epoch, self.consumed)
         self._anchor = (self.epoch, start)
         self._loaded_samples = (self.epoch, samples)
         self._is_loaded = True
@@ -230,7 +233,7 @@ def compare_epochs(epoch: int, loaded: int, *, has_begun: bool) -> Literal["same
     raise unused_state(epoch, loaded)
 
 
-def compare_fingerprints(own: Mapping[str, Any], saved: Mapping[str, Any], *, strict: bool) -> None:
+def compare_fingerprints(own: Mapping[str, Any], saved: Mapping[str, Any], *, strict: bool) -> bool:
     """Compare the fingerprint of a loader (`own`) with the fingerprint of a state (`saved`). Log a warning if they
     differ and `strict` is False.
 
@@ -242,6 +245,7 @@ def compare_fingerprints(own: Mapping[str, Any], saved: Mapping[str, Any], *, st
         raise StateError(f"this state belongs to a different sequence of samples: {'; '.join(differing)}.\n  {_ADVICE}")
     if differing:
         logger.warning("the loaded state belongs to a different sequence of samples: %s", "; ".join(differing))
+    return not differing
 
 
 def _differences(own: Mapping[str, Any], saved: Mapping[str, Any]) -> list[str]:

@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, NamedTuple
 
+import numpy as np
 from pydantic import BaseModel, Field, PlainValidator, WithJsonSchema, model_validator
 
 from wdskit.config import export
@@ -15,6 +16,8 @@ from wdskit.config.load import Models, Stage, load
 from wdskit.config.messages import did_you_mean, listing, show, wrong_kind
 from wdskit.config.spec import StageSpec, refuse
 from wdskit.config.values import Bool, Budget, Cluster, Count, Device, Natural, Text, Timeout
+from wdskit.dataset.remote import PART_BYTES
+from wdskit.dataset.shard_table import ShardTable
 from wdskit.errors import ConfigError, Problem
 from wdskit.order.buckets import BucketOrder
 from wdskit.order.exact import ExactOrder
@@ -347,6 +350,12 @@ def describe_small_cache(size: int, needed: float, ranks_per_node: int) -> str:
     return f"{msg}\n  {way}" + ("" if ranks_per_node > 1 else " If a machine has more ranks, pass `ranks_per_node`.")
 
 
+def _part_bytes(table: ShardTable) -> float:
+    """Return the largest number of bytes of the parts of shards (see `remote.PART_BYTES`) that have a used sample."""
+    sizes = table.sample_bytes()
+    return float(np.minimum(table.file_counts * sizes, table.counts * (PART_BYTES + sizes)).sum())
+
+
 def measure_cache(data: PlannedData, rank_info: RankInfo) -> tuple[float, int]:
     """Return how many bytes the cache of a node must hold, and how many positions ahead the loader can fetch parts.
 
@@ -357,7 +366,7 @@ def measure_cache(data: PlannedData, rank_info: RankInfo) -> tuple[float, int]:
     needed, ahead = 0.0, 0
     for number, order in enumerate(orders):
         tables = data.tables if len(orders) == 1 else data.tables[number : number + 1]
-        whole = sum(float(table.counts @ table.sample_bytes()) for table in {*tables} if table.is_remote)
+        whole = sum(_part_bytes(table) for table in {*tables} if table.is_remote)
         if isinstance(order, WeightedOrder):
             needed += whole
         elif isinstance(order, (BucketOrder, ExactOrder, PickedOrder, ResampledOrder)):

@@ -57,6 +57,13 @@ class EpochLayout:
             self.num_samples if num_samples is None else num_samples, self.batch, world_size, self.tail, consumed
         )
 
+    def resume_point(self, epoch: int, consumed: int) -> int:
+        """Return the last number of consumed positions, at most `consumed`, at which an epoch can be resumed."""
+        if self.buckets is None:
+            return min(consumed, self.num_samples)
+        edges = self.buckets.plan.epoch(epoch).edges
+        return int(edges[np.searchsorted(edges, consumed, side="right") - 1])
+
 
 def plan_epoch(stages: Sequence[Any], world_size: int) -> tuple[PlannedData, EpochLayout]:
     """Return the data of a pipeline and the layout of its epochs.

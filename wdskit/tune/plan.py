@@ -6,7 +6,7 @@ import itertools
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -72,8 +72,7 @@ class DownloadPlan:
         is_exact: Whether the sizes of parts are exact. If False, the mean sample size of each shard is used.
         node_bytes: Bytes that a node fetches in the epoch.
         next_bytes: Bytes that a node fetches in the next epoch if it keeps the parts of this epoch.
-        cache_bytes: Bytes that a node must keep at one moment to fetch no part twice: the smallest useful size of its
-            cache.
+        cache_bytes: Smallest size of a node's cache that a loader accepts and that fetches no part twice.
     """
 
     is_exact: bool
@@ -237,6 +236,8 @@ def plan(
     is_remote = any(table.is_remote for table in data.tables)
     if is_remote and (steps.num_samples <= QUICK_SAMPLES if downloads is None else downloads):
         fetched = _plan_downloads(data, own_tables, layout, world_size, epoch, node_size)
+        needed = math.ceil(measure_cache(data, RankInfo(0, world_size, node_size))[0])
+        fetched = replace(fetched, cache_bytes=max(fetched.cache_bytes, needed))
     return EpochPlan(
         source=source.name,
         world_size=world_size,
