@@ -130,6 +130,8 @@ def test_nothing_is_left_behind_and_nothing_is_written(tmp_path: Path) -> None:
 def test_a_stream_is_refused_with_the_way_out(numbers: str) -> None:
     with pytest.raises(PipelineError, match=r"a stream cannot be measured.*\n.*wdskit index"):
         wdskit.bench(Pipeline().stream(numbers).decode().batched(4))
+    with pytest.raises(PipelineError, match=r"`bucketed` cannot be measured"):
+        wdskit.bench(Pipeline().exact(numbers).bucketed(by="size", edges=[8], global_size=4))
 
 
 def test_what_could_not_be_trained_on_is_not_measured_either(numbers: str) -> None:

@@ -29,9 +29,11 @@ _PLACE_NAMES = frozenset(
     {"bbox", "bboxes", "box", "boxes", "bndbox", "rect", "rects", "rectangle", "rectangles", "roi", "rois", "xyxy"}
     | {"xywh", "segmentation", "segmentations", "segments", "polygon", "polygons", "polyline", "polylines", "contour"}
     | {"contours", "rle", "mask", "masks", "keypoint", "keypoints", "kpts", "kps", "points", "landmark", "landmarks"}
+    | {"vertex", "vertices", "poly", "polys"}
 )
 _CORNER_NAMES = frozenset(
     {"x", "y", "x0", "y0", "x1", "y1", "x2", "y2", "cx", "cy", "xmin", "ymin", "xmax", "ymax", "xcenter", "ycenter"}
+    | {"minx", "miny", "maxx", "maxy", "startx", "starty", "endx", "endy", "left", "top", "right", "bottom"}
 )
 _NUMBER = re.compile(r"\s*[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?\s*")
 _WORD = re.compile(r"[A-Z]?[a-z0-9]+|[A-Z]+(?![a-z])")

@@ -18,6 +18,7 @@ from wdskit.pipeline.builder import OpenedPipeline, Pipeline, open_pipeline
 from wdskit.pipeline.ranks import find_rank
 from wdskit.pipeline.settings import calls_functions, choose_workers
 from wdskit.processes import cpu_s_of_tree, usable_cores
+from wdskit.stages.buckets import Bucketed
 from wdskit.stages.sources import PlannedSource
 from wdskit.stages.streaming import WithEpoch
 from wdskit.text import as_int
@@ -164,6 +165,9 @@ def bench(
     if not isinstance(opened.pipe.stages[0], PlannedSource):
         msg = "bench: a stream cannot be measured, because it has no epoch that loaders with any workers share."
         raise PipelineError(f"{msg}\n  Index the shards (`wdskit index FOLDER`), and measure `exact`.")
+    if any(isinstance(stage, Bucketed) for stage in opened.pipe.stages):
+        msg = "bench: a pipeline with `bucketed` cannot be measured, because its batches differ in size."
+        raise PipelineError(f"{msg}\n  Measure it with `batched` in place of `bucketed`.")
     if world_size is None and (launched := find_rank()).world_size > 1:
         msg = f"bench measures one rank, but {launched.world_size} are running and would measure at the same time."
         once = f"Start it once, without torchrun, and with world_size={launched.world_size} (--world-size)"

@@ -384,3 +384,24 @@ def test_a_jpg_has_the_pixels_that_its_decoder_gives_back():
     plain = file_with("PNG")
     a, b = (Recoding(format="jpg", quality=90).apply(each)[0] for each in (data, plain))
     assert np.array_equal(decode_image(a, "rgb8", max_pixels=9999), decode_image(b, "rgb8", max_pixels=9999))
+
+
+@pytest.mark.parametrize("size", [None, 20])
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_a_turned_tiff_moves_as_the_png_of_its_pixels(orientation, size):
+    """Pillow turns a TIFF when it decodes, and removes the orientation."""
+    tags = Image.Exif()
+    tags[274] = orientation
+    stored = pixels(40, 60, 3)
+    tiff, png = (encoded(stored, name, exif=tags) for name in ("TIFF", "PNG"))
+    made, expected = (Recoding(size=size, format="png", orient=True).apply(data) for data in (tiff, png))
+    assert made.geometry.move == expected.geometry.move
+    assert made.geometry.upright == expected.geometry.upright
+    assert made.geometry.orientation == orientation
+    found, wanted = (np.asarray(opened(each.data).convert("RGB")).astype(int) for each in (made, expected))
+    assert np.abs(found - wanted).max() <= (3 if size else 0)
+    same = Recoding(size=100).apply(tiff)
+    assert same.data == tiff
+    assert same.geometry.is_same
+    assert same.geometry.orientation == orientation
+    assert same.geometry.move.before == (60, 40)

@@ -45,7 +45,9 @@ class Original(NamedTuple):
         image: The file opened by Pillow, not loaded.
         format: Pillow's name: JPEG, PNG, WEBP, GIF, BMP, TIFF, PPM.
         exif: The EXIF block; empty if the file has no EXIF block. Always empty for a TIFF, whose EXIF is its own tags.
-        orientation: EXIF orientation, 1 to 8. Always 1 for a TIFF, because Pillow applies it when it decodes.
+        orientation: EXIF orientation to apply after decoding, 1 to 8; 1 for a TIFF.
+        tiff_orientation: Orientation of a TIFF, 1 to 8; 1 for other formats. Pillow applies it when it decodes, and
+            `image.size` is the size after this.
         icc: The colour profile; empty if the file has no profile.
     """
 
@@ -54,6 +56,7 @@ class Original(NamedTuple):
     format: str
     exif: bytes
     orientation: int
+    tiff_orientation: int
     icc: bytes
 
 
@@ -69,9 +72,13 @@ def open_original(data: bytes, *, max_pixels: int) -> Original:
         block = next((data[at + 8 : end - 4] for at, kind, end in png_chunks(data) if kind == b"eXIf"), b"")
     else:
         block = image.info.get("exif", b"")
-    block = b"" if image.format == "TIFF" else block.removeprefix(exif.PREFIX)
+    turned = 1
+    if image.format == "TIFF":
+        block, turned = b"", image.tag_v2.get(_ORIENTATION, 1)  # type: ignore[attr-defined]  # decoding removes the tag
+    block = block.removeprefix(exif.PREFIX)
     icc = image.info.get("icc_profile") or b""
-    return Original(data, image, image.format or "", block, exif.orientation_of(block), icc)
+    turned = turned if turned in range(1, 9) else 1
+    return Original(data, image, image.format or "", block, exif.orientation_of(block), turned, icc)
 
 
 def decode_original(original: Original, *, step: int, max_pixels: int) -> tuple[Pixels, bytes, int]:
@@ -215,7 +222,7 @@ class Recoding:
         is_turned = self.orient and original.orientation > 1
         is_right = self.format is None or FORMATS.get(original.format) == self.format
         if is_right and not is_turned and plan.canvas == original.image.size and plan.size == plan.part:
-            return RecodedImage(data, original.format, _geometry(original, plan, is_turned=False))
+            return RecodedImage(data, original.format, _unchanged(original))
         if getattr(original.image, "n_frames", 1) > 1:
             raise DecodeError(f"decode: it is animated ({original.format}); only still images are supported")
         fmt = self.format or FORMATS.get(original.format)
@@ -269,15 +276,19 @@ class Recoding:
 def _geometry(original: Original, plan: ResizePlan, *, is_turned: bool) -> Geometry:
     size, orientation = Size(*original.image.size), original.orientation
     is_cut = plan.part != size
-    if original.format == "TIFF":  # Pillow turns it when it decodes, before the resize; `size` is the turned size
-        orientation = original.image.tag_v2.get(_ORIENTATION, 1)  # type: ignore[attr-defined]
-        orientation = orientation if orientation in range(1, 9) else 1
-        back = turn_move(size, orientation).after
-        return Geometry(turn_move(back, orientation).then(resize_move(size, plan)), is_cut, orientation, is_turned=True)
+    if original.format == "TIFF":  # Pillow has turned it before the resize
+        turn = turn_move(turn_move(size, original.tiff_orientation).after, original.tiff_orientation)
+        return Geometry(turn.then(resize_move(size, plan)), is_cut, original.tiff_orientation, is_turned=True)
     move = resize_move(size, plan)
     if is_turned:
         move = move.then(turn_move(move.after, orientation))
     return Geometry(move, is_cut, orientation, is_turned)
+
+
+def _unchanged(original: Original) -> Geometry:
+    size = turn_move(Size(*original.image.size), original.tiff_orientation).after  # of the stored image
+    same = resize_move(size, ResizePlan(0, 0, size, size, size))
+    return Geometry(same, orientation=max(original.orientation, original.tiff_orientation))
 
 
 @contextlib.contextmanager
