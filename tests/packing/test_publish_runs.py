@@ -617,3 +617,15 @@ def test_a_log_line_is_json(tmp_path):
     stop(tmp_path / "out", rows(0, 9), 2)
     lines = (staged(tmp_path / "out") / "shards.log").read_text().split("\n")
     assert [json.loads(line)[0] for line in lines if line] == ["p-00.tar", "p-01.tar"]
+
+
+def test_restart_gives_up_an_overwrite_that_was_stopped(tmp_path):
+    """The folder still holds all of the first run, so nothing else has to be done."""
+    folder = tmp_path / "out"
+    expected = packed(folder, rows(0, 9))
+    stop(folder, rows(0, 9), 2, max_samples=1, overwrite=True)
+    assert not wdskit.verify(str(folder)).is_clean
+    assert pack(rows(0, 9), folder, **OPTIONS, restart=True).was_done
+    assert bytes_in(folder) == expected
+    assert not (folder / RUN_FOLDER).exists()
+    assert wdskit.verify(str(folder)).is_clean

@@ -576,6 +576,11 @@ class Destination:
         if self.is_done:
             if part is None:
                 self._remove_finished()
+            if part is None and options.restart:
+                for other in run_folders(self.folder):
+                    if self.upload is not None:
+                        self.upload.remove(read_sent(other))
+                    self._remove_run(other)
         elif part is None:
             if not options.overwrite:
                 self._remove_finished()
