@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from disks import run_child
+from shards import write_numbers
 
 from wdskit.dataset.binary_index import BinaryIndex
 from wdskit.dataset.index import read_index
@@ -234,3 +235,9 @@ def test_a_folder_in_a_drafts_place_is_an_error(folder: Path) -> None:
     temp_path(folder / "s-0.tar").mkdir()
     with pytest.raises(StorageError, match="the index cannot be written"):
         index_folder(folder)
+
+
+def test_a_column_without_any_value_is_named(tmp_path, caplog):
+    write_numbers(tmp_path / "data", [5, 4])
+    index_folder(tmp_path / "data", columns="json.nope,cls", workers=1)
+    assert [record.getMessage() for record in caplog.records] == ["columns: no sample has a value for json.nope."]

@@ -15,6 +15,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
+import logging
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -29,6 +30,8 @@ from wdskit.errors import SelectionError
 from wdskit.files import DISK, Disk, publish, publish_bytes, read_own
 from wdskit.limits import MAX_INDEX_BYTES
 from wdskit.storage.urls import is_local, local_path
+
+_log = logging.getLogger(__name__)
 
 COLUMNS_NAME = "columns.json"
 SPLIT_COLUMN = "split"
@@ -222,6 +225,8 @@ def write_columns(
             raise SelectionError(f"column {name}: {err}.") from err
         data, values = (joined.codes, joined.values) if isinstance(joined, Texts) else (joined, None)
         num_samples = len(data)
+        if num_samples and _has_no_value(data):
+            _log.warning("columns: no sample has a value for %s.", name)
         head = _npy_head(data.dtype, num_samples)
         digest = hashlib.sha256(head)
         digest.update(np.ascontiguousarray(data).data)
