@@ -75,8 +75,8 @@ class ResampledOrder:
     def locate(self, positions: Ints) -> tuple[Ints, Ints]:
         """Return the part (always 0) and a depth of each position: int64 (n,) each; 0 <= depth < 2**20.
 
-        All positions of a lane have the same depth. The depth is not a place in the data: each lane draws from all the
-        data.
+        The depth only tells the lanes apart: all positions of a lane have the same depth. It is not a place in the
+        data, because each lane draws from all the data.
         """
         cuts = lane_cuts(self.num_lanes)[positions % self.num_lanes]
         return np.zeros_like(cuts), cuts * DEPTHS // self.num_lanes

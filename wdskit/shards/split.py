@@ -177,7 +177,10 @@ def _refuse_empty(folder: Path, shares: Shares, counts: Mapping[str, int]) -> No
 
 
 def _source(shares: Shares, split_key: SplitKey, missing: str | None) -> dict[str, Any]:
-    """Return the definition of a split, stored with its column. Shares that mean the same give the same definition."""
+    """Return the definition of a split, stored with its column. Shares that mean the same give the same definition.
+
+    `missing` is the name of the split for samples without the value; None if such a sample is an error.
+    """
     source: dict[str, Any] = {"split": format_shares(shares)}
     source |= {"by": split_key.text} if split_key.field else {}
     source |= {"missing": missing} if missing else {}

@@ -585,8 +585,8 @@ def epoch_length(stages: Sequence[Any], num_samples: int | None, world_size: int
         world_size: Number of ranks.
 
     Raises:
-        PipelineError: The epoch is not a whole number of batches or has no full batch, or the global batch is not a
-            multiple of `world_size`.
+        PipelineError: The samples of `with_epoch` are not a whole number of batches. Or `tail` is "drop", and the
+            samples cannot fill one batch on each rank. Or the global batch is not a multiple of `world_size`.
     """
     names = [stage.name for stage in stages]
     batch = stages[names.index("batched")].size_on(world_size) if "batched" in names else 1

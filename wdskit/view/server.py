@@ -120,9 +120,10 @@ class Page:
         return JSONResponse({"title": printable(self._samples.title), "num_samples": len(self._samples)})
 
     def page(self, request: Request) -> Response:
-        """Answer with a list of at most 200 samples, each as `summarize` describes it.
+        """Answer with a list of samples, each as `summarize` describes it.
 
-        The query has one or more `row`, or `start` (the first row) and `count`. For a sample that cannot be read,
+        The query has one or more `row` (rows after the first 200 are ignored), or `start` (the first row) and `count`
+        (at most 200; default 24). For a sample that cannot be read,
         `problem` is the error and other values are empty.
         """
         rows = [self._row(text) for text in request.query_params.getlist("row")[:MAX_PAGE]]
