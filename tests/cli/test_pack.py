@@ -8,6 +8,7 @@ import json
 import os
 import pty
 import re
+import shlex
 import signal
 import struct
 import subprocess
@@ -105,6 +106,13 @@ def test_each_split_has_a_line_written_or_planned(run, photos, how):
     assert (code, lines[-2:] if how else lines[-4:-2], err) == (0, SPLITS, "")
     largest = 'next look: wdskit view out; train: Pipeline().exact("out/val-*.tar")'
     assert [line for line in lines if line.startswith("next")] == ([] if how else [largest])
+
+
+@pytest.mark.parametrize("folder", ["out{v1,v2}", "a{b", "a::b", "a*b", "a?b", "a[1]"])
+def test_a_folder_whose_name_is_a_pattern_has_no_hint_of_training(run, photos, folder):
+    code, out, err = run("pack", "photos", folder, "--pattern", "train-%06d.tar")
+    assert (code, err) == (0, "")
+    assert out.splitlines()[-1] == f"next     look: wdskit view {shlex.quote(folder)}"
 
 
 def test_a_part_and_a_run_that_was_done_have_no_next_line(run, photos):

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from shards import selected, write_shard
 
+import wdskit
 from wdskit.shards.index import index_folder
 
 
@@ -115,9 +116,25 @@ def test_a_wrong_command_line_exits_2(run) -> None:
 
 INFO = """\
 
- column   kind                          made from   samples by value
+ column   kind   made from                          samples by value
 ────────────────────────────────────────────────────────────────────────────
  split    text   split train=0.8,val=0.1,test=0.1   test 3, train 55, val 2"""
+
+
+@pytest.mark.parametrize("width", ["80", "100"])
+def test_long_values_leave_the_names_of_columns_readable(run, tmp_path, monkeypatch, width):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", width)
+    path = f"json.{'long_' * 16}"
+    rows = [{"__key__": f"k{n}", "json": {"path": f"{n}/{'folder/' * 100}", path[5:]: "abc " * 100}} for n in range(9)]
+    wdskit.pack(rows, "data", columns=f"json.path,caption_of_the_image=json.path,x={path}")
+    wdskit.split("data", "train=0.5,val=0.5")
+    out = run("info", "data")[1]
+    lines = out[out.index(" column ") :].splitlines()
+    assert max(map(len, lines)) <= int(width)
+    assert len(lines) < 40
+    names = [line.split()[0] for line in lines if line.split()[1:2] == ["text"]]
+    assert names == ["json.path", "caption_of_the_image", "x", "split"]
 
 
 def test_info_lists_the_columns_and_what_is_wrong_with_them(data: Path, run) -> None:

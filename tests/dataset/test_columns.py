@@ -7,6 +7,8 @@ import json
 import math
 import pickle
 import random
+import re
+import shlex
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -432,3 +434,25 @@ def test_verify_and_reshard_know_the_columns(folder: Path, tmp_path: Path) -> No
     result = wdskit.reshard(str(tmp_path / "data"), tmp_path / "out", columns="cls", disk=HastyDisk())
     assert any(note.startswith("the columns json.kind of the sources are not in DEST") for note in result.notes)
     assert list(columns(tmp_path / "out")) == ["cls"]
+
+
+def test_a_reshard_names_the_commands_that_make_its_lost_columns_again(run, tmp_path, monkeypatch) -> None:
+    """The commands of the note, run as they are, give the columns of the source."""
+    monkeypatch.chdir(tmp_path)
+    pack(ROWS[:30], "data", columns="label=cls,json.kind", disk=HastyDisk())
+    split("data", "a=0.5,b=0.5", by="key", seed=7)
+    wdskit.select("data", "large", filter="cls > 2 and key != ''", sample="90%", seed=3)
+    [note] = wdskit.reshard("data", "DEST", disk=HastyDisk()).notes
+    assert note == (
+        "the columns label, json.kind, split, large of the sources are not in DEST. "
+        "`wdskit index DEST --columns label=cls,json.kind` makes label, json.kind; "
+        "`wdskit split DEST a=0.5,b=0.5 --seed 7` makes split; `wdskit reshard DEST --selection large "
+        """--filter 'cls > 2 and key != '"'"''"'"'' --sample 90% --seed 3` makes large."""
+    )
+    for command in re.findall("`wdskit (.*?)`", note):
+        code, _, err = run(*shlex.split(command))
+        assert (code, err) == (0, "")
+    made, wanted = columns("DEST"), columns("data")
+    assert list(made) == list(wanted) == ["label", "json.kind", "split", "large"]
+    for name in wanted:
+        assert np.array(made[name]).tolist() == np.array(wanted[name]).tolist()

@@ -6,6 +6,7 @@ import io
 import itertools
 import json
 import random
+import shlex
 import sys
 import tarfile
 from collections import Counter
@@ -22,7 +23,7 @@ from rays import FakeRay
 from shards import bytes_in, samples_in, write_shard
 
 import wdskit
-from wdskit import FolderIndexError, PackError, RowError, SelectionError, ShardError, StorageError, pack
+from wdskit import ConfigError, FolderIndexError, PackError, RowError, SelectionError, ShardError, StorageError, pack
 from wdskit.dataset.index import read_index
 from wdskit.dataset.keys import hashed_key
 from wdskit.packing import fill, references
@@ -170,6 +171,31 @@ def test_an_image_that_cannot_be_changed_is_named(photos, tmp_path):
     with pytest.raises(RowError, match=r"a/p-000\.tar: k99: "):
         reshard(source, tmp_path / "out", resize=8)
     assert bytes_in(tmp_path / "out") == {}
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_a_sample_that_cannot_be_written_is_left_out_as_its_message_says(run, photos, tmp_path, monkeypatch, workers):
+    """`reshard` has no --skip-bad. The option in the message works; --restart removes the shards written before."""
+    monkeypatch.chdir(tmp_path)
+    bad = {"x/it's": {"jpg": photos["k00"]["jpg"][:-30]}}
+    pack_samples({**photos, **bad}, Path("a"), validate="none", max_samples=4)
+    words = ("reshard", "a", "out", "--resize", "8", "--workers", workers, "--max-samples", "4")
+    code, _, err = run(*words)
+    advice = """--filter 'key not in ["x/it'"'"'s"]'"""
+    assert code == 1
+    assert err.startswith("a/p-00")
+    assert err.endswith(f"end mark.\n  Repair it, or leave it out: {advice}")
+    code, _, err = run(*words, *shlex.split(advice), "--restart")
+    assert (code, err) == (0, "")
+    assert samples_in(tmp_path / "out").keys() == photos.keys()
+
+
+@pytest.mark.parametrize("options", [{"fields": {"cls": "label"}}, {"fields": {"npy": "label"}}])
+def test_no_message_about_a_made_field_names_an_option_that_reshard_lacks(tmp_path, options):
+    source = pack_samples({"a": {"json": b'{"label": "one"}'}}, tmp_path / "a")
+    with pytest.raises(RowError) as caught:
+        reshard(source, tmp_path / "out", **options)
+    assert "--skip-bad" not in str(caught.value)
 
 
 @pytest.mark.parametrize("num_open", [1, 2])
@@ -415,6 +441,8 @@ def test_every_option_that_is_wrong_is_refused(source, tmp_path):
             reshard(source, tmp_path / "out", **options)
     with pytest.raises(SelectionError):
         reshard(source, tmp_path / "out", filter="open('x')")
+    with pytest.raises(ConfigError, match=r"a percentage such as 1% or 0\.5%, not 0\.5\.$"):
+        reshard(source, tmp_path / "out", sample=0.5)
     with pytest.raises(StorageError):
         reshard(tmp_path / "nothing", tmp_path / "out")
     assert not (tmp_path / "out").exists()

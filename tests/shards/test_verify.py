@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import gzip
 import itertools
 import json
@@ -27,6 +28,7 @@ from images import image_bytes
 from shards import write_shard
 from tar_corpus import CASES, END, header, member, pax, record
 
+import wdskit
 from wdskit import (
     ConfigError,
     PackError,
@@ -339,6 +341,17 @@ def test_a_share_is_another_for_each_seed_and_reaches_all():
 def test_what_is_no_share_is_refused(text):
     with pytest.raises(ConfigError, match="a share of the samples"):
         parse_share(text)
+
+
+@pytest.mark.parametrize("share", [0.5, 0.0, 1, ""])
+def test_a_share_that_is_no_text_is_refused_with_its_value(tmp_path, share):
+    folder = shards(tmp_path / "d", {"a": {"jpg": JPG}})
+    calls = [verify, wdskit.stats, functools.partial(wdskit.select, name="s")]
+    calls.append(functools.partial(wdskit.reshard, dest=tmp_path / "out"))
+    for call in calls:
+        with pytest.raises(ConfigError) as caught:
+            call(folder, sample=share)
+        assert str(caught.value) == f"a share of the samples is a percentage such as 1% or 0.5%, not {share!r}."
 
 
 def test_a_sample_of_the_images_is_checked_and_faults_in_it_are_found(tmp_path):

@@ -8,7 +8,7 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -115,10 +115,11 @@ def details_table(details: Iterable[tuple[str, str]], title: str | None = None) 
     return table
 
 
-def numbers_table(titles: Sequence[str], rows: Iterable[Sequence[str]], *, text: str = "") -> Table:
+def numbers_table(titles: Sequence[str], rows: Iterable[Sequence[str]], *, texts: Collection[str] = ()) -> Table:
     """Make a table. The first column has names, the other columns have numbers, aligned right.
 
-    A column with the title `text` has text, aligned left. Each row has one cell for each of `titles`.
+    Columns whose titles are in `texts` have text, aligned left. If the table is too wide, the widest of these columns
+    and of the names is broken into lines first. Each row has one cell for each of `titles`.
     """
     from rich import box
     from rich.table import Table
@@ -127,7 +128,10 @@ def numbers_table(titles: Sequence[str], rows: Iterable[Sequence[str]], *, text:
     table = Table(box=box.SIMPLE_HEAD, show_edge=False)
     table.add_column(name, style="bold", overflow="fold")
     for title in others:
-        table.add_column(title, justify="left" if title == text else "right", no_wrap=True)
+        if title in texts:
+            table.add_column(title, overflow="fold")
+        else:
+            table.add_column(title, justify="right", no_wrap=True)
     for row in rows:
         table.add_row(*map(escape, row))
     return table

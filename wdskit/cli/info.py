@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 NUM_CLASSES_SHOWN = 8
 NUM_VALUES_SHOWN = 5
+MAX_VALUE_CHARS_SHOWN = 40
 
 
 def info_command(
@@ -114,12 +115,17 @@ def _columns(summary: Summary) -> Table:
     rows = []
     for column in summary.columns:
         counts = list((column.values or {}).items())
-        shown = ", ".join(f"{value or '(none)'} {format_count(count)}" for value, count in counts[:NUM_VALUES_SHOWN])
+        shown = ", ".join(f"{_value(value)} {format_count(count)}" for value, count in counts[:NUM_VALUES_SHOWN])
         shown += ", ..." if len(counts) > NUM_VALUES_SHOWN else ""
         row = [column.name, column.kind, column.source, shown or "-"]
         rows.append([*row, column.problem or ""] if has_problems else row)
     titles = ["column", "kind", "made from", "samples by value", *(["problem"] if has_problems else [])]
-    return numbers_table(titles, rows, text="problem" if has_problems else "samples by value")
+    return numbers_table(titles, rows, texts=titles[2:])
+
+
+def _value(text: str) -> str:
+    """Return a text of a column as the table shows it: `(none)` for a missing text, and the start of a long text."""
+    return text[:MAX_VALUE_CHARS_SHOWN] + ("..." if len(text) > MAX_VALUE_CHARS_SHOWN else "") or "(none)"
 
 
 def _part(count: int, total: int) -> str:

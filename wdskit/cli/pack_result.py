@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from wdskit.packing.reshard import ReshardResult
 
 _SHOWN_REJECTS = 5
+_PATTERN_SIGNS = re.compile(r"::|[{*?\[]")  # a folder with such a name cannot be part of a pattern
 WAS_DONE = "Nothing to do: {} already holds all of it."
 
 
@@ -55,8 +56,9 @@ def _details(result: PackResult, *, is_part: bool) -> Iterator[tuple[str, str]]:
         for entry in result.entries:
             samples[re.sub(r"-[0-9]+[.]tar$", "-*.tar", entry.name)] += entry.num_samples
         shards = f"{result.folder}/{samples.most_common(1)[0][0]}"
-        view = f"wdskit view {shlex.quote(str(result.folder))}"
-        yield "next", f"look: {view}; train: Pipeline().exact({json.dumps(shards)})"
+        look = f"look: wdskit view {shlex.quote(str(result.folder))}"
+        is_plain = not _PATTERN_SIGNS.search(str(result.folder))
+        yield "next", f"{look}; train: Pipeline().exact({json.dumps(shards)})" if is_plain else look
 
 
 def _notes(result: PackResult) -> Iterator[str]:

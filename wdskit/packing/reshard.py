@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
+import shlex
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from wdskit.dataset.binary_index import ShardEntry
 from wdskit.dataset.classes import CLASSES_NAME, parse_classes
-from wdskit.dataset.columns import list_columns
+from wdskit.dataset.columns import Column, list_columns
 from wdskit.dataset.patterns import ShardList
-from wdskit.errors import PackError, SelectionError
+from wdskit.errors import PackError, RowError, SelectionError
 from wdskit.packing.api import export_packed, fill_and_publish, plan_jobs, read_plan
 from wdskit.packing.division import PlannedShard
 from wdskit.packing.options import ReshardOptions, takes_options
@@ -120,7 +123,7 @@ def reshard(
     """
     start = time.perf_counter()
     changes = options.changes
-    with open_destination(os.fsdecode(dest), options) as target:
+    with _advise_filter(), open_destination(os.fsdecode(dest), options) as target:
         shards = list_tars(source)
         check_dest(target.folder, shards, overwrite=options.overwrite)
         target.prepare(None)
@@ -170,11 +173,43 @@ def reshard(
 
 def _note_lost_columns(shards: ShardList, options: ReshardOptions) -> Iterator[str]:
     """Yield one sentence about the columns of local sources that the new shards lose; nothing if they lose none."""
-    names: dict[str, None] = {}
+    found: dict[str, Column] = {}
     for folder in dict.fromkeys(os.path.dirname(url) or "." for url in shards.urls if is_local(url)):
         with contextlib.suppress(SelectionError):
-            names.update(dict.fromkeys(list_columns(Path(folder))))
-    lost = [name for name in names if name not in parse_columns(options.columns)]
+            found = {**list_columns(Path(folder)), **found}
+    kept = parse_columns(options.columns)
+    lost = {name: column.source for name, column in found.items() if name not in kept}
     if lost:
-        what = f"the columns {', '.join(lost)} of the sources are not in DEST"
-        yield f"{what}. `wdskit index DEST --columns NAMES` makes them."
+        yield f"the columns {', '.join(lost)} of the sources are not in DEST. {'; '.join(_remake_columns(lost))}."
+
+
+def _remake_columns(sources: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+    """Yield the commands that make columns again in DEST, each with the names of its columns.
+
+    `sources` says for each name what the values are computed from, as in `Column.source`.
+    """
+    paths = {name: str(source["path"]) for name, source in sources.items() if "path" in source}
+    if paths:
+        columns = ",".join(name if name == path else f"{name}={path}" for name, path in paths.items())
+        yield f"`wdskit index DEST --columns {shlex.quote(columns)}` makes {', '.join(paths)}"
+    for name, source in sources.items():
+        if name not in paths:
+            command = f"split DEST {source['split']}" if "split" in source else f"reshard DEST --selection {name}"
+            given = {option: source.get(option) for option in ("by", "filter", "missing", "sample", "seed")}
+            options = "".join(f" --{option} {shlex.quote(str(value))}" for option, value in given.items() if value)
+            yield f"`wdskit {command}{options}` makes {name}"
+
+
+@contextlib.contextmanager
+def _advise_filter() -> Iterator[None]:
+    """Raise a RowError of the `with` block with the advice --filter in place of --skip-bad, which `reshard` lacks."""
+    try:
+        yield
+    except RowError as err:
+        problem, _, remedy = str(err).rpartition("\n  ")
+        key = err.where.rpartition(".tar: ")[2]
+        if remedy.endswith("or use --skip-bad."):
+            condition = f"key not in [{json.dumps(key, ensure_ascii=False)}]"
+            msg = f"{problem}\n  Repair it, or leave it out: --filter {shlex.quote(condition)}"
+            raise RowError(msg, where=err.where, problem=err.problem) from err.__cause__
+        raise

@@ -23,9 +23,9 @@ def parse_share(text: str) -> Fraction:
     """Parse `1%`, `0.5 %` or `100%` to an exact fraction.
 
     Raises:
-        ConfigError: The text is not a percentage, is 0, or is over 100.
+        ConfigError: `text` is not the text of a percentage, is 0%, or is over 100%.
     """
-    match = _PERCENTAGE.fullmatch(text.strip())
+    match = _PERCENTAGE.fullmatch(str(text).strip())  # a user of the Python API may pass a float
     share = Fraction(match[1]) / 100 if match else Fraction(0)
     if not 0 < share <= 1:
         raise ConfigError(f"a share of the samples is a percentage such as 1% or 0.5%, not {text!r}.")

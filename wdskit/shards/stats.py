@@ -163,7 +163,7 @@ def collect(
     A place is the URL of the shard and the byte offset of the sample. For the other arguments and the errors, see
     `stats`.
     """
-    share = parse_share(sample) if sample else None
+    share = None if sample is None else parse_share(sample)
     target = find_shards(str(path))
     urls = target.urls
     entries: Sequence[ShardEntry | None] = target.entries or [None] * len(urls)

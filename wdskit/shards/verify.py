@@ -123,7 +123,7 @@ def verify(
     """
     if images not in IMAGE_CHECKS:
         raise ConfigError(f"images are checked as {', '.join(IMAGE_CHECKS)}, not {images!r}.")
-    share = parse_share(sample) if sample else None
+    share = None if sample is None else parse_share(sample)
     target = find_targets(str(path))
     shown = "::".join(map(shown_url, split_parts(str(path))))
     folders = {split_url(name)[0] for name in target.shards}
