@@ -141,7 +141,7 @@ def _resumed(make_loader: Callable[[], Resumable], state: str) -> Resumable:
 
 
 def _check_rest(loader: Resumable, whole: list[_Step], stop: int, way: str) -> None:
-    """Compare the items of a resumed loader with the items after step `stop` of the first run, `whole`.
+    """Compare the items of a resumed loader with `whole[stop:]`, the rest of the first run.
 
     `way` says how the loader was resumed, for messages. Raises AssertionError if an item differs or is missing.
     """

@@ -652,7 +652,7 @@ class Destination:
 
     @_raises_pack_errors
     def add(self, entry: ShardEntry) -> None:
-        """Log a filled shard. For a bucket, upload the shard in the background.
+        """Write a filled shard into the log of the run. For a bucket, upload the shard in the background.
 
         The call waits while more than `MAX_PENDING` shards are uploading. StorageError: An upload failed.
         """

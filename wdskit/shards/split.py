@@ -300,7 +300,9 @@ def parse_by(by: str, *, seed: int, may_miss: bool) -> SplitKey:
 
 
 def draw_shard(path: str, split_key: SplitKey) -> ShardDraws:
-    """Return the draws of a local shard's samples, in order. Only headers and the field `split_key.field` are read.
+    """Return a random number for each sample of a local shard, in order; the number decides the split.
+
+    Only headers and the field `split_key.field` are read.
 
     Raises:
         SelectionError: A value is missing although `split_key.may_miss` is False, is a list or an object, or cannot be

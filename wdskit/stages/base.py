@@ -242,7 +242,7 @@ class Step:
 
     @property
     def label(self) -> str:
-        """The name in statistics. The second `map` is `map:1`; in part 2 of a mixture it is `mixture[2].map:1`."""
+        """The name in statistics. The first `map` is `map`, the second `map:1`; in part 2: `mixture[2].map:1`."""
         name = f"{self.name}:{self.ordinal}" if self.ordinal else self.name
         return name if self.part is None else f"mixture[{self.part}].{name}"
 

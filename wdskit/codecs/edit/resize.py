@@ -44,9 +44,9 @@ class ResizePlan(NamedTuple):
     Attributes:
         left: First column of the part.
         top: First row of the part.
-        part: Size of the part before the resize.
-        size: Size of the part after the resize.
-        canvas: Size of the result; equal to `size` unless the image is padded.
+        part: Size (width, height) of the part before the resize.
+        size: Size (width, height) of the part after the resize.
+        canvas: Size (width, height) of the result; equal to `size` unless the image is padded.
     """
 
     left: int
