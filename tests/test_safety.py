@@ -263,6 +263,7 @@ ALLOWED = {
     ("loader/make.py", "importlib.import_module"),  # plugins, named in Python
     ("cli/options.py", "importlib.import_module"),  # plugins, named on the command line
     ("cli/pack_result.py", "shlex"),  # quotes a command that is shown and not run
+    ("packing/reshard.py", "shlex"),  # quotes a command that is shown and not run
     ("packing/select.py", "shlex"),  # quotes a command that is shown and not run
     ("loader/shared_memory.py", "pickle.loads"),  # from worker processes that this one started, as multiprocessing does
     ("loader/shared_memory.py", "ctypes"),  # the mmap of the C library, which keeps no descriptor

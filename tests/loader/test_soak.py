@@ -200,7 +200,7 @@ def test_a_random_pipeline_goes_on_anywhere(folders: tuple[str, str], number: in
         loaders = make_ranks(functools.partial(pipe.loader, **setting, **errors), world, state)
         num = min(int(rng.integers(1, len(whole) + 1)), len(whole) - at)
         assert run(loaders, num) == whole[at : at + num], (at, setting, world)
-        states = [{**loader.state_dict(), "bad": 0} for loader in loaders]
+        states = [{**loader.state_dict(), "bad": 0, "bad_rank": None} for loader in loaders]  # of one rank each
         assert all(each == states[0] for each in states)
         state = json.loads(json.dumps(states[0]))
         at += num
