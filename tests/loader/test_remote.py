@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import json
 import os
@@ -871,3 +872,25 @@ def test_columns_of_a_bucket_are_packed_and_indexed(s3, tmp_path):
     put(f"{s3}/{BUCKET}/{tmp_path.name}/columns.json", b"{}")
     with pytest.raises(SelectionError, match=r"columns.json: it is damaged"):
         wdskit.info(f"{url}/")
+
+
+@pytest.mark.parametrize("where", [None, "cls % 9 == 1"])
+def test_the_loader_takes_the_cache_that_the_plan_says_and_no_smaller_one(s3, tmp_path, where):
+    """Whole parts are fetched, also if few of their samples are selected."""
+    folder = tmp_path / "own"
+    write_numbers(folder, [40, 30, 50])
+    index_folder(folder, columns="cls", workers=1)
+    upload(folder, f"{s3}/{BUCKET}/{tmp_path.name}")
+    pipe = Pipeline().exact(f"s3://{BUCKET}/{tmp_path.name}/", seed=5, where=where).map(number_of).batched(2)
+    least = wdskit.plan(pipe).downloads.cache_bytes
+    assert least >= 0.9 * sum(path.stat().st_size for path in folder.glob("*.tar"))
+    make = functools.partial(pipe.loader, workers=0, persistent_workers=None)
+    loader = make(cache={"dir": str(tmp_path / "cache"), "size": str(least)})
+    fetched = []
+    for _ in range(3):
+        assert len(list(loader)) == (120 if where is None else 14) // 2
+        kept_by(loader).wait()
+        fetched.append(sorted(part.name for part in parts_of(tmp_path / "cache")))
+    assert fetched[0] == fetched[1] == fetched[2] != []
+    with pytest.raises(PipelineError, match="must keep"):
+        make(cache={"dir": str(tmp_path / "cache"), "size": str(least * 7 // 10)})

@@ -576,10 +576,9 @@ class Destination:
         if self.is_done:
             if part is None:
                 self._remove_finished()
-            if part is None and options.restart:
+            # A stopped `overwrite`. A bucket has none, and objects of another run may be those of this run.
+            if part is None and options.restart and self.upload is None:
                 for other in run_folders(self.folder):
-                    if self.upload is not None:
-                        self.upload.remove(read_sent(other))
                     self._remove_run(other)
         elif part is None:
             if not options.overwrite:
