@@ -13,7 +13,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Python keeps its compiled files, even if the environment forbids it: hundreds of processes import torch.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo docs test lint pytest sizes faults peers remote soak fuzz wheel release bench bench-peers bench-remote clean
+.PHONY: help setup demo docs test lint pytest sizes faults peers remote gpu soak fuzz wheel release bench bench-peers bench-remote clean
 
 help:
 	@echo "make demo    photos -> pack -> info -> train on 2 ranks, under a minute after the download of torch"
@@ -26,6 +26,7 @@ help:
 	@echo "make soak    all long tests: random pipelines resumed many times, thousands of breaks and Ctrl-C"
 	@echo "make peers   all tests with other programs that read or write shards, which it installs"
 	@echo "make remote  all tests with servers of S3, Google Cloud Storage, Azure and http, which it installs"
+	@echo "make gpu     tests of batches on a GPU, with a build of torch for it"
 	@echo "make fuzz    10^6 damaged JPEGs and 10^6 damaged shards through wdskit-native and Python, with sanitizers; an hour"
 	@echo "make wheel   a wheel of wdskit-native with its libjpeg inside, into dist"
 	@echo "make release  tests of sdist and wheel as a user installs them, and of the oldest versions; downloads 5 GB"
@@ -102,6 +103,10 @@ remote: $(STAMP)
 	-$(BIN)/python tools/environments.py $(VENV)/peers moto fake_gcs s3rver azurite nginx
 	OMP_NUM_THREADS=1 WDSKIT_ALL_REMOTE=1 $(BIN)/python -m pytest tests/test_servers.py tests/storage tests/dataset/test_remote.py tests/loader/test_remote.py \
 		tests/loader/test_planned.py
+
+# Needs a GPU, and a build of torch for it: `make gpu BIN=FOLDER` uses the python in FOLDER.
+gpu:
+	$(BIN)/python -m pytest tests/gpu/check_device.py
 
 # `make test` runs a part.
 soak: $(STAMP)

@@ -152,8 +152,9 @@ def _exchange(make: Callable[[], bytes], group: Any) -> list[bytes]:
         record = b"\1" + (str(err) if isinstance(err, WdskitError) else error_text(err)).encode()
     if not _is_distributed():
         return [record[1:]]
-    backend = torch.distributed.get_backend(group)
-    device = torch.device("cuda", torch.cuda.current_device()) if backend == "nccl" else torch.device("cpu")
+    # A group that was made without naming a backend has NCCL alone if there is a GPU.
+    devices = [part.partition(":")[0] for part in torch.distributed.get_backend_config(group).split(",")]
+    device = "cpu" if "cpu" in devices else devices[0]
     tensor = torch.frombuffer(bytearray(record[:_RECORD_BYTES].ljust(_RECORD_BYTES, b"\0")), dtype=torch.uint8)
     records = [bytes(part.tolist()) for part in _all_gather(tensor.to(device), group)]
     for rank, each in zip(_ranks(group), records, strict=True):
@@ -195,8 +196,9 @@ def _gather_objects(own: _RankRows, group: Any) -> list[Any]:
 def _all_gather(rows: Tensor, group: Any) -> list[Tensor]:
     if not _is_distributed():
         return [rows]
+    rows = rows.contiguous()  # channels_last rows, too: a backend may copy memory as it is
     parts = [torch.empty_like(rows) for _ in range(torch.distributed.get_world_size(group))]
-    torch.distributed.all_gather(parts, rows.contiguous(), group=group)
+    torch.distributed.all_gather(parts, rows, group=group)
     return parts
 
 

@@ -107,9 +107,11 @@ def start_method_of(
         except Exception as err:
             reason = why_not_fork(reads_store=reads_store) if setting != method else ""
             why = f", as {reason}" if reason else ""
-            way = {"": "use start_method: fork", "CUDA is initialised": "iterate the loader before CUDA is used"}.get(
-                reason, "use workers: 0"
-            )
+            ways = {
+                "": "use start_method: fork",
+                "CUDA is initialised": "leave `device` out and iterate the loader before CUDA is used",
+            }
+            way = ways.get(reason, "use workers: 0")
             what = str(err) if isinstance(err, (pickle.PicklingError, AttributeError, TypeError)) else repr(err)
             msg = f"a stage cannot reach workers under {method!r}{why}: {what}."
             raise PipelineError(f"{msg}\n  Define the function at the top of a module, or {way}.") from err

@@ -1,0 +1,331 @@
+"""Loaders with a real GPU: `device`, `pin_memory`, start methods and NCCL. `make gpu` runs this file, `make test` does
+not.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from shards import fail_on_7, number_of, write_numbers, write_shard
+from simplejpeg import encode_jpeg
+from torch.nn.utils.rnn import pack_sequence
+
+from wdskit import Pipeline, PipelineError, Ragged, SampleError, gather_valid
+from wdskit.loader import planned
+from wdskit.loader.device import Mover, ToDevice
+from wdskit.shards.index import index_folder
+
+NUM, BATCH, SIDE = 640, 64, 224
+CYCLES = 20_000_000  # about 10 ms of a GPU
+
+WAYS = [{"workers": 0}, {"workers": 0, "threads": 4}, {"workers": 2, "threads": 2}]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _gpu() -> None:
+    assert torch.cuda.is_available(), "make gpu needs a GPU"
+    torch.cuda.init()
+
+
+@pytest.fixture(scope="module")
+def photographs(tmp_path_factory) -> str:
+    """Shards with JPEG images of noise under a slope, so that no two images have equal sums, and `cls` their number."""
+    folder = tmp_path_factory.mktemp("photographs")
+    draw = np.random.default_rng(5)
+    slope = np.add.outer(np.arange(300) % 200, np.arange(260) % 200)[..., None] // 4
+    for shard in range(4):
+        samples = {}
+        for number in range(shard * NUM // 4, (shard + 1) * NUM // 4):
+            noise = draw.integers(0, 30 + number % 120, (300, 260, 3), dtype=np.uint8)
+            pixels = np.ascontiguousarray((slope + noise).astype(np.uint8))
+            samples[f"p{number:04d}"] = {"jpg": encode_jpeg(pixels, quality=90), "cls": b"%d" % number}
+        write_shard(folder / f"p-{shard:03d}.tar", samples)
+    index_folder(folder)
+    return str(folder)
+
+
+@pytest.fixture(scope="module")
+def numbers(tmp_path_factory) -> str:
+    folder = tmp_path_factory.mktemp("numbers")
+    write_numbers(folder, [20, 0, 13])
+    index_folder(folder)
+    return str(folder)
+
+
+ENDINGS: dict[str, Callable[[Pipeline], Pipeline]] = {
+    "uint8": lambda pipe: pipe.decode("rgb8").random_resized_crop(SIDE),
+    "normalized": lambda pipe: pipe.decode("rgb8").random_resized_crop(SIDE).normalize("imagenet"),
+    "0..1": lambda pipe: pipe.decode("rgb").random_resized_crop(SIDE),
+}
+
+
+def pipeline(folder: str, ending: str) -> Pipeline:
+    return ENDINGS[ending](Pipeline().exact(folder, seed=3)).to_tuple("jpg", "cls").batched(BATCH)
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+@pytest.mark.parametrize("way", WAYS, ids=str)
+def test_batches_on_the_gpu_have_the_numbers_of_the_cpu(photographs, ending, way):
+    pipe = pipeline(photographs, ending)
+    on_cpu, on_gpu = pipe.loader(workers=0), pipe.loader(device="cuda", **way)
+    for _ in range(2):
+        for (images, labels), (expected, numbers) in zip(on_gpu, on_cpu, strict=True):
+            assert images.is_cuda
+            assert labels.is_cuda
+            assert images.is_contiguous(memory_format=torch.channels_last)
+            assert torch.equal(labels.cpu(), numbers)
+            assert images.dtype == expected.dtype
+            if ending == "uint8":
+                assert torch.equal(images.cpu(), expected)
+            else:
+                torch.testing.assert_close(images.cpu(), expected, rtol=3e-7, atol=3e-7)
+
+
+# --- the order of work on two CUDA streams
+
+
+class NotAwaited(ToDevice):
+    """A mutant: the consumer's stream does not wait for the copy."""
+
+    def receive(self, sent: Any) -> Any:
+        return sent[0]
+
+
+class NotRecorded(ToDevice):
+    """A mutant: the memory of a batch is free when the consumer drops the batch, although its stream still reads it."""
+
+    def receive(self, sent: Any) -> Any:
+        torch.cuda.current_stream().wait_event(sent[1])
+        return sent[0]
+
+
+def sums_behind_slow_work(folder: str, monkeypatch, kind: type[ToDevice], slow: str) -> bool:
+    """Return whether the sums of all batches are right, if slow work comes before each copy or before each sum."""
+
+    def make_mover(program: Any, _: Any) -> tuple[Mover, Any]:
+        mover = kind(torch.device("cuda", 0), lambda batch: batch)
+        send = mover.send
+
+        def slowly(value: Any) -> Any:
+            if slow == "copy":
+                with torch.cuda.stream(mover._stream):
+                    torch.cuda._sleep(CYCLES)
+            return send(value)
+
+        mover.send = slowly  # type: ignore[method-assign]
+        return mover, program
+
+    pipe = pipeline(folder, "uint8")
+    expected = [images.double().sum((1, 2, 3)) for images, _ in pipe.loader(workers=0)]
+    with monkeypatch.context() as patch:
+        patch.setattr(planned, "make_mover", make_mover)
+        loader = pipe.loader(workers=2, threads=4)
+    torch.cuda.empty_cache()  # the memory of other tests would hide that a batch's memory is used again
+    found = []
+    for images, _ in loader:
+        if slow == "sum":
+            torch.cuda._sleep(4 * CYCLES)
+        found.append(images.double().sum((1, 2, 3)))
+        del images, _
+    return all(torch.equal(one.cpu(), other) for one, other in zip(found, expected, strict=True))
+
+
+@pytest.mark.parametrize("slow", ["copy", "sum", ""])
+def test_a_batch_is_whole_when_it_is_read_and_until_it_was_read(photographs, monkeypatch, slow):
+    assert sums_behind_slow_work(photographs, monkeypatch, ToDevice, slow)
+    with torch.cuda.stream(torch.cuda.Stream()):
+        assert sums_behind_slow_work(photographs, monkeypatch, ToDevice, slow)
+
+
+@pytest.mark.parametrize(("kind", "slow"), [(NotAwaited, "copy"), (NotRecorded, "sum")])
+def test_the_check_finds_a_wrong_order(photographs, monkeypatch, kind, slow):
+    assert not sums_behind_slow_work(photographs, monkeypatch, kind, slow)
+
+
+def test_no_more_memory_than_a_few_batches(photographs):
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    for images, _ in pipeline(photographs, "normalized").loader(device="cuda", workers=2, threads=2):
+        images.sum()
+    one = images.numel() * 4
+    peak = torch.cuda.max_memory_allocated() - before
+    assert peak < 6 * one, f"{peak / one:.1f} batches"
+    del images, _
+    torch.cuda.synchronize()
+    assert torch.cuda.memory_allocated() - before < one // 8
+
+
+# --- the loader's other promises
+
+
+def test_it_stops_and_resumes_and_leaves_no_thread(photographs):
+    pipe = pipeline(photographs, "normalized")
+    whole = [labels.tolist() for _, labels in pipe.loader(workers=0)]
+    loader = pipe.loader(device="cuda", workers=2)
+    for stop in range(1, len(whole), 3):
+        loader.set_epoch(0)
+        batches = iter(loader)
+        seen = [next(batches)[1].tolist() for _ in range(stop)]
+        state = loader.state_dict()
+        del batches
+        assert not any(thread.name == "wdskit-device" for thread in threading.enumerate())
+        other = pipe.loader(device="cuda", workers=0, threads=2)
+        other.load_state_dict(json.loads(json.dumps(state)))
+        assert seen + [labels.tolist() for _, labels in other] == whole
+
+
+def test_two_loaders_take_turns(photographs):
+    pipe = pipeline(photographs, "normalized")
+    expected = [(images, labels.tolist()) for images, labels in pipe.loader(workers=0)]
+    first, second = (pipe.loader(device="cuda", workers=0, threads=2) for _ in range(2))
+    for one, other, (images, labels) in zip(first, second, expected, strict=True):
+        assert one[1].tolist() == other[1].tolist() == labels
+        assert torch.equal(one[0], other[0])
+        torch.testing.assert_close(one[0].cpu(), images, rtol=3e-7, atol=3e-7)
+
+
+def test_an_error_of_a_sample_comes_behind_the_batches_before_it(numbers):
+    loader = Pipeline().sequential(numbers).map(fail_on_7).batched(3).loader(device="cuda", workers=0, threads=2)
+    seen = []
+    with pytest.raises(SampleError, match="n000007"):
+        for batch in loader:
+            seen += batch["cls"].tolist() if isinstance(batch["cls"], torch.Tensor) else map(int, batch["cls"])
+    assert seen == list(range(6))
+
+
+def packed(samples: list[Any]) -> dict[str, Any]:
+    """A collate with an object of torch, arrays of different lengths and a text."""
+    rows = [torch.arange(int(sample["cls"]) % 5 + 1) for sample in samples]
+    offsets = torch.tensor([0, *np.cumsum([len(row) for row in rows]).tolist()])
+    return {
+        "packed": pack_sequence(sorted(rows, key=len, reverse=True)),
+        "ragged": Ragged(torch.cat(rows), offsets),
+        "keys": [sample["__key__"] for sample in samples],
+    }
+
+
+@pytest.mark.parametrize("settings", [{"device": "cuda"}, {"device": "cuda:0"}, {"pin_memory": True}], ids=str)
+@pytest.mark.parametrize("way", WAYS[1:], ids=str)
+def test_all_parts_of_a_batch_are_moved(numbers, settings, way):
+    pipe = Pipeline().exact(numbers, seed=1).batched(4, collate=packed)
+    for found, expected in zip(pipe.loader(**settings, **way), pipe.loader(workers=0), strict=True):
+        tensors = [found["packed"].data, found["ragged"].values, found["ragged"].offsets]
+        assert all(tensor.is_cuda if "device" in settings else tensor.is_pinned() for tensor in tensors)
+        wanted = [expected["packed"].data, expected["ragged"].values, expected["ragged"].offsets]
+        assert all(torch.equal(one.cpu(), other) for one, other in zip(tensors, wanted, strict=True))
+        assert found["keys"] == expected["keys"]
+
+
+def test_images_are_pinned_and_equal(photographs):
+    pipe = pipeline(photographs, "normalized")
+    kept = list(pipe.loader(pin_memory=True, workers=2))
+    for (images, labels), (expected, numbers) in zip(kept, pipe.loader(workers=0), strict=True):
+        assert images.is_pinned()
+        assert labels.is_pinned()
+        assert torch.equal(images, expected)
+        assert torch.equal(labels, numbers)
+
+
+def test_a_device_that_is_not_there_is_refused(numbers):
+    count = torch.cuda.device_count()
+    with pytest.raises(PipelineError, match=rf"^device: cuda:{count}, but torch sees {count} CUDA devices here\."):
+        Pipeline().exact(numbers).batched(2).loader(device=f"cuda:{count}")
+
+
+# --- processes
+
+
+def test_workers_are_not_forked_once_cuda_is_in_use(numbers):
+    pipe = Pipeline().exact(numbers).map(number_of).batched(3)
+    assert sorted(torch.cat(list(pipe.loader(workers=2))).tolist()) == list(range(33))
+    with pytest.raises(PipelineError, match=r"^CUDA is initialised, so workers cannot be forked"):
+        pipe.loader(workers=2, start_method="fork")
+    with pytest.raises(PipelineError, match="leave `device` out and iterate the loader before CUDA is used"):
+        Pipeline().exact(numbers).map(lambda sample: sample).batched(4).loader(workers=2)
+
+
+NEW_PROGRAM = """
+import sys, torch
+from wdskit import Pipeline
+from shards import number_of
+if __name__ == "__main__":
+    assert not torch.cuda.is_initialized()
+    pipe = Pipeline().exact(sys.argv[1]).map(number_of).batched(3)
+    loader = pipe.loader(workers=2, device="cuda", start_method=sys.argv[2])
+    for _ in range(2):
+        numbers = torch.cat([batch for batch in loader])
+        assert numbers.is_cuda
+        assert sorted(numbers.tolist()) == list(range(33))
+    print("right")
+"""
+
+
+@pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
+def test_the_device_in_a_new_program_with_each_start_method(numbers, tmp_path, method):
+    """A loader with a `device` uses CUDA from the start, so its workers are never forked."""
+    script = tmp_path / "train.py"
+    script.write_text(NEW_PROGRAM)
+    paths = os.pathsep.join([str(Path(__file__).parent.parent / "helpers"), *sys.path])
+    ran = subprocess.run(
+        [sys.executable, str(script), numbers, method],
+        env={**os.environ, "PYTHONPATH": paths},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    if method == "fork":
+        assert "CUDA is initialised, so workers cannot be forked" in ran.stderr
+    else:
+        assert (ran.returncode, ran.stdout) == (0, "right\n"), ran.stderr
+
+
+# --- results of all ranks
+
+
+@pytest.fixture(params=["nccl", None, "cpu:gloo,cuda:nccl"], ids=str)
+def group(request, monkeypatch) -> Iterator[None]:
+    for name, value in {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29533", "RANK": "0", "WORLD_SIZE": "1"}.items():
+        monkeypatch.setenv(name, value)
+    torch.distributed.init_process_group(request.param)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.usefixtures("group")
+def test_results_on_the_gpu_are_gathered():
+    values = torch.arange(4 * 3 * 5 * 2, device="cuda").view(4, 3, 5, 2).float()
+    valid = torch.tensor([True, True, True, False])
+    kinds = {
+        "contiguous": values,
+        "channels_last": values.contiguous(memory_format=torch.channels_last),
+        "transposed": values[:, 0].transpose(1, 2),
+        "every second": values[:, :, ::2],
+    }
+    for name, rows in kinds.items():
+        for mask in (valid, valid.cuda()):
+            assert torch.equal(gather_valid(rows, mask), rows[:3]), name
+            assert torch.equal(gather_valid(rows, mask, reduce="sum"), rows[:3].double().sum(0)), name
+        assert torch.equal(gather_valid(rows, None, positions=np.array([3, 1, 2, 0])), rows[[3, 1, 2, 0]]), name
+    assert torch.equal(gather_valid(values > 3, valid.cuda()), (values > 3)[:3])
+    assert gather_valid(["a", 5, None, "d"], valid) == ["a", 5, None]
+
+
+@pytest.mark.usefixtures("group")
+def test_the_loader_knows_its_rank(photographs):
+    loader = pipeline(photographs, "normalized").loader(device="cuda", workers=0, threads=2)
+    assert len(loader) == NUM // BATCH
+    right = torch.cat([gather_valid(labels, None) for _, labels in loader])
+    assert sorted(right.tolist()) == list(range(NUM))
