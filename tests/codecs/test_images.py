@@ -147,6 +147,17 @@ def test_16_bit_grey_is_scaled_not_clipped(data):
     assert np.array_equal(np.asarray(decode_image(data, "pill", max_pixels=LIMIT)), DEEP >> 8)
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.int32])
+@pytest.mark.parametrize("spec", ["rgb8", "l8", "rgba8", "torchrgb", "pil"])
+def test_pixels_without_an_8_bit_form_are_refused_not_clipped(dtype, spec):
+    """Pillow's convert clips them, so that a picture of 0..1 is black."""
+    data = encoded(
+        Image.fromarray(np.linspace(0, 1 if dtype == np.float32 else 2**30, 600).reshape(20, 30).astype(dtype)), "TIFF"
+    )
+    with pytest.raises(DecodeError, match="which have no 8-bit form"):
+        decode_image(data, spec, max_pixels=LIMIT)
+
+
 def test_16_bit_colour_and_grey_agree():
     colour = b"P6\n4 2\n65535\n" + np.repeat(DEEP[..., None], 3, axis=2).astype(">u2").tobytes()
     grey = b"P5\n4 2\n65535\n" + DEEP.astype(">u2").tobytes()

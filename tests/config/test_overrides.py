@@ -70,6 +70,45 @@ def test_overrides_of_the_loader_and_of_whole_parts(config_file: Path) -> None:
     assert config.pipeline("test") == (parse_stage("stream", "c.tar"),)
 
 
+def test_null_removes_a_setting(config_file: Path) -> None:
+    """Also one whose default is not null, and one that the file does not set."""
+    given = [
+        "loader.workers=4",
+        "errors.max_bad=3",
+        "pipelines.train.shuffle.initial=5",
+        "pipelines.train.stream.seed=9",
+    ]
+    removed = [
+        *("loader.workers=null", "loader.timeout=null", "errors.max_bad=null", "errors.transforms=null"),
+        *(
+            "pipelines.train.shuffle.initial=null",
+            "pipelines.train.stream.seed=null",
+            "pipelines.train.batched.partial=~",
+        ),
+    ]
+    plain, changed = load_config(config_file), load_config(config_file, overrides=given + removed)
+    assert (changed.loader, changed.errors) == (LoaderSpec(), ErrorsSpec())
+    assert changed.pipeline("train")[2] == parse_stage("shuffle", 200)
+    assert changed.pipeline("train")[0].seed == 0
+    assert plain.pipeline("train")[7].partial is False
+    assert changed.pipeline("train")[7].partial is True
+    for override, message in (
+        ("loader.wokers=null", "no such setting"),
+        ("pipelines.train.batched=null", "size is missing"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            load_config(config_file, overrides=[override])
+
+
+def test_a_schedule_of_weights_has_numbers_as_names(tmp_path: Path) -> None:
+    mixture = "[{shards: a, weight: 1}, {shards: b, weight: 2}]"
+    text = f"version: 1\npipeline:\n  - exact: {{mixture: {mixture}}}\n  - with_epoch: 5\n"
+    config = load(text, tmp_path, "pipeline.exact.mixture.0.weight={0: 1, 100: 2}")
+    assert config.pipeline()[0].mixture[0].weight == {0: 1, 100: 2}
+    with pytest.raises(ConfigError, match="the name 0 is not text"):
+        load(text, tmp_path, "pipeline.exact.mixture.0={0: 1}")
+
+
 def test_an_override_replaces_what_cannot_be_read(tmp_path: Path) -> None:
     """A variable that is not set does not matter where --set gives the value."""
     text = "version: 1\npipeline:\n  - stream: ${WDSKIT_UNSET}/a.tar\n  - shuffle: 0\n"
@@ -87,7 +126,7 @@ BAD_OVERRIDES = {
     ),
     "loader.num_workers=4": "loader.num_workers: no such setting. Did you mean `workers`?",
     "loader.wokers=4": "loader.wokers: no such setting. Did you mean `workers`?",
-    "loader.workers.x=4": "loader.workers is null; nothing is below it.",
+    "loader.workers.x=4": "loader.workers is 3; nothing is below it.",
     "loader=[": "loader: this is not YAML: ",
     "pipelines.trian.stream.seed=4": "there is no `trian` in pipelines. Did you mean `train`?",
     "pipelines.train.shufle=4": "there is no `shufle` in pipelines.train. Did you mean `shuffle`?",
@@ -108,9 +147,7 @@ BAD_OVERRIDES = {
 def test_problems_of_an_override_carry_its_name(config_file: Path, override: str) -> None:
     """The message begins with `--set a.b.c=VALUE:`; no other problem's message does."""
     with pytest.raises(ConfigError) as caught:
-        load_config(
-            config_file, overrides=["loader.workers=null", override] if ".workers.x" in override else [override]
-        )
+        load_config(config_file, overrides=["loader.workers=3", override] if ".workers.x" in override else [override])
     found = [str(problem) for problem in caught.value.problems if problem.where == f"--set {override}"]
     assert len(found) == 1
     assert found[0].startswith(f"--set {override}: {BAD_OVERRIDES[override]}")

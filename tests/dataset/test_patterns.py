@@ -19,6 +19,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from shards import write_numbers, write_shard
 
+from wdskit import Pipeline
 from wdskit.dataset import braces as braces_module
 from wdskit.dataset import patterns as patterns_module
 from wdskit.dataset.braces import _count_names, expand_braces
@@ -617,3 +618,17 @@ def test_the_index_of_a_folder_is_read_once_and_compared_with_its_files(tmp_path
         file.write(bytes(512))
     with pytest.raises(FolderIndexError, match=r"a-1.tar has \d+ bytes, the index says"):
         find_shards(str(tmp_path))
+
+
+def test_a_planned_source_refuses_a_shard_that_is_named_twice(tmp_path, monkeypatch):
+    """Its samples would be in each epoch twice."""
+    write_numbers(tmp_path / "d", [5, 4, 3])
+    index_folder(tmp_path / "d")
+    (tmp_path / "link").symlink_to(tmp_path / "d")
+    monkeypatch.chdir(tmp_path)
+    for shards in (["d", "d/s-001.tar"], "d::./d/s-001.tar", "d/s-*.tar::link/s-001.tar", ["d/s-00{1,1}.tar"]):
+        for name in ("exact", "sequential", "resampled"):
+            with pytest.raises(StorageError, match=r"s-001.tar: this shard is named twice"):
+                getattr(Pipeline(), name)(shards).batched(2).build()
+    mixture = [{"shards": "d", "repeat": 1}, {"shards": "d/s-001.tar", "repeat": 2}]
+    assert len(Pipeline().exact(mixture=mixture, tail="pad").batched(1).loader(workers=0)) == 12 + 2 * 4

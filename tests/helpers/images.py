@@ -81,7 +81,6 @@ FILES = {
     "bmp": encoded(pixels(5, 7, 3), "BMP"),
     "tiff": encoded(pixels(5, 7, 3), "TIFF"),
     "tiff lzw": encoded(pixels(5, 7, 3), "TIFF", compression="tiff_lzw"),
-    "tiff float": encoded(np.linspace(-9, 300, 35, dtype=np.float32).reshape(5, 7), "TIFF"),
     "ppm": encoded(pixels(5, 7, 3), "PPM"),
     "pgm": encoded(pixels(5, 7), "PPM"),
     "pbm": encoded(Image.fromarray(pixels(5, 7) > 100), "PPM"),

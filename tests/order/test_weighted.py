@@ -180,6 +180,31 @@ def test_every_sample_is_there_as_often_as_repeat_says(folder: Path):
             assert found == wanted
 
 
+def test_samples_that_where_leaves_out_need_no_label_and_no_number(tmp_path: Path):
+    rows = [
+        {"__key__": f"k{n:02d}", "json": {"n": n, "times": 99 if n == 0 else n % 3, **({"kind": n % 2} if n else {})}}
+        for n in range(20)
+    ]
+    pack(rows, tmp_path / "d", columns="json.n,json.kind,json.times")
+    assert wdskit.columns(tmp_path / "d")["json.kind"].dtype == np.float64  # one value is missing
+    for settings in (
+        {"balance": "json.kind"},
+        {"repeat": {"column": "json.times"}},
+        {"repeat": {"column": "json.kind"}},
+    ):
+        source = Resampled if "balance" in settings else Exact
+        with pytest.raises(SelectionError, match=f"`{next(iter(settings))}` needs"):
+            source(shards=str(tmp_path / "d"), **settings).plan()
+        source(shards=str(tmp_path / "d"), where="json.n > 0", **settings).plan()
+    pipe = Pipeline().resampled(str(tmp_path / "d"), balance="json.kind", where="json.n > 0").to_tuple("__key__")
+    drawn = [int(key[1:]) for batch in pipe.batched(40).with_epoch(100).loader(workers=0) for key in batch[0]]
+    check_shares(Counter(number % 2 for number in drawn), {0: 0.5, 1: 0.5})
+    assert 0 not in drawn
+    pipe = Pipeline().exact(str(tmp_path / "d"), repeat={"column": "json.times"}, where="json.n > 0", tail="pad")
+    found = Counter(key for batch in pipe.to_tuple("__key__").batched(1).loader(workers=0) for key in batch[0])
+    assert found == {f"k{n:02d}": n % 3 for n in range(1, 20) if n % 3}
+
+
 def test_a_state_of_balanced_samples_is_refused_by_samples_weighted_with_the_same_column(folder: Path):
     balanced, weighted = (
         Pipeline().resampled(str(folder), seed=5, **{name: "cls"}).batched(4).with_epoch(n=6).loader()

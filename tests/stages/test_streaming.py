@@ -189,6 +189,41 @@ def test_a_pipeline_that_drops_everything_says_so(six, workers):
         list(ending)
 
 
+def test_what_drops_values_after_with_epoch_is_refused_on_several_ranks(six):
+    """The ranks would take different numbers of steps, and DDP hangs."""
+    pipe = split(six).with_epoch(12).select(even).map(number_of).batched(2)
+    with pytest.raises(PipelineError, match=r"`select` drops values after with_epoch.*\n  Put with_epoch after"):
+        pipe.loader(rank=0, world_size=2)
+    assert len(list(pipe.loader(workers=0))) < 6
+    for fine in (split(six).select(even).with_epoch(4), numbers(six).batched(2).with_epoch(4)):
+        assert [len(list(fine.loader(workers=0, rank=rank, world_size=2))) for rank in (0, 1)] == [4, 4]
+    pipe = split(six).with_epoch(12).map(fail_on_7).batched(2)
+    errors = {"max_bad": 5, "transforms": True}
+    with pytest.raises(PipelineError, match=r"`errors.max_bad` skips bad samples after with_epoch"):
+        pipe.loader(rank=0, world_size=2, errors=errors)
+    pipe.loader(rank=0, world_size=2)
+    split(six).map(fail_on_7).with_epoch(12).batched(2).loader(rank=0, world_size=2, errors=errors)
+    split(six).map(fail_on_7).batched(2).with_epoch(12).map(len).loader(rank=0, world_size=2, errors=errors)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("partial", [True, False])
+def test_skipped_samples_after_with_epoch_make_an_epoch_shorter(six, workers, partial):
+    pipe = split(six, seed=1).with_epoch(39).map(fail_on_7).map(number_of).batched(1, partial=partial)
+    loader = pipe.loader(workers=workers, errors={"max_bad": 5, "transforms": True})
+    for epoch in range(3):
+        assert loader.epoch == epoch
+        found = [int(number) for batch in loader for number in batch]
+        assert len(found) in ({38, 39} if workers else {38})
+        assert 7 not in found
+
+
+def test_an_epoch_of_bad_samples_only_says_so(six):
+    loader = split(six).to_tuple("nope").batched(4).loader(workers=0, errors={"max_bad": 100})
+    with pytest.raises(PipelineError, match="epoch 0 is empty: 39 samples of it are bad"):
+        list(loader)
+
+
 def test_select_and_slice_count_per_rank(six):
     for workers in (0, 1, 2, 3):
         assert sorted(split(six).select(even).map(number_of).loader(workers=workers)) == list(range(0, 39, 2))

@@ -583,10 +583,19 @@ def compare_with_tarfile(data: bytes) -> None:
     members, error = outcome(io.BytesIO(data).read)
     if error:
         return
+    files = []
     with tarfile.open(fileobj=io.BytesIO(data), mode="r:") as archive:
-        files = [
-            (info.name, archive.extractfile(info).read()) for info in archive if info.isreg() and not is_folder(info)
-        ]
+        while True:
+            try:
+                info = archive.next()
+            except tarfile.ReadError as err:
+                if str(err) != "end of file header":
+                    raise
+                break  # only tarfile refuses a global header at the end, which `git archive` writes without files
+            if info is None:
+                break
+            if info.isreg() and not is_folder(info):
+                files.append((info.name, archive.extractfile(info).read()))
     assert [(name, content) for name, _, content in members] == files
 
 

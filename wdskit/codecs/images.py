@@ -317,9 +317,12 @@ def _decode_pillow(data: Buffer, mode: str, max_pixels: int) -> Image.Image:
 
     Raises:
         ImageTooLarge: The header promises more than `max_pixels`.
-        DecodeError: The bytes are not one complete image of a known format.
+        DecodeError: The bytes are not one complete image of a known format, or its pixels are 32-bit numbers.
     """
     image = open_pillow(data, max_pixels=max_pixels)
+    if image.mode in {"I", "F"} and not is_grey_16(image):  # Pillow would clip them at 0 and 255
+        kind = "32-bit whole numbers" if image.mode == "I" else "floating-point numbers"
+        raise DecodeError(f"its pixels are {kind}, which have no 8-bit form")
     with pillow_errors(image.format or ""):
         image.load()
         if is_grey_16(image):

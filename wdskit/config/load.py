@@ -146,7 +146,7 @@ class _ConfigChecker:
         Later problems of the changed setting name the override instead of a line.
         """
         place = sys.maxsize, f"--set {text if len(text) <= 200 else text[:199] + '…'}"
-        path, flaws = apply_override(self.document.tree, text, self.models.stages)
+        path, flaws = apply_override(self.document.tree, text, self.models.stages, self.models.sections)
         self.problems += [(place[0], Problem(place[1], dotted(flaw.path), flaw.rule)) for flaw in flaws]
         if flaws:
             return

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Any
+
+from pydantic import BaseModel
 
 from wdskit.config.messages import Flaw, Path, did_you_mean, dotted, listing, show
 from wdskit.config.spec import Stages, StageSpec
@@ -19,14 +22,17 @@ class _PathError(Exception):
     """The path of an override does not exist. The text is the message for the user."""
 
 
-def apply_override(tree: Any, text: str, stages: Stages) -> tuple[Path, list[Flaw]]:
-    """Change one setting of a configuration's tree in place.
+def apply_override(
+    tree: Any, text: str, stages: Stages, sections: Mapping[str, type[BaseModel]]
+) -> tuple[Path, list[Flaw]]:
+    """Change one setting of a configuration's tree in place. `null` removes a setting that has a default.
 
     Args:
         tree: The tree of a `yaml_reader.Document`.
         text: `PATH=VALUE`. VALUE is YAML. PATH names an item of a list by the item's position. A stage that appears
             once in its pipeline may also be named by the stage's name.
         stages: Maps the name of each stage to its class.
+        sections: Maps `loader`, `errors` and `cache` to their classes.
 
     Returns:
         (path of the changed value, []), or ((), flaws) for an invalid override, which changes nothing.
@@ -35,11 +41,11 @@ def apply_override(tree: Any, text: str, stages: Stages) -> tuple[Path, list[Fla
     steps = [step for step in _INDEX.sub(r".\1", name.strip()).split(".") if step]
     if not sign or not steps:
         return (), [Flaw((), "an override is written PATH=VALUE, such as loader.workers=4.")]
-    document = read_yaml(value)
+    document = read_yaml(value, setting=steps[-1])
     if document.flaws:
         place = tuple(int(step) if _NUMBER.fullmatch(step) else step for step in steps)
         return (), [Flaw((*place, *flaw.path), flaw.rule) for flaw in document.flaws]
-    change = _Change(document.tree, stages)
+    change = _Change(document.tree, stages, sections)
     try:
         change.put(tree, steps, (), None)
     except _PathError as err:
@@ -54,9 +60,10 @@ class _Change:
         path: Path of the changed value; empty before `put` is called.
     """
 
-    def __init__(self, value: Any, stages: Stages) -> None:
+    def __init__(self, value: Any, stages: Stages, sections: Mapping[str, type[BaseModel]]) -> None:
         self.value = value
         self.stages = stages
+        self.sections = sections
         self.path: Path = ()
 
     def put(self, node: Any, steps: list[str], path: Path, model: type[StageSpec] | None) -> Any:
@@ -78,10 +85,21 @@ class _Change:
                 raise _PathError(_unknown(key, node, path))
         else:
             raise _PathError(f"{dotted(path) or 'the document'} is {show(node)}; nothing is below it.")
+        if self.value is None and not steps and self._has_default(str(key), path, model):
+            self.path = (*path, key)
+            node.pop(key, None)
+            return node
         below = self.stages.get(str(key)) if isinstance(node, dict) and _is_pipeline(path[:-1]) else None
         old = node.get(key) if isinstance(node, dict) else node[key]
         node[key] = self.put(old, steps, (*path, key), below)
         return node
+
+    def _has_default(self, key: str, path: Path, model: type[BaseModel] | None) -> bool:
+        """Return whether `key` is a setting with a default, of the stage class `model` or of the section at `path`."""
+        if len(path) == 1:
+            model = self.sections.get(str(path[0]))
+        field = None if model is None else model.model_fields.get(key)
+        return field is not None and not field.is_required()
 
     @staticmethod
     def _position(node: list[Any], steps: list[str], path: Path) -> tuple[Any, list[str]]:

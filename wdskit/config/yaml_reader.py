@@ -101,14 +101,16 @@ class _Stop(Exception):
     """Raised to end the reading. The reason is the last flaw of the document."""
 
 
-def read_yaml(data: bytes | str, *, environment: Mapping[str, str] | None = None) -> Document:
+def read_yaml(data: bytes | str, *, environment: Mapping[str, str] | None = None, setting: str = "") -> Document:
     """Read one YAML document. Invalid text never raises: all problems are in `Document.flaws`.
 
     Args:
         data: The text; bytes are UTF-8.
         environment: Values for `${NAME}`. Default: the environment of the process.
+        setting: Name of the setting whose value the text is; empty for a whole configuration.
     """
     reader = _Reader(os.environ if environment is None else environment)
+    reader.setting = setting
     with suppress(_Stop):
         reader.document.tree = reader.read(data)
     return reader.document
@@ -159,6 +161,7 @@ class _Reader:
     def __init__(self, environment: Mapping[str, str]) -> None:
         self.document = Document()
         self.environment = environment
+        self.setting = ""  # name of the setting whose value the document is
         self.events: Iterator[Any] = iter(())
         self.line = 1  # line of the last event; 0 for a dict
         self.num_nodes = 0
@@ -291,7 +294,7 @@ class _Reader:
         if "${" in name:
             return f"{show(name)}: variables work in values, not in names."
         try:
-            return _name_rule(type_plain(name), path)
+            return _name_rule(type_plain(name), path or (self.setting,))
         except ScalarError as err:
             return str(err)
 

@@ -41,7 +41,11 @@ def parse_expression(text: str, problem_of: Callable[[ast.AST], str], *, what: s
         at = err.offset if isinstance(err, SyntaxError) else None
         why = err.msg if isinstance(err, SyntaxError) else str(err) or type(err).__name__
         word = next((word for word in _ATTRIBUTE.findall(text) if keyword.iskeyword(word)), None)
-        why += f"; {word!r} is a keyword, so write [{word!r}] in place of .{word}" if word else ""
+        if word and what == "where":
+            way = f"`wdskit index FOLDER --columns NAME=json.{word}` gives the column another name"
+            why += f"; {word!r} is a keyword. {way}"
+        elif word:
+            why += f"; {word!r} is a keyword, so write [{word!r}] in place of .{word}"
         raise expression_error(what, text, f"it cannot be read: {why}", at) from err
     pending: list[tuple[ast.AST, int]] = [(tree, 1)]
     num_nodes = 0

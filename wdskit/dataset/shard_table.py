@@ -61,7 +61,8 @@ class ShardTable:
         counts: Number of used samples of each shard, int64 (num_shards,).
 
     Raises:
-        StorageError: No shard matches, a shard is missing, a pattern or a URL is invalid, or a store cannot be read.
+        StorageError: No shard matches, a shard is missing or is named twice, a pattern or a URL is invalid, or a store
+            cannot be read.
         FolderIndexError: A folder has no index, its index does not match its shards, a bound is larger than the number
             of samples, no sample is left, or a run in the folder is unfinished.
         SelectionError: A column or the split is missing, a column is damaged or was made for other shards, or `where`
@@ -91,6 +92,7 @@ class ShardTable:
         folders = np.array([self._indexes.index(index) for index, _ in found], dtype=np.int32)
         self._folder_numbers = np.repeat(folders, [len(numbers) for _, numbers in found])
         self._numbers = np.concatenate([numbers for _, numbers in found])
+        self._refuse_doubles()
         self._columns = [Columns(index) for index in self._indexes] if needs_columns else []
         self.file_counts: Ints = self._column([index.counts for index in self._indexes])
         self._firsts: Ints = np.zeros_like(self.file_counts)
@@ -111,6 +113,18 @@ class ShardTable:
             of += f" with `where: {where}`" if where else ""
             where = f"this range of {total} samples" if bounds is not None and total else "these shards"
             raise FolderIndexError(f"{folder}: there are no samples{of} in {where}.", folder=folder)
+
+    def _refuse_doubles(self) -> None:
+        """Raise StorageError if two patterns name the same shard: its samples would be in each epoch twice."""
+        places = [index.place if index.url else os.path.realpath(index.place) for index in self._indexes]
+        folders = np.array([places.index(place) for place in places], dtype=np.int64)[self._folder_numbers]
+        _, firsts = np.unique(folders << 32 | self._numbers, return_index=True)
+        if len(firsts) < len(self._numbers):
+            double = self.path(int(np.setdiff1d(np.arange(len(self._numbers)), firsts)[0]))
+            msg = f"{double}: this shard is named twice, so each epoch would have its samples twice."
+            raise StorageError(
+                f"{msg}\n  Name it once. To use samples more often, set `repeat` or make a `mixture`.", url=double
+            )
 
     def __len__(self) -> int:
         """Return the number of shards."""

@@ -19,6 +19,13 @@ Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
 
+def are_whole(values: NDArray[Any]) -> bool:
+    """Return whether all stored values of a column are whole numbers; also True for texts and bool. A missing value in
+    a column of numbers is not whole.
+    """
+    return values.dtype.kind != "f" or bool((np.isfinite(values) & (values == np.floor(values))).all())
+
+
 class SampleWeights:
     """The weights of all samples of a table. Samples that the table does not use have weight 0. A pickle does not
     contain the values of the column.
@@ -36,7 +43,8 @@ class SampleWeights:
 
     Raises:
         SelectionError: The column does not exist or is damaged. Without `balance`: it has text, or a weight that is
-            negative or not finite. With `balance`: it has fractions or missing values.
+            negative or not finite. With `balance`: a used sample has a fraction or no
+            value.
         StorageError: A remote file cannot be copied.
     """
 
@@ -60,12 +68,12 @@ class SampleWeights:
 
     def _balance(self, column: Column, mask: NDArray[np.bool_] | None) -> None:
         """Set the weight of each value to 1 / number of used samples with the value. `mask` is True for used samples;
-        None if all are used. SelectionError: The column has fractions or missing values.
+        None if all are used. SelectionError: A used sample has a fraction or no value.
         """
         values = self._view.all()
-        if values.dtype.kind == "f":
-            raise column.unfit("`balance` needs whole numbers or text, and some of its values are fractions or missing")
         used = values if mask is None else values[mask]
+        if not are_whole(used):
+            raise column.unfit("`balance` needs whole numbers or text, and some of its values are fractions or missing")
         least, most = (int(used.min()), int(used.max())) if len(used) else (0, 0)
         if most - least < _MAX_RANGE:
             counts = np.zeros(most - least + 1, dtype=np.int64)
@@ -91,6 +99,8 @@ class SampleWeights:
     def __call__(self, numbers: Ints) -> Floats:
         """Return the weights of samples, float64 (n,). `numbers`, int64 (n,), are sample numbers over all shards."""
         values = self._view.take(numbers)
+        if self._scale is not None and values.dtype.kind == "f":  # unused samples may have no value
+            values = np.nan_to_num(values)
         if self._scale is None:
             weights = values.astype(np.float64)
         else:

@@ -37,6 +37,8 @@ class Layout:
         split_none: Whether the source has `split: none`, which allows a missing splitter.
         count: Takes a worker's number and the number of workers. Returns how many items an epoch of this worker yields.
             None if unknown.
+        uneven: What drops values after `with_epoch`, as a subject and a verb. The ranks then end at different steps.
+            Empty if nothing drops values there.
         length: The length that `with_length` sets; None without `with_length`.
         batch: Number of samples in an item.
         fingerprint: The settings that decide the order of samples, as plain JSON, for the state.
@@ -46,6 +48,7 @@ class Layout:
     cut: int | None
     split_none: bool
     count: Callable[[int, int], int] | None = field(repr=False)
+    uneven: str
     length: int | None
     batch: int
     fingerprint: dict[str, Any]
@@ -110,8 +113,11 @@ class _OpenStream:
     close: Callable[[], object]
 
 
-def empty_epoch(epoch: int) -> PipelineError:
-    """Return the error for an epoch without values. The caller raises it."""
+def empty_epoch(epoch: int, *, num_bad: int = 0) -> PipelineError:
+    """Return the error for an epoch without values. The caller raises it. `num_bad` samples of the epoch are bad."""
+    if num_bad:
+        msg = f"epoch {epoch} is empty: {plural(num_bad, 'sample')} of it {'are' if num_bad > 1 else 'is'} bad."
+        return PipelineError(f"{msg}\n  Set `errors: {{max_bad: 0}}` to see the first error.")
     msg = f"epoch {epoch} is empty: the shards hold no samples, or the pipeline dropped all of them."
     return PipelineError(f"{msg}\n  Check its select and slice stages, and run `wdskit info` on the shards.")
 
@@ -216,7 +222,7 @@ class StreamPipeline(webdataset.DataPipeline):  # type: ignore[misc]  # webdatas
         for batch in self.items(StreamJob(epoch, is_first=True, continues=True)):
             if batch.is_end:
                 if is_empty:
-                    raise empty_epoch(epoch)
+                    raise empty_epoch(epoch, num_bad=self.run.num_bad)
                 self._epochs.finish(self.run.worker, epoch)
                 return
             is_empty = False
@@ -330,6 +336,9 @@ def check_splits(stages: list[Any], layout: Layout, world_size: int, num_workers
         if num_workers > 1 and not by_worker:
             raise PipelineError(_no_splitter("split_by_worker", f"{num_workers} workers"))
     if layout.cut is not None:
+        if world_size > 1 and layout.uneven:
+            msg = f"{layout.uneven} after with_epoch, so that ranks end at different steps, and DDP hangs."
+            raise PipelineError(f"{msg}\n  Put with_epoch after `batched`; n is then a number of batches.")
         return
     if world_size > 1 and not layout.split_none and not layout.draws.resampled:  # a resampled stream has no end
         msg = f"a stream over {world_size} ranks ends at a different step on each rank, and DDP hangs."

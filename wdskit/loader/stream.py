@@ -173,9 +173,9 @@ class StreamLoader(Loader):
             yield value
             del value
             self._meter.asked()
-        if expected is None:
+        if expected is None or self._budget.count:  # skipped samples after `with_epoch` make an epoch shorter
             if num_items == 0:
-                raise empty_epoch(epoch)
+                raise empty_epoch(epoch, num_bad=self._budget.count)
             self._finish(epoch)
         else:
             self._check_length(epoch, num_items, expected)

@@ -16,13 +16,14 @@ from wdskit.engine.stream import Layout, StreamPipeline
 from wdskit.errors import PipelineError
 from wdskit.pipeline.settings import CacheSpec, ErrorsSpec, LoaderSpec, describe_small_cache, measure_cache
 from wdskit.stages.base import Context, FunctionLookup, PerSampleStage, RankInfo, Run, Step, bind_steps, takes_masks
+from wdskit.stages.batching import Unbatched
 from wdskit.stages.epoch import plan_epoch
 from wdskit.stages.foreign import Renumber, is_webdatasets, opens_shards, takes_shards
 from wdskit.stages.images.fused import fuse
 from wdskit.stages.registry import resolve
 from wdskit.stages.shard_reader import TarfileToSamples
 from wdskit.stages.stream_source import SplitByNode, SplitByWorker, Stream
-from wdskit.stages.streaming import EpochCut, StreamContext, StreamStage
+from wdskit.stages.streaming import EpochCut, Select, StreamContext, StreamStage
 from wdskit.stages.vision import Torchvision
 
 logger = logging.getLogger(__name__)
@@ -138,6 +139,8 @@ class _StreamBuilder:
         batch: Samples per batch; 0 before `batched`.
         cut: Index of `with_epoch` in `bound`; None before `with_epoch`.
         counted: `with_epoch` and all later stages except one-to-one stages. A foreign stage is None.
+        is_batched: Whether the next stage gets batches.
+        uneven: See `Layout.uneven`.
     """
 
     def __init__(self, stages: Sequence[Any], context: StreamContext) -> None:
@@ -150,6 +153,8 @@ class _StreamBuilder:
         self.batch = 0
         self.cut: int | None = None
         self.counted: list[StageSpec | None] = []
+        self.is_batched = False
+        self.uneven = ""
 
     def build(self, max_workers: int) -> StreamPipeline:
         """Build all stages and return the pipeline, for at most `max_workers` worker processes. Call this once."""
@@ -171,6 +176,7 @@ class _StreamBuilder:
             cut=self.cut,
             split_none=getattr(self.stages[0], "split", None) == "none",
             count=self._count(),
+            uneven=self.uneven,
             length=self.context.length,
             batch=self.batch or 1,
             fingerprint=self._fingerprint(),
@@ -186,8 +192,13 @@ class _StreamBuilder:
             self.cut = len(self.bound)
         if self.cut is not None:
             self.counted.append(stage)
+            if isinstance(stage, Select):
+                self.uneven = "`select` drops values"
         if stage.kind == "batch":
             self.batch = self.batch or running.size
+            self.is_batched = True
+        elif isinstance(stage, Unbatched):
+            self.is_batched = False
         self.is_open = self.is_open or stage.kind == "open"
         if running is not None:
             self.bound.append(running)
@@ -197,6 +208,8 @@ class _StreamBuilder:
         if self.steps:
             self.bound.append(StreamStages(self.run, self.steps))
             self.steps = []
+            if self.cut is not None and self.run.max_bad and not self.is_batched:
+                self.uneven = "`errors.max_bad` skips bad samples"
 
     def _add_foreign(self, stage: Any, at: int) -> None:
         """Add a foreign stage, which is not wdskit's. `at` is its index in the pipeline."""

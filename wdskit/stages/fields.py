@@ -88,11 +88,15 @@ class FieldDecoder:
 
         Raises:
             PipelineError: The sample is not a dict.
-            WdskitError: The sample has none of the fields to decode.
+            WdskitError: The sample has none of the fields to decode, or an image in `only` is decoded already.
             DecodeError: The bytes of a field cannot be decoded.
         """
         check_dict("decode", sample)
         self.check_fields(sample)
+        for field in self.only if self.images is not None else ():
+            if is_image_field(field) and field in sample and not isinstance(sample[field], bytes):
+                msg = f"`{field}` (`only`) is decoded already"
+                raise WdskitError(f"{msg}. Put this `decode` before the `decode` that has no `only`")
         return {field: self.decode_one(field, value) for field, value in sample.items()}
 
     def check_fields(self, fields: Collection[str]) -> None:

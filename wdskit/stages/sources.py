@@ -26,7 +26,7 @@ from wdskit.dataset.conditions import Where
 from wdskit.dataset.index import folder_has_labels
 from wdskit.dataset.shard_table import ShardTable
 from wdskit.dataset.subset import Subset
-from wdskit.dataset.weights import SampleWeights
+from wdskit.dataset.weights import SampleWeights, are_whole
 from wdskit.errors import PipelineError, SelectionError
 from wdskit.order.base import Order
 from wdskit.order.exact import ExactOrder
@@ -462,18 +462,17 @@ class Exact(PlannedSource):
         assert self.repeat is not None
         [(name, number)] = self.repeat.items()
         view, [column, *_] = table.column(number if name == "column" else name)
-        values = view.all()
+        values = view.all()[table.used()]
         if name == "column":
-            if values.dtype.kind not in "iu" or column.values is not None:
+            if values.dtype == np.bool_ or not are_whole(values) or column.values is not None:
                 raise column.unfit("`repeat` needs whole numbers")
             if len(values) and (values.min() < 0 or values.max() > MAX_TIMES):
                 raise column.unfit(f"`repeat` needs numbers from 0 to {MAX_TIMES}")
-            times = values
+            times = values.astype(np.uint8)
         else:
             if values.dtype != np.bool_:
                 raise column.unfit(f"`repeat` needs a column of bool; for one of numbers write {{column: {name}}}")
             times = np.where(values, np.uint8(number), np.uint8(1))
-        times = times[table.used()]
         if not times.any():
             raise column.unfit("`repeat` leaves out all samples")
         return times

@@ -27,6 +27,7 @@ TRANSPARENT = {
 }
 GREY = {"jpeg grey", "png grey", "png grey alpha", "png one bit", "pgm", "pbm"}
 REFUSED = {"gif animated": "decode: it is animated", "tiff float": "decode: pixels of Pillow's mode F"}
+KINDS = {**FILES, "tiff float": encoded(np.linspace(-9, 300, 35, dtype=np.float32).reshape(5, 7), "TIFF")}
 OWN = {"jpeg": "JPEG", "png": "PNG", "webp": "WEBP"}
 SRGB = ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()
 LAB = ImageCms.ImageCmsProfile(ImageCms.createProfile("LAB")).tobytes()
@@ -48,9 +49,9 @@ def oriented(value):
 
 
 @pytest.mark.parametrize("fmt", FORMATS)
-@pytest.mark.parametrize("kind", sorted(FILES))
+@pytest.mark.parametrize("kind", sorted(KINDS))
 def test_every_kind_of_file_becomes_each_format_with_its_pixels(kind, fmt):
-    data = FILES[kind]
+    data = KINDS[kind]
     recode = Recoding(format=fmt, quality=100, background=(255, 255, 255))
     if kind in REFUSED:
         with pytest.raises(DecodeError, match=REFUSED[kind]):

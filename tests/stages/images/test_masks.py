@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from shards import write_shard
 
-from wdskit import Pipeline
+from wdskit import Pipeline, pack
 from wdskit.codecs.images import decode_index
 from wdskit.errors import DecodeError, ImageTooLarge, SampleError
 from wdskit.shards.index import index_folder
@@ -215,6 +215,40 @@ def test_a_mask_smaller_than_the_crop_is_padded_with_a_number_that_was_chosen(tm
     if spec != "index":
         with pytest.raises(SampleError, match="300 does not fit in this image, whose largest number is 255"):
             list(base.center_crop(40, fields="jpg", masks="seg.png", mask_fill=300).loader(workers=0))
+
+
+@pytest.mark.parametrize("crop", [False, True])
+def test_a_decode_of_masks_after_the_decode_of_all_images_is_refused(tmp_path, crop):
+    """It would do nothing, and the masks would stay colours."""
+    folder = write_masks(tmp_path / "m", MASKS["png 8 bits"][0])
+    pipe = Pipeline().exact(folder).decode("rgb8").decode("index", only="seg.png")
+    pipe = pipe.random_resized_crop(6, fields="jpg", masks="seg.png") if crop else pipe
+    with pytest.raises(SampleError, match=r"`seg.png` .* is decoded already. Put this `decode` before"):
+        list(pipe.loader(workers=0))
+
+
+@pytest.mark.parametrize("spec", ["rgb", "torchrgb", "l"])
+def test_a_border_of_a_float_image_is_0_or_1(tmp_path, spec):
+    folder = write_masks(tmp_path / "m", MASKS["png 8 bits"][0])
+    base = Pipeline().exact(folder).decode(spec, only="jpg").to_dict("jpg")
+    for fill in (0, 1):
+        image = np.asarray(next(iter(base.center_crop(400, fill=fill).loader(workers=0)))["jpg"])
+        assert image.max() <= 1
+        assert image.flat[0] == fill
+    for pipe in (base, base.to_tensor(fields="jpg")):
+        with pytest.raises(SampleError, match="128 does not fit in this image, whose largest number is 1"):
+            list(pipe.center_crop(400, fill=128).loader(workers=0))
+
+
+def test_a_mask_of_floats_keeps_any_fill(tmp_path):
+    """A depth map is not limited to 0..1."""
+    depth = np.full((21, 34), 7.5, dtype=np.float32)
+    pack([{"__key__": "a", "png": encoded(NUMBERS.astype(np.uint8), "PNG"), "npy": depth}], tmp_path / "d")
+    pipe = (
+        Pipeline().exact(str(tmp_path / "d")).decode("rgb8").center_crop(40, fields="png", masks="npy", mask_fill=255)
+    )
+    [sample] = pipe.loader(workers=0)
+    assert set(np.unique(sample["npy"])) == {7.5, 255}
 
 
 def test_the_only_image_in_masks_says_what_to_do(tmp_path):

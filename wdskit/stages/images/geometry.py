@@ -93,14 +93,14 @@ def crop(image: Image, top: int, left: int, height: int, width: int) -> Image:
     return image[..., top : top + height, left : left + width].clone(memory_format=torch.contiguous_format)
 
 
-def center_crop(image: Image, size: tuple[int, int], *, fill: int = 0) -> Image:
+def center_crop(image: Image, size: tuple[int, int], *, fill: int = 0, is_mask: bool = False) -> Image:
     """Return the middle of the image, `size` = (height, width), or the same object if the image has the size already.
 
     A smaller image gets pixels with the number `fill` around it. The start of the crop is rounded as in torchvision.
 
     Raises:
         PipelineError: The image does not have 2 or 3 axes.
-        WdskitError: `fill` is too large for the dtype of the image.
+        WdskitError: `fill` is too large for the dtype of the image: above 1 for floating point, unless `is_mask`.
     """
     height, width = size
     full_height, full_width = image_size(image)
@@ -120,14 +120,16 @@ def center_crop(image: Image, size: tuple[int, int], *, fill: int = 0) -> Image:
     if is_tensor(inside):
         import torch
 
-        if not inside.dtype.is_floating_point:
-            _check_fill(fill, 1 if inside.dtype == torch.bool else torch.iinfo(inside.dtype).max)
+        is_float = inside.dtype.is_floating_point
+        if not (is_float and is_mask):
+            _check_fill(fill, 1 if is_float or inside.dtype == torch.bool else torch.iinfo(inside.dtype).max)
         filled = inside.new_full((*inside.shape[:-2], height, width), fill)
         filled[..., rows, columns] = inside
         return filled
     assert isinstance(inside, np.ndarray)
-    if inside.dtype.kind in "biu":
-        _check_fill(fill, 1 if inside.dtype.kind == "b" else np.iinfo(inside.dtype).max)
+    is_float = inside.dtype.kind == "f"
+    if not (is_float and is_mask):
+        _check_fill(fill, 1 if is_float or inside.dtype.kind == "b" else np.iinfo(inside.dtype).max)
     canvas = np.full((height, width, *inside.shape[2:]), fill, inside.dtype)
     canvas[rows, columns] = inside
     return canvas

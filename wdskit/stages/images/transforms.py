@@ -258,7 +258,9 @@ class CenterCrop(GeometricTransform):
     shorthand: ClassVar[str | None] = "size"
 
     size: Size = Field(description="Both sides in pixels, or [height, width].", examples=[224])
-    fill: Natural = Field(0, description="The number of the pixels around an image that is smaller.")
+    fill: Natural = Field(
+        0, description="The number of the pixels around a smaller image: 0 to 255, or 0 or 1 for images of 0..1."
+    )
     mask_fill: Natural | None = Field(
         None, description="The number around a mask that is smaller, such as 255. Without it such a mask is an error."
     )
@@ -279,7 +281,7 @@ class CenterCrop(GeometricTransform):
         if self.mask_fill is None:
             msg = f"a mask of height x width {height} x {width} is smaller than {size[0]} x {size[1]}. "
             raise WdskitError(f"{msg}Resize it first, or set `mask_fill`, the class number around it (often 255)")
-        return geometry.center_crop(image, size, fill=self.mask_fill)
+        return geometry.center_crop(image, size, fill=self.mask_fill, is_mask=True)
 
 
 class RandomResizedCrop(GeometricTransform):
