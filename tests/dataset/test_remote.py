@@ -24,6 +24,7 @@ from wdskit.dataset import remote
 from wdskit.errors import SelectionError
 from wdskit.shards.index import index_folder
 from wdskit.shards.split import split
+from wdskit.shards.verify import verify
 from wdskit.storage import requests
 from wdskit.storage.cached_parts import parts_of
 
@@ -253,6 +254,50 @@ def test_a_damaged_copy_of_the_columns_is_fetched_again(store, tmp_path):
         assert copy.read_bytes() == whole
     with pytest.raises(SelectionError, match="nothing"):
         Pipeline().sequential(store.url, split="nothing").map(number_of).loader(workers=0)
+
+
+@pytest.mark.parametrize("store", ["strong"], indirect=True)
+def test_a_damaged_copy_of_a_column_is_removed_and_then_fetched_again(store, tmp_path):
+    index_folder(tmp_path / "data", columns="cls", workers=1)
+    store.upload(tmp_path / "data")
+    pipe = Pipeline().sequential(store.url, where="cls in [1, 30]").map(number_of).batched(2)
+    assert read(pipe.loader(workers=0)) == [1, 30]
+    [copy] = (tmp_path / "home").rglob("cls.*.npy")
+    whole = copy.read_bytes()
+    for at in (3, 40, len(whole) - 2):  # in the magic, the header and a value
+        copy.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+        with pytest.raises(SelectionError, match=r"its file is damaged. Its copy .* is removed.\n  Run this again."):
+            pipe.loader(workers=0)
+        assert not copy.exists()
+        assert read(pipe.loader(workers=0)) == [1, 30]
+        assert copy.read_bytes() == whole
+
+
+@pytest.mark.parametrize("store", ["strong"], indirect=True)
+def test_a_stream_compares_the_size_of_a_shard_with_its_index(store, tmp_path):
+    pipe = Pipeline().stream(store.url, shuffle_shards=False, split="none").map(number_of)
+    assert list(pipe.loader(workers=0)) == OLD
+    path = tmp_path / "data" / "s-001.tar"
+    path.write_bytes(path.read_bytes() + bytes(10240))
+    store.upload(tmp_path / "data", names="*.tar")
+    numbers = iter(pipe.loader(workers=0))
+    assert list(itertools.islice(numbers, 30)) == OLD[:30]
+    with pytest.raises(ShardError, match=r"s-001.tar.* bytes, but its folder's index says"):
+        next(numbers)
+
+
+@pytest.mark.parametrize("store", ["strong"], indirect=True)
+def test_verify_notes_that_columns_cannot_be_copied(store, tmp_path, monkeypatch):
+    index_folder(tmp_path / "data", columns="cls", workers=1)
+    store.upload(tmp_path / "data")
+    assert verify(store.url).findings == ()
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    found = verify(store.url)
+    assert found.is_clean
+    [finding] = found.findings
+    assert finding.kind == "unchecked"
+    assert "the columns could not be checked: " in finding.problem
 
 
 @pytest.mark.parametrize("store", ["strong"], indirect=True)

@@ -31,6 +31,7 @@ from wdskit.dataset.binary_index import build_binary
 from wdskit.dataset.index import index_json, read_index
 from wdskit.engine.program import Job
 from wdskit.order.steps import Steps
+from wdskit.pipeline import settings
 from wdskit.shards.index import index_folder
 from wdskit.shards.split import split
 from wdskit.storage import requests
@@ -432,6 +433,7 @@ def wait_for_parts(folder: Path, num: int) -> None:
 def small_parts(monkeypatch):
     """Set a part size that gives several parts per shard."""
     monkeypatch.setattr(remote, "PART_BYTES", 4096)
+    monkeypatch.setattr(settings, "PART_BYTES", 4096)
 
 
 @pytest.fixture
@@ -546,6 +548,21 @@ def test_a_damaged_part_is_fetched_again(here, there, tmp_path, caplog):
         part.path.write_bytes(data)
     assert digest(pipe.loader(workers=0, **kept(tmp_path / "kept"))) == expected
     assert "of the shard is damaged. It is fetched again." in caplog.text
+
+
+@pytest.mark.usefixtures("small_parts")
+def test_a_cache_holds_a_part_for_each_lane(s3, tmp_path):
+    """Windows of a few samples are smaller than a part."""
+    folder = tmp_path / "own"
+    write_numbers(folder, [200] * 4)
+    index_folder(folder, workers=1)
+    upload(folder, f"{s3}/{BUCKET}/{tmp_path.name}")
+    pipe = Pipeline().exact(f"s3://{BUCKET}/{tmp_path.name}/", lanes=4, window=2).map(number_of).batched(2)
+    least = 4 * 4096
+    assert least < sum(path.stat().st_size for path in folder.glob("*.tar")) / 2
+    with pytest.raises(PipelineError, match="must keep"):
+        pipe.loader(workers=0, cache={"dir": str(tmp_path / "cache"), "size": least - 1000})
+    pipe.loader(workers=0, cache={"dir": str(tmp_path / "cache"), "size": least})
 
 
 @pytest.mark.usefixtures("small_parts")

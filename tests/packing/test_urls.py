@@ -19,6 +19,7 @@ from object_server import BUCKET, put, read_from, s3_server
 from shards import bytes_in, write_pictures
 from store_proxy import DROP, StoreProxy
 
+import wdskit
 from wdskit import PackError, Pipeline, StorageError, make_loader, pack, reshard, select, verify
 from wdskit.errors import FolderIndexError
 from wdskit.packing import api
@@ -129,13 +130,33 @@ def test_the_same_again_does_nothing_and_other_options_are_refused(s3, url):
     assert {one.url: one.etag for one in list_objects(url)} == before
     at, shard = f"{s3}/{url.removeprefix('s3://')}/out-000001.tar", bytes_at(url)["out-000001.tar"]
     put(at, bytes(len(shard)))
-    with pytest.raises(PackError, match=r"out-000001.tar is gone, or was replaced"):
+    with pytest.raises(PackError, match=r"out-000001.tar or its .idx is gone, or was replaced"):
         pack(rows(), url, max_samples=5)
     put(at, shard)
     assert pack(rows(), url, max_samples=5).was_done
-    buckets.delete_object(f"{url}/out-000001.tar")
-    with pytest.raises(PackError, match=r"out-000001.tar is gone"):
-        pack(rows(), url, max_samples=5)
+    for name in ("out-000002.tar.idx", "out-000001.tar"):
+        buckets.delete_object(f"{url}/{name}")
+        with pytest.raises(PackError, match=rf"{name.removesuffix('.idx')} or its .idx is gone"):
+            pack(rows(), url, max_samples=5)
+
+
+@pytest.mark.parametrize("place", ["a file", "a file/below", "/proc/nowhere"])
+def test_a_staging_folder_that_cannot_be_made_is_named(url, tmp_path, place):
+    (tmp_path / "a file").touch()
+    with pytest.raises(PackError, match=r"shards are filled here .* be written: .*[^.]\.\n  Choose another"):
+        pack(rows(), url, staging=tmp_path / place)
+    assert bytes_at(url) == {}
+
+
+def test_a_folder_of_a_bucket_may_have_a_dot(url):
+    """Also in its last part, as in v1.0."""
+    pack(rows(), f"{url}/v1.0", max_samples=5)
+    pipe = Pipeline().sequential(f"{url}/v1.0").to_tuple("__key__").batched(1)
+    assert len(list(pipe.loader(workers=0))) == len(rows())
+    assert wdskit.verify(f"{url}/v1.0").is_clean
+    assert wdskit.info(f"{url}/v1.0").num_samples == len(rows())
+    pack(f"{url}/v1.0", f"{url}/v2.0")
+    assert wdskit.info(f"{url}/v2.0/").num_samples == len(rows())
 
 
 @pytest.mark.parametrize("name", ["out-000001.tar", "stray.tar", "out-000000.tar.idx", "classes.json"])

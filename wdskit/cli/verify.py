@@ -125,14 +125,19 @@ def _print(result: VerifyResult, seconds: float) -> None:
 
 def _advice(result: VerifyResult) -> Iterator[str]:
     """Yield sentences that say what the user can do about the findings."""
-    from wdskit.storage.urls import is_local
+    from wdskit.dataset.patterns import split_url
+    from wdskit.storage.urls import is_local, scheme_of
 
     kinds = {finding.kind for finding in result.findings}
     path = Path(result.path)
     is_remote = not is_local(result.path)
     folders = {str(Path(finding.file).parent) for finding in result.findings}
     of_pattern = folders.pop() if len(folders) == 1 else "FOLDER"
-    folder = escape(result.path if is_remote or path.is_dir() else str(path.parent) if path.is_file() else of_pattern)
+    if is_remote:
+        of_pattern = split_url(result.path)[0] or result.path
+        if scheme_of(result.path) in ("http", "https"):
+            of_pattern = "FOLDER"  # on the machine of the web server
+    folder = escape(str(path) if path.is_dir() else str(path.parent) if path.is_file() else of_pattern)
     if not result.is_indexed and "unfinished" not in kinds:
         yield f"No index: sizes and digests could not be compared. `wdskit index {folder}` creates one."
     if kinds & _DAMAGE:

@@ -12,6 +12,7 @@ text the distinct texts, sorted. It also has its own digest and the digest of th
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import json
@@ -378,7 +379,7 @@ class Column:
                 found = opened.read(len(head))
                 num_bytes = opened.seek(0, 2)
                 if found != head or num_bytes != len(head) + self.num_samples * np.dtype(self.dtype).itemsize:
-                    raise self.error("its file is damaged")
+                    raise self._damaged("its file is damaged")
                 if not self.num_samples:
                     return np.zeros(0, self.dtype)
                 mapped = np.memmap(opened, dtype=self.dtype, mode="r", offset=len(head)).view(np.ndarray)
@@ -416,10 +417,10 @@ class Column:
                 digest.update(part)
                 values = np.frombuffer(part, dtype=dtype)
                 if self.values is not None and int(values.max()) >= len(self.values):
-                    raise self.error("its numbers are not those of its values")
+                    raise self._damaged("its numbers are not those of its values")
                 yield values
         if digest.hexdigest() != self.sha256:
-            raise self.error("its file is damaged")
+            raise self._damaged("its file is damaged")
 
     def unfit(self, problem: str) -> SelectionError:
         """Return the SelectionError for a column that cannot be used. `problem` says why, and what the user can do."""
@@ -433,6 +434,19 @@ class Column:
         place = self.url or str(self.folder)
         msg = f"{place}: column {self.name}: {problem}.\n  Run `wdskit index {place}`, which makes all columns again."
         return SelectionError(msg, folder=place)
+
+    def _damaged(self, problem: str) -> SelectionError:
+        """Return `error(problem)`. Of a remote column, the copy on this machine is removed, because the copy may be
+        damaged and not the column.
+        """
+        if not self.url:
+            return self.error(problem)
+        copy = self.folder / _file_name(self.name, self.sha256)
+        with contextlib.suppress(OSError):
+            copy.unlink()
+        msg = f"{self.url}: column {self.name}: {problem}. Its copy {copy} is removed."
+        again = f"Run this again. If it fails again, run `wdskit index {self.url}`"
+        return SelectionError(f"{msg}\n  {again}, which makes all columns again.", folder=self.url)
 
 
 class Columns:

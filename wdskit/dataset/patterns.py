@@ -26,7 +26,7 @@ from wdskit.storage.urls import ABSENT_STATUSES, is_local, local_path, scheme_of
 
 _GLOB = re.compile(r"[*?\[]")
 _URL_GLOB = re.compile(r"[*\[]")
-_FILE_NAME = re.compile(r"[.*\[]")
+_FILE_NAME = re.compile(r"[*\[]|[.]tar\b", re.IGNORECASE)  # folders may have a dot, such as v1.0
 
 ABSENT = "there is no such shard"
 LISTED_ABSENT = "the folder's index lists this shard, but there is no such file"
@@ -359,7 +359,7 @@ def _match_remote(url: str, folder: str, name: str, open_index: OpenIndex, *, is
 def split_url(url: str) -> tuple[str, str]:
     """Split the path or URL of a shard into folder and file name; `""` is the current folder.
 
-    The file name is empty if a URL in a bucket ends in a part without a dot, such as `s3://bucket/train`.
+    The file name is empty if the last part of a URL in a bucket is no pattern and has no `.tar`: `s3://bucket/v1.0`.
     """
     if is_local(url):
         return os.path.split(url)

@@ -425,7 +425,7 @@ class Destination:
         """
         if self.upload is not None:
             if lost := self.upload.find_lost(last.entries, last.etags):
-                raise self.indexed_already([f"{name} is gone, or was replaced." for name in lost])
+                raise self.indexed_already([f"{name} or its .idx is gone, or was replaced." for name in lost])
             return
         lost = [entry.name for entry in last.entries if not has_shard(self.folder, entry)]
         if lost:

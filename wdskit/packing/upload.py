@@ -24,8 +24,9 @@ from wdskit.dataset.binary_index import ShardEntry
 from wdskit.dataset.index import INDEX_NAME, join_url
 from wdskit.dataset.patterns import split_url
 from wdskit.dataset.remote import user_cache
+from wdskit.dataset.shard import offsets_path
 from wdskit.errors import FolderIndexError, PackError, RowError
-from wdskit.files import Disk, make_folders, publish_bytes
+from wdskit.files import Disk, describe_os_error, make_folders, publish_bytes
 from wdskit.limits import MAX_INDEX_BYTES
 from wdskit.packing.options import WriteOptions
 from wdskit.storage.urls import is_local, open_stream, read_bytes
@@ -153,13 +154,16 @@ class Upload:
         return {name for name in objects.keys() - pending if not self._is_sent(objects[name], sent.get(name))}
 
     def find_lost(self, entries: Iterable[ShardEntry], etags: Mapping[str, Sequence[str]]) -> list[str]:
-        """Return the names of the shards that are missing in the bucket, or were replaced after their upload. `etags`
+        """Return the names of the shards that are missing in the bucket, or were replaced after their upload, or whose
+        `.idx` is missing. `etags`
         has the ETags of each shard after its upload, by name. A shard without ETags is compared by size only.
         StorageError: The bucket cannot be read.
         """
         objects = self.objects()
 
         def is_unchanged(entry: ShardEntry) -> bool:
+            if offsets_path(entry.name).name not in objects:
+                return False
             info, known = objects.get(entry.name), etags.get(entry.name)
             if info is None or known is None:
                 return info is not None and info.num_bytes == entry.num_bytes
@@ -280,6 +284,11 @@ def open_upload(dest: str, options: WriteOptions) -> Upload | None:
             raise PackError(f"{option} is for local folders: {reason}.")
     staging = Path(options.staging) if options.staging is not None else user_cache() / "uploads"
     upload = Upload(url, staging / hashlib.sha256(url.encode()).hexdigest()[:16] / os.path.basename(url))
-    make_folders(upload.folder, disk=options.disk)
-    upload.copy_index(options.disk)
+    try:
+        make_folders(upload.folder, disk=options.disk)
+        upload.copy_index(options.disk)
+    except OSError as err:
+        msg = f"{upload.folder}: shards are filled here before their upload, and it cannot be written: "
+        way = "Choose another folder with --staging"
+        raise PackError(f"{msg}{describe_os_error(err)}\n  {way}.") from err
     return upload

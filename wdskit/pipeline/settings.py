@@ -356,6 +356,13 @@ def _part_bytes(table: ShardTable) -> float:
     return float(np.minimum(table.file_counts * sizes, table.counts * (PART_BYTES + sizes)).sum())
 
 
+def _part_size(table: ShardTable) -> float:
+    """Return the mean size in bytes of the parts of shards (see `remote.PART_BYTES`), 0 for local shards."""
+    if not table.is_remote:
+        return 0.0
+    return float(np.minimum(table.file_counts * table.sample_bytes(), PART_BYTES).mean())
+
+
 def measure_cache(data: PlannedData, rank_info: RankInfo) -> tuple[float, int]:
     """Return how many bytes the cache of a node must hold, and how many positions ahead the loader can fetch parts.
 
@@ -371,6 +378,7 @@ def measure_cache(data: PlannedData, rank_info: RankInfo) -> tuple[float, int]:
             needed += whole
         elif isinstance(order, (BucketOrder, ExactOrder, PickedOrder, ResampledOrder)):
             window = order.num_lanes * order.window
-            needed += whole * min(1.0, window / order.num_samples)
+            parts = order.num_lanes * max(map(_part_size, tables))  # each lane reads one part at least
+            needed += min(whole, max(parts, whole * window / order.num_samples))
             ahead = min(ahead or window // 2, window // 2)
     return needed * rank_info.ranks_per_node / rank_info.world_size, ahead

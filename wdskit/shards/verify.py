@@ -261,7 +261,8 @@ def check_columns(folder: str) -> list[Finding]:
         for name in found:
             found.column(name).check()
     except StorageError as err:
-        return [] if err.status in ABSENT_STATUSES else [Finding("index", shown_url(path), _summary(err, Path(path)))]
+        problem = f"the columns could not be checked: {_summary(err, Path(path))}"
+        return [] if err.status in ABSENT_STATUSES else [Finding("unchecked", shown_url(path), problem)]
     except FolderIndexError:
         return []  # `check_index` reports a damaged index
     except SelectionError as err:

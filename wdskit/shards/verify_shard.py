@@ -36,7 +36,7 @@ from wdskit.text import shorten
 
 Kind = Literal[
     "structure", "digest", "bytes", "samples", "fields", "missing", "unlisted", "unreadable", "index", "offsets",
-    "name", "repeated", "odd", "json", "image", "skew", "outdated", "unfinished", "label",
+    "name", "repeated", "odd", "json", "image", "skew", "outdated", "unfinished", "label", "unchecked",
 ]  # fmt: skip
 """The kind of a finding.
 
@@ -47,11 +47,11 @@ columns or classes.json are damaged. `offsets`: the .idx is damaged. `name`: a m
 `repeated`: a key comes twice. `odd`: samples have other fields than most. `json`, `image`: a field cannot be decoded.
 `skew`: workers get different numbers of samples. `outdated`: files for other readers (`wdskit export`) do not match the
 index, or are damaged. `unfinished`: the folder has an unfinished run of `pack`. `label`: a `cls` is not a whole number,
-or not the number of a class in classes.json.
+or not the number of a class in classes.json. `unchecked`: the columns of a remote folder could not be read or copied.
 """
 
-NOTES: frozenset[Kind] = frozenset({"odd"})
-"""Kinds that are not faults: samples may have other fields than most samples."""
+NOTES: frozenset[Kind] = frozenset({"odd", "unchecked"})
+"""Kinds that are not faults."""
 
 
 @dataclass(frozen=True)

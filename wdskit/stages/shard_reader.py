@@ -46,10 +46,10 @@ class ShardOpener:
         run: The running pipeline.
         entries: Maps the URL of each indexed shard to its index entry.
         urls: The URLs of all shards; empty if they are unknown.
-        check: What is compared with the index entry. `none`: nothing. `size`: the size of a local shard, and the
-            place of each sample when it is read. `sha256`: also the digest of the shard, for a local shard before
-            its first sample. Except with `none`, a local shard without an entry is scanned first, to find samples that
-            are split over non-adjacent members.
+        check: What is compared with the index entry. `none`: nothing. `size`: the size of the shard, and in a local
+            shard the place of each sample when it is read. `sha256`: also the digest of the shard, of a local shard
+            before its first sample. Except with `none`, a local shard without an entry is scanned first, to find
+            samples that are split over non-adjacent members.
     """
 
     def __init__(self, run: Run, entries: dict[str, ShardEntry], urls: frozenset[str], *, check: str) -> None:
@@ -116,6 +116,7 @@ class ShardOpener:
         """
         entry = self._entries.get(url) if self._check != "none" else None
         stream = open_stream(url)
+        read_bytes = stream.read
         comparison = None
         try:
             if entry is not None:
@@ -128,22 +129,22 @@ class ShardOpener:
                 self._scanned.add(url)
             if self._check == "sha256" and entry is not None:
                 if not is_local(url):
-                    stream = _HashingStream(stream, url, entry)
+                    read_bytes = _HashingRead(stream, url, entry)
                 elif url not in self._hashed:
                     assert isinstance(stream, LocalFile)
                     check_digest(stream, entry.sha256)
                     self._hashed.add(url)
-            yield from ShardReader(self._counted(stream), shard=shown_url(url), on_sample=comparison)
+            yield from ShardReader(self._counted(read_bytes), shard=shown_url(url), on_sample=comparison)
             if comparison is not None:
                 comparison.end()
         finally:
             stream.close()
 
-    def _counted(self, stream: ByteStream) -> Callable[[int], bytes]:
-        """Return a function that reads from `stream`, and counts the bytes in the timings of the run."""
+    def _counted(self, read_bytes: Callable[[int], bytes]) -> Callable[[int], bytes]:
+        """Return a function that calls `read_bytes`, and counts the bytes in the timings of the run."""
 
         def read(size: int) -> bytes:
-            part = stream.read(size)
+            part = read_bytes(size)
             self.run.timings.bytes_read += len(part)
             return part
 
@@ -153,8 +154,8 @@ class ShardOpener:
 class IndexComparison:
     """Compares the samples of a shard with the folder's index while the samples are read.
 
-    The number of samples and their fields are compared. For a local shard, its size and the offsets of its samples are
-    compared too.
+    The size of the shard is compared, unless its server does not send it. The number of samples and their fields are
+    compared, and for a local shard the offsets of its samples.
 
     Args:
         url: URL of the shard.
@@ -162,7 +163,7 @@ class IndexComparison:
         stream: The open shard.
 
     Raises:
-        ShardError: The size of the local shard differs from the index.
+        ShardError: The size of the shard differs from the index.
         FolderIndexError: The `.idx` file next to the shard belongs to another shard.
     """
 
@@ -173,13 +174,12 @@ class IndexComparison:
         self._fields = frozenset((*entry.fields, "__key__", "__url__"))
         self._unseen = set(entry.fields)
         self._num_samples = 0
-        if not isinstance(stream, LocalFile):
-            return
-        if stream.num_bytes != entry.num_bytes:
-            problem = f"the shard has {stream.num_bytes} bytes, but its folder's index says {entry.num_bytes}"
-            raise _changed(url, min(stream.num_bytes, entry.num_bytes), problem)
-        path = local_path(url)
-        if offsets_path(path).is_file():
+        num_bytes = stream.num_bytes
+        if num_bytes not in (None, entry.num_bytes):
+            problem = f"the shard has {num_bytes} bytes, but its folder's index says {entry.num_bytes}"
+            raise _changed(url, min(num_bytes, entry.num_bytes), problem)
+        path = local_path(url) if is_local(url) else ""
+        if path and offsets_path(path).is_file():
             self._offsets = read_offsets(path, num_bytes=entry.num_bytes, sha256=entry.idx_sha256).tolist()
 
     def __call__(self, number: int, start: int, stop: int, sample: Mapping[str, Any]) -> None:
@@ -226,10 +226,8 @@ class IndexComparison:
         return _changed(self._url, offset, problem).after(self._num_samples)
 
 
-class _HashingStream:
-    """A stream whose `read` raises ShardError at the end of the shard if the sha256 of all bytes differs from the
-    index.
-    """
+class _HashingRead:
+    """Reads from a stream, and raises ShardError at its end if the sha256 of all bytes differs from the index."""
 
     def __init__(self, stream: ByteStream, url: str, entry: ShardEntry) -> None:
         self._stream = stream
@@ -238,16 +236,13 @@ class _HashingStream:
         self._digest = hashlib.sha256()
         self._num_bytes = 0
 
-    def read(self, size: int) -> bytes:
+    def __call__(self, size: int) -> bytes:
         part = self._stream.read(size)
         self._digest.update(part)
         self._num_bytes += len(part)
         if not part and self._digest.hexdigest() != self._entry.sha256:
             raise changed_bytes(self._url, self._num_bytes, self._digest.hexdigest(), self._entry.sha256)
         return part
-
-    def close(self) -> None:
-        self._stream.close()
 
 
 def _changed(url: str, offset: int, problem: str) -> ShardError:

@@ -89,6 +89,11 @@ class HttpBody:
                 return part
             self._resume(f"{self.url}: the connection closed after {self._num_bytes} of {self._expected} bytes", None)
 
+    @property
+    def num_bytes(self) -> int | None:
+        """Size of the body in bytes; None if the server does not send it."""
+        return self._expected
+
     def close(self) -> None:
         """Close the connection."""
         self._response.close()

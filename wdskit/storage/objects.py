@@ -376,6 +376,11 @@ class ObjectStream:
         self._read_ahead()
         self._take()  # errors are raised when the stream is opened, as for a file
 
+    @property
+    def num_bytes(self) -> int:
+        """Size of the object in bytes."""
+        return self.file.num_bytes
+
     def read(self, size: int) -> bytes:
         """Return up to `size` bytes from where the last call stopped; empty only at the end.
 

@@ -26,6 +26,10 @@ _STORES = (*LISTED_SCHEMES, "hf", "ais")
 class ByteStream(Protocol):
     """A stream of bytes that are read in order. Close the stream when done."""
 
+    @property
+    def num_bytes(self) -> int | None:
+        """Size in bytes; None if it is unknown."""
+
     def read(self, size: int) -> bytes:
         """Return up to `size` bytes; empty only at the end. Raises StorageError if the bytes cannot be read."""
 

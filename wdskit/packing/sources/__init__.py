@@ -252,10 +252,10 @@ def _is_remote(path: str) -> bool:
     for url in urls:
         refuse_query(url)
         name = split_url(url)[1]  # empty for a folder
-        suffix = os.path.splitext(name)[1].lower()
-        if name and suffix != ".tar" and (suffix or not has_wildcards(name)):
+        suffix = os.path.splitext(url.rpartition("/")[2])[1].lower()
+        if suffix != ".tar" and (suffix[1:].isalpha() or (name and not has_wildcards(name))):
             msg = f"{url}: only tars are packed from a store: by name, by pattern, or a folder of them."
-            raise PackError(f"{msg}\n  Copy other files to a local disk first.")
+            raise PackError(f"{msg}\n  Copy other files to a local disk first. A folder ends with a slash.")
     return bool(urls)
 
 
