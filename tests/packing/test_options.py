@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-import subprocess
-import sys
 
 import pytest
 from images import make_folder
@@ -64,23 +62,6 @@ def test_source_and_destination_have_names_too(tmp_path):
         with pytest.raises(TypeError, match=f"pack: {number} arguments without the options, not 2. Write pack"):
             wdskit.pack(*given, max_samples=3)
     assert not (tmp_path / "c").exists()
-
-
-def test_type_checkers_know_the_options(tmp_path):
-    """The keyword arguments have the types of the fields."""
-    (tmp_path / "use.py").write_text(
-        "import wdskit\n"
-        "result: wdskit.PackResult = wdskit.pack('photos', 'out', max_samples=3, export='timm')\n"
-        "wdskit.pack('photos', 'out', max_samples='3')\n"
-        "wdskit.reshard('in', 'out', fliter='cls == 1')\n"
-        "wdskit.select('in', 'large', sample='10%', workers=2)\n"
-    )
-    command = [sys.executable, "-m", "mypy", "--strict", "--no-error-summary", "use.py"]
-    found = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-    lines = [line for line in found.stdout.splitlines() if ": error: " in line]
-    assert [line.split(": ")[0] for line in lines] == ["use.py:3", "use.py:4"], found.stdout + found.stderr
-    assert '"max_samples" to "pack" has incompatible type "str"; expected "int | None"' in lines[0]
-    assert 'Unexpected keyword argument "fliter" for "reshard"; did you mean "filter"?' in lines[1]
 
 
 def test_a_wrong_option_is_refused_where_it_is_made():
