@@ -146,6 +146,29 @@ def test_gather_valid_takes_any_type_and_a_part_of_the_ranks(tmp_path):
         assert found == [[float(bool(number)) for number in numbers], *([numbers] * 6)]
 
 
+def test_gather_valid_takes_types_that_backends_do_not_have(tmp_path):
+    """Fields `npy` and images may be uint16."""
+    types = [torch.int8, torch.int16, torch.uint16, torch.uint32, torch.int64, torch.uint64, torch.float8_e4m3fn]
+
+    def gather_all(rank):
+        found = []
+        for each in types:
+            rows = torch.tensor([[1, 2], [3 + rank, 4], [5, 6]]).to(each)
+            valid = torch.tensor([True, True, False])
+            gathered = gather_valid(rows, valid, positions=[5 - rank, 1 - rank, 7])
+            assert gathered.dtype == each
+            assert gather_valid(rows, valid, reduce="sum").tolist() == [9, 12]
+            assert gather_valid(rows[:, :1].repeat(1, 3).t()[0], None).dtype == each
+            found.append(gathered.float().tolist())
+        return found
+
+    for found in run_ranks(2, gather_all, tmp_path):
+        assert found == [[[4, 4], [3, 4], [1, 2], [1, 2]]] * len(types)
+    large = torch.tensor([65535, 2], dtype=torch.uint16)
+    assert gather_valid(large, None).tolist() == [65535, 2]
+    assert gather_valid(large, None, reduce="sum").item() == 65537
+
+
 def test_what_cannot_be_gathered_is_refused():
     for valid in (torch.ones(3, dtype=torch.bool), torch.ones(2), torch.ones(2, 1, dtype=torch.bool)):
         with pytest.raises(PipelineError, match="Give the mask that came with the batch"):
@@ -154,6 +177,8 @@ def test_what_cannot_be_gathered_is_refused():
         gather_valid([1, 2], None, reduce="sum")
     with pytest.raises(PipelineError, match="the mean of no rows"):
         gather_valid(torch.ones(2), torch.zeros(2, dtype=torch.bool), reduce="mean")
+    with pytest.raises(PipelineError, match="reduce='max' is neither 'sum' nor 'mean'"):
+        gather_valid(torch.ones(2), None, reduce="max")
 
 
 def refusals(rank):

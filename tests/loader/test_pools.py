@@ -15,6 +15,7 @@ import subprocess
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -660,3 +661,25 @@ def test_threads_that_make_batches_have_one_thread_of_torchs_and_the_caller_keep
 
 def torch_threads(_: Any) -> int:
     return torch.get_num_threads()
+
+
+def nested_rows(batch):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the API is a prototype
+        return {"rows": torch.nested.nested_tensor([torch.arange(int(number) % 4 + 1) for number in batch])}
+
+
+def sparse_rows(batch):
+    return {"rows": torch.diag(batch.float()).to_sparse()}
+
+
+@pytest.mark.parametrize("make", [nested_rows, sparse_rows])
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("tail", ["pad", "drop"])
+def test_nested_and_sparse_tensors_are_batches_too(numbers, make, workers, tail):
+    pipe = Pipeline().exact(numbers, tail=tail).map(number_of).batched(4).map(make)
+    plain = Pipeline().exact(numbers, tail=tail).map(number_of).batched(4)
+    for found, batch in zip(pipe.loader(workers=workers), plain.loader(workers=0), strict=True):
+        expected = make(batch[0] if tail == "pad" else batch)["rows"]
+        pairs = zip(found["rows"].unbind(), expected.unbind(), strict=True)
+        assert all(torch.equal(one.to_dense(), other.to_dense()) for one, other in pairs)

@@ -9,6 +9,7 @@ import random
 import resource
 import sys
 import threading
+import warnings
 from multiprocessing import Pipe
 from typing import Any
 
@@ -157,6 +158,12 @@ def test_the_check_of_sharing_catches_a_ring_that_takes_back_too_early(monkeypat
 # --- messages
 
 
+def nested(tensors: list[torch.Tensor]) -> torch.Tensor:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the API is a prototype
+        return torch.nested.nested_tensor(tensors)
+
+
 def values() -> dict[str, Any]:
     """Return all kinds of values that a batch may hold."""
     rng = np.random.default_rng(1)
@@ -182,10 +189,16 @@ def values() -> dict[str, Any]:
         "bytes": [bytes(100_000), b"x", bytearray(9000)],
         "dicts": [{"id": n, "boxes": [[1.5, n]], "none": None} for n in range(100)],
         "twice": [images, images],
+        "sparse": torch.eye(50).to_sparse(),
+        "nested": nested([torch.arange(n) for n in (3, 4000, 0)]),
     }
 
 
 def same(one: Any, other: Any) -> bool:
+    if isinstance(one, torch.Tensor) and one.is_nested:
+        return all(map(torch.equal, one.unbind(), other.unbind()))
+    if isinstance(one, torch.Tensor) and one.is_sparse:
+        return torch.equal(one.to_dense(), other.to_dense())
     if isinstance(one, torch.Tensor):
         assert (one.dtype, one.shape, type(one)) == (other.dtype, other.shape, type(other))
         return torch.equal(one, other)

@@ -209,6 +209,15 @@ def test_images_are_copied_once():
 # --- errors
 
 
+def test_whole_numbers_of_json_between_floats_become_floats():
+    """JSON writes 1.0 as 1, as do lists of JSON."""
+    for values in ([1, 1.5], [1.5, 1, 2], [2, 3, float("nan")]):
+        [numbers] = collate([(value,) for value in values], images_at(0))
+        assert numbers.dtype == torch.float64
+        assert np.array_equal(numbers, np.array(values, np.float64), equal_nan=True)
+    assert collate([(1,), (2,)], images_at(0))[0].dtype == torch.int64
+
+
 @pytest.mark.parametrize(
     ("samples", "message"),
     [
@@ -230,7 +239,7 @@ def test_images_are_copied_once():
                 "Use to_tuple or to_dict to choose fields that all samples have"
             ),
         ),
-        ([(1,), (1.5,)], "batched: slot 0 is int64 in sample 0 but float64 in sample 1"),
+        ([(np.int64(1),), (1.5,)], "batched: slot 0 is int64 in sample 0 but float64 in sample 1"),
         ([(1,), (True,)], "batched: slot 0 is int64 in sample 0 but bool in sample 1"),
         (
             [{"cls": 1}, {"cls": None}],

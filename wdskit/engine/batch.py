@@ -22,11 +22,12 @@ from wdskit.processes import block_sigint
 from wdskit.stages.base import NO_ORIGIN, Origin
 from wdskit.stages.collate import FRESH, Collate, Memory, Ragged, as_tensors, empty_images
 from wdskit.stages.images.fused import FusedStep
-from wdskit.stages.marks import names_image
+from wdskit.stages.marks import is_tensor, names_image
 from wdskit.stages.progress import IDLE, Slot
 from wdskit.stages.timing import Timings
 
 VALID = "__valid__"
+BUCKET = "__bucket__"
 
 CHUNK = 8
 """Most samples that a thread takes at a time."""
@@ -260,7 +261,10 @@ def _make(
     for bound, label, (value, origin, good, bad, raw) in zip(bounds, labels, collated, strict=True):
         mask = is_sample[bound]
         if label is not None and isinstance(value, dict):
-            value["__bucket__"] = label
+            if BUCKET in value:
+                msg = f"`{BUCKET}` is the name of the bucket that `bucketed` adds, but the samples have a field of this"
+                raise PipelineError(f"{msg} name.\n  `rename` it.")
+            value = {**value, BUCKET: label}
         if timings is not None and column_batches is None and program.collate is not None:
             timings.lap("batched", len(mask))
         has_arrays = program.collate is not None and isinstance(program.collate.collate, Collate)
@@ -644,10 +648,12 @@ def _check_rows(value: Any, num_rows: int, origin: Origin) -> None:
         value.items() if isinstance(value, Mapping) else enumerate(value if isinstance(value, tuple) else (value,))
     )
     for name, column in columns:
-        is_column = isinstance(column, (list, Ragged)) or getattr(column, "ndim", 0) > 0
-        if is_column and len(column) != num_rows:
+        if not isinstance(column, (list, Ragged)) and not getattr(column, "ndim", 0):
+            continue
+        found = column.size(0) if is_tensor(column) else len(column)  # a nested tensor has no `len`
+        if found != num_rows:
             raise PipelineError(
-                f"{origin}: after `batched`, a function made {len(column)} rows of {num_rows} in `{name}`. `tail: pad` "
+                f"{origin}: after `batched`, a function made {found} rows of {num_rows} in `{name}`. `tail: pad` "
                 f"adds a mask of {num_rows} rows, `{VALID}`.\n  Keep the number of rows, or use `tail: drop`."
             )
 

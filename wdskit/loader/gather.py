@@ -65,8 +65,8 @@ def gather_valid(
 
     Raises:
         PipelineError: On every rank. The mask or the positions of a rank do not fit its rows; the rows of the ranks
-            differ in dtype or shape; `reduce` is set and the rows are not a tensor; or `reduce` is "mean" and no rank
-            has a valid row.
+            differ in dtype or shape; `reduce` is another word, or is set and the rows are not a tensor; or `reduce` is
+            "mean" and no rank has a valid row.
         RankError: `group` is a DeviceMesh of several dimensions.
     """
     group = as_group(group)
@@ -80,13 +80,15 @@ def gather_valid(
         return _gather_objects(own, group)
     if reduce is not None:
         return _reduce(rows, mask.to(rows.device), reduce, group)
+    dtype = rows.dtype
+    rows = _as_supported(rows)
     whole = torch.cat(_all_gather(rows, group))
     wanted = torch.cat(_all_gather(mask.to(rows.device), group))
     if own.positions is not None:
         own_positions = own.positions.to(rows.device)
         in_order = torch.argsort(torch.cat(_all_gather(own_positions, group)), stable=True)
         whole, wanted = whole[in_order], wanted[in_order]
-    return whole[wanted]
+    return whole[wanted].view(dtype)
 
 
 class _RankRows:
@@ -108,10 +110,12 @@ class _RankRows:
         """Check the rows and set the attributes. Return a text about dtype and shape that must be equal on all ranks.
 
         Raises:
-            PipelineError: The mask or the positions do not fit the rows, or `reduce` needs a tensor.
+            PipelineError: The mask or the positions do not fit the rows, `reduce` is unknown or needs a tensor.
             Exception: A row cannot be pickled.
         """
         rows, valid, positions, reduce = self._arguments
+        if reduce not in (None, "sum", "mean"):
+            raise PipelineError(f"gather_valid: reduce={reduce!r} is neither 'sum' nor 'mean'.")
         if reduce is not None and not isinstance(rows, Tensor):
             raise PipelineError(f"gather_valid: reduce={reduce!r} needs a tensor, not a {type(rows).__name__}.")
         self.mask = torch.ones(len(rows), dtype=torch.bool) if valid is None else valid
@@ -171,7 +175,7 @@ def _ranks(group: Any) -> list[int]:
 
 def _reduce(rows: Tensor, mask: Tensor, reduce: Reduction, group: Any) -> Tensor:
     exact = rows.dtype.is_floating_point or reduce == "mean"
-    total = rows[mask].to(torch.float64 if exact else torch.int64).sum(0)
+    total = _as_supported(rows)[mask].view(rows.dtype).to(torch.float64 if exact else torch.int64).sum(0)
     count = mask.sum()
     if _is_distributed():
         torch.distributed.all_reduce(total, group=group)
@@ -196,10 +200,23 @@ def _gather_objects(own: _RankRows, group: Any) -> list[Any]:
 def _all_gather(rows: Tensor, group: Any) -> list[Tensor]:
     if not _is_distributed():
         return [rows]
-    rows = rows.contiguous()  # channels_last rows, too: a backend may copy memory as it is
-    parts = [torch.empty_like(rows) for _ in range(torch.distributed.get_world_size(group))]
-    torch.distributed.all_gather(parts, rows, group=group)
-    return parts
+    sent = rows.contiguous()  # channels_last rows, too: a backend may copy memory as it is
+    if rows.dtype == torch.int16:  # gloo and NCCL do not have it
+        sent = sent.view(torch.uint8)
+    parts = [torch.empty_like(sent) for _ in range(torch.distributed.get_world_size(group))]
+    torch.distributed.all_gather(parts, sent, group=group)
+    return [part.view(rows.dtype) for part in parts]
+
+
+def _as_supported(rows: Tensor) -> Tensor:
+    """Return the rows, whole numbers and float8 as a view of signed numbers (uint8 for one byte) of the same size: torch
+    can index them, and `_all_gather` can send them.
+    """
+    if rows.dtype.is_complex or rows.dtype.itemsize > 8:
+        return rows
+    is_plain = rows.dtype.is_floating_point and rows.dtype.itemsize > 1
+    sizes = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+    return rows if is_plain or rows.dtype == torch.bool else rows.view(sizes[rows.dtype.itemsize])
 
 
 def _is_distributed() -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import sys
 from collections import deque
@@ -142,7 +143,8 @@ def num_bytes_of(value: Any) -> int:
             continue
         seen.add(id(part))
         if isinstance(part, np.ndarray) or is_tensor(part):
-            total += part.nbytes
+            with contextlib.suppress(RuntimeError, NotImplementedError):  # a sparse tensor does not tell its size
+                total += part.nbytes
         elif isinstance(part, Mapping):
             pending += part.values()
         elif isinstance(part, (list, tuple)):

@@ -357,6 +357,15 @@ def pack(value: Any, ring: Ring) -> Message:
     return message
 
 
+def can_pack(value: Any) -> bool:
+    """Return whether `pack` can pickle a value."""
+    try:
+        _Pickler(_Chunks(), protocol=5, buffer_callback=lambda _: False).dump(value)
+    except Exception:  # noqa: BLE001 (a user's `__reduce__` may raise anything)
+        return False
+    return True
+
+
 def _copy(chunks: list[Any], others: list[Bytes], ring: Ring) -> tuple[Bytes | None, list[Part]]:
     """Copy the concatenated chunks, and then the other buffers, into one block of `ring`.
 
@@ -417,11 +426,13 @@ def _channels_first(images_bhwc: NDArray[Any]) -> Any:
 
 def _reduce_tensor(tensor: torch.Tensor) -> Any:
     """Return how to pickle a CPU tensor (see `object.__reduce__`): as bytes, dtype, shape and strides. Return
-    NotImplemented for a tensor that torch must pickle: sparse, quantized, on a GPU, or with gradients.
+    NotImplemented for a tensor that torch must pickle: sparse, nested, quantized, on a GPU, or with gradients.
     """
     import torch
 
-    if tensor.device.type != "cpu" or tensor.layout != torch.strided or tensor.requires_grad or tensor.is_quantized:
+    if tensor.device.type != "cpu" or tensor.layout != torch.strided or tensor.requires_grad:
+        return NotImplemented
+    if tensor.is_quantized or tensor.is_nested:
         return NotImplemented
     if tensor.is_conj() or tensor.is_neg():
         tensor = tensor.resolve_conj().resolve_neg()

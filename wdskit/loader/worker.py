@@ -24,7 +24,7 @@ import numpy as np
 from wdskit.engine.batch import Batch, BatchFactory
 from wdskit.engine.outcome import Outcome
 from wdskit.engine.threads import JOIN_S, Threads
-from wdskit.loader.shared_memory import Message, Ring, SharedBlock, keep_freed_memory, pack
+from wdskit.loader.shared_memory import Message, Ring, SharedBlock, can_pack, keep_freed_memory, pack
 from wdskit.processes import end_with_parent, when_imported
 from wdskit.stages.progress import BOARD_BYTES, Board
 
@@ -289,13 +289,5 @@ def pack_outcome(outcome: Outcome[list[Batch]], memory: Ring) -> Message:
     except OSError as err:  # no memory or no descriptors are left
         return Message(pickle.dumps(Outcome(error=err, where=outcome.where)), ())
     except BaseException as err:  # noqa: BLE001 (the consumer receives every error of a worker)
-        good = list(itertools.takewhile(_pickles, outcome.value or ()))
+        good = list(itertools.takewhile(can_pack, outcome.value or ()))
         return pack(Outcome(good, err, outcome.where), memory)
-
-
-def _pickles(batch: Batch) -> bool:
-    try:
-        pickle.dumps(batch, protocol=5, buffer_callback=lambda _: False)
-    except Exception:  # noqa: BLE001 (a user's `__reduce__` may raise anything)
-        return False
-    return True

@@ -267,6 +267,7 @@ class ResizeToShape(GeometricTransform):
     name: ClassVar[str] = "resize_to_bucket"
     draws: ClassVar[bool] = True
     blends: ClassVar[bool] = True
+    places_by_size: ClassVar[bool] = True
 
     shape: tuple[int, int]
     crop: Literal["center", "random"] = "center"

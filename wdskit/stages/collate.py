@@ -84,8 +84,9 @@ class Collate:
     """Makes batches of samples that are all tuples of one length, all dicts with the same keys, or all bare values.
 
     Each slot (a key of the dicts, or a position in the tuples) becomes one batch. Python numbers become an array of
-    int64, bool or float64; numpy scalars keep their dtype. Arrays are stacked, and so are tensors. They must have one
-    shape, except in the fields `ragged`. Other values (text, bytes, dicts, lists, None, PIL images, ...) become a list.
+    int64, bool or float64 (if at least one is a float); numpy scalars keep their dtype. Arrays are stacked, and so are
+    tensors. They must have one shape, except in the fields `ragged`. Other values (text, bytes, dicts, lists, None, PIL
+    images, ...) become a list.
 
     Images, which are arrays (height, width[, 1, 3 or 4 channels]) or tensors ([channels, ]height, width), become
     (batch, channels, height, width) in channels_last memory, with their dtype. The mark of a value says if the value is
@@ -191,6 +192,8 @@ def _collate_slot(slot: object, values: Sequence[Any], memory: Memory, *, is_rag
     kinds = [_kind(value) for value in values]
     if not any(kinds):
         return list(values)
+    if {*kinds} == {"int64", "float64"} and not any(isinstance(value, np.generic) for value in values):
+        kinds = ["float64"] * len(kinds)  # JSON writes 1.0 as 1
     _check_same(kinds, where)
     if kinds[0] not in {"tensor", "array"}:
         try:

@@ -251,6 +251,24 @@ def test_a_mask_of_floats_keeps_any_fill(tmp_path):
     assert set(np.unique(sample["npy"])) == {7.5, 255}
 
 
+def test_a_mask_of_another_size_than_its_image_is_refused_where_the_place_depends_on_the_size(tmp_path):
+    half = encoded((NUMBERS[:10, :17] % 9).astype(np.uint8), "PNG")
+    image = encoded(NUMBERS.astype(np.uint8), "PNG")
+    pack([{"__key__": "a", "png": image, "seg.png": half}], tmp_path / "d", columns="width=png.width,height=png.height")
+    base = Pipeline().exact(str(tmp_path / "d")).decode("index", only="seg.png").decode("rgb8")
+    names = {"fields": "png", "masks": "seg.png"}
+    told = r"the mask `seg.png` is 10 x 17 \(height x width\), but `png` is 21 x 34. Resize both first, as in `resize"
+    for pipe in (
+        base.center_crop(8, **names),
+        base.center_crop(30, mask_fill=255, **names),
+        base.resize_to_bucket(**names).bucketed(by="aspect", shapes=[[8, 8]], global_size=1),
+    ):
+        with pytest.raises(SampleError, match=told):
+            list(pipe.loader(workers=0))
+    [sample] = base.resize([21, 34], **names).center_crop(8, **names).random_flip(**names).loader(workers=0)
+    assert sample["seg.png"].shape[:2] == sample["png"].shape[:2] == (8, 8)
+
+
 def test_the_only_image_in_masks_says_what_to_do(tmp_path):
     folder = write_masks(tmp_path / "m", MASKS["png 8 bits"][0])
     alone = Pipeline().exact(folder).decode("index", only="seg.png").to_dict("seg.png")

@@ -68,7 +68,14 @@ class ImageTransform(PerSampleStage):
 
 
 class GeometricTransform(ImageTransform):
-    """The base class of transforms that move pixels."""
+    """The base class of transforms that move pixels.
+
+    Attributes:
+        places_by_size: Whether the place of the result in an image depends on the size of this image. A mask must then
+            have the size of its image.
+    """
+
+    places_by_size: ClassVar[bool] = False
 
     masks: FieldChoices | None = Field(None, description=_MASKS)
 
@@ -103,15 +110,17 @@ class BoundTransform:
         """Return a shallow copy of the sample with the fields changed.
 
         Raises:
-            PipelineError: A field is missing, is not a decoded image, or is in `fields` and in `masks`. The transform
-                cannot use the dtype or size of an image, or changes colours and gets a mask. Or `fields` is not set,
-                and the sample has no image field or several image fields.
+            PipelineError: A field is missing, is not a decoded image, or is in `fields` and in `masks`. A mask does not
+                have the size of its image. The transform cannot use the dtype or size of an image, or changes colours
+                and gets a mask. Or `fields` is not set, and the sample has no image field or several image fields.
             WdskitError: A field in `masks` cannot be a mask, because decoding or a transform has changed its numbers.
                 Or an image must be padded, and `fill` or `mask_fill` is not set or does not fit the image's dtype.
         """
         transform = self.transform
         masks = self._masks_in(sample)
         images = self._images_in(sample, masks)
+        if masks and isinstance(transform, GeometricTransform) and transform.places_by_size:
+            self._check_sizes(sample, images, masks)
         drawn = None
         if transform.draws:
             drawn = transform.draw(self.rng_at(origin), {field: sample[field] for field in (*images, *masks)})
@@ -125,6 +134,19 @@ class BoundTransform:
                 result = image.copy() if hasattr(image, "getbands") else image[...]
             changed[field] = marked(result, mark)
         return changed
+
+    def _check_sizes(self, sample: Sample, images: Sequence[str], masks: Sequence[str]) -> None:
+        """Raise PipelineError unless each mask has the height and width of an image."""
+        from wdskit.stages.images import geometry
+
+        sizes = {geometry.image_size(sample[field]): field for field in reversed(images)}
+        for field in masks:
+            size = geometry.image_size(sample[field])
+            if size not in sizes:
+                (height, width), image = next(reversed(sizes.items()))
+                msg = f"{self.transform.name}: the mask `{field}` is {size[0]} x {size[1]} (height x width), but "
+                way = f"Resize both first, as in `resize: {{size: [{height}, {width}]}}`"
+                raise PipelineError(f"{msg}`{image}` is {height} x {width}. {way}")
 
     def mark_after(self, mark: Mark | None, *, is_mask: bool = False) -> Mark:
         """Return the mark of an image after the transform. `mark` is its mark before the transform. `is_mask` is True
@@ -255,6 +277,7 @@ class CenterCrop(GeometricTransform):
     """Crop the middle of images; smaller images are padded with `fill`, smaller masks with `mask_fill`."""
 
     name: ClassVar[str] = "center_crop"
+    places_by_size: ClassVar[bool] = True
     shorthand: ClassVar[str | None] = "size"
 
     size: Size = Field(description="Both sides in pixels, or [height, width].", examples=[224])
