@@ -95,7 +95,7 @@ faults: $(STAMP)
 # of readers that need an environment each: 2 GB.
 peers: $(STAMP)
 	$(BIN)/python tools/environments.py $(VENV)/peers energon dali timm open_clip wids ray albumentations
-	OMP_NUM_THREADS=1 WDSKIT_ALL_PEERS=1 $(BIN)/python -m pytest tests/test_peers.py tests/test_bench_peers.py tests/peers tests/peers/check_readers.py tests/peers/check_ray.py tests/peers/check_loader_ray.py tests/peers/check_recipes.py tests/peers/check_training.py
+	OMP_NUM_THREADS=1 WDSKIT_ALL_PEERS=1 $(BIN)/python -m pytest tests/test_peers.py tests/test_bench_peers.py tests/peers/test_webdataset.py tests/peers/check_readers.py tests/peers/check_ray.py tests/peers/check_loader_ray.py tests/peers/check_recipes.py tests/peers/check_training.py
 
 # `make test` uses two of the servers. A server that cannot be installed is listed, and its tests are skipped by name.
 # The servers in Node.js need npm; nginx is taken from the PATH, or needs apt-get.

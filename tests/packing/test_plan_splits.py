@@ -13,7 +13,7 @@ from images import image_bytes
 from shards import bytes_in, samples_in, selected
 
 import wdskit
-from wdskit import PackError, SelectionError, finish_pack, pack, split
+from wdskit import PackError, SelectionError, finish_pack, pack, reshard, split
 from wdskit.dataset.index import read_index
 from wdskit.packing import plan as plans
 from wdskit.packing import plan as splits
@@ -143,6 +143,17 @@ def test_bad_rows_go_before_they_are_split(tmp_path):
     pack(broken, tmp_path / "out", **OPTIONS, skip_bad=True)
     pack(rows(0, 30), tmp_path / "good", **OPTIONS)
     assert shards_in(tmp_path / "out") == shards_in(tmp_path / "good")
+
+
+def test_a_split_that_is_split_again_has_other_shares_and_a_warning(tmp_path, caplog):
+    """Its keys have the draws of the first split."""
+    pack([{"__key__": f"k{n}", "cls": n} for n in range(1000)], tmp_path / "out", split="train=0.8,test=0.2")
+    assert not caplog.text
+    train = f"{tmp_path}/out/train-*.tar"
+    reshard(train, tmp_path / "halves", split="train=0.5,val=0.5")
+    assert "samples of one split cannot be split again: `wdskit split FOLDER ... --seed 1` draws anew" in caplog.text
+    with pytest.raises(PackError, match=r"would be empty.\n  Choose a larger share.*`wdskit split FOLDER"):
+        reshard(train, tmp_path / "tenth", split="train=0.9,val=0.1")
 
 
 @pytest.mark.parametrize("more", [{}, {"dry_run": True}])

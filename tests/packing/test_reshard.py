@@ -13,12 +13,13 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import webdataset
 from disks import HastyDisk
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from images import encoded, photo
+from images import encoded, image_bytes, photo
 from rays import FakeRay
 from shards import bytes_in, samples_in, write_shard
 
@@ -405,12 +406,33 @@ def test_shares_are_as_large_as_they_say():
         assert abs(kept - 200 * share) < 4 * (200 * share * (1 - share / 100)) ** 0.5 + 1
 
 
+def test_boxes_are_not_renamed_while_images_move(tmp_path):
+    """Under the new name nothing would show that they hold places."""
+    rows = [{"__key__": "a", "jpg": image_bytes(), "bbox.npy": np.array([1, 2, 3, 4])}]
+    pack(rows, tmp_path / "in")
+    for options in ({"resize": 4}, {"orient": True}):
+        with pytest.raises(PackError, match=r"rename: bbox.npy holds places in the image, which"):
+            reshard(tmp_path / "in", tmp_path / "out", rename="bbox.npy=gt.npy", **options)
+    with pytest.raises(RowError, match="its name says that it holds places"):
+        reshard(tmp_path / "in", tmp_path / "out", rename="bbox.npy=boxes.npy", resize=4)
+    reshard(tmp_path / "in", tmp_path / "out", rename="bbox.npy=gt.npy", format="png")
+
+
+def test_hashed_keys_are_not_hashed_again(tmp_path):
+    pack([{"__key__": "a", "txt": "x"}], tmp_path / "in")
+    reshard(tmp_path / "in", tmp_path / "once", keys="hashed")
+    with pytest.raises(RowError, match=r"Its json has the key of an earlier run. Leave --keys hashed out"):
+        reshard(tmp_path / "once", tmp_path / "twice", keys="hashed")
+    reshard(tmp_path / "once", tmp_path / "twice", keys="hashed", drop="json")
+
+
 def test_a_key_that_comes_twice_is_refused_naming_both_or_taken_once(samples, source, tmp_path):
     other = make_samples(100, seed=1)
     pack_samples({key: other[key] for key in list(other)[80:]}, tmp_path / "more")
     both = f"{source}::{tmp_path / 'more'}"
     with pytest.raises(
-        PackError, match=r"more/p-000.tar: k0080: its key 'k0080' is also the key of .*source/p-\d+.tar: k0080"
+        PackError,
+        match=r"more/p-000.tar: k0080: its key 'k0080' is also the key of .*source/p-\d+.tar: k0080.\n.*--duplicate",
     ):
         reshard(both, tmp_path / "out")
     result = reshard(both, tmp_path / "out", duplicate_keys="first")

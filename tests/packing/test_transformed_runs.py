@@ -155,8 +155,26 @@ def test_a_json_field_that_cannot_be_read_is_a_bad_row_of_a_required_path(tmp_pa
 def test_required_are_the_names_that_fields_have_in_the_shards(tmp_path):
     rows = [{"__key__": "a", "jpg": image_bytes()}]
     pack(rows, tmp_path / "out", require="webp,json", format="webp", derive="width")
-    with pytest.raises(RowError, match="it has no jpg"):
+    with pytest.raises(RowError, match="it has no jpg; it has webp"):
         pack(rows, tmp_path / "other", require="jpg", format="webp")
+    pack(rows, tmp_path / "derived", require="json.width", derive="width")
+    with pytest.raises(RowError, match=r"it has no json\.height; it has jpg, json"):
+        pack(rows, tmp_path / "other", require="json.height", derive="width")
+
+
+@pytest.mark.parametrize("missing", ["error", "skip", "warn"])
+def test_a_required_image_that_gets_the_name_of_its_format_is_refused(tmp_path, missing):
+    """A PNG that is named jpg is packed as png when it is resized."""
+    rows = [{"__key__": "a", "jpg": image_bytes("PNG")}, {"__key__": "b", "jpg": image_bytes()}]
+    options = {"require": "jpg", "missing": missing, "resize": 8}
+    if missing == "warn":
+        pack(rows, tmp_path / "out", **options)
+        return
+    with pytest.raises(RowError, match="it has no jpg, because images are named after their format: it has png"):
+        pack(rows, tmp_path / "out", **options)
+    pack(rows, tmp_path / "out", **options, skip_bad=True)
+    assert list(samples_in(tmp_path / "out")) == ["b"]
+    pack(rows, tmp_path / "both", **{**options, "require": "jpg;png"})
 
 
 def test_many_warnings_are_one(tmp_path, caplog):

@@ -209,8 +209,8 @@ def _all_gather(rows: Tensor, group: Any) -> list[Tensor]:
 
 
 def _as_supported(rows: Tensor) -> Tensor:
-    """Return the rows, whole numbers and float8 as a view of signed numbers (uint8 for one byte) of the same size: torch
-    can index them, and `_all_gather` can send them.
+    """Return rows that torch can index and `_all_gather` can send: whole numbers and float8 as a view of signed numbers
+    of the same size (uint8 for one byte), other rows as they are.
     """
     if rows.dtype.is_complex or rows.dtype.itemsize > 8:
         return rows

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import logging
+import math
 import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 from wdskit.dataset.binary_index import ShardEntry
 from wdskit.errors import FolderIndexError, PackError, RowError, ShardError, StorageError
 from wdskit.files import DISK, Disk, describe_missing
-from wdskit.packing.division import PlannedShard
+from wdskit.packing.division import PlannedShard, RowRange
 from wdskit.packing.fill import ProgressCounter, fill_jobs
 from wdskit.packing.options import PackOptions, takes_options
 from wdskit.packing.plan import PackPlan, Plan, ShardJobs, divide_plan, read_rows
@@ -27,6 +30,13 @@ from wdskit.shards.export import describe_outdated, export
 from wdskit.shards.split import format_share
 from wdskit.tar.writer import END_BYTES
 from wdskit.text import format_bytes, plural
+
+_log = logging.getLogger(__name__)
+
+_SAME_DRAW = (
+    "Each run draws the split of a key in the same way, so the samples of one split cannot be split again: "
+    "`wdskit split FOLDER ... --seed 1` draws anew."
+)
 
 
 @dataclass(frozen=True)
@@ -247,6 +257,18 @@ def read_plan(dest: Destination, source: Source, *, skip_bad: bool, keep_first: 
     return plan
 
 
+def _warn_of_shares(shares: Mapping[str, Fraction], divided: Mapping[str, Sequence[RowRange]]) -> None:
+    """Log a warning if a split has far more or far fewer samples than its share, which chance does not explain."""
+    counts = {split: sum(span.stop - span.start for span in spans) for split, spans in divided.items()}
+    total = sum(counts.values())
+    for split, count in counts.items():
+        share = float(shares[split])
+        if abs(count - share * total) > 5 * math.sqrt(share * (1 - share) * total) + 1:
+            what = f"split: {split} has {count:,} of {plural(total, 'sample')} ({count / total:.0%})"
+            _log.warning("%s, and its share is %s. %s", what, format_share(shares[split]), _SAME_DRAW)
+            return
+
+
 def plan_jobs(dest: Destination, source: Source, plan: Plan) -> ShardJobs:
     """Divide the rows of the plan into shards, check the destination, and return the shards to fill.
 
@@ -267,7 +289,8 @@ def plan_jobs(dest: Destination, source: Source, plan: Plan) -> ShardJobs:
             if not spans:
                 share, samples = format_share(options.shares[split]), plural(plan.num_kept, "sample")
                 msg = f"split: {split} (share {share}) of {samples} would be empty."
-                raise PackError(f"{msg}\n  Choose a larger share, or leave it out.")
+                raise PackError(f"{msg}\n  Choose a larger share, or leave it out. {_SAME_DRAW}")
+        _warn_of_shares(options.shares, divided)
     dest.resolve_previous_run(source, num_rows=len(plan), rows=plan.digest, has_labels=plan.has_labels)
     dest.check_keys(plan)
     by_split = {

@@ -10,7 +10,7 @@ from wdskit.codecs.fields import decode_field
 from wdskit.dataset.classes import CLASS_FIELD
 from wdskit.dataset.keys import check_field
 from wdskit.errors import DecodeError, KeyRuleError, PackError
-from wdskit.packing.json_merge import add_metadata, replace_member
+from wdskit.packing.json_merge import MetadataConflict, add_metadata, replace_member
 from wdskit.packing.references import FieldBytes
 from wdskit.packing.row import Row, make_row, row_error
 from wdskit.packing.sources.records import Records, check_json_fields, json_fields
@@ -114,6 +114,8 @@ class Changes:
             return make_row(sample.key, self._fields(sample), where, keys=self.keys, path=sample.key)
         except ValueError as err:
             remedy = "Change what is renamed, dropped or kept; odd keys: --keys hashed."
+            if isinstance(err.__cause__, MetadataConflict):
+                remedy = f"Its json has the key of an earlier run. Leave --keys {self.keys} out, or drop json."
             raise row_error(where, str(err), remedy) from err
 
     def _fields(self, sample: TarSample) -> Mapping[str, FieldBytes]:

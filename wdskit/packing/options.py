@@ -541,6 +541,13 @@ class ReshardOptions(WriteOptions, SelectOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.transforms.moves_images:
+            from wdskit.packing.described_fields import names_places
+
+            for name, new in self.changes.rename.items():
+                if names_places(name) and not names_places(new):
+                    msg = f"rename: {name} holds places in the image, which resize and orient move; as {new} they"
+                    raise PackError(f"{msg} would stay. Rename the field of the new shards: --rename {name}={new}")
         _ = self.changes
 
     @cached_property

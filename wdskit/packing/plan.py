@@ -629,18 +629,20 @@ def required_rows(
     num_missing = 0
     try:
         for row in rows:
-            lacks = None
+            lacks: str | None = None
+            names: Sequence[str] = ()
             if not isinstance(row, RowError):
                 names = packed_names([name for name, _ in row.fields], transforms)
                 try:
-                    lacks = transforms.lacks([*names, *_paths_in(row, transforms)])
+                    derived = [f"json.{name}" for name in transforms.derive if any(map(is_image_field, names))]
+                    lacks = transforms.lacks([*names, *derived, *_paths_in(row, transforms)])
                 except RowError as unreadable:  # a JSON field
                     yield unreadable
                     continue
             if isinstance(row, RowError) or lacks is None:
                 yield row
                 continue
-            problem = f"it has no {lacks.replace(';', ' or ')}; it has {', '.join(name for name, _ in row.fields)}"
+            problem = f"it has no {lacks.replace(';', ' or ')}; it has {', '.join(names)}"
             err = row_error(row.where, problem, "Give it one, or use --missing warn or skip.")
             if transforms.missing == "skip":
                 rejected.append(err)

@@ -21,6 +21,7 @@ from wdskit.packing.api import export_packed, fill_and_publish, plan_jobs, read_
 from wdskit.packing.division import PlannedShard
 from wdskit.packing.options import ReshardOptions, takes_options
 from wdskit.packing.publish import open_destination
+from wdskit.packing.row import KEYS_REMEDY
 from wdskit.packing.sources import Source, count_cleaned
 from wdskit.packing.sources.shards import ShardSamples, check_dest, find_classes, merged_splits
 from wdskit.packing.sources.tar_samples import known_digests, list_tars
@@ -202,7 +203,7 @@ def _remake_columns(sources: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
 
 @contextlib.contextmanager
 def _advise_filter() -> Iterator[None]:
-    """Raise a RowError of the `with` block with the advice --filter in place of --skip-bad, which `reshard` lacks."""
+    """Raise a RowError of the `with` block with advice for `reshard`, which has no --skip-bad and no --key-column."""
     try:
         yield
     except RowError as err:
@@ -211,5 +212,9 @@ def _advise_filter() -> Iterator[None]:
         if remedy.endswith("or use --skip-bad."):
             condition = f"key not in [{json.dumps(key, ensure_ascii=False)}]"
             msg = f"{problem}\n  Repair it, or leave it out: --filter {shlex.quote(condition)}"
+            raise RowError(msg, where=err.where, problem=err.problem) from err.__cause__
+        if remedy == KEYS_REMEDY:
+            way = "To keep the first sample of each key: --duplicate-keys first"
+            msg = f"{problem}\n  Keys must be unique. {way}. To keep all, pack one source again with other keys."
             raise RowError(msg, where=err.where, problem=err.problem) from err.__cause__
         raise

@@ -82,6 +82,13 @@ class Row:
         """
         try:
             transformed = transforms.apply(fields)
+            lacks = transforms.lacks_image([name for name, _ in fields], [name for name, _ in transformed])
+            if lacks is not None:
+                has = ", ".join(name for name, _ in transformed)
+                problem = (
+                    f"it has no {lacks.replace(';', ' or ')}, because images are named after their format: it has {has}"
+                )
+                raise row_error(self.where, problem, "Name the image after its format, or set `format`.")
             if transforms.changes_bytes:
                 check_member_name(self.key, max((field for field, _ in transformed), key=len))
         except DecodeError as err:
@@ -181,14 +188,13 @@ def row_error(where: str, problem: str, remedy: str = "") -> RowError:
     return RowError(f"{msg}\n  {remedy}" if remedy else msg, where=where, problem=problem)
 
 
+KEYS_REMEDY = "Keys must be unique. Rename one; or, for a table, choose a column with unique values: --key-column."
+
+
 def key_taken(row: Row, where: str) -> RowError:
     """Return the error for a row whose key is also the key of the row at `where`."""
     problem = f"its key {row.key!r} is also the key of {where}"
-    return row_error(
-        row.where,
-        problem,
-        "Keys must be unique. Rename one; or, for a table, choose a column with unique values: --key-column.",
-    )
+    return row_error(row.where, problem, KEYS_REMEDY)
 
 
 def field_of(path: str) -> str:

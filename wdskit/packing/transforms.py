@@ -193,6 +193,14 @@ class Transforms:
         names = {name.lower() for name in fields}
         return next((wanted for wanted in self.require if not names & set(wanted.split(";"))), None)
 
+    def lacks_image(self, before: Iterable[str], after: Iterable[str]) -> str | None:
+        """Return the first item of `require` that the fields `before` have and the packed fields `after` lack, because
+        an image got the name of its format; None if there is no such item.
+        """
+        had, has = ({name.lower() for name in fields} for fields in (before, after))
+        lacking = (wanted for wanted in self.require if had & {*wanted.split(";")} and not has & {*wanted.split(";")})
+        return None if self.missing == "warn" else next(lacking, None)
+
     def prepare_thread(self) -> None:
         """Limit torch to one thread for calls from this thread. Without `resize`, do nothing."""
         if self.resize is not None:

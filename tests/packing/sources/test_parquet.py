@@ -259,3 +259,15 @@ def test_a_row_group_that_unpacks_as_bombs_do_is_refused(tmp_path):
     ):
         pack(path, tmp_path / "out")
     assert issubclass(PackError, WdskitError)
+
+
+def test_a_column_may_become_an_array_and_another_field(tmp_path):
+    """As for JSONL; alone, it is not repeated in `json`."""
+    pq.write_table(pa.table({"key": ["a", "b"], "l": [[1, 2], [3]]}), tmp_path / "t.parquet")
+    options = {"allow_no_image": True, "key_column": "key"}
+    pack(tmp_path / "t.parquet", tmp_path / "both", fields={"npy": "l", "x.json": "l"}, **options)
+    found = samples_in(tmp_path / "both")
+    assert [sorted(fields) for fields in found.values()] == [["json", "npy", "x.json"]] * 2
+    assert [fields["x.json"] for fields in found.values()] == [b"[1,2]", b"[3]"]
+    pack(tmp_path / "t.parquet", tmp_path / "one", fields={"npy": "l"}, **options)
+    assert [fields["json"] for fields in samples_in(tmp_path / "one").values()] == [b'{"key":"a"}', b'{"key":"b"}']

@@ -118,7 +118,8 @@ def assign_columns(schema: pa.Schema, features: Mapping[str, Any], path: str, re
         remedy = f"Write a class number or a name per row. To leave the values out of `cls`: --omit {class_column}"
         raise PackError(f"{msg}\n  {remedy}; or use --field cls=COLUMN with another column.")
     used = {*records.fields.values(), records.image_column, records.key_column, *IMAGE_COLUMNS, KEY_COLUMN}
-    left_out = {encoded, *own.values(), *({*records.omit} - used)}
+    in_json = {column for field, column in records.fields.items() if field not in own}
+    left_out = {encoded, *({*own.values()} - in_json), *({*records.omit} - used)}
     to_json = {name: _converter(path, name, schema.field(name).type) for name in names if name not in left_out}
     return ArrowColumns(encoded, labels, class_column if class_column in labels else None, own, to_json)
 
