@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 import sys
 from pathlib import Path
@@ -13,8 +14,13 @@ FOLDER = Path(__file__).resolve().parents[2] / ".venv" / "torchvision"
 
 
 def make_importable() -> None:
-    """Declare the missing operators and import the package."""
-    if "torchvision" in sys.modules:
+    """Import the package; declare its operators first if torch does not have them."""
+    try:
+        import torchvision.transforms.v2  # noqa: F401
+    except (ImportError, RuntimeError):  # not installed, or built for another torch
+        for name in [name for name in sys.modules if name.partition(".")[0] == "torchvision"]:
+            del sys.modules[name]
+    else:
         return
     import torch
 
@@ -24,6 +30,5 @@ def make_importable() -> None:
     make_importable.library = library = torch.library.Library("torchvision", "DEF")  # type: ignore[attr-defined]
     for name in sorted(names):
         library.define(f"{name}() -> Tensor")
-    import torchvision.transforms.v2  # noqa: F401
-
+    importlib.import_module("torchvision.transforms.v2")
     sys.path.remove(str(FOLDER))  # other tests, and the processes that they start, do not find it

@@ -245,7 +245,7 @@ def test_our_own_transforms_send_boxes_to_torchvision(folder: str):
         list(pipe.loader(workers=0))
 
 
-@pytest.mark.parametrize("kind", ["rgb8", "torchrgb8", "pil", "rgb"])
+@pytest.mark.parametrize("kind", ["rgb8", "torchrgb8", "pil"])
 def test_fill_is_the_number_around_a_smaller_image(folder: str, kind: str):
     found = []
     for fill in (0, 7):
